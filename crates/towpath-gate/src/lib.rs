@@ -1,0 +1,14 @@
+//! The decision about every packet: ipfw rules with dynamic states.
+//!
+//! No descriptor, no clock, no thread: bytes and a [`Time`] go in, a decision comes out.
+#![forbid(unsafe_code)]
+
+mod time;
+
+pub mod packet;
+pub mod rules;
+pub mod state;
+pub mod wire;
+
+pub use packet::Packet;
+pub use time::Time;

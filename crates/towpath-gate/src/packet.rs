@@ -1,0 +1,93 @@
+//! One packet as the rules see it: what a single pass over its headers found.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// How a frame begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Link {
+    /// Ethernet II or 802.3, with any number of VLAN tags.
+    Ethernet,
+    /// The IP header is the first byte (LINKTYPE_RAW, IPV4, IPV6; TUN).
+    Ip,
+    /// BSD loopback: a 32-bit address family in either byte order (LINKTYPE_NULL, LOOP).
+    Null,
+    /// Linux cooked capture, version 1 (LINKTYPE_LINUX_SLL).
+    Sll,
+    /// Linux cooked capture, version 2 (LINKTYPE_LINUX_SLL2).
+    Sll2,
+    /// A link header that Towpath does not know: the frame is layer 2 only.
+    Other,
+}
+
+/// The addresses of the IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Addresses {
+    /// Not an IP packet.
+    None,
+    /// IPv4 source and destination.
+    V4(Ipv4Addr, Ipv4Addr),
+    /// IPv6 source and destination.
+    V6(Ipv6Addr, Ipv6Addr),
+}
+
+/// Which part of a fragmented datagram a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fragment {
+    /// Not fragmented (an IPv6 atomic fragment included).
+    Whole,
+    /// The first fragment: it has the upper-layer header.
+    First,
+    /// A later fragment: it has no ports.
+    Later,
+}
+
+/// One packet: the frame's bytes and what its headers say.
+///
+/// Made by [`crate::wire::parse`], which guarantees that every offset lies inside `frame`.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// The captured bytes, link header first.
+    pub frame: &'a [u8],
+    /// Bytes the frame had on the wire (at least `frame.len()`).
+    pub wire_len: u32,
+    /// How the frame begins.
+    pub link: Link,
+    /// Outermost VLAN id (12 bits), if the frame is tagged.
+    pub vlan: Option<u16>,
+    /// The ethertype after all VLAN tags; 0 when the link has none.
+    pub ethertype: u16,
+    /// Where the IP header (or, for others, the link's payload) starts.
+    pub network: usize,
+    /// The IP addresses.
+    pub addresses: Addresses,
+    /// Upper-layer protocol (IANA number); for IPv6 after all extension headers. 0 when not IP.
+    pub proto: u8,
+    /// Length of the IP packet in bytes, header included, as its header says; 0 when not IP.
+    pub ip_len: u32,
+    /// Where the upper-layer header starts; `frame.len()` when it is not there.
+    pub transport: usize,
+    /// Bytes of the upper layer that were captured, from `transport`; padding of the link excluded.
+    pub transport_len: usize,
+    /// Fragmentation.
+    pub fragment: Fragment,
+    /// Fragment offset in units of 8 bytes.
+    pub fragment_offset: u16,
+    /// Source port of TCP, UDP, UDP-Lite, SCTP, DCCP; 0 otherwise and for later fragments.
+    pub src_port: u16,
+    /// Destination port, likewise.
+    pub dst_port: u16,
+    /// TCP flags (FIN 0x01, SYN 0x02, RST 0x04, PSH 0x08, ACK 0x10, URG 0x20, ECE 0x40, CWR 0x80); 0 if not TCP.
+    pub tcp_flags: u8,
+    /// TCP sequence number; 0 if not TCP.
+    pub tcp_seq: u32,
+    /// TCP acknowledgement number; 0 if not TCP.
+    pub tcp_ack: u32,
+    /// TCP window, unscaled; 0 if not TCP.
+    pub tcp_window: u16,
+    /// ICMP or ICMPv6 type; 0 if neither (check `proto`).
+    pub icmp_type: u8,
+    /// ICMP or ICMPv6 code.
+    pub icmp_code: u8,
+    /// IPv6 extension headers seen, see [`crate::wire::ext6`].
+    pub ext6: u16,
+}

@@ -1,0 +1,1 @@
+//! Wire views: headers checked once, then read by offset.

@@ -1,0 +1,1 @@
+//! Frames in shared memory between processes that do not trust each other.
