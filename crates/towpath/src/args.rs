@@ -1,0 +1,279 @@
+//! The command line's grammar. What each command does is in `command/`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::ValueHint;
+use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use towpath::route::Prefix;
+
+/// Exit codes, stable: scripts may rely on them.
+pub(crate) mod exit {
+    /// Done.
+    pub(crate) const OK: u8 = 0;
+    /// The run failed: writing, a broken pipe, the system.
+    pub(crate) const FAILED: u8 = 1;
+    /// A capture that cannot be opened, or is none.
+    pub(crate) const NO_CAPTURE: u8 = 2;
+    /// The rules have errors.
+    pub(crate) const BAD_RULES: u8 = 3;
+    /// An inspector could not be started, did not attach, or its socket refused us.
+    pub(crate) const INSPECTOR: u8 = 4;
+    /// Wrong usage (`EX_USAGE` of sysexits.h).
+    pub(crate) const USAGE: u8 = 64;
+}
+
+#[derive(Debug, Parser)]
+#[command(name = "towpath", version, about, max_term_width = 100, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
+4 an inspector did not start or attach, 64 wrong usage.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Replay(Replay),
+    Check(Check),
+    Inspect(Inspect),
+    /// Print a shell's completion script
+    ///
+    /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the man pages into a directory
+    Man {
+        /// Where towpath.1, towpath-replay.1 and the others go; made when it is missing
+        #[arg(value_hint = ValueHint::DirPath)]
+        directory: PathBuf,
+    },
+}
+
+/// Take captures through the rules, with real inspector processes on the queues
+///
+/// Every packet of every CAPTURE goes through the rules of FILE, once, direction in, on the port `cap0` (or the port
+/// that --port names for its VLAN). Packets that a rule sends to queue N (inspect, divert, tee) are handed to the
+/// process that --queue N names, in shared memory; its verdict decides. What passed goes to --out, in the order of the
+/// capture; a report goes to standard output. States live on the captures' clock, which never goes back; an
+/// inspector's deadline is wall-clock time.
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Example:
+  towpath replay examples/office.pcap --rules examples/office.ipfw \\
+      --queue 1='towpath inspect --queue 1 --match password= --verdict drop'")]
+pub(crate) struct Replay {
+    /// Capture files (pcap or pcapng, also gzipped), or `-` for standard input
+    #[arg(required = true, value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
+    pub(crate) captures: Vec<PathBuf>,
+
+    /// The rule file, in ipfw's language
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) rules: PathBuf,
+
+    /// Start COMMAND as the inspector of queue N; may be repeated
+    ///
+    /// COMMAND is split into words as a shell would, and started without a shell; as its first word, `towpath` means
+    /// this very program. It finds the socket in TOWPATH_SOCKET and must attach within 5 seconds.
+    #[arg(long = "queue", value_name = "N=COMMAND", value_parser = queue)]
+    pub(crate) queues: Vec<QueueArg>,
+
+    /// Name the port of a VLAN: packets tagged ID arrive on NAME, the others on cap0
+    #[arg(long = "port", value_name = "NAME=vlan:ID", value_parser = vlan_port)]
+    pub(crate) ports: Vec<VlanPort>,
+
+    /// Send packets to PREFIX out of port NAME: they also walk the rules once with direction out
+    ///
+    /// The longest matching prefix wins; a packet that no prefix matches is not walked a second time.
+    #[arg(long = "route", value_name = "PREFIX=NAME", value_parser = route)]
+    pub(crate) routes: Vec<RouteArg>,
+
+    /// Give a port an address, for `me` and `me6` in the rules
+    #[arg(long = "address", value_name = "NAME=ADDRESS", value_parser = address)]
+    pub(crate) addresses: Vec<AddressArg>,
+
+    /// Write the packets that passed; a name ending in .pcapng gives pcapng, any other pcap
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) out: Option<PathBuf>,
+
+    /// How long an inspector may keep a packet, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(crate) deadline: Duration,
+
+    /// What becomes of a packet whose inspector died, let the deadline pass, or is missing
+    #[arg(long = "default-verdict", value_name = "VERDICT", default_value = "drop")]
+    pub(crate) default_verdict: PassOrDrop,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Check a rule file: every error at once, with line, column and a hint
+///
+/// Without errors it prints the rules as they were understood, in ipfw's own order of words.
+#[derive(Debug, Parser)]
+pub(crate) struct Check {
+    /// The rule file
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Search the payload of a queue's packets and give verdicts
+///
+/// A packet whose upper-layer payload matches REGEX gets VERDICT, every other packet the opposite one. The engine that
+/// starts an inspector names its socket in TOWPATH_SOCKET; ends when the engine does.
+#[derive(Debug, Parser)]
+pub(crate) struct Inspect {
+    /// The queue to serve
+    #[arg(long, value_name = "N")]
+    pub(crate) queue: u16,
+
+    /// What to search for: a regular expression over bytes (Rust's regex syntax; `(?i)` ignores case)
+    #[arg(long = "match", value_name = "REGEX")]
+    pub(crate) pattern: String,
+
+    /// The verdict for packets that match
+    #[arg(long, value_name = "VERDICT")]
+    pub(crate) verdict: PassOrDrop,
+
+    /// The engine's socket
+    #[arg(long, value_name = "PATH", env = "TOWPATH_SOCKET", value_hint = ValueHint::FilePath)]
+    pub(crate) socket: PathBuf,
+
+    /// Print a line for each packet that matches, on standard error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// The two verdicts a command line can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PassOrDrop {
+    /// Let it through
+    Pass,
+    /// Drop it
+    Drop,
+}
+
+/// `N=COMMAND`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct QueueArg {
+    pub(crate) number: u16,
+    pub(crate) words: Vec<String>,
+}
+
+/// `NAME=vlan:ID`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VlanPort {
+    pub(crate) name: String,
+    pub(crate) vlan: u16,
+}
+
+/// `PREFIX=NAME`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RouteArg {
+    pub(crate) prefix: Prefix,
+    pub(crate) port: String,
+}
+
+/// `NAME=ADDRESS`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AddressArg {
+    pub(crate) port: String,
+    pub(crate) address: IpAddr,
+}
+
+fn queue(text: &str) -> Result<QueueArg, String> {
+    let (number, command) = split(text, "N=COMMAND")?;
+    let number = match number.parse() {
+        Ok(0) | Err(_) => return Err(format!("queue number `{number}` is not in 1..65535")),
+        Ok(number) => number,
+    };
+    let words = shell_words::split(command).map_err(|error| format!("`{command}`: {error}"))?;
+    if words.is_empty() {
+        return Err(format!("queue {number} has no command"));
+    }
+    Ok(QueueArg { number, words })
+}
+
+fn vlan_port(text: &str) -> Result<VlanPort, String> {
+    let (name, vlan) = split(text, "NAME=vlan:ID")?;
+    let id = vlan.strip_prefix("vlan:").ok_or_else(|| format!("`{vlan}` is not vlan:ID"))?;
+    match id.parse() {
+        Ok(vlan @ 0..=4095) => Ok(VlanPort { name: name.to_owned(), vlan }),
+        _ => Err(format!("VLAN id `{id}` is not in 0..4095")),
+    }
+}
+
+fn route(text: &str) -> Result<RouteArg, String> {
+    let (prefix, port) = split(text, "PREFIX=NAME")?;
+    Ok(RouteArg { prefix: prefix.parse()?, port: port.to_owned() })
+}
+
+fn address(text: &str) -> Result<AddressArg, String> {
+    let (port, address) = split(text, "NAME=ADDRESS")?;
+    let address = address.parse().map_err(|_| format!("`{address}` is not an IP address"))?;
+    Ok(AddressArg { port: port.to_owned(), address })
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
+    if !(0.001..=3600.0).contains(&seconds) {
+        return Err("a deadline is between 0.001 and 3600 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+fn split<'a>(text: &'a str, shape: &str) -> Result<(&'a str, &'a str), String> {
+    match text.split_once('=') {
+        Some((left, right)) if !left.is_empty() && !right.is_empty() => Ok((left, right)),
+        _ => Err(format!("expected {shape}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn queue_commands_are_split_as_a_shell_would() {
+        let queue = queue("7=towpath inspect --match 'a b' --verdict drop").unwrap();
+        assert_eq!(queue.number, 7);
+        assert_eq!(queue.words, ["towpath", "inspect", "--match", "a b", "--verdict", "drop"]);
+    }
+
+    #[test]
+    fn wrong_values_say_what_was_expected() {
+        let rows = [
+            (queue("1").unwrap_err(), "expected N=COMMAND"),
+            (queue("0=x").unwrap_err(), "queue number `0` is not in 1..65535"),
+            (queue("70000=x").unwrap_err(), "queue number `70000` is not in 1..65535"),
+            (queue("1= ").unwrap_err(), "queue 1 has no command"),
+            (queue("1='x").unwrap_err(), "`'x`: missing closing quote"),
+            (vlan_port("a=5").unwrap_err(), "`5` is not vlan:ID"),
+            (vlan_port("a=vlan:4096").unwrap_err(), "VLAN id `4096` is not in 0..4095"),
+            (address("cap0=1.2.3").unwrap_err(), "`1.2.3` is not an IP address"),
+            (seconds("0").unwrap_err(), "a deadline is between 0.001 and 3600 seconds"),
+        ];
+        for (got, expected) in rows {
+            assert_eq!(got, expected);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The engine of Towpath: packets from ports through the gate, to inspectors on rings, and out again.
+//!
+//! The command line `towpath` is a thin layer over this library.
+#![forbid(unsafe_code)]
+
+pub mod route;
