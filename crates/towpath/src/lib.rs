@@ -3,4 +3,5 @@
 //! The command line `towpath` is a thin layer over this library.
 #![forbid(unsafe_code)]
 
+pub mod report;
 pub mod route;

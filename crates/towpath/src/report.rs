@@ -1,0 +1,223 @@
+//! What a replay tells its user at the end: as text for people, as one JSON object for programs.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
+///
+/// `packets = passed + dropped + rejected + undecodable` holds in every report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Frames read from the captures.
+    pub packets: u64,
+    /// Their bytes on the wire.
+    pub bytes: u64,
+    /// Packets that went out.
+    pub passed: u64,
+    /// Packets that a rule, an inspector or a full table dropped.
+    pub dropped: u64,
+    /// Packets that a rule or an inspector rejected (a port that can send would have answered).
+    pub rejected: u64,
+    /// Packets that were handed to at least one inspector.
+    pub inspected: u64,
+    /// Malformed packets: they never met a rule.
+    pub undecodable: u64,
+    /// Conversations seen.
+    pub conversations: Conversations,
+    /// Dynamic states.
+    pub states: States,
+    /// Every rule with its counters, in order.
+    pub rules: Vec<Rule>,
+    /// Every queue with its counters, by number.
+    pub queues: Vec<Queue>,
+    /// Wall-clock seconds from the first packet read to the last one decided.
+    pub seconds: f64,
+    /// How much time the captures span.
+    #[serde(skip)]
+    pub span: Duration,
+    /// Capture files read.
+    #[serde(skip)]
+    pub captures: usize,
+}
+
+/// Conversations by protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Conversations {
+    /// TCP.
+    pub tcp: u64,
+    /// UDP.
+    pub udp: u64,
+}
+
+/// Dynamic states over the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct States {
+    /// States made.
+    pub created: u64,
+    /// Most states at one time.
+    pub peak: u64,
+    /// States alive when the last packet had been decided.
+    pub left: u64,
+}
+
+/// One rule's line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Rule {
+    /// Rule number.
+    pub number: u32,
+    /// Set, 0..31.
+    pub set: u8,
+    /// Packets its action ran for.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The rule, as ipfw prints it.
+    pub text: String,
+}
+
+/// One queue's line. `frames = passed + dropped + replaced + lost` at the end of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Queue {
+    /// Queue number.
+    pub number: u16,
+    /// Frames that the rules sent to the queue.
+    pub frames: u64,
+    /// Frames that the inspector let through unchanged (for a tee: that it took).
+    pub passed: u64,
+    /// Frames that the inspector dropped or rejected.
+    pub dropped: u64,
+    /// Frames that the inspector let through with a payload of its own.
+    pub replaced: u64,
+    /// Frames decided by the default verdict: the inspector died, was detached, was too slow, or there is none.
+    pub lost: u64,
+    /// Most frames that the inspector held at one time.
+    #[serde(skip)]
+    pub high_water: u64,
+    /// What went wrong, if something did.
+    #[serde(skip)]
+    pub trouble: Option<String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |f: &mut fmt::Formatter<'_>, name: &str, value: &str| writeln!(f, "{name:<14}{value}");
+        let files = if self.captures == 1 { "capture" } else { "captures" };
+        let read = format!(
+            "{} in {} {files}, {}, spanning {:.1} s",
+            count(self.packets, "packet"),
+            self.captures,
+            count(self.bytes, "byte"),
+            self.span.as_secs_f64()
+        );
+        line(f, "read", &read)?;
+        line(f, "passed", &self.passed.to_string())?;
+        line(f, "dropped", &self.dropped.to_string())?;
+        line(f, "rejected", &self.rejected.to_string())?;
+        line(f, "inspected", &self.inspected.to_string())?;
+        line(f, "undecodable", &self.undecodable.to_string())?;
+        line(f, "conversations", &format!("{} tcp, {} udp", self.conversations.tcp, self.conversations.udp))?;
+        let States { created, peak, left } = self.states;
+        line(f, "states", &format!("{created} created, {peak} peak, {left} left"))?;
+        let rate = if self.seconds > 0.0 { self.packets as f64 / self.seconds } else { 0.0 };
+        line(f, "speed", &format!("{rate:.0} packets/s ({:.6} s)", self.seconds))?;
+        if !self.queues.is_empty() {
+            writeln!(f)?;
+        }
+        for queue in &self.queues {
+            writeln!(f, "{queue}")?;
+        }
+        writeln!(f)?;
+        write_rules(f, &self.rules)
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "queue {}: {}, {} passed, {} dropped, {} replaced, {} lost, high-water {}",
+            self.number,
+            count(self.frames, "frame"),
+            self.passed,
+            self.dropped,
+            self.replaced,
+            self.lost,
+            self.high_water
+        )?;
+        match &self.trouble {
+            Some(trouble) => write!(f, "; {trouble}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The rules in the format of `ipfw show`: number, packets and bytes right-aligned, the rule.
+fn write_rules(f: &mut fmt::Formatter<'_>, rules: &[Rule]) -> fmt::Result {
+    let width = |value: fn(&Rule) -> u64| rules.iter().map(value).max().unwrap_or(0).to_string().len();
+    let packets = width(|rule| rule.packets);
+    let bytes = width(|rule| rule.bytes);
+    for rule in rules {
+        writeln!(f, "{:05} {:>packets$} {:>bytes$} {}", rule.number, rule.packets, rule.bytes, rule.text)?;
+    }
+    Ok(())
+}
+
+fn count(n: u64, noun: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {noun}{s}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            packets: 10,
+            bytes: 640,
+            passed: 7,
+            dropped: 2,
+            rejected: 1,
+            inspected: 3,
+            conversations: Conversations { tcp: 2, udp: 1 },
+            states: States { created: 3, peak: 2, left: 1 },
+            rules: vec![
+                Rule { number: 100, set: 0, packets: 7, bytes: 500, text: "allow ip from any to any".into() },
+                Rule { number: 65535, set: 31, packets: 12, bytes: 9, text: "deny ip from any to any".into() },
+            ],
+            queues: vec![Queue { number: 1, frames: 3, passed: 2, lost: 1, ..Queue::default() }],
+            seconds: 0.5,
+            captures: 1,
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn rules_are_printed_as_ipfw_show_does() {
+        let text = report().to_string();
+        assert!(text.contains("\n00100  7 500 allow ip from any to any\n"), "{text}");
+        assert!(text.contains("\n65535 12   9 deny ip from any to any\n"), "{text}");
+        assert!(text.contains("queue 1: 3 frames, 2 passed, 0 dropped, 0 replaced, 1 lost, high-water 0\n"), "{text}");
+        assert!(text.contains("20 packets/s (0.500000 s)"), "{text}");
+    }
+
+    #[test]
+    fn json_has_the_documented_keys_and_no_others() {
+        let value = serde_json::to_value(report()).unwrap();
+        let keys = |v: &serde_json::Value| {
+            let mut keys: Vec<_> = v.as_object().unwrap().keys().cloned().collect();
+            keys.sort();
+            keys.join(" ")
+        };
+        assert_eq!(
+            keys(&value),
+            "bytes conversations dropped inspected packets passed queues rejected rules seconds states undecodable"
+        );
+        assert_eq!(keys(&value["queues"][0]), "dropped frames lost number passed replaced");
+        assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
+        assert_eq!(keys(&value["states"]), "created left peak");
+        assert_eq!(keys(&value["conversations"]), "tcp udp");
+    }
+}
