@@ -5,3 +5,4 @@
 
 pub mod report;
 pub mod route;
+pub mod window;
