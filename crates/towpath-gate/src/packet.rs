@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::state::{Ends, Flow, Segment};
+
 /// How a frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Link {
@@ -60,11 +62,14 @@ pub struct Packet<'a> {
     pub network: usize,
     /// The IP addresses.
     pub addresses: Addresses,
-    /// Upper-layer protocol (IANA number); for IPv6 after all extension headers. 0 when not IP.
+    /// Upper-layer protocol (IANA number); for IPv6 after all extension headers, for a later IPv6 fragment the header that
+    /// its datagram goes on with. 0 when not IP.
     pub proto: u8,
-    /// Length of the IP packet in bytes, header included, as its header says; 0 when not IP.
+    /// Length of the IP packet in bytes, header included, as its header says (for a packet captured before its sender's
+    /// network card divided it, as the frame says); 0 when not IP.
     pub ip_len: u32,
-    /// Where the upper-layer header starts; `frame.len()` when it is not there.
+    /// Where the upper layer starts: its header, or a later fragment's data. `frame.len()` when nothing of it was
+    /// captured.
     pub transport: usize,
     /// Bytes of the upper layer that were captured, from `transport`; padding of the link excluded.
     pub transport_len: usize,
@@ -90,4 +95,26 @@ pub struct Packet<'a> {
     pub icmp_code: u8,
     /// IPv6 extension headers seen, see [`crate::wire::ext6`].
     pub ext6: u16,
+}
+
+impl Packet<'_> {
+    /// What a state is looked up by: `None` when not IP. The scope zone and the tenant are 0: whoever knows the
+    /// port sets them.
+    #[inline]
+    pub fn flow(&self) -> Option<Flow> {
+        let ends = match self.addresses {
+            Addresses::None => return None,
+            Addresses::V4(src, dst) => Ends::V4(src, dst),
+            Addresses::V6(src, dst) => Ends::V6(src, dst, 0),
+        };
+        Some(Flow { ends, proto: self.proto, src_port: self.src_port, dst_port: self.dst_port, tenant: 0 })
+    }
+
+    /// What the packet contributes to its state. Bytes are those of the IP packet, as ipfw counts them; of
+    /// the frame when not IP.
+    #[inline]
+    pub fn segment(&self) -> Segment {
+        let bytes = if self.ip_len == 0 { self.wire_len } else { self.ip_len };
+        Segment { tcp_flags: self.tcp_flags, tcp_ack: self.tcp_ack, bytes }
+    }
 }

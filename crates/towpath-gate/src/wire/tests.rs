@@ -1,0 +1,591 @@
+//! Rows: a frame in hex, and what parse says about it.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Pieces of frames, so that a row shows only what it is about. Addresses are those of RFC 5737 and RFC 3849.
+const PIECES: &[(&str, &str)] = &[
+    ("MACS", "020000000002 020000000001"),
+    // 192.0.2.1 > 198.51.100.2
+    ("ADDR4", "c0000201 c6336402"),
+    // 2001:db8::1 > 2001:db8::2
+    ("ADDR6", "20010db8000000000000000000000001 20010db8000000000000000000000002"),
+    // 4242 > 80, SYN, seq 1, window 0xfaf0
+    ("TCP", "1092 0050 00000001 00000000 5002 faf0 0000 0000"),
+    // 4242 > 53, no payload
+    ("UDP", "1092 0035 0008 0000"),
+    ("IP4", "4500 001c 0000 0000 4011 0000 c0000201 c6336402 1092 0035 0008 0000"),
+    (
+        "IP6",
+        "60000000 0008 11 40 20010db8000000000000000000000001 20010db8000000000000000000000002 1092 0035 0008 0000",
+    ),
+];
+
+fn frame(row: &str) -> Vec<u8> {
+    let mut hex = String::new();
+    for word in row.split_whitespace() {
+        match PIECES.iter().find(|(name, _)| *name == word) {
+            Some((_, piece)) => hex.extend(piece.chars().filter(|c| !c.is_whitespace())),
+            None => hex.push_str(word),
+        }
+    }
+    let digits: Vec<u8> = hex.chars().map(|c| c.to_digit(16).expect("hex") as u8).collect();
+    digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}
+
+/// `v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@34`, and what is not at rest.
+fn brief(packet: &Packet<'_>) -> String {
+    let mut text = match packet.addresses {
+        Addresses::None => format!("none type={:04x} at={}", packet.ethertype, packet.network),
+        Addresses::V4(src, dst) => {
+            format!("v4 {} {src}:{} > {dst}:{}", packet.proto, packet.src_port, packet.dst_port)
+        }
+        Addresses::V6(src, dst) => {
+            format!("v6 {} {src}.{} > {dst}.{}", packet.proto, packet.src_port, packet.dst_port)
+        }
+    };
+    if packet.addresses != Addresses::None {
+        text += &format!(" len={} up={}@{}", packet.ip_len, packet.transport_len, packet.transport);
+    }
+    if let Some(vlan) = packet.vlan {
+        text += &format!(" vlan={vlan}");
+    }
+    match packet.fragment {
+        Fragment::Whole => {}
+        Fragment::First => text += " first",
+        Fragment::Later => text += &format!(" later={}", packet.fragment_offset),
+    }
+    if packet.proto == proto::TCP && packet.fragment != Fragment::Later {
+        text += &format!(" flags={:02x} seq={} win={}", packet.tcp_flags, packet.tcp_seq, packet.tcp_window);
+    }
+    if [proto::ICMP, proto::ICMP6].contains(&packet.proto) {
+        text += &format!(" icmp={}/{}", packet.icmp_type, packet.icmp_code);
+    }
+    if packet.ext6 != 0 {
+        text += &format!(" ext={:x}", packet.ext6);
+    }
+    text
+}
+
+fn said(link: Link, frame: &[u8], wire_len: u32) -> String {
+    match parse(link, frame, wire_len) {
+        Ok(packet) => {
+            assert!(packet.network <= frame.len() && packet.transport <= frame.len());
+            assert!(packet.transport + packet.transport_len <= frame.len());
+            brief(&packet)
+        }
+        Err(malformed) => format!("malformed: {malformed}"),
+    }
+}
+
+#[track_caller]
+fn check(link: Link, rows: &[(&str, &str)]) {
+    for (row, expected) in rows {
+        let frame = frame(row);
+        assert_eq!(said(link, &frame, frame.len() as u32), *expected, "{row}");
+    }
+}
+
+const UDP4: &str = "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28";
+const UDP6: &str = "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=48";
+
+#[test]
+fn links() {
+    use Link::*;
+    let rows: &[(Link, &str, String)] = &[
+        (Ethernet, "MACS 0800 IP4", format!("{UDP4} up=8@34")),
+        (Ethernet, "MACS 86dd IP6", format!("{UDP6} up=8@54")),
+        // Padding of the link is not the packet's.
+        (Ethernet, "MACS 0800 IP4 0000000000000000", format!("{UDP4} up=8@34")),
+        (Ethernet, "MACS 8100 2005 0800 IP4", format!("{UDP4} up=8@38 vlan=5")),
+        (Ethernet, "MACS 8100 0000 86dd IP6", format!("{UDP6} up=8@58 vlan=0")),
+        (Ethernet, "MACS 88a8 0007 8100 2005 0800 IP4", format!("{UDP4} up=8@42 vlan=7")),
+        (Ethernet, "MACS 9100 0fff 88a8 0001 8100 2005 0800 IP4", format!("{UDP4} up=8@46 vlan=4095")),
+        (Ethernet, "MACS 0806 0001", "none type=0806 at=14".into()),
+        (Ethernet, "MACS 8100 0009 88cc", "none type=88cc at=18 vlan=9".into()),
+        (Ethernet, "MACS 8864 1100 0001 0000 0021 IP4", "none type=8864 at=14".into()),
+        (Ethernet, "MACS 8847 00010140 IP4", "none type=8847 at=14".into()),
+        // 802.3: spanning tree, SNAP with IP, SNAP of another organisation, LLC with IP, SNAP with a tag.
+        (Ethernet, "MACS 0003 424203", "none type=0000 at=14".into()),
+        (Ethernet, "MACS 0024 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@42")),
+        (Ethernet, "MACS 0024 aaaa03 00000c 2000 00", "none type=0000 at=14".into()),
+        (Ethernet, "MACS 001f 060603 IP4", format!("{UDP4} up=8@37")),
+        (Ethernet, "MACS 0024 aaaa03 000000 8100 0003 0800 IP4", format!("{UDP4} up=8@46 vlan=3")),
+        (Ethernet, "MACS 0000", "none type=0000 at=14".into()),
+        (Ethernet, "MACS", "malformed: link header cut off".into()),
+        (Ethernet, "MACS 8100 0001 08", "malformed: link header cut off".into()),
+        (Ip, "IP4", format!("{UDP4} up=8@20")),
+        (Ip, "IP6", format!("{UDP6} up=8@40")),
+        (Ip, "00", "malformed: wrong IP version".into()),
+        (Ip, "", "malformed: link header cut off".into()),
+        (Null, "00000002 IP4", format!("{UDP4} up=8@24")),
+        (Null, "02000000 IP4", format!("{UDP4} up=8@24")),
+        (Null, "0000000a IP6", format!("{UDP6} up=8@44")),
+        (Null, "18000000 IP6", format!("{UDP6} up=8@44")),
+        (Null, "0000001c IP6", format!("{UDP6} up=8@44")),
+        (Null, "1e000000 IP6", format!("{UDP6} up=8@44")),
+        (Null, "00000007 ff", "none type=0000 at=4".into()),
+        (Null, "000000", "malformed: link header cut off".into()),
+        (Sll, "0000 0001 0006 020000000001 0000 0800 IP4", format!("{UDP4} up=8@36")),
+        (Sll, "0000 0001 0006 020000000001 0000 86dd IP6", format!("{UDP6} up=8@56")),
+        (Sll, "0000 0001 0006 020000000001 0000 8100 0005 0800 IP4", format!("{UDP4} up=8@40 vlan=5")),
+        (Sll, "0000 0001 0006 020000000001 0000 0004 424203", "none type=0000 at=16".into()),
+        // Of a netlink device the field is a family: 0x0800 is none, and it is not IP either.
+        (Sll, "0000 0338 0006 020000000001 0000 0800 IP4", "none type=0000 at=16".into()),
+        (Sll, "0000 0001 0006 020000000001 0000 08", "malformed: link header cut off".into()),
+        (Sll2, "0800 0000 00000002 0001 00 06 0200000000010000 IP4", format!("{UDP4} up=8@40")),
+        (Sll2, "86dd 0000 00000002 0001 00 06 0200000000010000 IP6", format!("{UDP6} up=8@60")),
+        (Sll2, "0800 0000 00000002 0338 00 06 0200000000010000 IP4", "none type=0000 at=20".into()),
+        (Other, "4500", "none type=0000 at=0".into()),
+        (Other, "", "none type=0000 at=0".into()),
+    ];
+    for (link, row, expected) in rows {
+        let frame = frame(row);
+        assert_eq!(said(*link, &frame, frame.len() as u32), *expected, "{link:?} {row}");
+    }
+}
+
+#[test]
+fn vlan_tags_are_bounded() {
+    let tagged = |tags: usize| frame(&format!("MACS {} 0800 IP4", "8100 0001 ".repeat(tags)));
+    assert_eq!(said(Link::Ethernet, &tagged(16), 0), format!("{UDP4} up=8@98 vlan=1"));
+    assert_eq!(said(Link::Ethernet, &tagged(17), 0), "malformed: too many VLAN tags");
+}
+
+#[test]
+fn ip4() {
+    check(
+        Link::Ip,
+        &[
+            (
+                "4500 0028 0000 4000 4006 0000 ADDR4 TCP",
+                "v4 6 192.0.2.1:4242 > 198.51.100.2:80 len=40 up=20@20 flags=02 seq=1 win=64240",
+            ),
+            // Options: router alert.
+            (
+                "4600 0020 0000 0000 4011 0000 ADDR4 94040000 UDP",
+                "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=32 up=8@24",
+            ),
+            ("4500 0014 0000 0000 4059 0000 ADDR4", "v4 89 192.0.2.1:0 > 198.51.100.2:0 len=20 up=0@20"),
+            (
+                "4500 0018 0000 0000 4001 0000 ADDR4 08000000",
+                "v4 1 192.0.2.1:0 > 198.51.100.2:0 len=24 up=4@20 icmp=8/0",
+            ),
+            (
+                "4500 0020 0000 0000 4084 0000 ADDR4 1092 0050 00000000 00000000",
+                "v4 132 192.0.2.1:4242 > 198.51.100.2:80 len=32 up=12@20",
+            ),
+            (
+                "4500 0020 0000 0000 4021 0000 ADDR4 1092 0050 03000000 00000000",
+                "v4 33 192.0.2.1:4242 > 198.51.100.2:80 len=32 up=12@20",
+            ),
+            (
+                "4500 001c 0000 0000 4088 0000 ADDR4 UDP",
+                "v4 136 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@20",
+            ),
+            // AH is the end in IPv4.
+            ("4500 0016 0000 0000 4033 0000 ADDR4 0604", "v4 51 192.0.2.1:0 > 198.51.100.2:0 len=22 up=2@20"),
+            // Fragments: the UDP length of the first is that of the whole datagram.
+            (
+                "4500 001c 0001 2000 4011 0000 ADDR4 1092 0035 0400 0000",
+                "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@20 first",
+            ),
+            (
+                "4500 0018 0001 2001 4011 0000 ADDR4 ffffffff",
+                "v4 17 192.0.2.1:0 > 198.51.100.2:0 len=24 up=4@20 later=1",
+            ),
+            (
+                "4500 0018 0001 0001 4006 0000 ADDR4 ffffffff",
+                "v4 6 192.0.2.1:0 > 198.51.100.2:0 len=24 up=4@20 later=1",
+            ),
+            // Segmentation offload leaves the total length zero.
+            (
+                "4500 0000 0000 4000 4006 0000 ADDR4 TCP ffffff",
+                "v4 6 192.0.2.1:4242 > 198.51.100.2:80 len=43 up=23@20 flags=02 seq=1 win=64240",
+            ),
+            (
+                "4500 0000 0000 4000 4011 0000 ADDR4 UDP",
+                "malformed: IPv4 total length too short or beyond the frame",
+            ),
+            ("4500 0014 0000 0000 4011 0000 c0000201 c63364", "malformed: IPv4 header cut off"),
+            (
+                "4400 001c 0000 0000 4011 0000 ADDR4 UDP",
+                "malformed: IPv4 header length too short or beyond the packet",
+            ),
+            (
+                "4f00 001c 0000 0000 4011 0000 ADDR4 UDP",
+                "malformed: IPv4 header length too short or beyond the packet",
+            ),
+            (
+                "4600 0014 0000 0000 4011 0000 ADDR4 UDP",
+                "malformed: IPv4 total length too short or beyond the frame",
+            ),
+            (
+                "4500 001d 0000 0000 4011 0000 ADDR4 UDP",
+                "malformed: IPv4 total length too short or beyond the frame",
+            ),
+        ],
+    );
+    check(
+        Link::Ethernet,
+        &[
+            ("MACS 0800 IP6", "malformed: wrong IP version"),
+            ("MACS 86dd IP4 000000000000000000000000", "malformed: wrong IP version"),
+        ],
+    );
+}
+
+#[test]
+fn ip6() {
+    check(
+        Link::Ip,
+        &[
+            (
+                "60000000 0014 06 40 ADDR6 TCP",
+                "v6 6 2001:db8::1.4242 > 2001:db8::2.80 len=60 up=20@40 flags=02 seq=1 win=64240",
+            ),
+            (
+                "60000000 0004 3a ff ADDR6 87000000",
+                "v6 58 2001:db8::1.0 > 2001:db8::2.0 len=44 up=4@40 icmp=135/0",
+            ),
+            (
+                "60000000 0010 00 40 ADDR6 11 00 050200000100 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=56 up=8@48 ext=2",
+            ),
+            // Destination options, routing type 0, destination options again.
+            (
+                "60000000 0020 3c 40 ADDR6 2b00010400000000 3c00000000000000 1100010400000000 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=72 up=8@64 ext=64",
+            ),
+            (
+                "60000000 0020 2b 40 ADDR6 1102 0201 00000000 20010db8000000000000000000000003 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=72 up=8@64 ext=84",
+            ),
+            // A routing type of the future.
+            (
+                "60000000 0010 2b 40 ADDR6 1100 6300 00000000 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=56 up=8@48 ext=104",
+            ),
+            // Fragments: atomic, first, later.
+            (
+                "60000000 0010 2c 40 ADDR6 1100 0000 00000007 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=56 up=8@48 ext=1",
+            ),
+            (
+                "60000000 0010 2c 40 ADDR6 1100 0001 00000007 1092 0035 0400 0000",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=56 up=8@48 first ext=1",
+            ),
+            (
+                "60000000 000c 2c 40 ADDR6 1100 0008 00000007 ffffffff",
+                "v6 17 2001:db8::1.0 > 2001:db8::2.0 len=52 up=4@48 later=1 ext=1",
+            ),
+            // What follows the header of a later fragment is data, whatever it is called.
+            (
+                "60000000 000c 2c 40 ADDR6 3c00 0008 00000007 ffffffff",
+                "v6 60 2001:db8::1.0 > 2001:db8::2.0 len=52 up=4@48 later=1 ext=1",
+            ),
+            // AH counts words of four bytes: 4 + 2 of them.
+            (
+                "60000000 0020 33 40 ADDR6 1104 0000 00000100 00000001 000000000000000000000000 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=72 up=8@64 ext=8",
+            ),
+            (
+                "60000000 0004 32 40 ADDR6 00000100",
+                "v6 50 2001:db8::1.0 > 2001:db8::2.0 len=44 up=4@40 ext=10",
+            ),
+            ("60000000 0004 3b 40 ADDR6 00000100", "v6 59 2001:db8::1.0 > 2001:db8::2.0 len=44 up=4@40"),
+            // A mobility message is the upper layer; one that goes on is an extension header.
+            (
+                "60000000 0008 87 40 ADDR6 3b00 0000 00000000",
+                "v6 135 2001:db8::1.0 > 2001:db8::2.0 len=48 up=8@40",
+            ),
+            (
+                "60000000 0010 87 40 ADDR6 1100 0000 00000000 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=56 up=8@48",
+            ),
+            (
+                "60000000 0020 8b 40 ADDR6 8c00 0000 00000000 1101 0000 00000000 0000000000000000 UDP",
+                "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=72 up=8@64",
+            ),
+            ("60000000 0000 c8 40 ADDR6", "v6 200 2001:db8::1.0 > 2001:db8::2.0 len=40 up=0@40 ext=100"),
+            ("60000000 0000 59 40 ADDR6", "v6 89 2001:db8::1.0 > 2001:db8::2.0 len=40 up=0@40"),
+            ("60000000 0000 59 40 20010db8", "malformed: IPv6 header cut off"),
+            ("60000000 0009 11 40 ADDR6 UDP", "malformed: IPv6 payload length beyond the frame"),
+            ("60000000 0007 00 40 ADDR6 11000502000001", "malformed: IPv6 extension header cut off"),
+            ("60000000 0008 3c 40 ADDR6 1101050200000100 UDP", "malformed: IPv6 extension header cut off"),
+            // Zero payload is no jumbogram without the option, and the option must exceed 65,535.
+            (
+                "60000000 0000 00 40 ADDR6 1100 0104 00000000 UDP",
+                "malformed: IPv6 jumbo payload option does not fit the packet",
+            ),
+            (
+                "60000000 0000 00 40 ADDR6 1100 c204 00000010 UDP",
+                "malformed: IPv6 jumbo payload option does not fit the packet",
+            ),
+            (
+                "60000000 0000 00 40 ADDR6 1100 c204 00010010 UDP",
+                "malformed: IPv6 jumbo payload option does not fit the packet",
+            ),
+            ("60000000 0000 11 40 ADDR6 UDP", "malformed: upper-layer header cut off"),
+        ],
+    );
+}
+
+#[test]
+fn ip6_extensions_are_bounded() {
+    let chain = |headers: usize| {
+        let length = headers * 8 + 8;
+        frame(&format!(
+            "60000000 {length:04x} 3c 40 ADDR6 {} 1100010400000000 UDP",
+            "3c00010400000000 ".repeat(headers - 1)
+        ))
+    };
+    assert_eq!(
+        said(Link::Ip, &chain(16), 0),
+        "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=176 up=8@168 ext=20"
+    );
+    assert_eq!(said(Link::Ip, &chain(17), 0), "malformed: too many IPv6 extension headers");
+}
+
+#[test]
+fn jumbograms() {
+    let rows = [
+        // 8 bytes of options, a UDP header whose length is zero, 70,000 bytes.
+        ("60000000 0000 00 40 ADDR6 1100 c204 00011180 1092 0035 0000 0000", "len=70056 up=70008@48 ext=2"),
+        // BIG TCP of Linux, without the option.
+        ("60000000 0000 11 40 ADDR6 1092 0035 0000 0000", "len=70048 up=70008@40"),
+    ];
+    for (row, expected) in rows {
+        let mut frame = frame(row);
+        frame.resize(frame.len() + 70_000, 0);
+        assert_eq!(
+            said(Link::Ip, &frame, 0),
+            format!("v6 17 2001:db8::1.4242 > 2001:db8::2.53 {expected}"),
+            "{row}"
+        );
+    }
+}
+
+#[test]
+fn upper_layers() {
+    check(
+        Link::Ip,
+        &[
+            ("4500 0027 0000 0000 4006 0000 ADDR4 TCP", "malformed: upper-layer header cut off"),
+            ("4500 001b 0000 0000 4011 0000 ADDR4 UDP", "malformed: upper-layer header cut off"),
+            ("4500 001b 0000 0000 4088 0000 ADDR4 UDP", "malformed: upper-layer header cut off"),
+            ("4500 0017 0000 0000 4001 0000 ADDR4 080000", "malformed: upper-layer header cut off"),
+            (
+                "4500 001f 0000 0000 4084 0000 ADDR4 1092 0050 00000000 000000",
+                "malformed: upper-layer header cut off",
+            ),
+            // A first fragment of eight bytes hides the flags (RFC 1858).
+            (
+                "4500 001c 0001 2000 4006 0000 ADDR4 1092 0050 00000001",
+                "malformed: upper-layer header cut off",
+            ),
+            (
+                "4500 0028 0000 0000 4006 0000 ADDR4 1092 0050 00000001 00000000 4002 faf0 00000000",
+                "malformed: TCP data offset too short or beyond the segment",
+            ),
+            (
+                "4500 0028 0000 0000 4006 0000 ADDR4 1092 0050 00000001 00000000 6002 faf0 00000000",
+                "malformed: TCP data offset too short or beyond the segment",
+            ),
+            (
+                "4500 001c 0000 0000 4011 0000 ADDR4 1092 0035 0007 0000",
+                "malformed: UDP length too short or beyond the packet",
+            ),
+            (
+                "4500 001c 0000 0000 4011 0000 ADDR4 1092 0035 0009 0000",
+                "malformed: UDP length too short or beyond the packet",
+            ),
+            (
+                "4500 001c 0000 0000 4011 0000 ADDR4 1092 0035 0000 0000",
+                "malformed: UDP length too short or beyond the packet",
+            ),
+            (
+                "4500 001c 0001 2000 4011 0000 ADDR4 1092 0035 0007 0000",
+                "malformed: UDP length too short or beyond the packet",
+            ),
+            // A UDP datagram may end before its packet (draft-ietf-tsvwg-udp-options).
+            (
+                "4500 0020 0000 0000 4011 0000 ADDR4 UDP 00000000",
+                "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=32 up=12@20",
+            ),
+            // UDP-Lite: a coverage of zero is all of it.
+            (
+                "4500 001c 0000 0000 4088 0000 ADDR4 1092 0035 0000 0000",
+                "v4 136 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@20",
+            ),
+            (
+                "4500 001c 0000 0000 4088 0000 ADDR4 1092 0035 0007 0000",
+                "malformed: UDP-Lite checksum coverage too short or beyond the packet",
+            ),
+            (
+                "4500 001c 0000 0000 4088 0000 ADDR4 1092 0035 0009 0000",
+                "malformed: UDP-Lite checksum coverage too short or beyond the packet",
+            ),
+        ],
+    );
+}
+
+/// What a capture cut short still says: each header cut at each length.
+#[test]
+fn cut_short_by_the_capture() {
+    let whole = frame("MACS 0800 4500 002b 0000 4000 4006 0000 ADDR4 TCP ffffff");
+    let cut = |kept: usize| said(Link::Ethernet, &whole[..kept], whole.len() as u32);
+    for kept in 0..38 {
+        assert_eq!(cut(kept), "malformed: cut short by the capture", "{kept} bytes");
+    }
+    let start = "v4 6 192.0.2.1:4242 > 198.51.100.2:80 len=43";
+    assert_eq!(cut(38), format!("{start} up=4@34 flags=00 seq=0 win=0"));
+    assert_eq!(cut(42), format!("{start} up=8@34 flags=00 seq=1 win=0"));
+    assert_eq!(cut(48), format!("{start} up=14@34 flags=02 seq=1 win=0"));
+    assert_eq!(cut(50), format!("{start} up=16@34 flags=02 seq=1 win=64240"));
+    assert_eq!(cut(54), format!("{start} up=20@34 flags=02 seq=1 win=64240"));
+    assert_eq!(cut(57), format!("{start} up=23@34 flags=02 seq=1 win=64240"));
+
+    // No ports to lose.
+    let ospf = frame("4600 0020 0000 0000 4059 0000 ADDR4 94040000 ffffffffffffffff");
+    assert_eq!(said(Link::Ip, &ospf[..20], 32), "v4 89 192.0.2.1:0 > 198.51.100.2:0 len=32 up=0@20");
+    // A lie that shows is a lie.
+    let lie = frame("4500 002b 0000 4000 4006 0000 ADDR4 1092 0050 00000001 00000000 40");
+    assert_eq!(said(Link::Ip, &lie, 43), "malformed: TCP data offset too short or beyond the segment");
+}
+
+fn packet_of(link: Link, frame: &[u8]) -> Packet<'_> {
+    parse(link, frame, frame.len() as u32).expect("well-formed")
+}
+
+#[test]
+fn views() {
+    let bytes = frame(
+        "MACS 0800 4664 0036 1234 4000 3f06 0000 ADDR4 94040000 \
+         1092 0050 00000001 00000002 7018 faf0 0000 0000 0204 05b4 01 01 04 02 ffff",
+    );
+    let packet = packet_of(Link::Ethernet, &bytes);
+    assert_eq!(packet.macs(), Some(Macs { dst: [2, 0, 0, 0, 0, 2], src: [2, 0, 0, 0, 0, 1] }));
+    assert_eq!((packet.tos(), packet.ttl(), packet.ip_id()), (0x64, 63, Some(0x1234)));
+    assert_eq!(packet.ipoff_flags(), DF);
+    assert_eq!(packet.ip_options().map(|option| option.kind).collect::<Vec<_>>(), [0x94]);
+    assert_eq!(packet.tcp_options().map(|option| option.kind).collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(packet.tcp_mss(), Some(1460));
+    assert_eq!(packet.tcp_data_len(), Some(2));
+    assert_eq!(packet.payload(), [0xff, 0xff]);
+    assert_eq!((packet.flow_label(), packet.icmp_echo_id()), (None, None));
+    assert_eq!(packet.segment().bytes, 54);
+    let flow = packet.flow().expect("IP");
+    assert_eq!((flow.proto, flow.src_port, flow.dst_port), (6, 4242, 80));
+
+    let bytes = frame("6b9abcde 0010 2c 3f ADDR6 1100 0009 00000007 ffffffffffffffff");
+    let packet = packet_of(Link::Ip, &bytes);
+    assert_eq!((packet.tos(), packet.ttl(), packet.flow_label()), (0xb9, 63, Some(0xabcde)));
+    assert_eq!((packet.ipoff_flags(), packet.ip_id(), packet.macs()), (MF, None, None));
+    assert_eq!(packet.payload(), [0xff; 8]);
+    assert_eq!(packet.ip_options().count() + packet.tcp_options().count(), 0);
+
+    let bytes = frame("4500 001c 0000 0000 4001 0000 ADDR4 0800 0000 beef 0001");
+    assert_eq!(packet_of(Link::Ip, &bytes).icmp_echo_id(), Some(0xbeef));
+    let bytes = frame("4500 001c 0000 0000 4001 0000 ADDR4 0301 0000 beef 0001");
+    assert_eq!(packet_of(Link::Ip, &bytes).icmp_echo_id(), None);
+
+    let bytes = frame("MACS 0806 0001");
+    let packet = packet_of(Link::Ethernet, &bytes);
+    assert_eq!((packet.tos(), packet.ttl(), packet.flow(), packet.payload()), (0, 0, None, &[0u8, 1][..]));
+}
+
+#[test]
+fn payloads() {
+    let rows = [
+        ("4500 0020 0000 0000 4011 0000 ADDR4 1092 0035 000a 0000 aabb cccc", "aabb"),
+        ("4500 001e 0000 0000 4088 0000 ADDR4 UDP aabb", "aabb"),
+        ("4500 001e 0000 0000 4001 0000 ADDR4 0800 0000 0000 0000 aabb", "aabb"),
+        ("4500 0022 0000 0000 4084 0000 ADDR4 1092 0050 00000000 00000000 aabb", "aabb"),
+        ("4500 0022 0000 0000 4021 0000 ADDR4 1092 0050 03000000 00000000 aabb", "aabb"),
+        ("4500 0026 0000 0000 4021 0000 ADDR4 1092 0050 04000000 00000000 00000000 aabb", "aabb"),
+        ("4500 0016 0000 0000 4059 0000 ADDR4 aabb", "aabb"),
+        ("4500 0016 0000 0000 4059 0000 ADDR4 aabb cccc", "aabb"),
+    ];
+    for (row, expected) in rows {
+        let bytes = frame(row);
+        assert_eq!(packet_of(Link::Ip, &bytes).payload(), frame(expected), "{row}");
+    }
+}
+
+#[test]
+fn options_end_where_they_lie() {
+    let kinds = |hex: &str| Options::new(&frame(hex)).map(|option| option.kind).collect::<Vec<_>>();
+    assert_eq!(kinds("01 01 01"), []);
+    assert_eq!(kinds("0204 05b4 00 0204 05b4"), [2]);
+    assert_eq!(kinds("0204 05b4 0301"), [2]);
+    assert_eq!(kinds("0204 05b4 0300"), [2]);
+    assert_eq!(kinds("0204 05b4 0304 00"), [2]);
+    assert_eq!(kinds("08"), []);
+}
+
+#[test]
+fn every_reason_has_its_place() {
+    for (place, reason) in Malformed::ALL.iter().enumerate() {
+        assert_eq!(*reason as usize, place);
+    }
+}
+
+proptest! {
+    /// Any bytes: no panic, and every offset inside.
+    #[test]
+    fn any_bytes(
+        link in prop::sample::select(&[Link::Ethernet, Link::Ip, Link::Null, Link::Sll, Link::Sll2, Link::Other]),
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        more in 0u32..200,
+    ) {
+        look(link, &bytes, bytes.len() as u32 + more);
+    }
+
+    /// Bytes that look like a packet, so that the walk gets far.
+    #[test]
+    fn nearly_packets(
+        row in prop::sample::select(&[
+            "MACS 8100 0001 0800 4600 0036 1234 4000 3f06 0000 ADDR4 94040000 TCP 020405b4 0402 0101",
+            "MACS 86dd 60000000 0030 00 40 ADDR6 3c00010400000000 2b00010400000000 2c00000000000000 1100000000000000 UDP 0000000000000000",
+            "MACS 86dd 60000000 0028 33 40 ADDR6 0601 0000 00000000 00000000 TCP 0000000000000000",
+        ]),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        kept in any::<prop::sample::Index>(),
+        whole in any::<bool>(),
+    ) {
+        let mut bytes = frame(row);
+        let wire_len = bytes.len() as u32;
+        for (index, value) in changes {
+            *index.get_mut(&mut bytes) = value;
+        }
+        if !whole {
+            bytes.truncate(kept.index(bytes.len()));
+        }
+        look(Link::Ethernet, &bytes, wire_len);
+        look(Link::Ethernet, &bytes, 0);
+    }
+}
+
+/// Parses and asks for every view.
+fn look(link: Link, bytes: &[u8], wire_len: u32) {
+    let Ok(packet) = parse(link, bytes, wire_len) else { return };
+    assert!(packet.network <= bytes.len());
+    assert!(packet.transport <= bytes.len());
+    assert!(packet.transport + packet.transport_len <= bytes.len());
+    assert!(packet.ip_len <= packet.wire_len);
+    assert_eq!(packet.addresses == Addresses::None, packet.ip_len == 0);
+    if let Addresses::V4(..) | Addresses::V6(..) = packet.addresses {
+        assert!(packet.network < packet.transport);
+    }
+    assert!(packet.payload().len() <= bytes.len());
+    assert!(packet.tcp_data_len().unwrap_or(0) <= packet.ip_len);
+    let _ = (packet.macs(), packet.tos(), packet.ttl(), packet.ip_id(), packet.ipoff_flags());
+    let _ = (packet.flow_label(), packet.tcp_mss(), packet.icmp_echo_id(), packet.flow(), packet.segment());
+    let _ = (packet.ip_options().count(), packet.tcp_options().count());
+
+    let mut edited = bytes.to_vec();
+    edit::set_dscp(&mut edited, packet.network, 46);
+    edit::clamp_mss(&mut edited, packet.transport, packet.transport_len, 1200);
+}
