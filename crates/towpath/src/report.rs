@@ -185,7 +185,13 @@ mod tests {
             states: States { created: 3, peak: 2, left: 1 },
             rules: vec![
                 Rule { number: 100, set: 0, packets: 7, bytes: 500, text: "allow ip from any to any".into() },
-                Rule { number: 65535, set: 31, packets: 12, bytes: 9, text: "deny ip from any to any".into() },
+                Rule {
+                    number: 65535,
+                    set: 31,
+                    packets: 12,
+                    bytes: 9,
+                    text: "deny ip from any to any".into(),
+                },
             ],
             queues: vec![Queue { number: 1, frames: 3, passed: 2, lost: 1, ..Queue::default() }],
             seconds: 0.5,
@@ -199,7 +205,10 @@ mod tests {
         let text = report().to_string();
         assert!(text.contains("\n00100  7 500 allow ip from any to any\n"), "{text}");
         assert!(text.contains("\n65535 12   9 deny ip from any to any\n"), "{text}");
-        assert!(text.contains("queue 1: 3 frames, 2 passed, 0 dropped, 0 replaced, 1 lost, high-water 0\n"), "{text}");
+        assert!(
+            text.contains("queue 1: 3 frames, 2 passed, 0 dropped, 0 replaced, 1 lost, high-water 0\n"),
+            "{text}"
+        );
         assert!(text.contains("20 packets/s (0.500000 s)"), "{text}");
     }
 

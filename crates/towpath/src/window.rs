@@ -75,6 +75,12 @@ impl<M, W> Window<M, W> {
         self.waiting
     }
 
+    /// The first packet that waits.
+    pub fn oldest_waiting(&self) -> Option<Ticket> {
+        let index = self.slots.iter().position(|slot| matches!(slot, Slot::Waiting(..)))?;
+        Some(Ticket(self.first + index as u64))
+    }
+
     /// The ticket that the next packet to join will get.
     pub fn next_ticket(&self) -> Ticket {
         Ticket(self.first + self.slots.len() as u64)
