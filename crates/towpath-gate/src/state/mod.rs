@@ -1,7 +1,48 @@
 //! Dynamic states: what keep-state, limit and check-state remember.
+//!
+//! ```
+//! use towpath_gate::Time;
+//! use towpath_gate::state::{Direction, Ends, Flow, Install, Lookup, Name, RuleId, Segment, Settings, States};
+//!
+//! let mut states = States::new(Settings::default(), 0x5eed);
+//! let query = Flow {
+//!     ends: Ends::V4([10, 0, 0, 1].into(), [9, 9, 9, 9].into()),
+//!     proto: 17,
+//!     src_port: 5353,
+//!     dst_port: 53,
+//!     tenant: 0,
+//! };
+//! let packet = Segment { bytes: 60, ..Segment::default() };
+//! let rule = RuleId(1);
+//! states.install(&query, Name::DEFAULT, &packet, rule, &Install::default(), Time::from_secs(0)).unwrap();
+//!
+//! let reply = query.reversed();
+//! let hit = states.lookup(&reply, Lookup::Any, &packet, Time::from_secs(9)).unwrap();
+//! assert_eq!((hit.rule, hit.direction), (rule, Direction::Reverse));
+//! // UDP lives 10 s after its last packet.
+//! assert!(states.lookup(&reply, Lookup::Any, &packet, Time::from_secs(19)).is_none());
+//! ```
 
+mod chain;
+mod hash;
+mod key;
+mod list;
+mod settings;
+mod states;
+mod table;
+mod tcp;
+mod wheel;
+
+use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
+use std::ops::BitOr;
+
+pub use list::{Kind, Line, Listed};
+pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
+pub use states::{Counters, States};
+
+use crate::packet::Packet;
 
 /// The two ends of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,8 +68,19 @@ pub struct Flow {
     pub tenant: u16,
 }
 
+impl Flow {
+    /// The same flow as the other side sends it.
+    pub fn reversed(self) -> Self {
+        let ends = match self.ends {
+            Ends::V4(src, dst) => Ends::V4(dst, src),
+            Ends::V6(src, dst, zone) => Ends::V6(dst, src, zone),
+        };
+        Self { ends, src_port: self.dst_port, dst_port: self.src_port, ..self }
+    }
+}
+
 /// What one packet contributes to its state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// TCP flags; 0 for other protocols.
     pub tcp_flags: u8,
@@ -38,9 +90,25 @@ pub struct Segment {
     pub bytes: u32,
 }
 
+impl Segment {
+    /// What `packet` contributes; its bytes are those of the IP packet, as far as the frame has them.
+    pub fn of(packet: &Packet<'_>) -> Self {
+        Self {
+            tcp_flags: packet.tcp_flags,
+            tcp_ack: packet.tcp_ack,
+            bytes: packet.ip_len.min(packet.wire_len),
+        }
+    }
+}
+
 /// A flow name (`keep-state :web`), interned by the rules; `Name::DEFAULT` is `:default`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(pub NonZeroU16);
+
+impl Name {
+    /// `:default`, the name of states whose rule names none.
+    pub const DEFAULT: Self = Self(NonZeroU16::MIN);
+}
 
 /// Identity of a rule: never reused, so a rule that is added again under an old number is another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,3 +131,113 @@ pub struct Hit {
     /// Direction of this packet.
     pub direction: Direction,
 }
+
+/// Which states a lookup may find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// States of any name (`check-state :any`); of several, the one that was made last.
+    Any,
+    /// States of this name only.
+    Named(Name),
+}
+
+/// How a rule wants its states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Install {
+    /// `limit` and `set-limit`: how many states there may be.
+    pub limit: Option<Limit>,
+    /// `lifetime N`, in seconds: replaces `dyn_ack_lifetime`, `dyn_udp_lifetime` and `dyn_short_lifetime` for this
+    /// state, whichever its protocol refreshes with. A TCP connection that is opening, closed or reset keeps
+    /// `dyn_syn_lifetime`, `dyn_fin_lifetime` and `dyn_rst_lifetime`.
+    pub lifetime: Option<u32>,
+    /// How much of TCP is checked.
+    pub tracking: Tracking,
+}
+
+/// The bound of `limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// What is counted apart.
+    pub mask: LimitMask,
+    /// The most states there may be per rule, protocol and masked flow.
+    pub max: u32,
+}
+
+/// Which fields of the flow a limit counts by: any of source and destination address and port, joined with `|`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LimitMask(u8);
+
+impl LimitMask {
+    /// `src-addr`.
+    pub const SRC_ADDR: Self = Self(1);
+    /// `src-port`.
+    pub const SRC_PORT: Self = Self(2);
+    /// `dst-addr`.
+    pub const DST_ADDR: Self = Self(4);
+    /// `dst-port`.
+    pub const DST_PORT: Self = Self(8);
+
+    /// Whether all fields of `other` are in this mask.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether no field is in it.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl BitOr for LimitMask {
+    type Output = Self;
+
+    fn bitor(self, rhs: Self) -> Self {
+        Self(self.0 | rhs.0)
+    }
+}
+
+/// How much of a TCP connection a state checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tracking {
+    /// Flags and alternating acknowledgements, as ipfw does.
+    #[default]
+    Ipfw,
+    /// Sequence windows too. Not supported yet: taken as [`Tracking::Ipfw`].
+    Strict,
+    /// Not supported yet: taken as [`Tracking::Ipfw`].
+    Loose,
+}
+
+/// An install that succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// The state was made.
+    New,
+    /// It was there; the packet counts as a hit on it.
+    Existing,
+}
+
+/// Why a state was not installed; the packet is to be denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refused {
+    /// There are `dyn_max` states.
+    Full,
+    /// The rule's limit is reached.
+    OverLimit,
+    /// The limit needs a new parent, and there are `dyn_parent_max`.
+    ParentsFull,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "no room for another state, consider increasing net.inet.ip.fw.dyn_max",
+            Self::OverLimit => "the rule's limit is reached",
+            Self::ParentsFull => {
+                "no room for another limit, consider increasing net.inet.ip.fw.dyn_parent_max"
+            }
+        })
+    }
+}
+
+impl std::error::Error for Refused {}

@@ -1,0 +1,214 @@
+//! The settings of dynamic states, under ipfw's sysctl names (`net.inet.ip.fw.*`).
+
+use std::fmt;
+
+/// Every how many seconds keepalives are sent; ipfw has it as a hidden constant.
+pub const KEEPALIVE_PERIOD: u32 = 5;
+
+/// Settings of the dynamic states. Lifetimes are in seconds.
+///
+/// They may change while running ([`States::set_settings`](super::States::set_settings)); a lifetime that changes
+/// applies from each state's next packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The most states there may be. Default 1,048,576 (ipfw: 16,384).
+    pub dyn_max: u32,
+    /// The most parents, the entries that `limit` counts in, there may be. Default 4,096.
+    pub dyn_parent_max: u32,
+    /// Accepted for ipfw's sake; the index grows with the states by itself. Default 8,192.
+    pub dyn_buckets: u32,
+    /// Lifetime of an established TCP connection. Default 300.
+    pub dyn_ack_lifetime: u32,
+    /// Lifetime of a TCP connection of which only the first SYN was seen. Default 20.
+    pub dyn_syn_lifetime: u32,
+    /// Lifetime of a TCP connection that both sides closed; kept below [`KEEPALIVE_PERIOD`]. Default 1.
+    pub dyn_fin_lifetime: u32,
+    /// Lifetime of a TCP connection that was reset, or whose beginning was not seen; kept below
+    /// [`KEEPALIVE_PERIOD`] while `dyn_keepalive` is on. Default 1.
+    pub dyn_rst_lifetime: u32,
+    /// Lifetime of UDP and UDP-Lite. Default 10.
+    pub dyn_udp_lifetime: u32,
+    /// Lifetime of every other protocol, and of an unused parent. Default 5.
+    pub dyn_short_lifetime: u32,
+    /// Whether keepalives are sent for established TCP connections that are about to expire. Default on.
+    pub dyn_keepalive: bool,
+    /// Whether states outlive their rule, as orphans. Default off.
+    pub dyn_keep_states: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            dyn_max: 1_048_576,
+            dyn_parent_max: 4096,
+            dyn_buckets: 8192,
+            dyn_ack_lifetime: 300,
+            dyn_syn_lifetime: 20,
+            dyn_fin_lifetime: 1,
+            dyn_rst_lifetime: 1,
+            dyn_udp_lifetime: 10,
+            dyn_short_lifetime: 5,
+            dyn_keepalive: true,
+            dyn_keep_states: false,
+        }
+    }
+}
+
+/// Why a setting was not changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettingError {
+    /// There is no setting of that name.
+    Unknown(String),
+    /// The setting can be read only.
+    ReadOnly(&'static str),
+    /// The value is not in the setting's range.
+    Range {
+        /// The setting.
+        name: &'static str,
+        /// What it takes.
+        takes: &'static str,
+    },
+}
+
+impl fmt::Display for SettingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(name) => {
+                write!(f, "there is no setting {name:?}; settable are ")?;
+                let mut names = ROWS.iter().map(|row| row.name);
+                f.write_str(names.next().unwrap_or_default())?;
+                names.try_for_each(|name| write!(f, ", {name}"))
+            }
+            Self::ReadOnly(name) => write!(f, "{name} can only be read"),
+            Self::Range { name, takes } => write!(f, "{name} takes {takes}"),
+        }
+    }
+}
+
+impl std::error::Error for SettingError {}
+
+/// The read-only names, which [`States`](super::States) answers.
+const READ_ONLY: [&str; 3] = ["dyn_count", "dyn_parent_count", "curr_max_length"];
+
+/// A setting and where it is kept.
+struct Row {
+    name: &'static str,
+    field: Field,
+}
+
+enum Field {
+    Number(fn(&mut Settings) -> &mut u32),
+    Switch(fn(&mut Settings) -> &mut bool),
+}
+
+const ROWS: [Row; 11] = [
+    Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
+    Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
+    Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
+    Row { name: "dyn_ack_lifetime", field: Field::Number(|s| &mut s.dyn_ack_lifetime) },
+    Row { name: "dyn_syn_lifetime", field: Field::Number(|s| &mut s.dyn_syn_lifetime) },
+    Row { name: "dyn_fin_lifetime", field: Field::Number(|s| &mut s.dyn_fin_lifetime) },
+    Row { name: "dyn_rst_lifetime", field: Field::Number(|s| &mut s.dyn_rst_lifetime) },
+    Row { name: "dyn_udp_lifetime", field: Field::Number(|s| &mut s.dyn_udp_lifetime) },
+    Row { name: "dyn_short_lifetime", field: Field::Number(|s| &mut s.dyn_short_lifetime) },
+    Row { name: "dyn_keepalive", field: Field::Switch(|s| &mut s.dyn_keepalive) },
+    Row { name: "dyn_keep_states", field: Field::Switch(|s| &mut s.dyn_keep_states) },
+];
+
+impl Settings {
+    /// Changes the setting called `name`, with or without `net.inet.ip.fw.` before it.
+    ///
+    /// # Errors
+    /// When there is no such setting, it is read-only, or `value` is out of its range.
+    ///
+    /// ```
+    /// let mut settings = towpath_gate::state::Settings::default();
+    /// settings.set("net.inet.ip.fw.dyn_udp_lifetime", 30)?;
+    /// assert_eq!(settings.dyn_udp_lifetime, 30);
+    /// assert!(settings.set("dyn_upd_lifetime", 30).is_err());
+    /// # Ok::<(), towpath_gate::state::SettingError>(())
+    /// ```
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), SettingError> {
+        let short = name.strip_prefix("net.inet.ip.fw.").unwrap_or(name);
+        if let Some(name) = READ_ONLY.into_iter().find(|name| *name == short) {
+            return Err(SettingError::ReadOnly(name));
+        }
+        let Some(Row { name, field }) = ROWS.iter().find(|row| row.name == short) else {
+            return Err(SettingError::Unknown(name.to_owned()));
+        };
+        match field {
+            Field::Number(field) => {
+                let value = u32::try_from(value).ok();
+                *field(self) = value.ok_or(SettingError::Range { name, takes: "0 to 4294967295" })?;
+            }
+            Field::Switch(field) => {
+                *field(self) = match value {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(SettingError::Range { name, takes: "0 or 1" }),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Every setting and its value, switches as 0 and 1.
+    pub fn rows(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let mut settings = self.clone();
+        ROWS.iter().map(move |row| match row.field {
+            Field::Number(field) => (row.name, u64::from(*field(&mut settings))),
+            Field::Switch(field) => (row.name, u64::from(*field(&mut settings))),
+        })
+    }
+
+    /// As ipfw keeps them: a closed connection must be gone before a keepalive could prolong it.
+    pub(super) fn clamped(mut self) -> Self {
+        self.dyn_fin_lifetime = self.dyn_fin_lifetime.min(KEEPALIVE_PERIOD - 1);
+        if self.dyn_keepalive {
+            self.dyn_rst_lifetime = self.dyn_rst_lifetime.min(KEEPALIVE_PERIOD - 1);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_sets_its_own_field() {
+        for (i, row) in ROWS.iter().enumerate() {
+            let mut settings = Settings::default();
+            let before: Vec<_> = settings.rows().collect();
+            let value = 1 - before[i].1.min(1);
+            settings.set(row.name, value).unwrap();
+            for (j, (name, after)) in settings.rows().enumerate() {
+                assert_eq!(after, if i == j { value } else { before[j].1 }, "set {}, read {name}", row.name);
+            }
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let mut settings = Settings::default();
+        let mut error = |name, value| settings.set(name, value).unwrap_err().to_string();
+        assert!(
+            error("dyn_mx", 1)
+                .starts_with("there is no setting \"dyn_mx\"; settable are dyn_max, dyn_parent_max")
+        );
+        assert_eq!(error("dyn_count", 1), "dyn_count can only be read");
+        assert_eq!(error("dyn_keepalive", 2), "dyn_keepalive takes 0 or 1");
+        assert_eq!(error("dyn_max", 1 << 32), "dyn_max takes 0 to 4294967295");
+    }
+
+    #[test]
+    fn closed_connections_are_gone_before_a_keepalive() {
+        let long = Settings { dyn_fin_lifetime: 9, dyn_rst_lifetime: 9, ..Settings::default() };
+        assert_eq!(
+            (long.clone().clamped().dyn_fin_lifetime, long.clone().clamped().dyn_rst_lifetime),
+            (4, 4)
+        );
+        let silent = Settings { dyn_keepalive: false, ..long }.clamped();
+        assert_eq!((silent.dyn_fin_lifetime, silent.dyn_rst_lifetime), (4, 9));
+    }
+}

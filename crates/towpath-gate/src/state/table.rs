@@ -1,0 +1,232 @@
+//! The table behind states and behind parents: entries by key, by rule, and by expiry.
+//!
+//! What: entries sit in a slab, where they stay for life; an index of tags finds a slot by the key's hash; a chain
+//! per rule finds a rule's entries without walking the table; a timer wheel finds those that are due.
+//!
+//! Invariant: every slot of the slab is exactly once in the index, in its rule's chain and in the wheel. An entry
+//! whose time is over stays until it is collected, and counts as long, but nobody is shown it: every search takes
+//! `now`.
+//!
+//! One thread at a time, by `&mut`; the index grows by rehashing at once.
+
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashTable};
+use slab::Slab;
+
+use super::chain::{Chains, Head};
+use super::hash::Secret;
+use super::key::Key;
+use super::wheel::Wheel;
+use super::{Name, RuleId};
+use crate::Time;
+
+/// How long a held entry is not looked at: whoever lets go of it says so ([`Table::release`]).
+const HELD: Duration = Duration::from_secs(10);
+
+/// What is kept in a table besides the key.
+pub(super) trait Body {
+    /// Whether the entry stays although its time is over.
+    fn held(&self) -> bool;
+}
+
+/// One entry.
+#[derive(Clone, Debug)]
+pub(super) struct Entry<const N: usize, B> {
+    pub(super) key: Key<N>,
+    pub(super) name: Name,
+    pub(super) rule: RuleId,
+    /// The rule is gone, the entry was kept.
+    pub(super) orphaned: bool,
+    /// Running number: which of two entries is newer.
+    pub(super) serial: u64,
+    pub(super) expire: Time,
+    pub(super) body: B,
+}
+
+impl<const N: usize, B: Body> Entry<N, B> {
+    /// Whether the entry is there for anybody who looks at `now`.
+    #[inline]
+    pub(super) fn live(&self, now: Time) -> bool {
+        self.expire > now || self.body.held()
+    }
+}
+
+/// The entries of one rule.
+#[derive(Clone, Copy, Debug)]
+struct OfRule {
+    head: Head,
+    count: usize,
+}
+
+/// A table of entries with keys of `N` words.
+#[derive(Clone, Debug)]
+pub(super) struct Table<const N: usize, B> {
+    entries: Slab<Entry<N, B>>,
+    index: HashTable<u32>,
+    wheel: Wheel,
+    rules: HashMap<RuleId, OfRule>,
+    of_rule: Chains,
+    longest: usize,
+}
+
+impl<const N: usize, B: Body> Table<N, B> {
+    pub(super) fn new() -> Self {
+        Self {
+            entries: Slab::new(),
+            index: HashTable::new(),
+            wheel: Wheel::new(),
+            rules: HashMap::new(),
+            of_rule: Chains::default(),
+            longest: 0,
+        }
+    }
+
+    /// Entries held, those included whose time is over and that were not collected yet.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The most entries of one key that have stood beside each other.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// The slot of an entry of `key` with `name`, over or not.
+    #[inline]
+    pub(super) fn find(&self, hash: u64, key: &Key<N>, name: Name) -> Option<u32> {
+        let is = |&slot: &u32| {
+            let entry = &self.entries[slot as usize];
+            entry.key == *key && entry.name == name
+        };
+        self.index.find(hash, is).copied()
+    }
+
+    /// The slot of the newest live entry of `key`, whatever its name.
+    #[inline]
+    pub(super) fn newest(&self, hash: u64, key: &Key<N>, now: Time) -> Option<u32> {
+        let slots = self.index.iter_hash(hash).copied();
+        let of_key = slots.filter(|&slot| {
+            let entry = &self.entries[slot as usize];
+            entry.key == *key && entry.live(now)
+        });
+        of_key.max_by_key(|&slot| self.entries[slot as usize].serial)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, slot: u32) -> &Entry<N, B> {
+        &self.entries[slot as usize]
+    }
+
+    /// The entry, for its body to change; [`Table::set_expire`] changes its expiry.
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Entry<N, B> {
+        &mut self.entries[slot as usize]
+    }
+
+    /// Gives the entry a new end.
+    #[inline]
+    pub(super) fn set_expire(&mut self, slot: u32, expire: Time, now: Time) {
+        let entry = &mut self.entries[slot as usize];
+        let sooner = expire < entry.expire;
+        entry.expire = expire;
+        if sooner {
+            self.wheel.hasten(slot, expire, now);
+        }
+    }
+
+    /// To be called when the entry's body is no longer held.
+    pub(super) fn release(&mut self, slot: u32, now: Time) {
+        let expire = self.entries[slot as usize].expire.max(now);
+        self.wheel.hasten(slot, expire, now);
+    }
+
+    /// Adds an entry; no other has its key and name.
+    pub(super) fn insert(&mut self, secret: &Secret, hash: u64, entry: Entry<N, B>, now: Time) -> u32 {
+        let (key, rule, expire) = (entry.key, entry.rule, entry.expire);
+        let slot = self.entries.insert(entry) as u32;
+        let entries = &self.entries;
+        self.index.insert_unique(hash, slot, |&slot| secret.hash(&entries[slot as usize].key.0));
+        let same = self.index.iter_hash(hash).filter(|&&slot| entries[slot as usize].key == key).count();
+        self.longest = self.longest.max(same);
+        let of_rule = self.rules.entry(rule).or_insert(OfRule { head: Head::EMPTY, count: 0 });
+        self.of_rule.push(&mut of_rule.head, slot);
+        of_rule.count += 1;
+        self.wheel.file(slot, expire, now);
+        slot
+    }
+
+    /// Takes an entry out.
+    pub(super) fn remove(&mut self, secret: &Secret, slot: u32) -> Entry<N, B> {
+        let entry = self.entries.remove(slot as usize);
+        let hash = secret.hash(&entry.key.0);
+        if let Ok(found) = self.index.find_entry(hash, |&at| at == slot) {
+            found.remove();
+        }
+        self.wheel.take(slot);
+        if let Some(of_rule) = self.rules.get_mut(&entry.rule) {
+            self.of_rule.take(&mut of_rule.head, slot);
+            of_rule.count -= 1;
+            if of_rule.count == 0 {
+                self.rules.remove(&entry.rule);
+            }
+        }
+        entry
+    }
+
+    /// The next entry whose time is over, for the caller to remove. Every entry or tick looked at takes one off
+    /// `budget`.
+    pub(super) fn due(&mut self, now: Time, budget: &mut usize) -> Option<u32> {
+        while let Some(slot) = self.wheel.next(now, budget) {
+            let entry = &self.entries[slot as usize];
+            if !entry.live(now) {
+                return Some(slot);
+            }
+            let expire = if entry.body.held() { entry.expire.max(now + HELD) } else { entry.expire };
+            self.wheel.take(slot);
+            self.wheel.file(slot, expire, now);
+        }
+        None
+    }
+
+    /// Like [`Table::due`] after it, for the entries whose time was over less than a tick ago.
+    pub(super) fn just_due(&self, now: Time, budget: &mut usize) -> Option<u32> {
+        let mut current =
+            self.wheel.current().take_while(|_| std::mem::replace(budget, budget.saturating_sub(1)) > 0);
+        current.find(|&slot| !self.entries[slot as usize].live(now))
+    }
+
+    /// The rules that have entries and that `gone` names.
+    pub(super) fn rules_where(&self, mut gone: impl FnMut(RuleId) -> bool) -> Vec<RuleId> {
+        self.rules.keys().copied().filter(|&rule| gone(rule)).collect()
+    }
+
+    /// How many entries `rule` has.
+    pub(super) fn count_of(&self, rule: RuleId) -> usize {
+        self.rules.get(&rule).map_or(0, |of_rule| of_rule.count)
+    }
+
+    /// Some entry of `rule`, if it has any.
+    pub(super) fn any_of(&self, rule: RuleId) -> Option<u32> {
+        self.rules.get(&rule)?.head.first()
+    }
+
+    /// Marks the entries of `rule` as orphaned; how many were not before.
+    pub(super) fn orphan(&mut self, rule: RuleId) -> usize {
+        let mut at = self.any_of(rule);
+        let mut orphaned = 0;
+        while let Some(slot) = at {
+            let entry = &mut self.entries[slot as usize];
+            orphaned += usize::from(!entry.orphaned);
+            entry.orphaned = true;
+            at = self.of_rule.next(slot);
+        }
+        orphaned
+    }
+
+    /// All entries, by slot, those included whose time is over.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry<N, B>> {
+        self.entries.iter().map(|(_, entry)| entry)
+    }
+}
