@@ -1,0 +1,290 @@
+//! TCP and UDP conversations seen, for the report of a run.
+//!
+//! A conversation is a pair of addresses and ports with a protocol, whichever end speaks. A TCP port pair that is used again
+//! counts again: a SYN whose sequence number is not the one that its sender began with starts the next conversation, as in
+//! Wireshark, whose counts these are meant to agree with. What counts is the packet that the gate sees: a tunnel is one
+//! conversation of its own (or none), whatever it carries, and a fragmented datagram counts with its first fragment.
+//!
+//! Addresses are not kept. A conversation is remembered as 64 bits of a hash under a random key (SipHash), so that nobody
+//! outside can make two collide: a million conversations are one too few with a chance of 1 in 37 million. Memory is
+//! bounded by a limit; beyond it, packets of conversations that are not remembered are counted in
+//! [`Conversations::uncounted`].
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::net::IpAddr;
+
+use towpath_gate::packet::{Addresses, Fragment, Packet};
+use towpath_gate::wire::proto;
+
+/// Conversations of each protocol that are remembered: what a hash table of 2^21 slots has room for.
+const LIMIT: usize = 7 << 18;
+
+/// TCP flags (RFC 9293, 3.1).
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
+/// Counts conversations.
+///
+/// # Examples
+///
+/// ```
+/// use towpath::conversations::Conversations;
+/// use towpath_gate::{packet::Link, wire};
+///
+/// let mut seen = Conversations::new();
+/// let query = [
+///     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4
+///     0x10, 0x92, 0, 53, 0, 8, 0, 0, // UDP
+/// ];
+/// seen.observe(&wire::parse(Link::Ip, &query, 28).expect("well-formed"));
+/// assert_eq!((seen.tcp(), seen.udp()), (0, 1));
+/// ```
+#[derive(Debug)]
+pub struct Conversations {
+    key: RandomState,
+    limit: usize,
+    tcp: HashMap<u64, Bases, Hashed>,
+    udp: HashSet<u64, Hashed>,
+    /// Port pairs of `tcp` that began again.
+    reused: u64,
+    uncounted: u64,
+}
+
+impl Default for Conversations {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Conversations {
+    /// No conversation yet; room for 1.8 million of each protocol (at most 55 MB for TCP, 20 MB for UDP).
+    pub fn new() -> Self {
+        Self::with_limit(LIMIT)
+    }
+
+    /// No conversation yet; room for `limit` of each protocol.
+    pub fn with_limit(limit: usize) -> Self {
+        Self {
+            key: RandomState::new(),
+            limit,
+            tcp: HashMap::default(),
+            udp: HashSet::default(),
+            reused: 0,
+            uncounted: 0,
+        }
+    }
+
+    /// Takes note of one packet. Packets that are neither TCP nor UDP, and later fragments, belong to none.
+    pub fn observe(&mut self, packet: &Packet<'_>) {
+        if packet.fragment == Fragment::Later {
+            return;
+        }
+        match packet.proto {
+            proto::TCP => self.observe_tcp(packet),
+            proto::UDP => self.observe_udp(packet),
+            _ => {}
+        }
+    }
+
+    /// TCP conversations seen.
+    pub fn tcp(&self) -> u64 {
+        self.tcp.len() as u64 + self.reused
+    }
+
+    /// UDP conversations seen.
+    pub fn udp(&self) -> u64 {
+        self.udp.len() as u64
+    }
+
+    /// Packets whose conversation is not counted, because as many as the limit allows were remembered already.
+    pub fn uncounted(&self) -> u64 {
+        self.uncounted
+    }
+
+    fn observe_tcp(&mut self, packet: &Packet<'_>) {
+        let Some((ends, sender)) = ends(packet) else { return };
+        let hash = self.key.hash_one(ends);
+        if let Some(bases) = self.tcp.get_mut(&hash) {
+            self.reused += u64::from(bases.observe(packet, sender));
+        } else if self.tcp.len() < self.limit {
+            self.tcp.entry(hash).or_default().observe(packet, sender);
+        } else {
+            self.uncounted += 1;
+        }
+    }
+
+    fn observe_udp(&mut self, packet: &Packet<'_>) {
+        let Some((ends, _)) = ends(packet) else { return };
+        let hash = self.key.hash_one(ends);
+        if self.udp.len() < self.limit {
+            self.udp.insert(hash);
+        } else if !self.udp.contains(&hash) {
+            self.uncounted += 1;
+        }
+    }
+}
+
+/// The sequence numbers that the two ends of a TCP conversation began with, where known.
+#[derive(Debug, Default)]
+struct Bases {
+    seq: [u32; 2],
+    known: [bool; 2],
+}
+
+impl Bases {
+    /// Takes note of a segment from end `sender`; true when it begins another conversation.
+    fn observe(&mut self, packet: &Packet<'_>, sender: usize) -> bool {
+        let syn = packet.tcp_flags & SYN != 0;
+        let ack = packet.tcp_flags & ACK != 0;
+        let again = syn && !ack && self.known[sender] && self.seq[sender] != packet.tcp_seq;
+        if again {
+            *self = Self::default();
+        }
+        // Seen from the middle, the number before the first one seen is as good a guess as any.
+        self.learn(sender, if syn { packet.tcp_seq } else { packet.tcp_seq.wrapping_sub(1) });
+        if ack {
+            self.learn(1 - sender, packet.tcp_ack.wrapping_sub(1));
+        }
+        again
+    }
+
+    fn learn(&mut self, end: usize, seq: u32) {
+        if !self.known[end] {
+            self.seq[end] = seq;
+            self.known[end] = true;
+        }
+    }
+}
+
+/// An address and a port.
+type End = (IpAddr, u16);
+
+/// The two ends in an order that does not depend on who speaks, and which of them spoke.
+fn ends(packet: &Packet<'_>) -> Option<([End; 2], usize)> {
+    let (src, dst) = match packet.addresses {
+        Addresses::None => return None,
+        Addresses::V4(src, dst) => (IpAddr::V4(src), IpAddr::V4(dst)),
+        Addresses::V6(src, dst) => (IpAddr::V6(src), IpAddr::V6(dst)),
+    };
+    let (src, dst) = ((src, packet.src_port), (dst, packet.dst_port));
+    Some(if src <= dst { ([src, dst], 0) } else { ([dst, src], 1) })
+}
+
+/// The keys are hashes already.
+type Hashed = BuildHasherDefault<Same>;
+
+#[derive(Default)]
+struct Same(u64);
+
+impl Hasher for Same {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Not called for a u64.
+        self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_gate::packet::Link;
+    use towpath_gate::wire;
+
+    use super::*;
+
+    /// A TCP segment or UDP datagram between two ends of 192.0.2.0/24, ports as given.
+    fn packet(protocol: u8, ends: ((u8, u16), (u8, u16)), flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+        let ((src, src_port), (dst, dst_port)) = ends;
+        let mut bytes = vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, protocol, 0, 0, 192, 0, 2, src, 192, 0, 2, dst];
+        bytes.extend(src_port.to_be_bytes());
+        bytes.extend(dst_port.to_be_bytes());
+        if protocol == proto::TCP {
+            bytes.extend(seq.to_be_bytes());
+            bytes.extend(ack.to_be_bytes());
+            bytes.extend([0x50, flags, 0, 0, 0, 0, 0, 0]);
+        } else {
+            bytes.extend([0, 8, 0, 0]);
+            bytes.resize(40, 0);
+        }
+        bytes
+    }
+
+    fn observe(seen: &mut Conversations, bytes: &[u8]) {
+        seen.observe(&wire::parse(Link::Ip, bytes, 0).expect("well-formed"));
+    }
+
+    const CLIENT: (u8, u16) = (1, 4242);
+    const SERVER: (u8, u16) = (2, 80);
+    const THERE: ((u8, u16), (u8, u16)) = (CLIENT, SERVER);
+    const BACK: ((u8, u16), (u8, u16)) = (SERVER, CLIENT);
+
+    #[test]
+    fn port_pairs_and_their_reuse() {
+        // Who to whom, flags, seq, ack, conversations after it.
+        let rows = [
+            (THERE, SYN, 100, 0, 1),
+            (THERE, SYN, 100, 0, 1),               // again, because no answer came
+            (BACK, SYN | ACK, 700, 101, 1),        //
+            (THERE, ACK, 101, 701, 1),             //
+            (BACK, ACK, 900, 150, 1),              //
+            (THERE, SYN, 5000, 0, 2),              // the port is used again
+            (THERE, SYN, 5000, 0, 2),              //
+            (BACK, SYN | ACK, 9000, 5001, 2),      //
+            (BACK, SYN, 9000, 0, 2),               // a simultaneous open
+            (BACK, SYN, 9001, 0, 3),               // the server calls
+            (((1, 4243), SERVER), ACK, 77, 88, 4), // seen from the middle
+            ((SERVER, (1, 4243)), SYN, 87, 0, 4),  // the SYN of that, late
+            (((1, 4243), SERVER), SYN, 76, 0, 4),  //
+            (((1, 4243), SERVER), SYN, 75, 0, 5),  //
+        ];
+        let mut seen = Conversations::new();
+        for (at, (ends, flags, seq, ack, expected)) in rows.into_iter().enumerate() {
+            observe(&mut seen, &packet(proto::TCP, ends, flags, seq, ack));
+            assert_eq!(seen.tcp(), expected, "row {at}");
+        }
+        assert_eq!(seen.udp(), 0);
+    }
+
+    #[test]
+    fn udp_both_ways_is_one() {
+        let mut seen = Conversations::new();
+        for ends in [THERE, BACK, THERE, (CLIENT, (2, 81)), ((1, 80), (2, 4242))] {
+            observe(&mut seen, &packet(proto::UDP, ends, 0, 0, 0));
+        }
+        assert_eq!((seen.udp(), seen.tcp(), seen.uncounted()), (3, 0, 0));
+    }
+
+    #[test]
+    fn other_protocols_and_later_fragments_are_none() {
+        let mut seen = Conversations::new();
+        observe(&mut seen, &packet(132, THERE, 0, 0, 0));
+        let mut later = packet(proto::UDP, THERE, 0, 0, 0);
+        later[7] = 1;
+        observe(&mut seen, &later);
+        assert_eq!((seen.udp(), seen.tcp()), (0, 0));
+        let mut first = packet(proto::UDP, THERE, 0, 0, 0);
+        first[6] = 0x20;
+        observe(&mut seen, &first);
+        assert_eq!(seen.udp(), 1);
+    }
+
+    #[test]
+    fn the_limit_holds() {
+        let mut seen = Conversations::with_limit(2);
+        for port in 1..=5 {
+            observe(&mut seen, &packet(proto::TCP, ((1, port), SERVER), SYN, 1, 0));
+            observe(&mut seen, &packet(proto::UDP, ((1, port), SERVER), 0, 0, 0));
+        }
+        // Known ones still count as known.
+        observe(&mut seen, &packet(proto::TCP, ((1, 2), SERVER), SYN, 1, 0));
+        observe(&mut seen, &packet(proto::UDP, ((1, 2), SERVER), 0, 0, 0));
+        assert_eq!((seen.tcp(), seen.udp(), seen.uncounted()), (2, 2, 6));
+    }
+}
