@@ -2,8 +2,8 @@
 //!
 //! A conversation is a pair of addresses and ports with a protocol, whichever end speaks. A TCP port pair that is used again
 //! counts again: a SYN whose sequence number is not the one that its sender began with starts the next conversation, as in
-//! Wireshark, whose counts these are meant to agree with. What counts is the packet that the gate sees: a tunnel is one
-//! conversation of its own (or none), whatever it carries, and a fragmented datagram counts with its first fragment.
+//! Wireshark, whose counts these are meant to agree with. What a tunnel carries counts too, beside the tunnel's own
+//! conversation if it has one. A fragmented datagram counts with its first fragment.
 //!
 //! Addresses are not kept. A conversation is remembered as 64 bits of a hash under a random key (SipHash), so that nobody
 //! outside can make two collide: a million conversations are one too few with a chance of 1 in 37 million. Memory is
@@ -15,10 +15,13 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::net::IpAddr;
 
 use towpath_gate::packet::{Addresses, Fragment, Packet};
-use towpath_gate::wire::proto;
+use towpath_gate::wire::{proto, tunnel};
 
 /// Conversations of each protocol that are remembered: what a hash table of 2^21 slots has room for.
 const LIMIT: usize = 7 << 18;
+
+/// Tunnels within tunnels that are looked through.
+const MAX_LAYERS: usize = 8;
 
 /// TCP flags (RFC 9293, 3.1).
 const SYN: u8 = 0x02;
@@ -77,6 +80,17 @@ impl Conversations {
 
     /// Takes note of one packet. Packets that are neither TCP nor UDP, and later fragments, belong to none.
     pub fn observe(&mut self, packet: &Packet<'_>) {
+        self.observe_layer(packet);
+        let mut layer = *packet;
+        for _ in 0..MAX_LAYERS {
+            // What a tunnel carries may well be malformed; then the tunnel's own packet is all there is to see.
+            let Ok(Some(inner)) = tunnel::inner(&layer) else { return };
+            self.observe_layer(&inner);
+            layer = inner;
+        }
+    }
+
+    fn observe_layer(&mut self, packet: &Packet<'_>) {
         if packet.fragment == Fragment::Later {
             return;
         }

@@ -54,7 +54,7 @@ pub(super) fn parse(packet: &mut Packet<'_>) -> Result<Network, Malformed> {
 
 /// A type field, and whatever tags follow it at `at`.
 #[inline]
-fn ethertype(packet: &mut Packet<'_>, kind: u16, at: usize) -> Result<Network, Malformed> {
+pub(super) fn ethertype(packet: &mut Packet<'_>, kind: u16, at: usize) -> Result<Network, Malformed> {
     match kind {
         ETHERTYPE_IP4 => {
             packet.ethertype = kind;

@@ -2,7 +2,8 @@
 //!
 //! What is looked at: the link header with its VLAN tags, IPv4 or IPv6 with its extension headers, and the first
 //! upper-layer header. What is not: checksums, the inside of tunnels (IP-in-IP, GRE, VXLAN, MPLS, PPPoE: the gate decides
-//! the packet that carries them), and IPv4's AH (as in ipfw, where `proto ah` is the end).
+//! the packet that carries them; [`tunnel::inner`] reads on for those who count), and IPv4's AH (as in ipfw, where
+//! `proto ah` is the end).
 //!
 //! Three answers, never a panic:
 //! - a packet whose headers were read;
@@ -26,6 +27,7 @@ mod view;
 
 pub mod edit;
 pub mod ext6;
+pub mod tunnel;
 
 pub use ip4::{DF, MF, RF};
 pub use malformed::Malformed;
@@ -100,8 +102,16 @@ pub mod proto {
 /// ```
 #[inline]
 pub fn parse(link: Link, frame: &[u8], wire_len: u32) -> Result<Packet<'_>, Malformed> {
+    let mut packet = blank(link, frame, wire_len);
+    let network = link::parse(&mut packet)?;
+    finish(packet, network)
+}
+
+/// A packet of which nothing has been read.
+#[inline]
+fn blank(link: Link, frame: &[u8], wire_len: u32) -> Packet<'_> {
     let captured = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-    let mut packet = Packet {
+    Packet {
         frame,
         wire_len: wire_len.max(captured),
         link,
@@ -124,8 +134,13 @@ pub fn parse(link: Link, frame: &[u8], wire_len: u32) -> Result<Packet<'_>, Malf
         icmp_type: 0,
         icmp_code: 0,
         ext6: 0,
-    };
-    match link::parse(&mut packet)? {
+    }
+}
+
+/// Reads on from the network header.
+#[inline]
+fn finish(mut packet: Packet<'_>, network: link::Network) -> Result<Packet<'_>, Malformed> {
+    match network {
         link::Network::Ip4 => ip4::parse(&mut packet)?,
         link::Network::Ip6 => ip6::parse(&mut packet)?,
         link::Network::Other => {}

@@ -1,0 +1,363 @@
+//! What a tunnel carries.
+//!
+//! The gate decides packets, not what is inside them: rules never see an inner packet. What counts or reports traffic may
+//! want to, and asks here, one layer at a time.
+//!
+//! Known are: IP in IP (RFC 2003, 2473, 4213), GRE with IP, Ethernet, PPP (PPTP), MPLS and ERSPAN inside (RFC 2784, 2637),
+//! MPLS (RFC 3032, 4023, 4385), PPPoE sessions (RFC 2516), AH under IPv4 (RFC 4302), EtherIP (RFC 3378), Ethernet in IPv6
+//! (RFC 8986), provider backbone bridges (802.1ah), VN-Tag, E-Tag (802.1BR), NSH (RFC 8300), and in UDP: VXLAN (RFC 7348)
+//! and VXLAN-GPE, Geneve (RFC 8926), GTP-U (3GPP TS 29.281), Teredo (RFC 4380), L2TP (RFC 2661). Not known: IPsec ESP,
+//! compression, 802.11 frames, tunnels on ports of their own.
+
+use super::link;
+use super::{Malformed, be16, blank, bytes, finish, proto, upper, wire_end};
+use crate::packet::{Addresses, Fragment, Link, Packet};
+
+/// The packet that `packet` carries; `None` when it carries none that is known, or is a fragment.
+///
+/// Its `frame` is the part of the outer frame from where it begins. One that is carried without a link header (MPLS, PPP)
+/// has link [`Link::Ip`]; one behind an EtherType alone, [`Link::Other`].
+///
+/// # Errors
+///
+/// [`Malformed`] when what is carried is malformed.
+///
+/// # Examples
+///
+/// ```
+/// use towpath_gate::packet::Link;
+/// use towpath_gate::wire::{self, tunnel};
+///
+/// let frame = [
+///     0x45, 0, 0, 48, 0, 0, 0, 0, 64, 4, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4, carrying IPv4
+///     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, // that carries UDP
+///     0, 53, 0x10, 0x92, 0, 8, 0, 0,
+/// ];
+/// let outer = wire::parse(Link::Ip, &frame, 48)?;
+/// let inner = tunnel::inner(&outer)?.expect("a tunnel");
+/// assert_eq!((inner.src_port, inner.dst_port), (53, 4242));
+/// assert!(tunnel::inner(&inner)?.is_none());
+/// # Ok::<(), wire::Malformed>(())
+/// ```
+#[inline]
+pub fn inner<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
+    match (packet.addresses, packet.proto) {
+        (Addresses::None, _) if packet.ethertype < 0x8847 => Ok(None),
+        (_, proto::TCP | proto::ICMP | proto::ICMP6) if packet.ethertype != 0 => Ok(None),
+        (_, proto::UDP) if !UDP_PORTS.contains(&packet.dst_port) && !UDP_PORTS.contains(&packet.src_port) => {
+            Ok(None)
+        }
+        _ if packet.fragment != Fragment::Whole => Ok(None),
+        _ => carried(packet),
+    }
+}
+
+/// Protocols that carry packets (IANA, Assigned Internet Protocol Numbers).
+const IPIP: u8 = 4;
+const IPV6: u8 = 41;
+const GRE: u8 = 47;
+const ETHERIP: u8 = 97;
+const MPLS: u8 = 137;
+const ETHERNET: u8 = 143;
+
+/// UDP ports of tunnels (IANA, Service Name and Port Number Registry).
+const L2TP: u16 = 1701;
+const GTP_U: u16 = 2152;
+const TEREDO: u16 = 3544;
+const VXLAN: u16 = 4789;
+const VXLAN_GPE: u16 = 4790;
+const GENEVE: u16 = 6081;
+const UDP_PORTS: [u16; 6] = [VXLAN, GENEVE, GTP_U, TEREDO, L2TP, VXLAN_GPE];
+
+/// EtherTypes of tunnels (IANA, IEEE 802 Numbers).
+const ETHERTYPE_IP4: u16 = 0x0800;
+const ETHERTYPE_ERSPAN_III: u16 = 0x22eb;
+const ETHERTYPE_TEB: u16 = 0x6558;
+const ETHERTYPE_IP6: u16 = 0x86dd;
+const ETHERTYPE_PPP: u16 = 0x880b;
+const ETHERTYPE_MPLS: u16 = 0x8847;
+const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
+const ETHERTYPE_PPPOE: u16 = 0x8864;
+const ETHERTYPE_ERSPAN: u16 = 0x88be;
+const ETHERTYPE_PBB: u16 = 0x88e7;
+const ETHERTYPE_VNTAG: u16 = 0x8926;
+const ETHERTYPE_ETAG: u16 = 0x893f;
+const ETHERTYPE_NSH: u16 = 0x894f;
+
+/// What is left of a packet behind a header: bytes captured, and how many there were on the wire.
+#[derive(Clone, Copy)]
+struct Body<'a> {
+    bytes: &'a [u8],
+    wire_len: usize,
+}
+
+impl<'a> Body<'a> {
+    fn skip(self, length: usize) -> Option<Self> {
+        Some(Self { bytes: self.bytes.get(length..)?, wire_len: self.wire_len - length })
+    }
+
+    fn head<const N: usize>(self) -> Option<[u8; N]> {
+        self.bytes.first_chunk().copied()
+    }
+
+    fn wire_len(self) -> u32 {
+        u32::try_from(self.wire_len).unwrap_or(u32::MAX)
+    }
+}
+
+/// How the carried packet begins.
+enum Carried<'a> {
+    /// With an IP header of either version.
+    Ip(Body<'a>),
+    /// With an Ethernet header.
+    Ethernet(Body<'a>),
+    /// As the EtherType says.
+    EtherType(u16, Body<'a>),
+}
+
+fn carried<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
+    if packet.proto == proto::AH && matches!(packet.addresses, Addresses::V4(..)) {
+        return authenticated(packet);
+    }
+    let carried = match packet.addresses {
+        Addresses::None => {
+            let bytes = packet.frame.get(packet.network..).unwrap_or(&[]);
+            let body = Body { bytes, wire_len: wire_end(packet) - packet.network };
+            behind_ethertype(packet.ethertype, body)
+        }
+        Addresses::V4(..) | Addresses::V6(..) => in_ip(packet),
+    };
+    let inner = match carried {
+        None => return Ok(None),
+        Some(Carried::Ip(body)) => super::parse(Link::Ip, body.bytes, body.wire_len())?,
+        Some(Carried::Ethernet(body)) => super::parse(Link::Ethernet, body.bytes, body.wire_len())?,
+        Some(Carried::EtherType(kind, body)) => {
+            let mut inner = blank(Link::Other, body.bytes, body.wire_len());
+            let network = link::ethertype(&mut inner, kind, 0)?;
+            finish(inner, network)?
+        }
+    };
+    Ok(Some(inner))
+}
+
+/// The same packet, read on behind its authentication header.
+fn authenticated<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
+    let Some([next, length]) = bytes::<2>(packet.frame, packet.transport) else { return Ok(None) };
+    let at = packet.transport + (usize::from(*length) + 2) * 4;
+    let end = packet.network + packet.ip_len as usize;
+    if at > end {
+        return Err(Malformed::UpperCut);
+    }
+    let mut inner = *packet;
+    inner.proto = *next;
+    upper::parse(&mut inner, at, end)?;
+    Ok(Some(inner))
+}
+
+fn in_ip<'a>(packet: &Packet<'a>) -> Option<Carried<'a>> {
+    let end = packet.transport + packet.transport_len;
+    let wire_end = packet.network + packet.ip_len as usize;
+    let body = Body {
+        bytes: packet.frame.get(packet.transport..end)?,
+        wire_len: wire_end.checked_sub(packet.transport)?,
+    };
+    match packet.proto {
+        IPIP | IPV6 => Some(Carried::Ip(body)),
+        GRE => gre(body),
+        // Version 3 and twelve bits reserved.
+        ETHERIP => Some(Carried::Ethernet(body.skip(2)?)),
+        MPLS => mpls(body),
+        ETHERNET => Some(Carried::Ethernet(body)),
+        proto::UDP => in_udp(packet, body.skip(8)?),
+        _ => None,
+    }
+}
+
+fn behind_ethertype(kind: u16, body: Body<'_>) -> Option<Carried<'_>> {
+    match kind {
+        ETHERTYPE_IP4 | ETHERTYPE_IP6 => Some(Carried::Ip(body)),
+        ETHERTYPE_TEB => Some(Carried::Ethernet(body)),
+        ETHERTYPE_PPP => ppp(body),
+        ETHERTYPE_MPLS | ETHERTYPE_MPLS_UPSTREAM => mpls(body),
+        // Version 1, type 1, code 0 (session data), session, length.
+        ETHERTYPE_PPPOE => match body.head()? {
+            [0x11, 0x00] => ppp(body.skip(6)?),
+            _ => None,
+        },
+        ETHERTYPE_PBB => Some(Carried::Ethernet(body.skip(4)?)),
+        ETHERTYPE_VNTAG => tagged(body.skip(4)?),
+        ETHERTYPE_ETAG => tagged(body.skip(6)?),
+        ETHERTYPE_NSH => nsh(body),
+        _ => None,
+    }
+}
+
+/// The rest of a tag: an EtherType, and what it stands for.
+fn tagged(body: Body<'_>) -> Option<Carried<'_>> {
+    Some(Carried::EtherType(be16(body.head()?), body.skip(2)?))
+}
+
+/// Generic routing encapsulation, version 0 (RFC 2784, RFC 2890) and version 1 (PPTP, RFC 2637, 4.1).
+fn gre(body: Body<'_>) -> Option<Carried<'_>> {
+    const CHECKSUM: u16 = 0x8000;
+    const ROUTING: u16 = 0x4000;
+    const KEY: u16 = 0x2000;
+    const SEQUENCE: u16 = 0x1000;
+    const ACKNOWLEDGEMENT: u16 = 0x0080;
+
+    let [f0, f1, k0, k1] = body.head()?;
+    let (flags, kind) = (be16([f0, f1]), be16([k0, k1]));
+    let optional = match flags & 0x7 {
+        0 if flags & ROUTING == 0 => flags & (CHECKSUM | KEY | SEQUENCE),
+        1 => flags & (KEY | SEQUENCE | ACKNOWLEDGEMENT),
+        _ => return None,
+    };
+    let body = body.skip(4 + 4 * optional.count_ones() as usize)?;
+    match kind {
+        // Type I has no header of its own, type II has one of eight bytes and comes with a sequence number.
+        ETHERTYPE_ERSPAN if flags & SEQUENCE == 0 => Some(Carried::Ethernet(body)),
+        ETHERTYPE_ERSPAN => Some(Carried::Ethernet(body.skip(8)?)),
+        // The last bit says whether eight bytes more follow.
+        ETHERTYPE_ERSPAN_III => {
+            let header: [u8; 12] = body.head()?;
+            Some(Carried::Ethernet(body.skip(if header[11] & 1 == 0 { 12 } else { 20 })?))
+        }
+        0x8100 | 0x88a8 => Some(Carried::EtherType(kind, body)),
+        _ => behind_ethertype(kind, body),
+    }
+}
+
+/// A stack of labels; nothing says what is behind the last one, so the first nibble is asked (RFC 4385, 3).
+fn mpls(mut body: Body<'_>) -> Option<Carried<'_>> {
+    const BOTTOM_OF_STACK: u8 = 0x01;
+    loop {
+        let label: [u8; 4] = body.head()?;
+        body = body.skip(4)?;
+        if label[2] & BOTTOM_OF_STACK != 0 {
+            break;
+        }
+    }
+    match body.head::<1>()?[0] >> 4 {
+        4 | 6 => Some(Carried::Ip(body)),
+        // A control word, and most likely Ethernet.
+        0 => Some(Carried::Ethernet(body.skip(4)?)),
+        _ => None,
+    }
+}
+
+/// The point-to-point protocol (RFC 1661), with or without address and control, with a protocol field of two bytes or one.
+fn ppp(body: Body<'_>) -> Option<Carried<'_>> {
+    let body = if body.head() == Some([0xff, 0x03]) { body.skip(2)? } else { body };
+    let (protocol, body) = match body.head()? {
+        [low, _] if low & 1 != 0 => (u16::from(low), body.skip(1)?),
+        protocol => (be16(protocol), body.skip(2)?),
+    };
+    match protocol {
+        0x0021 | 0x0057 => Some(Carried::Ip(body)),
+        0x0281 | 0x0283 => mpls(body),
+        _ => None,
+    }
+}
+
+/// Network service header: its length counts words of four bytes.
+fn nsh(body: Body<'_>) -> Option<Carried<'_>> {
+    let [_, length, _, next] = body.head()?;
+    let body = body.skip(usize::from(length & 0x3f) * 4)?;
+    match next {
+        1 | 2 => Some(Carried::Ip(body)),
+        3 => Some(Carried::Ethernet(body)),
+        5 => mpls(body),
+        _ => None,
+    }
+}
+
+/// Tunnels in UDP; the destination is asked first, since the source port of most is only there to spread flows.
+fn in_udp<'a>(packet: &Packet<'a>, body: Body<'a>) -> Option<Carried<'a>> {
+    let port = if UDP_PORTS.contains(&packet.dst_port) { packet.dst_port } else { packet.src_port };
+    match port {
+        // The flag that says that there is a network identifier.
+        VXLAN if body.head::<1>()?[0] & 0x08 != 0 => Some(Carried::Ethernet(body.skip(8)?)),
+        VXLAN_GPE => {
+            let [_, _, _, next] = body.head()?;
+            let body = body.skip(8)?;
+            match next {
+                1 | 2 => Some(Carried::Ip(body)),
+                3 => Some(Carried::Ethernet(body)),
+                4 => nsh(body),
+                5 => mpls(body),
+                _ => None,
+            }
+        }
+        // Version 0; options in words of four bytes.
+        GENEVE => {
+            let [first, _, k0, k1] = body.head()?;
+            if first >> 6 != 0 {
+                return None;
+            }
+            behind_ethertype(be16([k0, k1]), body.skip(8 + usize::from(first & 0x3f) * 4)?)
+        }
+        GTP_U => gtp(body),
+        TEREDO => teredo(body),
+        L2TP => l2tp(body),
+        _ => None,
+    }
+}
+
+/// GTP-U, version 1: a T-PDU (3GPP TS 29.281, 5.1 and 5.2).
+fn gtp(body: Body<'_>) -> Option<Carried<'_>> {
+    const T_PDU: u8 = 255;
+    const EXTENSION: u8 = 0x04;
+
+    let [flags, T_PDU] = body.head()? else { return None };
+    // Version 1, protocol type GTP.
+    if flags & 0xf0 != 0x30 {
+        return None;
+    }
+    // Any of the three flags brings all three fields.
+    if flags & 0x07 == 0 {
+        return Some(Carried::Ip(body.skip(8)?));
+    }
+    let optional: [u8; 12] = body.head()?;
+    let mut next = if flags & EXTENSION != 0 { optional[11] } else { 0 };
+    let mut body = body.skip(12)?;
+    while next != 0 {
+        let length = usize::from(body.head::<1>()?[0]) * 4;
+        next = *body.bytes.get(length.checked_sub(1)?)?;
+        body = body.skip(length)?;
+    }
+    Some(Carried::Ip(body))
+}
+
+/// Teredo: IPv6 behind indications of authentication and of origin (RFC 4380, 5.1.1).
+fn teredo(mut body: Body<'_>) -> Option<Carried<'_>> {
+    if body.head() == Some([0x00, 0x01]) {
+        let [_, _, client_len, auth_len] = body.head()?;
+        body = body.skip(13 + usize::from(client_len) + usize::from(auth_len))?;
+    }
+    if body.head() == Some([0x00, 0x00]) {
+        body = body.skip(8)?;
+    }
+    (body.head::<1>()?[0] >> 4 == 6).then_some(Carried::Ip(body))
+}
+
+/// L2TP version 2, a data message (RFC 2661, 3.1).
+fn l2tp(body: Body<'_>) -> Option<Carried<'_>> {
+    const TYPE: u16 = 0x8000;
+    const LENGTH: u16 = 0x4000;
+    const SEQUENCE: u16 = 0x0800;
+    const OFFSET: u16 = 0x0200;
+
+    let flags = be16(body.head()?);
+    if flags & TYPE != 0 || flags & 0x000f != 2 {
+        return None;
+    }
+    // Flags, tunnel and session, and what the flags bring.
+    let mut length = 6;
+    length += if flags & LENGTH != 0 { 2 } else { 0 };
+    length += if flags & SEQUENCE != 0 { 4 } else { 0 };
+    if flags & OFFSET != 0 {
+        let offset = body.skip(length)?.head()?;
+        length += 2 + usize::from(be16(offset));
+    }
+    ppp(body.skip(length)?)
+}
