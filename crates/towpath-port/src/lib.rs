@@ -1,1 +1,42 @@
 //! Where packets come from and go to.
+//!
+//! A [`Port`] receives and sends frames in batches; a [`Burst`] is the reusable memory of one batch. The drivers here
+//! need no privilege: [`pcap`] files in and out, and [`Loopback`] for tests and for programs that bring their own
+//! packets.
+//!
+//! ```no_run
+//! use towpath_port::{Burst, Port, Received, pcap};
+//!
+//! let mut port = pcap::Reader::open("office.pcap")?;
+//! let mut burst = Burst::new(64);
+//! while port.receive(&mut burst)? != Received::End {
+//!     for frame in burst.iter() {
+//!         println!("{} ns, {} bytes of {}", frame.time_ns, frame.bytes.len(), frame.link);
+//!     }
+//! }
+//! if let Some(warning) = port.warning() {
+//!     eprintln!("{warning}");
+//! }
+//! # Ok::<(), towpath_port::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod burst;
+#[cfg(any(test, feature = "test-util"))]
+pub mod conformance;
+mod error;
+mod link;
+mod loopback;
+pub mod pcap;
+mod port;
+
+pub use burst::{Burst, Frame, Full};
+pub use error::Error;
+pub use link::{Header, LinkType};
+pub use loopback::Loopback;
+pub use port::{Caps, Port, Received};
+
+/// The longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.
+///
+/// A BIG TCP packet (more than 65,535 bytes) fits; a length beyond this is a lie or a damaged file.
+pub const MAX_FRAME: usize = 262_144;

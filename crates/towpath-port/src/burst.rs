@@ -1,0 +1,195 @@
+//! The memory of one batch of frames.
+//!
+//! Frames lie one behind the other in one growing piece of memory that is emptied, not freed, by [`Burst::clear`]: a
+//! burst that has seen its largest batch allocates no more. Both its frames and its bytes are bounded.
+
+use crate::{LinkType, MAX_FRAME};
+
+/// One frame and what its port knows about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// The captured bytes, link header first.
+    pub bytes: &'a [u8],
+    /// Bytes that the frame had on the wire; never less than `bytes.len()`.
+    pub wire_len: u32,
+    /// When it arrived, in nanoseconds since 1970-01-01 UTC.
+    pub time_ns: u64,
+    /// How it begins.
+    pub link: LinkType,
+    /// The port's number for the interface it came from; 0 when the port has only one.
+    pub interface: u32,
+}
+
+/// A burst of frames: reusable, bounded memory that ports receive into.
+///
+/// ```
+/// use towpath_port::{Burst, Frame, LinkType};
+///
+/// let mut burst = Burst::new(32);
+/// let frame = Frame { bytes: b"abc", wire_len: 3, time_ns: 0, link: LinkType::RAW, interface: 0 };
+/// burst.push(frame).unwrap();
+/// assert_eq!(burst.frame(0), frame);
+/// ```
+#[derive(Debug)]
+pub struct Burst {
+    frames: Vec<Entry>,
+    bytes: Vec<u8>,
+    max_frames: usize,
+    max_bytes: usize,
+}
+
+/// The burst has no room for the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl Burst {
+    /// An empty burst of at most `max_frames` frames (at least one) and 2 KiB for each, but always room for one
+    /// of the longest frames.
+    pub fn new(max_frames: usize) -> Self {
+        Self::with_bytes(max_frames, max_frames.saturating_mul(2048))
+    }
+
+    /// An empty burst of at most `max_frames` frames (at least one) and `max_bytes` bytes (at least
+    /// [`MAX_FRAME`], at most 4 GiB less one byte).
+    pub fn with_bytes(max_frames: usize, max_bytes: usize) -> Self {
+        Self {
+            frames: Vec::new(),
+            bytes: Vec::new(),
+            max_frames: max_frames.max(1),
+            max_bytes: max_bytes.clamp(MAX_FRAME, u32::MAX as usize),
+        }
+    }
+
+    /// Adds a copy of `frame`.
+    ///
+    /// # Errors
+    /// [`Full`] when it does not fit; the burst is unchanged.
+    #[inline]
+    pub fn push(&mut self, frame: Frame<'_>) -> Result<(), Full> {
+        let len = frame.bytes.len();
+        if self.is_full() || len > self.max_bytes - self.bytes.len() {
+            return Err(Full);
+        }
+        let entry = Entry {
+            start: self.bytes.len() as u32,
+            len: len as u32,
+            wire_len: frame.wire_len.max(len as u32),
+            interface: frame.interface,
+            time_ns: frame.time_ns,
+            link: frame.link,
+        };
+        self.bytes.extend_from_slice(frame.bytes);
+        self.frames.push(entry);
+        Ok(())
+    }
+
+    /// Forgets the frames, keeps the memory.
+    pub fn clear(&mut self) {
+        self.frames.clear();
+        self.bytes.clear();
+    }
+
+    /// How many frames there are.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether there is no frame.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Whether it holds as many frames as it may. (One that is too long for what is left of the bytes is refused
+    /// earlier.)
+    pub fn is_full(&self) -> bool {
+        self.frames.len() >= self.max_frames
+    }
+
+    /// The frame at `index`.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Burst::len`].
+    #[inline]
+    pub fn frame(&self, index: usize) -> Frame<'_> {
+        let entry = &self.frames[index];
+        Frame {
+            bytes: &self.bytes[entry.range()],
+            wire_len: entry.wire_len,
+            time_ns: entry.time_ns,
+            link: entry.link,
+            interface: entry.interface,
+        }
+    }
+
+    /// The bytes of the frame at `index`, to be changed in place.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Burst::len`].
+    pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        let range = self.frames[index].range();
+        &mut self.bytes[range]
+    }
+
+    /// The frames in the order they came.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Frame<'_>> + Clone {
+        (0..self.len()).map(|index| self.frame(index))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    start: u32,
+    len: u32,
+    wire_len: u32,
+    interface: u32,
+    time_ns: u64,
+    link: LinkType,
+}
+
+impl Entry {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.start as usize..(self.start + self.len) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(bytes: &[u8]) -> Frame<'_> {
+        Frame { bytes, wire_len: 0, time_ns: 7, link: LinkType::ETHERNET, interface: 3 }
+    }
+
+    #[test]
+    fn is_bounded_in_frames_and_bytes() {
+        let mut burst = Burst::new(2);
+        assert_eq!(burst.push(frame(b"one")), Ok(()));
+        assert_eq!(burst.push(frame(b"two")), Ok(()));
+        assert_eq!(burst.push(frame(b"three")), Err(Full));
+
+        let mut burst = Burst::with_bytes(10, 0);
+        assert_eq!(burst.push(frame(&vec![1; MAX_FRAME])), Ok(()));
+        assert_eq!(burst.push(frame(b"x")), Err(Full));
+        assert_eq!(burst.len(), 1);
+    }
+
+    #[test]
+    fn a_warm_burst_keeps_its_memory() {
+        let mut burst = Burst::new(64);
+        let fill = |burst: &mut Burst| (0..64).for_each(|_| burst.push(frame(&[9; 1500])).unwrap());
+        fill(&mut burst);
+        let at = (burst.bytes.as_ptr(), burst.frames.as_ptr());
+        burst.clear();
+        fill(&mut burst);
+        assert_eq!((burst.bytes.as_ptr(), burst.frames.as_ptr()), at);
+    }
+
+    #[test]
+    fn wire_len_is_never_below_the_captured_length() {
+        let mut burst = Burst::new(1);
+        burst.push(frame(b"four")).unwrap();
+        assert_eq!(burst.frame(0).wire_len, 4);
+        burst.bytes_mut(0)[0] = b'F';
+        assert_eq!(burst.iter().next().unwrap().bytes, b"Four");
+    }
+}

@@ -1,0 +1,72 @@
+use std::io;
+
+use crate::LinkType;
+
+/// Why a port cannot go on. Every message names the port and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file could not be opened or created.
+    #[error("{name}: cannot open: {source}")]
+    Open {
+        /// Path of the file.
+        name: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Reading or writing failed.
+    #[error("{name}: {source}")]
+    Io {
+        /// Name of the port.
+        name: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file is neither pcap nor pcapng (nor one of them under gzip).
+    #[error("{name}: not a capture: {reason}; expected pcap or pcapng, plain or gzipped")]
+    NotACapture {
+        /// Path of the file.
+        name: String,
+        /// What was found instead.
+        reason: String,
+    },
+    /// A pcap file has one link type, and a frame of another was to be written to it.
+    #[error(
+        "{name}: a pcap file holds one link type, this one {file}; a frame of {frame} does not fit: \
+         write a .pcapng file, which holds both"
+    )]
+    LinkTypes {
+        /// Path of the file.
+        name: String,
+        /// Link type that the file began with.
+        file: LinkType,
+        /// Link type of the frame that was refused.
+        frame: LinkType,
+    },
+    /// A pcap file counts seconds in 32 bits, and a frame's time is after 2106-02-07.
+    #[error(
+        "{name}: a pcap file's times end in 2106, this frame's is {time_ns} ns since 1970: write a .pcapng file"
+    )]
+    Time {
+        /// Path of the file.
+        name: String,
+        /// Time of the frame that was refused.
+        time_ns: u64,
+    },
+    /// The frame is longer than [`MAX_FRAME`](crate::MAX_FRAME).
+    #[error("{name}: a frame of {len} bytes is longer than the {} that a port carries", crate::MAX_FRAME)]
+    TooLong {
+        /// Name of the port.
+        name: String,
+        /// Length of the frame in bytes.
+        len: usize,
+    },
+    /// This port does not do what was asked: a capture that is read cannot be sent to, nor the reverse.
+    #[error("{name}: cannot {verb}, this port goes the other way")]
+    Direction {
+        /// Name of the port.
+        name: String,
+        /// `send` or `receive`.
+        verb: &'static str,
+    },
+}

@@ -1,0 +1,142 @@
+use std::collections::VecDeque;
+
+use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
+
+/// A port in memory: what is sent to it is received from it, in order.
+///
+/// Holds at most the number of frames it was made for; when it is full it takes no more, and the sender keeps the rest.
+///
+/// ```
+/// use towpath_port::{Burst, Frame, LinkType, Loopback, Port, Received};
+///
+/// let mut port = Loopback::new("lo0", 16);
+/// let frame = Frame { bytes: b"hello", wire_len: 5, time_ns: 1, link: LinkType::RAW, interface: 0 };
+/// assert_eq!(port.send(&mut std::iter::once(frame))?, 1);
+///
+/// let mut burst = Burst::new(8);
+/// assert_eq!(port.receive(&mut burst)?, Received::Frames);
+/// assert_eq!(burst.frame(0).bytes, b"hello");
+/// # Ok::<(), towpath_port::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Loopback {
+    name: String,
+    queue: VecDeque<Held>,
+    /// Memory of frames that have left, for those that come.
+    spare: Vec<Vec<u8>>,
+    capacity: usize,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Held {
+    bytes: Vec<u8>,
+    wire_len: u32,
+    time_ns: u64,
+    link: LinkType,
+    interface: u32,
+}
+
+impl Loopback {
+    /// A loopback port that holds at most `capacity` frames.
+    pub fn new(name: impl Into<String>, capacity: usize) -> Self {
+        Self { name: name.into(), queue: VecDeque::new(), spare: Vec::new(), capacity, closed: false }
+    }
+
+    /// Frames that were sent and not yet received.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether nothing waits to be received.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// No more will be sent: [`Port::receive`] answers [`Received::End`] once the queue is empty.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+}
+
+impl Port for Loopback {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { receive: true, send: true, ends: true, timestamps: true }
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        burst.clear();
+        while let Some(held) = self.queue.front() {
+            if burst.push(held.frame()).is_err() {
+                break;
+            }
+            self.spare.extend(self.queue.pop_front().map(|held| held.bytes));
+        }
+        Ok(match (burst.is_empty(), self.closed) {
+            (false, _) => Received::Frames,
+            (true, false) => Received::Nothing,
+            (true, true) => Received::End,
+        })
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        let mut sent = 0;
+        while !self.closed && self.queue.len() < self.capacity {
+            let Some(frame) = frames.next() else { break };
+            let len = frame.bytes.len();
+            if len > MAX_FRAME {
+                return Err(Error::TooLong { name: self.name.clone(), len });
+            }
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            bytes.clear();
+            bytes.extend_from_slice(frame.bytes);
+            let Frame { wire_len, time_ns, link, interface, .. } = frame;
+            self.queue.push_back(Held {
+                bytes,
+                wire_len: wire_len.max(len as u32),
+                time_ns,
+                link,
+                interface,
+            });
+            sent += 1;
+        }
+        Ok(sent)
+    }
+}
+
+impl Held {
+    fn frame(&self) -> Frame<'_> {
+        let Self { bytes, wire_len, time_ns, link, interface } = self;
+        Frame { bytes, wire_len: *wire_len, time_ns: *time_ns, link: *link, interface: *interface }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_takes_no_more_and_leaves_the_rest_with_the_sender() {
+        let mut port = Loopback::new("lo0", 2);
+        let frame = Frame { bytes: b"x", wire_len: 1, time_ns: 0, link: LinkType::RAW, interface: 0 };
+        let mut frames = std::iter::repeat_n(frame, 5);
+        assert_eq!(port.send(&mut frames).unwrap(), 2);
+        assert_eq!(frames.len(), 3);
+        assert_eq!(port.len(), 2);
+    }
+
+    #[test]
+    fn closed_is_the_end_once_empty() {
+        let mut port = Loopback::new("lo0", 2);
+        let frame = Frame { bytes: b"x", wire_len: 1, time_ns: 0, link: LinkType::RAW, interface: 0 };
+        port.send(&mut std::iter::once(frame)).unwrap();
+        port.close();
+        let mut burst = Burst::new(4);
+        assert_eq!(port.receive(&mut burst).unwrap(), Received::Frames);
+        assert_eq!(port.receive(&mut burst).unwrap(), Received::End);
+    }
+}

@@ -1,0 +1,300 @@
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::classic::{self, Classic};
+use super::input::{Filled, Input};
+use super::ng::{self, Ng};
+use super::{Resolution, Step};
+use crate::{Burst, Caps, Error, Frame, Port, Received};
+
+/// A capture file as a port that only receives.
+///
+/// Streams: whatever the file's size, it holds about 1 MiB of it. A damaged or truncated file is no error: what is
+/// whole before the damage is received, then comes the end, and [`Reader::warning`] tells.
+///
+/// ```
+/// use towpath_port::{Burst, Port, Received, pcap};
+///
+/// // A pcap header (microseconds, Ethernet) and one packet of 3 bytes.
+/// let file = [
+///     &[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0][..],
+///     &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 60, 0, 0, 0, b'a', b'b', b'c'],
+/// ]
+/// .concat();
+/// let mut port = pcap::Reader::new("memory", std::io::Cursor::new(file))?;
+/// let mut burst = Burst::new(32);
+/// assert_eq!(port.receive(&mut burst)?, Received::Frames);
+/// assert_eq!(burst.frame(0).bytes, b"abc");
+/// assert_eq!((burst.frame(0).wire_len, burst.frame(0).time_ns), (60, 1_000_002_000));
+/// assert_eq!(port.receive(&mut burst)?, Received::End);
+/// assert!(port.warning().is_none());
+/// # Ok::<(), towpath_port::Error>(())
+/// ```
+pub struct Reader {
+    name: String,
+    input: Input,
+    format: Format,
+    /// Size of the file, when it is one.
+    total: Option<u64>,
+    packets: u64,
+    warning: Option<Warning>,
+    ended: bool,
+}
+
+enum Format {
+    Classic(Classic),
+    Ng(Ng),
+}
+
+/// A file was used only in part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// Name of the port: the file's path.
+    pub name: String,
+    /// Where the first record that is not whole begins, in bytes from the start (of the uncompressed data, when the
+    /// file is gzipped).
+    pub offset: u64,
+    /// Packets before it, all of them received.
+    pub packets: u64,
+    /// What is wrong there.
+    pub damage: Damage,
+    /// Whether the file is gzipped.
+    pub gzip: bool,
+}
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Damage {
+    /// It ends in the middle of a record.
+    Truncated,
+    /// It goes on with something that cannot be read; why.
+    Corrupt(String),
+}
+
+/// How far a file has been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes taken from the file, compressed if it is.
+    pub taken: u64,
+    /// Bytes that the file has; `None` for a pipe.
+    pub total: Option<u64>,
+}
+
+impl Reader {
+    /// Opens the capture at `path`; `-` is standard input. The port's name is the path.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Io`], and [`Error::NotACapture`] for anything that does not begin with a whole file
+    /// header.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        if path.as_os_str() == "-" {
+            return Self::new("-", io::stdin());
+        }
+        let name = path.display().to_string();
+        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
+        let (metadata, file) = match opened {
+            Ok(opened) => opened,
+            Err(source) => return Err(Error::Open { name, source }),
+        };
+        let mut reader = Self::new(name, file)?;
+        reader.total = metadata.is_file().then_some(metadata.len());
+        Ok(reader)
+    }
+
+    /// Reads a capture from any stream; `name` is the port's name.
+    ///
+    /// # Errors
+    /// As [`Reader::open`].
+    pub fn new(name: impl Into<String>, reader: impl Read + Send + 'static) -> Result<Self, Error> {
+        let name = name.into();
+        let not_a_capture =
+            |reason: &str| Err(Error::NotACapture { name: name.clone(), reason: reason.into() });
+        let mut input = match Input::new(Box::new(reader)) {
+            Ok(input) => input,
+            Err(source) => return Err(Error::Io { name, source }),
+        };
+        while input.window().len() < classic::HEADER {
+            match input.fill() {
+                Ok(Filled::More) => {}
+                Ok(Filled::End) => break,
+                Err(error) if input.is_gzip() && is_damage(&error) => {
+                    return not_a_capture("it begins as gzip, but does not decompress");
+                }
+                Err(source) => return Err(Error::Io { name, source }),
+            }
+        }
+        let window = input.window();
+        let Some(magic) = window.first_chunk() else {
+            return not_a_capture(if window.is_empty() { "it is empty" } else { "it is too short" });
+        };
+        let format = if u32::from_le_bytes(*magic) == ng::SECTION_HEADER {
+            Format::Ng(Ng::new())
+        } else if !Classic::recognise(magic) {
+            return not_a_capture(&format!("it begins with the bytes {magic:02x?}"));
+        } else {
+            let Some(header) = window.first_chunk().and_then(Classic::parse) else {
+                return not_a_capture("its pcap header is cut short");
+            };
+            Format::Classic(header)
+        };
+        let total = None;
+        let mut reader = Self { name, input, format, total, packets: 0, warning: None, ended: false };
+        match reader.format {
+            Format::Classic(_) => reader.input.consume(classic::HEADER),
+            Format::Ng(_) => reader.first_section()?,
+        }
+        Ok(reader)
+    }
+
+    /// What of the file could not be used. Complete once [`Port::receive`] has said [`Received::End`].
+    pub fn warning(&self) -> Option<&Warning> {
+        self.warning.as_ref()
+    }
+
+    /// How much of the file has been read.
+    pub fn progress(&self) -> Progress {
+        Progress { taken: self.input.taken(), total: self.total }
+    }
+
+    /// Packets received so far.
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// How finely the file counts time, as far as it has been read.
+    pub fn resolution(&self) -> Resolution {
+        let nanos = match &self.format {
+            Format::Classic(header) => header.nanos(),
+            Format::Ng(section) => section.nanos(),
+        };
+        if nanos { Resolution::Nanos } else { Resolution::Micros }
+    }
+
+    /// A file that begins as pcapng is one only if its section header is whole.
+    fn first_section(&mut self) -> Result<(), Error> {
+        let reason = loop {
+            match self.format.next(self.input.window()) {
+                Step::Skip(len) => {
+                    self.input.skip(len);
+                    return Ok(());
+                }
+                Step::Corrupt(reason) => break reason,
+                Step::Frame { .. } | Step::More => {}
+            }
+            match self.input.fill() {
+                Ok(Filled::More) => {}
+                Err(error) if !(self.input.is_gzip() && is_damage(&error)) => {
+                    return Err(Error::Io { name: self.name.clone(), source: error });
+                }
+                Ok(Filled::End) | Err(_) => break "its pcapng section header is cut short".into(),
+            }
+        };
+        Err(Error::NotACapture { name: self.name.clone(), reason })
+    }
+
+    /// Reads more; `false` when there is no more, and the warning says why if it should not be so.
+    fn fill(&mut self) -> Result<bool, Error> {
+        match self.input.fill() {
+            Ok(Filled::More) => return Ok(true),
+            Ok(Filled::End) if !self.input.is_inside() => {}
+            Ok(Filled::End) => self.warn(Damage::Truncated),
+            Err(error) if !(self.input.is_gzip() && is_damage(&error)) => {
+                return Err(Error::Io { name: self.name.clone(), source: error });
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.warn(Damage::Truncated),
+            Err(error) => self.warn(Damage::Corrupt(format!("gzip: {error}"))),
+        }
+        Ok(false)
+    }
+
+    fn warn(&mut self, damage: Damage) {
+        self.warning = Some(Warning {
+            name: self.name.clone(),
+            offset: self.input.offset(),
+            packets: self.packets,
+            damage,
+            gzip: self.input.is_gzip(),
+        });
+    }
+}
+
+impl Port for Reader {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { receive: true, ends: true, timestamps: true, ..Caps::default() }
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        burst.clear();
+        while !self.ended {
+            match self.format.next(self.input.window()) {
+                Step::Frame { frame, used } => {
+                    if burst.push(frame).is_err() {
+                        return Ok(Received::Frames);
+                    }
+                    self.packets += 1;
+                    self.input.consume(used);
+                }
+                Step::Skip(len) => self.input.skip(len),
+                // Reading may block (a pipe): what is there goes out first.
+                Step::More if !burst.is_empty() => return Ok(Received::Frames),
+                Step::More => self.ended = !self.fill()?,
+                Step::Corrupt(reason) => {
+                    self.warn(Damage::Corrupt(reason));
+                    self.ended = true;
+                }
+            }
+        }
+        Ok(if burst.is_empty() { Received::End } else { Received::Frames })
+    }
+
+    fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        Err(Error::Direction { name: self.name.clone(), verb: "send" })
+    }
+}
+
+impl Format {
+    #[inline]
+    fn next<'a>(&mut self, window: &'a [u8]) -> Step<'a> {
+        match self {
+            Self::Classic(header) => header.next(window),
+            Self::Ng(section) => section.next(window),
+        }
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader")
+            .field("name", &self.name)
+            .field("packets", &self.packets)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, offset, packets, damage, gzip } = self;
+        let of = if *gzip { " of its uncompressed data" } else { "" };
+        match damage {
+            Damage::Truncated => {
+                write!(f, "{name}: ends in the middle of a record that begins at byte {offset}{of}")?
+            }
+            Damage::Corrupt(reason) => write!(f, "{name}: damaged at byte {offset}{of}: {reason}")?,
+        }
+        write!(f, "; the {packets} packets before it are used")
+    }
+}
+
+/// Whether an error of the gzip decoder is about the file's contents and not about reading it.
+fn is_damage(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+    matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
+}

@@ -1,0 +1,281 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use super::{classic, ng};
+use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
+
+/// A capture file as a port that only sends.
+///
+/// Buffered: call [`Writer::finish`] at the end, which is also what writes the header of a file without packets.
+///
+/// ```
+/// use towpath_port::{Frame, LinkType, pcap};
+///
+/// let mut file = pcap::Writer::new("memory", Vec::new(), pcap::Format::PcapNg);
+/// let frame = Frame { bytes: b"abc", wire_len: 60, time_ns: 1, link: LinkType::ETHERNET, interface: 0 };
+/// file.write(frame, Some("dropped by rule 100"))?;
+/// file.finish()?;
+/// # Ok::<(), towpath_port::Error>(())
+/// ```
+pub struct Writer {
+    name: String,
+    out: BufWriter<Box<dyn Write + Send>>,
+    format: Format,
+    resolution: Resolution,
+    begun: Option<Begun>,
+}
+
+/// Which file format to write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Classic pcap: one link type, no comments, times until 2106.
+    #[default]
+    Pcap,
+    /// pcapng: any number of link types and interfaces, comments, times in nanoseconds.
+    PcapNg,
+}
+
+/// How finely a pcap file counts time. (pcapng is always written in nanoseconds.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resolution {
+    /// Microseconds: what every reader understands.
+    #[default]
+    Micros,
+    /// Nanoseconds.
+    Nanos,
+}
+
+/// What the file has begun with.
+enum Begun {
+    Pcap(LinkType),
+    PcapNg(Interfaces),
+}
+
+/// Numbers of the interfaces that have been described.
+#[derive(Default)]
+struct Interfaces {
+    numbers: HashMap<(LinkType, u32), u32>,
+    last: Option<((LinkType, u32), u32)>,
+}
+
+/// Interfaces that one file describes; those beyond share one for each link type.
+const MAX_INTERFACES: usize = 1 << 16;
+
+impl Format {
+    /// The format that the name of `path` asks for: pcapng when it ends in `.pcapng` or `.ntar`, pcap otherwise.
+    pub fn of(path: impl AsRef<Path>) -> Self {
+        match path.as_ref().extension().and_then(|extension| extension.to_str()) {
+            Some(extension) if ["pcapng", "ntar"].iter().any(|ng| extension.eq_ignore_ascii_case(ng)) => {
+                Self::PcapNg
+            }
+            _ => Self::Pcap,
+        }
+    }
+}
+
+impl Writer {
+    /// Creates (or empties) the file at `path`; `-` is standard output. The format is what the name asks for.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub fn create(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let format = Format::of(path);
+        if path.as_os_str() == "-" {
+            return Ok(Self::new("-", io::stdout(), format));
+        }
+        let name = path.display().to_string();
+        match File::create(path) {
+            Ok(file) => Ok(Self::new(name, file, format)),
+            Err(source) => Err(Error::Open { name, source }),
+        }
+    }
+
+    /// Writes a capture to any stream; `name` is the port's name.
+    pub fn new(name: impl Into<String>, out: impl Write + Send + 'static, format: Format) -> Self {
+        let out = BufWriter::with_capacity(1 << 17, Box::new(out) as Box<dyn Write + Send>);
+        Self { name: name.into(), out, format, resolution: Resolution::default(), begun: None }
+    }
+
+    /// Counts time in `resolution` (pcap only; microseconds otherwise). No effect once a frame was written: the file
+    /// has begun then.
+    pub fn set_resolution(&mut self, resolution: Resolution) {
+        self.resolution = resolution;
+    }
+
+    /// Writes one frame, with a comment where the format has comments (pcapng; at most 65,535 bytes of it are kept).
+    ///
+    /// # Errors
+    /// [`Error::LinkTypes`] and [`Error::Time`] when a pcap file cannot hold the frame, [`Error::TooLong`],
+    /// [`Error::Io`]. Unless it is `Io`, the file is as before.
+    pub fn write(&mut self, frame: Frame<'_>, comment: Option<&str>) -> Result<(), Error> {
+        let len = frame.bytes.len();
+        if len > MAX_FRAME {
+            return Err(Error::TooLong { name: self.name.clone(), len });
+        }
+        match self.format {
+            Format::Pcap => self.write_pcap(frame),
+            Format::PcapNg => self.write_pcapng(frame, comment).map_err(|source| self.io(source)),
+        }
+    }
+
+    /// Writes out everything, and the header if there was no frame.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(mut self) -> Result<(), Error> {
+        let header = match (&self.begun, self.format) {
+            (Some(_), _) => Ok(()),
+            (None, Format::Pcap) => self.pcap_header(LinkType::ETHERNET),
+            (None, Format::PcapNg) => self.section_header(),
+        };
+        header.and_then(|()| self.out.flush()).map_err(|source| self.io(source))
+    }
+
+    fn write_pcap(&mut self, frame: Frame<'_>) -> Result<(), Error> {
+        let time_ns = frame.time_ns;
+        let Ok(seconds) = u32::try_from(time_ns / 1_000_000_000) else {
+            return Err(Error::Time { name: self.name.clone(), time_ns });
+        };
+        match self.begun {
+            Some(Begun::Pcap(file)) if file != frame.link => {
+                return Err(Error::LinkTypes { name: self.name.clone(), file, frame: frame.link });
+            }
+            Some(_) => {}
+            None => {
+                self.pcap_header(frame.link).map_err(|source| self.io(source))?;
+                self.begun = Some(Begun::Pcap(frame.link));
+            }
+        }
+        let nanos = (time_ns % 1_000_000_000) as u32;
+        let fraction = match self.resolution {
+            Resolution::Micros => nanos / 1_000,
+            Resolution::Nanos => nanos,
+        };
+        let caplen = frame.bytes.len() as u32;
+        let header = [seconds, fraction, caplen, frame.wire_len.max(caplen)];
+        let written = self.words(&header).and_then(|()| self.out.write_all(frame.bytes));
+        written.map_err(|source| self.io(source))
+    }
+
+    fn pcap_header(&mut self, link: LinkType) -> io::Result<()> {
+        let magic = match self.resolution {
+            Resolution::Micros => classic::MAGIC_MICROS,
+            Resolution::Nanos => classic::MAGIC_NANOS,
+        };
+        let version = 4 << 16 | 2;
+        self.words(&[magic, version, 0, 0, MAX_FRAME as u32, u32::from(link.0)])
+    }
+
+    fn write_pcapng(&mut self, frame: Frame<'_>, comment: Option<&str>) -> io::Result<()> {
+        let interface = self.interface(frame.link, frame.interface)?;
+        let comment = comment.map(|comment| &comment[..comment.floor_char_boundary(usize::from(u16::MAX))]);
+        let option = comment.map_or(0, |comment| 4 + comment.len().next_multiple_of(4) + 4);
+        let caplen = frame.bytes.len();
+        let len = (32 + caplen.next_multiple_of(4) + option) as u32;
+        let (high, low) = ((frame.time_ns >> 32) as u32, frame.time_ns as u32);
+        let wire_len = frame.wire_len.max(caplen as u32);
+        self.words(&[ng::ENHANCED_PACKET, len, interface, high, low, caplen as u32, wire_len])?;
+        self.padded(frame.bytes)?;
+        if let Some(comment) = comment {
+            self.words(&[(comment.len() as u32) << 16 | OPT_COMMENT])?;
+            self.padded(comment.as_bytes())?;
+            self.words(&[OPT_ENDOFOPT])?;
+        }
+        self.words(&[len])
+    }
+
+    /// The file's number for an interface of the frames, described first if it is new.
+    fn interface(&mut self, link: LinkType, interface: u32) -> io::Result<u32> {
+        if self.begun.is_none() {
+            self.section_header()?;
+        }
+        let begun = self.begun.get_or_insert_with(|| Begun::PcapNg(Interfaces::default()));
+        let Begun::PcapNg(known) = begun else { unreachable!("a file keeps its format") };
+        let key = (link, interface);
+        if let Some((last, number)) = known.last
+            && last == key
+        {
+            return Ok(number);
+        }
+        let key = if known.numbers.len() < MAX_INTERFACES { key } else { (link, u32::MAX) };
+        if let Some(&number) = known.numbers.get(&key) {
+            known.last = Some((key, number));
+            return Ok(number);
+        }
+        let number = known.numbers.len() as u32;
+        known.numbers.insert(key, number);
+        known.last = Some((key, number));
+        let (resolution, nanos) = (1 << 16 | u32::from(ng::IF_TSRESOL), 9);
+        let link = u32::from(link.0);
+        let block =
+            [ng::INTERFACE_DESCRIPTION, 32, link, MAX_FRAME as u32, resolution, nanos, OPT_ENDOFOPT, 32];
+        self.words(&block)?;
+        Ok(number)
+    }
+
+    fn section_header(&mut self) -> io::Result<()> {
+        let (version, unknown_length) = (1, u32::MAX);
+        let block =
+            [ng::SECTION_HEADER, 28, ng::BYTE_ORDER_MAGIC, version, unknown_length, unknown_length, 28];
+        self.words(&block)
+    }
+
+    fn padded(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.out.write_all(bytes)?;
+        self.out.write_all(&[0; 3][..bytes.len().next_multiple_of(4) - bytes.len()])
+    }
+
+    /// Writes little-endian words, as both formats are written.
+    fn words(&mut self, words: &[u32]) -> io::Result<()> {
+        words.iter().try_for_each(|word| self.out.write_all(&word.to_le_bytes()))
+    }
+
+    fn io(&self, source: io::Error) -> Error {
+        Error::Io { name: self.name.clone(), source }
+    }
+}
+
+impl Port for Writer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { send: true, ..Caps::default() }
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        burst.clear();
+        Err(Error::Direction { name: self.name.clone(), verb: "receive" })
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        let mut sent = 0;
+        for frame in frames {
+            self.write(frame, None)?;
+            sent += 1;
+        }
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.out.flush().map_err(|source| self.io(source))
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("name", &self.name)
+            .field("format", &self.format)
+            .finish_non_exhaustive()
+    }
+}
+
+// Options, as the word that code and length make.
+const OPT_ENDOFOPT: u32 = 0;
+const OPT_COMMENT: u32 = 1;

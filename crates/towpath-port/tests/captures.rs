@@ -1,0 +1,118 @@
+//! Every file of the shared captures: as many packets as their inventory says, and no harm from the damaged ones.
+
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use towpath_port::{Burst, Error, Port, Received, pcap};
+
+/// The shared captures; `None`, and a line that says so, when they are not on this machine.
+fn captures() -> Option<PathBuf> {
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared");
+    let shared = std::env::var_os("TOWPATH_SHARED").map_or_else(|| PathBuf::from(beside), PathBuf::from);
+    let captures = shared.join("captures");
+    if !captures.is_dir() {
+        println!("skipped: no captures in {} (set TOWPATH_SHARED)", shared.display());
+        return None;
+    }
+    Some(captures)
+}
+
+/// Packets and bytes on the wire of what is whole, and the warning.
+fn read(mut reader: pcap::Reader) -> (u64, u64, Option<pcap::Warning>) {
+    let mut burst = Burst::new(64);
+    let (mut packets, mut bytes) = (0, 0);
+    while reader.receive(&mut burst).expect("reading a file") == Received::Frames {
+        packets += burst.len() as u64;
+        bytes += burst.iter().map(|frame| u64::from(frame.wire_len)).sum::<u64>();
+    }
+    (packets, bytes, reader.warning().cloned())
+}
+
+struct Row {
+    file: String,
+    packets: u64,
+    wire_bytes: u64,
+    /// The reference reader found nothing wrong.
+    well_formed: bool,
+}
+
+fn inventory(captures: &Path) -> Vec<Row> {
+    let text = std::fs::read_to_string(captures.join("INVENTORY.tsv")).expect("the inventory");
+    let mut lines = text.lines().map(|line| line.split('\t').collect::<Vec<_>>());
+    let header = lines.next().expect("a header");
+    let column =
+        |name: &str| header.iter().position(|column| *column == name).expect("a column of the inventory");
+    let (file, packets, wire, rc) =
+        (column("file"), column("packets"), column("wire_bytes"), column("tshark_rc"));
+    let row = |cells: Vec<&str>| Row {
+        file: cells[file].into(),
+        packets: cells[packets].parse().expect("a number"),
+        wire_bytes: cells[wire].parse().expect("a number"),
+        well_formed: cells[rc] == "0",
+    };
+    lines.map(row).collect()
+}
+
+#[test]
+fn every_capture_has_the_packets_of_the_inventory() {
+    let Some(captures) = captures() else { return };
+    let mut files = 0;
+    for row in inventory(&captures) {
+        let reader = match pcap::Reader::open(captures.join(&row.file)) {
+            Ok(reader) => reader,
+            Err(error) => {
+                assert!(!row.well_formed, "{error}");
+                continue;
+            }
+        };
+        let (packets, bytes, warning) = read(reader);
+        if row.well_formed {
+            assert_eq!((packets, bytes), (row.packets, row.wire_bytes), "{}: packets, bytes", row.file);
+            assert_eq!(warning, None, "{}", row.file);
+        } else {
+            println!("{}: {packets} packets of {}: {warning:?}", row.file, row.packets);
+        }
+        files += 1;
+    }
+    assert!(files > 0, "the inventory has files");
+}
+
+/// Cut at every byte: nothing but fewer packets, in order, and a warning unless the cut is between two records.
+#[test]
+fn a_capture_cut_anywhere_gives_what_is_whole() {
+    let Some(captures) = captures() else { return };
+    #[rustfmt::skip]
+    let files = [
+        "linktype/gopacket__test_dns.pcap",          // microseconds
+        "pcapng/pcpp__nanosecs.pcap",                // nanoseconds
+        "linktype/pcpp__microsecs_big_endian.pcap",  // big-endian
+        "app/rpc-mux/deepflow__nats-nrpc2.pcap",     // modified
+        "pcapng/gopacket__le-test100.pcapng",        // several interfaces, simple packets, comments
+        "pcapng/gopacket__be-test201.pcapng",        // several sections
+        "pcapng/gopacket__le-test016.pcapng",        // options
+    ];
+    for file in files {
+        let whole = std::fs::read(captures.join(file)).expect(file);
+        let (all, _, warning) = read(pcap::Reader::new(file, Cursor::new(whole.clone())).expect(file));
+        assert_eq!(warning, None, "{file}");
+        let mut before = 0;
+        for cut in 0..whole.len() {
+            let reader = match pcap::Reader::new(file, Cursor::new(whole[..cut].to_vec())) {
+                Ok(reader) => reader,
+                Err(Error::NotACapture { .. }) => {
+                    assert_eq!(before, 0, "{file} cut at {cut}");
+                    continue;
+                }
+                Err(error) => panic!("{file} cut at {cut}: {error}"),
+            };
+            let (packets, _, warning) = read(reader);
+            assert!((before..=all).contains(&packets), "{file} cut at {cut}: {packets} packets");
+            before = packets;
+            if let Some(warning) = warning {
+                assert_eq!(warning.damage, pcap::Damage::Truncated, "{file} cut at {cut}");
+                assert!(warning.offset < cut as u64, "{file} cut at {cut}: damage at {}", warning.offset);
+                assert_eq!(warning.packets, packets);
+            }
+        }
+    }
+}
