@@ -27,6 +27,10 @@ mod chain;
 mod hash;
 mod key;
 mod list;
+#[doc(hidden)]
+pub mod model;
+#[doc(hidden)]
+pub mod ops;
 mod settings;
 mod states;
 mod table;
@@ -41,8 +45,6 @@ use std::ops::BitOr;
 pub use list::{Kind, Line, Listed};
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
 pub use states::{Counters, States};
-
-use crate::packet::Packet;
 
 /// The two ends of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,17 +90,6 @@ pub struct Segment {
     pub tcp_ack: u32,
     /// Bytes counted for the packet.
     pub bytes: u32,
-}
-
-impl Segment {
-    /// What `packet` contributes; its bytes are those of the IP packet, as far as the frame has them.
-    pub fn of(packet: &Packet<'_>) -> Self {
-        Self {
-            tcp_flags: packet.tcp_flags,
-            tcp_ack: packet.tcp_ack,
-            bytes: packet.ip_len.min(packet.wire_len),
-        }
-    }
 }
 
 /// A flow name (`keep-state :web`), interned by the rules; `Name::DEFAULT` is `:default`.

@@ -326,20 +326,23 @@ impl States {
         let key = ParentKey::of_parent(&flow, rule);
         let hash = self.secret.hash(&key.0);
         let expire = after(now, self.settings.dyn_short_lifetime);
-        let slot = match self.parents.find(hash, &key, name) {
+        let full = |states: &Self| states.parents.len() >= states.settings.dyn_parent_max as usize;
+        let mut found = self.parents.find(hash, &key, name);
+        // A parent past its time may be there only because its children were not collected yet.
+        if full(self) && found.is_none_or(|slot| self.parents.get(slot).expire <= now) {
+            self.reclaim(now, RECLAIM);
+            self.reclaim_parents(now, RECLAIM);
+            found = self.parents.find(hash, &key, name);
+        }
+        let slot = match found {
             Some(slot) => {
+                // A rule that installs is not gone.
+                self.parents.get_mut(slot).orphaned = false;
                 self.parents.set_expire(slot, expire, now);
                 slot
             }
+            None if full(self) => return Err(Refused::ParentsFull),
             None => {
-                let full = |states: &Self| states.parents.len() >= states.settings.dyn_parent_max as usize;
-                if full(self) {
-                    self.reclaim(now, RECLAIM);
-                    self.reclaim_parents(now, RECLAIM);
-                }
-                if full(self) {
-                    return Err(Refused::ParentsFull);
-                }
                 let body = Parent { flow, count: 0 };
                 let entry = Entry { key, name, rule, orphaned: false, serial: 0, expire, body };
                 self.parents.insert(&self.secret, hash, entry, now)

@@ -175,8 +175,7 @@ impl<const N: usize, B: Body> Table<N, B> {
         entry
     }
 
-    /// The next entry whose time is over, for the caller to remove. Every entry or tick looked at takes one off
-    /// `budget`.
+    /// The next entry whose time is over, for the caller to remove. Every entry looked at takes one off `budget`.
     pub(super) fn due(&mut self, now: Time, budget: &mut usize) -> Option<u32> {
         while let Some(slot) = self.wheel.next(now, budget) {
             let entry = &self.entries[slot as usize];

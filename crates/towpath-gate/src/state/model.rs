@@ -1,0 +1,309 @@
+//! The slow, obvious model of dynamic states: a list, written down from what a user of ipfw relies on.
+//!
+//! It shares no code with the table. What it says is right; [`super::ops`] holds the table to it.
+
+use std::time::Duration;
+
+use super::{
+    Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, LimitMask, Listed, Lookup, Name, Refused,
+    RuleId, Segment, Settings,
+};
+use crate::Time;
+
+struct State {
+    flow: Flow,
+    name: Name,
+    rule: RuleId,
+    orphaned: bool,
+    lifetime: Option<u32>,
+    mask: Option<LimitMask>,
+    expire: Time,
+    packets: [u64; 2],
+    bytes: [u64; 2],
+    /// FIN, SYN, RST seen, forward and reverse.
+    flags: [u8; 2],
+    ack: [u32; 2],
+    /// The side whose acknowledgement was accepted last.
+    turn: Option<Direction>,
+}
+
+struct Parent {
+    flow: Flow,
+    name: Name,
+    rule: RuleId,
+    orphaned: bool,
+    expire: Time,
+}
+
+/// The model. It has what [`States`](super::States) has, and nothing in it expires late.
+pub struct Model {
+    settings: Settings,
+    /// In the order of their making.
+    states: Vec<State>,
+    parents: Vec<Parent>,
+    counters: Counters,
+}
+
+impl Model {
+    /// An empty model.
+    pub fn new(settings: Settings) -> Self {
+        let mut model = Self {
+            settings: Settings::default(),
+            states: Vec::new(),
+            parents: Vec::new(),
+            counters: Counters::default(),
+        };
+        model.set_settings(settings);
+        model
+    }
+
+    /// See [`States::lookup`](super::States::lookup).
+    pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
+        self.expire(now);
+        // The newest first.
+        for state in self.states.iter_mut().rev() {
+            if matches!(lookup, Lookup::Named(name) if name != state.name) {
+                continue;
+            }
+            let direction = if state.flow == *flow {
+                Direction::Forward
+            } else if state.flow == flow.reversed() {
+                Direction::Reverse
+            } else {
+                continue;
+            };
+            packet(state, direction, segment, &self.settings, now);
+            return Some(Hit { rule: state.rule, direction });
+        }
+        None
+    }
+
+    /// See [`States::install`](super::States::install).
+    pub fn install(
+        &mut self,
+        flow: &Flow,
+        name: Name,
+        segment: &Segment,
+        rule: RuleId,
+        install: &Install,
+        now: Time,
+    ) -> Result<Installed, Refused> {
+        self.expire(now);
+        if self.lookup(flow, Lookup::Named(name), segment, now).is_some() {
+            return Ok(Installed::Existing);
+        }
+        if let Some(limit) = install.limit {
+            let masked = masked(flow, limit.mask);
+            let expire = now + seconds(self.settings.dyn_short_lifetime);
+            let is_it =
+                |parent: &&mut Parent| parent.flow == masked && parent.rule == rule && parent.name == name;
+            if let Some(parent) = self.parents.iter_mut().find(is_it) {
+                parent.expire = expire;
+                parent.orphaned = false;
+            } else if self.parents.len() >= self.settings.dyn_parent_max as usize {
+                self.counters.parents_full += 1;
+                return Err(Refused::ParentsFull);
+            } else {
+                self.parents.push(Parent { flow: masked, name, rule, orphaned: false, expire });
+            }
+            if children(&self.states, &masked, rule, name) >= limit.max as usize {
+                self.counters.over_limit += 1;
+                return Err(Refused::OverLimit);
+            }
+        }
+        if self.states.len() >= self.settings.dyn_max as usize {
+            self.counters.full += 1;
+            return Err(Refused::Full);
+        }
+        let mut state = State {
+            flow: *flow,
+            name,
+            rule,
+            orphaned: false,
+            lifetime: install.lifetime,
+            mask: install.limit.map(|limit| limit.mask),
+            expire: now,
+            packets: [0; 2],
+            bytes: [0; 2],
+            flags: [0; 2],
+            ack: [0; 2],
+            turn: None,
+        };
+        packet(&mut state, Direction::Forward, segment, &self.settings, now);
+        self.states.push(state);
+        self.counters.created += 1;
+        self.counters.peak = self.counters.peak.max(self.states.len());
+        Ok(Installed::New)
+    }
+
+    /// See [`States::remove_where`](super::States::remove_where).
+    pub fn remove_where(&mut self, mut gone: impl FnMut(RuleId) -> bool, now: Time) -> usize {
+        self.expire(now);
+        let before = self.states.len();
+        self.states.retain(|state| !gone(state.rule));
+        self.parents.retain(|parent| !gone(parent.rule));
+        before - self.states.len()
+    }
+
+    /// See [`States::orphan_where`](super::States::orphan_where).
+    pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool, now: Time) {
+        self.expire(now);
+        self.states.iter_mut().filter(|state| gone(state.rule)).for_each(|state| state.orphaned = true);
+        self.parents.iter_mut().filter(|parent| gone(parent.rule)).for_each(|parent| parent.orphaned = true);
+    }
+
+    /// Lets time pass: what is over is gone.
+    pub fn expire(&mut self, now: Time) {
+        self.states.retain(|state| state.expire > now);
+        let states = &self.states;
+        self.parents.retain(|parent| {
+            parent.expire > now || children(states, &parent.flow, parent.rule, parent.name) > 0
+        });
+    }
+
+    /// See [`States::set_settings`](super::States::set_settings).
+    pub fn set_settings(&mut self, mut settings: Settings) {
+        settings.dyn_fin_lifetime = settings.dyn_fin_lifetime.min(4);
+        if settings.dyn_keepalive {
+            settings.dyn_rst_lifetime = settings.dyn_rst_lifetime.min(4);
+        }
+        self.settings = settings;
+    }
+
+    /// States.
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Whether there are no states.
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// See [`States::counters`](super::States::counters); what was expired and removed is not counted here.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Parents and states, in no particular order.
+    pub fn list(&self, now: Time) -> Vec<Listed> {
+        let parents = self.parents.iter().map(|parent| Listed {
+            kind: Kind::Parent {
+                count: children(&self.states, &parent.flow, parent.rule, parent.name) as u32,
+            },
+            rule: parent.rule,
+            name: parent.name,
+            orphaned: parent.orphaned,
+            flow: parent.flow,
+            packets: [0; 2],
+            bytes: [0; 2],
+            remaining: parent.expire.since(now),
+            tcp_seen: 0,
+            tcp_ack: [0; 2],
+        });
+        let states = self.states.iter().map(|state| Listed {
+            kind: if state.mask.is_some() { Kind::Limit } else { Kind::State },
+            rule: state.rule,
+            name: state.name,
+            orphaned: state.orphaned,
+            flow: state.flow,
+            packets: state.packets,
+            bytes: state.bytes,
+            remaining: state.expire.since(now),
+            tcp_seen: u32::from(state.flags[0])
+                | u32::from(state.flags[1]) << 8
+                | match state.turn {
+                    None => 0,
+                    Some(Direction::Forward) => 0x1_0000,
+                    Some(Direction::Reverse) => 0x2_0000,
+                },
+            tcp_ack: state.ack,
+        });
+        parents.chain(states).collect()
+    }
+}
+
+fn children(states: &[State], parent: &Flow, rule: RuleId, name: Name) -> usize {
+    let counted = |state: &&State| {
+        state.rule == rule
+            && state.name == name
+            && state.mask.is_some_and(|mask| masked(&state.flow, mask) == *parent)
+    };
+    states.iter().filter(counted).count()
+}
+
+fn masked(flow: &Flow, mask: LimitMask) -> Flow {
+    let mut flow = *flow;
+    match &mut flow.ends {
+        Ends::V4(src, dst) => {
+            if !mask.contains(LimitMask::SRC_ADDR) {
+                *src = [0; 4].into();
+            }
+            if !mask.contains(LimitMask::DST_ADDR) {
+                *dst = [0; 4].into();
+            }
+        }
+        Ends::V6(src, dst, _) => {
+            if !mask.contains(LimitMask::SRC_ADDR) {
+                *src = [0; 16].into();
+            }
+            if !mask.contains(LimitMask::DST_ADDR) {
+                *dst = [0; 16].into();
+            }
+        }
+    }
+    if !mask.contains(LimitMask::SRC_PORT) {
+        flow.src_port = 0;
+    }
+    if !mask.contains(LimitMask::DST_PORT) {
+        flow.dst_port = 0;
+    }
+    flow
+}
+
+fn packet(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings, now: Time) {
+    let side = direction as usize;
+    state.packets[side] += 1;
+    state.bytes[side] += u64::from(segment.bytes);
+    let lifetime = match state.flow.proto {
+        6 => tcp(state, direction, segment, settings),
+        17 | 136 => Some(state.lifetime.unwrap_or(settings.dyn_udp_lifetime)),
+        _ => Some(state.lifetime.unwrap_or(settings.dyn_short_lifetime)),
+    };
+    if let Some(lifetime) = lifetime {
+        state.expire = now + seconds(lifetime);
+    }
+}
+
+fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings) -> Option<u32> {
+    let side = direction as usize;
+    state.flags[side] |= segment.tcp_flags & 7;
+    let [forward, reverse] = state.flags;
+    let has = |flags: u8, flag: u8| flags & flag != 0;
+    let (syn, fin, rst) = (2, 1, 4);
+    if has(forward | reverse, rst) {
+        return Some(settings.dyn_rst_lifetime);
+    }
+    if forward == syn && reverse == 0 {
+        return Some(settings.dyn_syn_lifetime);
+    }
+    if !has(forward, syn) || !has(reverse, syn) {
+        return Some(settings.dyn_rst_lifetime);
+    }
+    if has(forward, fin) && has(reverse, fin) {
+        return Some(settings.dyn_fin_lifetime);
+    }
+    let last = state.ack[side];
+    let newer = last == 0 || segment.tcp_ack.wrapping_sub(last) < 1 << 31;
+    if segment.tcp_flags & 16 == 0 || !newer {
+        return None;
+    }
+    state.ack[side] = segment.tcp_ack;
+    let refresh = state.turn.is_some_and(|turn| turn != direction);
+    state.turn = Some(direction);
+    refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
+}
+
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
+}

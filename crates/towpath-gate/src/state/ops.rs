@@ -1,0 +1,212 @@
+//! One harness for the table of states: operations, run against the table and against the model.
+//!
+//! The same harness serves the property test and a fuzzer: operations come from bytes, and the space of keys is so
+//! small that flows meet.
+
+use std::time::Duration;
+
+use super::model::Model;
+use super::{
+    Ends, Flow, Install, Kind, Limit, LimitMask, Listed, Lookup, Name, RuleId, Segment, Settings, States,
+    Tracking,
+};
+use crate::Time;
+
+/// Bytes that make one operation.
+pub const OP_BYTES: usize = 10;
+
+/// Something that is done to states.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// A packet is looked up.
+    Lookup(Flow, Lookup, Segment),
+    /// A packet that a rule with a state option matched.
+    Install(Flow, Name, Segment, RuleId, Install),
+    /// Time passes.
+    Advance(Duration),
+    /// A rule is deleted.
+    Remove(RuleId),
+    /// A rule is deleted, its states are kept.
+    Orphan(RuleId),
+    /// A setting is changed.
+    Set(&'static str, u64),
+    /// Collection with a budget.
+    Expire(usize),
+}
+
+/// A table and its model.
+pub struct World {
+    states: States,
+    model: Model,
+    settings: Settings,
+    now: Time,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let settings = Settings { dyn_max: 12, dyn_parent_max: 3, ..Settings::default() };
+        Self {
+            states: States::new(settings.clone(), 0),
+            model: Model::new(settings.clone()),
+            settings,
+            now: Time::from_secs(1_700_000_000),
+        }
+    }
+}
+
+impl World {
+    /// Does `op` to both.
+    ///
+    /// # Panics
+    /// When the table and the model disagree.
+    pub fn step(&mut self, op: &Op) {
+        let Self { states, model, settings, now } = self;
+        match op {
+            Op::Lookup(flow, lookup, segment) => {
+                let want = model.lookup(flow, *lookup, segment, *now);
+                assert_eq!(states.lookup(flow, *lookup, segment, *now), want, "lookup");
+            }
+            Op::Install(flow, name, segment, rule, install) => {
+                let want = model.install(flow, *name, segment, *rule, install, *now);
+                assert_eq!(states.install(flow, *name, segment, *rule, install, *now), want, "install");
+            }
+            Op::Advance(time) => *now = *now + *time,
+            Op::Remove(rule) => {
+                let want = model.remove_where(|r| r == *rule, *now);
+                // The table counts expired states that it had not collected yet too.
+                assert!(states.remove_where(|r| r == *rule) >= want, "remove");
+            }
+            Op::Orphan(rule) => {
+                model.orphan_where(|r| r == *rule, *now);
+                states.orphan_where(|r| r == *rule);
+            }
+            Op::Set(name, value) => {
+                settings.set(name, *value).expect("the operations know the settings");
+                model.set_settings(settings.clone());
+                states.set_settings(settings.clone());
+            }
+            Op::Expire(budget) => states.expire(*now, *budget),
+        }
+        self.compare();
+    }
+
+    fn compare(&mut self) {
+        let Self { states, model, now, .. } = self;
+        model.expire(*now);
+        let (is, should) = (states.counters(), model.counters());
+        assert_eq!(is.created, should.created, "created");
+        assert_eq!(
+            (is.full, is.over_limit, is.parents_full),
+            (should.full, should.over_limit, should.parents_full),
+            "refused"
+        );
+        assert!(is.peak >= should.peak, "peak");
+        assert!(states.len() >= model.len(), "held");
+        assert_eq!(is.created, is.expired + is.removed + states.len() as u64, "no state is lost");
+
+        let (parents, live) = sorted(model.list(*now));
+        assert_eq!(sorted(states.list(*now).collect()).1, live, "live states");
+
+        // What is left when all is collected; on a copy, so that collecting late stays part of the play.
+        let mut settled = states.clone();
+        settled.expire_all(*now);
+        assert_eq!(settled.len(), live.len(), "states left");
+        assert_eq!(settled.parents(), parents.len(), "parents left");
+        assert_eq!(sorted(settled.list(*now).collect()), (parents, live), "settled");
+        let in_rules: usize = (0..=RULES).map(|rule| settled.count_of(RuleId(rule.into()))).sum();
+        assert_eq!(in_rules, settled.len(), "states by rule");
+    }
+}
+
+/// Parents and states apart, in an order of their own.
+fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
+    list.sort_by_key(|listed| format!("{:?} {:?} {:?}", listed.flow, listed.name, listed.rule));
+    list.into_iter().partition(|listed| matches!(listed.kind, Kind::Parent { .. }))
+}
+
+const RULES: u8 = 3;
+
+/// Settings that the operations change, and to what.
+const SETTINGS: [(&str, [u64; 3]); 10] = [
+    ("dyn_max", [12, 3, 40]),
+    ("dyn_parent_max", [3, 0, 10]),
+    ("dyn_ack_lifetime", [300, 2, 1000]),
+    ("dyn_syn_lifetime", [20, 0, 3]),
+    ("dyn_fin_lifetime", [1, 0, 9]),
+    ("dyn_rst_lifetime", [1, 0, 9]),
+    ("dyn_udp_lifetime", [10, 0, 700]),
+    ("dyn_short_lifetime", [5, 0, 60]),
+    ("dyn_keepalive", [1, 0, 1]),
+    ("dyn_keep_states", [0, 1, 0]),
+];
+
+impl Op {
+    /// The operation that some bytes make; any bytes make one.
+    pub fn new(bytes: &[u8; OP_BYTES]) -> Self {
+        let [what, a, b, c, d, e, f, g, h, i] = *bytes;
+        let rule = RuleId((a % RULES).into());
+        match what % 16 {
+            0..=4 => {
+                let lookup = if b % 4 == 0 { Lookup::Any } else { Lookup::Named(name(b)) };
+                Self::Lookup(flow(c, d, e), lookup, segment(f, g))
+            }
+            5..=10 => Self::Install(flow(c, d, e), name(b), segment(f, g), rule, install(h, i)),
+            11 | 12 => Self::Advance(Duration::from_nanos(match a % 8 {
+                0 => 1,
+                1 => 999_999_999,
+                2 => u64::from(b) * 20_000_000,
+                3 => 1_000_000_000,
+                4 => 5_000_000_000,
+                5 => 10_000_000_000,
+                6 => 300_000_000_000,
+                _ => u64::from(b) * 7_777_777_777,
+            })),
+            13 => match b % 3 {
+                0 => Self::Remove(rule),
+                1 => Self::Orphan(rule),
+                _ => Self::Expire((b / 3).into()),
+            },
+            14 => Self::Expire(a.into()),
+            _ => {
+                let (name, values) = SETTINGS[usize::from(a) % SETTINGS.len()];
+                Self::Set(name, values[usize::from(b % 3)])
+            }
+        }
+    }
+}
+
+fn name(byte: u8) -> Name {
+    Name(u16::from(1 + byte % 3).try_into().expect("not zero"))
+}
+
+fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
+    let (src, dst) = (addresses % 3, addresses / 3 % 3);
+    let ends = match kind / 8 % 3 {
+        0 | 1 => Ends::V4([10, 0, 0, src].into(), [10, 0, 0, dst].into()),
+        _ => {
+            let address = |last| [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last].into();
+            Ends::V6(address(src), address(dst), (addresses / 9 % 2).into())
+        }
+    };
+    let proto = [6, 6, 6, 6, 17, 17, 136, 1][usize::from(kind % 8)];
+    let (src_port, dst_port) = if proto == 1 { (0, 0) } else { ((ports % 3).into(), (ports / 3 % 3).into()) };
+    Flow { ends, proto, src_port, dst_port, tenant: u16::from(kind > 200) }
+}
+
+fn segment(flags: u8, ack: u8) -> Segment {
+    // Mostly what a connection is made of.
+    let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, 0x04, flags][usize::from(flags % 8)];
+    let tcp_ack = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, u32::MAX, 1000][usize::from(ack % 8)];
+    Segment { tcp_flags, tcp_ack, bytes: ack.into() }
+}
+
+fn install(kind: u8, max: u8) -> Install {
+    let limit = (kind % 2 == 1).then(|| {
+        let masks = [LimitMask::SRC_ADDR, LimitMask::DST_ADDR, LimitMask::SRC_PORT, LimitMask::DST_PORT];
+        let chosen = masks.into_iter().enumerate().filter(|(bit, _)| kind >> (bit + 1) & 1 == 1);
+        let mask = chosen.fold(LimitMask::default(), |mask, (_, field)| mask | field);
+        Limit { mask, max: (max % 4).into() }
+    });
+    let lifetime = [None, None, Some(2), Some(700)][usize::from(kind >> 5 & 3)];
+    Install { limit, lifetime, tracking: Tracking::Ipfw }
+}
