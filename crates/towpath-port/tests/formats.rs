@@ -329,8 +329,7 @@ fn warnings_and_errors_read_well() {
     let whole =
         [Little.pcap(0xa1b2_c3d4, 1), Little.words(&[0, 0, 4, 4, 0]), Little.words(&[0, 0, 4])].concat();
     let (_, warning) = read(whole);
-    let text =
-        "memory: ends in the middle of a record that begins at byte 44; the 1 packets before it are used";
+    let text = "memory: ends in the middle of a record that begins at byte 44; the packet before it is used";
     assert_eq!(warning.expect("a warning").to_string(), text);
     let error =
         Error::LinkTypes { name: "out.pcap".into(), file: LinkType::ETHERNET, frame: LinkType::LINUX_SLL };

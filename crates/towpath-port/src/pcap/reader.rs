@@ -289,7 +289,11 @@ impl fmt::Display for Warning {
             }
             Damage::Corrupt(reason) => write!(f, "{name}: damaged at byte {offset}{of}: {reason}")?,
         }
-        write!(f, "; the {packets} packets before it are used")
+        match packets {
+            0 => write!(f, "; no packet is before it"),
+            1 => write!(f, "; the packet before it is used"),
+            _ => write!(f, "; the {packets} packets before it are used"),
+        }
     }
 }
 
