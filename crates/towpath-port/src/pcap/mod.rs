@@ -10,11 +10,11 @@
 //!
 //! References: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng, pcap-savefile(5).
 //
-// Why the formats are read by our own code: of the crates that parse them (pcap-parser 0.17, pcap-file 3.0-rc), the
-// one that streams well reads if_tsoffset of big-endian sections in the wrong order, has no power-of-two resolutions,
-// no obsolete packet block, no big-endian modified pcap, takes a packet length that lies about its block for "more
-// data needed" (and so swallows the rest of the file), drops the reason of an IO error, and allocates for every packet
-// with options. It reads back what our writer writes in the tests.
+// Why the formats are read by our own code: pcap-parser 0.17, which streams and agrees on every well-formed capture we
+// have, reads if_tsoffset of big-endian sections in the wrong order, knows no power-of-two resolution, no obsolete
+// packet block and no big-endian modified pcap, takes a packet length that lies about its block for "more data needed"
+// (and so swallows the rest of the file), drops the reason of an IO error, and allocates for every packet with options.
+// The tests have it read what our writer writes.
 
 mod classic;
 mod input;
