@@ -1,1 +1,55 @@
 //! Frames in shared memory between processes that do not trust each other.
+//!
+//! An engine ([`Endpoint`], [`Channel`]) hands frames to clients ([`Consumer`]) without a system call or a copy per
+//! frame, and takes their verdicts back the same way. What one side writes the other side can only read; what it
+//! reads it copies and checks. The layout of the shared memory is in `docs/ring-abi.md`.
+//!
+//! After memory-mapped netlink (Linux 3.10 to 4.5) and what was learnt from its removal.
+#![deny(unsafe_code)]
+// `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
+#![allow(unexpected_cfgs)]
+#![cfg_attr(loom, allow(dead_code))]
+
+mod abi;
+#[cfg(not(loom))]
+mod attach;
+#[cfg(not(loom))]
+mod channel;
+#[cfg(not(loom))]
+mod client;
+#[cfg(not(loom))]
+mod endpoint;
+#[cfg(not(loom))]
+mod error;
+mod geometry;
+mod header;
+#[cfg(not(loom))]
+mod hello;
+mod lane;
+mod park;
+mod region;
+mod seq;
+mod sync;
+#[cfg(not(loom))]
+mod sys;
+#[cfg(not(loom))]
+mod transmit;
+mod verdict;
+#[cfg(not(loom))]
+mod verdicts;
+
+pub use abi::{INLINE_BYTES, VERSION};
+#[cfg(not(loom))]
+pub use channel::{Channel, ChannelStats, Death, Full, Slot};
+#[cfg(not(loom))]
+pub use client::{Consumer, ConsumerStats, Frame, NotReplaced};
+#[cfg(not(loom))]
+pub use endpoint::{Allow, Config, Endpoint, Stats};
+#[cfg(not(loom))]
+pub use error::{AttachError, BindError, RecvError};
+pub use geometry::{Geometry, GeometryError};
+pub use header::{Credentials, Header, Kind, Meta};
+pub use seq::Seq;
+pub use verdict::{Answer, Flags, Verdict};
+#[cfg(not(loom))]
+pub use verdicts::{Cause, Decision};

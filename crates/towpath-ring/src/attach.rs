@@ -1,0 +1,113 @@
+//! The client's side of attaching: say hello, take the descriptors, believe none of them before looking.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::SealFlags;
+
+use crate::abi::{self, Layout, MAGIC, VERSION};
+use crate::error::AttachError;
+use crate::hello::{Hello, Refusal, Reply, WELCOME, Welcome};
+use crate::region::{Access, Payload, Words};
+use crate::sync::Ordering;
+use crate::sys::{self, Received, Sent};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What an engine hands over.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) socket: OwnedFd,
+    pub(crate) layout: Layout,
+    /// The engine's memory.
+    pub(crate) theirs: Words,
+    /// The memory that we write.
+    pub(crate) own: Words,
+    pub(crate) rx_payload: Payload,
+    pub(crate) tx_payload: Payload,
+}
+
+pub(crate) fn attach(path: &Path, name: &str) -> Result<Attached, AttachError> {
+    let socket = sys::connect(path).map_err(|source| AttachError::Connect { path: path.into(), source })?;
+    let hello = Hello { version: VERSION, name: name.into() }.emit();
+    // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
+    let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
+    let (welcome, fds) = welcome(&socket, path)?;
+    let layout = match welcome.answer {
+        Reply::Attached(layout) => layout,
+        Reply::Refused(Refusal::Version, _) => {
+            return Err(AttachError::Version { engine: welcome.version, client: VERSION });
+        }
+        Reply::Refused(Refusal::NotPermitted, text) => return Err(AttachError::NotPermitted(text)),
+        Reply::Refused(Refusal::Limit, text) => return Err(AttachError::Limit(text)),
+        Reply::Refused(Refusal::Failed, text) => return Err(AttachError::Engine(text)),
+    };
+    map(socket, layout, fds)
+}
+
+fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
+    let end = Instant::now() + PATIENCE;
+    let mut bytes = [0; WELCOME];
+    loop {
+        match sys::recv_with_fds(socket, &mut bytes).map_err(system("waiting for the engine"))? {
+            Received::Message(len, fds) => {
+                let welcome =
+                    Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
+                return Ok((welcome, fds));
+            }
+            Received::End => return Err(AttachError::Closed),
+            Received::Nothing => {}
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(AttachError::TimedOut(PATIENCE.as_secs()));
+        }
+        sys::wait(&[socket.as_fd()], Some(left)).map_err(system("waiting for the engine"))?;
+    }
+}
+
+fn map(socket: OwnedFd, layout: Layout, fds: Vec<OwnedFd>) -> Result<Attached, AttachError> {
+    layout.check()?;
+    if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
+        return Err(AttachError::Unsafe(format!("{} records", layout.records)));
+    }
+    let count = fds.len();
+    let [engine, rx, client, tx]: [OwnedFd; 4] =
+        fds.try_into().map_err(|_| AttachError::Unsafe(format!("{count} descriptors instead of 4")))?;
+    verify("header", &engine, sys::READ_ONLY, layout.engine_bytes())?;
+    verify("payload", &rx, sys::READ_ONLY, layout.rx.bytes())?;
+    verify("client", &client, sys::WRITABLE, layout.client_bytes())?;
+    verify("transmit", &tx, sys::WRITABLE, layout.tx.bytes())?;
+    let mapping = system("mapping the ring");
+    let theirs = Words::map(engine.as_fd(), layout.engine_bytes(), Access::Lent).map_err(&mapping)?;
+    let own = Words::map(client.as_fd(), layout.client_bytes(), Access::Own).map_err(&mapping)?;
+    let rx_payload = Payload::map(rx.as_fd(), layout.rx.bytes(), Access::Lent).map_err(&mapping)?;
+    let tx_payload = Payload::map(tx.as_fd(), layout.tx.bytes(), Access::Own).map_err(&mapping)?;
+    // Relaxed: written before the welcome was sent.
+    let ident = theirs.word(abi::IDENT).load(Ordering::Relaxed);
+    if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
+        return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
+    }
+    Ok(Attached { socket, layout, theirs, own, rx_payload, tx_payload })
+}
+
+/// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes.
+fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
+    let (found, size) = sys::sealed(fd.as_fd())
+        .map_err(|e| AttachError::Unsafe(format!("the {which} memory is no memfd: {e}")))?;
+    if !found.contains(seals) {
+        return Err(AttachError::Unsafe(format!(
+            "the {which} memory lacks seals {:?}",
+            seals.difference(found)
+        )));
+    }
+    if size != bytes as u64 {
+        return Err(AttachError::Unsafe(format!("the {which} memory has {size} bytes instead of {bytes}")));
+    }
+    Ok(())
+}
+
+fn system(doing: &'static str) -> impl Fn(std::io::Error) -> AttachError {
+    move |source| AttachError::System { doing, source }
+}

@@ -1,0 +1,498 @@
+//! The engine's end of one attached client.
+//!
+//! Everything that decides anything is private: who holds which frame is in `Producer`, how far the records were taken
+//! in `Verdicts`. What the client writes (release entries, records, TX headers and payloads) is loaded once, compared
+//! with that, and never stored anywhere it would be believed later.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::Seq;
+use crate::abi::{self, INLINE_BYTES, VERSION};
+use crate::endpoint::Config;
+use crate::header::{Credentials, FLAG_INLINE, Meta};
+use crate::hello::{NOTICE, Notice, Reply, Welcome};
+use crate::lane::frames::{NoRoom, Room};
+use crate::lane::producer::Producer;
+use crate::park::{Ringer, Sleeper};
+use crate::region::{Access, Payload, Words};
+use crate::sync::Ordering;
+use crate::sys::{self, Received, Sent};
+use crate::transmit::Transmit;
+use crate::verdicts::{Decision, Verdicts};
+
+/// How long the peer is believed to be alive without a look, in nanoseconds.
+const PEER_CHECK: u64 = 5_000_000;
+/// Most messages read from a client's socket at a time.
+const NOTICES: usize = 64;
+
+/// One attached client: frames go out through [`reserve`](Self::reserve), verdicts come back through
+/// [`poll_verdicts`](Self::poll_verdicts).
+///
+/// The sum always holds: published = decided by the client + by default + yielded by
+/// [`drain_held`](Self::drain_held) + still out; see [`ChannelStats`].
+#[derive(Debug)]
+pub struct Channel {
+    control: Control,
+    /// The memory that we write.
+    own: Words,
+    /// The memory that the client writes.
+    theirs: Words,
+    payload: Payload,
+    rx: Producer,
+    verdicts: Verdicts,
+    transmit: Transmit,
+    sleeper: Sleeper,
+    ringer: Ringer,
+    stats: ChannelStats,
+}
+
+/// The other process: its socket, and whether it is alive.
+#[derive(Debug)]
+struct Control {
+    socket: OwnedFd,
+    pidfd: Option<OwnedFd>,
+    peer: Credentials,
+    name: String,
+    dead: Option<Death>,
+    violations_max: u64,
+    checked: u64,
+}
+
+/// How a client's end came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// It closed its socket.
+    Closed,
+    /// Its process ended while something else kept its socket open.
+    Exited,
+    /// It wrote too much that has no meaning.
+    Violations,
+    /// The engine detached it.
+    Detached,
+}
+
+/// Why there is no frame for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Full {
+    /// The message is larger than the ring; [`Channel::send`] sends such messages in memory of their own.
+    #[error("the message is larger than the ring")]
+    TooLarge,
+    /// The client has not given enough frames back. Poll for verdicts, then try again.
+    #[error("the client has not given enough frames back")]
+    Lent,
+    /// Held frames leave no gap that is large enough.
+    #[error("frames that the client holds leave no gap that is large enough")]
+    Held,
+    /// The client is gone.
+    #[error("the client is gone")]
+    Dead,
+}
+
+impl From<NoRoom> for Full {
+    fn from(why: NoRoom) -> Self {
+        match why {
+            NoRoom::TooLarge => Self::TooLarge,
+            NoRoom::Lent => Self::Lent,
+            NoRoom::Held => Self::Held,
+        }
+    }
+}
+
+/// What a channel has done, and what is under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Frames published.
+    pub published: u64,
+    /// Bytes of payload published.
+    pub bytes: u64,
+    /// Frames that the client decided.
+    pub decided: u64,
+    /// Of these, by a cumulative verdict.
+    pub cumulative: u64,
+    /// Frames decided by default because they were overdue.
+    pub overdue: u64,
+    /// Frames decided by default because the client's answer had no meaning.
+    pub garbage: u64,
+    /// Frames that came back undecided when the client was gone.
+    pub drained: u64,
+    /// Frames that are out and undecided now.
+    pub out: u32,
+    /// Of these, held.
+    pub held: u32,
+    /// Most frames that were out at a time.
+    pub high_water: u32,
+    /// Holds beyond the quota, not honoured.
+    pub holds_refused: u64,
+    /// Verdicts for frames that had been decided without the client.
+    pub late: u64,
+    /// Words from the client that have no meaning.
+    pub violations: u64,
+    /// Messages that found no room.
+    pub full: u64,
+    /// Doorbells rung.
+    pub wakeups: u64,
+    /// How far the client says it has read: its own claim.
+    pub consumed: u32,
+}
+
+impl Channel {
+    /// Makes the memory, seals it and hands it over.
+    pub(crate) fn open(
+        config: &Config,
+        socket: OwnedFd,
+        peer: Credentials,
+        name: String,
+    ) -> std::io::Result<Self> {
+        let layout = config.layout();
+        let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
+        let payload_fd = sys::memfd("towpath-rx", layout.rx.bytes())?;
+        let client_fd = sys::memfd("towpath-client", layout.client_bytes())?;
+        let tx_fd = sys::memfd("towpath-tx", layout.tx.bytes())?;
+        // What only we write is mapped before the seal: afterwards nobody can map it for writing, nor write(2) to it.
+        let own = Words::map(engine_fd.as_fd(), layout.engine_bytes(), Access::Own)?;
+        let payload = Payload::map(payload_fd.as_fd(), layout.rx.bytes(), Access::Own)?;
+        sys::seal(&engine_fd, sys::READ_ONLY)?;
+        sys::seal(&payload_fd, sys::READ_ONLY)?;
+        sys::seal(&client_fd, sys::WRITABLE)?;
+        sys::seal(&tx_fd, sys::WRITABLE)?;
+        let theirs = Words::map(client_fd.as_fd(), layout.client_bytes(), Access::Foreign)?;
+        let tx_payload = Payload::map(tx_fd.as_fd(), layout.tx.bytes(), Access::Foreign)?;
+        // Relaxed: the welcome below orders it.
+        own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
+
+        let pidfd = sys::pidfd(peer.pid);
+        let welcome = Welcome { version: VERSION, answer: Reply::Attached(layout) };
+        let fds = [engine_fd.as_fd(), payload_fd.as_fd(), client_fd.as_fd(), tx_fd.as_fd()];
+        if sys::send(&socket, &welcome.emit(), &fds)? != Sent::Yes {
+            return Err(std::io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(Self {
+            control: Control {
+                socket,
+                pidfd,
+                peer,
+                name,
+                dead: None,
+                violations_max: config.violations_max,
+                checked: 0,
+            },
+            own,
+            theirs,
+            payload,
+            rx: Producer::new(layout.rx, layout.rx_headers(), layout.rx_notes(), layout.rx_entries()),
+            verdicts: Verdicts::new(config),
+            transmit: Transmit::new(&layout, tx_payload),
+            sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP),
+            ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP),
+            stats: ChannelStats::default(),
+        })
+    }
+
+    /// The process at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Credentials {
+        self.control.peer
+    }
+
+    /// What the client calls itself; printable, and nothing to rely on.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.control.name
+    }
+
+    /// Room for a message of `len` bytes, to be filled and committed. Dropping the slot gives the room back unused.
+    ///
+    /// # Errors
+    /// [`Full`]: there is none.
+    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_>, Full> {
+        if self.control.dead.is_some() {
+            return Err(Full::Dead);
+        }
+        let room = self.rx.room(len).inspect_err(|_| self.stats.full += 1)?;
+        Ok(Slot { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
+    }
+
+    /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        let mut slot = self.reserve(bytes.len())?;
+        slot.write(bytes);
+        Ok(slot.commit(meta))
+    }
+
+    /// Wakes the client if it sleeps. Called once after a batch of commits.
+    pub fn kick(&mut self) {
+        // Relaxed: a statistic for the other side.
+        self.own.word(abi::ENGINE_PUBLISHED).store(self.rx.frames.next_seq().0.into(), Ordering::Relaxed);
+        if self.ringer.should_ring(&self.theirs) {
+            self.stats.wakeups += 1;
+            self.control.notify(Notice::Doorbell);
+        }
+    }
+
+    /// Reads what the client has decided and gives each frame's decision to `f` once; the frames are free then. Frames
+    /// that are overdue at `now` (nanoseconds, of a clock that does not go back) get the default verdict.
+    ///
+    /// Decisions come in no particular order. A bounded amount of work per call: frames far behind an undecided one may
+    /// take several. Returns how many there were.
+    pub fn poll_verdicts(&mut self, now: u64, mut f: impl FnMut(Seq, Decision<'_>)) -> usize {
+        if self.control.checked == 0 || now >= self.control.checked.saturating_add(PEER_CHECK) {
+            self.control.checked = now.max(1);
+            self.check_peer();
+        }
+        let lane = crate::verdicts::Lane {
+            own: &self.own,
+            theirs: &self.theirs,
+            rx: &mut self.rx,
+            transmit: &mut self.transmit,
+            stats: &mut self.stats,
+        };
+        let decided = self.verdicts.poll(lane, now, &mut f);
+        if self.stats.violations > self.control.violations_max {
+            self.die(Death::Violations);
+        }
+        decided
+    }
+
+    /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        self.verdicts.deadline()
+    }
+
+    /// Frames that are out and undecided.
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        self.rx.frames.lent() + self.rx.frames.held()
+    }
+
+    /// How the client's end came, if it has. Looks at what is known; [`check_peer`](Self::check_peer) asks.
+    #[must_use]
+    pub fn death(&self) -> Option<Death> {
+        self.control.dead
+    }
+
+    /// Whether the client is gone: publish nothing more, poll for its last verdicts, then
+    /// [`drain_held`](Self::drain_held).
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.control.dead.is_some()
+    }
+
+    /// Asks the system whether the client lives, and reads its doorbells. Also done by
+    /// [`poll_verdicts`](Self::poll_verdicts) every 5 ms of its clock, and by [`wait`](Self::wait).
+    pub fn check_peer(&mut self) -> bool {
+        let strangers = self.control.listen();
+        self.stats.violations += strangers;
+        if let Some(pidfd) = &self.control.pidfd
+            && self.control.dead.is_none()
+            && sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false)
+        {
+            self.die(Death::Exited);
+        }
+        self.control.dead.is_none()
+    }
+
+    /// Ends the channel from this side. The client sees the end of its socket.
+    pub fn detach(&mut self) {
+        self.die(Death::Detached);
+    }
+
+    /// After the end: every frame that is undecided, once, oldest first where that is known. They are the caller's to
+    /// decide (by policy: the default verdict, or another worker). Detaches a client that is not gone.
+    ///
+    /// Call [`poll_verdicts`](Self::poll_verdicts) before: what the client decided in time counts.
+    pub fn drain_held(&mut self, mut f: impl FnMut(Seq)) {
+        self.detach();
+        let frames = &mut self.rx.frames;
+        let (mut seq, end) = (frames.oldest(), frames.next_seq());
+        let mut drained = 0;
+        while seq != end {
+            if let Some(at) = frames.find(seq) {
+                let undecided = !frames.is_expired(at);
+                frames.release(at);
+                if undecided {
+                    drained += 1;
+                    f(seq);
+                }
+            }
+            seq = seq.next();
+        }
+        while let Some(at) = frames.aside().first().copied() {
+            let (seq, undecided) = (frames.seq_at(at), !frames.is_expired(at));
+            frames.release(at);
+            if undecided {
+                drained += 1;
+                f(seq);
+            }
+        }
+        self.stats.drained += drained;
+    }
+
+    /// Sleeps until the client has decided something, has sent something, is gone, or `timeout` has passed. The frames
+    /// published so far are the client's to see first: this also [`kick`](Self::kick)s.
+    ///
+    /// # Errors
+    /// When poll(2) fails.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<()> {
+        self.kick();
+        if self.arm() {
+            let mut fds = vec![self.control.socket.as_fd()];
+            fds.extend(self.control.pidfd.as_ref().map(AsFd::as_fd));
+            sys::wait(&fds, timeout)?;
+        }
+        self.disarm();
+        self.check_peer();
+        Ok(())
+    }
+
+    /// For event loops: asks the client to ring when it has decided something. False when there is something already,
+    /// and then there is no need to sleep. [`disarm`](Self::disarm) afterwards.
+    #[must_use]
+    pub fn arm(&mut self) -> bool {
+        self.sleeper.arm(&self.own);
+        self.control.dead.is_none()
+            && !self.verdicts.is_ready(&self.theirs, &self.rx)
+            && !self.transmit.is_ready(&self.theirs)
+    }
+
+    /// For event loops: no doorbells any more.
+    pub fn disarm(&mut self) {
+        self.sleeper.disarm(&self.own);
+    }
+
+    /// What the channel has done.
+    #[must_use]
+    pub fn stats(&self) -> ChannelStats {
+        let mut stats = self.stats;
+        stats.held = self.rx.frames.held();
+        stats.out = self.held();
+        // Relaxed: a claim, shown as one.
+        stats.consumed = self.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
+        stats
+    }
+
+    fn die(&mut self, how: Death) {
+        if self.control.dead.is_some() {
+            return;
+        }
+        log::info!("client {:?} (process {}) detached: {how}", self.control.name, self.control.peer.pid);
+        self.control.dead = Some(how);
+        // The client, if it lives, sees the end of the socket; that it may be gone already is no error.
+        let _ = rustix::net::shutdown(&self.control.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+impl Control {
+    fn notify(&mut self, notice: Notice) {
+        // Full: there are doorbells enough that it has not read.
+        if matches!(sys::send(&self.socket, &notice.emit(), &[]), Ok(Sent::Gone)) && self.dead.is_none() {
+            self.dead = Some(Death::Closed);
+        }
+    }
+
+    /// Reads doorbells; returns how many messages were something else.
+    fn listen(&mut self) -> u64 {
+        let mut strangers = 0;
+        // A client that keeps sending could otherwise keep us here.
+        for _ in 0..NOTICES {
+            let mut message = [0; NOTICE];
+            match sys::recv(&self.socket, &mut message) {
+                Ok(Received::Message(len, _)) => {
+                    strangers += u64::from(Notice::parse(&message[..len]) != Ok(Notice::Doorbell));
+                }
+                Ok(Received::Nothing) => break,
+                Ok(Received::End) | Err(_) => {
+                    self.dead.get_or_insert(Death::Closed);
+                    break;
+                }
+            }
+        }
+        strangers
+    }
+}
+
+impl AsFd for Channel {
+    /// Readable when the client rings or goes: call [`Channel::check_peer`], then [`Channel::poll_verdicts`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.control.socket.as_fd()
+    }
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "it closed its socket",
+            Self::Exited => "its process ended",
+            Self::Violations => "it wrote too much that has no meaning",
+            Self::Detached => "detached by the engine",
+        })
+    }
+}
+
+/// Room for one message: fill it, then commit it.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    channel: &'a mut Channel,
+    room: Room,
+    len: usize,
+    written: usize,
+    inline: [u8; INLINE_BYTES],
+}
+
+impl Slot<'_> {
+    /// The bytes to be filled, as many as were reserved; [`commit_len`](Self::commit_len) says how many count.
+    /// What is not filled is from earlier messages of this channel or zero.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.written = self.len;
+        self.room_mut()
+    }
+
+    /// Appends bytes.
+    ///
+    /// # Panics
+    /// When they are more than was reserved.
+    pub fn write(&mut self, bytes: &[u8]) {
+        let written = self.written;
+        assert!(bytes.len() <= self.len - written, "more bytes than the {} that were reserved", self.len);
+        self.room_mut()[written..written + bytes.len()].copy_from_slice(bytes);
+        self.written += bytes.len();
+    }
+
+    /// Publishes what was written. The client is woken by the next [`Channel::kick`] or [`Channel::wait`].
+    pub fn commit(self, meta: &Meta) -> Seq {
+        let len = self.written;
+        self.commit_len(len, meta)
+    }
+
+    /// Publishes the first `len` bytes.
+    ///
+    /// # Panics
+    /// When `len` is more than was written.
+    pub fn commit_len(self, len: usize, meta: &Meta) -> Seq {
+        assert!(len <= self.written, "{len} bytes were not written");
+        let inline = self.len <= INLINE_BYTES;
+        let channel = self.channel;
+        let header = meta.header(len, if inline { FLAG_INLINE } else { 0 });
+        let bytes = if inline { &self.inline[..len] } else { &[] };
+        let seq = channel.rx.publish(&channel.own, self.room, &header, bytes);
+        channel.stats.published += 1;
+        channel.stats.bytes += len as u64;
+        channel.stats.high_water = channel.stats.high_water.max(channel.held());
+        seq
+    }
+
+    fn room_mut(&mut self) -> &mut [u8] {
+        if self.len <= INLINE_BYTES {
+            return &mut self.inline[..self.len];
+        }
+        self.channel.payload.bytes_mut(self.channel.rx.payload_offset(self.room.at), self.len)
+    }
+}

@@ -1,0 +1,512 @@
+//! A client: receives frames, decides about them.
+
+use std::collections::VecDeque;
+use std::hint;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::Seq;
+use crate::abi::{self, ENTRY_WORDS, INLINE_BYTES};
+use crate::attach::{Attached, attach};
+use crate::error::{AttachError, RecvError};
+use crate::header::{FLAG_INLINE, Header, Kind, Meta};
+use crate::hello::{NOTICE, Notice};
+use crate::lane::consumer;
+use crate::lane::frames::NoRoom;
+use crate::lane::producer::{Entry, Producer};
+use crate::park::{Ringer, Sleeper};
+use crate::sync::Ordering;
+use crate::sys::{self, Received, Sent};
+use crate::verdict::{Answer, Verdict, Word};
+
+/// Looks at the ring before going to sleep: some 10 us.
+const SPINS: u32 = 400;
+
+/// A frame that this client has: its number and a private copy of its header. The payload stays in the ring, see
+/// [`Consumer::payload`].
+///
+/// A frame that is dropped without a verdict stays undecided, until [`Consumer::verdict_upto`] covers it or the engine's
+/// deadline does.
+#[derive(Debug)]
+#[must_use = "the ring stops when frames are neither decided nor held"]
+pub struct Frame {
+    seq: Seq,
+    at: u32,
+    header: Header,
+}
+
+impl Frame {
+    /// Its number.
+    #[must_use]
+    pub fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    /// Its header.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// What we know about a frame that is ours.
+#[derive(Clone, Copy, Debug)]
+struct Mine {
+    seq: Seq,
+    len: u32,
+    place: Place,
+    /// Records do not cover it.
+    held: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    NotMine,
+    Ring,
+    Inline,
+}
+
+/// The client's end of a channel.
+///
+/// Verdicts become visible to the engine at once; if it sleeps it is woken by the next call that receives, or by
+/// [`flush`](Self::flush). See [`crate::Endpoint`] for an example of both ends.
+#[derive(Debug)]
+pub struct Consumer {
+    ring: Attached,
+    rx: consumer::Consumer,
+    tx: Producer,
+    /// By first frame.
+    mine: Box<[Mine]>,
+    /// Received and undecided, oldest first; some were decided or held since.
+    undecided: VecDeque<(Seq, u32)>,
+    /// Everything up to here was decided by records.
+    upto: Seq,
+    records: u32,
+    sleeper: Sleeper,
+    ringer: Ringer,
+    /// Something was written that the engine has not been woken for.
+    unflushed: bool,
+    /// The engine is gone.
+    ended: bool,
+    stats: ConsumerStats,
+}
+
+/// What a consumer has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConsumerStats {
+    /// Frames received.
+    pub received: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Doorbells rung.
+    pub wakeups: u64,
+}
+
+/// A replacement that could not be handed over; the frame is still there to be decided.
+#[derive(Debug, thiserror::Error)]
+#[error("no replacement for frame {}: {why}", frame.seq())]
+pub struct NotReplaced {
+    /// The frame.
+    pub frame: Frame,
+    /// Why not.
+    pub why: crate::channel::Full,
+}
+
+impl Consumer {
+    /// Attaches to the engine that listens at `path`.
+    ///
+    /// # Errors
+    /// Each case of [`AttachError`] says what to do.
+    pub fn attach(path: impl AsRef<Path>) -> Result<Self, AttachError> {
+        let name = std::env::args_os().next().unwrap_or_default();
+        let name = Path::new(&name).file_name().unwrap_or_default().to_string_lossy();
+        Self::attach_as(path, &name)
+    }
+
+    /// Attaches to the engine that the environment variable `TOWPATH_SOCKET` names: the one that started this program.
+    ///
+    /// # Errors
+    /// [`AttachError::NoSocket`] when it is not set, and all of [`attach`](Self::attach).
+    pub fn attach_env() -> Result<Self, AttachError> {
+        Self::attach(std::env::var_os("TOWPATH_SOCKET").ok_or(AttachError::NoSocket)?)
+    }
+
+    /// Attaches under a name (at most 32 bytes) that the engine shows to people.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_as(path: impl AsRef<Path>, name: &str) -> Result<Self, AttachError> {
+        let ring = attach(path.as_ref(), name)?;
+        let layout = ring.layout;
+        let none = Mine { seq: Seq(0), len: 0, place: Place::NotMine, held: false };
+        Ok(Self {
+            rx: consumer::Consumer::new(
+                layout.rx,
+                layout.rx_headers(),
+                layout.rx_notes(),
+                layout.rx_entries(),
+            ),
+            tx: Producer::new(layout.tx, layout.tx_headers(), layout.tx_notes(), layout.tx_entries()),
+            mine: vec![none; layout.rx.frame_nr as usize].into(),
+            undecided: VecDeque::new(),
+            upto: Seq(0),
+            records: 0,
+            sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP),
+            ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP),
+            unflushed: false,
+            ended: false,
+            stats: ConsumerStats::default(),
+            ring,
+        })
+    }
+
+    /// The next frame; waits for it. None when the engine has ended the channel and everything was received.
+    ///
+    /// # Errors
+    /// [`RecvError`]: the engine wrote nonsense, or poll(2) failed.
+    pub fn recv(&mut self) -> Result<Option<Frame>, RecvError> {
+        self.recv_until(None)
+    }
+
+    /// The next frame; waits at most `timeout`. None also when that has passed; [`is_ended`](Self::is_ended) tells.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Frame>, RecvError> {
+        self.recv_until(Instant::now().checked_add(timeout))
+    }
+
+    /// The next frame, if it is there.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), except that there is no poll(2).
+    pub fn try_recv(&mut self) -> Result<Option<Frame>, RecvError> {
+        self.flush();
+        self.take()
+    }
+
+    /// Appends at most `max` frames to `into`; waits for the first one. Returns how many; 0 means the end.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn recv_batch(&mut self, into: &mut Vec<Frame>, max: usize) -> Result<usize, RecvError> {
+        let Some(first) = (if max == 0 { None } else { self.recv()? }) else { return Ok(0) };
+        into.push(first);
+        let mut count = 1;
+        while count < max
+            && let Some(frame) = self.take()?
+        {
+            into.push(frame);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The frame's payload, in the ring: as long as the result lives nothing can be decided.
+    ///
+    /// # Panics
+    /// When the frame is not this consumer's any more: [`verdict_upto`](Self::verdict_upto) has covered it.
+    #[must_use]
+    pub fn payload(&self, frame: &Frame) -> &[u8] {
+        let mine = &self.mine[frame.at as usize];
+        assert!(self.has(frame), "frame {} was given back", frame.seq);
+        let len = mine.len as usize;
+        match mine.place {
+            Place::Inline => self.ring.theirs.lent(self.rx.inline_index(frame.at), len),
+            Place::Ring => self.ring.rx_payload.lent(self.rx.payload_offset(frame.at), len),
+            Place::NotMine => unreachable!("just checked"),
+        }
+    }
+
+    /// Whether the frame is still this consumer's.
+    #[must_use]
+    pub fn has(&self, frame: &Frame) -> bool {
+        let mine = self.mine.get(frame.at as usize);
+        mine.is_some_and(|m| m.seq == frame.seq && m.place != Place::NotMine)
+    }
+
+    /// Decides about the frame and gives it back. ([`Verdict::Hold`] keeps it, but [`hold`](Self::hold) is what leaves
+    /// you the frame to decide about later.)
+    pub fn verdict(&mut self, frame: Frame, answer: impl Into<Answer>) {
+        self.answer(&frame, answer.into());
+    }
+
+    /// Decides about every frame received up to `upto` that has no verdict of its own and is not held, in one write.
+    ///
+    /// # Panics
+    /// When the answer is about one frame only: [`Verdict::Hold`] or [`Verdict::Replace`].
+    pub fn verdict_upto(&mut self, upto: Seq, answer: impl Into<Answer>) {
+        let answer = answer.into();
+        assert!(
+            !matches!(answer.verdict, Verdict::Hold | Verdict::Replace(_)),
+            "{:?} is about one frame",
+            answer.verdict
+        );
+        let received = Seq(self.rx.expected().0.wrapping_sub(1));
+        let upto = if received.is_before(upto) { received } else { upto };
+        if !self.upto.is_before(upto) {
+            return;
+        }
+        let ring = self.ring.layout.records;
+        // Acquire: pairs with the engine's release store; the slots it has taken may be written again.
+        let taken = self.ring.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Acquire) as u32;
+        let full = self.records.wrapping_sub(taken) >= ring;
+        while let Some((seq, at)) = self.undecided.front().copied()
+            && !upto.is_before(seq)
+        {
+            self.undecided.pop_front();
+            if !self.is_undecided(seq, at) {
+                continue;
+            }
+            if full {
+                self.write_entry(seq, at, answer);
+            }
+            self.mine[at as usize].place = Place::NotMine;
+        }
+        self.unflushed = true;
+        if full {
+            return;
+        }
+        self.upto = upto;
+        let index = (self.records & (ring - 1)) as usize;
+        let record: &[_; ENTRY_WORDS] =
+            self.ring.own.line(self.ring.layout.record_ring() + index * ENTRY_WORDS);
+        let word = Word { seq: upto, verdict: answer.verdict, flags: answer.flags };
+        // Relaxed: ordered by the release store below.
+        record[0].store(u64::from(answer.mark) | u64::from(answer.mask) << 32, Ordering::Relaxed);
+        record[1].store(word.emit(), Ordering::Relaxed);
+        self.records = self.records.wrapping_add(1);
+        // Release: pairs with the acquire load in Verdicts::take_records: the record is there, and so is every single
+        // verdict that was given before it.
+        self.ring.own.word(abi::CLIENT_RECORDS).store(self.records.into(), Ordering::Release);
+    }
+
+    /// Keeps the frame: later ones go on, this one is decided later, in any order. Frames that are neither decided nor
+    /// held stop the ring when it is full.
+    pub fn hold(&mut self, frame: &Frame) {
+        if self.has(frame) {
+            self.write_entry(frame.seq, frame.at, Verdict::Hold.into());
+            self.unflushed = true;
+            self.mine[frame.at as usize].held = true;
+        }
+    }
+
+    /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
+    ///
+    /// # Errors
+    /// [`NotReplaced`] gives the frame back: the payload is larger than that ring, or the engine is gone.
+    pub fn replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
+        let mut frame = frame;
+        loop {
+            match self.try_replace(frame, payload) {
+                Err(NotReplaced { frame: again, why: crate::channel::Full::Lent }) => frame = again,
+                other => return other,
+            }
+            self.flush();
+            self.sleeper.arm(&self.ring.own);
+            let waited = !self.tx_is_returned() && !self.ended;
+            // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
+            if waited && sys::wait(&[self.ring.socket.as_fd()], Some(Duration::from_millis(100))).is_ok() {
+                self.stats.sleeps += 1;
+            }
+            self.sleeper.disarm(&self.ring.own);
+            if self.listen().is_err() || self.ended {
+                return Err(NotReplaced { frame, why: crate::channel::Full::Dead });
+            }
+        }
+    }
+
+    /// Lets the frame go on with another payload.
+    ///
+    /// # Errors
+    /// [`NotReplaced`] gives the frame back; with [`Full::Lent`](crate::Full::Lent) it is worth trying again.
+    pub fn try_replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
+        match self.transmit(payload, &Meta { kind: Kind::REPLACEMENT, port: frame.seq.0, ..Meta::default() })
+        {
+            Ok(at) => {
+                self.answer(&frame, Verdict::Replace(at).into());
+                Ok(())
+            }
+            Err(why) => Err(NotReplaced { frame, why: why.into() }),
+        }
+    }
+
+    /// Wakes the engine if it waits for what was decided. Receiving does it too.
+    pub fn flush(&mut self) {
+        if !std::mem::take(&mut self.unflushed) {
+            return;
+        }
+        if self.ringer.should_ring(&self.ring.theirs) {
+            self.stats.wakeups += 1;
+            // Full: there are doorbells enough. Failed or gone: receiving will tell.
+            let _: Result<Sent, _> = sys::send(&self.ring.socket, &Notice::Doorbell.emit(), &[]);
+        }
+    }
+
+    /// For event loops: says that we are about to sleep on [`as_fd`](AsFd::as_fd). False when there is a frame already.
+    #[must_use]
+    pub fn arm(&mut self) -> bool {
+        self.flush();
+        // Relaxed: a statistic for the other side.
+        self.ring.own.word(abi::CLIENT_CONSUMED).store(self.rx.expected().0.into(), Ordering::Relaxed);
+        self.sleeper.arm(&self.ring.own);
+        !self.rx.is_ready(&self.ring.theirs) && !self.ended
+    }
+
+    /// For event loops: awake again; reads what rang.
+    ///
+    /// # Errors
+    /// When the socket cannot be read.
+    pub fn disarm(&mut self) -> Result<(), RecvError> {
+        self.sleeper.disarm(&self.ring.own);
+        self.listen()
+    }
+
+    /// Whether the engine has ended the channel. Frames that it published before may still be received.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// What this consumer has done.
+    #[must_use]
+    pub fn stats(&self) -> ConsumerStats {
+        self.stats
+    }
+
+    fn recv_until(&mut self, end: Option<Instant>) -> Result<Option<Frame>, RecvError> {
+        loop {
+            self.flush();
+            for _ in 0..SPINS {
+                if let Some(frame) = self.take()? {
+                    return Ok(Some(frame));
+                }
+                hint::spin_loop();
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            if self.arm() {
+                self.stats.sleeps += 1;
+                sys::wait(&[self.ring.socket.as_fd()], left)?;
+            }
+            self.disarm()?;
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<Frame>, RecvError> {
+        let found = self.rx.next(&self.ring.theirs).map_err(|e| RecvError::Damaged(format!("{e:?}")))?;
+        let Some(consumer::Found { seq, at, header }) = found else { return Ok(None) };
+        let place = if header.flags & FLAG_INLINE != 0 { Place::Inline } else { Place::Ring };
+        if self.mine[at as usize].place != Place::NotMine {
+            return Err(RecvError::Damaged(format!("frame {at} came again while it was ours")));
+        }
+        self.mine[at as usize] = Mine { seq, len: header.len, place, held: false };
+        while let Some((seq, at)) = self.undecided.front().copied()
+            && !self.is_undecided(seq, at)
+        {
+            self.undecided.pop_front();
+        }
+        self.undecided.push_back((seq, at));
+        self.stats.received += 1;
+        Ok(Some(Frame { seq, at, header }))
+    }
+
+    fn answer(&mut self, frame: &Frame, answer: Answer) {
+        if answer.verdict == Verdict::Hold {
+            return self.hold(frame);
+        }
+        if self.has(frame) {
+            self.write_entry(frame.seq, frame.at, answer);
+            self.mine[frame.at as usize].place = Place::NotMine;
+            self.unflushed = true;
+        }
+    }
+
+    fn write_entry(&self, seq: Seq, at: u32, answer: Answer) {
+        let word = Word { seq, verdict: answer.verdict, flags: answer.flags };
+        self.rx.release(&self.ring.own, at, word, answer.mark, answer.mask);
+    }
+
+    fn is_undecided(&self, seq: Seq, at: u32) -> bool {
+        let mine = &self.mine[at as usize];
+        mine.seq == seq && mine.place != Place::NotMine && !mine.held
+    }
+
+    /// Publishes a TX frame; returns its first frame.
+    fn transmit(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, NoRoom> {
+        let room = self.tx.room(payload.len()).or_else(|_| {
+            self.reclaim();
+            self.tx.room(payload.len())
+        })?;
+        let inline = payload.len() <= INLINE_BYTES;
+        let header = meta.header(payload.len(), if inline { FLAG_INLINE } else { 0 });
+        if !inline {
+            let offset = self.tx.payload_offset(room.at);
+            self.ring.tx_payload.bytes_mut(offset, payload.len()).copy_from_slice(payload);
+        }
+        self.tx.publish(&self.ring.own, room, &header, if inline { payload } else { &[] });
+        self.unflushed = true;
+        Ok(room.at as u16)
+    }
+
+    /// Takes back the TX frames that the engine is done with.
+    fn reclaim(&mut self) {
+        let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
+        while seq != end {
+            if let Some(at) = self.tx.frames.find(seq)
+                && matches!(self.tx.entry(&self.ring.theirs, at), Entry::Says(w) if w.verdict != Verdict::Hold)
+            {
+                self.tx.frames.release(at);
+            }
+            seq = seq.next();
+        }
+    }
+
+    fn tx_is_returned(&self) -> bool {
+        let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
+        while seq != end {
+            if self.tx.frames.find(seq).is_some_and(|at| self.tx.has_entry(&self.ring.theirs, at)) {
+                return true;
+            }
+            seq = seq.next();
+        }
+        false
+    }
+
+    /// Reads what the engine sent over the socket.
+    fn listen(&mut self) -> Result<(), RecvError> {
+        let mut message = [0; NOTICE];
+        loop {
+            match sys::recv_with_fds(&self.ring.socket, &mut message)? {
+                Received::Message(len, _) => {
+                    Notice::parse(&message[..len])
+                        .map_err(|_| RecvError::Damaged("a message that is no notice".into()))?;
+                }
+                Received::Nothing => return Ok(()),
+                Received::End => {
+                    self.ended = true;
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Consumer {
+    /// Readable when the engine rings, which it does only between [`Consumer::arm`] and [`Consumer::disarm`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.socket.as_fd()
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}

@@ -1,0 +1,304 @@
+//! Where clients attach: the engine's Unix socket.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::Channel;
+use crate::abi::{Layout, VERSION};
+use crate::error::BindError;
+use crate::geometry::Geometry;
+use crate::header::Credentials;
+use crate::hello::{HELLO, Hello, Refusal, Reply, Welcome};
+use crate::sys::{self, Received};
+use crate::verdict::Verdict;
+
+/// Which users may attach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allow {
+    /// Every user whom the socket's file permissions let in.
+    Any,
+    /// These user ids.
+    Users(Vec<u32>),
+}
+
+impl Allow {
+    fn allows(&self, peer: &Credentials) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Users(users) => users.contains(&peer.uid),
+        }
+    }
+}
+
+/// What an endpoint gives its clients, and what it asks of them.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The ring towards the client.
+    pub rx: Geometry,
+    /// The ring from the client.
+    pub tx: Geometry,
+    /// Cumulative verdicts that may be under way: a power of two.
+    pub records: u32,
+    /// Who may attach. The default is the engine's own user and root.
+    pub allow: Allow,
+    /// How long a frame may stay undecided; none means for ever. The default is 1 s.
+    pub deadline: Option<Duration>,
+    /// The verdict of frames that their client does not decide: overdue, left by the dead, or answered with garbage.
+    /// The default is [`Verdict::Drop`] (fail closed).
+    pub default_verdict: Verdict,
+    /// Most frames that a client may hold at a time; a hold beyond it is counted and not honoured, so that the ring
+    /// comes to a stop at that frame.
+    pub held_max: u32,
+    /// Words without meaning after which a client is detached.
+    pub violations_max: u64,
+    /// Most connections that have not said hello yet.
+    pub pending_max: usize,
+    /// Most channels at a time.
+    pub channels_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let mut users = vec![rustix::process::geteuid().as_raw(), 0];
+        users.dedup();
+        Self {
+            rx: Geometry::RX,
+            tx: Geometry::TX,
+            records: 256,
+            allow: Allow::Users(users),
+            deadline: Some(Duration::from_secs(1)),
+            default_verdict: Verdict::Drop,
+            held_max: 1024,
+            violations_max: 64,
+            pending_max: 16,
+            channels_max: 256,
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn layout(&self) -> Layout {
+        Layout { rx: self.rx, tx: self.tx, records: self.records }
+    }
+
+    fn check(&self) -> Result<(), BindError> {
+        let rule = |direction| move |rule| BindError::Geometry { direction, rule };
+        self.rx.check().map_err(rule("RX"))?;
+        self.tx.check().map_err(rule("TX"))?;
+        if !self.records.is_power_of_two() || self.records < 2 || self.records > Layout::MAX_RECORDS {
+            return Err(BindError::Records(self.records));
+        }
+        Ok(())
+    }
+}
+
+/// A connection that has not said hello.
+#[derive(Debug)]
+struct Pending {
+    socket: OwnedFd,
+    peer: Credentials,
+}
+
+/// The engine's socket. Dropping it removes the socket's file; channels stay.
+///
+/// ```
+/// use towpath_ring::{Config, Consumer, Endpoint, Meta, Verdict};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("ring.sock");
+/// let mut endpoint = Endpoint::bind(&path, Config::default())?;
+///
+/// let client = std::thread::spawn(move || -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
+///     let mut queue = Consumer::attach(&path)?;
+///     let frame = queue.recv()?.expect("the engine is there");
+///     let size = queue.payload(&frame).len();
+///     queue.verdict(frame, Verdict::Pass);
+///     Ok(size)
+/// });
+///
+/// let mut channel = loop {
+///     match endpoint.accept()? {
+///         Some(channel) => break channel,
+///         None => endpoint.wait(None)?,
+///     }
+/// };
+/// let mut slot = channel.reserve(5)?;
+/// slot.write(b"hello");
+/// let seq = slot.commit(&Meta::default());
+/// channel.kick();
+/// channel.wait(None)?;
+/// channel.poll_verdicts(0, |decided, decision| {
+///     assert_eq!((decided, decision.verdict), (seq, Verdict::Pass));
+/// });
+/// assert_eq!(client.join().unwrap().unwrap(), 5);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Endpoint {
+    listener: OwnedFd,
+    path: PathBuf,
+    config: Config,
+    pending: Vec<Pending>,
+    stats: Stats,
+}
+
+/// What an endpoint has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Channels made.
+    pub attached: u64,
+    /// Connections refused: user not allowed.
+    pub not_permitted: u64,
+    /// Connections refused: another version.
+    pub wrong_version: u64,
+    /// Connections refused: a limit.
+    pub over_limit: u64,
+    /// Connections closed because the set-up failed or what they said was no hello.
+    pub failed: u64,
+}
+
+impl Endpoint {
+    /// Listens at `path`. A socket file that no engine listens on any more is replaced.
+    ///
+    /// # Errors
+    /// The rule that the configuration breaks, a live engine at `path`, or what the system said.
+    pub fn bind(path: impl AsRef<Path>, config: Config) -> Result<Self, BindError> {
+        let path = path.as_ref();
+        config.check()?;
+        let failed = |source| BindError::Listen { path: path.into(), source };
+        let listener = match sys::listen(path, 64) {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
+                if sys::connect(path).is_ok() {
+                    return Err(BindError::InUse(path.into()));
+                }
+                std::fs::remove_file(path).map_err(failed)?;
+                sys::listen(path, 64)
+            }
+            other => other,
+        };
+        let listener = listener.map_err(failed)?;
+        Ok(Self { listener, path: path.into(), config, pending: Vec::new(), stats: Stats::default() })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The next client that has attached, if there is one. Never blocks, and does a bounded amount of work.
+    ///
+    /// # Errors
+    /// When accept(2) fails for a reason that is ours, such as too many open files.
+    pub fn accept(&mut self) -> std::io::Result<Option<Channel>> {
+        while self.pending.len() < self.config.pending_max {
+            let Some(socket) = sys::accept(&self.listener)? else { break };
+            self.admit(socket);
+        }
+        let mut hello = [0; HELLO];
+        for i in 0..self.pending.len() {
+            match sys::recv(&self.pending[i].socket, &mut hello) {
+                Ok(Received::Nothing) => {}
+                Ok(Received::Message(len, _)) => {
+                    let pending = self.pending.swap_remove(i);
+                    return Ok(self.attach(pending, &hello[..len]));
+                }
+                Ok(Received::End) | Err(_) => {
+                    self.pending.swap_remove(i);
+                    self.stats.failed += 1;
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until [`accept`](Self::accept) may have something to do, at most `timeout`.
+    ///
+    /// # Errors
+    /// When poll(2) fails.
+    pub fn wait(&self, timeout: Option<Duration>) -> std::io::Result<()> {
+        let mut fds: Vec<BorrowedFd<'_>> = self.pending.iter().map(|p| p.socket.as_fd()).collect();
+        // A full house does not listen for more.
+        if self.pending.len() < self.config.pending_max {
+            fds.push(self.listener.as_fd());
+        }
+        sys::wait(&fds, timeout).map(drop)
+    }
+
+    fn admit(&mut self, socket: OwnedFd) {
+        let peer = match sys::peer(&socket) {
+            Ok(peer) => peer,
+            Err(e) => {
+                log::warn!("{}: a client's credentials are not known: {e}", self.path.display());
+                self.stats.failed += 1;
+                return;
+            }
+        };
+        if self.config.allow.allows(&peer) {
+            self.pending.push(Pending { socket, peer });
+            return;
+        }
+        let Credentials { pid, uid, .. } = peer;
+        log::warn!("{}: refused process {pid} of user {uid}: not in the allow list", self.path.display());
+        self.stats.not_permitted += 1;
+        refuse(
+            &socket,
+            Refusal::NotPermitted,
+            format!("user {uid} may not attach to {}", self.path.display()),
+        );
+    }
+
+    fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Channel> {
+        let Pending { socket, peer } = pending;
+        let Ok(hello) = Hello::parse(hello) else {
+            self.stats.failed += 1;
+            return None;
+        };
+        if hello.version != VERSION {
+            let text = format!("engine {VERSION}, client {}", hello.version);
+            log::warn!("{}: refused process {}: ABI versions differ: {text}", self.path.display(), peer.pid);
+            self.stats.wrong_version += 1;
+            refuse(&socket, Refusal::Version, text);
+            return None;
+        }
+        match Channel::open(&self.config, socket, peer, hello.name) {
+            Ok(channel) => {
+                self.stats.attached += 1;
+                Some(channel)
+            }
+            Err(e) => {
+                log::warn!("{}: cannot attach process {}: {e}", self.path.display(), peer.pid);
+                self.stats.failed += 1;
+                None
+            }
+        }
+    }
+}
+
+/// Tells a client why not. It has not been given anything, so that it does not listen is no concern.
+pub(crate) fn refuse(socket: &OwnedFd, why: Refusal, text: String) {
+    let welcome = Welcome { version: VERSION, answer: Reply::Refused(why, text) };
+    let _ = sys::send(socket, &welcome.emit(), &[]);
+}
+
+impl AsFd for Endpoint {
+    /// Readable when a client connects.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,124 @@
+/// What a frame carries.
+///
+/// Numbers below 0x8000 are Towpath's; the rest are free for programs that use the ring for their own messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Kind(pub u16);
+
+impl Kind {
+    /// A packet of [`Header::wire_len`] bytes, link header first.
+    pub const PACKET: Self = Self(0);
+    /// A message.
+    pub const MESSAGE: Self = Self(1);
+    /// An event: something happened, nobody asked.
+    pub const EVENT: Self = Self(2);
+    /// Part of the answer to a dump request.
+    pub const DUMP: Self = Self(3);
+    /// End of a dump (`NLMSG_DONE`).
+    pub const DONE: Self = Self(4);
+    /// Frames were lost here.
+    pub const GAP: Self = Self(5);
+    /// TX only: the payload that takes the place of a packet's.
+    pub const REPLACEMENT: Self = Self(6);
+    /// TX only: asks for a dump.
+    pub const REQUEST: Self = Self(7);
+}
+
+/// What stands before a frame's payload.
+///
+/// On the RX lane the engine writes it and clients may believe it as far as they trust the engine; on the TX lane the
+/// engine believes nothing of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of payload in the frame.
+    pub len: u32,
+    /// What the payload is.
+    pub kind: Kind,
+    /// Where the payload is: bits of `FLAG_*`.
+    pub(crate) flags: u16,
+    /// Bytes that the packet had on the wire; `len` is less when it was cut.
+    pub wire_len: u32,
+    /// The multicast group or queue that the frame was sent to; 0 for none.
+    pub group: u32,
+    /// Nanoseconds since the epoch.
+    pub time: u64,
+    /// The packet's mark.
+    pub mark: u32,
+    /// The port that the packet came from, or the connection that the message belongs to.
+    pub port: u32,
+    /// Process id of the sender, as the engine's namespace sees it; 0 for the network.
+    pub pid: u32,
+    /// User id of the sender, likewise.
+    pub uid: u32,
+    /// Group id of the sender, likewise.
+    pub gid: u32,
+    /// Hash of the packet's flow; the same in both directions.
+    pub hash: u32,
+}
+
+/// The payload lies beside the header.
+pub(crate) const FLAG_INLINE: u16 = 1;
+/// The payload is in a sealed memfd of its own, sent over the socket.
+pub(crate) const FLAG_ONESHOT: u16 = 2;
+/// A dump saw the data change under it (`NLM_F_DUMP_INTR`).
+pub(crate) const FLAG_INTERRUPTED: u16 = 4;
+
+impl Header {
+    /// Whether the data changed while this dump ran, so that its parts may not fit together.
+    #[must_use]
+    pub const fn interrupted(&self) -> bool {
+        self.flags & FLAG_INTERRUPTED != 0
+    }
+}
+
+/// What the producer says about a message; the ring adds the length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// What the payload is.
+    pub kind: Kind,
+    /// Bytes on the wire; 0 means as many as the payload has.
+    pub wire_len: u32,
+    /// Nanoseconds since the epoch.
+    pub time: u64,
+    /// The packet's mark.
+    pub mark: u32,
+    /// The port that the packet came from, or the connection that the message belongs to.
+    pub port: u32,
+    /// Multicast group or queue; 0 for none.
+    pub group: u32,
+    /// Hash of the flow.
+    pub hash: u32,
+    /// Who sent it, when that was a local process.
+    pub sender: Option<Credentials>,
+}
+
+/// Who a process is, as the kernel says (`SO_PEERCRED`, socket(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id.
+    pub pid: u32,
+    /// Effective user id when it connected.
+    pub uid: u32,
+    /// Effective group id when it connected.
+    pub gid: u32,
+}
+
+impl Meta {
+    pub(crate) fn header(&self, len: usize, flags: u16) -> Header {
+        let len = len as u32;
+        let sender = self.sender.unwrap_or(Credentials { pid: 0, uid: 0, gid: 0 });
+        Header {
+            len,
+            kind: self.kind,
+            flags,
+            wire_len: if self.wire_len == 0 { len } else { self.wire_len },
+            group: self.group,
+            time: self.time,
+            mark: self.mark,
+            port: self.port,
+            pid: sender.pid,
+            uid: sender.uid,
+            gid: sender.gid,
+            hash: self.hash,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The messages of the control socket: hello, welcome, doorbell. Fixed layouts, bytes in, values out.
+//!
+//! A hello and a welcome begin with magic and version in every version of the ABI, so that two sides which do not
+//! speak the same can at least say so.
+
+use crate::Seq;
+use crate::abi::{Layout, MAGIC, VERSION};
+use crate::geometry::Geometry;
+
+/// Bytes of a hello.
+pub(crate) const HELLO: usize = 64;
+/// Bytes of a welcome: what is fixed, then a sentence for a person.
+pub(crate) const WELCOME: usize = 64 + TEXT;
+const TEXT: usize = 448;
+/// Bytes of a notice.
+pub(crate) const NOTICE: usize = 16;
+
+/// What a client says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) version: u16,
+    /// What the client calls itself, for people; at most 32 bytes.
+    pub(crate) name: String,
+}
+
+/// Not a hello, or not a welcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotOurs;
+
+impl Hello {
+    pub(crate) fn emit(&self) -> [u8; HELLO] {
+        let mut out = [0; HELLO];
+        out[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&self.version.to_le_bytes());
+        let name = &self.name.as_bytes()[..self.name.len().min(32)];
+        out[32..32 + name.len()].copy_from_slice(name);
+        out
+    }
+
+    /// The version is the caller's to check: the rest of another version's hello is not looked at.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
+        let version = parse_head(bytes)?;
+        if version != VERSION {
+            return Ok(Self { version, name: String::new() });
+        }
+        let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
+        // A name goes into logs and tables: nothing that moves a terminal's cursor.
+        let name =
+            name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
+        Ok(Self { version, name: name.collect() })
+    }
+}
+
+fn parse_head(bytes: &[u8]) -> Result<u16, NotOurs> {
+    let (magic, rest) = bytes.split_first_chunk::<4>().ok_or(NotOurs)?;
+    let version = rest.first_chunk::<2>().ok_or(NotOurs)?;
+    if u32::from_le_bytes(*magic) != MAGIC {
+        return Err(NotOurs);
+    }
+    Ok(u16::from_le_bytes(*version))
+}
+
+/// What an engine answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Welcome {
+    pub(crate) version: u16,
+    pub(crate) answer: Reply,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// The channel: the descriptors come with this message.
+    Attached(Layout),
+    /// No, and why.
+    Refused(Refusal, String),
+}
+
+/// Why an engine does not attach a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The engine speaks another version of the ABI.
+    Version,
+    /// This user may not attach here.
+    NotPermitted,
+    /// A limit would be exceeded.
+    Limit,
+    /// The engine could not set the channel up.
+    Failed,
+}
+
+impl Welcome {
+    pub(crate) fn emit(&self) -> [u8; WELCOME] {
+        let mut out = [0; WELCOME];
+        out[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&self.version.to_le_bytes());
+        match &self.answer {
+            Reply::Attached(layout) => {
+                let words = [&layout.rx, &layout.tx]
+                    .into_iter()
+                    .flat_map(|g| [g.block_size, g.block_nr, g.frame_size, g.frame_nr])
+                    .chain([layout.records]);
+                for (at, word) in out[16..].chunks_exact_mut(4).zip(words) {
+                    at.copy_from_slice(&word.to_le_bytes());
+                }
+            }
+            Reply::Refused(why, text) => {
+                out[6] = match why {
+                    Refusal::Version => 1,
+                    Refusal::NotPermitted => 2,
+                    Refusal::Limit => 3,
+                    Refusal::Failed => 4,
+                };
+                let mut end = text.len().min(TEXT);
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                out[64..64 + end].copy_from_slice(&text.as_bytes()[..end]);
+            }
+        }
+        out
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
+        let version = parse_head(bytes)?;
+        let text = |at: usize| {
+            let text = bytes.get(at..).unwrap_or_default();
+            let text = text.split(|b| *b == 0).next().unwrap_or_default();
+            String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect()
+        };
+        let answer = match bytes.get(6).copied().ok_or(NotOurs)? {
+            _ if version != VERSION => Reply::Refused(Refusal::Version, String::new()),
+            0 => {
+                let mut words = bytes.get(16..52).ok_or(NotOurs)?.as_chunks::<4>().0.iter();
+                let mut word = || words.next().map(|w| u32::from_le_bytes(*w)).ok_or(NotOurs);
+                let mut geometry = || {
+                    Ok(Geometry {
+                        block_size: word()?,
+                        block_nr: word()?,
+                        frame_size: word()?,
+                        frame_nr: word()?,
+                    })
+                };
+                let (rx, tx) = (geometry()?, geometry()?);
+                Reply::Attached(Layout { rx, tx, records: word()? })
+            }
+            1 => Reply::Refused(Refusal::Version, text(64)),
+            2 => Reply::Refused(Refusal::NotPermitted, text(64)),
+            3 => Reply::Refused(Refusal::Limit, text(64)),
+            _ => Reply::Refused(Refusal::Failed, text(64)),
+        };
+        Ok(Self { version, answer })
+    }
+}
+
+/// What the sides tell each other after the welcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// Look at the lanes.
+    Doorbell,
+    /// Here is the payload of this RX message, in a memfd of this many bytes.
+    OneShot { seq: Seq, len: u64 },
+}
+
+impl Notice {
+    pub(crate) fn emit(self) -> [u8; NOTICE] {
+        let (kind, seq, len) = match self {
+            Self::Doorbell => (1u32, 0, 0),
+            Self::OneShot { seq, len } => (2, seq.0, len),
+        };
+        let mut out = [0; NOTICE];
+        out[..4].copy_from_slice(&kind.to_le_bytes());
+        out[4..8].copy_from_slice(&seq.to_le_bytes());
+        out[8..].copy_from_slice(&len.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
+        let (kind, rest) = bytes.split_first_chunk::<4>().ok_or(NotOurs)?;
+        let (seq, rest) = rest.split_first_chunk::<4>().ok_or(NotOurs)?;
+        let len = rest.try_into().map_err(|_| NotOurs)?;
+        match u32::from_le_bytes(*kind) {
+            1 => Ok(Self::Doorbell),
+            2 => Ok(Self::OneShot { seq: Seq(u32::from_le_bytes(*seq)), len: u64::from_le_bytes(len) }),
+            _ => Err(NotOurs),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let hello = Hello { version: VERSION, name: "ids-1".into() };
+        assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
+        let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
+        for answer in [
+            Reply::Attached(layout),
+            Reply::Refused(Refusal::NotPermitted, "uid 7 may not".into()),
+            Reply::Refused(Refusal::Limit, "ä".repeat(TEXT / 2)),
+        ] {
+            let welcome = Welcome { version: VERSION, answer };
+            assert_eq!(Welcome::parse(&welcome.emit()), Ok(welcome));
+        }
+        for notice in [Notice::Doorbell, Notice::OneShot { seq: Seq(9), len: 1 << 33 }] {
+            assert_eq!(Notice::parse(&notice.emit()), Ok(notice));
+        }
+    }
+
+    #[test]
+    fn another_version_is_named_and_not_read() {
+        let theirs = Hello { version: 9, name: "x".into() }.emit();
+        assert_eq!(Hello::parse(&theirs[..6]), Ok(Hello { version: 9, name: String::new() }));
+        let mut theirs =
+            Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();
+        theirs[6] = 0;
+        let answer = Reply::Refused(Refusal::Version, String::new());
+        assert_eq!(Welcome::parse(&theirs), Ok(Welcome { version: 9, answer }));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_arrives_is_a_panic(bytes: Vec<u8>, ours: bool) {
+            let mut bytes = bytes;
+            if ours && bytes.len() >= 6 {
+                bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+                bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+            }
+            let _ = Hello::parse(&bytes);
+            let _ = Welcome::parse(&bytes);
+            let _ = Notice::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The consumer's end of a lane: reads headers in the producer's memory, writes release entries in its own.
+
+use super::cursor::Cursor;
+use crate::Seq;
+use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
+use crate::geometry::Geometry;
+use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
+use crate::region::Words;
+use crate::sync::{AtomicU64, Ordering};
+use crate::verdict::Word;
+
+/// A message as its header describes it: copied, and checked against the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) seq: Seq,
+    /// Its first frame.
+    pub(crate) at: u32,
+    pub(crate) header: Header,
+}
+
+/// What the producer wrote makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nonsense {
+    /// A note that points outside of the ring, or to where the message is not.
+    Note,
+    /// A length beyond the area, or beyond what fits beside a header.
+    Length(u32),
+}
+
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    cursor: Cursor,
+    geometry: Geometry,
+    /// First word of the headers, in the producer's memory.
+    headers: usize,
+    /// First note, in the producer's memory.
+    notes: usize,
+    /// First word of the release entries, in our memory.
+    entries: usize,
+}
+
+impl Consumer {
+    pub(crate) fn new(geometry: Geometry, headers: usize, notes: usize, entries: usize) -> Self {
+        Self { cursor: Cursor::new(geometry.frame_nr), geometry, headers, notes, entries }
+    }
+
+    /// The number that comes next.
+    pub(crate) fn expected(&self) -> Seq {
+        self.cursor.expected()
+    }
+
+    /// Whether the next message is there.
+    pub(crate) fn is_ready(&self, theirs: &Words) -> bool {
+        self.is_here(theirs) || self.cursor.is_noted(self.note(theirs))
+    }
+
+    /// The next message, if it is published.
+    pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+        if !self.is_here(theirs) {
+            let note = self.note(theirs);
+            if !self.cursor.is_noted(note) {
+                return Ok(None);
+            }
+            // The message is published before its note, so a note that leads to something else lies.
+            if !self.cursor.jump(note) || !self.is_here(theirs) {
+                return Err(Nonsense::Note);
+            }
+        }
+        let header = abi::load_header(self.header_words(theirs));
+        let frames = self.frames(&header)?;
+        let at = self.cursor.position();
+        let seq = self.cursor.step(frames);
+        Ok(Some(Found { seq, at, header }))
+    }
+
+    /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.
+    fn frames(&self, header: &Header) -> Result<u32, Nonsense> {
+        let len = header.len as usize;
+        if header.flags & FLAG_ONESHOT != 0 {
+            return Ok(1);
+        }
+        if header.flags & FLAG_INLINE != 0 {
+            return if len <= abi::INLINE_BYTES { Ok(1) } else { Err(Nonsense::Length(header.len)) };
+        }
+        if len > self.geometry.bytes() {
+            return Err(Nonsense::Length(header.len));
+        }
+        Ok(self.geometry.frames_for(len) as u32)
+    }
+
+    /// Where the payload of the message at `at` is.
+    pub(crate) fn payload_offset(&self, at: u32) -> usize {
+        at as usize * self.geometry.frame_size as usize
+    }
+
+    /// The bytes beside the header of the message at `at`.
+    pub(crate) fn inline(&self, theirs: &Words, at: u32) -> [u8; abi::INLINE_BYTES] {
+        abi::load_inline(theirs.line(self.headers + at as usize * HEADER_WORDS))
+    }
+
+    /// First word of the bytes beside the header of the message at `at`.
+    pub(crate) fn inline_index(&self, at: u32) -> usize {
+        self.headers + at as usize * HEADER_WORDS + abi::INLINE
+    }
+
+    /// The header at `at`, whatever it is, with the number in it: for messages that are named and not received in turn.
+    pub(crate) fn named(&self, theirs: &Words, at: u32) -> Result<Found, Nonsense> {
+        let words: &[_; HEADER_WORDS] = theirs.line(self.headers + at as usize * HEADER_WORDS);
+        // Acquire: pairs with the release store in Producer::publish.
+        let seq = Seq(words[0].load(Ordering::Acquire) as u32);
+        let header = abi::load_header(words);
+        self.frames(&header)?;
+        Ok(Found { seq, at, header })
+    }
+
+    /// Gives the message at `at` back, or says that it is held.
+    pub(crate) fn release(&self, own: &Words, at: u32, word: Word, mark: u32, mask: u32) {
+        let entry: &[_; ENTRY_WORDS] = own.line(self.entries + at as usize * ENTRY_WORDS);
+        // Relaxed: ordered by the release store below.
+        entry[0].store(u64::from(mark) | u64::from(mask) << 32, Ordering::Relaxed);
+        // Release: pairs with the acquire load in Producer::entry. All that we read of the frame happened before its
+        // memory is free, and the mark and the TX frame that the word names are visible with it.
+        entry[1].store(word.emit(), Ordering::Release);
+    }
+
+    fn is_here(&self, theirs: &Words) -> bool {
+        // Acquire: pairs with the release store in Producer::publish.
+        self.cursor.is_here(self.header_words(theirs)[0].load(Ordering::Acquire))
+    }
+
+    fn note(&self, theirs: &Words) -> u64 {
+        let index = self.cursor.expected().0 as usize & (abi::notes(&self.geometry) - 1);
+        // Acquire: pairs with the release store of the note in Producer::publish.
+        theirs.word(self.notes + index).load(Ordering::Acquire)
+    }
+
+    fn header_words<'a>(&self, theirs: &'a Words) -> &'a [AtomicU64; HEADER_WORDS] {
+        theirs.line(self.headers + self.cursor.position() as usize * HEADER_WORDS)
+    }
+}

@@ -1,0 +1,457 @@
+//! What a producer knows about its frames: which are free, which are lent, and in which order.
+//!
+//! The frames form a circle. A message takes adjacent frames, its first frame's index names it. The messages that are
+//! out form a list in the order of the circle; `position` is where the next message goes, and `ahead` the first
+//! message at or after it. A message that its consumer holds back is *aside*: the producer goes round it. One that is
+//! merely out is not passed: it will come back in its turn, and passing it would only scatter the free frames.
+//!
+//! ```text
+//!        released     out, in order of publication    position   aside
+//!   |....................[3][4  ][5][6     ]..............^........[1 ]....|
+//!                        ^ window                                  ^ ahead
+//! ```
+//!
+//! Invariants:
+//! - every frame belongs to at most one message that is out; free frames belong to none;
+//! - `window` maps each number from `oldest` up to `next` to its message, unless that has come back or is aside: so a
+//!   number that has left the window is one that its consumer has seen, and the note that led there is not needed;
+//! - in = came back + in the window + aside.
+//!
+//! All of it is private: the other side's words are compared with it and never stored in it.
+
+use crate::Seq;
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// In the window, undecided.
+    Lent,
+    /// In the window, decided without the consumer, which still has the memory.
+    Overdue,
+    /// Aside, undecided.
+    Held,
+    /// Aside, decided without the consumer, which still has the memory.
+    Expired,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    seq: Seq,
+    state: State,
+    frames: u32,
+    /// Neighbours in the circle, by first frame.
+    prev: u32,
+    next: u32,
+    /// Index in `aside`.
+    place: u32,
+}
+
+/// Where a message would go: found by [`Frames::room`], taken by [`Frames::publish`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Where the consumer looks for it.
+    pub(crate) from: u32,
+    /// Where it is; not `from` when the producer went round messages that are aside.
+    pub(crate) at: u32,
+    ahead: u32,
+}
+
+/// Why there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// Larger than the whole area.
+    TooLarge,
+    /// Messages that are out are in the way; they will come back.
+    Lent,
+    /// Messages that are held leave no gap that is large enough.
+    Held,
+}
+
+#[derive(Debug)]
+pub(crate) struct Frames {
+    messages: Box<[Message]>,
+    position: u32,
+    ahead: u32,
+    next: Seq,
+    oldest: Seq,
+    window: Box<[u32]>,
+    lent: u32,
+    aside: Vec<u32>,
+    held: u32,
+}
+
+impl Frames {
+    pub(crate) fn new(frame_nr: u32) -> Self {
+        let free =
+            Message { seq: Seq(0), state: State::Free, frames: 0, prev: NONE, next: NONE, place: NONE };
+        Self {
+            messages: vec![free; frame_nr as usize].into(),
+            position: 0,
+            ahead: NONE,
+            next: Seq::FIRST,
+            oldest: Seq::FIRST,
+            window: vec![NONE; frame_nr.next_power_of_two() as usize].into(),
+            lent: 0,
+            aside: Vec::new(),
+            held: 0,
+        }
+    }
+
+    /// The number that the next message gets.
+    pub(crate) fn next_seq(&self) -> Seq {
+        self.next
+    }
+
+    /// The oldest number that may still be in the window.
+    pub(crate) fn oldest(&self) -> Seq {
+        self.oldest
+    }
+
+    /// Messages in the window that are undecided.
+    pub(crate) fn lent(&self) -> u32 {
+        self.lent
+    }
+
+    /// Messages that are held: aside and undecided.
+    pub(crate) fn held(&self) -> u32 {
+        self.held
+    }
+
+    /// Messages that are aside, held or expired: the first frame of each.
+    pub(crate) fn aside(&self) -> &[u32] {
+        &self.aside
+    }
+
+    /// Finds `frames` adjacent free frames.
+    pub(crate) fn room(&self, frames: u32) -> Result<Room, NoRoom> {
+        let all = self.frame_nr();
+        if frames > all {
+            return Err(NoRoom::TooLarge);
+        }
+        if self.next.since(self.oldest) as usize >= self.window.len() {
+            return Err(NoRoom::Lent);
+        }
+        let (mut at, mut ahead, mut gone) = (self.position, self.ahead, 0);
+        loop {
+            if ahead == NONE {
+                return Ok(Room { from: self.position, at, ahead });
+            }
+            let gap = self.distance(at, ahead);
+            if frames <= gap {
+                return Ok(Room { from: self.position, at, ahead });
+            }
+            let blocking = &self.messages[ahead as usize];
+            if matches!(blocking.state, State::Lent | State::Overdue) {
+                return Err(NoRoom::Lent);
+            }
+            gone += gap + blocking.frames;
+            if gone >= all {
+                return Err(NoRoom::Held);
+            }
+            at = self.forward(ahead, blocking.frames);
+            ahead = blocking.next;
+        }
+    }
+
+    /// Takes the room: the message has a number from here on. `frames` is at most what the room was found for.
+    pub(crate) fn publish(&mut self, room: Room, frames: u32) -> Seq {
+        let Room { at, ahead, .. } = room;
+        debug_assert_eq!(self.messages[at as usize].state, State::Free);
+        let seq = self.next;
+        let (prev, next) = if ahead == NONE { (at, at) } else { (self.messages[ahead as usize].prev, ahead) };
+        self.messages[at as usize] = Message { seq, state: State::Lent, frames, prev, next, place: NONE };
+        self.messages[prev as usize].next = at;
+        self.messages[next as usize].prev = at;
+        self.position = self.forward(at, frames);
+        // The only message there is lies behind the position, which is also ahead of it, once round.
+        self.ahead = next;
+        let index = self.window_index(seq);
+        self.window[index] = at;
+        self.next = seq.next();
+        self.lent += 1;
+        seq
+    }
+
+    /// The first frame of message `seq`, when it is in the window (decided or not).
+    pub(crate) fn find(&self, seq: Seq) -> Option<u32> {
+        if seq.since(self.oldest) >= self.next.since(self.oldest) {
+            return None;
+        }
+        Some(self.window[self.window_index(seq)]).filter(|at| *at != NONE)
+    }
+
+    /// The number of the message at `at`, which is out.
+    pub(crate) fn seq_at(&self, at: u32) -> Seq {
+        self.messages[at as usize].seq
+    }
+
+    /// Whether the message at `at` was decided without its consumer.
+    pub(crate) fn is_expired(&self, at: u32) -> bool {
+        matches!(self.messages[at as usize].state, State::Overdue | State::Expired)
+    }
+
+    /// The message at `at` has come back.
+    pub(crate) fn release(&mut self, at: u32) {
+        self.leave(at);
+        let Message { prev, next, .. } = self.messages[at as usize];
+        if next == at {
+            self.ahead = NONE;
+        } else {
+            self.messages[prev as usize].next = next;
+            self.messages[next as usize].prev = prev;
+            if self.ahead == at {
+                self.ahead = next;
+            }
+        }
+        self.messages[at as usize].state = State::Free;
+    }
+
+    /// The consumer holds the message at `at`, which is in the window: later ones go on.
+    pub(crate) fn hold(&mut self, at: u32) {
+        let overdue = self.is_expired(at);
+        self.leave(at);
+        self.put_aside(at, if overdue { State::Expired } else { State::Held });
+        self.held += u32::from(!overdue);
+    }
+
+    /// Whether the message at `at` is aside.
+    pub(crate) fn is_aside(&self, at: u32) -> bool {
+        matches!(self.messages[at as usize].state, State::Held | State::Expired)
+    }
+
+    /// The undecided message at `at` was decided without the consumer, which still has its memory.
+    pub(crate) fn expire(&mut self, at: u32) {
+        let message = &mut self.messages[at as usize];
+        match message.state {
+            State::Lent => {
+                message.state = State::Overdue;
+                self.lent -= 1;
+            }
+            State::Held => {
+                message.state = State::Expired;
+                self.held -= 1;
+            }
+            State::Free | State::Overdue | State::Expired => unreachable!("frame {at} is not undecided"),
+        }
+    }
+
+    /// Takes it from the window or from aside.
+    fn leave(&mut self, at: u32) {
+        let Message { seq, state, place, .. } = self.messages[at as usize];
+        match state {
+            State::Free => unreachable!("frame {at} is not out"),
+            State::Lent | State::Overdue => {
+                let index = self.window_index(seq);
+                self.window[index] = NONE;
+                self.lent -= u32::from(state == State::Lent);
+                self.advance();
+            }
+            State::Held | State::Expired => {
+                self.aside.swap_remove(place as usize);
+                if let Some(moved) = self.aside.get(place as usize) {
+                    self.messages[*moved as usize].place = place;
+                }
+                self.held -= u32::from(state == State::Held);
+            }
+        }
+    }
+
+    fn put_aside(&mut self, at: u32, state: State) {
+        self.messages[at as usize].state = state;
+        self.messages[at as usize].place = self.aside.len() as u32;
+        self.aside.push(at);
+    }
+
+    /// The window begins with a message that is out, or is empty.
+    fn advance(&mut self) {
+        while self.oldest != self.next && self.window[self.window_index(self.oldest)] == NONE {
+            self.oldest = self.oldest.next();
+        }
+    }
+
+    fn window_index(&self, seq: Seq) -> usize {
+        seq.0 as usize & (self.window.len() - 1)
+    }
+
+    fn frame_nr(&self) -> u32 {
+        self.messages.len() as u32
+    }
+
+    fn forward(&self, at: u32, frames: u32) -> u32 {
+        let to = at + frames;
+        if to >= self.frame_nr() { to - self.frame_nr() } else { to }
+    }
+
+    /// Free frames from `at` to the message at `ahead`.
+    fn distance(&self, at: u32, ahead: u32) -> u32 {
+        if ahead >= at { ahead - at } else { ahead + self.frame_nr() - at }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Publish { frames: u32, used: u32 },
+        Release(usize),
+        Hold(usize),
+        Expire(usize),
+    }
+
+    fn op(frame_nr: u32) -> impl Strategy<Value = Op> {
+        let index = any::<usize>();
+        prop_oneof![
+            4 => (1..=frame_nr + 1).prop_flat_map(|frames| (Just(frames), 1..=frames))
+                .prop_map(|(frames, used)| Op::Publish { frames, used }),
+            4 => (1..=2u32).prop_map(|frames| Op::Publish { frames, used: frames }),
+            3 => Just(Op::Release(0)),
+            2 => index.prop_map(Op::Release),
+            1 => index.prop_map(Op::Hold),
+            1 => index.prop_map(Op::Expire),
+        ]
+    }
+
+    /// The oracle: what is out, oldest first, and nothing clever.
+    #[derive(Default)]
+    struct Oracle {
+        out: VecDeque<(Seq, u32, u32, State)>,
+        position: u32,
+    }
+
+    impl Oracle {
+        fn taken(&self, frame_nr: u32) -> Vec<bool> {
+            let mut taken = vec![false; frame_nr as usize];
+            for (_, at, frames, _) in &self.out {
+                for i in 0..*frames {
+                    let frame = ((at + i) % frame_nr) as usize;
+                    assert!(!taken[frame], "frame {frame} is lent twice");
+                    taken[frame] = true;
+                }
+            }
+            taken
+        }
+
+        /// The first place from the position on, not beyond a message that is merely lent.
+        fn room(&self, frames: u32, frame_nr: u32) -> Option<u32> {
+            let taken = self.taken(frame_nr);
+            let lent = |frame: u32| {
+                self.out.iter().any(|(_, at, n, s)| {
+                    matches!(s, State::Lent | State::Overdue) && (frame + frame_nr - at) % frame_nr < *n
+                })
+            };
+            for skip in 0..frame_nr {
+                let at = (self.position + skip) % frame_nr;
+                if frames <= frame_nr && (0..frames).all(|i| !taken[((at + i) % frame_nr) as usize]) {
+                    return Some(at);
+                }
+                if lent(at) {
+                    return None;
+                }
+            }
+            None
+        }
+    }
+
+    fn run(frame_nr: u32, first: Seq, ops: Vec<Op>) {
+        let mut frames = Frames::new(frame_nr);
+        frames.next = first;
+        frames.oldest = first;
+        let mut oracle = Oracle::default();
+        let mut next = first;
+        for op in ops {
+            match op {
+                Op::Publish { frames: n, used } => {
+                    let window = frames.next.since(frames.oldest) as usize >= frames.window.len();
+                    let room = frames.room(n);
+                    if window {
+                        assert!(room.is_err());
+                    } else {
+                        assert_eq!(room.ok().map(|r| r.at), oracle.room(n, frame_nr), "{n} frames");
+                    }
+                    let Ok(room) = room else { continue };
+                    assert_eq!(room.from, oracle.position);
+                    assert_eq!(frames.publish(room, used), next);
+                    oracle.out.push_back((next, room.at, used, State::Lent));
+                    oracle.position = (room.at + used) % frame_nr;
+                    next = next.next();
+                }
+                Op::Release(i) if !oracle.out.is_empty() => {
+                    let (_, at, ..) = oracle.out.remove(i % oracle.out.len()).unwrap();
+                    frames.release(at);
+                }
+                Op::Hold(i) | Op::Expire(i) if !oracle.out.is_empty() => {
+                    let i = i % oracle.out.len();
+                    let (_, at, _, state) = &mut oracle.out[i];
+                    match (&op, *state) {
+                        (Op::Hold(_), State::Lent) => {
+                            frames.hold(*at);
+                            *state = State::Held;
+                        }
+                        (Op::Hold(_), State::Overdue) => {
+                            frames.hold(*at);
+                            *state = State::Expired;
+                        }
+                        (Op::Expire(_), State::Lent) => {
+                            frames.expire(*at);
+                            *state = State::Overdue;
+                        }
+                        (Op::Expire(_), State::Held) => {
+                            frames.expire(*at);
+                            *state = State::Expired;
+                        }
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+            oracle.taken(frame_nr);
+            let count = |s| oracle.out.iter().filter(|o| o.3 == s).count();
+            assert_eq!(frames.lent() as usize, count(State::Lent));
+            assert_eq!(frames.held() as usize, count(State::Held));
+            assert_eq!(frames.aside().len(), count(State::Held) + count(State::Expired));
+            for (seq, at, _, state) in &oracle.out {
+                let aside = matches!(state, State::Held | State::Expired);
+                assert_eq!(frames.find(*seq), (!aside).then_some(*at));
+                assert_eq!(frames.is_aside(*at), aside);
+                assert_eq!(frames.seq_at(*at), *seq);
+                assert_eq!(frames.is_expired(*at), matches!(state, State::Overdue | State::Expired));
+            }
+            assert_eq!(frames.find(next), None);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+        #[test]
+        fn frames_agree_with_a_queue(
+            (frame_nr, ops) in (1..=12u32).prop_flat_map(|n| (Just(n), prop::collection::vec(op(n), 0..120))),
+            first in prop_oneof![Just(1u32), Just(u32::MAX - 5)],
+        ) {
+            run(frame_nr, Seq(first), ops);
+        }
+    }
+
+    #[test]
+    fn a_held_message_costs_its_own_frames_only() {
+        let mut frames = Frames::new(8);
+        let room = frames.room(2).unwrap();
+        frames.publish(room, 2);
+        frames.hold(0);
+        for _ in 0..100 {
+            let room = frames.room(3).unwrap();
+            assert!(room.at >= 2 && room.at <= 5, "{room:?}");
+            frames.publish(room, 3);
+            frames.release(room.at);
+        }
+        assert_eq!(frames.room(7), Err(NoRoom::Held));
+        assert_eq!(frames.room(9), Err(NoRoom::TooLarge));
+    }
+}

@@ -1,0 +1,116 @@
+//! The producer's end of a lane: fills headers in its own memory, reads the release entries in the consumer's.
+
+use super::frames::{Frames, NoRoom, Room};
+use crate::Seq;
+use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
+use crate::geometry::Geometry;
+use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
+use crate::region::Words;
+use crate::sync::Ordering;
+use crate::verdict::{Verdict, Word};
+
+/// What a release entry says about the message that is out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Nothing new.
+    Nothing,
+    /// A word with another number: it means nothing.
+    Foreign,
+    /// The right number and no verdict that has a meaning.
+    Garbage,
+    Says(Word),
+}
+
+#[derive(Debug)]
+pub(crate) struct Producer {
+    pub(crate) frames: Frames,
+    geometry: Geometry,
+    /// First word of the headers, in our memory.
+    headers: usize,
+    /// First note, in our memory.
+    notes: usize,
+    /// First word of the release entries, in the consumer's memory.
+    entries: usize,
+    /// The last word read from each entry, so that a word is looked at once.
+    seen: Box<[u64]>,
+}
+
+impl Producer {
+    pub(crate) fn new(geometry: Geometry, headers: usize, notes: usize, entries: usize) -> Self {
+        Self {
+            frames: Frames::new(geometry.frame_nr),
+            geometry,
+            headers,
+            notes,
+            entries,
+            seen: vec![0; geometry.frame_nr as usize].into(),
+        }
+    }
+
+    /// Room for `len` bytes.
+    pub(crate) fn room(&self, len: usize) -> Result<Room, NoRoom> {
+        u32::try_from(self.geometry.frames_for(len))
+            .map_err(|_| NoRoom::TooLarge)
+            .and_then(|frames| self.frames.room(frames))
+    }
+
+    /// Where the payload of the message at `room` goes.
+    pub(crate) fn payload_offset(&self, at: u32) -> usize {
+        at as usize * self.geometry.frame_size as usize
+    }
+
+    /// Makes a message visible. Its payload is in place, unless it goes `inline`.
+    pub(crate) fn publish(&mut self, own: &Words, room: Room, header: &Header, inline: &[u8]) -> Seq {
+        let elsewhere = header.flags & (FLAG_INLINE | FLAG_ONESHOT) != 0;
+        let frames = if elsewhere { 1 } else { self.geometry.frames_for(header.len as usize) as u32 };
+        let seq = self.frames.publish(room, frames);
+        let words: &[_; HEADER_WORDS] = own.line(self.headers + room.at as usize * HEADER_WORDS);
+        abi::store_header(words, header);
+        abi::store_inline(words, inline);
+        // Release: pairs with the acquire load in Consumer::next. A consumer that sees the number sees the header and
+        // the payload; one that does not will look again.
+        words[0].store(seq.0.into(), Ordering::Release);
+        if room.from != room.at {
+            let index = seq.0 as usize & (abi::notes(&self.geometry) - 1);
+            // Release: pairs with the acquire load of the note in Consumer::next; who sees it sees the message. The
+            // word is free: the number that used it before has left the window, so its consumer has been there.
+            own.word(self.notes + index).store(abi::note(seq, room.at), Ordering::Release);
+        }
+        seq
+    }
+
+    /// Reads the release entry of the message at `at`, which is out.
+    pub(crate) fn entry(&mut self, theirs: &Words, at: u32) -> Entry {
+        // Acquire: pairs with the release store in Consumer::release. The mark beside the verdict, and the TX frame that
+        // it may name, were written before it.
+        let raw = theirs.word(self.entries + at as usize * ENTRY_WORDS + 1).load(Ordering::Acquire);
+        if raw == self.seen[at as usize] {
+            return Entry::Nothing;
+        }
+        self.seen[at as usize] = raw;
+        if Word::seq_of(raw) != self.frames.seq_at(at) {
+            return Entry::Foreign;
+        }
+        Word::parse(raw).map_or(Entry::Garbage, Entry::Says)
+    }
+
+    /// Whether there is an unread word in the release entry of the message at `at`.
+    pub(crate) fn has_entry(&self, theirs: &Words, at: u32) -> bool {
+        // Relaxed: entry() loads it again before anything is believed.
+        theirs.word(self.entries + at as usize * ENTRY_WORDS + 1).load(Ordering::Relaxed)
+            != self.seen[at as usize]
+    }
+
+    /// Whether the consumer has said, as far as we have read, that it holds the message at `at`.
+    pub(crate) fn says_hold(&self, at: u32) -> bool {
+        let seq = self.frames.seq_at(at);
+        Word::parse(self.seen[at as usize]).is_ok_and(|w| w.seq == seq && w.verdict == Verdict::Hold)
+    }
+
+    /// The mark and mask beside the verdict of the message at `at`.
+    pub(crate) fn mark(&self, theirs: &Words, at: u32) -> (u32, u32) {
+        // Relaxed: entry() has acquired what was written before the verdict.
+        let raw = theirs.word(self.entries + at as usize * ENTRY_WORDS).load(Ordering::Relaxed);
+        (raw as u32, (raw >> 32) as u32)
+    }
+}

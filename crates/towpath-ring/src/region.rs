@@ -1,0 +1,248 @@
+//! Shared memory, mapped: the only file that touches it.
+//!
+//! Two views exist and neither hands out a reference to memory that somebody else may write: [`Words`] gives atomics,
+//! [`Payload`] copies. The one exception is [`Payload::lent`], the payload of a frame that the engine has lent to this
+//! process: the memory is sealed against every writer but the engine, and the engine leaves lent frames alone
+//! (DESIGN.md, "What must always hold", 2).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::sync::AtomicU64;
+
+/// Whose memory a mapping is, and what may be done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Ours: we write it.
+    Own,
+    /// The engine's, sealed against everybody else: what is lent to us may be borrowed.
+    Lent,
+    /// Another process may write it at any time: it can be loaded and copied, never borrowed.
+    Foreign,
+}
+
+/// A range of addresses that stays ours until it is dropped.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    access: Access,
+}
+
+// SAFETY: the mapping is memory, not bound to a thread; all access goes through the views below.
+unsafe impl Send for Mapping {}
+// SAFETY: through a shared reference the views only load, store atomically, or read what nobody writes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd`, `times` times one after the other, so that what crosses the end is contiguous.
+    fn new(fd: BorrowedFd<'_>, len: usize, times: usize, access: Access) -> io::Result<Self> {
+        let total = len.checked_mul(times).filter(|t| *t > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let reserve = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: no address is asked for, so nothing that is mapped can be replaced.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), reserve) }?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { start, len: total, access };
+        let prot = match access {
+            Access::Lent | Access::Foreign => ProtFlags::READ,
+            Access::Own => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        for i in 0..times {
+            // `mapping` owns all of [start, start + total), so this stays inside one allocation.
+            let at = start.as_ptr().wrapping_add(i * len).cast();
+            // SAFETY: the range replaced is part of the reservation above, which nobody else knows yet.
+            unsafe { mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0) }?;
+        }
+        Ok(mapping)
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// When they are not all inside the mapping.
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset, "{offset}+{len} is outside of {}", self.len);
+        self.start.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new`, and every view borrows from the owner of `self`.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Memory as an array of atomic words: headers, entries, records, positions.
+#[derive(Debug)]
+pub(crate) struct Words {
+    #[cfg(not(loom))]
+    mapping: Mapping,
+    #[cfg(loom)]
+    heap: Box<[AtomicU64]>,
+}
+
+#[cfg(not(loom))]
+impl Words {
+    /// Maps `bytes` (a multiple of the page) of `fd`, whose size the caller has verified.
+    pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)? })
+    }
+
+    /// The word at `index`. On a mapping for reading, only loads are possible.
+    ///
+    /// # Panics
+    /// When it is outside of the memory.
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        let at = self.mapping.at(index * 8, 8).cast::<AtomicU64>();
+        // SAFETY: in bounds by `at`, aligned because mappings are page-aligned and the offset is a multiple of 8,
+        // lives as long as `self`; whatever another process writes, it meets an atomic.
+        unsafe { &*at }
+    }
+
+    /// `N` words at `index`.
+    ///
+    /// # Panics
+    /// When they are not all inside of the memory.
+    pub(crate) fn line<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        let at = self.mapping.at(index * 8, N * 8).cast::<[AtomicU64; N]>();
+        // SAFETY: as in `word`; an array of atomics has the layout of its elements.
+        unsafe { &*at }
+    }
+}
+
+#[cfg(not(loom))]
+impl Words {
+    /// The first `len` bytes at `index`, which belong to a frame that is lent to this process.
+    ///
+    /// # Panics
+    /// When the range is outside, or the memory is not the engine's.
+    pub(crate) fn lent(&self, index: usize, len: usize) -> &[u8] {
+        assert!(self.mapping.access == Access::Lent);
+        let at = self.mapping.at(index * 8, len);
+        // SAFETY: as in `Payload::lent`.
+        unsafe { slice::from_raw_parts(at, len) }
+    }
+}
+
+#[cfg(loom)]
+impl Words {
+    pub(crate) fn map(_: BorrowedFd<'_>, bytes: usize, _: Access) -> io::Result<Self> {
+        Ok(Self::heap(bytes / 8))
+    }
+
+    /// Words of a model: not shared memory, but loom's atomics.
+    pub(crate) fn heap(words: usize) -> Self {
+        Self { heap: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        &self.heap[index]
+    }
+
+    pub(crate) fn line<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        self.heap[index..index + N].try_into().expect("N words")
+    }
+}
+
+/// A payload area, mapped twice in a row.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    mapping: Mapping,
+    size: usize,
+}
+
+impl Payload {
+    /// Maps `bytes` (a multiple of the page) of `fd` twice in a row.
+    ///
+    /// With [`Access::Lent`] the caller has verified that `fd` is sealed against every writer but the engine:
+    /// [`Payload::lent`] relies on it.
+    pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(fd, bytes, 2, access)?, size: bytes })
+    }
+
+    /// Our own memory, to be filled.
+    ///
+    /// # Panics
+    /// When the range is outside, longer than the area, or the memory is not ours.
+    pub(crate) fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(self.mapping.access == Access::Own && len <= self.size);
+        let at = self.mapping.at(offset, len);
+        // SAFETY: in bounds by `at`; only this process has a writable mapping or the area is the peer's to read; the
+        // exclusive borrow of `self` keeps other views of this process away, and a range that is not longer than
+        // the area never overlaps its own mirror image.
+        unsafe { slice::from_raw_parts_mut(at, len) }
+    }
+
+    /// The payload of a frame that is lent to this process.
+    ///
+    /// # Panics
+    /// When the range is outside, or the memory is not the engine's.
+    pub(crate) fn lent(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(self.mapping.access == Access::Lent);
+        let at = self.mapping.at(offset, len);
+        // SAFETY: in bounds by `at`; the memory is sealed so that only the engine can write it, and the engine, which
+        // is trusted in this one thing, leaves a lent frame alone (see the head of this file).
+        unsafe { slice::from_raw_parts(at, len) }
+    }
+
+    /// Appends `len` bytes that another process may be changing: whatever they are, each is read once.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub(crate) fn copy_out(&self, offset: usize, len: usize, into: &mut Vec<u8>) {
+        let at = self.mapping.at(offset, len);
+        into.reserve(len);
+        let (words, rest) = if offset.is_multiple_of(8) { (len / 8, len % 8) } else { (0, len) };
+        for i in 0..words {
+            let word = at.wrapping_add(i * 8).cast::<u64>();
+            // SAFETY: in bounds by `at`, aligned because the mapping is and `offset` is a multiple of 8; volatile
+            // because the memory may change at any time, and any bytes are a valid u64.
+            let word = unsafe { word.read_volatile() };
+            into.extend_from_slice(&word.to_ne_bytes());
+        }
+        for i in len - rest..len {
+            let byte = at.wrapping_add(i);
+            // SAFETY: in bounds by `at`; volatile as above.
+            let byte = unsafe { byte.read_volatile() };
+            into.push(byte);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::sys;
+
+    #[test]
+    fn the_mirror_is_the_same_memory() {
+        let fd = sys::memfd("mirror", 8192).unwrap();
+        let mut area = Payload::map(fd.as_fd(), 8192, Access::Own).unwrap();
+        area.bytes_mut(8190, 4).copy_from_slice(b"abcd");
+        assert_eq!(area.bytes_mut(0, 2), b"cd");
+        let mut out = Vec::new();
+        area.copy_out(8189, 6, &mut out);
+        assert_eq!(out, b"\0abcd\0");
+        out.clear();
+        area.copy_out(8184, 13, &mut out);
+        assert_eq!(out, b"\0\0\0\0\0\0abcd\0\0\0");
+        let reader = Payload::map(fd.as_fd(), 8192, Access::Lent).unwrap();
+        assert_eq!(reader.lent(8190, 4), b"abcd");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn outside_is_a_panic_not_a_read() {
+        let fd = sys::memfd("bounds", 4096).unwrap();
+        let words = Words::map(fd.as_fd(), 4096, Access::Foreign).unwrap();
+        words.word(512);
+    }
+}

@@ -1,0 +1,185 @@
+//! The system calls, each with the error that a person can act on. All through rustix: nothing here is unsafe.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::header::Credentials;
+
+/// Seals of memory that only its creator writes.
+pub(crate) const READ_ONLY: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+/// Seals of memory that the client writes.
+pub(crate) const WRITABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Most descriptors in one message: those of a channel's lane.
+pub(crate) const MAX_FDS: usize = 4;
+
+/// A memfd of `bytes`, all of them allocated, so that running out of memory is an error here and no SIGBUS later.
+pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // MFD_NOEXEC_SEAL came with Linux 6.3; an older kernel says EINVAL.
+    let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| rustix::fs::memfd_create(name, flags))?;
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
+    Ok(fd)
+}
+
+pub(crate) fn seal(fd: &OwnedFd, seals: SealFlags) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(fd, seals)?)
+}
+
+/// The seals and the size of `fd`.
+pub(crate) fn sealed(fd: BorrowedFd<'_>) -> io::Result<(SealFlags, u64)> {
+    let seals = rustix::fs::fcntl_get_seals(fd)?;
+    let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+    Ok((seals, size))
+}
+
+const SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// A listening socket at `path`.
+pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, backlog)?;
+    Ok(socket)
+}
+
+/// The next connection, or none.
+pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    match rustix::net::accept_with(listener, SOCKET) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// A connected socket, non-blocking after the connection is there.
+pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC, // connect(2) blocks while the backlog is full, which is what a client wants
+        None,
+    )?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Who is at the other end, as the kernel recorded it at connect(2).
+pub(crate) fn peer(socket: &OwnedFd) -> io::Result<Credentials> {
+    let cred = rustix::net::sockopt::socket_peercred(socket)?;
+    Ok(Credentials {
+        pid: cred.pid.as_raw_nonzero().get().unsigned_abs(),
+        uid: cred.uid.as_raw(),
+        gid: cred.gid.as_raw(),
+    })
+}
+
+/// A descriptor that becomes readable when process `pid` ends (pidfd_open(2)); none on a kernel without it.
+pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// What became of a message that was sent without blocking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Yes,
+    /// The peer has not read what is already there.
+    Full,
+    /// The peer is gone.
+    Gone,
+}
+
+/// Sends one message with descriptors. Never blocks, raises no signal.
+pub(crate) fn send(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Sent> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(message)], &mut control, flags) {
+        Ok(_) => Ok(Sent::Yes),
+        // ETOOMANYREFS: too many descriptors in flight to this peer (unix(7)).
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::TOOMANYREFS) => {
+            Ok(Sent::Full)
+        }
+        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN) => {
+            Ok(Sent::Gone)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// What arrived.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A message of this many bytes, with these descriptors.
+    Message(usize, Vec<OwnedFd>),
+    Nothing,
+    /// The peer is gone.
+    End,
+}
+
+/// Receives one message and its descriptors. Never blocks.
+pub(crate) fn recv_with_fds(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+        Ok(got) => got.bytes,
+        Err(e) => return no_message(e),
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    // A message of no bytes is how a closed seqpacket socket reads (socket(7)); this protocol sends none.
+    Ok(if got == 0 { Received::End } else { Received::Message(got, fds) })
+}
+
+/// Receives one message; descriptors with it never enter this process. Never blocks.
+pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
+    match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
+        Ok((0, _)) => Ok(Received::End),
+        Ok((n, _)) => Ok(Received::Message(n, Vec::new())),
+        Err(e) => no_message(e),
+    }
+}
+
+fn no_message(e: rustix::io::Errno) -> io::Result<Received> {
+    match e {
+        rustix::io::Errno::AGAIN | rustix::io::Errno::INTR => Ok(Received::Nothing),
+        rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN => Ok(Received::End),
+        e => Err(e.into()),
+    }
+}
+
+/// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is.
+pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+    let mut set: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    let timeout = timeout.map(|t| Timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    match poll(&mut set, timeout.as_ref()) {
+        Ok(n) => Ok(n > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}

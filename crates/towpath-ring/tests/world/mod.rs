@@ -1,0 +1,118 @@
+//! An engine here and its client in another process: this test binary, started again to run one `#[ignore]`d test.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use towpath_ring::{Channel, Config, Consumer, Decision, Endpoint, Kind, Meta, Seq};
+
+/// More than any of this takes; nothing waits for it to pass.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct World {
+    pub(crate) endpoint: Endpoint,
+    dir: TempDir,
+}
+
+impl World {
+    pub(crate) fn new(config: Config) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let endpoint = Endpoint::bind(dir.path().join("ring"), config).expect("an endpoint");
+        Self { endpoint, dir }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("ring")
+    }
+
+    /// Starts the ignored test `name` of this binary as a client process.
+    pub(crate) fn spawn(&self, name: &str) -> Process {
+        let child = Command::new(std::env::current_exe().expect("our own path"))
+            .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
+            .env("TOWPATH_SOCKET", self.socket())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("a client process");
+        Process(child)
+    }
+
+    pub(crate) fn accept(&mut self) -> Channel {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(channel) = self.endpoint.accept().expect("accept") {
+                return channel;
+            }
+            assert!(Instant::now() < end, "nobody attached");
+            self.endpoint.wait(Some(Duration::from_millis(100))).expect("wait");
+        }
+    }
+}
+
+/// A client process; ended when the test is.
+pub(crate) struct Process(Child);
+
+impl Process {
+    /// kill -9, and gone when this returns.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().expect("kill");
+        self.0.wait().expect("wait");
+    }
+
+    pub(crate) fn succeeds(mut self) {
+        let status = self.0.wait().expect("wait");
+        assert!(status.success(), "the client failed: {status}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends with back-pressure; decisions meanwhile go to `f`.
+pub(crate) fn send(channel: &mut Channel, bytes: &[u8], mut f: impl FnMut(Seq, Decision<'_>)) -> Option<Seq> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match channel.send(bytes, &Meta { kind: Kind::PACKET, ..Meta::default() }) {
+            Ok(seq) => return Some(seq),
+            Err(towpath_ring::Full::Dead) => return None,
+            Err(_) => {}
+        }
+        assert!(Instant::now() < end, "the client gives nothing back: {:?}", channel.stats());
+        channel.poll_verdicts(0, &mut f);
+        channel.wait(Some(Duration::from_millis(100))).expect("wait");
+    }
+}
+
+/// Polls until everything is decided or the client is dead.
+pub(crate) fn settle(channel: &mut Channel, mut f: impl FnMut(Seq, Decision<'_>)) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        channel.poll_verdicts(0, &mut f);
+        if channel.held() == 0 || channel.is_dead() {
+            channel.poll_verdicts(0, &mut f);
+            return;
+        }
+        assert!(Instant::now() < end, "the client decides nothing: {:?}", channel.stats());
+        channel.wait(Some(Duration::from_millis(100))).expect("wait");
+    }
+}
+
+/// published = decided + defaulted + drained + out.
+pub(crate) fn assert_conserved(channel: &Channel) {
+    let s = channel.stats();
+    assert_eq!(s.published, s.decided + s.overdue + s.garbage + s.drained + u64::from(s.out), "{s:?}");
+}
+
+pub(crate) fn consumer() -> Consumer {
+    Consumer::attach_env().expect("attached")
+}
+
+/// The bytes of message `n`: each differs from its neighbours in every place.
+pub(crate) fn message(n: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (n as usize).wrapping_mul(31).wrapping_add(i.wrapping_mul(7) + i / 251) as u8).collect()
+}
