@@ -1,51 +1,59 @@
 //! The IPv4 header (RFC 791).
 
-use super::{Malformed, be16, header, proto, upper, wire_end};
-use crate::packet::{Addresses, Fragment, Packet};
+use super::{Frame, Ip, Malformed, Next, be16, proto};
+use crate::packet::{Addresses, Fragment};
 
-/// Reserved flag ("evil bit"), as [`Packet::ipoff_flags`] gives it.
+/// Reserved flag ("evil bit"), as [`Packet::ipoff_flags`](crate::Packet::ipoff_flags) gives it.
 pub const RF: u8 = 0x80;
 /// Don't fragment.
 pub const DF: u8 = 0x40;
 /// More fragments.
 pub const MF: u8 = 0x20;
 
-/// Fills in everything from `addresses` on.
-#[inline]
-pub(super) fn parse(packet: &mut Packet<'_>) -> Result<(), Malformed> {
-    let at = packet.network;
-    let end = wire_end(packet);
-    let header: &[u8; 20] = header(packet.frame, at, end, Malformed::Ip4Cut)?;
+/// Reads the IPv4 header at `at`.
+#[inline(always)]
+pub(super) fn parse(frame: Frame<'_>, at: usize) -> Result<Ip, Malformed> {
+    let header: &[u8; 20] = frame.header(at, frame.wire_len, Malformed::Ip4Cut)?;
+    let room = frame.wire_len - at;
     if header[0] >> 4 != 4 {
         return Err(Malformed::Version);
     }
     let header_len = usize::from(header[0] & 0x0f) * 4;
-    if header_len < 20 || header_len > end - at {
+    if header_len < 20 || header_len > room {
         return Err(Malformed::Ip4HeaderLength);
     }
     let mut length = usize::from(be16([header[2], header[3]]));
-    if length == 0 && offloaded(header[9], end - at) {
-        length = end - at;
+    if length == 0 && offloaded(header[9], room) {
+        length = room;
     }
-    if length < header_len || length > end - at {
+    if length < header_len || length > room {
         return Err(Malformed::Ip4TotalLength);
     }
-    let offset = be16([header[6], header[7]]);
-    packet.fragment_offset = offset & 0x1fff;
-    packet.fragment = if packet.fragment_offset != 0 {
-        Fragment::Later
-    } else if header[6] & MF != 0 {
-        Fragment::First
-    } else {
-        Fragment::Whole
+    let offset = be16([header[6], header[7]]) & 0x1fff;
+    let fragment = match header[6] & MF {
+        _ if offset != 0 => Fragment::Later,
+        0 => Fragment::Whole,
+        _ => Fragment::First,
     };
-    packet.addresses = Addresses::V4(
-        [header[12], header[13], header[14], header[15]].into(),
-        [header[16], header[17], header[18], header[19]].into(),
-    );
-    packet.proto = header[9];
-    packet.ip_len = u32::try_from(length).unwrap_or(u32::MAX);
-    upper::parse(packet, at + header_len, at + length)
+    Ok(Ip {
+        len: u32::try_from(length).unwrap_or(u32::MAX),
+        next: Next {
+            fragment,
+            fragment_offset: offset,
+            ..Next::new(header[9], at + header_len, at + length)
+        },
+    })
+}
+
+/// The addresses in the IPv4 header at `at`, once it has been read.
+#[inline(always)]
+pub(super) fn addresses(frame: Frame<'_>, at: usize) -> Addresses {
+    match frame.bytes::<8>(at + 12) {
+        Some([s0, s1, s2, s3, d0, d1, d2, d3]) => {
+            Addresses::V4([*s0, *s1, *s2, *s3].into(), [*d0, *d1, *d2, *d3].into())
+        }
+        None => Addresses::None,
+    }
 }
 
 /// Whether a total length of zero stands for "as long as the frame": a packet that was captured before the network card

@@ -1,7 +1,7 @@
 //! Link headers, down to the first byte of the network header.
 
-use super::{Malformed, be16, bytes, header, wire_end};
-use crate::packet::{Link, Packet};
+use super::{Frame, Malformed, be16};
+use crate::packet::Link;
 
 /// VLAN tags looked through in one frame; real networks use one, two, seldom three.
 const MAX_TAGS: usize = 16;
@@ -27,88 +27,103 @@ pub(super) enum Network {
     Other,
 }
 
-/// Fills in `vlan`, `ethertype` and `network`.
+/// What the link header says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub(super) network: Network,
+    /// Where what it announces starts.
+    pub(super) at: usize,
+    pub(super) vlan: Option<u16>,
+    pub(super) ethertype: u16,
+}
+
+impl Header {
+    /// An EtherType field, directly followed by IPv4.
+    #[inline(always)]
+    pub(super) fn of_ip4(at: usize) -> Self {
+        Self { network: Network::Ip4, at, vlan: None, ethertype: ETHERTYPE_IP4 }
+    }
+
+    /// An EtherType field, directly followed by IPv6.
+    #[inline(always)]
+    pub(super) fn of_ip6(at: usize) -> Self {
+        Self { network: Network::Ip6, at, vlan: None, ethertype: ETHERTYPE_IP6 }
+    }
+
+    /// Of a link without EtherType.
+    fn untyped(network: Network, at: usize) -> Self {
+        Self { network, at, vlan: None, ethertype: 0 }
+    }
+}
+
 #[inline]
-pub(super) fn parse(packet: &mut Packet<'_>) -> Result<Network, Malformed> {
-    match packet.link {
+pub(super) fn parse(link: Link, frame: Frame<'_>) -> Result<Header, Malformed> {
+    match link {
         Link::Ethernet => {
-            let header: &[u8; 14] = header(packet.frame, 0, wire_end(packet), Malformed::LinkCut)?;
-            ethertype(packet, be16([header[12], header[13]]), 14)
+            let header: &[u8; 14] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+            ethertype(frame, be16([header[12], header[13]]), 14)
         }
-        Link::Ip => raw(packet),
-        Link::Null => null(packet),
+        Link::Ip => raw(frame),
+        Link::Null => null(frame),
         Link::Sll => {
-            let header: &[u8; 16] = header(packet.frame, 0, wire_end(packet), Malformed::LinkCut)?;
-            sll(packet, be16([header[14], header[15]]), be16([header[2], header[3]]), 16)
+            let header: &[u8; 16] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+            sll(frame, be16([header[14], header[15]]), be16([header[2], header[3]]), 16)
         }
         Link::Sll2 => {
-            let header: &[u8; 20] = header(packet.frame, 0, wire_end(packet), Malformed::LinkCut)?;
-            sll(packet, be16([header[0], header[1]]), be16([header[8], header[9]]), 20)
+            let header: &[u8; 20] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+            sll(frame, be16([header[0], header[1]]), be16([header[8], header[9]]), 20)
         }
-        Link::Other => {
-            packet.network = 0;
-            Ok(Network::Other)
-        }
+        Link::Other => Ok(Header::untyped(Network::Other, 0)),
     }
 }
 
 /// A type field, and whatever tags follow it at `at`.
 #[inline]
-pub(super) fn ethertype(packet: &mut Packet<'_>, kind: u16, at: usize) -> Result<Network, Malformed> {
+pub(super) fn ethertype(frame: Frame<'_>, kind: u16, at: usize) -> Result<Header, Malformed> {
     match kind {
-        ETHERTYPE_IP4 => {
-            packet.ethertype = kind;
-            packet.network = at;
-            Ok(Network::Ip4)
-        }
-        ETHERTYPE_IP6 => {
-            packet.ethertype = kind;
-            packet.network = at;
-            Ok(Network::Ip6)
-        }
-        _ => rare_ethertype(packet, kind, at),
+        ETHERTYPE_IP4 => Ok(Header::of_ip4(at)),
+        ETHERTYPE_IP6 => Ok(Header::of_ip6(at)),
+        _ => rare_ethertype(frame, kind, at),
     }
 }
 
 /// VLAN tags, LLC, and everything that is not IP.
-fn rare_ethertype(packet: &mut Packet<'_>, mut kind: u16, mut at: usize) -> Result<Network, Malformed> {
-    let end = wire_end(packet);
+fn rare_ethertype(frame: Frame<'_>, mut kind: u16, mut at: usize) -> Result<Header, Malformed> {
+    let mut vlan = None;
     for tags in 0.. {
         if ETHERTYPE_VLAN.contains(&kind) {
             if tags == MAX_TAGS {
                 return Err(Malformed::TooManyTags);
             }
-            let tag: &[u8; 4] = header(packet.frame, at, end, Malformed::LinkCut)?;
-            packet.vlan.get_or_insert(be16([tag[0], tag[1]]) & 0x0fff);
+            let tag: &[u8; 4] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+            vlan.get_or_insert(be16([tag[0], tag[1]]) & 0x0fff);
             kind = be16([tag[2], tag[3]]);
             at += 4;
         } else if kind < ETHERTYPE_MIN {
-            packet.network = at.min(packet.frame.len());
-            let Some((snap, length)) = llc(packet.frame, at) else { return Ok(Network::Other) };
+            let snap = llc(frame, at).filter(|(snap, _)| *snap >= ETHERTYPE_MIN);
+            let Some((snap, length)) = snap else {
+                return Ok(Header { network: Network::Other, at, vlan, ethertype: 0 });
+            };
             kind = snap;
             at += length;
-            if kind < ETHERTYPE_MIN {
-                return Ok(Network::Other);
-            }
         } else {
             break;
         }
     }
-    packet.ethertype = kind;
-    packet.network = at.min(packet.frame.len());
-    Ok(match kind {
+    let network = match kind {
         ETHERTYPE_IP4 => Network::Ip4,
         ETHERTYPE_IP6 => Network::Ip6,
         _ => Network::Other,
-    })
+    };
+    Ok(Header { network, at, vlan, ethertype: kind })
 }
 
 /// The EtherType that an 802.2 LLC header stands for, and the length of the header.
-fn llc(frame: &[u8], at: usize) -> Option<(u16, usize)> {
-    match bytes::<3>(frame, at)? {
+fn llc(frame: Frame<'_>, at: usize) -> Option<(u16, usize)> {
+    match frame.bytes(at)? {
         // SNAP (RFC 1042) with the organisation code of encapsulated Ethernet, or of a bridge tunnel (802.1H).
-        [0xaa, 0xaa, 0x03] => match bytes::<5>(frame, at + 3)? {
-            [0, 0, 0x00 | 0xf8, kind @ ..] => Some((be16(*kind), 8)),
+        [0xaa, 0xaa, 0x03] => match frame.bytes(at + 3)? {
+            [0, 0, 0x00 | 0xf8, k0, k1] => Some((be16([*k0, *k1]), 8)),
             _ => None,
         },
         // The SAP of IP (RFC 948).
@@ -118,36 +133,34 @@ fn llc(frame: &[u8], at: usize) -> Option<(u16, usize)> {
 }
 
 /// Raw IP: the version says which.
-fn raw(packet: &mut Packet<'_>) -> Result<Network, Malformed> {
-    packet.network = 0;
-    let first: &[u8; 1] = header(packet.frame, 0, wire_end(packet), Malformed::LinkCut)?;
+fn raw(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let first: &[u8; 1] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     match first[0] >> 4 {
-        4 => Ok(Network::Ip4),
-        6 => Ok(Network::Ip6),
+        4 => Ok(Header::untyped(Network::Ip4, 0)),
+        6 => Ok(Header::untyped(Network::Ip6, 0)),
         _ => Err(Malformed::Version),
     }
 }
 
 /// BSD loopback: an address family in the byte order of the host that captured (LINKTYPE_NULL) or in network byte order
 /// (LINKTYPE_LOOP). Families are small numbers, so the order shows.
-fn null(packet: &mut Packet<'_>) -> Result<Network, Malformed> {
-    let family: &[u8; 4] = header(packet.frame, 0, wire_end(packet), Malformed::LinkCut)?;
+fn null(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let family: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     let family = u32::from_be_bytes(*family);
     let family = if family > 0xffff { family.swap_bytes() } else { family };
-    packet.network = 4;
-    Ok(match family {
+    let network = match family {
         2 => Network::Ip4,
         // AF_INET6 of Linux, NetBSD and OpenBSD, FreeBSD, macOS.
         10 | 24 | 28 | 30 => Network::Ip6,
         _ => Network::Other,
-    })
+    };
+    Ok(Header::untyped(network, 4))
 }
 
 /// Linux cooked capture: the protocol field is an EtherType for most devices.
-fn sll(packet: &mut Packet<'_>, kind: u16, arphrd: u16, at: usize) -> Result<Network, Malformed> {
-    packet.network = at;
+fn sll(frame: Frame<'_>, kind: u16, arphrd: u16, at: usize) -> Result<Header, Malformed> {
     if arphrd == ARPHRD_NETLINK || (kind < ETHERTYPE_MIN && kind != SLL_LLC) {
-        return Ok(Network::Other);
+        return Ok(Header::untyped(Network::Other, at));
     }
-    ethertype(packet, kind, at)
+    ethertype(frame, kind, at)
 }

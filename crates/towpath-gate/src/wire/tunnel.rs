@@ -10,7 +10,7 @@
 //! compression, 802.11 frames, tunnels on ports of their own.
 
 use super::link;
-use super::{Malformed, be16, blank, bytes, finish, proto, upper, wire_end};
+use super::{Frame, Ip, Malformed, Next, be16, bytes, proto, upper};
 use crate::packet::{Addresses, Fragment, Link, Packet};
 
 /// The packet that `packet` carries; `None` when it carries none that is known, or is a fragment.
@@ -84,12 +84,8 @@ const ETHERTYPE_VNTAG: u16 = 0x8926;
 const ETHERTYPE_ETAG: u16 = 0x893f;
 const ETHERTYPE_NSH: u16 = 0x894f;
 
-/// What is left of a packet behind a header: bytes captured, and how many there were on the wire.
-#[derive(Clone, Copy)]
-struct Body<'a> {
-    bytes: &'a [u8],
-    wire_len: usize,
-}
+/// What is left of a packet behind a header.
+type Body<'a> = Frame<'a>;
 
 impl<'a> Body<'a> {
     fn skip(self, length: usize) -> Option<Self> {
@@ -98,10 +94,6 @@ impl<'a> Body<'a> {
 
     fn head<const N: usize>(self) -> Option<[u8; N]> {
         self.bytes.first_chunk().copied()
-    }
-
-    fn wire_len(self) -> u32 {
-        u32::try_from(self.wire_len).unwrap_or(u32::MAX)
     }
 }
 
@@ -122,36 +114,39 @@ fn carried<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
     let carried = match packet.addresses {
         Addresses::None => {
             let bytes = packet.frame.get(packet.network..).unwrap_or(&[]);
-            let body = Body { bytes, wire_len: wire_end(packet) - packet.network };
+            let body =
+                Body { bytes, wire_len: Frame::new(packet.frame, packet.wire_len).wire_len - packet.network };
             behind_ethertype(packet.ethertype, body)
         }
         Addresses::V4(..) | Addresses::V6(..) => in_ip(packet),
     };
-    let inner = match carried {
+    let (link, body, header) = match carried {
         None => return Ok(None),
-        Some(Carried::Ip(body)) => super::parse(Link::Ip, body.bytes, body.wire_len())?,
-        Some(Carried::Ethernet(body)) => super::parse(Link::Ethernet, body.bytes, body.wire_len())?,
-        Some(Carried::EtherType(kind, body)) => {
-            let mut inner = blank(Link::Other, body.bytes, body.wire_len());
-            let network = link::ethertype(&mut inner, kind, 0)?;
-            finish(inner, network)?
-        }
+        Some(Carried::Ip(body)) => (Link::Ip, body, link::parse(Link::Ip, body)?),
+        Some(Carried::Ethernet(body)) => (Link::Ethernet, body, link::parse(Link::Ethernet, body)?),
+        Some(Carried::EtherType(kind, body)) => (Link::Other, body, link::ethertype(body, kind, 0)?),
     };
-    Ok(Some(inner))
+    super::network(link, body, header).map(Some)
 }
 
 /// The same packet, read on behind its authentication header.
 fn authenticated<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
     let Some([next, length]) = bytes::<2>(packet.frame, packet.transport) else { return Ok(None) };
     let at = packet.transport + (usize::from(*length) + 2) * 4;
-    let end = packet.network + packet.ip_len as usize;
-    if at > end {
+    let next = Next::new(*next, at, packet.network + packet.ip_len as usize);
+    if next.at > next.end {
         return Err(Malformed::UpperCut);
     }
-    let mut inner = *packet;
-    inner.proto = *next;
-    upper::parse(&mut inner, at, end)?;
-    Ok(Some(inner))
+    let frame = Frame::new(packet.frame, packet.wire_len);
+    let upper = upper::parse(frame, &next)?;
+    let header = link::Header {
+        network: link::Network::Ip4,
+        at: packet.network,
+        vlan: packet.vlan,
+        ethertype: packet.ethertype,
+    };
+    let ip = Ip { len: packet.ip_len, next };
+    Ok(Some(super::assemble(packet.link, frame, header, packet.addresses, ip, upper)))
 }
 
 fn in_ip<'a>(packet: &Packet<'a>) -> Option<Carried<'a>> {

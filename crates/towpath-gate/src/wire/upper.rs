@@ -1,117 +1,116 @@
 //! Upper-layer headers: ports, TCP's fields, ICMP type and code.
 
-use super::{Malformed, be16, bytes, proto};
-use crate::packet::{Addresses, Fragment, Packet};
+use super::{Frame, Malformed, Next, Upper, be16, proto};
+use crate::packet::Fragment;
 
-/// Fills in `transport`, `transport_len` and the upper-layer fields. The upper layer begins at `at`, and its packet ended at
-/// `end` on the wire (`at <= end`).
-#[inline]
-pub(super) fn parse(packet: &mut Packet<'_>, at: usize, end: usize) -> Result<(), Malformed> {
-    let captured = end.min(packet.frame.len());
-    packet.transport = at.min(packet.frame.len());
-    packet.transport_len = captured.saturating_sub(packet.transport);
-    if packet.fragment == Fragment::Later {
-        return Ok(());
+/// Reads the upper-layer header that `next` has got to. Later fragments have none.
+pub(super) fn parse(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
+    if next.fragment == Fragment::Later {
+        return Ok(Upper::default());
     }
-    match packet.proto {
-        proto::TCP => tcp(packet, at, end),
-        proto::UDP => udp(packet, at, end),
-        proto::ICMP | proto::ICMP6 => icmp(packet, at, end),
-        proto::UDPLITE => udp_lite(packet, at, end),
+    match next.proto {
+        proto::TCP => tcp(frame, next),
+        proto::UDP => udp(frame, next),
+        proto::ICMP | proto::ICMP6 => icmp(frame, next),
+        proto::UDPLITE => udp_lite(frame, next),
         // The SCTP common header (RFC 9260, 3.1), and DCCP's short generic header (RFC 4340, 5.1).
-        proto::SCTP | proto::DCCP => ports(packet, at, end, 12),
-        _ => Ok(()),
+        proto::SCTP | proto::DCCP => ports(frame, next, 12),
+        _ => Ok(Upper::default()),
     }
 }
 
-#[inline]
-fn tcp(packet: &mut Packet<'_>, at: usize, end: usize) -> Result<(), Malformed> {
-    let Some(header) = whole::<20>(packet, at, end) else { return tcp_cut(packet, at, end) };
-    let data_offset = usize::from(header[12] >> 4) * 4;
-    if data_offset < 20 || data_offset > end - at {
-        return Err(Malformed::TcpDataOffset);
+/// The TCP or UDP header that `next` has got to, when it is one, is whole and does not lie.
+///
+/// What [`parse`] would say, without a detour through memory: nearly every packet ends here.
+#[inline(always)]
+pub(super) fn whole(frame: Frame<'_>, next: &Next) -> Option<Upper> {
+    let room = next.end - next.at;
+    match (next.proto, next.fragment) {
+        (proto::TCP, Fragment::Whole) => {
+            let header: &[u8; 20] = frame.header(next.at, next.end, Malformed::UpperCut).ok()?;
+            let data_offset = usize::from(header[12] >> 4) * 4;
+            (20..=room).contains(&data_offset).then(|| Upper {
+                src_port: be16([header[0], header[1]]),
+                dst_port: be16([header[2], header[3]]),
+                tcp_seq: u32::from_be_bytes([header[4], header[5], header[6], header[7]]),
+                tcp_ack: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
+                tcp_flags: header[13],
+                tcp_window: be16([header[14], header[15]]),
+                ..Upper::default()
+            })
+        }
+        (proto::UDP, Fragment::Whole) => {
+            let header: &[u8; 8] = frame.header(next.at, next.end, Malformed::UpperCut).ok()?;
+            let length = usize::from(be16([header[4], header[5]]));
+            (8..=room).contains(&length).then(|| Upper {
+                src_port: be16([header[0], header[1]]),
+                dst_port: be16([header[2], header[3]]),
+                ..Upper::default()
+            })
+        }
+        _ => None,
     }
-    packet.src_port = be16([header[0], header[1]]);
-    packet.dst_port = be16([header[2], header[3]]);
-    packet.tcp_seq = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-    packet.tcp_ack = u32::from_be_bytes([header[8], header[9], header[10], header[11]]);
-    packet.tcp_flags = header[13];
-    packet.tcp_window = be16([header[14], header[15]]);
-    Ok(())
 }
 
-/// A TCP header that is not whole: cut off on the wire, or by the capture. In the latter case what is there counts.
-#[cold]
-fn tcp_cut(packet: &mut Packet<'_>, at: usize, end: usize) -> Result<(), Malformed> {
-    ports(packet, at, end, 20)?;
+/// A TCP header of which the capture may have cut some: then what is there counts.
+fn tcp(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
+    let at = next.at;
     let be32 = |bytes: &[u8; 4]| u32::from_be_bytes(*bytes);
-    packet.tcp_seq = bytes(packet.frame, at + 4).map_or(0, be32);
-    packet.tcp_ack = bytes(packet.frame, at + 8).map_or(0, be32);
-    packet.tcp_flags = bytes::<1>(packet.frame, at + 13).map_or(0, |flags| flags[0]);
-    packet.tcp_window = bytes(packet.frame, at + 14).map_or(0, |window| be16(*window));
-    match bytes::<1>(packet.frame, at + 12).map(|offset| usize::from(offset[0] >> 4) * 4) {
-        Some(offset) if offset < 20 || offset > end - at => Err(Malformed::TcpDataOffset),
-        _ => Ok(()),
+    let upper = Upper {
+        tcp_seq: frame.bytes(at + 4).map_or(0, be32),
+        tcp_ack: frame.bytes(at + 8).map_or(0, be32),
+        tcp_flags: frame.bytes::<1>(at + 13).map_or(0, |flags| flags[0]),
+        tcp_window: frame.bytes(at + 14).map_or(0, |window| be16(*window)),
+        ..ports(frame, next, 20)?
+    };
+    match frame.bytes::<1>(at + 12).map(|offset| usize::from(offset[0] >> 4) * 4) {
+        Some(offset) if offset < 20 || offset > next.end - at => Err(Malformed::TcpDataOffset),
+        _ => Ok(upper),
     }
 }
 
-#[inline]
-fn udp(packet: &mut Packet<'_>, at: usize, end: usize) -> Result<(), Malformed> {
-    ports(packet, at, end, 8)?;
-    let Some(length) = bytes(packet.frame, at + 4).map(|length| usize::from(be16(*length))) else {
-        return Ok(());
+fn udp(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
+    let upper = ports(frame, next, 8)?;
+    let Some(length) = frame.bytes(next.at + 4).map(|length| usize::from(be16(*length))) else {
+        return Ok(upper);
     };
-    let room = end - at;
-    let fits = match packet.fragment {
+    let room = next.end - next.at;
+    let fits = match next.fragment {
         // The length is that of the whole datagram, which may end in another fragment.
         Fragment::First => length >= 8,
         // "the UDP Length field is set to zero" in a jumbogram (RFC 2675, section 4).
-        _ if length == 0 => room > usize::from(u16::MAX) && matches!(packet.addresses, Addresses::V6(..)),
+        _ if length == 0 => room > usize::from(u16::MAX),
         _ => (8..=room).contains(&length),
     };
-    if fits { Ok(()) } else { Err(Malformed::UdpLength) }
+    if fits { Ok(upper) } else { Err(Malformed::UdpLength) }
 }
 
-fn udp_lite(packet: &mut Packet<'_>, at: usize, end: usize) -> Result<(), Malformed> {
-    ports(packet, at, end, 8)?;
-    let Some(coverage) = bytes(packet.frame, at + 4).map(|coverage| usize::from(be16(*coverage))) else {
-        return Ok(());
+fn udp_lite(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
+    let upper = ports(frame, next, 8)?;
+    let Some(coverage) = frame.bytes(next.at + 4).map(|coverage| usize::from(be16(*coverage))) else {
+        return Ok(upper);
     };
-    let beyond = packet.fragment == Fragment::Whole && coverage > end - at;
+    let beyond = next.fragment == Fragment::Whole && coverage > next.end - next.at;
     if (1..8).contains(&coverage) || beyond {
         return Err(Malformed::UdpLiteCoverage);
     }
-    Ok(())
+    Ok(upper)
 }
 
 /// ICMP and ICMPv6 begin alike: type, code, checksum (RFC 792; RFC 4443, 2.1).
-fn icmp(packet: &mut Packet<'_>, at: usize, end: usize) -> Result<(), Malformed> {
-    if at + 4 > end {
+fn icmp(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
+    if next.at + 4 > next.end {
         return Err(Malformed::UpperCut);
     }
-    let [kind, code] = *bytes::<2>(packet.frame, at).ok_or(Malformed::CaptureCut)?;
-    packet.icmp_type = kind;
-    packet.icmp_code = code;
-    Ok(())
+    let [icmp_type, icmp_code] = *frame.bytes(next.at).ok_or(Malformed::CaptureCut)?;
+    Ok(Upper { icmp_type, icmp_code, ..Upper::default() })
 }
 
 /// Source and destination port at the start of a header of `length` bytes.
-#[inline]
-fn ports(packet: &mut Packet<'_>, at: usize, end: usize, length: usize) -> Result<(), Malformed> {
-    if at + length > end {
+fn ports(frame: Frame<'_>, next: &Next, length: usize) -> Result<Upper, Malformed> {
+    if next.at + length > next.end {
         return Err(Malformed::UpperCut);
     }
-    let [src @ .., dst0, dst1] = *bytes::<4>(packet.frame, at).ok_or(Malformed::CaptureCut)?;
-    packet.src_port = be16(src);
-    packet.dst_port = be16([dst0, dst1]);
-    Ok(())
-}
-
-/// The header when it is whole, on the wire and in the capture.
-#[inline]
-fn whole<'a, const N: usize>(packet: &Packet<'a>, at: usize, end: usize) -> Option<&'a [u8; N]> {
-    if at + N > end {
-        return None;
-    }
-    bytes(packet.frame, at)
+    let [s0, s1, d0, d1] = *frame.bytes(next.at).ok_or(Malformed::CaptureCut)?;
+    Ok(Upper { src_port: be16([s0, s1]), dst_port: be16([d0, d1]), ..Upper::default() })
 }
