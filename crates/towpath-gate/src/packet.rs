@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::state::{Ends, Flow, Segment};
+use crate::wire::proto;
 
 /// How a frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,7 +108,12 @@ impl Packet<'_> {
             Addresses::V4(src, dst) => Ends::V4(src, dst),
             Addresses::V6(src, dst) => Ends::V6(src, dst, 0),
         };
-        Some(Flow { ends, proto: self.proto, src_port: self.src_port, dst_port: self.dst_port, tenant: 0 })
+        let (src_port, dst_port) = match self.proto {
+            // The identifier of a query stands for both ports.
+            proto::ICMP | proto::ICMP6 => self.icmp_echo_id().map_or((0, 0), |id| (id, id)),
+            _ => (self.src_port, self.dst_port),
+        };
+        Some(Flow { ends, proto: self.proto, src_port, dst_port, tenant: 0 })
     }
 
     /// What the packet contributes to its state. Bytes are those of the IP packet, as ipfw counts them; of
@@ -115,6 +121,20 @@ impl Packet<'_> {
     #[inline]
     pub fn segment(&self) -> Segment {
         let bytes = if self.ip_len == 0 { self.wire_len } else { self.ip_len };
-        Segment { tcp_flags: self.tcp_flags, tcp_ack: self.tcp_ack, bytes }
+        let base = Segment { bytes, ..Segment::default() };
+        match self.proto {
+            proto::TCP => Segment {
+                tcp_flags: self.tcp_flags,
+                tcp_ack: self.tcp_ack,
+                tcp_seq: self.tcp_seq,
+                tcp_len: self.tcp_data_len().unwrap_or(0),
+                tcp_window: self.tcp_window,
+                // The option means something in a SYN only (RFC 7323, 2.2).
+                tcp_wscale: if self.tcp_flags & 0x02 != 0 { self.tcp_wscale() } else { None },
+                ..base
+            },
+            proto::SCTP => Segment { sctp_chunk: self.sctp_chunk(), ..base },
+            _ => base,
+        }
     }
 }

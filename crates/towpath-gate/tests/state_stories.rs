@@ -52,7 +52,7 @@ fn play(title: &str, flow: Flow, install: &Install, steps: &[Step]) {
     let mut states = States::new(Settings::default(), 1);
     for &(at, direction, letters, tcp_ack, life) in steps {
         let now = Time::from_nanos(at * 1_000_000);
-        let segment = Segment { tcp_flags: flags(letters), tcp_ack, bytes: 100 };
+        let segment = Segment { tcp_flags: flags(letters), tcp_ack, bytes: 100, ..Segment::default() };
         let flow = if direction == '>' { flow } else { flow.reversed() };
         let hit = states.lookup(&flow, Lookup::Named(Name::DEFAULT), &segment, now);
         if hit.is_none() && direction == '>' {
@@ -253,7 +253,16 @@ struct World {
     now: Time,
 }
 
-const PACKET: Segment = Segment { tcp_flags: 0, tcp_ack: 0, bytes: 50 };
+const PACKET: Segment = Segment {
+    tcp_flags: 0,
+    tcp_ack: 0,
+    tcp_seq: 0,
+    tcp_len: 0,
+    tcp_window: 0,
+    tcp_wscale: None,
+    sctp_chunk: None,
+    bytes: 50,
+};
 
 impl World {
     fn new(settings: Settings) -> Self {
@@ -548,4 +557,17 @@ fn a_budget_bounds_the_work_and_all_are_collected_in_the_end() {
         assert!(calls <= 200, "{} left", world.states.len());
     }
     assert_eq!((world.states.counters().expired, world.states.peak()), (2000, 2000));
+}
+
+#[test]
+fn icmp_queries_are_apart_by_identifier_when_asked() {
+    let ping = |id| Flow { src_port: id, dst_port: id, ..flow(1) };
+    for (dyn_icmp_id, states) in [(false, 1), (true, 2)] {
+        let mut world = World::new(Settings { dyn_icmp_id, ..Settings::default() });
+        world.keep(ping(7), 1).unwrap();
+        world.keep(ping(8), 1).unwrap();
+        assert_eq!(world.states.len(), states);
+        assert_eq!(world.find(ping(8).reversed(), Lookup::Any), Some((1, Direction::Reverse)));
+        assert_eq!(world.find(ping(9), Lookup::Any).is_some(), !dyn_icmp_id);
+    }
 }

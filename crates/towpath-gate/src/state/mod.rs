@@ -62,9 +62,10 @@ pub struct Flow {
     pub ends: Ends,
     /// Upper-layer protocol (IANA number).
     pub proto: u8,
-    /// Source port, 0 where the protocol has none.
+    /// Source port, 0 where the protocol has none. Of an ICMP query or its answer the identifier, in both ports; the
+    /// states take no notice of it unless `dyn_icmp_id` is on.
     pub src_port: u16,
-    /// Destination port, 0 where the protocol has none.
+    /// Destination port, likewise.
     pub dst_port: u16,
     /// Tenant, 0 by default.
     pub tenant: u16,
@@ -88,6 +89,16 @@ pub struct Segment {
     pub tcp_flags: u8,
     /// TCP acknowledgement number.
     pub tcp_ack: u32,
+    /// TCP sequence number.
+    pub tcp_seq: u32,
+    /// Bytes of TCP payload.
+    pub tcp_len: u32,
+    /// TCP window, unscaled.
+    pub tcp_window: u16,
+    /// The window scale option of a TCP SYN.
+    pub tcp_wscale: Option<u8>,
+    /// The type of the first SCTP chunk.
+    pub sctp_chunk: Option<u8>,
     /// Bytes counted for the packet.
     pub bytes: u32,
 }
@@ -109,9 +120,9 @@ pub struct RuleId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// As the packet that made the state.
-    Forward,
+    Forward = 0,
     /// Against it.
-    Reverse,
+    Reverse = 1,
 }
 
 /// A state that was found.
@@ -217,6 +228,10 @@ pub enum Refused {
     OverLimit,
     /// The limit needs a new parent, and there are `dyn_parent_max`.
     ParentsFull,
+    /// The source has `dyn_source_max` states.
+    OverSource,
+    /// There is a state with strict tracking, and the packet does not fit into its connection.
+    Invalid,
 }
 
 impl fmt::Display for Refused {
@@ -227,6 +242,10 @@ impl fmt::Display for Refused {
             Self::ParentsFull => {
                 "no room for another limit, consider increasing net.inet.ip.fw.dyn_parent_max"
             }
+            Self::OverSource => {
+                "the source has too many states, consider increasing net.inet.ip.fw.dyn_source_max"
+            }
+            Self::Invalid => "the packet does not fit into its connection",
         })
     }
 }

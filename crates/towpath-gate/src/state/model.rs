@@ -60,6 +60,7 @@ impl Model {
     /// See [`States::lookup`](super::States::lookup).
     pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
         self.expire(now);
+        let flow = &self.keyed(flow);
         // The newest first.
         for state in self.states.iter_mut().rev() {
             if matches!(lookup, Lookup::Named(name) if name != state.name) {
@@ -92,6 +93,7 @@ impl Model {
         if self.lookup(flow, Lookup::Named(name), segment, now).is_some() {
             return Ok(Installed::Existing);
         }
+        let flow = &self.keyed(flow);
         if let Some(limit) = install.limit {
             let masked = masked(flow, limit.mask);
             let expire = now + seconds(self.settings.dyn_short_lifetime);
@@ -168,6 +170,11 @@ impl Model {
             settings.dyn_rst_lifetime = settings.dyn_rst_lifetime.min(4);
         }
         self.settings = settings;
+    }
+
+    fn keyed(&self, flow: &Flow) -> Flow {
+        let query = flow.proto == 1 || flow.proto == 58;
+        if query && !self.settings.dyn_icmp_id { Flow { src_port: 0, dst_port: 0, ..*flow } } else { *flow }
     }
 
     /// States.

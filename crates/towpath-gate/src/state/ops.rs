@@ -127,7 +127,7 @@ fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
 const RULES: u8 = 3;
 
 /// Settings that the operations change, and to what.
-const SETTINGS: [(&str, [u64; 3]); 10] = [
+const SETTINGS: [(&str, [u64; 3]); 11] = [
     ("dyn_max", [12, 3, 40]),
     ("dyn_parent_max", [3, 0, 10]),
     ("dyn_ack_lifetime", [300, 2, 1000]),
@@ -138,6 +138,7 @@ const SETTINGS: [(&str, [u64; 3]); 10] = [
     ("dyn_short_lifetime", [5, 0, 60]),
     ("dyn_keepalive", [1, 0, 1]),
     ("dyn_keep_states", [0, 1, 0]),
+    ("dyn_icmp_id", [0, 1, 0]),
 ];
 
 impl Op {
@@ -189,7 +190,7 @@ fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
         }
     };
     let proto = [6, 6, 6, 6, 17, 17, 136, 1][usize::from(kind % 8)];
-    let (src_port, dst_port) = if proto == 1 { (0, 0) } else { ((ports % 3).into(), (ports / 3 % 3).into()) };
+    let (src_port, dst_port) = ((ports % 3).into(), (ports / 3 % 3).into());
     Flow { ends, proto, src_port, dst_port, tenant: u16::from(kind > 200) }
 }
 
@@ -197,7 +198,7 @@ fn segment(flags: u8, ack: u8) -> Segment {
     // Mostly what a connection is made of.
     let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, 0x04, flags][usize::from(flags % 8)];
     let tcp_ack = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, u32::MAX, 1000][usize::from(ack % 8)];
-    Segment { tcp_flags, tcp_ack, bytes: ack.into() }
+    Segment { tcp_flags, tcp_ack, bytes: ack.into(), ..Segment::default() }
 }
 
 fn install(kind: u8, max: u8) -> Install {

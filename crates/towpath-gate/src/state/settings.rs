@@ -34,6 +34,9 @@ pub struct Settings {
     pub dyn_keepalive: bool,
     /// Whether states outlive their rule, as orphans. Default off.
     pub dyn_keep_states: bool,
+    /// Ours, not ipfw's: whether the identifier of an ICMP query is part of its state's key, so that two pings between
+    /// the same hosts are two states. Default off.
+    pub dyn_icmp_id: bool,
 }
 
 impl Default for Settings {
@@ -50,6 +53,7 @@ impl Default for Settings {
             dyn_short_lifetime: 5,
             dyn_keepalive: true,
             dyn_keep_states: false,
+            dyn_icmp_id: false,
         }
     }
 }
@@ -101,7 +105,7 @@ enum Field {
     Switch(fn(&mut Settings) -> &mut bool),
 }
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
     Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
     Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
@@ -113,6 +117,7 @@ const ROWS: [Row; 11] = [
     Row { name: "dyn_short_lifetime", field: Field::Number(|s| &mut s.dyn_short_lifetime) },
     Row { name: "dyn_keepalive", field: Field::Switch(|s| &mut s.dyn_keepalive) },
     Row { name: "dyn_keep_states", field: Field::Switch(|s| &mut s.dyn_keep_states) },
+    Row { name: "dyn_icmp_id", field: Field::Switch(|s| &mut s.dyn_icmp_id) },
 ];
 
 impl Settings {

@@ -14,8 +14,10 @@ use crate::Time;
 /// How much an install may look at to find room that expired states take up.
 const RECLAIM: usize = 256;
 
+const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+const ICMP6: u8 = 58;
 const UDP_LITE: u8 = 136;
 
 /// What a state remembers.
@@ -68,6 +70,10 @@ pub struct Counters {
     pub over_limit: u64,
     /// Installs refused with [`Refused::ParentsFull`].
     pub parents_full: u64,
+    /// Installs refused with [`Refused::OverSource`].
+    pub over_source: u64,
+    /// Packets of a state with strict tracking that did not fit into its connection.
+    pub invalid: u64,
 }
 
 /// Dynamic states: ipfw's, found by a packet of either direction.
@@ -104,6 +110,7 @@ impl States {
     /// Finds the live state of a packet's flow, in either direction; the packet counts in it and refreshes it.
     #[inline]
     pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
+        let flow = &self.keyed(flow);
         let packet = Seen { proto: flow.proto, segment, now };
         match flow.ends {
             Ends::V4(src, dst) => {
@@ -135,7 +142,7 @@ impl States {
         if self.lookup(flow, Lookup::Named(name), segment, now).is_some() {
             return Ok(Installed::Existing);
         }
-        let made = self.make(flow, name, segment, rule, install, now);
+        let made = self.make(&self.keyed(flow), name, segment, rule, install, now);
         match made {
             Ok(()) => {
                 self.counters.created += 1;
@@ -144,6 +151,8 @@ impl States {
             Err(Refused::Full) => self.counters.full += 1,
             Err(Refused::OverLimit) => self.counters.over_limit += 1,
             Err(Refused::ParentsFull) => self.counters.parents_full += 1,
+            Err(Refused::OverSource) => self.counters.over_source += 1,
+            Err(Refused::Invalid) => self.counters.invalid += 1,
         }
         made.map(|()| Installed::New)
     }
@@ -274,6 +283,15 @@ impl States {
         parents.chain(self.v4.list(now)).chain(self.v6.list(now))
     }
 
+    /// The flow as the key has it: without the identifiers of ICMP queries unless they count.
+    #[inline]
+    fn keyed(&self, flow: &Flow) -> Flow {
+        if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
+            return Flow { src_port: 0, dst_port: 0, ..*flow };
+        }
+        *flow
+    }
+
     fn make(
         &mut self,
         flow: &Flow,
@@ -401,7 +419,7 @@ impl State {
     /// Takes a packet in. The state's new end, or `None` when it keeps the one that it has.
     #[inline]
     fn packet(&mut self, direction: Direction, packet: &Seen<'_>, settings: &Settings) -> Option<Time> {
-        let side = usize::from(direction == Direction::Reverse);
+        let side = direction as usize;
         self.packets[side] += 1;
         self.bytes[side] += u64::from(packet.segment.bytes);
         let seconds = match packet.proto {

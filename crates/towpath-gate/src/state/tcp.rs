@@ -99,11 +99,7 @@ impl Tcp {
     /// Takes a segment in. The lifetime to refresh with, or `None` when the state keeps the expiry that it has.
     #[inline]
     pub(super) fn segment(&mut self, direction: Direction, flags: u8, ack: u32) -> Option<Life> {
-        let flags_seen = u32::from(flags & (FIN | SYN | RST));
-        self.seen |= match direction {
-            Direction::Forward => flags_seen,
-            Direction::Reverse => flags_seen << 8,
-        };
+        self.seen |= u32::from(flags & (FIN | SYN | RST)) << (8 * direction as u32);
         let life = LIFE[(self.seen & 7 | self.seen >> 5 & 0x38) as usize];
         if life == Life::Ack && !self.acknowledge(direction, flags, ack) {
             return None;
@@ -117,10 +113,8 @@ impl Tcp {
         if flags & ACK == 0 {
             return false;
         }
-        let (side, own, other) = match direction {
-            Direction::Forward => (0, ACK_FWD, ACK_REV),
-            Direction::Reverse => (1, ACK_REV, ACK_FWD),
-        };
+        let side = direction as usize;
+        let (own, other) = (ACK_FWD << side, ACK_REV >> side);
         let last = self.ack[side];
         // Not older than the last one, modulo 2^32 (RFC 9293 section 3.4).
         if last != 0 && (ack.wrapping_sub(last) as i32) < 0 {

@@ -144,6 +144,22 @@ impl<'a> Packet<'a> {
         })
     }
 
+    /// The window scale option of a TCP header (RFC 7323, 2.2), at most 14.
+    pub fn tcp_wscale(&self) -> Option<u8> {
+        self.tcp_options().find_map(|option| match (option.kind, option.data) {
+            (TCP_OPTION_WSCALE, [shift]) => Some((*shift).min(14)),
+            _ => None,
+        })
+    }
+
+    /// The type of the first chunk of an SCTP packet (RFC 9260, 3.2).
+    pub fn sctp_chunk(&self) -> Option<u8> {
+        if self.proto != proto::SCTP || self.fragment == Fragment::Later || self.transport_len < 13 {
+            return None;
+        }
+        bytes::<1>(self.frame, self.transport + 12).map(|kind| kind[0])
+    }
+
     /// Bytes of TCP payload on the wire, as the headers give them; `None` if not TCP, or a later fragment.
     pub fn tcp_data_len(&self) -> Option<u32> {
         let headers = self.transport - self.network + self.tcp_header_len()?;
@@ -223,6 +239,8 @@ pub(super) const OPTION_END: u8 = 0;
 pub(super) const OPTION_NOP: u8 = 1;
 /// Maximum segment size (IANA, TCP option kinds).
 pub(super) const TCP_OPTION_MSS: u8 = 2;
+/// Window scale (RFC 7323, 2.2).
+pub(super) const TCP_OPTION_WSCALE: u8 = 3;
 
 /// `frame[from..to]`, shortened to what is there.
 fn part(frame: &[u8], from: usize, to: usize) -> &[u8] {
