@@ -5,7 +5,7 @@
 
 use crate::Seq;
 use crate::geometry::{Geometry, GeometryError, PAGE};
-use crate::header::{Header, Kind};
+use crate::header::{Header, Kind, Layers};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
@@ -130,6 +130,8 @@ pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
     words[4].store(pair(h.mark, h.port), Ordering::Relaxed);
     words[5].store(pair(h.pid, h.uid), Ordering::Relaxed);
     words[6].store(pair(h.gid, h.hash), Ordering::Relaxed);
+    let Layers { link, network, payload } = h.layers;
+    words[7].store(u64::from(link) | u64::from(network) << 16 | u64::from(payload) << 32, Ordering::Relaxed);
 }
 
 /// Copies a header out, each word read once. Nothing in it is checked yet.
@@ -138,7 +140,7 @@ pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
     let word = |i: usize| words[i].load(Ordering::Relaxed);
     let low = |w: u64| w as u32;
     let high = |w: u64| (w >> 32) as u32;
-    let (w1, w2, w4, w5, w6) = (word(1), word(2), word(4), word(5), word(6));
+    let (w1, w2, w4, w5, w6, w7) = (word(1), word(2), word(4), word(5), word(6), word(7));
     Header {
         len: low(w1),
         kind: Kind((w1 >> 32) as u16),
@@ -152,6 +154,7 @@ pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
         uid: high(w5),
         gid: low(w6),
         hash: high(w6),
+        layers: Layers { link: w7 as u16, network: (w7 >> 16) as u16, payload: (w7 >> 32) as u16 },
     }
 }
 

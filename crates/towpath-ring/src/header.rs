@@ -53,6 +53,19 @@ pub struct Header {
     pub gid: u32,
     /// Hash of the packet's flow; the same in both directions.
     pub hash: u32,
+    /// Where a packet's layers begin.
+    pub layers: Layers,
+}
+
+/// Where a packet's layers begin in its frame, as the engine's parser found them, so that no client has to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Layers {
+    /// Link type: the number that pcap files have for it.
+    pub link: u16,
+    /// Offset of what follows the link header: the IP header of an IP packet.
+    pub network: u16,
+    /// Offset of the upper layer's payload; the frame's length when it has none.
+    pub payload: u16,
 }
 
 /// The payload lies beside the header.
@@ -87,6 +100,8 @@ pub struct Meta {
     pub group: u32,
     /// Hash of the flow.
     pub hash: u32,
+    /// Where a packet's layers begin.
+    pub layers: Layers,
     /// Who sent it, when that was a local process.
     pub sender: Option<Credentials>,
 }
@@ -119,6 +134,7 @@ impl Meta {
             uid: sender.uid,
             gid: sender.gid,
             hash: self.hash,
+            layers: self.layers,
         }
     }
 }

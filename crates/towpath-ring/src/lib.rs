@@ -48,7 +48,7 @@ pub use endpoint::{Allow, Config, Endpoint, Stats};
 #[cfg(not(loom))]
 pub use error::{AttachError, BindError, RecvError};
 pub use geometry::{Geometry, GeometryError};
-pub use header::{Credentials, Header, Kind, Meta};
+pub use header::{Credentials, Header, Kind, Layers, Meta};
 pub use seq::Seq;
 pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]
