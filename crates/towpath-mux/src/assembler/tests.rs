@@ -1,0 +1,260 @@
+//! Cuts, bounds, timers, ends.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn assembler(text: &str, limits: Limits) -> Assembler {
+    Assembler::new(text.parse().expect("a framing"), limits)
+}
+
+fn at(secs: u64) -> Time {
+    Time::from_secs(secs)
+}
+
+/// The messages and how it went on, fed in `pieces`.
+fn run<'a>(mut assembler: Assembler, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, String) {
+    let mut messages = Vec::new();
+    let mut last = String::new();
+    let mut drain = |assembler: &mut Assembler| {
+        while let Some(event) = assembler.poll(at(0)) {
+            match event {
+                Event::Message(message) => messages.push(message.bytes.to_vec()),
+                Event::GiveBack { offset, .. } => last = format!("give back {offset}"),
+                Event::Failed(failure) => last = format!("{} {}", failure.offset, failure.cause.name()),
+                Event::End { offset, inside, .. } => last = format!("end {offset} {inside}"),
+            }
+        }
+    };
+    for piece in pieces {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let took = assembler.handle_bytes(rest);
+            drain(&mut assembler);
+            if took == 0 {
+                break;
+            }
+            rest = &rest[took..];
+        }
+    }
+    assembler.handle_end();
+    drain(&mut assembler);
+    (messages, last)
+}
+
+#[test]
+fn bounds_and_causes() {
+    let limits = Limits { head: 8, message: 16, ..Limits::default() };
+    // Framing, stream, messages, end.
+    let rows: &[(&str, &[u8], usize, &str)] = &[
+        ("length=1", b"\x02a\x03bc", 2, "end 5 0"),
+        ("length=1", b"\x02a\x03b", 1, "end 2 2"),
+        ("length=1", b"\x10aaaaaaaaaaaaaaa", 1, "end 16 0"),
+        ("length=1", b"\x01\x11", 1, "1 EMSGSIZE"),
+        ("length=1", b"\x01\x00", 1, "1 EPROTO"),
+        ("delimiter=\"\\n\"", b"a\nbbbbbbbbbbbbbbbbbbbbbbb\n", 1, "2 EMSGSIZE"),
+        ("delimiter=\"\\n\" max=4", b"aaa\naaaa\n", 1, "4 EMSGSIZE"),
+        ("when 01 (fixed=1) when 16 (giveback)", b"\x01\x01\x16\x03", 2, "give back 2"),
+        ("when 01 (fixed=1) when 16 (giveback)", b"\x01\x02", 1, "1 EBADMSG"),
+    ];
+    for (text, stream, messages, end) in rows {
+        for size in 1..=stream.len() {
+            let (found, last) = run(assembler(text, limits), stream.chunks(size));
+            assert_eq!((found.len(), last.as_str()), (*messages, *end), "{text} in pieces of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_function_that_never_knows_is_stopped_at_the_head() {
+    let limits = Limits { head: 64, ..Limits::default() };
+    for size in [1, 7, 64, 200] {
+        let never = Framing::custom("never", |bytes: &[u8], _: &mut State| Step::Need(bytes.len() + 1));
+        let (messages, last) = run(Assembler::new(never, limits), [0; 200].chunks(size));
+        assert_eq!((messages.len(), last.as_str()), (0, "0 EMSGSIZE"), "pieces of {size}");
+    }
+}
+
+#[test]
+fn a_function_that_takes_back_what_it_said_is_an_error() {
+    let wavers = Framing::custom("wavers", |bytes: &[u8], _: &mut State| match bytes.len() {
+        asked @ 0..4 => Step::Need(asked + 1),
+        _ => Step::from(2),
+    });
+    let (messages, last) = run(Assembler::new(wavers, Limits::default()), b"aaaa".chunks(1));
+    assert_eq!((messages.len(), last.as_str()), (0, "0 EPROTO"));
+}
+
+#[test]
+fn refused_bytes_are_shown_in_hex() {
+    let mut refusing = assembler("when 01 (fixed=2)", Limits::default());
+    refusing.handle_bytes(b"\x01\xff\x16\x03\x01");
+    assert!(matches!(refusing.poll(at(0)), Some(Event::Message(_))));
+    match refusing.poll(at(0)) {
+        Some(Event::Failed(failure)) => {
+            let expected = "at byte 2: EBADMSG: the first bytes are not of this protocol (16 03 01)";
+            assert_eq!(failure.to_string(), expected);
+        }
+        event => panic!("{event:?}"),
+    }
+    assert_eq!(refusing.poll(at(0)), None);
+    assert_eq!(refusing.handle_bytes(b"more"), 0);
+    assert_eq!(refusing.rest(), b"\x16\x03\x01");
+}
+
+#[test]
+fn timers() {
+    let limits = Limits {
+        head_time: Some(Duration::from_secs(2)),
+        body_time: Some(Duration::from_secs(5)),
+        rate: 10,
+        ..Limits::default()
+    };
+    let mut idle = assembler("length=2", limits);
+    assert_eq!(idle.poll(at(100)), None);
+    assert_eq!(idle.poll_timeout(), None, "nothing has begun");
+
+    // The head: from the first byte, not restarted by progress elsewhere.
+    idle.handle_bytes(b"\0");
+    assert_eq!(idle.poll(at(100)), None);
+    assert_eq!(idle.poll_timeout(), Some(at(102)));
+    assert_eq!(idle.poll(at(101)), None);
+    match idle.poll(at(102)) {
+        Some(Event::Failed(failure)) => assert_eq!(failure.cause, Cause::Timeout { in_body: false }),
+        event => panic!("{event:?}"),
+    }
+
+    // The body: five seconds, and a second for each ten bytes.
+    let mut slow = assembler("length=2", limits);
+    slow.handle_bytes(b"\0\x28aaaa");
+    assert_eq!(slow.poll(at(100)), None);
+    assert_eq!(slow.poll_timeout(), Some(at(109)));
+    assert_eq!(slow.need(), 0x28 - 6);
+    slow.handle_bytes(&[b'a'; 0x28 - 6]);
+    assert!(matches!(slow.poll(at(200)), Some(Event::Message(_))), "late, but whole before anybody asked");
+    assert_eq!(slow.poll(at(200)), None);
+    assert_eq!(slow.poll_timeout(), None);
+}
+
+#[test]
+fn what_it_waits_for() {
+    let mut waiting = assembler("offset=2 length=2 adjust=4", Limits::default());
+    assert_eq!(waiting.need(), 1);
+    waiting.handle_bytes(b"a");
+    assert_eq!(waiting.poll(at(0)), None);
+    assert_eq!(waiting.need(), 3);
+    waiting.handle_bytes(b"b\0\x09cc");
+    assert_eq!(waiting.poll(at(0)), None);
+    assert_eq!((waiting.need(), waiting.held()), (7, 6));
+    waiting.handle_bytes(b"ccccccc!!");
+    assert!(matches!(waiting.poll(at(0)), Some(Event::Message(message)) if message.bytes.len() == 13));
+    assert_eq!((waiting.held(), waiting.rest()), (2, &b"!!"[..]));
+}
+
+#[test]
+fn a_hole_inside_a_message_costs_that_message() {
+    let mut torn = assembler("length=1", Limits::default());
+    torn.handle_bytes(b"\x02a\x08bcd");
+    assert!(matches!(torn.poll(at(0)), Some(Event::Message(message)) if message.offset == 0));
+    assert_eq!(torn.poll(at(0)), None);
+    assert_eq!(torn.handle_gap(2), Gap::Lost { offset: 2, length: 8 });
+    torn.handle_bytes(b"g");
+    assert_eq!(torn.poll(at(0)), None);
+    torn.handle_bytes(b"h\x02z");
+    assert!(
+        matches!(torn.poll(at(0)), Some(Event::Message(message)) if message.offset == 10 && message.bytes == b"\x02z")
+    );
+    assert_eq!(torn.handle_gap(1), Gap::Over, "between messages");
+    assert_eq!(torn.poll(at(0)), None);
+}
+
+#[test]
+fn memory_is_given_back() {
+    let mut big = assembler("length=4", Limits::default());
+    big.handle_bytes(&100_000u32.to_be_bytes());
+    assert_eq!(big.poll(at(0)), None);
+    assert!(big.memory() < 4096, "an announced length takes no memory");
+    big.handle_bytes(&[0; 100_000 - 4]);
+    assert!(matches!(big.poll(at(0)), Some(Event::Message(_))));
+    big.shrink();
+    assert_eq!(big.memory(), 0);
+}
+
+/// Messages of a few framings, and a stream of them.
+fn stream() -> impl Strategy<Value = (&'static str, Vec<Vec<u8>>)> {
+    let body = || prop::collection::vec(any::<u8>(), 0..300);
+    let bodies = || prop::collection::vec(body(), 0..30);
+    prop_oneof![
+        bodies().prop_map(|bodies| {
+            let message = |body: Vec<u8>| [&(body.len() as u16).to_be_bytes()[..], &body].concat();
+            ("length=2 be adjust=2", bodies.into_iter().map(message).collect())
+        }),
+        bodies().prop_map(|bodies| {
+            let line = |body: Vec<u8>| {
+                let mut line: Vec<u8> = body.into_iter().filter(|byte| *byte != b'\n').collect();
+                line.extend_from_slice(b"\r\n");
+                line
+            };
+            ("line", bodies.into_iter().map(line).collect())
+        }),
+        bodies().prop_map(|bodies| {
+            let string = |body: Vec<u8>| [format!("{}:", body.len()).as_bytes(), &body, b","].concat();
+            ("netstring", bodies.into_iter().map(string).collect())
+        }),
+        prop::collection::vec(bodies(), 0..8).prop_map(|commands| {
+            let bulk = |body: &Vec<u8>| [format!("${}\r\n", body.len()).as_bytes(), body, b"\r\n"].concat();
+            let command = |words: Vec<Vec<u8>>| {
+                let words: Vec<u8> = words.iter().flat_map(bulk).chain(*b"*0\r\n").collect();
+                let count = words_of(&words);
+                [format!("*{count}\r\n").as_bytes(), &words].concat()
+            };
+            ("resp", commands.into_iter().map(command).collect())
+        }),
+        prop::collection::vec(bodies(), 0..8).prop_map(|records| {
+            let record = |fragments: Vec<Vec<u8>>| {
+                let fragment = |body: &Vec<u8>| [&(body.len() as u32).to_be_bytes()[..], body].concat();
+                let more: Vec<u8> = fragments.iter().flat_map(fragment).collect();
+                [&more[..], b"\x80\0\0\x01x"].concat()
+            };
+            ("onc-rpc", records.into_iter().map(record).collect())
+        }),
+    ]
+}
+
+/// How many bulk strings and the empty array behind them there are.
+fn words_of(words: &[u8]) -> usize {
+    let (mut at, mut count) = (0, 0);
+    while at < words.len() {
+        let end = at + words[at..].iter().position(|byte| *byte == b'\n').expect("a line") + 1;
+        let digits = std::str::from_utf8(&words[at + 1..end - 2]).expect("digits");
+        at = if words[at] == b'$' { end + digits.parse::<usize>().expect("a number") + 2 } else { end };
+        count += 1;
+    }
+    count
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_segmentation_gives_the_messages((text, messages) in stream(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..60)) {
+        let stream = messages.concat();
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
+        cuts.extend([0, stream.len()]);
+        cuts.sort_unstable();
+        let (found, last) = run(assembler(text, Limits::default()), cuts.windows(2).map(|cut| &stream[cut[0]..cut[1]]));
+        prop_assert_eq!(found, messages);
+        prop_assert_eq!(last, format!("end {} 0", stream.len()));
+    }
+
+    #[test]
+    fn any_bytes_do_the_same_in_any_cut(
+        preset in prop::sample::select(crate::framing::PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>()),
+        stream in prop::collection::vec(prop_oneof![any::<u8>(), 0u8..4, Just(b'\n'), Just(b'0')], 0..200),
+        size in 1usize..20,
+    ) {
+        let limits = Limits { message: 4096, ..Limits::default() };
+        let whole = run(assembler(preset, limits), [&stream[..]]);
+        prop_assert_eq!(run(assembler(preset, limits), stream.chunks(size)), whole);
+    }
+}

@@ -1,0 +1,129 @@
+//! RESP, versions 2 and 3 (Redis serialization protocol specification), and the inline commands of Redis.
+//!
+//! A message is one command or one reply with everything inside it. No stack is needed: `pending` counts the values that
+//! are still to come, and an aggregate of n values takes itself off and puts n on.
+//!
+//! `scanned` is where the next value starts, `cb[0]` how much of its line was searched: nothing is looked at twice but
+//! a line's few digits.
+//!
+//! Not supported: the streamed strings and aggregates of RESP3 (`$?`, `*?`), which no server sends.
+
+use super::cause::Cause;
+use super::{State, Step};
+
+/// A line of digits; Redis' own limit is 32 bytes of number text.
+const LONGEST_HEAD: usize = 32;
+/// PROTO_INLINE_MAX_SIZE of Redis' server.h, for inline commands and every other line.
+const LONGEST_LINE: usize = 64 * 1024;
+/// proto-max-bulk-len, 512 MB, and room for what stands around it.
+const LONGEST: usize = (512 << 20) + LONGEST_LINE;
+
+pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
+    if state.scanned == 0 && state.pending == 0 {
+        state.pending = 1;
+    }
+    loop {
+        match value(bytes, state) {
+            Ok(()) if state.pending == 0 => return Step::from(state.scanned),
+            Ok(()) => {}
+            Err(step) => return step,
+        }
+    }
+}
+
+/// Goes over one value: moves `scanned` behind it and counts `pending`.
+fn value(bytes: &[u8], state: &mut State) -> Result<(), Step> {
+    let at = state.scanned;
+    let Some(kind) = bytes.get(at) else { return Err(Step::Need(at + 1)) };
+    let (end, text) = line(bytes, state, *kind)?;
+    let mut next = end;
+    let mut inner = 0;
+    match kind {
+        b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => {}
+        b'$' | b'=' | b'!' => {
+            if let Some(length) = count(text, LONGEST)? {
+                next = end + length + 2;
+                match bytes.get(end + length..next) {
+                    None => return Err(Step::Need(next)),
+                    Some(b"\r\n") => {}
+                    Some(_) => return Err(malformed("a bulk string that does not end with CR LF")),
+                }
+            }
+        }
+        b'*' | b'~' | b'>' => inner = count(text, usize::MAX)?.unwrap_or(0) as u64,
+        b'%' => inner = (count(text, usize::MAX)?.unwrap_or(0) as u64).saturating_mul(2),
+        // Attributes come before the value that they are about, and are part of its message.
+        b'|' => inner = (count(text, usize::MAX)?.unwrap_or(0) as u64).saturating_mul(2).saturating_add(1),
+        _ => {}
+    }
+    state.cb[0] = 0;
+    state.scanned = next;
+    state.pending = (state.pending - 1).saturating_add(inner);
+    if next > LONGEST {
+        return Err(too_big());
+    }
+    Ok(())
+}
+
+/// The line that a value starts with: where it ends, and what stands behind its first byte.
+fn line<'a>(bytes: &'a [u8], state: &mut State, kind: u8) -> Result<(usize, &'a [u8]), Step> {
+    let at = state.scanned;
+    let inline = match kind {
+        b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' | b'$' | b'=' | b'!' | b'*' | b'~' | b'>' | b'%'
+        | b'|' => false,
+        // An inline command: printable, and not within another value.
+        b' '..=b'~' | b'\r' | b'\n' if at == 0 => true,
+        _ => return Err(malformed("no type of RESP and no inline command")),
+    };
+    let counted = matches!(kind, b'$' | b'=' | b'!' | b'*' | b'~' | b'>' | b'%' | b'|');
+    let longest = if counted { LONGEST_HEAD } else { LONGEST_LINE };
+    let searched = state.cb[0] as usize;
+    let fresh = bytes.get(at + searched..).unwrap_or(&[]);
+    let Some(found) = memchr::memchr(b'\n', fresh) else {
+        let length = bytes.len() - at;
+        if length >= longest {
+            return Err(malformed("a line of RESP that is too long"));
+        }
+        state.cb[0] = length as u32;
+        return Err(Step::Need(bytes.len() + 1));
+    };
+    let end = at + searched + found + 1;
+    if end - at > longest {
+        return Err(malformed("a line of RESP that is too long"));
+    }
+    let line = &bytes[at..end - 1];
+    match line.strip_suffix(b"\r") {
+        Some(line) => Ok((end, line.get(1..).unwrap_or(&[]))),
+        // Redis takes an inline command that ends with LF alone.
+        None if inline => Ok((end, &[])),
+        None => Err(malformed("a line of RESP that ends with LF alone")),
+    }
+}
+
+/// A count of bytes or values; `None` for -1, the null of RESP2.
+fn count(text: &[u8], most: usize) -> Result<Option<usize>, Step> {
+    if text == b"-1" {
+        return Ok(None);
+    }
+    if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
+        return Err(malformed(match text {
+            b"?" => "a streamed value of RESP3, which is not supported",
+            _ => "a count of RESP that is no number",
+        }));
+    }
+    let count = text.iter().try_fold(0usize, |count, digit| {
+        count.checked_mul(10)?.checked_add(usize::from(digit - b'0')).filter(|count| *count <= most)
+    });
+    match count {
+        Some(count) => Ok(Some(count)),
+        None => Err(too_big()),
+    }
+}
+
+fn malformed(reason: &'static str) -> Step {
+    Step::Error(Cause::malformed(reason))
+}
+
+fn too_big() -> Step {
+    Step::Error(Cause::TooBig { length: None, max: LONGEST as u64 })
+}

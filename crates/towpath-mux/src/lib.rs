@@ -1,0 +1,39 @@
+//! Messages, not bytes, over TCP connections.
+//!
+//! Two parts so far, both without IO:
+//! - [`framing`]: where a message ends, said in a line, by a preset's name, or by a Rust function;
+//! - [`assembler`]: bytes in any cut go in, whole messages come out.
+//!
+//! No descriptor, no clock, no thread: bytes and a [`Time`] go in, messages and causes come out.
+//!
+//! # Examples
+//!
+//! ```
+//! use towpath_mux::assembler::{Assembler, Event, Limits};
+//! use towpath_mux::framing::Framing;
+//! use towpath_mux::Time;
+//!
+//! let framing: Framing = "offset=0 length=2 be adjust=2".parse()?;
+//! let mut assembler = Assembler::new(framing, Limits::default());
+//!
+//! // Two messages, cut where the network pleased.
+//! assembler.handle_bytes(b"\x00\x05hel");
+//! assert!(assembler.poll(Time::default()).is_none());
+//! assembler.handle_bytes(b"lo\x00\x01!");
+//! let mut messages = Vec::new();
+//! while let Some(event) = assembler.poll(Time::default()) {
+//!     if let Event::Message(message) = event {
+//!         messages.push(message.bytes[2..].to_vec());
+//!     }
+//! }
+//! assert_eq!(messages, [&b"hello"[..], b"!"]);
+//! # Ok::<(), towpath_mux::framing::ParseError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod time;
+
+pub mod assembler;
+pub mod framing;
+
+pub use time::Time;
