@@ -1,0 +1,225 @@
+//! Conversations and malformed frames of real captures, against what Wireshark says of them.
+//!
+//! The captures are not part of the project: they are looked for in `$TOWPATH_SHARED`, or in `shared` beside the checkout.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use towpath::conversations::Conversations;
+use towpath_gate::packet::{Fragment, Link};
+use towpath_gate::wire::{self, Malformed, proto};
+use towpath_port::{Burst, Header, Port, Received, pcap};
+
+/// Why a count differs from Wireshark's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A length field lies: the gate takes no packet for what it is not, Wireshark reads on and counts.
+    Lie,
+    /// The upper-layer header lies across two fragments: malformed for the gate, read after reassembly by Wireshark.
+    SplitHeader,
+    /// A datagram that never becomes whole: it counts here with its first fragment, and not in Wireshark.
+    Unreassembled,
+    /// IPv6 with a payload length of zero (BIG TCP), in which Wireshark 4.0 sees no upper layer.
+    BigTcp,
+    /// Wireshark's SNMP dissector opens a conversation with any port, so that question and answer count apart.
+    Wildcard,
+    /// The capture cut the TCP options: Wireshark gives up before it counts.
+    CutOptions,
+    /// A tunnel that is not looked into: 802.11 frames in GRE.
+    Tunnel,
+}
+
+const DIFFERENCES: &[(&str, Kind)] = &[
+    ("frag/suriv__bug-6887-defrag-ipv4-tcp-syn__frag-ip-tcp-syn.pcap", Kind::SplitHeader),
+    ("frag/zeek__fragmented-2.pcap", Kind::Unreassembled),
+    ("frag/zeek__fragmented-syn.pcap", Kind::SplitHeader),
+    ("ipv6-ext/tcpdump__ipv6_invalid_length_2.pcap", Kind::Lie),
+    ("ipv6-ext/zeek__ipv6-reassembly-state-leak.pcap", Kind::Lie),
+    ("jumbo/tcpdump__bigtcp-ipv6-geneve-ipv4.pcap", Kind::BigTcp),
+    ("jumbo/tcpdump__bigtcp-ipv6-geneve-ipv6.pcap", Kind::BigTcp),
+    ("jumbo/tcpdump__bigtcp-ipv6-vxlan-ipv6.pcap", Kind::BigTcp),
+    ("jumbo/tcpdump__bigtcp-ipv6.pcap", Kind::BigTcp),
+    ("tcp-state/deepflow__xiangdao-retrans.pcap", Kind::Lie),
+    ("udp-dns/zeek__snmpv1_get_short.pcap", Kind::Wildcard),
+    ("udp-dns/zeek__snmpv1_set.pcap", Kind::Wildcard),
+    ("udp-dns/zeek__snmpv2_get.pcap", Kind::Wildcard),
+    ("udp-dns/zeek__snmpv2_get_next.pcap", Kind::Wildcard),
+    ("vlan-encap/zeek__gre-aruba-amsdu.pcap", Kind::Tunnel),
+    ("vlan-encap/zeek__vntag_vlan_sandwich_clean.pcap", Kind::CutOptions),
+];
+
+/// The malformed frames of all captures, those in corrupt/ included.
+const MALFORMED: &[(&str, Malformed, usize)] = &[
+    // Frames of no bytes at all: 36 had none on the wire, one is said to have had 262,144.
+    ("app/bgp/tcpdump__bgp_vpn_rt-oobr.pcap", Malformed::LinkCut, 36),
+    ("app/bgp/tcpdump__bgp_vpn_rt-oobr.pcap", Malformed::CaptureCut, 1),
+    ("corrupt/suriv__bug-6875-01__fuzz.pcap", Malformed::TcpDataOffset, 1),
+    ("corrupt/suriv__ipv4-truncated__truncated.pcap", Malformed::Ip4TotalLength, 1),
+    ("corrupt/tcpdump__babel_update_oobr.pcap", Malformed::UdpLength, 14),
+    ("corrupt/tcpdump__bad-ipv4-version-pgm-heapoverflow.pcap", Malformed::Version, 1),
+    ("corrupt/tcpdump__hoobr_rt6_print.pcap", Malformed::Version, 2),
+    ("corrupt/tcpdump__hoobr_rt6_print.pcap", Malformed::CaptureCut, 1),
+    ("corrupt/tcpdump__ipv4_invalid_hdr_length.pcap", Malformed::Ip4HeaderLength, 1),
+    ("corrupt/tcpdump__ipv4_invalid_total_length_2.pcap", Malformed::Ip4TotalLength, 1),
+    ("corrupt/zeek__ip-discarder-truncated-tcp-oob.pcapng", Malformed::CaptureCut, 1),
+    ("corrupt/zeek__mpls-6in6-broken.pcap.gz", Malformed::Version, 22),
+    ("corrupt/zeek__trunc-hdr.pcap", Malformed::CaptureCut, 1),
+    // First fragments that end inside the TCP header.
+    ("frag/suriv__bug-6887-defrag-ipv4-tcp-syn__frag-ip-tcp-syn.pcap", Malformed::UpperCut, 1),
+    ("frag/zeek__fragmented-syn.pcap", Malformed::TcpDataOffset, 1),
+    // One byte of ICMPv6.
+    ("frag/suriv__ipv6-malformed-fragments-28__frag-28.pcap", Malformed::UpperCut, 1),
+    ("frag/zeek__ip-bogus-header-len.pcap", Malformed::Ip4TotalLength, 1),
+    ("ipv6-ext/tcpdump__ipv6_frag6_negative_len.pcap", Malformed::Ip6ExtensionCut, 1),
+    ("ipv6-ext/tcpdump__ipv6_invalid_length_2.pcap", Malformed::Ip6PayloadLength, 1),
+    // Destination options of 40 bytes in a payload of 36.
+    ("ipv6-ext/zeek__ipv6-mobility-dst-opts.pcap", Malformed::Ip6ExtensionCut, 1),
+    // A first fragment whose UDP length is zero.
+    ("ipv6-ext/zeek__ipv6-reassembly-state-leak.pcap", Malformed::UdpLength, 1),
+    ("tcp-state/arkime__arkime_synthetic.pcap", Malformed::UdpLength, 1),
+    // Packets that somebody shortened, their headers and the lengths of the frames not alike.
+    ("tcp-state/deepflow__xiangdao-retrans.pcap", Malformed::Ip4TotalLength, 13),
+    ("tcp-state/zeek__reassembly.pcap", Malformed::Ip4TotalLength, 5),
+];
+
+/// The captures with a truth, and whether they are well-formed Ethernet or raw IP; `None` when they are not here.
+fn captures() -> Option<(PathBuf, Vec<(String, bool)>)> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let shared = std::env::var_os("TOWPATH_SHARED").map_or(beside, PathBuf::from);
+    let captures = shared.join("captures");
+    let Ok(inventory) = fs::read_to_string(captures.join("INVENTORY.tsv")) else {
+        println!("skipped: no captures in {} (set TOWPATH_SHARED)", shared.display());
+        return None;
+    };
+    let mut lines = inventory.lines().map(|line| line.split('\t').collect::<Vec<_>>());
+    let names = lines.next().expect("a header line");
+    let column = |name: &str| names.iter().position(|column| *column == name).expect("the column");
+    let (file, linktype, rc) = (column("file"), column("linktype"), column("tshark_rc"));
+    let files = lines.map(|row| {
+        let link = matches!(row[linktype], "EN10MB" | "RAW" | "IPV4" | "IPV6");
+        (row[file].to_owned(), link && row[rc] == "0" && !row[file].starts_with("corrupt/"))
+    });
+    let files = files.collect();
+    Some((captures, files))
+}
+
+/// TCP and UDP conversations in a truth file: the lines with an arrow, under each heading.
+fn truth(captures: &Path, file: &str) -> (u64, u64) {
+    let path = captures.join("truth/conv").join(format!("{file}.txt"));
+    let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let (mut tcp, mut udp, mut in_tcp) = (0, 0, false);
+    for line in String::from_utf8_lossy(&text).lines() {
+        match line {
+            "TCP Conversations" => in_tcp = true,
+            "UDP Conversations" => in_tcp = false,
+            _ if !line.contains("<->") => {}
+            _ if in_tcp => tcp += 1,
+            _ => udp += 1,
+        }
+    }
+    (tcp, udp)
+}
+
+/// What a replay of a capture saw.
+#[derive(Default)]
+struct Seen {
+    conversations: Conversations,
+    malformed: BTreeMap<Malformed, usize>,
+    fragments: bool,
+    above_64_kib: bool,
+    snmp: bool,
+    cut: bool,
+    gre: bool,
+}
+
+impl Seen {
+    /// Whether the capture shows what `kind` is about.
+    fn shows(&self, kind: Kind) -> bool {
+        let any = |reasons: &[Malformed]| reasons.iter().any(|reason| self.malformed.contains_key(reason));
+        match kind {
+            Kind::Lie => any(&[Malformed::Ip4TotalLength, Malformed::Ip6PayloadLength, Malformed::UdpLength]),
+            Kind::SplitHeader => any(&[Malformed::UpperCut, Malformed::TcpDataOffset]),
+            Kind::Unreassembled => self.fragments,
+            Kind::BigTcp => self.above_64_kib,
+            Kind::Wildcard => self.snmp,
+            Kind::CutOptions => self.cut,
+            Kind::Tunnel => self.gre,
+        }
+    }
+}
+
+fn replay(path: &Path) -> Seen {
+    let mut seen = Seen::default();
+    // Damaged files are among them: what can be read counts.
+    let Ok(mut port) = pcap::Reader::open(path) else { return seen };
+    let mut burst = Burst::new(256);
+    while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {
+        for frame in burst.iter() {
+            let link = match frame.link.header() {
+                Header::Ethernet => Link::Ethernet,
+                Header::Ip => Link::Ip,
+                Header::Null => Link::Null,
+                Header::Sll => Link::Sll,
+                Header::Sll2 => Link::Sll2,
+                Header::Other => Link::Other,
+            };
+            let packet = match wire::parse(link, frame.bytes, frame.wire_len) {
+                Ok(packet) => packet,
+                Err(reason) => {
+                    *seen.malformed.entry(reason).or_default() += 1;
+                    continue;
+                }
+            };
+            seen.conversations.observe(&packet);
+            seen.fragments |= packet.fragment != Fragment::Whole;
+            seen.above_64_kib |= packet.ip_len > u32::from(u16::MAX);
+            seen.snmp |= packet.proto == proto::UDP && packet.dst_port == 161;
+            seen.cut |= packet.frame.len() < packet.wire_len as usize;
+            seen.gre |= packet.proto == 47;
+        }
+    }
+    seen
+}
+
+#[test]
+fn agree_with_wireshark_or_say_why() {
+    let Some((captures, files)) = captures() else { return };
+    let (mut all, mut agreed, mut wrong) = (0, 0, Vec::new());
+    for (file, _) in files.iter().filter(|(_, well_formed)| *well_formed) {
+        let expected = truth(&captures, file);
+        let seen = replay(&captures.join(file));
+        let counted = (seen.conversations.tcp(), seen.conversations.udp());
+        let explained = DIFFERENCES.iter().find(|(name, _)| name == file).map(|(_, kind)| *kind);
+        all += 1;
+        agreed += usize::from(counted == expected);
+        match explained {
+            None if counted != expected => {
+                wrong.push(format!("{file}: (tcp, udp) is {counted:?}, in Wireshark {expected:?}"));
+            }
+            Some(kind) if counted == expected => {
+                wrong.push(format!("{file}: agrees now, {kind:?} explains nothing"));
+            }
+            Some(kind) if !seen.shows(kind) => wrong.push(format!("{file}: shows no {kind:?}")),
+            _ => {}
+        }
+    }
+    println!("{agreed} of {all} captures agree");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(agreed * 100 >= all * 95, "only {agreed} of {all} captures agree");
+}
+
+#[test]
+fn malformed_frames_are_the_known_ones() {
+    let Some((captures, files)) = captures() else { return };
+    let mut found = Vec::new();
+    for (file, _) in &files {
+        let seen = replay(&captures.join(file));
+        found.extend(seen.malformed.iter().map(|(reason, frames)| (file.as_str(), *reason, *frames)));
+    }
+    let differ = |these: &[(&str, Malformed, usize)], those: &[(&str, Malformed, usize)]| {
+        these.iter().filter(|row| !those.contains(row)).map(|row| format!("{row:?}\n")).collect::<String>()
+    };
+    let (new, gone) = (differ(&found, MALFORMED), differ(MALFORMED, &found));
+    assert!(new.is_empty() && gone.is_empty(), "new:\n{new}gone:\n{gone}");
+}
