@@ -1,2 +1,129 @@
-//! Every figure that Towpath claims, measured beside its peers.
-fn main() {}
+//! Every figure that Towpath claims, measured beside its peers in one run.
+//!
+//! ```text
+//! towpath-bench ring [--json] [--seconds N] [--reps N] [--only NAME]
+//! towpath-bench replay [--json]
+//! ```
+//!
+//! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
+//! within one run: everything is measured in turns, and medians are compared.
+
+mod bar;
+mod clock;
+mod engine;
+mod mapping;
+mod mmsg;
+mod packet;
+mod payload;
+mod peer;
+mod pin;
+mod raw;
+mod side;
+mod stat;
+mod subject;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+#[derive(Debug, Parser)]
+#[command(name = "towpath-bench", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Ring(Ring),
+    Replay(Replay),
+    /// The other process of a measurement, started by the bench itself
+    #[command(hide = true, subcommand)]
+    Side(Role),
+}
+
+/// The ring beside iceoryx2, Unix sockets, NFQUEUE and what the machine itself gives
+///
+/// One row for each bar. Rows that this system cannot measure are left out, with a line on standard error that says
+/// why. Ends with 0 when every bar that was measured holds, else with 1.
+#[derive(Debug, Parser)]
+struct Ring {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// How long each measurement runs
+    #[arg(long, value_name = "N", default_value = "0.4", value_parser = seconds)]
+    seconds: Duration,
+
+    /// How often each measurement is made, ours and the peer's in turns
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Only the bars whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// A million packets through `towpath replay`
+#[derive(Debug, Parser)]
+struct Replay {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    Inspector { how: String, batch: usize, cpu: usize },
+    PingPong { page: String, cpu: usize },
+    EventfdWake { bell: i32, cpu: usize },
+    Seqpacket { socket: i32, len: usize, batch: usize, cpu: usize },
+    IceoryxRate { service: String, read: String, cpu: usize },
+    IceoryxEcho { ping: String, pong: String, len: usize, cpu: usize },
+    Flood { len: usize, cpu: usize },
+    Nfqueue { queue: u16, queues: u16, len: usize, batch: usize, milliseconds: u64, cpu: usize },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Ring(args) => subject::ring::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        Command::Replay(args) => subject::replay::run(args.json),
+        Command::Side(role) => side(role).map(|()| true),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("towpath-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn side(role: Role) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    match role {
+        Role::Inspector { how, batch, cpu } => engine::inspector(&how, batch, cpu),
+        Role::PingPong { page, cpu } => raw::ping_pong_side(&page, cpu),
+        Role::EventfdWake { bell, cpu } => raw::eventfd_wake_side(bell, cpu),
+        Role::Seqpacket { socket, len, batch, cpu } => peer::seqpacket::rate_side(socket, len, batch, cpu),
+        Role::IceoryxRate { service, read, cpu } => peer::iceoryx::rate_side(&service, read == "read", cpu),
+        Role::IceoryxEcho { ping, pong, len, cpu } => peer::iceoryx::echo_side(&ping, &pong, len, cpu),
+        Role::Flood { len, cpu } => peer::flood::side(len, cpu),
+        Role::Nfqueue { queue, queues, len, batch, milliseconds, cpu } => {
+            peer::nfqueue::side(queue, queues, len, batch, Duration::from_millis(milliseconds), cpu)
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    if !(0.01..=60.0).contains(&seconds) {
+        return Err("between 0.01 and 60 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}

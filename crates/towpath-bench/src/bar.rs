@@ -1,0 +1,125 @@
+//! One bar: a figure of ours beside a peer's from the same run, and whether the promise holds.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Which way a figure improves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Better {
+    /// Rates.
+    Higher,
+    /// Times and counts of dear things.
+    Lower,
+}
+
+/// One object of the report; the same shape for every subject.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Bar {
+    pub(crate) name: String,
+    /// Median of our repetitions, in `unit`.
+    pub(crate) ours: f64,
+    /// Median of the peer's (or the raw limit's) repetitions, in `unit`.
+    pub(crate) peer: f64,
+    pub(crate) unit: &'static str,
+    /// `ours / peer`, whichever way is better.
+    pub(crate) ratio: f64,
+    pub(crate) better: Better,
+    /// What `ratio` must reach (`higher`) or stay under (`lower`).
+    pub(crate) bar: f64,
+    pub(crate) holds: bool,
+}
+
+impl Bar {
+    pub(crate) fn new(
+        name: &str,
+        ours: f64,
+        peer: f64,
+        unit: &'static str,
+        better: Better,
+        bar: f64,
+    ) -> Self {
+        let ratio = ours / peer;
+        let holds = match better {
+            Better::Higher => ratio >= bar,
+            Better::Lower => ratio <= bar,
+        };
+        Self { name: name.to_owned(), ours, peer, unit, ratio, better, bar, holds }
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = match self.better {
+            Better::Higher => ">=",
+            Better::Lower => "<=",
+        };
+        write!(
+            f,
+            "{:<44} {:>12} {:>12} {:<8} {:>9.3} {sign} {:<5} {}",
+            self.name,
+            figure(self.ours),
+            figure(self.peer),
+            self.unit,
+            self.ratio,
+            self.bar,
+            if self.holds { "holds" } else { "MISSED" },
+        )
+    }
+}
+
+/// Prints the whole report: one JSON array, or a table.
+pub(crate) fn print(bars: &[Bar], json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, bars)?;
+        return writeln!(out);
+    }
+    writeln!(out, "{:<44} {:>12} {:>12} {:<8} {:>9}    bar", "what", "ours", "peer", "unit", "ratio")?;
+    for bar in bars {
+        writeln!(out, "{bar}")?;
+    }
+    Ok(())
+}
+
+/// Four significant figures, without an exponent.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.1 => format!("{value:.3}"),
+        _ => format!("{value:.6}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bar, Better};
+
+    #[test]
+    fn a_bar_holds_at_its_limit_and_not_beyond() {
+        let rows = [
+            (Better::Higher, 8.0, 1.0, 8.0, true),
+            (Better::Higher, 7.9, 1.0, 8.0, false),
+            (Better::Lower, 3.0, 1.0, 3.0, true),
+            (Better::Lower, 3.1, 1.0, 3.0, false),
+            (Better::Higher, 8.0, f64::NAN, 8.0, false),
+        ];
+        for (better, ours, peer, bar, holds) in rows {
+            let row = Bar::new("row", ours, peer, "M/s", better, bar);
+            assert_eq!(row.holds, holds, "{row}");
+        }
+    }
+
+    #[test]
+    fn the_object_has_the_names_that_readers_know() {
+        let json = serde_json::to_value(Bar::new("row", 2.0, 1.0, "ns", Better::Lower, 3.0)).unwrap();
+        let expected = serde_json::json!({
+            "name": "row", "ours": 2.0, "peer": 1.0, "unit": "ns", "ratio": 2.0,
+            "better": "lower", "bar": 3.0, "holds": true
+        });
+        assert_eq!(json, expected);
+    }
+}

@@ -1,0 +1,17 @@
+//! The monotonic clock, which is the same in both processes of a measurement.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64) * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Spins until `ns` nanoseconds from now: the waker of a measurement must not sleep itself.
+pub(crate) fn spin_for(ns: u64) {
+    let end = now_ns() + ns;
+    while now_ns() < end {
+        std::hint::spin_loop();
+    }
+}

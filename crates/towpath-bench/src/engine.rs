@@ -1,0 +1,285 @@
+//! Our own part of the ring's bars: an engine without a gate, and inspector processes that pass everything.
+//!
+//! The engine's loop is the one that a port's thread has: a burst of packets into the ring, one doorbell if the
+//! inspector sleeps, then the verdicts that are there. The clock is read once for each burst.
+
+use std::hint::{black_box, spin_loop};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+use towpath_ring::{Channel, Config, Consumer, Endpoint, Full, Meta, Verdict};
+
+use crate::clock::{now_ns, spin_for};
+use crate::payload::fold;
+use crate::pin::{self, Cpus};
+use crate::raw::{GAP_NS, ROUND, say};
+use crate::side::Side;
+use crate::stat::median;
+
+/// A message of this group ends a measurement.
+const END: u32 = 1;
+/// Packets between two looks at the clock and at the verdicts.
+const BURST: usize = 64;
+/// What all packets of the in-memory port may take: they come from a cache, as after a real port's DMA.
+const SOURCE_BYTES: usize = 1 << 20;
+/// Most flows.
+const FLOWS: usize = 2000;
+
+/// One measurement of throughput.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) len: usize,
+    /// Messages between two looks whether the inspector sleeps: 1 is "published one at a time".
+    pub(crate) publish: usize,
+    pub(crate) inspectors: usize,
+    /// Most messages that an inspector takes and decides at once.
+    pub(crate) batch: usize,
+}
+
+impl Load {
+    /// One inspector that takes what there is, but never much of the ring: the engine fills the rest meanwhile.
+    pub(crate) fn one(len: usize, publish: usize) -> Self {
+        let ring = Config::default().rx.bytes();
+        Self { len, publish, inspectors: 1, batch: (ring / len / 8).clamp(1, 64) }
+    }
+}
+
+/// What a measurement of throughput gives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Throughput {
+    /// Messages per second with a verdict.
+    pub(crate) rate: f64,
+    /// Doorbells rung by either side, for each message.
+    pub(crate) wakeups: f64,
+}
+
+/// Messages to inspectors that read every byte and pass them, as fast as they go.
+pub(crate) fn throughput(cpus: Cpus, time: Duration, load: Load) -> Result<Throughput> {
+    let mut engine = Engine::start(load.inspectors, "pass", load.batch, cpus)?;
+    let sources = sources(load.len);
+    let mut packets = sources.iter().enumerate().cycle();
+    let start = Instant::now();
+    while start.elapsed() < time {
+        let now = now_ns();
+        let mut published = 0;
+        for (flow, packet) in packets.by_ref().take(BURST) {
+            let to = flow % load.inspectors;
+            published += 1;
+            engine.publish(to, packet, now, published % load.publish == 0)?;
+        }
+        engine.poll(now);
+    }
+    engine.drain()?;
+    let elapsed = start.elapsed();
+    engine.finish(elapsed)
+}
+
+/// From a message's publication to its verdict, both sides spinning, in ns: median of rounds.
+pub(crate) fn round_trip(cpus: Cpus, time: Duration, len: usize) -> Result<f64> {
+    let mut engine = Engine::start(1, "spin", 1, cpus)?;
+    let channel = &mut engine.channels[0];
+    let message = vec![7; len];
+    let mut rounds = Vec::with_capacity(1 << 16);
+    let start = Instant::now();
+    while start.elapsed() < time {
+        let began = now_ns();
+        for _ in 0..ROUND {
+            channel.send(&message, &Meta::default())?;
+            channel.kick();
+            while poll(channel, began) == 0 {}
+        }
+        rounds.push((now_ns() - began) as f64 / f64::from(ROUND));
+        ensure!(!channel.is_dead(), "the inspector is gone");
+    }
+    engine.finish(start.elapsed())?;
+    Ok(median(&rounds))
+}
+
+/// From a message's publication to its arrival at an inspector that was parked, in ns: median.
+pub(crate) fn wake(cpus: Cpus, time: Duration) -> Result<f64> {
+    let mut engine = Engine::start(1, "wake", 1, cpus)?;
+    let start = Instant::now();
+    while start.elapsed() < time {
+        spin_for(GAP_NS);
+        let channel = &mut engine.channels[0];
+        channel.send(&[7; 64], &Meta { time: now_ns(), ..Meta::default() })?;
+        channel.kick();
+        engine.drain()?;
+    }
+    spin_for(GAP_NS);
+    engine.end()?;
+    engine.sides[0].number()
+}
+
+/// The engine's ends of the channels to inspector processes.
+struct Engine {
+    channels: Vec<Channel>,
+    sides: Vec<Side>,
+    decided: u64,
+    /// Packets that found a full ring while other inspectors had work.
+    dropped: u64,
+    _directory: TempDir,
+}
+
+impl Engine {
+    fn start(inspectors: usize, how: &str, batch: usize, cpus: Cpus) -> Result<Self> {
+        let directory = tempfile::tempdir().context("making a temporary directory")?;
+        let path = directory.path().join("ring.sock");
+        let mut endpoint = Endpoint::bind(&path, Config { deadline: None, ..Config::default() })?;
+        let words = ["inspector", how, &batch.to_string(), &cpus.consumer.to_string()].map(str::to_owned);
+        let env = [("TOWPATH_SOCKET", path.display().to_string())];
+        let mut channels = Vec::new();
+        let mut sides = Vec::new();
+        for _ in 0..inspectors {
+            sides.push(Side::start(&words, &env)?);
+            let start = Instant::now();
+            channels.push(loop {
+                match endpoint.accept()? {
+                    Some(channel) => break channel,
+                    None => endpoint.wait(Some(Duration::from_secs(1)))?,
+                }
+                ensure!(start.elapsed() < Duration::from_secs(5), "the inspector did not attach within 5 s");
+            });
+        }
+        for side in &mut sides {
+            side.line()?;
+        }
+        pin::to(cpus.engine)?;
+        Ok(Self { channels, sides, decided: 0, dropped: 0, _directory: directory })
+    }
+
+    /// Hands `packet` to inspector `to`. A full ring is waited for when it is the only one; else the packet is lost.
+    fn publish(&mut self, to: usize, packet: &[u8], now: u64, kick: bool) -> Result<()> {
+        let alone = self.channels.len() == 1;
+        let channel = &mut self.channels[to];
+        loop {
+            match channel.send(packet, &Meta::default()) {
+                Ok(_) => break,
+                Err(Full::Lent) if alone => {
+                    channel.kick();
+                    self.decided += poll(channel, now);
+                    spin_loop();
+                }
+                Err(Full::Lent) => {
+                    self.dropped += 1;
+                    break;
+                }
+                Err(error) => bail!("the inspector's ring: {error}"),
+            }
+        }
+        if kick {
+            channel.kick();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: u64) {
+        for channel in &mut self.channels {
+            channel.kick();
+            self.decided += poll(channel, now);
+        }
+    }
+
+    /// Waits until nothing is out.
+    fn drain(&mut self) -> Result<()> {
+        while self.channels.iter().any(|channel| channel.held() > 0) {
+            self.poll(now_ns());
+            ensure!(!self.channels.iter().any(Channel::is_dead), "an inspector is gone");
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        for channel in &mut self.channels {
+            channel.send(&[0; 1], &Meta { group: END, ..Meta::default() })?;
+            channel.kick();
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, elapsed: Duration) -> Result<Throughput> {
+        let stats: Vec<_> = self.channels.iter().map(Channel::stats).collect();
+        self.end()?;
+        let mut wakeups: u64 = stats.iter().map(|stats| stats.wakeups).sum();
+        let published: u64 = stats.iter().map(|stats| stats.published).sum();
+        for side in &mut self.sides {
+            wakeups += side.number()? as u64;
+        }
+        self.sides.into_iter().try_for_each(Side::finish)?;
+        let (rate, wakeups) =
+            (self.decided as f64 / elapsed.as_secs_f64(), wakeups as f64 / published as f64);
+        Ok(Throughput { rate, wakeups })
+    }
+}
+
+/// The verdicts that are there: how many let their packet pass, which is what a port would send now.
+fn poll(channel: &mut Channel, now: u64) -> u64 {
+    let mut passed = 0;
+    channel.poll_verdicts(now, |_, decision| passed += u64::from(decision.verdict == Verdict::Pass));
+    passed
+}
+
+/// The in-memory port's packets.
+fn sources(len: usize) -> Vec<Box<[u8]>> {
+    let flows = (SOURCE_BYTES / len).clamp(12, FLOWS);
+    (0..flows).map(|flow| vec![flow as u8; len].into()).collect()
+}
+
+/// The inspector's side: how it receives, and how many frames it decides at once.
+pub(crate) fn inspector(how: &str, batch: usize, cpu: usize) -> Result<()> {
+    pin::to(cpu)?;
+    let queue = Consumer::attach_env()?;
+    say("ready")?;
+    match how {
+        "spin" => spin(queue),
+        "wake" => time_wake_ups(queue),
+        _ => pass(queue, batch),
+    }
+}
+
+fn spin(mut queue: Consumer) -> Result<()> {
+    loop {
+        let Some(frame) = queue.try_recv()? else {
+            spin_loop();
+            continue;
+        };
+        let end = frame.header().group == END;
+        black_box(fold(queue.payload(&frame)));
+        queue.verdict(frame, Verdict::Pass);
+        if end {
+            return say(&queue.stats().wakeups.to_string());
+        }
+    }
+}
+
+fn pass(mut queue: Consumer, batch: usize) -> Result<()> {
+    let mut frames = Vec::with_capacity(batch);
+    let mut sum = 0;
+    loop {
+        queue.recv_batch(&mut frames, batch)?;
+        let Some(last) = frames.last() else { bail!("the engine is gone") };
+        let (seq, end) = (last.seq(), last.header().group == END);
+        for frame in frames.drain(..) {
+            sum ^= fold(queue.payload(&frame));
+        }
+        queue.verdict_upto(seq, Verdict::Pass);
+        if end {
+            black_box(sum);
+            return say(&queue.stats().wakeups.to_string());
+        }
+    }
+}
+
+fn time_wake_ups(mut queue: Consumer) -> Result<()> {
+    let mut latencies = Vec::with_capacity(1 << 16);
+    while let Some(frame) = queue.recv()? {
+        let now = now_ns();
+        if frame.header().group == END {
+            break;
+        }
+        latencies.push(now.saturating_sub(frame.header().time) as f64);
+        queue.verdict(frame, Verdict::Pass);
+    }
+    say(&median(&latencies).to_string())
+}

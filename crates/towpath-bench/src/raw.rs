@@ -1,0 +1,130 @@
+#![allow(unsafe_code)]
+//! What the machine itself gives: a cache line between two processes, one core's memcpy, one eventfd.
+
+use std::hint::black_box;
+use std::io::{Write, stdout};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::clock::{now_ns, spin_for};
+use crate::mapping::Mapping;
+use crate::pin::{self, Cpus};
+use crate::side::{Side, inherit};
+use crate::stat::median;
+
+/// The bit that tells an answer from a question, and alone ends the ping-pong.
+const ANSWER: u64 = 1 << 63;
+
+/// Round trips that are timed together: one alone is shorter than the clock is fine.
+pub(crate) const ROUND: u32 = 100;
+
+/// Round trip of one cache line between two processes, in ns: median of rounds.
+pub(crate) fn ping_pong(cpus: Cpus, time: Duration) -> Result<f64> {
+    let page = Mapping::create()?;
+    let words = ["ping-pong".to_owned(), page.path(), cpus.consumer.to_string()];
+    let mut side = Side::start(&words, &[])?;
+    side.line()?;
+    pin::to(cpus.engine)?;
+    let line = page.word(0);
+    let start = Instant::now();
+    let mut rounds = Vec::with_capacity(1 << 16);
+    let mut trips = 0;
+    while start.elapsed() < time {
+        let began = now_ns();
+        for _ in 0..ROUND {
+            trips += 1;
+            // Release and Acquire pair with the peer's; the line carries nothing but the number.
+            line.store(trips, Release);
+            while line.load(Acquire) != trips | ANSWER {}
+        }
+        rounds.push((now_ns() - began) as f64 / ROUND as f64);
+    }
+    line.store(ANSWER, Release);
+    side.finish()?;
+    Ok(median(&rounds))
+}
+
+pub(crate) fn ping_pong_side(page: &str, cpu: usize) -> Result<()> {
+    pin::to(cpu)?;
+    let page = Mapping::open(page)?;
+    say("ready")?;
+    let line = page.word(0);
+    loop {
+        // Acquire and Release pair with the peer's stores and loads of the same word.
+        match line.load(Acquire) {
+            ANSWER => return Ok(()),
+            question if question != 0 && question & ANSWER == 0 => line.store(question | ANSWER, Release),
+            _ => {}
+        }
+    }
+}
+
+/// Bytes per second of one core's memcpy of `len` bytes: sources that stay in its cache, into an area of `area` bytes.
+pub(crate) fn memcpy(cpus: Cpus, time: Duration, len: usize, area: usize) -> Result<f64> {
+    pin::to(cpus.engine)?;
+    let sources: Vec<Vec<u8>> = (0..16).map(|n| vec![n; len]).collect();
+    let mut area = vec![1_u8; area];
+    let mut copied = 0_usize;
+    let start = Instant::now();
+    while start.elapsed() < time {
+        for (target, source) in area.chunks_exact_mut(len).zip(sources.iter().cycle()) {
+            target.copy_from_slice(source);
+            black_box(&mut *target);
+            copied += len;
+        }
+    }
+    Ok(copied as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Time between wake-ups, long enough for the other side to be parked again.
+pub(crate) const GAP_NS: u64 = 400_000;
+
+/// Wake-up of a process that sleeps in read(2) of an eventfd on the other CPU, in ns: median of many.
+pub(crate) fn eventfd_wake(cpus: Cpus, time: Duration) -> Result<f64> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let words = ["eventfd-wake".to_owned(), inherit(&bell)?, cpus.consumer.to_string()];
+    let mut side = Side::start(&words, &[])?;
+    side.line()?;
+    pin::to(cpus.engine)?;
+    let start = Instant::now();
+    while start.elapsed() < time {
+        spin_for(GAP_NS);
+        // The counter carries the time itself: the sleeper has read the last one long ago, so it was 0.
+        rustix::io::write(&bell, &now_ns().to_ne_bytes())?;
+    }
+    spin_for(GAP_NS);
+    rustix::io::write(&bell, &1_u64.to_ne_bytes())?;
+    let latency = side.number()?;
+    side.finish()?;
+    Ok(latency)
+}
+
+pub(crate) fn eventfd_wake_side(bell: RawFd, cpu: usize) -> Result<()> {
+    // SAFETY: the process that started this one left the descriptor open here under this number, and nothing else
+    // in this process knows it.
+    let bell = unsafe { OwnedFd::from_raw_fd(bell) };
+    pin::to(cpu)?;
+    say("ready")?;
+    let mut latencies = Vec::with_capacity(1 << 16);
+    let mut value = [0_u8; 8];
+    loop {
+        rustix::io::read(&bell, &mut value)?;
+        let now = now_ns();
+        match u64::from_ne_bytes(value) {
+            1 => break,
+            sent => latencies.push(now.saturating_sub(sent) as f64),
+        }
+    }
+    say(&median(&latencies).to_string())
+}
+
+/// Prints a line for the process that started this side.
+pub(crate) fn say(line: &str) -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}

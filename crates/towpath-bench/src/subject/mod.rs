@@ -1,0 +1,4 @@
+//! What is measured.
+
+pub(crate) mod replay;
+pub(crate) mod ring;

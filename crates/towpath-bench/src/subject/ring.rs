@@ -1,0 +1,181 @@
+//! The ring's bars: each figure of ours and of its peer or raw limit measured in turns, in one run.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use towpath_ring::Config;
+
+use crate::bar::{self, Bar, Better};
+use crate::engine;
+use crate::peer::{Skipped, iceoryx, nfqueue, seqpacket};
+use crate::pin::Cpus;
+use crate::raw;
+use crate::stat::median;
+
+/// What every measurement is given.
+#[derive(Debug, Clone, Copy)]
+struct Setting {
+    cpus: Cpus,
+    time: Duration,
+}
+
+type Measure = Box<dyn Fn(Setting) -> Result<f64>>;
+
+struct Case {
+    name: String,
+    unit: &'static str,
+    better: Better,
+    bar: f64,
+    ours: Measure,
+    peer: Measure,
+}
+
+impl Case {
+    fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        (better, bar): (Better, f64),
+        ours: impl Fn(Setting) -> Result<f64> + 'static,
+        peer: impl Fn(Setting) -> Result<f64> + 'static,
+    ) -> Self {
+        Self { name: name.into(), unit, better, bar, ours: Box::new(ours), peer: Box::new(peer) }
+    }
+
+    fn measure(&self, setting: Setting, reps: u32) -> Result<Bar> {
+        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        for _ in 0..reps {
+            peer.push((self.peer)(setting)?);
+            ours.push((self.ours)(setting)?);
+        }
+        Ok(Bar::new(&self.name, median(&ours), median(&peer), self.unit, self.better, self.bar))
+    }
+}
+
+/// Measures and prints; whether every bar that could be measured holds.
+pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
+    let setting = Setting { cpus: Cpus::find()?, time };
+    let mut cases = cases();
+    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
+    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
+    if cases.is_empty() {
+        bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+    }
+    let (mut bars, mut good) = (Vec::new(), true);
+    for case in &cases {
+        match case.measure(setting, reps) {
+            Ok(bar) => {
+                good &= bar.holds;
+                eprintln!("{bar}");
+                bars.push(bar);
+            }
+            Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", case.name),
+            Err(error) => {
+                good = false;
+                eprintln!("{}: failed: {error:#}", case.name);
+            }
+        }
+    }
+    bar::print(&bars, json)?;
+    Ok(good)
+}
+
+/// spec/ring.md section 4, row by row, but for what needs a live port.
+fn cases() -> Vec<Case> {
+    use Better::{Higher, Lower};
+    let mut cases = vec![
+        Case::new(
+            "round trip 64 B, over a cache line",
+            "ns",
+            (Lower, 3.0),
+            |s| engine::round_trip(s.cpus, s.time, 64),
+            |s| raw::ping_pong(s.cpus, s.time),
+        ),
+        Case::new(
+            "round trip 64 B, over iceoryx2",
+            "ns",
+            (Lower, 1.0),
+            |s| engine::round_trip(s.cpus, s.time, 64),
+            |s| iceoryx::round_trip(s.cpus, s.time, 64),
+        ),
+        Case::new(
+            "64 B one at a time, over iceoryx2",
+            "/s",
+            (Higher, 8.0),
+            |s| rate(s, engine::Load::one(64, 1)),
+            |s| iceoryx::rate(s.cpus, s.time, 64, true),
+        ),
+        Case::new(
+            "64 B batches of 32, over seqpacket",
+            "/s",
+            (Higher, 12.0),
+            |s| rate(s, engine::Load::one(64, 32)),
+            |s| seqpacket::rate(s.cpus, s.time, 64, 32),
+        ),
+        Case::new(
+            "1500 B payload read, over iceoryx2",
+            "/s",
+            (Higher, 5.0),
+            |s| rate(s, engine::Load::one(1500, 1)),
+            |s| iceoryx::rate(s.cpus, s.time, 1500, true),
+        ),
+        Case::new(
+            "64 KiB bytes, over one core's memcpy",
+            "B/s",
+            (Higher, 0.5),
+            |s| Ok(rate(s, engine::Load::one(LARGE, 1))? * LARGE as f64),
+            |s| raw::memcpy(s.cpus, s.time, LARGE, Config::default().rx.bytes()),
+        ),
+        Case::new(
+            "packet to verdict 64 B, over NFQUEUE",
+            "/s",
+            (Higher, 8.0),
+            |s| rate(s, engine::Load::one(64, 32)),
+            |s| nfqueue::rate(s.cpus, s.time, one_nfqueue(64)),
+        ),
+        Case::new(
+            "six inspectors 1500 B, over NFQUEUE",
+            "B/s",
+            (Higher, 1.5),
+            |s| Ok(rate(s, engine::Load { len: 1500, publish: 32, inspectors: 6, batch: 25 })? * 1500.0),
+            |s| {
+                Ok(nfqueue::rate(s.cpus, s.time, nfqueue::Load { len: 1500, consumers: 6, batch: 25 })?
+                    * 1500.0)
+            },
+        ),
+        Case::new(
+            "wake-up of a parked consumer, over eventfd",
+            "ns",
+            (Lower, 1.3),
+            |s| engine::wake(s.cpus, s.time),
+            |s| raw::eventfd_wake(s.cpus, s.time),
+        ),
+        // Beside a wake-up for every message, which is what a socket does.
+        Case::new(
+            "wake-ups per message at saturation",
+            "each",
+            (Lower, 0.01),
+            |s| Ok(engine::throughput(s.cpus, s.time, engine::Load::one(64, 1))?.wakeups),
+            |_| Ok(1.0),
+        ),
+    ];
+    for len in [64, 512, 1500, 4500, 9000, 65_536] {
+        cases.push(Case::new(
+            format!("packet to verdict {len} B, no dip"),
+            "/s",
+            (Higher, 1.3),
+            move |s| rate(s, engine::Load::one(len, 32)),
+            move |s| nfqueue::rate(s.cpus, s.time, one_nfqueue(len)),
+        ));
+    }
+    cases
+}
+
+const LARGE: usize = 64 << 10;
+
+fn rate(setting: Setting, load: engine::Load) -> Result<f64> {
+    Ok(engine::throughput(setting.cpus, setting.time, load)?.rate)
+}
+
+fn one_nfqueue(len: usize) -> nfqueue::Load {
+    nfqueue::Load { len, consumers: 1, batch: 64 }
+}
