@@ -14,3 +14,31 @@ proptest! {
         }
     }
 }
+
+/// The operations come to everything that can happen, so that the test above says something about it.
+#[test]
+fn everything_happens() {
+    let mut world = World::default();
+    let mut random = 1_u64;
+    for _ in 0..20_000 {
+        let bytes = std::array::from_fn(|_| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 56) as u8
+        });
+        world.step(&Op::new(&bytes));
+    }
+    let counters = world.counters();
+    let happened = [
+        ("created", counters.created),
+        ("expired", counters.expired),
+        ("removed", counters.removed),
+        ("evicted", counters.evicted),
+        ("full", counters.full),
+        ("over limit", counters.over_limit),
+        ("parents full", counters.parents_full),
+        ("over source", counters.over_source),
+    ];
+    for (what, times) in happened {
+        assert!(times >= 20, "{what}: {times} times");
+    }
+}

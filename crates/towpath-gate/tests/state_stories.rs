@@ -571,3 +571,96 @@ fn icmp_queries_are_apart_by_identifier_when_asked() {
         assert_eq!(world.find(ping(9), Lookup::Any).is_some(), !dyn_icmp_id);
     }
 }
+
+/// A connection that both sides have acknowledged.
+fn connect(world: &mut World, flow: Flow) {
+    for (flow, tcp_flags) in [(flow, 0x02), (flow.reversed(), 0x12), (flow, 0x10)] {
+        let segment = Segment { tcp_flags, tcp_ack: 1, ..PACKET };
+        world
+            .states
+            .install(&flow, Name::DEFAULT, &segment, RuleId(1), &Install::default(), world.now)
+            .unwrap();
+    }
+}
+
+fn syn(world: &mut World, flow: Flow) -> Result<Installed, Refused> {
+    let segment = Segment { tcp_flags: 0x02, ..PACKET };
+    world.states.install(&flow, Name::DEFAULT, &segment, RuleId(2), &Install::default(), world.now)
+}
+
+fn tcp_flow(src: u8, src_port: u16) -> Flow {
+    Flow { proto: 6, ..udp(src, src_port, 200, 80) }
+}
+
+#[test]
+fn a_flood_evicts_its_own() {
+    let mut world = World::new(Settings { dyn_max: 100, dyn_evict: true, ..Settings::default() });
+    let established: Vec<_> = (1..=60).map(|port| tcp_flow(1, port)).collect();
+    established.iter().for_each(|&flow| connect(&mut world, flow));
+    for port in 1..=10_000 {
+        assert_eq!(syn(&mut world, tcp_flow(2, port)), Ok(Installed::New));
+        assert!(world.states.len() <= 100);
+    }
+    assert!(established.iter().all(|&flow| world.find(flow, Lookup::Any).is_some()));
+    assert_eq!(world.states.counters().evicted, 10_000 - 40);
+    // The oldest of the flood went first.
+    assert!(world.find(tcp_flow(2, 9_960), Lookup::Any).is_none());
+    assert!(world.find(tcp_flow(2, 9_961), Lookup::Any).is_some());
+}
+
+#[test]
+fn of_replied_states_the_unused_go_first() {
+    let mut world = World::new(Settings { dyn_max: 3, dyn_evict: true, ..Settings::default() });
+    (1..=3).for_each(|port| connect(&mut world, tcp_flow(1, port)));
+    // All three were used when they were opened: each is spared once, and then the first goes.
+    syn(&mut world, tcp_flow(2, 1)).unwrap();
+    assert!(world.find(tcp_flow(1, 1), Lookup::Any).is_none());
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+    // That lookup was a use; the third had none.
+    connect(&mut world, tcp_flow(2, 1));
+    syn(&mut world, tcp_flow(2, 2)).unwrap();
+    assert!(world.find(tcp_flow(1, 3), Lookup::Any).is_none());
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+}
+
+#[test]
+fn an_evicted_child_leaves_its_limit() {
+    let mut world = World::new(Settings { dyn_max: 1, dyn_evict: true, ..Settings::default() });
+    assert_eq!(world.limit(udp(1, 1, 2, 53), 1, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
+    assert_eq!(world.limit(udp(1, 2, 2, 53), 1, LimitMask::SRC_ADDR, 1), Err(Refused::OverLimit));
+    assert_eq!(world.keep(udp(3, 1, 2, 53), 1), Ok(Installed::New));
+    assert_eq!(world.limit(udp(1, 2, 2, 53), 1, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
+}
+
+#[test]
+fn one_source_cannot_have_it_all() {
+    let mut world = World::new(Settings { dyn_source_max: 2, ..Settings::default() });
+    for port in 1..=2 {
+        assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New));
+    }
+    assert_eq!(world.keep(udp(1, 3, 2, 53), 1), Err(Refused::OverSource));
+    assert_eq!(world.keep(udp(1, 2, 2, 53), 1), Ok(Installed::Existing));
+    assert_eq!(world.keep(udp(3, 3, 1, 53), 1), Ok(Installed::New));
+    world.wait(10);
+    assert_eq!(world.keep(udp(1, 3, 2, 53), 1), Ok(Installed::New));
+    assert_eq!(world.states.counters().over_source, 1);
+}
+
+#[test]
+fn the_gauge_says_so_before_it_is_full() {
+    let mut world = World::new(Settings { dyn_max: 10, ..Settings::default() });
+    let mut nearly = Vec::new();
+    for port in 1..=10 {
+        world.keep(udp(1, port, 2, 53), port.into()).unwrap();
+        nearly.push(world.states.gauge().nearly_full);
+    }
+    assert_eq!(nearly.iter().position(|&nearly| nearly), Some(8));
+    let gauge = world.states.gauge();
+    assert_eq!((gauge.states, gauge.unreplied, gauge.states_max), (10, 10, 10));
+    world.states.remove_where(|rule| rule.0 <= 2);
+    assert!(world.states.gauge().nearly_full);
+    world.states.remove_where(|rule| rule.0 <= 3);
+    assert!(!world.states.gauge().nearly_full);
+    (1..=2).for_each(|port| assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New)));
+    assert_eq!(world.states.counters().nearly_full, 2);
+}

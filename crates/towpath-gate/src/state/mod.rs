@@ -24,6 +24,7 @@
 //! ```
 
 mod chain;
+mod family;
 mod hash;
 mod key;
 mod list;
@@ -31,7 +32,9 @@ mod list;
 pub mod model;
 #[doc(hidden)]
 pub mod ops;
+mod parents;
 mod settings;
+mod sources;
 mod states;
 mod table;
 mod tcp;
@@ -44,7 +47,7 @@ use std::ops::BitOr;
 
 pub use list::{Kind, Line, Listed};
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
-pub use states::{Counters, States};
+pub use states::{Counters, Gauge, States};
 
 /// The two ends of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

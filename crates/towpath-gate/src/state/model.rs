@@ -25,6 +25,11 @@ struct State {
     ack: [u32; 2],
     /// The side whose acknowledgement was accepted last.
     turn: Option<Direction>,
+    /// Its place among those that may be evicted.
+    queued: u64,
+    replied: bool,
+    used: bool,
+    capped: bool,
 }
 
 struct Parent {
@@ -42,6 +47,7 @@ pub struct Model {
     states: Vec<State>,
     parents: Vec<Parent>,
     counters: Counters,
+    sequence: u64,
 }
 
 impl Model {
@@ -52,6 +58,7 @@ impl Model {
             states: Vec::new(),
             parents: Vec::new(),
             counters: Counters::default(),
+            sequence: 0,
         };
         model.set_settings(settings);
         model
@@ -74,6 +81,12 @@ impl Model {
                 continue;
             };
             packet(state, direction, segment, &self.settings, now);
+            state.used = true;
+            if direction == Direction::Reverse && !state.replied {
+                state.replied = true;
+                self.sequence += 1;
+                state.queued = self.sequence;
+            }
             return Some(Hit { rule: state.rule, direction });
         }
         None
@@ -113,6 +126,15 @@ impl Model {
                 return Err(Refused::OverLimit);
             }
         }
+        let cap = self.settings.dyn_source_max;
+        let of_source = |state: &&State| state.capped && source(&state.flow) == source(flow);
+        if cap != 0 && self.states.iter().filter(of_source).count() >= cap as usize {
+            self.counters.over_source += 1;
+            return Err(Refused::OverSource);
+        }
+        if self.settings.dyn_evict {
+            self.evict();
+        }
         if self.states.len() >= self.settings.dyn_max as usize {
             self.counters.full += 1;
             return Err(Refused::Full);
@@ -130,7 +152,12 @@ impl Model {
             flags: [0; 2],
             ack: [0; 2],
             turn: None,
+            queued: self.sequence + 1,
+            replied: false,
+            used: false,
+            capped: cap != 0,
         };
+        self.sequence += 1;
         packet(&mut state, Direction::Forward, segment, &self.settings, now);
         self.states.push(state);
         self.counters.created += 1;
@@ -170,6 +197,27 @@ impl Model {
             settings.dyn_rst_lifetime = settings.dyn_rst_lifetime.min(4);
         }
         self.settings = settings;
+    }
+
+    /// Makes room: the unreplied that was made first, or else the first in the queue of the replied that had no packet
+    /// since it came there; of the used ones 16 are spared.
+    fn evict(&mut self) {
+        for look in 0..64 {
+            if self.states.len() < self.settings.dyn_max as usize || self.states.is_empty() {
+                return;
+            }
+            let place = |at: &usize| (self.states[*at].replied, self.states[*at].queued);
+            let first = (0..self.states.len()).min_by_key(place).expect("there are states");
+            let state = &mut self.states[first];
+            if look < 16 && state.replied && state.used {
+                state.used = false;
+                self.sequence += 1;
+                state.queued = self.sequence;
+            } else {
+                self.states.remove(first);
+                self.counters.evicted += 1;
+            }
+        }
     }
 
     fn keyed(&self, flow: &Flow) -> Flow {
@@ -237,6 +285,17 @@ fn children(states: &[State], parent: &Flow, rule: RuleId, name: Name) -> usize 
             && state.mask.is_some_and(|mask| masked(&state.flow, mask) == *parent)
     };
     states.iter().filter(counted).count()
+}
+
+/// Who is counted for `dyn_source_max`.
+fn source(flow: &Flow) -> (u16, Vec<u8>, u32) {
+    match flow.ends {
+        Ends::V4(src, _) => (flow.tenant, src.octets().to_vec(), 0),
+        Ends::V6(src, _, zone) if src.octets()[..2] == [0xfe, 0x80] => {
+            (flow.tenant, src.octets().to_vec(), zone)
+        }
+        Ends::V6(src, _, zone) => (flow.tenant, src.octets()[..8].to_vec(), zone),
+    }
 }
 
 fn masked(flow: &Flow, mask: LimitMask) -> Flow {

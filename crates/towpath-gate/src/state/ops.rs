@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::model::Model;
 use super::{
-    Ends, Flow, Install, Kind, Limit, LimitMask, Listed, Lookup, Name, RuleId, Segment, Settings, States,
-    Tracking,
+    Counters, Ends, Flow, Install, Kind, Limit, LimitMask, Listed, Lookup, Name, RuleId, Segment, Settings,
+    States, Tracking,
 };
 use crate::Time;
 
@@ -90,19 +90,26 @@ impl World {
         self.compare();
     }
 
+    /// What happened to the table so far.
+    pub fn counters(&self) -> Counters {
+        self.states.counters()
+    }
+
     fn compare(&mut self) {
         let Self { states, model, now, .. } = self;
         model.expire(*now);
         let (is, should) = (states.counters(), model.counters());
         assert_eq!(is.created, should.created, "created");
         assert_eq!(
-            (is.full, is.over_limit, is.parents_full),
-            (should.full, should.over_limit, should.parents_full),
+            (is.full, is.over_limit, is.parents_full, is.over_source, is.invalid),
+            (should.full, should.over_limit, should.parents_full, should.over_source, should.invalid),
             "refused"
         );
+        assert_eq!(is.evicted, should.evicted, "evicted");
         assert!(is.peak >= should.peak, "peak");
         assert!(states.len() >= model.len(), "held");
-        assert_eq!(is.created, is.expired + is.removed + states.len() as u64, "no state is lost");
+        let gone = is.expired + is.removed + is.evicted;
+        assert_eq!(is.created, gone + states.len() as u64, "no state is lost");
 
         let (parents, live) = sorted(model.list(*now));
         assert_eq!(sorted(states.list(*now).collect()).1, live, "live states");
@@ -127,7 +134,7 @@ fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
 const RULES: u8 = 3;
 
 /// Settings that the operations change, and to what.
-const SETTINGS: [(&str, [u64; 3]); 11] = [
+const SETTINGS: [(&str, [u64; 3]); 15] = [
     ("dyn_max", [12, 3, 40]),
     ("dyn_parent_max", [3, 0, 10]),
     ("dyn_ack_lifetime", [300, 2, 1000]),
@@ -139,6 +146,10 @@ const SETTINGS: [(&str, [u64; 3]); 11] = [
     ("dyn_keepalive", [1, 0, 1]),
     ("dyn_keep_states", [0, 1, 0]),
     ("dyn_icmp_id", [0, 1, 0]),
+    ("dyn_evict", [1, 0, 1]),
+    ("dyn_evict", [1, 0, 1]),
+    ("dyn_source_max", [2, 0, 4]),
+    ("dyn_max", [12, 3, 40]),
 ];
 
 impl Op {

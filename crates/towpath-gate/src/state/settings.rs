@@ -37,6 +37,14 @@ pub struct Settings {
     /// Ours, not ipfw's: whether the identifier of an ICMP query is part of its state's key, so that two pings between
     /// the same hosts are two states. Default off.
     pub dyn_icmp_id: bool,
+    /// Ours: what happens when there are `dyn_max` states and one more is to be made. Off, it is refused, as in ipfw;
+    /// on, another one has to go: the oldest that was never replied to, or else one that had no packet for long.
+    /// Default off.
+    pub dyn_evict: bool,
+    /// Ours: the most states that one source, the side that sends the first packet, may have: an IPv4 address, or
+    /// the /64 of an IPv6 address that is not link-local. States made while it was 0 do not count. Default 0, which is
+    /// no bound.
+    pub dyn_source_max: u32,
 }
 
 impl Default for Settings {
@@ -54,6 +62,8 @@ impl Default for Settings {
             dyn_keepalive: true,
             dyn_keep_states: false,
             dyn_icmp_id: false,
+            dyn_evict: false,
+            dyn_source_max: 0,
         }
     }
 }
@@ -105,7 +115,7 @@ enum Field {
     Switch(fn(&mut Settings) -> &mut bool),
 }
 
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 14] = [
     Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
     Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
     Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
@@ -118,6 +128,8 @@ const ROWS: [Row; 12] = [
     Row { name: "dyn_keepalive", field: Field::Switch(|s| &mut s.dyn_keepalive) },
     Row { name: "dyn_keep_states", field: Field::Switch(|s| &mut s.dyn_keep_states) },
     Row { name: "dyn_icmp_id", field: Field::Switch(|s| &mut s.dyn_icmp_id) },
+    Row { name: "dyn_evict", field: Field::Switch(|s| &mut s.dyn_evict) },
+    Row { name: "dyn_source_max", field: Field::Number(|s| &mut s.dyn_source_max) },
 ];
 
 impl Settings {

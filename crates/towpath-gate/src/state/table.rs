@@ -14,7 +14,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashTable};
 use slab::Slab;
 
-use super::chain::{Chains, Head};
+use super::chain::{Chains, List};
 use super::hash::Secret;
 use super::key::Key;
 use super::wheel::Wheel;
@@ -38,8 +38,6 @@ pub(super) struct Entry<const N: usize, B> {
     pub(super) rule: RuleId,
     /// The rule is gone, the entry was kept.
     pub(super) orphaned: bool,
-    /// Running number: which of two entries is newer.
-    pub(super) serial: u64,
     pub(super) expire: Time,
     pub(super) body: B,
 }
@@ -55,7 +53,7 @@ impl<const N: usize, B: Body> Entry<N, B> {
 /// The entries of one rule.
 #[derive(Clone, Copy, Debug)]
 struct OfRule {
-    head: Head,
+    list: List,
     count: usize,
 }
 
@@ -103,15 +101,15 @@ impl<const N: usize, B: Body> Table<N, B> {
         self.index.find(hash, is).copied()
     }
 
-    /// The slot of the newest live entry of `key`, whatever its name.
+    /// The slot of the live entry of `key`, whatever its name, that was made last.
     #[inline]
-    pub(super) fn newest(&self, hash: u64, key: &Key<N>, now: Time) -> Option<u32> {
+    pub(super) fn newest(&self, hash: u64, key: &Key<N>, now: Time, made: impl Fn(&B) -> u64) -> Option<u32> {
         let slots = self.index.iter_hash(hash).copied();
         let of_key = slots.filter(|&slot| {
             let entry = &self.entries[slot as usize];
             entry.key == *key && entry.live(now)
         });
-        of_key.max_by_key(|&slot| self.entries[slot as usize].serial)
+        of_key.max_by_key(|&slot| made(&self.entries[slot as usize].body))
     }
 
     #[inline]
@@ -150,8 +148,8 @@ impl<const N: usize, B: Body> Table<N, B> {
         self.index.insert_unique(hash, slot, |&slot| secret.hash(&entries[slot as usize].key.0));
         let same = self.index.iter_hash(hash).filter(|&&slot| entries[slot as usize].key == key).count();
         self.longest = self.longest.max(same);
-        let of_rule = self.rules.entry(rule).or_insert(OfRule { head: Head::EMPTY, count: 0 });
-        self.of_rule.push(&mut of_rule.head, slot);
+        let of_rule = self.rules.entry(rule).or_insert(OfRule { list: List::EMPTY, count: 0 });
+        self.of_rule.push(&mut of_rule.list, slot);
         of_rule.count += 1;
         self.wheel.file(slot, expire, now);
         slot
@@ -166,7 +164,7 @@ impl<const N: usize, B: Body> Table<N, B> {
         }
         self.wheel.take(slot);
         if let Some(of_rule) = self.rules.get_mut(&entry.rule) {
-            self.of_rule.take(&mut of_rule.head, slot);
+            self.of_rule.take(&mut of_rule.list, slot);
             of_rule.count -= 1;
             if of_rule.count == 0 {
                 self.rules.remove(&entry.rule);
@@ -208,7 +206,7 @@ impl<const N: usize, B: Body> Table<N, B> {
 
     /// Some entry of `rule`, if it has any.
     pub(super) fn any_of(&self, rule: RuleId) -> Option<u32> {
-        self.rules.get(&rule)?.head.first()
+        self.rules.get(&rule)?.list.first()
     }
 
     /// Marks the entries of `rule` as orphaned; how many were not before.

@@ -11,7 +11,7 @@
 //!
 //! Reference: Varghese and Lauck 1987, "Hashed and Hierarchical Timing Wheels", scheme 6.
 
-use super::chain::{Chains, Head};
+use super::chain::{Chains, List};
 use crate::Time;
 
 const TICK_BITS: u32 = 28;
@@ -26,7 +26,7 @@ pub(super) struct Wheel {
     filed: usize,
     /// Which lists hold something, a bit for each.
     occupied: [u64; WORDS],
-    lists: Box<[Head; TICKS as usize]>,
+    lists: Box<[List; TICKS as usize]>,
     chains: Chains,
     /// The tick that each slot is filed under.
     ticks: Vec<u64>,
@@ -38,7 +38,7 @@ impl Wheel {
             at: 0,
             filed: 0,
             occupied: [0; WORDS],
-            lists: Box::new([Head::EMPTY; TICKS as usize]),
+            lists: Box::new([List::EMPTY; TICKS as usize]),
             chains: Chains::default(),
             ticks: Vec::new(),
         }

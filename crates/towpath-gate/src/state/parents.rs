@@ -1,0 +1,133 @@
+//! Parents: what `limit` counts in.
+
+use super::chain::NONE;
+use super::hash::Secret;
+use super::key::{self, ParentKey};
+use super::list::{Kind, Listed};
+use super::table::{Body, Entry, Table};
+use super::{Flow, LimitMask, Name, RuleId};
+use crate::Time;
+
+/// How many states there are of one rule and masked flow. Its entry's expiry is `dyn_short_lifetime` after its last
+/// use; it stays as long as it counts anything.
+#[derive(Clone, Debug)]
+struct Parent {
+    flow: Flow,
+    count: u32,
+}
+
+impl Body for Parent {
+    fn held(&self) -> bool {
+        self.count > 0
+    }
+}
+
+/// What a new state looks for a parent by.
+pub(super) struct Wanted {
+    flow: Flow,
+    key: ParentKey,
+    hash: u64,
+    name: Name,
+    rule: RuleId,
+}
+
+/// The parents.
+#[derive(Clone, Debug)]
+pub(super) struct Parents {
+    table: Table<7, Parent>,
+}
+
+impl Parents {
+    pub(super) fn new() -> Self {
+        Self { table: Table::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn wanted(secret: &Secret, flow: &Flow, mask: LimitMask, name: Name, rule: RuleId) -> Wanted {
+        let flow = key::masked(flow, mask);
+        let key = ParentKey::of_parent(&flow, rule);
+        Wanted { flow, key, hash: secret.hash(&key.0), name, rule }
+    }
+
+    /// The parent, if it is there, and whether it is past its time and there only because of what it counts.
+    pub(super) fn find(&self, wanted: &Wanted, now: Time) -> Option<(u32, bool)> {
+        let slot = self.table.find(wanted.hash, &wanted.key, wanted.name)?;
+        Some((slot, self.table.get(slot).expire <= now))
+    }
+
+    /// Uses a parent: it lives until `expire` at least.
+    pub(super) fn touch(&mut self, slot: u32, expire: Time, now: Time) {
+        // A rule that installs is not gone.
+        self.table.get_mut(slot).orphaned = false;
+        self.table.set_expire(slot, expire, now);
+    }
+
+    pub(super) fn insert(&mut self, secret: &Secret, wanted: Wanted, expire: Time, now: Time) -> u32 {
+        let Wanted { flow, key, hash, name, rule } = wanted;
+        let body = Parent { flow, count: 0 };
+        self.table.insert(secret, hash, Entry { key, name, rule, orphaned: false, expire, body }, now)
+    }
+
+    pub(super) fn count(&self, slot: u32) -> u32 {
+        self.table.get(slot).body.count
+    }
+
+    /// One more state.
+    pub(super) fn add(&mut self, slot: u32) {
+        if slot != NONE {
+            self.table.get_mut(slot).body.count += 1;
+        }
+    }
+
+    /// One state less.
+    pub(super) fn subtract(&mut self, slot: u32, now: Time) {
+        if slot == NONE {
+            return;
+        }
+        let body = &mut self.table.get_mut(slot).body;
+        body.count -= 1;
+        if body.count == 0 {
+            self.table.release(slot, now);
+        }
+    }
+
+    /// Collects parents that count nothing and whose time is over.
+    pub(super) fn collect(&mut self, secret: &Secret, now: Time, budget: &mut usize) {
+        while let Some(slot) = self.table.due(now, budget) {
+            self.table.remove(secret, slot);
+        }
+    }
+
+    /// Those included whose time was over just now.
+    pub(super) fn collect_all(&mut self, secret: &Secret, now: Time, budget: &mut usize) {
+        self.collect(secret, now, budget);
+        while let Some(slot) = self.table.just_due(now, budget) {
+            self.table.remove(secret, slot);
+        }
+    }
+
+    /// Removes the parents of the rules that `gone` names, whose states are gone by now.
+    pub(super) fn remove_where(&mut self, secret: &Secret, gone: impl FnMut(RuleId) -> bool) {
+        for rule in self.table.rules_where(gone) {
+            while let Some(slot) = self.table.any_of(rule) {
+                self.table.remove(secret, slot);
+            }
+        }
+    }
+
+    pub(super) fn orphan_where(&mut self, gone: impl FnMut(RuleId) -> bool) {
+        for rule in self.table.rules_where(gone) {
+            self.table.orphan(rule);
+        }
+    }
+
+    pub(super) fn list(&self, now: Time) -> impl Iterator<Item = Listed> {
+        self.table.iter().filter(move |entry| entry.live(now)).map(move |entry| {
+            let kind = Kind::Parent { count: entry.body.count };
+            Listed::new(entry, entry.body.flow, kind, now)
+        })
+    }
+}
