@@ -1,1 +1,40 @@
-//! The rule language: text to rules and back, and the walk of a packet through them.
+//! The rule language: text to rules and back.
+//!
+//! It is ipfw(8)'s, with a few words of our own; `docs/rules.md` lists every word. A file is read by
+//! [`Ruleset::parse`], which reports everything that is wrong with it at once.
+//!
+//! ```
+//! use towpath_gate::rules::Ruleset;
+//!
+//! let parsed = Ruleset::parse("office.ipfw", "add allow tcp from any to me 22 setup keep-state\n");
+//! let ruleset = parsed.ruleset.unwrap();
+//! assert_eq!(
+//!     ruleset.rules()[0].to_string(),
+//!     "allow tcp from any to me 22 setup keep-state :default"
+//! );
+//!
+//! let errors = Ruleset::parse("office.ipfw", "add allow tcp form any to any keepstate").ruleset.unwrap_err();
+//! assert_eq!(
+//!     errors[1].to_string(),
+//!     r#"office.ipfw:1:31: unknown option "keepstate"; did you mean "keep-state"?"#
+//! );
+//! ```
+
+pub mod address;
+mod diagnostic;
+pub mod option;
+mod parse;
+pub mod ports;
+mod print;
+pub mod protocol;
+mod rule;
+mod ruleset;
+pub mod table;
+mod token;
+
+pub use diagnostic::{Diagnostic, Position};
+pub use rule::{
+    Action, Body, DEFAULT_RULE, Form, Limit, Log, NextHop, RESERVED_SET, ReturnTo, Rule, StateName, StateOption, Tag,
+    Target,
+};
+pub use ruleset::{Parsed, Pipe, Ruleset};

@@ -1,0 +1,109 @@
+//! What is wrong with a rule file, and where.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A place in a rule file; both count from 1, columns in characters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// Line.
+    pub line: u32,
+    /// Column.
+    pub column: u32,
+}
+
+/// One finding about a rule file: an error, or a warning.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Diagnostic {
+    /// The file's name, as the caller gave it.
+    pub file: Arc<str>,
+    /// Line, from 1.
+    pub line: u32,
+    /// Column in characters, from 1.
+    pub column: u32,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "; {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Diagnostic {}
+
+/// A diagnostic before it knows its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) at: Position,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Fault {
+    pub(crate) fn new(at: Position, message: impl Into<String>) -> Self {
+        Self { at, message: message.into(), hint: None }
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds `did you mean "x"?` when one of `words` is close to what was written.
+    pub(crate) fn did_you_mean<'w>(
+        mut self,
+        written: &str,
+        words: impl IntoIterator<Item = &'w str>,
+    ) -> Self {
+        if self.hint.is_none()
+            && let Some(word) = nearest(written, words)
+        {
+            self.hint = Some(format!("did you mean \"{word}\"?"));
+        }
+        self
+    }
+
+    pub(crate) fn in_file(self, file: &Arc<str>) -> Diagnostic {
+        Diagnostic {
+            file: file.clone(),
+            line: self.at.line,
+            column: self.at.column,
+            message: self.message,
+            hint: self.hint,
+        }
+    }
+}
+
+/// The word of `words` that `written` was probably meant to be.
+pub(crate) fn nearest<'w>(written: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
+    // A word longer than any of ours by far is noise, and the distance costs the product of the lengths.
+    if written.len() > 40 {
+        return None;
+    }
+    let written = written.to_ascii_lowercase();
+    let far = written.chars().count().div_ceil(3).min(4);
+    words
+        .into_iter()
+        .map(|word| (strsim::damerau_levenshtein(&written, &word.to_ascii_lowercase()), word))
+        .filter(|(distance, word)| *distance <= far && *distance < word.len())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, word)| word)
+}
+
+/// The text of a file inside a message: escaped, and cut when long.
+pub(crate) fn quoted(text: &str) -> String {
+    const SHOWN: usize = 40;
+    let mut shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    format!("\"{shown}\"")
+}

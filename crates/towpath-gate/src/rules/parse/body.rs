@@ -1,0 +1,312 @@
+//! Protocol, source, destination, options: what a packet must be.
+
+use super::cursor::{Cursor, Parse, elements};
+use super::option::{self, Parsed};
+use super::words::{NO_OPTIONS, OPTIONS};
+use crate::rules::address::{self, Address};
+use crate::rules::diagnostic::{Fault, nearest, quoted};
+use crate::rules::option::{Block, Term, Test};
+use crate::rules::ports::{self, Ranges};
+use crate::rules::protocol::Protocol;
+use crate::rules::rule::{Body, Form, StateOption};
+use crate::rules::token::Token;
+
+/// A body, and what stands among its options without being a test.
+#[derive(Default)]
+pub(crate) struct WholeBody {
+    pub(crate) body: Body,
+    pub(crate) state: Option<StateOption>,
+    pub(crate) defer: bool,
+}
+
+pub(crate) fn body(cursor: &mut Cursor<'_, '_>) -> Parse<WholeBody> {
+    let mut whole = WholeBody::default();
+    if cursor.peek().is_none() && cursor.comment().is_none() {
+        return Err(Fault::new(cursor.here(), "the protocol is missing")
+            .hint("\"ip from any to any\" matches every packet"));
+    }
+    whole.body.form = form(cursor)?;
+    if whole.body.form != Form::Options {
+        whole.body.proto = block(cursor, |cursor| protocol(cursor).map(Test::Proto))?;
+    }
+    if whole.body.form == Form::Full {
+        from_to(cursor, &mut whole.body)?;
+    }
+    options(cursor, &mut whole)?;
+    canonical(&mut whole.body);
+    Ok(whole)
+}
+
+/// How the body is written, from its first words.
+fn form(cursor: &mut Cursor<'_, '_>) -> Parse<Form> {
+    let mut ahead = 0;
+    while matches!(cursor.peek_at(ahead), Some("{" | "not" | "!")) {
+        ahead += 1;
+    }
+    let Some(word) = cursor.peek_at(ahead) else { return Ok(Form::Options) };
+    if Protocol::parse(word).is_none() && is_option(word) {
+        return Ok(Form::Options);
+    }
+    // The protocol ends at `from`, or with it the rule is made of options only.
+    let closes = |word: &str| matches!(word, "}" | "or" | "not" | "!" | "{") || Protocol::parse(word).is_some();
+    let mut end = ahead + 1;
+    while cursor.peek_at(end).is_some_and(closes) {
+        end += 1;
+    }
+    match cursor.peek_at(end) {
+        None => Ok(Form::Proto),
+        Some(next) if is_option(next) && next != "from" => Ok(Form::Proto),
+        _ => Ok(Form::Full),
+    }
+}
+
+fn is_option(word: &str) -> bool {
+    OPTIONS.contains(&word) || NO_OPTIONS.iter().any(|(w, ..)| *w == word)
+}
+
+fn protocol(cursor: &mut Cursor<'_, '_>) -> Parse<Protocol> {
+    let token = cursor.need("the protocol")?;
+    Protocol::parse(&token.text).ok_or_else(|| {
+        Fault::new(token.position(), format!("unknown protocol {}", quoted(&token.text)))
+            .did_you_mean(&token.text, Protocol::names().chain(OPTIONS.iter().copied()))
+    })
+}
+
+/// `{ not a or b }`, or one test alone.
+fn block(
+    cursor: &mut Cursor<'_, '_>,
+    mut test: impl FnMut(&mut Cursor<'_, '_>) -> Parse<Test>,
+) -> Parse<Block> {
+    let open = cursor.here();
+    if !cursor.eat("{") {
+        let not = not(cursor)?;
+        return Ok(vec![Term { not, test: test(cursor)? }]);
+    }
+    let mut terms = Vec::new();
+    loop {
+        if cursor.peek() == Some("{") {
+            return Err(Fault::new(cursor.here(), "an or-block inside an or-block"));
+        }
+        let not = not(cursor)?;
+        terms.push(Term { not, test: test(cursor)? });
+        if cursor.eat("}") {
+            return Ok(terms);
+        }
+        if !cursor.eat("or") {
+            return Err(match cursor.peek() {
+                Some(word) => {
+                    Fault::new(cursor.here(), format!("expected \"or\" or \"}}\", found {}", quoted(word)))
+                }
+                None => Fault::new(open, "the or-block is not closed").hint("add \"}\""),
+            });
+        }
+    }
+}
+
+fn not(cursor: &mut Cursor<'_, '_>) -> Parse<bool> {
+    let one = |cursor: &mut Cursor<'_, '_>| cursor.eat("not") || cursor.eat("!");
+    if !one(cursor) {
+        return Ok(false);
+    }
+    let at = cursor.here();
+    if one(cursor) { Err(Fault::new(at, "\"not\" twice")) } else { Ok(true) }
+}
+
+fn from_to(cursor: &mut Cursor<'_, '_>, body: &mut Body) -> Parse<()> {
+    keyword(cursor, "from")?;
+    body.src = block(cursor, |cursor| addresses(cursor, "the source address").map(Test::Src))?;
+    body.src_port = port_term(cursor, Test::SrcPort)?;
+    keyword(cursor, "to")?;
+    body.dst = block(cursor, |cursor| addresses(cursor, "the destination address").map(Test::Dst))?;
+    body.dst_port = port_term(cursor, Test::DstPort)?;
+    Ok(())
+}
+
+fn keyword(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
+    if cursor.eat(word) {
+        return Ok(());
+    }
+    let at = cursor.here();
+    match cursor.peek() {
+        None => Err(Fault::new(at, format!("\"{word}\" is missing"))),
+        // A slip of the pen: note it, and read on as if the word were there.
+        Some(found) if nearest(found, [word]).is_some() || sorted(found) == sorted(word) => {
+            let message = format!("expected \"{word}\", found {}", quoted(found));
+            cursor.note(Fault::new(at, message).hint(format!("did you mean \"{word}\"?")));
+            cursor.take();
+            Ok(())
+        }
+        Some(found) => Err(Fault::new(at, format!("expected \"{word}\", found {}", quoted(found)))),
+    }
+}
+
+fn sorted(word: &str) -> Vec<u8> {
+    let mut letters = word.as_bytes().to_vec();
+    letters.truncate(8);
+    letters.sort_unstable();
+    letters
+}
+
+/// A comma list of addresses; every bad one is noted.
+pub(crate) fn addresses(cursor: &mut Cursor<'_, '_>, what: &str) -> Parse<Vec<Address>> {
+    let token = cursor.need(what)?;
+    let mut list = Vec::new();
+    for (offset, text) in elements(&token.text) {
+        match address::parse(text) {
+            Ok(address) => list.push(address),
+            Err(no) => {
+                let message = match no.message.as_str() {
+                    "not an address" => format!("{} is not an address", quoted(text)),
+                    other => format!("{} in {}", other, quoted(text)),
+                };
+                let fault = Fault::new(token.position_at(offset), message);
+                cursor.note(match no.hint {
+                    Some(hint) => fault.hint(hint),
+                    None => fault,
+                });
+                // Stands in for what was meant; the rule is refused anyway.
+                list.push(Address::Any);
+            }
+        }
+    }
+    if list.len() > 1 && list.contains(&Address::Any) {
+        // `any` in a list makes the rest of it meaningless, which is rarely what was meant; ipfw reads it so too.
+        list.retain(|address| *address == Address::Any);
+        list.truncate(1);
+    }
+    Ok(list)
+}
+
+/// Ports behind an address, perhaps negated; `None` when the next word is something else.
+fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Option<Term>> {
+    let negated = matches!(cursor.peek(), Some("not" | "!"));
+    // `from any src-port 53 to any`: the word is one too many, and clear.
+    if !negated && matches!(test(Ranges::default()), Test::SrcPort(_)) && cursor.eat("src-port") {
+        let token = cursor.need("the ports")?;
+        return Ok(Some(Term { not: false, test: test(ranges(cursor, token, "port", ports::port)) }));
+    }
+    let Some(word) = cursor.peek_at(usize::from(negated)) else { return Ok(None) };
+    let first = word.split([',', '-']).next().unwrap_or_default();
+    let numeric = first.starts_with(|c: char| c.is_ascii_digit());
+    let named = ports::port(word.split(',').next().unwrap_or_default()).is_some()
+        || ports::port(first).is_some()
+        || word.contains("\\-");
+    if is_option(word) || !(numeric || named) {
+        return Ok(None);
+    }
+    if negated {
+        cursor.take();
+    }
+    let token = cursor.need("the ports")?;
+    let ranges = ranges(cursor, token, "port", ports::port);
+    Ok(Some(Term { not: negated, test: test(ranges) }))
+}
+
+/// A list of numbers; every bad element is noted.
+pub(crate) fn ranges(
+    cursor: &mut Cursor<'_, '_>,
+    token: &Token<'_>,
+    what: &str,
+    number: impl Fn(&str) -> Option<u16>,
+) -> Ranges {
+    match ports::parse(&token.text, what, number) {
+        Ok(ranges) => ranges,
+        Err(all) => {
+            for bad in all {
+                let fault = Fault::new(token.position_at(bad.offset), bad.message);
+                let names = (what == "port").then_some(ports::SERVICES).unwrap_or_default();
+                cursor.note(match bad.word {
+                    Some(word) => fault.did_you_mean(&word, names.iter().map(|(name, _)| *name)),
+                    None => fault,
+                });
+            }
+            Ranges::default()
+        }
+    }
+}
+
+fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
+    let mut lifetime = None;
+    while let Some(word) = cursor.peek() {
+        let at = cursor.here();
+        let result = match word {
+            "keep-state" | "record-state" | "limit" | "set-limit" => {
+                option::state(cursor).and_then(|state| match whole.state.replace(state) {
+                    None => Ok(()),
+                    Some(_) => Err(Fault::new(
+                        at,
+                        "only one of keep-state, record-state, limit and set-limit may stand in a rule",
+                    )),
+                })
+            }
+            "defer-action" | "defer-immediate-action" => {
+                cursor.take();
+                whole.defer = true;
+                Ok(())
+            }
+            "lifetime" => {
+                cursor.take();
+                cursor.number("lifetime in seconds", 1, 31_536_000).map(|n| lifetime = Some((n, at)))
+            }
+            _ => block(cursor, option_test).map(|block| whole.body.options.push(block)),
+        };
+        if let Err(fault) = result {
+            cursor.note(fault);
+            skip_to_option(cursor);
+        }
+    }
+    match (&mut whole.state, lifetime) {
+        (Some(state), Some((seconds, _))) => state.lifetime = Some(seconds),
+        (None, Some((_, at))) => {
+            return Err(Fault::new(at, "\"lifetime\" needs keep-state, record-state, limit or set-limit"));
+        }
+        _ => {}
+    }
+    if whole.defer && whole.state.is_none() {
+        return Err(Fault::new(
+            cursor.here(),
+            "\"defer-action\" needs keep-state, record-state, limit or set-limit",
+        ));
+    }
+    Ok(())
+}
+
+fn option_test(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
+    let at = cursor.here();
+    match option::test(cursor)? {
+        Parsed::Test(test) => Ok(test),
+        Parsed::State(word) => {
+            Err(Fault::new(at, format!("\"{word}\" can be neither negated nor part of an or-block")))
+        }
+    }
+}
+
+/// After a bad option: on to the next word that is an option for sure, so that its faults are found too.
+fn skip_to_option(cursor: &mut Cursor<'_, '_>) {
+    while let Some(word) = cursor.peek() {
+        let starts_block = word == "{" && cursor.peek_at(1).is_some_and(is_option);
+        if is_option(word) || starts_block {
+            return;
+        }
+        cursor.take();
+    }
+}
+
+/// `dst-port 80` behind `to any` is `to any 80`: one way to print one rule.
+fn canonical(body: &mut Body) {
+    if body.form != Form::Full {
+        return;
+    }
+    let lone_ports = |block: &Block, source: bool| match &block[..] {
+        [Term { test: Test::SrcPort(_), .. }] => source,
+        [Term { test: Test::DstPort(_), .. }] => !source,
+        _ => false,
+    };
+    for (source, place) in [(true, &mut body.src_port), (false, &mut body.dst_port)] {
+        if place.is_none()
+            && let Some(at) = body.options.iter().position(|block| lone_ports(block, source))
+        {
+            *place = body.options.remove(at).pop();
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! A rule file to a [`Ruleset`]: commands are carried out one after the other, as ipfw would, and everything that is
+//! wrong is noted with its place.
+
+mod action;
+mod body;
+mod cursor;
+mod option;
+mod pipe;
+mod table;
+mod words;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use self::cursor::{Cursor, Parse};
+use self::words::{COMMANDS, NO_COMMANDS, refused};
+use super::address::Address;
+use super::diagnostic::{Diagnostic, Fault, Position, quoted};
+use super::option::{Interface, Term, Test};
+use super::protocol::Protocol;
+use super::rule::{Action, Body, DEFAULT_RULE, Form, RESERVED_SET, Rule, Target};
+use super::ruleset::{Parsed, Ruleset};
+use super::table::Key;
+use super::token::{Line, lines};
+
+/// Distance between automatic rule numbers (ipfw's autoinc_step).
+const AUTOINC_STEP: u32 = 100;
+/// Most errors that are reported for one file; the rest is counted.
+const MAX_ERRORS: usize = 10_000;
+
+/// `ip from any to any`.
+pub(super) fn any_to_any() -> Body {
+    let any = |test: fn(Vec<Address>) -> Test| vec![Term { not: false, test: test(vec![Address::Any]) }];
+    Body {
+        form: Form::Full,
+        proto: vec![Term { not: false, test: Test::Proto(Protocol::Any) }],
+        src: any(Test::Src),
+        src_port: None,
+        dst: any(Test::Dst),
+        dst_port: None,
+        options: Vec::new(),
+    }
+}
+
+/// The labels that rules go to, by the index of the rule that they stand above.
+pub(super) fn label_lines(rules: &[Rule]) -> BTreeMap<usize, Vec<Box<str>>> {
+    let mut seen = HashSet::new();
+    let mut at: BTreeMap<usize, Vec<Box<str>>> = BTreeMap::new();
+    for rule in rules {
+        if let Action::Skipto(Target::Label { name, number }) | Action::Call(Target::Label { name, number }) =
+            &rule.action
+            && seen.insert(name)
+        {
+            let index = rules.partition_point(|rule| order(rule.number) < order(*number));
+            at.entry(index).or_default().push(name.clone());
+        }
+    }
+    at
+}
+
+/// The default rule is last, also behind numbers above its own.
+pub(crate) const fn order(number: u32) -> u64 {
+    if number == DEFAULT_RULE { u64::MAX } else { number as u64 }
+}
+
+/// Reads a whole file.
+pub(super) fn file(name: &str, text: &str) -> Parsed {
+    let mut builder = Builder::new();
+    let mut faults = Vec::new();
+    let mut unreported = 0usize;
+    for line in lines(text) {
+        if faults.len() >= MAX_ERRORS {
+            unreported += 1;
+            continue;
+        }
+        let mut cursor = Cursor::new(&line, &mut faults);
+        if let Err(fault) = builder.line(&line, &mut cursor) {
+            faults.push(fault);
+        }
+    }
+    let (ruleset, late, warnings) = builder.finish();
+    faults.extend(late);
+    let file: Arc<str> = name.into();
+    faults.sort_by_key(|fault| fault.at);
+    let end = faults.last().map(|fault| fault.at).unwrap_or_default();
+    let mut errors: Vec<Diagnostic> = faults.into_iter().map(|fault| fault.in_file(&file)).collect();
+    if unreported > 0 {
+        let message = format!("more than {MAX_ERRORS} errors; {unreported} more lines were not read");
+        errors.push(Fault::new(end, message).hint("is this a rule file?").in_file(&file));
+    }
+    let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
+    warnings.sort_by_key(|warning| (warning.line, warning.column));
+    Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }
+}
+
+/// A table entry whose value is a label.
+struct LabelValue {
+    table: Box<str>,
+    key: Key,
+    column: super::table::Column,
+    label: Box<str>,
+    at: Position,
+}
+
+/// The configuration so far.
+struct Builder {
+    ruleset: Ruleset,
+    /// Highest rule number so far.
+    last: u32,
+    /// Labels: the number of the rule below; `None` while there is none yet.
+    labels: HashMap<Box<str>, Option<u32>>,
+    open_labels: Vec<Box<str>>,
+    label_values: Vec<LabelValue>,
+    warnings: Vec<Fault>,
+}
+
+impl Builder {
+    fn new() -> Self {
+        Self {
+            ruleset: Ruleset::empty(),
+            last: 0,
+            labels: HashMap::new(),
+            open_labels: Vec::new(),
+            label_values: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn line(&mut self, line: &Line<'_>, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+        if line.tokens.is_empty() {
+            return Ok(());
+        }
+        if cursor.peek().is_some_and(|word| word == "ipfw" || word.ends_with("/ipfw")) {
+            cursor.take();
+        }
+        while let Some("-q" | "-f" | "-qf" | "-fq" | "-n") = cursor.peek() {
+            cursor.take();
+        }
+        let at = cursor.here();
+        let Some(word) = cursor.peek() else { return Ok(()) };
+        if let Some(label) = word.strip_prefix(':') {
+            cursor.take();
+            return self.label(label, at, cursor);
+        }
+        cursor.take();
+        match word {
+            "add" => self.add(cursor, at),
+            "delete" => self.delete(cursor),
+            "flush" => {
+                cursor.nothing_left("\"flush\"")?;
+                self.keep_rules(|rule| rule.set == RESERVED_SET);
+                Ok(())
+            }
+            // A file that is read has no counters yet.
+            "zero" | "resetlog" => Ok(()),
+            "set" => self.set(cursor),
+            "table" => table::command(self, cursor),
+            "pipe" => pipe::command(&mut self.ruleset.pipes, cursor),
+            "enable" | "disable" => self.switch(cursor, word),
+            other => Err(match refused(NO_COMMANDS, other) {
+                Some((reason, instead)) => {
+                    Fault::new(at, format!("command \"{other}\" is not supported: {reason}")).hint(instead)
+                }
+                None if other.contains(['=', '$', '`']) => {
+                    Fault::new(at, format!("unknown command {}", quoted(other)))
+                        .hint("a rule file holds ipfw commands, not a shell script")
+                }
+                None => Fault::new(at, format!("unknown command {}", quoted(other)))
+                    .did_you_mean(other, COMMANDS.iter().copied()),
+            }),
+        }
+    }
+
+    fn label(&mut self, label: &str, at: Position, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+        let name = action::check_name(label, "label").map_err(|message| Fault::new(at, message))?;
+        cursor.nothing_left("a label")?;
+        if self.labels.insert(name.clone(), None).is_some() {
+            return Err(Fault::new(at, format!("the label \":{name}\" exists already")));
+        }
+        self.open_labels.push(name);
+        Ok(())
+    }
+
+    fn add(&mut self, cursor: &mut Cursor<'_, '_>, at: Position) -> Parse<()> {
+        let number = self.rule_number(cursor)?;
+        let set = if cursor.eat("set") { cursor.number("set", 0, 31)? as u8 } else { 0 };
+        // Even a rule that turns out to be wrong has taken its number and its labels: one error, not two.
+        self.last = self.last.max(number);
+        for label in self.open_labels.drain(..) {
+            self.labels.insert(label, Some(number));
+        }
+        let rule = rule(cursor, number, set, at)?;
+        self.ruleset.rules.push(rule);
+        Ok(())
+    }
+
+    fn rule_number(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<u32> {
+        let at = cursor.here();
+        if !cursor.peek().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit())) {
+            return match self.last.checked_add(AUTOINC_STEP) {
+                Some(DEFAULT_RULE) => Ok(DEFAULT_RULE + 1),
+                Some(number) if number < u32::MAX => Ok(number),
+                _ => Err(Fault::new(at, "no rule number is left behind the last rule").hint("write the number")),
+            };
+        }
+        let number = cursor.number("rule number", 1, u32::MAX - 1)?;
+        if number == DEFAULT_RULE {
+            return Err(Fault::new(at, "rule 65535 is the default rule and cannot be added")
+                .hint("a configuration may make it allow"));
+        }
+        Ok(number)
+    }
+
+    fn delete(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+        if cursor.peek().is_none() {
+            return Err(Fault::new(cursor.here(), "the rule number is missing"));
+        }
+        if cursor.eat("set") {
+            let set = cursor.number("set", 0, 31)? as u8;
+            self.keep_rules(|rule| rule.set != set);
+            return cursor.nothing_left("\"delete set N\"");
+        }
+        while let Some(token) = cursor.take() {
+            let (lo, hi) = token.text.split_once('-').unwrap_or((&token.text, &token.text));
+            let (Some(lo), Some(hi)) = (cursor::number(lo), cursor::number(hi)) else {
+                let message = format!("{} is no rule number", quoted(&token.text));
+                return Err(Fault::new(token.position(), message));
+            };
+            if lo == DEFAULT_RULE && hi == DEFAULT_RULE {
+                return Err(Fault::new(token.position(), "the default rule cannot be deleted"));
+            }
+            let before = self.ruleset.rules.len();
+            self.keep_rules(|rule| !(lo..=hi).contains(&rule.number));
+            if self.ruleset.rules.len() == before {
+                self.warnings.push(Fault::new(token.position(), format!("there is no rule {}", token.text)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the rules for which `keep` is false, never the default rule.
+    fn keep_rules(&mut self, keep: impl Fn(&Rule) -> bool) {
+        self.ruleset.rules.retain(|rule| rule.number == DEFAULT_RULE || keep(rule));
+        let numbers = self.ruleset.rules.iter().map(|rule| rule.number);
+        self.last = numbers.filter(|number| *number != DEFAULT_RULE).max().unwrap_or(0);
+    }
+
+    /// `set disable N ... enable N ...`, `set move [rule] N to N`, `set swap N N`, `set show`.
+    fn set(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+        let token = cursor.need("\"disable\", \"enable\", \"move\", \"swap\" or \"show\"")?;
+        match &*token.text {
+            "show" => cursor.nothing_left("\"set show\""),
+            "disable" | "enable" => {
+                let mut disable = token.text == "disable";
+                while cursor.peek().is_some() {
+                    if cursor.eat("disable") {
+                        disable = true;
+                    } else if cursor.eat("enable") {
+                        disable = false;
+                    } else {
+                        let at = cursor.here();
+                        let set = cursor.number("set", 0, 31)?;
+                        if disable && set == u32::from(RESERVED_SET) {
+                            return Err(Fault::new(at, "set 31 cannot be disabled"));
+                        }
+                        if disable {
+                            self.ruleset.disabled_sets |= 1 << set;
+                        } else {
+                            self.ruleset.disabled_sets &= !(1 << set);
+                        }
+                    }
+                }
+                Ok(())
+            }
+            "move" => {
+                let one_rule = cursor.eat("rule");
+                let from = cursor.number("set or rule", 0, u32::MAX)?;
+                if !cursor.eat("to") {
+                    return Err(Fault::new(cursor.here(), "\"to\" is missing"));
+                }
+                let to = cursor.number("set", 0, 31)? as u8;
+                for rule in self.ruleset.rules.iter_mut().filter(|rule| rule.number != DEFAULT_RULE) {
+                    let moves = if one_rule { rule.number == from } else { u32::from(rule.set) == from };
+                    if moves {
+                        rule.set = to;
+                    }
+                }
+                cursor.nothing_left("\"set move\"")
+            }
+            "swap" => {
+                let (a, b) = (cursor.number("set", 0, 30)? as u8, cursor.number("set", 0, 30)? as u8);
+                for rule in &mut self.ruleset.rules {
+                    rule.set = match rule.set {
+                        set if set == a => b,
+                        set if set == b => a,
+                        set => set,
+                    };
+                }
+                cursor.nothing_left("\"set swap\"")
+            }
+            other => Err(Fault::new(token.position(), format!("unknown set command {}", quoted(other)))
+                .did_you_mean(other, ["disable", "enable", "move", "swap", "show"])),
+        }
+    }
+
+    /// `enable firewall` and the like.
+    fn switch(&mut self, cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
+        let token = cursor.need("what to switch")?;
+        match &*token.text {
+            // On already, and harmless.
+            "firewall" | "verbose" | "dyn_keepalive" | "one_pass" if word == "enable" => Ok(()),
+            "debug" | "verbose" | "altq" | "skipto_cache" => Ok(()),
+            other => Err(Fault::new(token.position(), format!("\"{word} {other}\" is not supported in a rule file"))
+                .hint("set it in the configuration")),
+        }
+    }
+
+    /// Orders the rules and resolves the labels.
+    fn finish(mut self) -> (Ruleset, Vec<Fault>, Vec<Fault>) {
+        let mut faults = Vec::new();
+        for label in self.open_labels.drain(..) {
+            self.labels.insert(label, Some(DEFAULT_RULE));
+        }
+        let labels = &self.labels;
+        let find = |name: &str| labels.get(name).copied().flatten();
+        let unknown = |name: &str, at: Position| {
+            Fault::new(at, format!("there is no label \":{name}\""))
+                .did_you_mean(name, labels.keys().map(|label| &**label))
+        };
+        for rule in &mut self.ruleset.rules {
+            let own = rule.number;
+            let (target, forward) = match &mut rule.action {
+                Action::Skipto(target) => (target, true),
+                Action::Call(target) => (target, false),
+                _ => continue,
+            };
+            match target {
+                Target::Label { name, number } => match find(name) {
+                    Some(found) if forward && order(found) <= order(own) => {
+                        let message = format!("the label \":{name}\" stands before this rule");
+                        faults.push(Fault::new(rule.at, message).hint("skipto goes forward only"));
+                    }
+                    Some(found) => *number = found,
+                    None => faults.push(unknown(name, rule.at)),
+                },
+                Target::Number(number) if forward && order(*number) <= order(own) => {
+                    let message = format!("skipto {number} does not go forward; it goes to the next rule number");
+                    self.warnings.push(Fault::new(rule.at, message));
+                }
+                _ => {}
+            }
+        }
+        for LabelValue { table, key, column, label, at } in &self.label_values {
+            let Some(number) = find(label) else {
+                faults.push(unknown(label, *at));
+                continue;
+            };
+            if let Some(table) = self.ruleset.tables.get_mut(table)
+                && let Ok(Some(value)) = table.get(key).map(Option::<&_>::copied)
+            {
+                let mut value = value;
+                value.set(*column, number);
+                // The entry is there, so this cannot be refused for want of room.
+                let _ = table.replace(key, value);
+            }
+        }
+        self.ruleset.rules.sort_by_key(|rule| order(rule.number));
+        let warnings = self.unfilled_tables();
+        self.warnings.extend(warnings);
+        (self.ruleset, faults, self.warnings)
+    }
+
+    /// Makes the tables that only rules name, and says so.
+    fn unfilled_tables(&mut self) -> Vec<Fault> {
+        let mut warnings = Vec::new();
+        for rule in &self.ruleset.rules {
+            for name in tables_of(rule) {
+                if !self.ruleset.tables.contains_key(name) {
+                    let fault = Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
+                    warnings.push(fault.did_you_mean(name, self.ruleset.tables.keys().map(|name| &**name)));
+                    self.ruleset.tables.insert(name.into(), super::table::Table::default());
+                }
+            }
+        }
+        warnings
+    }
+}
+
+/// The tables that a rule names.
+fn tables_of(rule: &Rule) -> impl Iterator<Item = &str> {
+    rule.body.blocks().flatten().flat_map(|term| {
+        let mut names: Vec<&str> = Vec::new();
+        match &term.test {
+            Test::Src(list) | Test::Dst(list) => names.extend(list.iter().filter_map(|address| match address {
+                Address::Table(table) => Some(&*table.name),
+                _ => None,
+            })),
+            Test::Recv(Interface::Table(table))
+            | Test::Xmit(Interface::Table(table))
+            | Test::Via(Interface::Table(table))
+            | Test::Flow(table) => names.push(&table.name),
+            Test::Lookup { table, .. } => names.push(table),
+            _ => {}
+        }
+        names
+    })
+}
+
+/// Everything behind `add N set N`.
+fn rule(cursor: &mut Cursor<'_, '_>, number: u32, set: u8, at: Position) -> Parse<Rule> {
+    let prob = action::prob(cursor)?;
+    let comment = cursor.comment().map(str::to_owned);
+    let comment_only = cursor.peek().is_none() && comment.is_some();
+    let action = if comment_only { Action::Count } else { action::action(cursor)? };
+    let log = action::log(cursor)?;
+    let mut tag = action::tag(cursor)?;
+    if cursor.peek() == Some("altq") {
+        return Err(Fault::new(cursor.here(), "option \"altq\" is not supported: there is no ALTQ here")
+            .hint("use \"pipe\""));
+    }
+    // ipfw takes log, altq and tag in any order.
+    let log = if log.is_none() { action::log(cursor)? } else { log };
+    if tag.is_none() {
+        tag = action::tag(cursor)?;
+    }
+    let mut rule = Rule {
+        number,
+        set,
+        prob,
+        action,
+        log,
+        tag,
+        body: Body { form: Form::Options, ..Body::default() },
+        state: None,
+        defer: false,
+        comment,
+        at,
+    };
+    if matches!(rule.action, Action::CheckState(_)) {
+        let here = cursor.here();
+        if cursor.peek().is_some() {
+            return Err(Fault::new(here, "check-state takes no protocol, address or option")
+                .hint("it looks up every packet; put the conditions into the rules that make the states"));
+        }
+        return Ok(rule);
+    }
+    if comment_only {
+        return Ok(rule);
+    }
+    let whole = body::body(cursor)?;
+    rule.body = whole.body;
+    rule.state = whole.state;
+    rule.defer = whole.defer;
+    Ok(rule)
+}

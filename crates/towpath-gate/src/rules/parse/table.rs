@@ -1,0 +1,353 @@
+//! `table NAME create|add|delete|...`.
+
+use super::cursor::{Cursor, Parse, elements, number};
+use super::{Builder, LabelValue, option};
+use crate::rules::address::{self, Address, table_name};
+use crate::rules::diagnostic::{Fault, Position, quoted};
+use crate::rules::protocol::Protocol;
+use crate::rules::table::{COLUMNS, Column, FlowFields, FlowKey, Key, Kind, Table, Value};
+use crate::rules::token::Token;
+
+const COMMANDS: &[&str] = &[
+    "add", "atomic", "create", "delete", "destroy", "flush", "lock", "modify", "swap", "unlock", "list", "info",
+    "detail", "lookup",
+];
+
+pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    let token = cursor.need("the table's name")?;
+    let at = token.position();
+    if token.text == "all" {
+        return all(builder, cursor);
+    }
+    let name = table_name(&token.text)
+        .map_err(|no| Fault::new(at, format!("{} is {}", quoted(&token.text), no.message)))?;
+    let word = cursor.need("what to do with the table")?;
+    let tables = &mut builder.ruleset.tables;
+    match &*word.text {
+        "create" => {
+            let table = create(cursor)?;
+            if tables.contains_key(&name) {
+                return Err(Fault::new(at, format!("the table {name} exists already")));
+            }
+            tables.insert(name, table);
+            Ok(())
+        }
+        "add" => add(builder, &name, cursor),
+        "atomic" if cursor.eat("add") => add(builder, &name, cursor),
+        "delete" => delete(existing(builder, &name, at)?, cursor),
+        "destroy" => {
+            existing(builder, &name, at)?;
+            builder.ruleset.tables.remove(&name);
+            builder.label_values.retain(|value| value.table != name);
+            cursor.nothing_left("\"destroy\"")
+        }
+        "flush" => {
+            existing(builder, &name, at)?.flush();
+            cursor.nothing_left("\"flush\"")
+        }
+        "swap" => {
+            let other = cursor.need("the other table's name")?;
+            let other_name: Box<str> = (&*other.text).into();
+            existing(builder, &name, at)?;
+            let mut second = std::mem::take(existing(builder, &other_name, other.position())?);
+            std::mem::swap(existing(builder, &name, at)?, &mut second);
+            *existing(builder, &other_name, other.position())? = second;
+            cursor.nothing_left("\"swap\"")
+        }
+        "lock" | "unlock" => {
+            let locked = word.text == "lock";
+            existing(builder, &name, at)?.set_locked(locked);
+            cursor.nothing_left("the command")
+        }
+        "modify" => {
+            if !cursor.eat("limit") {
+                return Err(Fault::new(cursor.here(), "\"limit\" is missing"));
+            }
+            let limit = cursor.number("limit", 0, u32::MAX)?;
+            existing(builder, &name, at)?.set_limit((limit != 0).then_some(limit as usize));
+            cursor.nothing_left("\"modify\"")
+        }
+        "list" | "info" | "detail" | "lookup" => {
+            let message = format!("\"{}\" shows a table; a rule file only changes it", word.text);
+            builder.warnings.push(Fault::new(word.position(), message));
+            Ok(())
+        }
+        other => Err(Fault::new(word.position(), format!("unknown table command {}", quoted(other)))
+            .did_you_mean(other, COMMANDS.iter().copied())),
+    }
+}
+
+fn existing<'b>(builder: &'b mut Builder, name: &str, at: Position) -> Parse<&'b mut Table> {
+    // Two looks because a borrow that is returned may not be mixed with one that makes the message.
+    if builder.ruleset.tables.contains_key(name)
+        && let Some(table) = builder.ruleset.tables.get_mut(name)
+    {
+        return Ok(table);
+    }
+    Err(Fault::new(at, format!("there is no table {name}")))
+}
+
+fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    let word = cursor.need("what to do with all tables")?;
+    match &*word.text {
+        "flush" => builder.ruleset.tables.values_mut().for_each(Table::flush),
+        "destroy" => {
+            builder.ruleset.tables.clear();
+            builder.label_values.clear();
+        }
+        "list" | "info" | "detail" => {}
+        other => {
+            return Err(Fault::new(word.position(), format!("unknown command for all tables {}", quoted(other)))
+                .did_you_mean(other, ["flush", "destroy"]));
+        }
+    }
+    cursor.nothing_left("the command")
+}
+
+fn create(cursor: &mut Cursor<'_, '_>) -> Parse<Table> {
+    let mut kind = Kind::Addr;
+    let mut columns = vec![Column::Legacy];
+    let mut limit = None;
+    let mut locked = false;
+    while let Some(token) = cursor.take() {
+        match &*token.text {
+            "type" => kind = table_kind(cursor.need("the table's type")?)?,
+            "valtype" => columns = valtype(cursor.need("the value's columns")?)?,
+            "limit" => limit = Some(cursor.number("limit", 0, u32::MAX)? as usize),
+            "locked" => locked = true,
+            // How the entries are kept is our own affair; `missing` and `or-flush` are the state of a fresh file.
+            "algo" => drop(cursor.need("the algorithm")?),
+            "missing" | "or-flush" => {}
+            other => {
+                return Err(Fault::new(token.position(), format!("unknown table option {}", quoted(other)))
+                    .did_you_mean(other, ["type", "valtype", "limit", "locked", "algo", "missing", "or-flush"]));
+            }
+        }
+    }
+    let mut table = Table::new(kind, columns);
+    table.set_limit(limit.filter(|limit| *limit > 0));
+    table.set_locked(locked);
+    Ok(table)
+}
+
+fn table_kind(token: &Token<'_>) -> Parse<Kind> {
+    let (word, fields) = match token.text.split_once(':') {
+        Some((word, fields)) => (word, Some(fields)),
+        None => (&*token.text, None),
+    };
+    match (word, fields) {
+        ("addr", _) => Ok(Kind::Addr),
+        ("iface", None) => Ok(Kind::Iface),
+        ("number", None) => Ok(Kind::Number),
+        ("mac", None) => Ok(Kind::Mac),
+        ("flow", None) => Ok(Kind::Flow(FlowFields::ALL)),
+        ("flow", Some(fields)) => flow_fields(token, fields).map(Kind::Flow),
+        _ => Err(Fault::new(token.position(), format!("unknown table type {}", quoted(&token.text)))
+            .did_you_mean(word, ["addr", "iface", "number", "flow", "mac"])),
+    }
+}
+
+fn flow_fields(token: &Token<'_>, text: &str) -> Parse<FlowFields> {
+    let mut fields =
+        FlowFields { src_ip: false, proto: false, src_port: false, dst_ip: false, dst_port: false };
+    for (offset, word) in elements(text) {
+        *match word {
+            "src-ip" => &mut fields.src_ip,
+            "proto" => &mut fields.proto,
+            "src-port" => &mut fields.src_port,
+            "dst-ip" => &mut fields.dst_ip,
+            "dst-port" => &mut fields.dst_port,
+            _ => {
+                let at = token.position_at(token.text.len() - text.len() + offset);
+                return Err(Fault::new(at, format!("{} is no field of a flow", quoted(word)))
+                    .did_you_mean(word, ["src-ip", "proto", "src-port", "dst-ip", "dst-port"]));
+            }
+        } = true;
+    }
+    Ok(fields)
+}
+
+fn valtype(token: &Token<'_>) -> Parse<Vec<Column>> {
+    let mut columns = Vec::new();
+    for (offset, word) in elements(&token.text) {
+        let Some((_, column)) = COLUMNS.iter().find(|(name, _)| *name == word) else {
+            let fault =
+                Fault::new(token.position_at(offset), format!("{} is no type of value", quoted(word)));
+            return Err(match word {
+                "fib" | "nat" | "netgraph" => fault.hint("nothing here uses it"),
+                _ => fault.did_you_mean(word, COLUMNS.iter().map(|(name, _)| *name)),
+            });
+        };
+        columns.push(*column);
+    }
+    if columns.contains(&Column::Legacy) && columns.len() > 1 {
+        return Err(Fault::new(token.position(), "\"legacy\" stands for all columns and goes with no other"));
+    }
+    Ok(columns)
+}
+
+fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    if cursor.peek().is_none() {
+        return Err(Fault::new(cursor.here(), "the entry is missing"));
+    }
+    if !builder.ruleset.tables.contains_key(name) {
+        builder.ruleset.tables.insert(name.into(), Table::default());
+    }
+    while let Some(token) = cursor.take() {
+        let Some(table) = builder.ruleset.tables.get_mut(name) else { break };
+        let columns = table.columns().to_vec();
+        let key = parse_key(token, table.kind());
+        let value = cursor.take();
+        // A bad key is one error; its value is not a second one.
+        let key = match key {
+            Ok(key) => key,
+            Err(fault) => {
+                cursor.note(fault);
+                continue;
+            }
+        };
+        let (value, labels) = match value.map(|token| parse_value(token, &columns)) {
+            None => (Value::default(), Vec::new()),
+            Some(Ok(parsed)) => parsed,
+            Some(Err(fault)) => {
+                cursor.note(fault);
+                continue;
+            }
+        };
+        if let Err(refused) = table.add(&key, value) {
+            cursor.note(Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text))));
+            continue;
+        }
+        builder.label_values.extend(labels.into_iter().map(|(column, label, at)| LabelValue {
+            table: name.into(),
+            key: key.clone(),
+            column,
+            label,
+            at,
+        }));
+    }
+    Ok(())
+}
+
+fn delete(table: &mut Table, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    if cursor.peek().is_none() {
+        return Err(Fault::new(cursor.here(), "the entry is missing"));
+    }
+    while let Some(token) = cursor.take() {
+        let outcome = parse_key(token, table.kind()).map(|key| table.delete(&key));
+        match outcome {
+            Err(fault) => cursor.note(fault),
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => {
+                cursor.note(Fault::new(token.position(), format!("there is no entry {}", quoted(&token.text))));
+            }
+            Ok(Err(refused)) => {
+                cursor.note(Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text))));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads a key of a table of this type.
+fn parse_key(token: &Token<'_>, kind: Kind) -> Parse<Key> {
+    let text = &*token.text;
+    let wrong = |what: &str| Fault::new(token.position(), format!("{} is no {what}", quoted(text)));
+    match kind {
+        Kind::Addr => match address::parse(text) {
+            Ok(Address::Net4(net)) => match net.prefix_len() {
+                Some(len) => Ok(Key::Net4(net.addr, len)),
+                None => Err(wrong("prefix").hint("a table's mask has no gaps")),
+            },
+            Ok(Address::Net6(net)) => match net.prefix_len() {
+                Some(len) => Ok(Key::Net6(net.addr, len)),
+                None => Err(wrong("prefix").hint("a table's mask has no gaps")),
+            },
+            _ => Err(wrong("address or prefix")),
+        },
+        Kind::Iface => Ok(Key::Iface(text.into())),
+        Kind::Number => number(text).map(Key::Number).ok_or_else(|| wrong("number")),
+        Kind::Flow(fields) => flow_key(text, fields).map(Key::Flow).ok_or_else(|| {
+            wrong("flow").hint(format!("this table's keys are {fields}"))
+        }),
+        Kind::Mac => option::parse_mac_mask(text)
+            .and_then(Key::mac)
+            .ok_or_else(|| wrong("Ethernet address or prefix")),
+    }
+}
+
+fn flow_key(text: &str, fields: FlowFields) -> Option<FlowKey> {
+    let mut words = text.split(',');
+    let mut key = FlowKey::default();
+    if fields.src_ip {
+        key.src_ip = Some(words.next()?.parse().ok()?);
+    }
+    if fields.proto {
+        key.proto = match Protocol::parse(words.next()?)? {
+            Protocol::Number(number) => number,
+            _ => return None,
+        };
+    }
+    if fields.src_port {
+        key.src_port = crate::rules::ports::port(words.next()?)?;
+    }
+    if fields.dst_ip {
+        key.dst_ip = Some(words.next()?.parse().ok()?);
+    }
+    if fields.dst_port {
+        key.dst_port = crate::rules::ports::port(words.next()?)?;
+    }
+    words.next().is_none().then_some(key)
+}
+
+type Labels = Vec<(Column, Box<str>, Position)>;
+
+/// Reads a value; a label becomes a number when the whole file is read.
+fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> {
+    let mut value = Value::default();
+    let mut labels = Vec::new();
+    let mut texts = elements(&token.text);
+    for (i, column) in columns.iter().enumerate() {
+        let Some((offset, text)) = texts.next() else {
+            return Err(Fault::new(token.position(), format!("the value has fewer than {} columns", columns.len())));
+        };
+        let at = token.position_at(offset);
+        let wrong = || Fault::new(at, format!("{} is no value", quoted(text)));
+        let number_of = match (column, text.strip_prefix(':')) {
+            (Column::Skipto | Column::Legacy, Some(label)) => {
+                let label = super::action::check_name(label, "label").map_err(|message| Fault::new(at, message))?;
+                labels.push((*column, label, at));
+                Some(0)
+            }
+            (Column::Ipv6, _) => {
+                value.ipv6 = Some(text.parse().map_err(|_| wrong())?);
+                None
+            }
+            (Column::Ipv4, _) => Some(text.parse::<std::net::Ipv4Addr>().map_err(|_| wrong())?.to_bits()),
+            (Column::Legacy, _) => match (number(text), text.parse::<std::net::IpAddr>()) {
+                (Some(number), _) => Some(number),
+                (None, Ok(std::net::IpAddr::V4(ip))) => Some(ip.to_bits()),
+                (None, Ok(std::net::IpAddr::V6(ip))) => {
+                    value.ipv6 = Some(ip);
+                    None
+                }
+                (None, Err(_)) => return Err(wrong()),
+            },
+            (Column::Dscp, _) => Some(super::action::dscp(text).ok_or_else(wrong)?.into()),
+            _ => Some(number(text).ok_or_else(wrong)?),
+        };
+        if let Some(number) = number_of {
+            value.set(*column, number);
+            if i == 0 {
+                value.number = number;
+            }
+        }
+    }
+    match texts.next() {
+        None => Ok((value, labels)),
+        Some((offset, _)) => Err(Fault::new(
+            token.position_at(offset),
+            format!("the value has more than {} columns", columns.len()),
+        )),
+    }
+}

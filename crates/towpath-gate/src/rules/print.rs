@@ -1,0 +1,437 @@
+//! Rules back to text, normalised, in the order of `ipfw list`.
+
+use std::fmt::{self, Display, Formatter, Write};
+
+use super::option::*;
+use super::rule::*;
+
+/// ICMP unreachable codes by name (RFC 792, 1122, 1812).
+pub(crate) const UNREACH: &[(&str, u8)] = &[
+    ("net", 0),
+    ("host", 1),
+    ("protocol", 2),
+    ("port", 3),
+    ("needfrag", 4),
+    ("srcfail", 5),
+    ("net-unknown", 6),
+    ("host-unknown", 7),
+    ("isolated", 8),
+    ("net-prohib", 9),
+    ("host-prohib", 10),
+    ("tosnet", 11),
+    ("toshost", 12),
+    ("filter-prohib", 13),
+    ("host-precedence", 14),
+    ("precedence-cutoff", 15),
+];
+/// ICMPv6 unreachable codes by name (RFC 4443).
+pub(crate) const UNREACH6: &[(&str, u8)] = &[("no-route", 0), ("admin-prohib", 1), ("address", 3), ("port", 4)];
+
+impl Display for Rule {
+    /// The rule as `ipfw list` shows it, without number and set: `allow tcp from any to me 22 keep-state`.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if let Some(prob) = self.prob {
+            write!(f, "prob {} ", Probability(prob))?;
+        }
+        self.action.fmt(f)?;
+        if let Some(log) = self.log {
+            f.write_str(" log")?;
+            if let Some(amount) = log.amount {
+                write!(f, " logamount {amount}")?;
+            }
+        }
+        if let Some(tag) = self.tag {
+            write!(f, " {} {}", if tag.remove { "untag" } else { "tag" }, tag.tag)?;
+        }
+        self.body.fmt(f)?;
+        if let Some(state) = &self.state {
+            write!(f, " {state}")?;
+        }
+        if self.defer {
+            f.write_str(" defer-action")?;
+        }
+        match &self.comment {
+            Some(comment) => write!(f, " // {comment}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `prob` as it was written: the shortest decimal that gives the same 31 bits again.
+struct Probability(u32);
+
+impl Display for Probability {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let exact = f64::from(self.0) / f64::from(PROB_ONE);
+        for digits in 1..=12 {
+            let text = format!("{exact:.digits$}");
+            if text.parse().is_ok_and(|p: f64| probability(p) == self.0) {
+                return f.write_str(&text);
+            }
+        }
+        write!(f, "{exact}")
+    }
+}
+
+/// The probability 1 in ipfw's 31 bits.
+pub(crate) const PROB_ONE: u32 = 0x7fff_ffff;
+
+/// A probability (more than 0, at most 1) in ipfw's 31 bits.
+pub(crate) fn probability(p: f64) -> u32 {
+    (p * f64::from(PROB_ONE)).round() as u32
+}
+
+impl Display for Action {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Allow => f.write_str("allow"),
+            Self::Deny => f.write_str("deny"),
+            Self::Reject => f.write_str("reject"),
+            Self::Unreach { code, mtu } => {
+                match UNREACH.iter().find(|(_, c)| c == code) {
+                    Some((name, _)) => write!(f, "unreach {name}")?,
+                    None => write!(f, "unreach {code}")?,
+                }
+                mtu.map_or(Ok(()), |mtu| write!(f, " {mtu}"))
+            }
+            Self::Unreach6(code) => match UNREACH6.iter().find(|(_, c)| c == code) {
+                Some((name, _)) => write!(f, "unreach6 {name}"),
+                None => write!(f, "unreach6 {code}"),
+            },
+            Self::Reset => f.write_str("reset"),
+            Self::Reset6 => f.write_str("reset6"),
+            Self::Abort => f.write_str("abort"),
+            Self::Abort6 => f.write_str("abort6"),
+            Self::Count => f.write_str("count"),
+            Self::CheckState(name) => write!(f, "check-state {name}"),
+            Self::Skipto(target) => write!(f, "skipto {target}"),
+            Self::Call(target) => write!(f, "call {target}"),
+            Self::Return(ReturnTo::NextRulenum) => f.write_str("return"),
+            Self::Return(ReturnTo::NextRule) => f.write_str("return next-rule"),
+            Self::Inspect(queue) => write!(f, "inspect {queue}"),
+            Self::Divert(queue) => write!(f, "divert {queue}"),
+            Self::Tee(queue) => write!(f, "tee {queue}"),
+            Self::Pipe(pipe) => write!(f, "pipe {pipe}"),
+            Self::Forward(NextHop::Address(ip, Some(port))) => write!(f, "fwd {ip},{port}"),
+            Self::Forward(NextHop::Address(ip, None)) => write!(f, "fwd {ip}"),
+            Self::Forward(NextHop::Tablearg) => f.write_str("fwd tablearg"),
+            Self::Reass => f.write_str("reass"),
+            Self::SetDscp(Arg::Number(dscp)) => write!(f, "setdscp {}", Dscp(*dscp as u8)),
+            Self::SetDscp(Arg::Tablearg) => f.write_str("setdscp tablearg"),
+            Self::SetMark(Arg::Number(mark)) => write!(f, "setmark {mark:#x}"),
+            Self::SetMark(Arg::Tablearg) => f.write_str("setmark tablearg"),
+            Self::TcpSetMss(mss) => write!(f, "tcp-setmss {mss}"),
+            Self::StateTimeout(seconds) => write!(f, "state-timeout {seconds}"),
+        }
+    }
+}
+
+impl Display for Target {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Tablearg => f.write_str("tablearg"),
+            Self::Label { name, .. } => write!(f, ":{name}"),
+        }
+    }
+}
+
+impl Display for Arg {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Tablearg => f.write_str("tablearg"),
+        }
+    }
+}
+
+impl Display for StateName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str(":default"),
+            Self::Named(name) => write!(f, ":{name}"),
+            Self::Any => f.write_str(":any"),
+        }
+    }
+}
+
+impl Display for StateOption {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match (&self.limit, self.probe) {
+            (None, true) => f.write_str("keep-state")?,
+            (None, false) => f.write_str("record-state")?,
+            (Some(limit), probe) => {
+                f.write_str(if probe { "limit" } else { "set-limit" })?;
+                for (asked, word) in [
+                    (limit.src_addr, "src-addr"),
+                    (limit.src_port, "src-port"),
+                    (limit.dst_addr, "dst-addr"),
+                    (limit.dst_port, "dst-port"),
+                ] {
+                    if asked {
+                        write!(f, " {word}")?;
+                    }
+                }
+                write!(f, " {}", limit.max)?;
+            }
+        }
+        write!(f, " {}", self.name)?;
+        self.lifetime.map_or(Ok(()), |seconds| write!(f, " lifetime {seconds}"))
+    }
+}
+
+impl Display for Body {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.form != Form::Options {
+            f.write_char(' ')?;
+            block(f, &self.proto)?;
+        }
+        if self.form == Form::Full {
+            f.write_str(" from ")?;
+            block(f, &self.src)?;
+            if let Some(ports) = &self.src_port {
+                bare_ports(f, ports)?;
+            }
+            f.write_str(" to ")?;
+            block(f, &self.dst)?;
+            if let Some(ports) = &self.dst_port {
+                bare_ports(f, ports)?;
+            }
+        }
+        for option in &self.options {
+            f.write_char(' ')?;
+            // In the option part a test carries its own word.
+            braces(f, option, |f, term| {
+                if term.not {
+                    f.write_str("not ")?;
+                }
+                term.test.fmt(f)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A protocol or address block: the tests without their words.
+fn block(f: &mut Formatter<'_>, terms: &[Term]) -> fmt::Result {
+    braces(f, terms, |f, term| {
+        if term.not {
+            f.write_str("not ")?;
+        }
+        match &term.test {
+            Test::Proto(proto) => proto.fmt(f),
+            Test::Src(list) | Test::Dst(list) => comma_list(f, list),
+            other => other.fmt(f),
+        }
+    })
+}
+
+fn bare_ports(f: &mut Formatter<'_>, term: &Term) -> fmt::Result {
+    f.write_str(if term.not { " not " } else { " " })?;
+    match &term.test {
+        Test::SrcPort(ports) | Test::DstPort(ports) => ports.fmt(f),
+        other => other.fmt(f),
+    }
+}
+
+fn braces(
+    f: &mut Formatter<'_>,
+    terms: &[Term],
+    mut each: impl FnMut(&mut Formatter<'_>, &Term) -> fmt::Result,
+) -> fmt::Result {
+    if let [term] = terms {
+        return each(f, term);
+    }
+    f.write_str("{ ")?;
+    for (i, term) in terms.iter().enumerate() {
+        if i > 0 {
+            f.write_str(" or ")?;
+        }
+        each(f, term)?;
+    }
+    f.write_str(" }")
+}
+
+fn comma_list(f: &mut Formatter<'_>, items: &[impl Display]) -> fmt::Result {
+    for (i, item) in items.iter().enumerate() {
+        if i > 0 {
+            f.write_char(',')?;
+        }
+        item.fmt(f)?;
+    }
+    Ok(())
+}
+
+impl Display for Test {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Proto(proto) => write!(f, "proto {proto}"),
+            Self::Src(list) => {
+                f.write_str("src-ip ")?;
+                comma_list(f, list)
+            }
+            Self::Dst(list) => {
+                f.write_str("dst-ip ")?;
+                comma_list(f, list)
+            }
+            Self::SrcPort(ports) => write!(f, "src-port {ports}"),
+            Self::DstPort(ports) => write!(f, "dst-port {ports}"),
+            Self::In => f.write_str("in"),
+            Self::Out => f.write_str("out"),
+            Self::Recv(interface) => write!(f, "recv {interface}"),
+            Self::Xmit(interface) => write!(f, "xmit {interface}"),
+            Self::Via(interface) => write!(f, "via {interface}"),
+            Self::Layer2 => f.write_str("layer2"),
+            Self::Mac { dst, src } => write!(f, "MAC {dst} {src}"),
+            Self::MacType(types) => {
+                f.write_str("mac-type ")?;
+                for (i, (lo, hi)) in types.0.iter().enumerate() {
+                    let comma = if i == 0 { "" } else { "," };
+                    if lo == hi {
+                        write!(f, "{comma}0x{lo:04x}")?
+                    } else {
+                        write!(f, "{comma}0x{lo:04x}-0x{hi:04x}")?
+                    }
+                }
+                Ok(())
+            }
+            Self::Frag(flags) if *flags == Flags::default() => f.write_str("frag"),
+            Self::Frag(flags) => named_flags(f, "frag", *flags, FRAG),
+            Self::IpOptions(flags) => named_flags(f, "ipoptions", *flags, IP_OPTIONS),
+            Self::IpLen(ranges) => write!(f, "iplen {ranges}"),
+            Self::IpId(ranges) => write!(f, "ipid {ranges}"),
+            Self::IpPrecedence(precedence) => write!(f, "ipprecedence {precedence}"),
+            Self::Dscp(points) => {
+                f.write_str("dscp ")?;
+                let points: Vec<_> = (0..64u8).filter(|p| points >> p & 1 == 1).map(Dscp).collect();
+                comma_list(f, &points)
+            }
+            Self::IpTos(flags) => named_flags(f, "iptos", *flags, IP_TOS),
+            Self::IpTtl(ranges) => write!(f, "ipttl {ranges}"),
+            Self::IpVersion(version) => write!(f, "ipversion {version}"),
+            Self::Established => f.write_str("established"),
+            Self::Setup => f.write_str("setup"),
+            Self::TcpDataLen(ranges) => write!(f, "tcpdatalen {ranges}"),
+            Self::TcpFlags(flags) => named_flags(f, "tcpflags", *flags, TCP_FLAGS),
+            Self::TcpMss(ranges) => write!(f, "tcpmss {ranges}"),
+            Self::TcpOptions(flags) => named_flags(f, "tcpoptions", *flags, TCP_OPTIONS),
+            Self::TcpSeq(number) => write!(f, "tcpseq {number}"),
+            Self::TcpAck(number) => write!(f, "tcpack {number}"),
+            Self::TcpWin(ranges) => write!(f, "tcpwin {ranges}"),
+            Self::IcmpTypes(types) => {
+                f.write_str("icmptypes ")?;
+                let types: Vec<_> = (0..32u8).filter(|t| types >> t & 1 == 1).collect();
+                comma_list(f, &types)
+            }
+            Self::Icmp6Types(types) => {
+                f.write_str("icmp6types ")?;
+                let set = |t: &u16| types[usize::from(*t) / 64] >> (t % 64) & 1 == 1;
+                let types: Vec<_> = (0..256u16).filter(set).collect();
+                comma_list(f, &types)
+            }
+            Self::Ext6Hdr(headers) => {
+                f.write_str("ext6hdr ")?;
+                let names: Vec<_> =
+                    EXT6.iter().filter(|(_, bit)| headers & bit != 0).map(|(name, _)| name).collect();
+                comma_list(f, &names)
+            }
+            Self::FlowId(labels) => {
+                f.write_str("flow-id ")?;
+                comma_list(f, labels)
+            }
+            Self::Ip4 => f.write_str("ipv4"),
+            Self::Ip6 => f.write_str("ipv6"),
+            Self::Lookup { key, mask, table } => {
+                let word = LOOKUP_KEYS.iter().find(|(_, k)| k == key).map_or("?", |(word, _)| word);
+                write!(f, "lookup {word}")?;
+                match mask {
+                    None => {}
+                    Some(LookupMask::Number(mask)) if matches!(key, LookupKey::SrcIp | LookupKey::DstIp) => {
+                        write!(f, ":{}", std::net::Ipv4Addr::from_bits(*mask))?;
+                    }
+                    Some(LookupMask::Number(mask)) => write!(f, ":{mask:#x}")?,
+                    Some(LookupMask::V6(mask)) => write!(f, ":{}", std::net::Ipv6Addr::from_bits(*mask))?,
+                    Some(LookupMask::Mac(mask)) => write!(f, ":{}", Mac(*mask))?,
+                }
+                write!(f, " {table}")
+            }
+            Self::Flow(table) => write!(f, "flow {table}"),
+            Self::Tagged(TagArg::Tags(tags)) => write!(f, "tagged {tags}"),
+            Self::Tagged(TagArg::Tablearg) => f.write_str("tagged tablearg"),
+            Self::Mark { value, mask } => {
+                match value {
+                    Arg::Number(value) => write!(f, "mark {value:#x}")?,
+                    Arg::Tablearg => f.write_str("mark tablearg")?,
+                }
+                if *mask == u32::MAX { Ok(()) } else { write!(f, ":{mask:#x}") }
+            }
+            Self::VerRevPath => f.write_str("verrevpath"),
+            Self::VerSrcReach => f.write_str("versrcreach"),
+            Self::AntiSpoof => f.write_str("antispoof"),
+            Self::True => f.write_str("proto ip"),
+        }
+    }
+}
+
+fn named_flags(f: &mut Formatter<'_>, word: &str, flags: Flags, names: &[FlagName]) -> fmt::Result {
+    write!(f, "{word} ")?;
+    let mut comma = "";
+    for (name, bit) in names {
+        let not = if flags.clear & bit != 0 { "!" } else { "" };
+        if (flags.set | flags.clear) & bit != 0 {
+            write!(f, "{comma}{not}{name}")?;
+            comma = ",";
+        }
+    }
+    Ok(())
+}
+
+/// A code point, by name if it has one.
+struct Dscp(u8);
+
+impl Display for Dscp {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match DSCP.iter().find(|(_, point)| *point == self.0) {
+            Some((name, _)) => f.write_str(name),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+impl Display for Interface {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Name(name) => f.write_str(name),
+            Self::Glob(beginning) => write!(f, "{beginning}*"),
+            Self::Address(ip) => ip.fmt(f),
+            Self::Table(table) => table.fmt(f),
+        }
+    }
+}
+
+/// An Ethernet address.
+struct Mac([u8; 6]);
+
+impl Display for Mac {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl Display for MacMask {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.mask == [0; 6] {
+            return f.write_str("any");
+        }
+        Mac(self.addr).fmt(f)?;
+        let bits = self.mask.iter().fold(0u64, |bits, octet| bits << 8 | u64::from(*octet));
+        let ones = (bits << 16).leading_ones();
+        match ones == bits.count_ones() {
+            true if ones == 48 => Ok(()),
+            true => write!(f, "/{ones}"),
+            false => write!(f, "&{}", Mac(self.mask)),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Protocols by name and number.
+
+use std::fmt;
+
+/// What stands where a rule names its protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// `ip`, `all`: no restriction, frames that are not IP included.
+    Any,
+    /// `ip4`: any IPv4 packet.
+    Ip4,
+    /// `ip6`: any IPv6 packet.
+    Ip6,
+    /// The upper-layer protocol (IANA number).
+    Number(u8),
+}
+
+impl Protocol {
+    /// Reads a protocol's name or number.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "ip" | "all" => return Some(Self::Any),
+            "ip4" | "ipv4" => return Some(Self::Ip4),
+            "ip6" | "ipv6" => return Some(Self::Ip6),
+            _ => {}
+        }
+        if text.starts_with(|c: char| c.is_ascii_digit()) {
+            // 0 is `ip` in /etc/protocols, and no restriction.
+            return text.parse().ok().map(|n| if n == 0 { Self::Any } else { Self::Number(n) });
+        }
+        let lower = text.to_ascii_lowercase();
+        NAMES.iter().find(|(name, _)| *name == lower).map(|(_, number)| Self::Number(*number))
+    }
+
+    /// Every name that [`Self::parse`] knows.
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+        ["ip", "all", "ip4", "ipv4", "ip6", "ipv6"].into_iter().chain(NAMES.iter().map(|(name, _)| *name))
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("ip"),
+            Self::Ip4 => f.write_str("ip4"),
+            Self::Ip6 => f.write_str("ip6"),
+            Self::Number(number) => match NAMES.iter().find(|(_, n)| n == number) {
+                Some((name, _)) => f.write_str(name),
+                None => write!(f, "{number}"),
+            },
+        }
+    }
+}
+
+/// Name of a protocol number as rules print it, if it has one.
+pub fn name(number: u8) -> Option<&'static str> {
+    NAMES.iter().find(|(_, n)| *n == number).map(|(name, _)| *name)
+}
+
+/// Names and numbers (IANA, with BSD's spellings); the first name of a number is the one that is printed.
+const NAMES: &[(&str, u8)] = &[
+    ("tcp", 6), ("udp", 17), ("icmp", 1), ("ipv6-icmp", 58), ("icmp6", 58), ("icmpv6", 58), ("ip6-icmp", 58),
+    ("gre", 47), ("esp", 50), ("ah", 51), ("sctp", 132), ("dccp", 33), ("udplite", 136), ("igmp", 2),
+    ("ipencap", 4), ("ipip", 4), ("egp", 8), ("igp", 9), ("hmp", 20), ("rdp", 27), ("iso-tp4", 29), ("xtp", 36),
+    ("ddp", 37), ("ipv6-route", 43), ("ipv6-frag", 44), ("rsvp", 46), ("mobile", 55), ("skip", 57),
+    ("ipv6-nonxt", 59), ("ipv6-opts", 60), ("rspf", 73), ("vmtp", 81), ("eigrp", 88), ("ospf", 89),
+    ("ospfigp", 89), ("ax.25", 93), ("etherip", 97), ("encap", 98), ("pim", 103), ("ipcomp", 108), ("vrrp", 112),
+    ("carp", 112), ("pgm", 113), ("l2tp", 115), ("isis", 124), ("mobility-header", 135), ("mpls-in-ip", 137),
+    ("hip", 139), ("shim6", 140), ("divert", 254),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers() {
+        let rows = [("tcp", "tcp"), ("6", "tcp"), ("TCP", "tcp"), ("all", "ip"), ("ipv4", "ip4"), ("icmp6", "ipv6-icmp"),
+            ("200", "200"), ("0", "ip")];
+        for (text, printed) in rows {
+            assert_eq!(Protocol::parse(text).unwrap().to_string(), printed, "{text}");
+        }
+        assert_eq!(Protocol::parse("tpc"), None);
+        assert_eq!(Protocol::parse("256"), None);
+        for word in Protocol::names() {
+            let protocol = Protocol::parse(word).unwrap();
+            assert_eq!(Protocol::parse(&protocol.to_string()), Some(protocol), "{word}");
+        }
+    }
+}

@@ -1,0 +1,654 @@
+//! Lookup tables: keys of five types, values with columns.
+//!
+//! Addresses and Ethernet addresses are kept as longest-prefix tries, the other types as hash tables. Values are
+//! shared: a table of millions of entries has few different ones, and an entry holds a 32-bit number of its value.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use prefix_trie::PrefixMap;
+
+use super::option::MacMask;
+
+/// What a table's keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Addresses with a prefix length; the longest one wins.
+    Addr,
+    /// Names of ports.
+    Iface,
+    /// 32-bit numbers.
+    Number,
+    /// Flows, or some fields of them.
+    Flow(FlowFields),
+    /// Ethernet addresses with a prefix length.
+    Mac,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Addr => f.write_str("addr"),
+            Self::Iface => f.write_str("iface"),
+            Self::Number => f.write_str("number"),
+            Self::Flow(fields) => write!(f, "flow:{fields}"),
+            Self::Mac => f.write_str("mac"),
+        }
+    }
+}
+
+/// Which fields of a flow a table's keys have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowFields {
+    /// Source address.
+    pub src_ip: bool,
+    /// Protocol.
+    pub proto: bool,
+    /// Source port.
+    pub src_port: bool,
+    /// Destination address.
+    pub dst_ip: bool,
+    /// Destination port.
+    pub dst_port: bool,
+}
+
+impl FlowFields {
+    /// All five.
+    pub const ALL: Self = Self { src_ip: true, proto: true, src_port: true, dst_ip: true, dst_port: true };
+}
+
+impl fmt::Display for FlowFields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [
+            (self.src_ip, "src-ip"),
+            (self.proto, "proto"),
+            (self.src_port, "src-port"),
+            (self.dst_ip, "dst-ip"),
+            (self.dst_port, "dst-port"),
+        ];
+        let mut comma = "";
+        for (_, word) in words.iter().filter(|(there, _)| *there) {
+            write!(f, "{comma}{word}")?;
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+/// A flow as a table's key; fields that the table does not use are empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FlowKey {
+    /// Source address.
+    pub src_ip: Option<IpAddr>,
+    /// Protocol.
+    pub proto: u8,
+    /// Source port.
+    pub src_port: u16,
+    /// Destination address.
+    pub dst_ip: Option<IpAddr>,
+    /// Destination port.
+    pub dst_port: u16,
+}
+
+/// A key of any type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// An IPv4 prefix.
+    Net4(u32, u8),
+    /// An IPv6 prefix.
+    Net6(u128, u8),
+    /// A port's name.
+    Iface(Box<str>),
+    /// A number.
+    Number(u32),
+    /// A flow.
+    Flow(FlowKey),
+    /// An Ethernet prefix.
+    Mac(u64, u8),
+}
+
+impl Key {
+    /// The key of an Ethernet address with a mask; `None` when the mask has gaps.
+    pub fn mac(mac: MacMask) -> Option<Self> {
+        let bits = |octets: [u8; 6]| octets.iter().fold(0u64, |bits, o| bits << 8 | u64::from(*o)) << 16;
+        let mask = bits(mac.mask);
+        let ones = mask.leading_ones();
+        (ones == mask.count_ones()).then(|| Self::Mac(bits(mac.addr), ones as u8))
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Net4(addr, len) => write!(f, "{}/{len}", Ipv4Addr::from_bits(*addr)),
+            Self::Net6(addr, len) => write!(f, "{}/{len}", Ipv6Addr::from_bits(*addr)),
+            Self::Iface(name) => f.write_str(name),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Flow(key) => {
+                let mut comma = "";
+                if let Some(ip) = key.src_ip {
+                    write!(f, "{ip}")?;
+                    comma = ",";
+                }
+                if key.proto != 0 {
+                    write!(f, "{comma}{}", key.proto)?;
+                    comma = ",";
+                }
+                if key.src_port != 0 {
+                    write!(f, "{comma}{}", key.src_port)?;
+                    comma = ",";
+                }
+                if let Some(ip) = key.dst_ip {
+                    write!(f, "{comma}{ip}")?;
+                    comma = ",";
+                }
+                if key.dst_port != 0 {
+                    write!(f, "{comma}{}", key.dst_port)?;
+                }
+                Ok(())
+            }
+            Self::Mac(bits, len) => {
+                let [a, b, c, d, e, g, ..] = bits.to_be_bytes();
+                write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}/{len}")
+            }
+        }
+    }
+}
+
+/// A column of a table's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Column {
+    /// Every number below at once, as one 32-bit number; or an IPv4 address.
+    Legacy,
+    /// Rule number for skipto and call.
+    Skipto,
+    /// Pipe.
+    Pipe,
+    /// Code point.
+    Dscp,
+    /// Tag.
+    Tag,
+    /// Queue of divert, tee and inspect.
+    Divert,
+    /// Limit of states.
+    Limit,
+    /// IPv4 next hop.
+    Ipv4,
+    /// IPv6 next hop.
+    Ipv6,
+    /// Mark.
+    Mark,
+}
+
+/// Column names as `valtype` takes them.
+pub(crate) const COLUMNS: &[(&str, Column)] = &[
+    ("legacy", Column::Legacy),
+    ("skipto", Column::Skipto),
+    ("pipe", Column::Pipe),
+    ("dscp", Column::Dscp),
+    ("tag", Column::Tag),
+    ("divert", Column::Divert),
+    ("limit", Column::Limit),
+    ("ipv4", Column::Ipv4),
+    ("ipv6", Column::Ipv6),
+    ("mark", Column::Mark),
+];
+
+/// A value: what `tablearg` stands for, per use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Value {
+    /// What `table(name,value)` compares with, and what is listed for a legacy table.
+    pub number: u32,
+    /// For skipto and call.
+    pub skipto: u32,
+    /// For pipe.
+    pub pipe: u32,
+    /// For setdscp.
+    pub dscp: u32,
+    /// For tag, untag and tagged.
+    pub tag: u32,
+    /// For divert, tee and inspect.
+    pub divert: u32,
+    /// For limit.
+    pub limit: u32,
+    /// For mark and setmark.
+    pub mark: u32,
+    /// For fwd of IPv4 packets.
+    pub ipv4: Option<Ipv4Addr>,
+    /// For fwd of IPv6 packets.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+impl Value {
+    /// The value of a legacy table: one number for every use.
+    pub const fn legacy(number: u32) -> Self {
+        Self {
+            number,
+            skipto: number,
+            pipe: number,
+            dscp: number,
+            tag: number,
+            divert: number,
+            limit: number,
+            mark: number,
+            ipv4: Some(Ipv4Addr::from_bits(number)),
+            ipv6: None,
+        }
+    }
+
+    /// Sets one numeric column.
+    pub(crate) fn set(&mut self, column: Column, number: u32) {
+        match column {
+            Column::Legacy => *self = Self { ipv6: self.ipv6, ..Self::legacy(number) },
+            Column::Skipto => self.skipto = number,
+            Column::Pipe => self.pipe = number,
+            Column::Dscp => self.dscp = number,
+            Column::Tag => {
+                self.tag = number;
+                self.number = number;
+            }
+            Column::Divert => self.divert = number,
+            Column::Limit => self.limit = number,
+            Column::Mark => self.mark = number,
+            Column::Ipv4 => self.ipv4 = Some(Ipv4Addr::from_bits(number)),
+            Column::Ipv6 => {}
+        }
+    }
+}
+
+/// Why an entry was not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The key is there already.
+    Exists,
+    /// The table has as many entries as its limit allows.
+    Full,
+    /// The key is not of the table's type.
+    WrongType,
+    /// The table is locked.
+    Locked,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exists => "the entry exists already",
+            Self::Full => "the table is full",
+            Self::WrongType => "the key is not of the table's type",
+            Self::Locked => "the table is locked",
+        })
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// A table.
+#[derive(Clone)]
+pub struct Table {
+    kind: Kind,
+    columns: Vec<Column>,
+    limit: Option<usize>,
+    locked: bool,
+    entries: Entries,
+    values: Values,
+}
+
+#[derive(Clone)]
+enum Entries {
+    Addr { v4: PrefixMap<(u32, u8), u32>, v6: PrefixMap<(u128, u8), u32> },
+    Iface(HashMap<Box<str>, u32>),
+    Number(HashMap<u32, u32>),
+    Flow(HashMap<FlowKey, u32>),
+    Mac(PrefixMap<(u64, u8), u32>),
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("kind", &self.kind).field("entries", &self.len()).finish()
+    }
+}
+
+impl Default for Table {
+    /// What a table is when a rule or an entry comes before its `create`: addresses, legacy values.
+    fn default() -> Self {
+        Self::new(Kind::Addr, vec![Column::Legacy])
+    }
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(kind: Kind, columns: Vec<Column>) -> Self {
+        let entries = match kind {
+            Kind::Addr => Entries::Addr { v4: PrefixMap::new(), v6: PrefixMap::new() },
+            Kind::Iface => Entries::Iface(HashMap::new()),
+            Kind::Number => Entries::Number(HashMap::new()),
+            Kind::Flow(_) => Entries::Flow(HashMap::new()),
+            Kind::Mac => Entries::Mac(PrefixMap::new()),
+        };
+        Self { kind, columns, limit: None, locked: false, entries, values: Values::default() }
+    }
+
+    /// The type of its keys.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The columns of its values.
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// Most entries, if there is a limit.
+    pub fn limit(&self) -> Option<usize> {
+        self.limit
+    }
+
+    /// Sets the limit; `None` lifts it.
+    pub fn set_limit(&mut self, limit: Option<usize>) {
+        self.limit = limit;
+    }
+
+    /// Locks the table against changes, or unlocks it.
+    pub fn set_locked(&mut self, locked: bool) {
+        self.locked = locked;
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        match &self.entries {
+            Entries::Addr { v4, v6 } => v4.len() + v6.len(),
+            Entries::Iface(map) => map.len(),
+            Entries::Number(map) => map.len(),
+            Entries::Flow(map) => map.len(),
+            Entries::Mac(map) => map.len(),
+        }
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// [`Refused`] says why not; the table is then unchanged.
+    pub fn add(&mut self, key: &Key, value: Value) -> Result<(), Refused> {
+        if self.locked {
+            return Err(Refused::Locked);
+        }
+        if self.get(key)?.is_some() {
+            return Err(Refused::Exists);
+        }
+        if self.limit.is_some_and(|limit| self.len() >= limit) {
+            return Err(Refused::Full);
+        }
+        self.put(key, value);
+        Ok(())
+    }
+
+    /// Adds an entry or changes its value.
+    ///
+    /// # Errors
+    /// [`Refused`] says why not; the table is then unchanged.
+    pub fn replace(&mut self, key: &Key, value: Value) -> Result<(), Refused> {
+        if self.locked {
+            return Err(Refused::Locked);
+        }
+        if self.get(key)?.is_none() && self.limit.is_some_and(|limit| self.len() >= limit) {
+            return Err(Refused::Full);
+        }
+        self.put(key, value);
+        Ok(())
+    }
+
+    fn put(&mut self, key: &Key, value: Value) {
+        let number = self.values.take(value);
+        let old = match (&mut self.entries, key) {
+            (Entries::Addr { v4, .. }, Key::Net4(addr, len)) => v4.insert((*addr, *len), number),
+            (Entries::Addr { v6, .. }, Key::Net6(addr, len)) => v6.insert((*addr, *len), number),
+            (Entries::Iface(map), Key::Iface(name)) => map.insert(name.clone(), number),
+            (Entries::Number(map), Key::Number(key)) => map.insert(*key, number),
+            (Entries::Flow(map), Key::Flow(key)) => map.insert(*key, number),
+            (Entries::Mac(map), Key::Mac(bits, len)) => map.insert((*bits, *len), number),
+            // `get` has refused every other pair.
+            _ => Some(number),
+        };
+        if let Some(old) = old {
+            self.values.give_back(old);
+        }
+    }
+
+    /// Deletes an entry; false when there is none.
+    ///
+    /// # Errors
+    /// [`Refused::Locked`], [`Refused::WrongType`].
+    pub fn delete(&mut self, key: &Key) -> Result<bool, Refused> {
+        if self.locked {
+            return Err(Refused::Locked);
+        }
+        let old = match (&mut self.entries, key) {
+            (Entries::Addr { v4, .. }, Key::Net4(addr, len)) => v4.remove(&(*addr, *len)),
+            (Entries::Addr { v6, .. }, Key::Net6(addr, len)) => v6.remove(&(*addr, *len)),
+            (Entries::Iface(map), Key::Iface(name)) => map.remove(name),
+            (Entries::Number(map), Key::Number(key)) => map.remove(key),
+            (Entries::Flow(map), Key::Flow(key)) => map.remove(key),
+            (Entries::Mac(map), Key::Mac(bits, len)) => map.remove(&(*bits, *len)),
+            _ => return Err(Refused::WrongType),
+        };
+        if let Some(old) = old {
+            self.values.give_back(old);
+        }
+        Ok(old.is_some())
+    }
+
+    /// Deletes all entries.
+    pub fn flush(&mut self) {
+        let fresh = Self::new(self.kind, Vec::new());
+        self.entries = fresh.entries;
+        self.values = fresh.values;
+    }
+
+    /// The value of exactly this key.
+    ///
+    /// # Errors
+    /// [`Refused::WrongType`].
+    pub fn get(&self, key: &Key) -> Result<Option<&Value>, Refused> {
+        let number = match (&self.entries, key) {
+            (Entries::Addr { v4, .. }, Key::Net4(addr, len)) => v4.get(&(*addr, *len)),
+            (Entries::Addr { v6, .. }, Key::Net6(addr, len)) => v6.get(&(*addr, *len)),
+            (Entries::Iface(map), Key::Iface(name)) => map.get(name),
+            (Entries::Number(map), Key::Number(key)) => map.get(key),
+            (Entries::Flow(map), Key::Flow(key)) => map.get(key),
+            (Entries::Mac(map), Key::Mac(bits, len)) => map.get(&(*bits, *len)),
+            _ => return Err(Refused::WrongType),
+        };
+        Ok(number.map(|number| self.values.get(*number)))
+    }
+
+    /// The value of the longest prefix of an address.
+    #[inline]
+    pub fn lookup_ip(&self, ip: IpAddr) -> Option<&Value> {
+        let Entries::Addr { v4, v6 } = &self.entries else { return None };
+        let number = match ip {
+            IpAddr::V4(ip) => *v4.get_lpm(&(ip.to_bits(), 32))?.1,
+            IpAddr::V6(ip) => *v6.get_lpm(&(ip.to_bits(), 128))?.1,
+        };
+        Some(self.values.get(number))
+    }
+
+    /// The value of a number.
+    #[inline]
+    pub fn lookup_number(&self, number: u32) -> Option<&Value> {
+        let Entries::Number(map) = &self.entries else { return None };
+        map.get(&number).map(|number| self.values.get(*number))
+    }
+
+    /// The value of a port's name.
+    pub fn lookup_iface(&self, name: &str) -> Option<&Value> {
+        let Entries::Iface(map) = &self.entries else { return None };
+        map.get(name).map(|number| self.values.get(*number))
+    }
+
+    /// The value of a flow; the caller leaves out the fields that the table does not use.
+    pub fn lookup_flow(&self, key: &FlowKey) -> Option<&Value> {
+        let Entries::Flow(map) = &self.entries else { return None };
+        map.get(key).map(|number| self.values.get(*number))
+    }
+
+    /// The value of the longest prefix of an Ethernet address.
+    pub fn lookup_mac(&self, mac: [u8; 6]) -> Option<&Value> {
+        let Entries::Mac(map) = &self.entries else { return None };
+        let bits = mac.iter().fold(0u64, |bits, octet| bits << 8 | u64::from(*octet)) << 16;
+        map.get_lpm(&(bits, 48)).map(|(_, number)| self.values.get(*number))
+    }
+
+    /// Every entry, prefixes and numbers in order, the other types in no particular order.
+    pub fn list(&self) -> Vec<(Key, Value)> {
+        let value = |number: &u32| *self.values.get(*number);
+        match &self.entries {
+            Entries::Addr { v4, v6 } => {
+                let four = v4.iter().map(|((addr, len), n)| (Key::Net4(addr, len), value(n)));
+                let six = v6.iter().map(|((addr, len), n)| (Key::Net6(addr, len), value(n)));
+                four.chain(six).collect()
+            }
+            Entries::Iface(map) => map.iter().map(|(name, n)| (Key::Iface(name.clone()), value(n))).collect(),
+            Entries::Number(map) => {
+                let mut all: Vec<_> = map.iter().map(|(k, n)| (*k, value(n))).collect();
+                all.sort_unstable_by_key(|(key, _)| *key);
+                all.into_iter().map(|(key, value)| (Key::Number(key), value)).collect()
+            }
+            Entries::Flow(map) => map.iter().map(|(key, n)| (Key::Flow(*key), value(n))).collect(),
+            Entries::Mac(map) => map.iter().map(|((bits, len), n)| (Key::Mac(bits, len), value(n))).collect(),
+        }
+    }
+}
+
+impl Table {
+    /// The commands that make this table, for a rule file.
+    pub(crate) fn write_commands(&self, name: &str, text: &mut String) {
+        use fmt::Write;
+        let columns: Vec<_> = self.columns.iter().map(|c| column_name(*c)).collect();
+        let _ = write!(text, "table {name} create type {} valtype {}", self.kind, columns.join(","));
+        if let Some(limit) = self.limit {
+            let _ = write!(text, " limit {limit}");
+        }
+        text.push('\n');
+        for (key, value) in self.list() {
+            let _ = writeln!(text, "table {name} add {key} {}", self.show_value(&value));
+        }
+        if self.locked {
+            let _ = writeln!(text, "table {name} lock");
+        }
+    }
+
+    /// A value as `table NAME list` shows it.
+    pub fn show_value(&self, value: &Value) -> String {
+        let show = |column: &Column| match column {
+            Column::Legacy => match (value.number, value.ipv6) {
+                (0, Some(ip)) => ip.to_string(),
+                (number, _) => number.to_string(),
+            },
+            Column::Skipto => value.skipto.to_string(),
+            Column::Pipe => value.pipe.to_string(),
+            Column::Dscp => value.dscp.to_string(),
+            Column::Tag => value.tag.to_string(),
+            Column::Divert => value.divert.to_string(),
+            Column::Limit => value.limit.to_string(),
+            Column::Mark => format!("{:#x}", value.mark),
+            Column::Ipv4 => value.ipv4.unwrap_or(Ipv4Addr::UNSPECIFIED).to_string(),
+            Column::Ipv6 => value.ipv6.unwrap_or(Ipv6Addr::UNSPECIFIED).to_string(),
+        };
+        self.columns.iter().map(show).collect::<Vec<_>>().join(",")
+    }
+}
+
+fn column_name(column: Column) -> &'static str {
+    COLUMNS.iter().find(|(_, c)| *c == column).map_or("legacy", |(name, _)| name)
+}
+
+/// Values, each kept once for all entries that have it.
+#[derive(Clone, Debug, Default)]
+struct Values {
+    slots: Vec<(Value, u32)>,
+    numbers: HashMap<Value, u32>,
+    free: Vec<u32>,
+}
+
+impl Values {
+    fn get(&self, number: u32) -> &Value {
+        &self.slots[number as usize].0
+    }
+
+    /// The number of `value`, which one more entry uses.
+    fn take(&mut self, value: Value) -> u32 {
+        if let Some(number) = self.numbers.get(&value) {
+            self.slots[*number as usize].1 += 1;
+            return *number;
+        }
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.slots[number as usize] = (value, 1);
+                number
+            }
+            None => {
+                self.slots.push((value, 1));
+                self.slots.len() as u32 - 1
+            }
+        };
+        self.numbers.insert(value, number);
+        number
+    }
+
+    /// One entry less uses the value.
+    fn give_back(&mut self, number: u32) {
+        let (value, uses) = &mut self.slots[number as usize];
+        *uses -= 1;
+        if *uses == 0 {
+            self.numbers.remove(value);
+            self.free.push(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_prefix_wins() {
+        let mut table = Table::default();
+        let net = |a: [u8; 4], len| Key::Net4(u32::from_be_bytes(a), len);
+        table.add(&net([0, 0, 0, 0], 0), Value::legacy(1)).unwrap();
+        table.add(&net([10, 0, 0, 0], 8), Value::legacy(2)).unwrap();
+        table.add(&net([10, 1, 0, 0], 16), Value::legacy(3)).unwrap();
+        let number = |table: &Table, ip: &str| table.lookup_ip(ip.parse().unwrap()).map(|v| v.number);
+        assert_eq!(number(&table, "10.1.2.3"), Some(3));
+        assert_eq!(number(&table, "10.2.2.3"), Some(2));
+        assert_eq!(number(&table, "11.2.2.3"), Some(1));
+        assert_eq!(number(&table, "::1"), None);
+        assert_eq!(table.delete(&net([10, 1, 0, 0], 16)), Ok(true));
+        assert_eq!(number(&table, "10.1.2.3"), Some(2));
+        assert_eq!(table.add(&net([10, 0, 0, 0], 8), Value::legacy(9)), Err(Refused::Exists));
+        assert_eq!(table.add(&Key::Number(1), Value::legacy(9)), Err(Refused::WrongType));
+        table.set_limit(Some(2));
+        assert_eq!(table.add(&net([12, 0, 0, 0], 8), Value::legacy(9)), Err(Refused::Full));
+    }
+
+    #[test]
+    fn values_are_kept_once_and_given_back() {
+        let mut table = Table::new(Kind::Number, vec![Column::Legacy]);
+        for key in 0..100 {
+            table.add(&Key::Number(key), Value::legacy(key % 2)).unwrap();
+        }
+        assert_eq!(table.values.numbers.len(), 2);
+        for key in 0..100 {
+            table.replace(&Key::Number(key), Value::legacy(1)).unwrap();
+        }
+        assert_eq!(table.values.numbers.len(), 1);
+        (0..100).for_each(|key| assert_eq!(table.delete(&Key::Number(key)), Ok(true)));
+        assert_eq!(table.values.numbers.len(), 0);
+        assert_eq!(table.values.slots.len(), 2);
+    }
+}

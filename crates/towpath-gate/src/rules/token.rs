@@ -1,0 +1,196 @@
+//! Text to words with positions.
+//!
+//! ipfw reads a line as its shell words: blanks separate, a comma joins with what follows, braces and
+//! parentheses stand alone unless they belong to `table(...)` or to an address set `a/24{1,5-9}`. `#` ends the
+//! line, `//` begins the comment that stays with the rule, a backslash at the end continues on the next line.
+
+use std::borrow::Cow;
+
+use super::diagnostic::Position;
+
+/// One word.
+#[derive(Clone, Debug)]
+pub(crate) struct Token<'a> {
+    pub(crate) text: Cow<'a, str>,
+    at: Position,
+    /// Where the later pieces of a joined word came from: (offset in `text`, position).
+    joins: Vec<(usize, Position)>,
+}
+
+impl Token<'_> {
+    pub(crate) fn position(&self) -> Position {
+        self.at
+    }
+
+    /// The position of the byte at `offset` of the text.
+    pub(crate) fn position_at(&self, offset: usize) -> Position {
+        let (start, at) =
+            self.joins.iter().rev().find(|(start, _)| *start <= offset).copied().unwrap_or((0, self.at));
+        let columns = self.text.get(start..offset).map_or(0, |passed| passed.chars().count());
+        Position { line: at.line, column: at.column + columns as u32 }
+    }
+}
+
+/// One command of the file: its words, and its comment.
+#[derive(Clone, Debug)]
+pub(crate) struct Line<'a> {
+    pub(crate) tokens: Vec<Token<'a>>,
+    pub(crate) comment: Option<String>,
+    /// Just behind the last word: where something is missing.
+    pub(crate) end: Position,
+}
+
+/// The lines of `text` that say something.
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
+    let mut physical = text.split('\n').zip(1u32..);
+    std::iter::from_fn(move || {
+        loop {
+            let mut lexer = Lexer::default();
+            let (first, number) = physical.next()?;
+            let mut more = lexer.physical(first, number);
+            while more {
+                let Some((next, number)) = physical.next() else { break };
+                more = lexer.physical(next, number);
+            }
+            let line = lexer.finish();
+            if !line.tokens.is_empty() || line.comment.is_some() {
+                return Some(line);
+            }
+        }
+    })
+}
+
+#[derive(Default)]
+struct Lexer<'a> {
+    tokens: Vec<Token<'a>>,
+    comment: Option<String>,
+    end: Position,
+}
+
+impl<'a> Lexer<'a> {
+    /// Reads one line of the file; true when it continues on the next one.
+    fn physical(&mut self, text: &'a str, line: u32) -> bool {
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        let text = text.split_once('#').map_or(text, |(before, _)| before);
+        let trimmed = text.trim_end();
+        let (text, more) = match trimmed.strip_suffix('\\') {
+            Some(before) => (before, true),
+            None => (trimmed, false),
+        };
+        if let Some(comment) = &mut self.comment {
+            // A comment that was continued goes on.
+            comment.push(' ');
+            comment.push_str(text.trim());
+            return more;
+        }
+        let mut column = 1;
+        let mut rest = text;
+        loop {
+            let blank = rest.len() - rest.trim_start().len();
+            column += rest[..blank].chars().count() as u32;
+            rest = &rest[blank..];
+            if rest.is_empty() {
+                break;
+            }
+            let at = Position { line, column };
+            if let Some(comment) = rest.strip_prefix("//") {
+                self.comment = Some(comment.trim().to_owned());
+                self.end = at;
+                break;
+            }
+            let length = word_length(rest);
+            self.push(&rest[..length], at);
+            column += rest[..length].chars().count() as u32;
+            rest = &rest[length..];
+            self.end = Position { line, column };
+        }
+        more
+    }
+
+    fn push(&mut self, text: &'a str, at: Position) {
+        let joins = |last: &Token<'_>| last.text.ends_with(',') && !matches!(text, "{" | "}" | "or");
+        match self.tokens.last_mut() {
+            Some(last) if joins(last) => {
+                last.joins.push((last.text.len(), at));
+                last.text.to_mut().push_str(text);
+            }
+            _ => {
+                let text = match text {
+                    "(" => "{",
+                    ")" => "}",
+                    other => other,
+                };
+                self.tokens.push(Token { text: Cow::Borrowed(text), at, joins: Vec::new() });
+            }
+        }
+    }
+
+    fn finish(self) -> Line<'a> {
+        Line { tokens: self.tokens, comment: self.comment, end: self.end }
+    }
+}
+
+/// Bytes of the word that `rest` (not blank, not empty) begins with.
+fn word_length(rest: &str) -> usize {
+    let mut closing = None;
+    for (at, c) in rest.char_indices() {
+        if let Some(close) = closing {
+            if c == close {
+                closing = None;
+            }
+            continue;
+        }
+        match c {
+            '{' | '(' | '}' | ')' if at == 0 => return 1,
+            '{' => closing = Some('}'),
+            '(' => closing = Some(')'),
+            '}' | ')' => return at,
+            c if c.is_whitespace() => return at,
+            _ => {}
+        }
+    }
+    // A bracket that nobody closes: the word ends at the first blank after all.
+    if closing.is_some() { rest.find(char::is_whitespace).unwrap_or(rest.len()) } else { rest.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<Vec<String>> {
+        lines(text).map(|line| line.tokens.iter().map(|t| t.text.to_string()).collect()).collect()
+    }
+
+    #[test]
+    fn words_are_the_shells() {
+        let rows: &[(&str, &[&[&str]])] = &[
+            ("add allow  tcp\n", &[&["add", "allow", "tcp"]]),
+            ("a # b\n\n# c\nd", &[&["a"], &["d"]]),
+            ("a \\\n b\r\nc", &[&["a", "b"], &["c"]]),
+            ("{tcp or udp}", &[&["{", "tcp", "or", "udp", "}"]]),
+            ("( tcp or udp )", &[&["{", "tcp", "or", "udp", "}"]]),
+            ("80, 443,\t8080 x", &[&["80,443,8080", "x"]]),
+            ("1.2.3.0/24{1, 5-9} x", &[&["1.2.3.0/24{1, 5-9}", "x"]]),
+            ("table(t, 3) x", &[&["table(t, 3)", "x"]]),
+            ("a{b c", &[&["a{b", "c"]]),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(&words(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn comments_stay_with_their_line() {
+        let all: Vec<_> = lines("a // b c # d\n// e").map(|l| (l.tokens.len(), l.comment)).collect();
+        assert_eq!(all, [(1, Some("b c".into())), (0, Some("e".into()))]);
+    }
+
+    #[test]
+    fn positions_survive_joins() {
+        let line = lines("é  80, 443x").next().unwrap();
+        assert_eq!(line.tokens[1].position(), Position { line: 1, column: 4 });
+        assert_eq!(line.tokens[1].position_at(3), Position { line: 1, column: 8 });
+        assert_eq!(line.tokens[1].position_at(6), Position { line: 1, column: 11 });
+        assert_eq!(line.end, Position { line: 1, column: 12 });
+    }
+}

@@ -1,0 +1,37 @@
+//! Rule text: what parses, how it prints, what is refused and in which words.
+
+use towpath_gate::rules::Ruleset;
+
+/// The text of the only rule of `rule`.
+fn printed(rule: &str) -> String {
+    let parsed = Ruleset::parse("t", &format!("add {rule}\n"));
+    let ruleset = parsed.ruleset.unwrap_or_else(|errors| panic!("{rule}: {}", errors[0]));
+    ruleset.rules()[0].to_string()
+}
+
+fn errors(text: &str) -> Vec<String> {
+    match Ruleset::parse("t", text).ruleset {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[test]
+fn rules_print_as_ipfw_lists_them() {
+    // Written, and printed; "" when both are the same.
+    let rows: &[(&str, &str)] = include!("rows/print.in");
+    for (text, expected) in rows {
+        let expected = if expected.is_empty() { text } else { expected };
+        let once = printed(text);
+        assert_eq!(&once, expected, "{text}");
+        assert_eq!(printed(&once), once, "{text}");
+    }
+}
+
+#[test]
+fn every_error_says_what_to_do() {
+    let rows: &[(&str, &[&str])] = include!("rows/errors.in");
+    for (text, expected) in rows {
+        assert_eq!(&errors(text), expected, "{text}");
+    }
+}
