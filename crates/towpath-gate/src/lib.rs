@@ -5,10 +5,12 @@
 
 mod time;
 
+pub mod gate;
 pub mod packet;
 pub mod rules;
 pub mod state;
 pub mod wire;
 
+pub use gate::Gate;
 pub use packet::Packet;
 pub use time::Time;

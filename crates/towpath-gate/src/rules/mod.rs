@@ -32,9 +32,12 @@ mod ruleset;
 pub mod table;
 mod token;
 
+pub(crate) use parse::option::mac;
+pub(crate) use parse::order;
+
 pub use diagnostic::{Diagnostic, Position};
 pub use rule::{
-    Action, Body, DEFAULT_RULE, Form, Limit, Log, NextHop, RESERVED_SET, ReturnTo, Rule, StateName, StateOption, Tag,
-    Target,
+    Action, Body, DEFAULT_RULE, Form, Limit, Log, NextHop, RESERVED_SET, ReturnTo, Rule, StateName,
+    StateOption, Tag, Target,
 };
 pub use ruleset::{Parsed, Pipe, Ruleset};

@@ -25,7 +25,8 @@ pub(crate) const UNREACH: &[(&str, u8)] = &[
     ("precedence-cutoff", 15),
 ];
 /// ICMPv6 unreachable codes by name (RFC 4443).
-pub(crate) const UNREACH6: &[(&str, u8)] = &[("no-route", 0), ("admin-prohib", 1), ("address", 3), ("port", 4)];
+pub(crate) const UNREACH6: &[(&str, u8)] =
+    &[("no-route", 0), ("admin-prohib", 1), ("address", 3), ("port", 4)];
 
 impl Display for Rule {
     /// The rule as `ipfw list` shows it, without number and set: `allow tcp from any to me 22 keep-state`.

@@ -59,14 +59,56 @@ pub fn name(number: u8) -> Option<&'static str> {
 
 /// Names and numbers (IANA, with BSD's spellings); the first name of a number is the one that is printed.
 const NAMES: &[(&str, u8)] = &[
-    ("tcp", 6), ("udp", 17), ("icmp", 1), ("ipv6-icmp", 58), ("icmp6", 58), ("icmpv6", 58), ("ip6-icmp", 58),
-    ("gre", 47), ("esp", 50), ("ah", 51), ("sctp", 132), ("dccp", 33), ("udplite", 136), ("igmp", 2),
-    ("ipencap", 4), ("ipip", 4), ("egp", 8), ("igp", 9), ("hmp", 20), ("rdp", 27), ("iso-tp4", 29), ("xtp", 36),
-    ("ddp", 37), ("ipv6-route", 43), ("ipv6-frag", 44), ("rsvp", 46), ("mobile", 55), ("skip", 57),
-    ("ipv6-nonxt", 59), ("ipv6-opts", 60), ("rspf", 73), ("vmtp", 81), ("eigrp", 88), ("ospf", 89),
-    ("ospfigp", 89), ("ax.25", 93), ("etherip", 97), ("encap", 98), ("pim", 103), ("ipcomp", 108), ("vrrp", 112),
-    ("carp", 112), ("pgm", 113), ("l2tp", 115), ("isis", 124), ("mobility-header", 135), ("mpls-in-ip", 137),
-    ("hip", 139), ("shim6", 140), ("divert", 254),
+    ("tcp", 6),
+    ("udp", 17),
+    ("icmp", 1),
+    ("ipv6-icmp", 58),
+    ("icmp6", 58),
+    ("icmpv6", 58),
+    ("ip6-icmp", 58),
+    ("gre", 47),
+    ("esp", 50),
+    ("ah", 51),
+    ("sctp", 132),
+    ("dccp", 33),
+    ("udplite", 136),
+    ("igmp", 2),
+    ("ipencap", 4),
+    ("ipip", 4),
+    ("egp", 8),
+    ("igp", 9),
+    ("hmp", 20),
+    ("rdp", 27),
+    ("iso-tp4", 29),
+    ("xtp", 36),
+    ("ddp", 37),
+    ("ipv6-route", 43),
+    ("ipv6-frag", 44),
+    ("rsvp", 46),
+    ("mobile", 55),
+    ("skip", 57),
+    ("ipv6-nonxt", 59),
+    ("ipv6-opts", 60),
+    ("rspf", 73),
+    ("vmtp", 81),
+    ("eigrp", 88),
+    ("ospf", 89),
+    ("ospfigp", 89),
+    ("ax.25", 93),
+    ("etherip", 97),
+    ("encap", 98),
+    ("pim", 103),
+    ("ipcomp", 108),
+    ("vrrp", 112),
+    ("carp", 112),
+    ("pgm", 113),
+    ("l2tp", 115),
+    ("isis", 124),
+    ("mobility-header", 135),
+    ("mpls-in-ip", 137),
+    ("hip", 139),
+    ("shim6", 140),
+    ("divert", 254),
 ];
 
 #[cfg(test)]
@@ -75,8 +117,16 @@ mod tests {
 
     #[test]
     fn names_and_numbers() {
-        let rows = [("tcp", "tcp"), ("6", "tcp"), ("TCP", "tcp"), ("all", "ip"), ("ipv4", "ip4"), ("icmp6", "ipv6-icmp"),
-            ("200", "200"), ("0", "ip")];
+        let rows = [
+            ("tcp", "tcp"),
+            ("6", "tcp"),
+            ("TCP", "tcp"),
+            ("all", "ip"),
+            ("ipv4", "ip4"),
+            ("icmp6", "ipv6-icmp"),
+            ("200", "200"),
+            ("0", "ip"),
+        ];
         for (text, printed) in rows {
             assert_eq!(Protocol::parse(text).unwrap().to_string(), printed, "{text}");
         }

@@ -62,11 +62,17 @@ impl Body {
         fn one(term: &Option<super::option::Term>) -> Option<&[super::option::Term]> {
             term.as_ref().map(std::slice::from_ref)
         }
-        [Some(&self.proto[..]), Some(&self.src[..]), one(&self.src_port), Some(&self.dst[..]), one(&self.dst_port)]
-            .into_iter()
-            .flatten()
-            .chain(self.options.iter().map(|block| &block[..]))
-            .filter(|block| !block.is_empty())
+        [
+            Some(&self.proto[..]),
+            Some(&self.src[..]),
+            one(&self.src_port),
+            Some(&self.dst[..]),
+            one(&self.dst_port),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(self.options.iter().map(|block| &block[..]))
+        .filter(|block| !block.is_empty())
     }
 }
 

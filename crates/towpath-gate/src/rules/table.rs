@@ -296,11 +296,17 @@ pub struct Table {
 
 #[derive(Clone)]
 enum Entries {
-    Addr { v4: PrefixMap<(u32, u8), u32>, v6: PrefixMap<(u128, u8), u32> },
+    Addr(Box<Prefixes>),
     Iface(HashMap<Box<str>, u32>),
     Number(HashMap<u32, u32>),
     Flow(HashMap<FlowKey, u32>),
-    Mac(PrefixMap<(u64, u8), u32>),
+    Mac(Box<PrefixMap<(u64, u8), u32>>),
+}
+
+#[derive(Clone, Default)]
+struct Prefixes {
+    v4: PrefixMap<(u32, u8), u32>,
+    v6: PrefixMap<(u128, u8), u32>,
 }
 
 impl fmt::Debug for Table {
@@ -320,11 +326,11 @@ impl Table {
     /// An empty table.
     pub fn new(kind: Kind, columns: Vec<Column>) -> Self {
         let entries = match kind {
-            Kind::Addr => Entries::Addr { v4: PrefixMap::new(), v6: PrefixMap::new() },
+            Kind::Addr => Entries::Addr(Box::default()),
             Kind::Iface => Entries::Iface(HashMap::new()),
             Kind::Number => Entries::Number(HashMap::new()),
             Kind::Flow(_) => Entries::Flow(HashMap::new()),
-            Kind::Mac => Entries::Mac(PrefixMap::new()),
+            Kind::Mac => Entries::Mac(Box::default()),
         };
         Self { kind, columns, limit: None, locked: false, entries, values: Values::default() }
     }
@@ -357,7 +363,7 @@ impl Table {
     /// Number of entries.
     pub fn len(&self) -> usize {
         match &self.entries {
-            Entries::Addr { v4, v6 } => v4.len() + v6.len(),
+            Entries::Addr(all) => all.v4.len() + all.v6.len(),
             Entries::Iface(map) => map.len(),
             Entries::Number(map) => map.len(),
             Entries::Flow(map) => map.len(),
@@ -406,8 +412,8 @@ impl Table {
     fn put(&mut self, key: &Key, value: Value) {
         let number = self.values.take(value);
         let old = match (&mut self.entries, key) {
-            (Entries::Addr { v4, .. }, Key::Net4(addr, len)) => v4.insert((*addr, *len), number),
-            (Entries::Addr { v6, .. }, Key::Net6(addr, len)) => v6.insert((*addr, *len), number),
+            (Entries::Addr(all), Key::Net4(addr, len)) => all.v4.insert((*addr, *len), number),
+            (Entries::Addr(all), Key::Net6(addr, len)) => all.v6.insert((*addr, *len), number),
             (Entries::Iface(map), Key::Iface(name)) => map.insert(name.clone(), number),
             (Entries::Number(map), Key::Number(key)) => map.insert(*key, number),
             (Entries::Flow(map), Key::Flow(key)) => map.insert(*key, number),
@@ -429,8 +435,8 @@ impl Table {
             return Err(Refused::Locked);
         }
         let old = match (&mut self.entries, key) {
-            (Entries::Addr { v4, .. }, Key::Net4(addr, len)) => v4.remove(&(*addr, *len)),
-            (Entries::Addr { v6, .. }, Key::Net6(addr, len)) => v6.remove(&(*addr, *len)),
+            (Entries::Addr(all), Key::Net4(addr, len)) => all.v4.remove(&(*addr, *len)),
+            (Entries::Addr(all), Key::Net6(addr, len)) => all.v6.remove(&(*addr, *len)),
             (Entries::Iface(map), Key::Iface(name)) => map.remove(name),
             (Entries::Number(map), Key::Number(key)) => map.remove(key),
             (Entries::Flow(map), Key::Flow(key)) => map.remove(key),
@@ -456,8 +462,8 @@ impl Table {
     /// [`Refused::WrongType`].
     pub fn get(&self, key: &Key) -> Result<Option<&Value>, Refused> {
         let number = match (&self.entries, key) {
-            (Entries::Addr { v4, .. }, Key::Net4(addr, len)) => v4.get(&(*addr, *len)),
-            (Entries::Addr { v6, .. }, Key::Net6(addr, len)) => v6.get(&(*addr, *len)),
+            (Entries::Addr(all), Key::Net4(addr, len)) => all.v4.get(&(*addr, *len)),
+            (Entries::Addr(all), Key::Net6(addr, len)) => all.v6.get(&(*addr, *len)),
             (Entries::Iface(map), Key::Iface(name)) => map.get(name),
             (Entries::Number(map), Key::Number(key)) => map.get(key),
             (Entries::Flow(map), Key::Flow(key)) => map.get(key),
@@ -470,10 +476,10 @@ impl Table {
     /// The value of the longest prefix of an address.
     #[inline]
     pub fn lookup_ip(&self, ip: IpAddr) -> Option<&Value> {
-        let Entries::Addr { v4, v6 } = &self.entries else { return None };
+        let Entries::Addr(all) = &self.entries else { return None };
         let number = match ip {
-            IpAddr::V4(ip) => *v4.get_lpm(&(ip.to_bits(), 32))?.1,
-            IpAddr::V6(ip) => *v6.get_lpm(&(ip.to_bits(), 128))?.1,
+            IpAddr::V4(ip) => *all.v4.get_lpm(&(ip.to_bits(), 32))?.1,
+            IpAddr::V6(ip) => *all.v6.get_lpm(&(ip.to_bits(), 128))?.1,
         };
         Some(self.values.get(number))
     }
@@ -508,9 +514,9 @@ impl Table {
     pub fn list(&self) -> Vec<(Key, Value)> {
         let value = |number: &u32| *self.values.get(*number);
         match &self.entries {
-            Entries::Addr { v4, v6 } => {
-                let four = v4.iter().map(|((addr, len), n)| (Key::Net4(addr, len), value(n)));
-                let six = v6.iter().map(|((addr, len), n)| (Key::Net6(addr, len), value(n)));
+            Entries::Addr(all) => {
+                let four = all.v4.iter().map(|((addr, len), n)| (Key::Net4(addr, len), value(n)));
+                let six = all.v6.iter().map(|((addr, len), n)| (Key::Net6(addr, len), value(n)));
                 four.chain(six).collect()
             }
             Entries::Iface(map) => map.iter().map(|(name, n)| (Key::Iface(name.clone()), value(n))).collect(),

@@ -116,7 +116,9 @@ pub(crate) fn state_name(cursor: &mut Cursor<'_, '_>, any: bool) -> Parse<StateN
         "default" => Ok(StateName::Default),
         "any" if any => Ok(StateName::Any),
         "any" => Err(Fault::new(at, "\":any\" names every flow, which only check-state can ask for")),
-        name => check_name(name, "flow name").map(StateName::Named).map_err(|message| Fault::new(at, message)),
+        name => {
+            check_name(name, "flow name").map(StateName::Named).map_err(|message| Fault::new(at, message))
+        }
     }
 }
 
@@ -188,7 +190,8 @@ fn next_hop(cursor: &mut Cursor<'_, '_>) -> Parse<NextHop> {
         return Ok(NextHop::Tablearg);
     }
     let wrong = || {
-        Fault::new(token.position(), format!("{} is no next hop", quoted(text))).hint("an address, or address,port")
+        Fault::new(token.position(), format!("{} is no next hop", quoted(text)))
+            .hint("an address, or address,port")
     };
     let (addr, port) = match text.split_once(',') {
         Some((addr, port)) => (addr, Some(port)),

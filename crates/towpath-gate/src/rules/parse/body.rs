@@ -48,7 +48,8 @@ fn form(cursor: &mut Cursor<'_, '_>) -> Parse<Form> {
         return Ok(Form::Options);
     }
     // The protocol ends at `from`, or with it the rule is made of options only.
-    let closes = |word: &str| matches!(word, "}" | "or" | "not" | "!" | "{") || Protocol::parse(word).is_some();
+    let closes =
+        |word: &str| matches!(word, "}" | "or" | "not" | "!" | "{") || Protocol::parse(word).is_some();
     let mut end = ahead + 1;
     while cursor.peek_at(end).is_some_and(closes) {
         end += 1;
@@ -214,7 +215,7 @@ pub(crate) fn ranges(
         Err(all) => {
             for bad in all {
                 let fault = Fault::new(token.position_at(bad.offset), bad.message);
-                let names = (what == "port").then_some(ports::SERVICES).unwrap_or_default();
+                let names = if what == "port" { ports::SERVICES } else { &[] };
                 cursor.note(match bad.word {
                     Some(word) => fault.did_you_mean(&word, names.iter().map(|(name, _)| *name)),
                     None => fault,

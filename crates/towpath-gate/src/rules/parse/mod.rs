@@ -1,10 +1,10 @@
 //! A rule file to a [`Ruleset`]: commands are carried out one after the other, as ipfw would, and everything that is
 //! wrong is noted with its place.
 
-mod action;
+pub(crate) mod action;
 mod body;
 mod cursor;
-mod option;
+pub(crate) mod option;
 mod pipe;
 mod table;
 mod words;
@@ -200,7 +200,10 @@ impl Builder {
             return match self.last.checked_add(AUTOINC_STEP) {
                 Some(DEFAULT_RULE) => Ok(DEFAULT_RULE + 1),
                 Some(number) if number < u32::MAX => Ok(number),
-                _ => Err(Fault::new(at, "no rule number is left behind the last rule").hint("write the number")),
+                _ => {
+                    Err(Fault::new(at, "no rule number is left behind the last rule")
+                        .hint("write the number"))
+                }
             };
         }
         let number = cursor.number("rule number", 1, u32::MAX - 1)?;
@@ -310,8 +313,11 @@ impl Builder {
             // On already, and harmless.
             "firewall" | "verbose" | "dyn_keepalive" | "one_pass" if word == "enable" => Ok(()),
             "debug" | "verbose" | "altq" | "skipto_cache" => Ok(()),
-            other => Err(Fault::new(token.position(), format!("\"{word} {other}\" is not supported in a rule file"))
-                .hint("set it in the configuration")),
+            other => Err(Fault::new(
+                token.position(),
+                format!("\"{word} {other}\" is not supported in a rule file"),
+            )
+            .hint("set it in the configuration")),
         }
     }
 
@@ -344,7 +350,8 @@ impl Builder {
                     None => faults.push(unknown(name, rule.at)),
                 },
                 Target::Number(number) if forward && order(*number) <= order(own) => {
-                    let message = format!("skipto {number} does not go forward; it goes to the next rule number");
+                    let message =
+                        format!("skipto {number} does not go forward; it goes to the next rule number");
                     self.warnings.push(Fault::new(rule.at, message));
                 }
                 _ => {}
@@ -376,7 +383,8 @@ impl Builder {
         for rule in &self.ruleset.rules {
             for name in tables_of(rule) {
                 if !self.ruleset.tables.contains_key(name) {
-                    let fault = Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
+                    let fault =
+                        Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
                     warnings.push(fault.did_you_mean(name, self.ruleset.tables.keys().map(|name| &**name)));
                     self.ruleset.tables.insert(name.into(), super::table::Table::default());
                 }
@@ -391,10 +399,12 @@ fn tables_of(rule: &Rule) -> impl Iterator<Item = &str> {
     rule.body.blocks().flatten().flat_map(|term| {
         let mut names: Vec<&str> = Vec::new();
         match &term.test {
-            Test::Src(list) | Test::Dst(list) => names.extend(list.iter().filter_map(|address| match address {
-                Address::Table(table) => Some(&*table.name),
-                _ => None,
-            })),
+            Test::Src(list) | Test::Dst(list) => {
+                names.extend(list.iter().filter_map(|address| match address {
+                    Address::Table(table) => Some(&*table.name),
+                    _ => None,
+                }))
+            }
             Test::Recv(Interface::Table(table))
             | Test::Xmit(Interface::Table(table))
             | Test::Via(Interface::Table(table))

@@ -67,13 +67,18 @@ pub(crate) fn test(cursor: &mut Cursor<'_, '_>) -> Parse<Parsed> {
             let token = cursor.need("table(NAME)")?;
             match table_ref(&token.text) {
                 Some(Ok(table)) => Test::Flow(table),
-                _ => return Err(Fault::new(token.position(), "\"flow\" needs table(NAME) or table(NAME,VALUE)")),
+                _ => {
+                    return Err(Fault::new(
+                        token.position(),
+                        "\"flow\" needs table(NAME) or table(NAME,VALUE)",
+                    ));
+                }
             }
         }
         "tagged" if cursor.eat("tablearg") => Test::Tagged(TagArg::Tablearg),
-        "tagged" => {
-            Test::Tagged(TagArg::Tags(list(cursor, "tag", |t| decimal(t).filter(|n| (1..65535).contains(n)))?))
-        }
+        "tagged" => Test::Tagged(TagArg::Tags(list(cursor, "tag", |t| {
+            decimal(t).filter(|n| (1..65535).contains(n))
+        })?)),
         "mark" => mark(cursor)?,
         "verrevpath" => Test::VerRevPath,
         "versrcreach" => Test::VerSrcReach,
@@ -227,8 +232,7 @@ fn all_names(names: &[FlagName]) -> String {
 /// `frag` has an argument only if the next word looks like one.
 fn frag(cursor: &mut Cursor<'_, '_>) -> Flags {
     let names = |word: &str| {
-        elements(word)
-            .all(|(_, e)| FRAG.iter().any(|(name, _)| e.strip_prefix('!').unwrap_or(e) == *name))
+        elements(word).all(|(_, e)| FRAG.iter().any(|(name, _)| e.strip_prefix('!').unwrap_or(e) == *name))
     };
     if !cursor.peek().is_some_and(names) {
         return Flags::default();
@@ -364,8 +368,9 @@ fn lookup_mask(key: LookupKey, text: &str) -> Option<LookupMask> {
 fn mac_mask(cursor: &mut Cursor<'_, '_>) -> Parse<MacMask> {
     let token = cursor.need("the Ethernet address")?;
     parse_mac_mask(&token.text).ok_or_else(|| {
-        Fault::new(token.position(), format!("{} is no Ethernet address", quoted(&token.text)))
-            .hint("MAC takes the destination, then the source: \"any\", an address, address/bits or address&mask")
+        Fault::new(token.position(), format!("{} is no Ethernet address", quoted(&token.text))).hint(
+            "MAC takes the destination, then the source: \"any\", an address, address/bits or address&mask",
+        )
     })
 }
 
@@ -398,4 +403,3 @@ pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
     }
     parts.next().is_none().then_some(octets)
 }
-

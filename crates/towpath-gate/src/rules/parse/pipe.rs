@@ -7,8 +7,10 @@ use crate::rules::diagnostic::{Fault, quoted};
 use crate::rules::ruleset::Pipe;
 
 /// Options of dummynet pipes that a policer does not have.
-const NOT_HERE: &[&str] =
-    &["delay", "plr", "mask", "buckets", "queue", "gred", "red", "noerror", "profile", "droptail", "codel", "fq_codel"];
+const NOT_HERE: &[&str] = &[
+    "delay", "plr", "mask", "buckets", "queue", "gred", "red", "noerror", "profile", "droptail", "codel",
+    "fq_codel",
+];
 
 pub(super) fn command(pipes: &mut BTreeMap<u32, Pipe>, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
     if cursor.eat("flush") {
@@ -33,8 +35,9 @@ pub(super) fn command(pipes: &mut BTreeMap<u32, Pipe>, cursor: &mut Cursor<'_, '
             "bw" => {
                 let token = cursor.need("the bandwidth")?;
                 pipe.rate = rate(&token.text).ok_or_else(|| {
-                    Fault::new(token.position(), format!("{} is no bandwidth", quoted(&token.text)))
-                        .hint("a number with bit/s, Kbit/s, Mbit/s, Gbit/s, Byte/s, KByte/s, MByte/s or GByte/s")
+                    Fault::new(token.position(), format!("{} is no bandwidth", quoted(&token.text))).hint(
+                        "a number with bit/s, Kbit/s, Mbit/s, Gbit/s, Byte/s, KByte/s, MByte/s or GByte/s",
+                    )
                 })?;
             }
             "burst" => {
@@ -44,8 +47,11 @@ pub(super) fn command(pipes: &mut BTreeMap<u32, Pipe>, cursor: &mut Cursor<'_, '
                 })?;
             }
             word if NOT_HERE.contains(&word) => {
-                return Err(Fault::new(token.position(), format!("\"{word}\" is not supported: a pipe only limits a rate"))
-                    .hint("a pipe has \"bw\" and \"burst\""));
+                return Err(Fault::new(
+                    token.position(),
+                    format!("\"{word}\" is not supported: a pipe only limits a rate"),
+                )
+                .hint("a pipe has \"bw\" and \"burst\""));
             }
             word => {
                 return Err(Fault::new(token.position(), format!("unknown pipe option {}", quoted(word)))
@@ -96,8 +102,14 @@ mod tests {
 
     #[test]
     fn rates_and_sizes() {
-        let rows = [("10Mbit/s", Some(10_000_000)), ("1KByte/s", Some(8000)), ("64", Some(64)), ("1.5Gbit/s", Some(1_500_000_000)),
-            ("x", None), ("1foo", None)];
+        let rows = [
+            ("10Mbit/s", Some(10_000_000)),
+            ("1KByte/s", Some(8000)),
+            ("64", Some(64)),
+            ("1.5Gbit/s", Some(1_500_000_000)),
+            ("x", None),
+            ("1foo", None),
+        ];
         for (text, expected) in rows {
             assert_eq!(rate(text), expected, "{text}");
         }

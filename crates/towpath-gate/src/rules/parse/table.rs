@@ -9,8 +9,8 @@ use crate::rules::table::{COLUMNS, Column, FlowFields, FlowKey, Key, Kind, Table
 use crate::rules::token::Token;
 
 const COMMANDS: &[&str] = &[
-    "add", "atomic", "create", "delete", "destroy", "flush", "lock", "modify", "swap", "unlock", "list", "info",
-    "detail", "lookup",
+    "add", "atomic", "create", "delete", "destroy", "flush", "lock", "modify", "swap", "unlock", "list",
+    "info", "detail", "lookup",
 ];
 
 pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
@@ -97,8 +97,11 @@ fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
         }
         "list" | "info" | "detail" => {}
         other => {
-            return Err(Fault::new(word.position(), format!("unknown command for all tables {}", quoted(other)))
-                .did_you_mean(other, ["flush", "destroy"]));
+            return Err(Fault::new(
+                word.position(),
+                format!("unknown command for all tables {}", quoted(other)),
+            )
+            .did_you_mean(other, ["flush", "destroy"]));
         }
     }
     cursor.nothing_left("the command")
@@ -120,7 +123,10 @@ fn create(cursor: &mut Cursor<'_, '_>) -> Parse<Table> {
             "missing" | "or-flush" => {}
             other => {
                 return Err(Fault::new(token.position(), format!("unknown table option {}", quoted(other)))
-                    .did_you_mean(other, ["type", "valtype", "limit", "locked", "algo", "missing", "or-flush"]));
+                    .did_you_mean(
+                        other,
+                        ["type", "valtype", "limit", "locked", "algo", "missing", "or-flush"],
+                    ));
             }
         }
     }
@@ -239,7 +245,8 @@ fn delete(table: &mut Table, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
             Err(fault) => cursor.note(fault),
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => {
-                cursor.note(Fault::new(token.position(), format!("there is no entry {}", quoted(&token.text))));
+                cursor
+                    .note(Fault::new(token.position(), format!("there is no entry {}", quoted(&token.text))));
             }
             Ok(Err(refused)) => {
                 cursor.note(Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text))));
@@ -267,12 +274,12 @@ fn parse_key(token: &Token<'_>, kind: Kind) -> Parse<Key> {
         },
         Kind::Iface => Ok(Key::Iface(text.into())),
         Kind::Number => number(text).map(Key::Number).ok_or_else(|| wrong("number")),
-        Kind::Flow(fields) => flow_key(text, fields).map(Key::Flow).ok_or_else(|| {
-            wrong("flow").hint(format!("this table's keys are {fields}"))
-        }),
-        Kind::Mac => option::parse_mac_mask(text)
-            .and_then(Key::mac)
-            .ok_or_else(|| wrong("Ethernet address or prefix")),
+        Kind::Flow(fields) => flow_key(text, fields)
+            .map(Key::Flow)
+            .ok_or_else(|| wrong("flow").hint(format!("this table's keys are {fields}"))),
+        Kind::Mac => {
+            option::parse_mac_mask(text).and_then(Key::mac).ok_or_else(|| wrong("Ethernet address or prefix"))
+        }
     }
 }
 
@@ -309,13 +316,17 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> 
     let mut texts = elements(&token.text);
     for (i, column) in columns.iter().enumerate() {
         let Some((offset, text)) = texts.next() else {
-            return Err(Fault::new(token.position(), format!("the value has fewer than {} columns", columns.len())));
+            return Err(Fault::new(
+                token.position(),
+                format!("the value has fewer than {} columns", columns.len()),
+            ));
         };
         let at = token.position_at(offset);
         let wrong = || Fault::new(at, format!("{} is no value", quoted(text)));
         let number_of = match (column, text.strip_prefix(':')) {
             (Column::Skipto | Column::Legacy, Some(label)) => {
-                let label = super::action::check_name(label, "label").map_err(|message| Fault::new(at, message))?;
+                let label =
+                    super::action::check_name(label, "label").map_err(|message| Fault::new(at, message))?;
                 labels.push((*column, label, at));
                 Some(0)
             }

@@ -1,0 +1,466 @@
+//! The tests of a rule as instructions: what a packet is compared with, ready to compare.
+
+use std::net::IpAddr;
+
+use super::port::{PortId, Ports, Routes};
+use super::walk::{Dir, Walk};
+use crate::packet::{Addresses, Fragment, Link, Packet};
+use crate::rules::address::{Net4, Net6, Set4};
+use crate::rules::option::{Flags, LookupKey, LookupMask, MacMask};
+use crate::rules::ports::Ranges;
+use crate::rules::table::{FlowFields, FlowKey, Kind, Table, Value};
+use crate::wire::proto;
+
+/// One instruction. A block of instructions joined by `or` holds when one of them does.
+#[derive(Debug)]
+pub(crate) struct Insn {
+    pub(crate) op: Op,
+    pub(crate) not: bool,
+    /// The next instruction belongs to the same block.
+    pub(crate) or: bool,
+    /// The block never holds for a frame that is not IP.
+    pub(crate) ip: bool,
+}
+
+/// What is compared.
+#[derive(Debug)]
+pub(crate) enum Op {
+    True,
+    Ip4,
+    Ip6,
+    Proto(u8),
+    Src4(Net4),
+    Dst4(Net4),
+    Src6(Box<Net6>),
+    Dst6(Box<Net6>),
+    SrcSet(Box<Set4>),
+    DstSet(Box<Set4>),
+    SrcMe,
+    DstMe,
+    SrcMe6,
+    DstMe6,
+    SrcTable(TableCheck),
+    DstTable(TableCheck),
+    SrcPort(u16, u16),
+    DstPort(u16, u16),
+    SrcPorts(Box<Ranges>),
+    DstPorts(Box<Ranges>),
+    In,
+    Out,
+    /// Ports as a set of bits.
+    Recv(Box<[u64]>),
+    Xmit(Box<[u64]>),
+    Via(Box<[u64]>),
+    RecvTable(TableCheck),
+    XmitTable(TableCheck),
+    ViaTable(TableCheck),
+    Established,
+    Setup,
+    TcpFlags(Flags),
+    IcmpTypes(u32),
+    Icmp6Types(Box<[u64; 4]>),
+    Frag(Flags),
+    Layer2,
+    Mac(Box<(MacMask, MacMask)>),
+    MacType(Box<Ranges>),
+    IpOptions(Flags),
+    IpLen(Box<Ranges>),
+    IpId(Box<Ranges>),
+    IpPrecedence(u8),
+    Dscp(u64),
+    IpTos(Flags),
+    IpTtl(Box<Ranges>),
+    IpVersion(u8),
+    TcpDataLen(Box<Ranges>),
+    TcpMss(Box<Ranges>),
+    TcpOptions(Flags),
+    TcpSeq(u32),
+    TcpAck(u32),
+    TcpWin(Box<Ranges>),
+    Ext6Hdr(u16),
+    FlowId(Box<[u32]>),
+    Lookup(Box<(LookupKey, Option<LookupMask>, u32)>),
+    Flow(TableCheck),
+    Tagged(Box<Ranges>),
+    TaggedTablearg,
+    Mark(u32, u32),
+    MarkTablearg(u32),
+    VerRevPath,
+    VerSrcReach,
+    AntiSpoof,
+    /// One of several, for a negated list inside an or-block.
+    AnyOf(Box<[Op]>),
+}
+
+/// A table, and the value that its entry must have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableCheck {
+    pub(crate) table: u32,
+    pub(crate) value: Option<u32>,
+}
+
+/// Everything that an instruction may look at.
+pub(crate) struct Sight<'g, 'p> {
+    pub(crate) packet: &'p Packet<'p>,
+    pub(crate) tables: &'g [Table],
+    pub(crate) ports: &'g Ports,
+    pub(crate) routes: &'g Routes,
+}
+
+/// Whether all blocks hold; `tablearg` becomes the value of the last table that matched.
+#[inline]
+pub(crate) fn all_hold<'g>(
+    insns: &[Insn],
+    sight: &Sight<'g, '_>,
+    walk: &Walk,
+    number: u32,
+    tablearg: &mut Option<&'g Value>,
+) -> bool {
+    first_that_fails(insns, sight, walk, number, tablearg).is_none()
+}
+
+/// The first instruction of the first block that does not hold.
+#[inline]
+pub(crate) fn first_that_fails<'g>(
+    insns: &[Insn],
+    sight: &Sight<'g, '_>,
+    walk: &Walk,
+    number: u32,
+    tablearg: &mut Option<&'g Value>,
+) -> Option<usize> {
+    let mut block = 0;
+    let mut at = 0;
+    while let Some(insn) = insns.get(at) {
+        let here = !insn.ip || sight.packet.addresses != Addresses::None;
+        if here && insn.op.holds(sight, walk, number, tablearg) != insn.not {
+            while insns[at].or {
+                at += 1;
+            }
+            block = at + 1;
+        } else if !insn.or {
+            return Some(block);
+        }
+        at += 1;
+    }
+    None
+}
+
+impl Op {
+    #[inline]
+    fn holds<'g>(
+        &self,
+        sight: &Sight<'g, '_>,
+        walk: &Walk,
+        number: u32,
+        tablearg: &mut Option<&'g Value>,
+    ) -> bool {
+        let p = sight.packet;
+        match self {
+            Self::True => true,
+            Self::Ip4 => matches!(p.addresses, Addresses::V4(..)),
+            Self::Ip6 => matches!(p.addresses, Addresses::V6(..)),
+            Self::Proto(proto) => p.proto == *proto && p.addresses != Addresses::None,
+            Self::Src4(net) => matches!(p.addresses, Addresses::V4(src, _) if net.contains(src.to_bits())),
+            Self::Dst4(net) => matches!(p.addresses, Addresses::V4(_, dst) if net.contains(dst.to_bits())),
+            Self::Src6(net) => matches!(p.addresses, Addresses::V6(src, _) if net.contains(src.to_bits())),
+            Self::Dst6(net) => matches!(p.addresses, Addresses::V6(_, dst) if net.contains(dst.to_bits())),
+            Self::SrcSet(set) => matches!(p.addresses, Addresses::V4(src, _) if set.contains(src.to_bits())),
+            Self::DstSet(set) => matches!(p.addresses, Addresses::V4(_, dst) if set.contains(dst.to_bits())),
+            Self::SrcPort(lo, hi) => has_ports(p) && (*lo..=*hi).contains(&p.src_port),
+            Self::DstPort(lo, hi) => has_ports(p) && (*lo..=*hi).contains(&p.dst_port),
+            Self::In => walk.dir == Dir::In,
+            Self::Out => walk.dir == Dir::Out,
+            Self::Established => p.proto == proto::TCP && p.tcp_flags & (RST | ACK) != 0,
+            Self::Setup => p.proto == proto::TCP && p.tcp_flags & (SYN | ACK) == SYN,
+            _ => self.holds_rarely(sight, walk, number, tablearg),
+        }
+    }
+
+    /// The rest of [`Self::holds`]: what few rules ask for.
+    fn holds_rarely<'g>(
+        &self,
+        sight: &Sight<'g, '_>,
+        walk: &Walk,
+        number: u32,
+        tablearg: &mut Option<&'g Value>,
+    ) -> bool {
+        let p = sight.packet;
+        match self {
+            Self::SrcMe => src(p).is_some_and(|ip| is_me(sight.ports, ip)),
+            Self::DstMe => dst(p).is_some_and(|ip| is_me(sight.ports, ip)),
+            Self::SrcMe6 => src(p).is_some_and(|ip| ip.is_ipv6() && is_me(sight.ports, ip)),
+            Self::DstMe6 => dst(p).is_some_and(|ip| ip.is_ipv6() && is_me(sight.ports, ip)),
+            Self::SrcTable(check) => check.matches(sight, tablearg, |t| t.lookup_ip(src(p)?)),
+            Self::DstTable(check) => check.matches(sight, tablearg, |t| t.lookup_ip(dst(p)?)),
+            Self::SrcPorts(ports) => has_ports(p) && ports.contains(p.src_port),
+            Self::DstPorts(ports) => has_ports(p) && ports.contains(p.dst_port),
+            Self::Recv(ports) => in_set(ports, walk.recv),
+            Self::Xmit(ports) => in_set(ports, walk.xmit),
+            Self::Via(ports) => in_set(ports, walk.xmit.or(walk.recv)),
+            Self::RecvTable(check) => check.names(sight, tablearg, walk.recv),
+            Self::XmitTable(check) => check.names(sight, tablearg, walk.xmit),
+            Self::ViaTable(check) => check.names(sight, tablearg, walk.xmit.or(walk.recv)),
+            Self::TcpFlags(flags) => is_tcp(p) && flags.holds(p.tcp_flags),
+            Self::IcmpTypes(types) => {
+                p.proto == proto::ICMP && upper(p) && p.icmp_type < 32 && types >> p.icmp_type & 1 == 1
+            }
+            Self::Icmp6Types(types) => {
+                let icmp6 = p.proto == proto::ICMP6 && upper(p);
+                icmp6 && types[usize::from(p.icmp_type) / 64] >> (p.icmp_type % 64) & 1 == 1
+            }
+            Self::Frag(flags) => frag(p, *flags),
+            Self::Layer2 => p.link == Link::Ethernet,
+            Self::Mac(macs) => p.macs().is_some_and(|m| macs.0.contains(m.dst) && macs.1.contains(m.src)),
+            Self::MacType(types) => p.link != Link::Ip && types.contains(p.ethertype),
+            Self::IpOptions(flags) => is_ip4(p) && flags.holds(ip_options(p)),
+            Self::IpLen(ranges) => ranges.contains(u16::try_from(p.ip_len).unwrap_or(u16::MAX)),
+            Self::IpId(ranges) => p.ip_id().is_some_and(|id| ranges.contains(id)),
+            Self::IpPrecedence(precedence) => tos(p, walk) >> 5 == *precedence,
+            Self::Dscp(points) => points >> (tos(p, walk) >> 2) & 1 == 1,
+            Self::IpTos(flags) => is_ip4(p) && flags.holds(tos(p, walk)),
+            Self::IpTtl(ranges) => ranges.contains(p.ttl().into()),
+            Self::IpVersion(version) => match p.addresses {
+                Addresses::None => false,
+                Addresses::V4(..) => *version == 4,
+                Addresses::V6(..) => *version == 6,
+            },
+            Self::TcpDataLen(ranges) => {
+                p.tcp_data_len().is_some_and(|len| ranges.contains(u16::try_from(len).unwrap_or(u16::MAX)))
+            }
+            Self::TcpMss(ranges) => p.tcp_mss().is_some_and(|mss| ranges.contains(mss)),
+            Self::TcpOptions(flags) => is_tcp(p) && flags.holds(tcp_options(p)),
+            Self::TcpSeq(number) => is_tcp(p) && p.tcp_seq == *number,
+            Self::TcpAck(number) => is_tcp(p) && p.tcp_ack == *number,
+            Self::TcpWin(ranges) => is_tcp(p) && ranges.contains(p.tcp_window),
+            Self::Ext6Hdr(headers) => p.ext6 & headers != 0,
+            Self::FlowId(labels) => p.flow_label().is_some_and(|label| labels.contains(&label)),
+            Self::Lookup(lookup) => {
+                let (key, mask, table) = &**lookup;
+                let check = TableCheck { table: *table, value: None };
+                check.matches(sight, tablearg, |t| look_up(t, *key, *mask, p, walk, number))
+            }
+            Self::Flow(check) => check.matches(sight, tablearg, |t| {
+                let Kind::Flow(fields) = t.kind() else { return None };
+                t.lookup_flow(&flow_key(p, fields)?)
+            }),
+            Self::Tagged(tags) => walk.tags().iter().any(|tag| tags.contains(*tag)),
+            Self::TaggedTablearg => {
+                tablearg.is_some_and(|value| walk.tags().iter().any(|tag| u32::from(*tag) == value.tag))
+            }
+            Self::Mark(mark, mask) => walk.mark & mask == *mark,
+            Self::MarkTablearg(mask) => tablearg.is_some_and(|value| walk.mark & mask == value.mark & mask),
+            Self::VerRevPath => walk.xmit.is_some() || reverse_path(sight, walk, p),
+            Self::VerSrcReach => {
+                walk.xmit.is_some()
+                    || src(p).and_then(|ip| sight.routes.lookup(ip)).is_some_and(|(_, len)| len > 0)
+            }
+            Self::AntiSpoof => {
+                let connected = |ip| sight.routes.lookup(ip).is_some_and(|(route, _)| route.connected);
+                let local = walk.xmit.is_none() && src(p).is_some_and(connected);
+                !local || reverse_path(sight, walk, p)
+            }
+            Self::AnyOf(ops) => ops.iter().any(|op| op.holds(sight, walk, number, tablearg)),
+            // The frequent ones are decided in `holds`.
+            _ => false,
+        }
+    }
+
+    /// Whether only IP packets can tell: a frame that is not IP never matches such a test, negated or not.
+    pub(crate) fn needs_ip(&self) -> bool {
+        !matches!(
+            self,
+            Self::True
+                | Self::In
+                | Self::Out
+                | Self::Recv(_)
+                | Self::Xmit(_)
+                | Self::Via(_)
+                | Self::RecvTable(_)
+                | Self::XmitTable(_)
+                | Self::ViaTable(_)
+                | Self::Layer2
+                | Self::Mac(_)
+                | Self::MacType(_)
+                | Self::Tagged(_)
+                | Self::TaggedTablearg
+                | Self::Mark(..)
+                | Self::MarkTablearg(_)
+        ) && !matches!(self, Self::Lookup(lookup) if matches!(
+            lookup.0,
+            LookupKey::DstMac | LookupKey::SrcMac | LookupKey::Mark | LookupKey::RuleNum
+        ))
+    }
+}
+
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const ACK: u8 = 0x10;
+
+impl TableCheck {
+    fn matches<'g>(
+        self,
+        sight: &Sight<'g, '_>,
+        tablearg: &mut Option<&'g Value>,
+        look: impl FnOnce(&'g Table) -> Option<&'g Value>,
+    ) -> bool {
+        let Some(value) = sight.tables.get(self.table as usize).and_then(look) else { return false };
+        if self.value.is_some_and(|wanted| wanted != value.number) {
+            return false;
+        }
+        *tablearg = Some(value);
+        true
+    }
+
+    fn names<'g>(
+        self,
+        sight: &Sight<'g, '_>,
+        tablearg: &mut Option<&'g Value>,
+        port: Option<PortId>,
+    ) -> bool {
+        let Some(name) = port.and_then(|port| sight.ports.name(port)) else { return false };
+        self.matches(sight, tablearg, |table| table.lookup_iface(name))
+    }
+}
+
+fn src(p: &Packet<'_>) -> Option<IpAddr> {
+    match p.addresses {
+        Addresses::None => None,
+        Addresses::V4(src, _) => Some(src.into()),
+        Addresses::V6(src, _) => Some(src.into()),
+    }
+}
+
+fn dst(p: &Packet<'_>) -> Option<IpAddr> {
+    match p.addresses {
+        Addresses::None => None,
+        Addresses::V4(_, dst) => Some(dst.into()),
+        Addresses::V6(_, dst) => Some(dst.into()),
+    }
+}
+
+fn is_me(ports: &Ports, ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ports.is_me4(ip.to_bits()),
+        IpAddr::V6(ip) => ports.is_me6(ip.to_bits()),
+    }
+}
+
+#[inline]
+fn is_ip4(p: &Packet<'_>) -> bool {
+    matches!(p.addresses, Addresses::V4(..))
+}
+
+/// The upper-layer header is in this packet.
+#[inline]
+fn upper(p: &Packet<'_>) -> bool {
+    p.fragment != Fragment::Later
+}
+
+#[inline]
+fn is_tcp(p: &Packet<'_>) -> bool {
+    p.proto == proto::TCP && upper(p)
+}
+
+/// ipfw compares ports of TCP, UDP, UDP-Lite and SCTP, and of DCCP as we do; later fragments have none.
+#[inline]
+fn has_ports(p: &Packet<'_>) -> bool {
+    upper(p) && matches!(p.proto, proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP | proto::DCCP)
+}
+
+fn in_set(ports: &[u64], port: Option<PortId>) -> bool {
+    port.is_some_and(|PortId(id)| {
+        ports.get(usize::from(id) / 64).is_some_and(|bits| bits >> (id % 64) & 1 == 1)
+    })
+}
+
+/// `frag`: with flags those of IPv4's fragment word (and `offset`), without any a fragment offset.
+fn frag(p: &Packet<'_>, flags: Flags) -> bool {
+    let offset = p.fragment_offset != 0;
+    if flags == Flags::default() {
+        return offset;
+    }
+    flags.holds(p.ipoff_flags() | u8::from(offset))
+}
+
+/// The type of service byte, as an earlier rule may have set it.
+fn tos(p: &Packet<'_>, walk: &Walk) -> u8 {
+    match walk.edits.dscp {
+        Some(dscp) => dscp << 2 | p.tos() & 3,
+        None => p.tos(),
+    }
+}
+
+fn ip_options(p: &Packet<'_>) -> u8 {
+    p.ip_options().fold(0, |seen, option| {
+        seen | match option.kind {
+            137 => 0x01,
+            131 => 0x02,
+            7 => 0x04,
+            68 => 0x08,
+            _ => 0,
+        }
+    })
+}
+
+fn tcp_options(p: &Packet<'_>) -> u8 {
+    p.tcp_options().fold(0, |seen, option| {
+        seen | match option.kind {
+            2 => 0x01,
+            3 => 0x02,
+            4 | 5 => 0x04,
+            8 => 0x08,
+            11..=13 => 0x10,
+            _ => 0,
+        }
+    })
+}
+
+fn reverse_path(sight: &Sight<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {
+    let route = src(p).and_then(|ip| sight.routes.lookup(ip));
+    route.is_some_and(|(route, _)| Some(route.port) == walk.recv)
+}
+
+fn look_up<'t>(
+    table: &'t Table,
+    key: LookupKey,
+    mask: Option<LookupMask>,
+    p: &Packet<'_>,
+    walk: &Walk,
+    rule: u32,
+) -> Option<&'t Value> {
+    let masked = |ip: IpAddr| match (ip, mask) {
+        (IpAddr::V4(ip), Some(LookupMask::Number(mask))) => IpAddr::V4((ip.to_bits() & mask).into()),
+        (IpAddr::V6(ip), Some(LookupMask::V6(mask))) => IpAddr::V6((ip.to_bits() & mask).into()),
+        (ip, _) => ip,
+    };
+    let number = |number: u32| match mask {
+        Some(LookupMask::Number(mask)) => number & mask,
+        _ => number,
+    };
+    let mac = |mac: [u8; 6]| match mask {
+        Some(LookupMask::Mac(mask)) => std::array::from_fn(|i| mac[i] & mask[i]),
+        _ => mac,
+    };
+    match key {
+        LookupKey::SrcIp => table.lookup_ip(masked(src(p)?)),
+        LookupKey::DstIp => table.lookup_ip(masked(dst(p)?)),
+        LookupKey::SrcPort if has_ports(p) => table.lookup_number(number(p.src_port.into())),
+        LookupKey::DstPort if has_ports(p) => table.lookup_number(number(p.dst_port.into())),
+        LookupKey::SrcPort | LookupKey::DstPort => None,
+        LookupKey::SrcMac => table.lookup_mac(mac(p.macs()?.src)),
+        LookupKey::DstMac => table.lookup_mac(mac(p.macs()?.dst)),
+        LookupKey::Dscp => table.lookup_number(number((tos(p, walk) >> 2).into())),
+        LookupKey::Mark => table.lookup_number(number(walk.mark)),
+        LookupKey::RuleNum => table.lookup_number(number(rule)),
+    }
+}
+
+fn flow_key(p: &Packet<'_>, fields: FlowFields) -> Option<FlowKey> {
+    Some(FlowKey {
+        src_ip: if fields.src_ip { Some(src(p)?) } else { None },
+        proto: if fields.proto { p.proto } else { 0 },
+        src_port: if fields.src_port { p.src_port } else { 0 },
+        dst_ip: if fields.dst_ip { Some(dst(p)?) } else { None },
+        dst_port: if fields.dst_port { p.dst_port } else { 0 },
+    })
+}

@@ -1,0 +1,63 @@
+//! Policers: token buckets, kept as the time at which the bucket would be full again.
+
+use crate::Time;
+use crate::rules::Pipe;
+
+/// Shortest burst that is allowed without being asked for: two full Ethernet frames.
+const MIN_BURST: u64 = 3028;
+
+/// A bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bucket {
+    rate: u64,
+    burst: u64,
+    /// When the bucket is full again, in nanoseconds.
+    full_at: u64,
+    pub(super) passed: u64,
+    pub(super) dropped: u64,
+}
+
+impl Bucket {
+    pub(super) fn new(pipe: Pipe) -> Self {
+        // Without `burst`: what the rate carries in 50 ms.
+        let burst = if pipe.burst == 0 { (pipe.rate / 8 / 20).max(MIN_BURST) } else { pipe.burst };
+        Self { rate: pipe.rate, burst, full_at: 0, passed: 0, dropped: 0 }
+    }
+
+    /// Whether a packet of so many bytes may pass now.
+    pub(super) fn take(&mut self, bytes: u64, now: Time) -> bool {
+        if self.rate == 0 {
+            self.passed += 1;
+            return true;
+        }
+        let nanos = |bytes: u64| (u128::from(bytes) * 8_000_000_000 / u128::from(self.rate)) as u64;
+        let start = self.full_at.max(now.as_nanos());
+        let end = start.saturating_add(nanos(bytes));
+        if end - now.as_nanos() > nanos(self.burst.max(bytes)) {
+            self.dropped += 1;
+            return false;
+        }
+        self.full_at = end;
+        self.passed += 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_holds_over_time_and_the_burst_at_once() {
+        let mut bucket = Bucket::new(Pipe { rate: 8_000_000, burst: 10_000 });
+        let second = 1_000_000_000u64;
+        let at_once = (0..100).filter(|_| bucket.take(1000, Time::from_nanos(5 * second))).count();
+        assert_eq!(at_once, 10);
+        // 1 MB/s: one packet of 1000 bytes a millisecond.
+        let passed = (1..=1000u64)
+            .flat_map(|ms| [ms, ms])
+            .filter(|ms| bucket.take(1000, Time::from_nanos(5 * second + ms * 1_000_000)))
+            .count();
+        assert_eq!(passed, 1000);
+    }
+}

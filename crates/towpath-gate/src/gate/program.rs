@@ -1,0 +1,408 @@
+//! Rules made ready to run: names become numbers, addresses masks, targets positions.
+
+use std::collections::HashMap;
+
+use super::insn::{Insn, Op, TableCheck};
+use super::port::{PortId, Ports};
+use crate::rules::address::{Address, TableRef};
+use crate::rules::option::{Arg, Interface, TagArg, Term, Test};
+use crate::rules::protocol::Protocol;
+use crate::rules::{Action, Log, NextHop, ReturnTo, Rule, StateName, StateOption, Target};
+use crate::state::{Install, Limit, LimitMask, Lookup, Name, RuleId, Tracking};
+
+/// A rule, ready to run.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) id: RuleId,
+    pub(crate) number: u32,
+    /// Its instructions in [`Program::insns`].
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    /// Its set is enabled.
+    pub(crate) enabled: bool,
+    /// 31 random bits below this let the rule be tried; 0 is always.
+    pub(crate) prob: u32,
+    /// It looks a state up first.
+    pub(crate) probe: Option<Lookup>,
+    pub(crate) install: Option<Box<Installs>>,
+    pub(crate) defer: bool,
+    pub(crate) act: Act,
+    pub(crate) log: Option<Log>,
+    /// Tag to attach, or to take away.
+    pub(crate) tag: Option<(bool, Arg)>,
+}
+
+/// What a rule with a state option installs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Installs {
+    pub(crate) name: Name,
+    pub(crate) install: Install,
+    /// The limit is the value of the table entry that matched.
+    pub(crate) limit_tablearg: bool,
+}
+
+/// An action, ready to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    Allow,
+    Deny,
+    Unreach { code: u8, mtu: u16 },
+    Unreach6(u8),
+    Reset,
+    Reset6,
+    Abort,
+    Abort6,
+    Count,
+    CheckState,
+    Skipto(Jump),
+    Call(Jump),
+    Return(ReturnTo),
+    Inspect(Arg),
+    Divert(Arg),
+    Tee(Arg),
+    Pipe(Arg),
+    Forward(NextHop),
+    Reass,
+    SetDscp(Arg),
+    SetMark(Arg),
+    TcpSetMss(u16),
+    StateTimeout(u32),
+}
+
+/// Where to go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Jump {
+    /// The rule at this position.
+    To(u32),
+    Tablearg,
+}
+
+/// All rules, ready to run.
+///
+/// `rules[..=default]` are the rules in order; behind the default rule lie those that only states still have: the
+/// default rule's companion, and rules that were deleted while dyn_keep_states was on.
+#[derive(Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) rules: Vec<Ready>,
+    pub(crate) insns: Vec<Insn>,
+    pub(crate) default: usize,
+    ids: Ids,
+}
+
+/// What a program is made with.
+pub(crate) struct Names<'a> {
+    pub(crate) ports: &'a Ports,
+    pub(crate) tables: &'a HashMap<Box<str>, u32>,
+    pub(crate) flows: &'a HashMap<Box<str>, Name>,
+    pub(crate) disabled_sets: u32,
+}
+
+impl Program {
+    /// Makes a program of `rules` (identity and rule, in order, the default rule last) and of those that only states
+    /// have.
+    pub(crate) fn new<'r>(
+        rules: impl ExactSizeIterator<Item = (RuleId, &'r Rule)> + Clone,
+        hidden: impl Iterator<Item = (RuleId, &'r Rule)>,
+        names: &Names<'_>,
+    ) -> Self {
+        let mut program = Self { default: rules.len().saturating_sub(1), ..Self::default() };
+        let numbers: Vec<u32> = rules.clone().map(|(_, rule)| rule.number).collect();
+        for (id, rule) in rules.chain(hidden) {
+            program.add(id, rule, &numbers, names);
+        }
+        program.ids = Ids::new(program.rules.iter().map(|rule| rule.id));
+        program
+    }
+
+    fn add(&mut self, id: RuleId, rule: &Rule, numbers: &[u32], names: &Names<'_>) {
+        let first = self.insns.len();
+        for block in rule.body.blocks() {
+            self.block(block, names);
+        }
+        let probe = match (&rule.action, &rule.state) {
+            (Action::CheckState(StateName::Any), _) => Some(Lookup::Any),
+            (Action::CheckState(name), _) => Some(Lookup::Named(names.flow(name))),
+            (_, Some(state)) if state.probe => Some(Lookup::Named(names.flow(&state.name))),
+            _ => None,
+        };
+        self.rules.push(Ready {
+            id,
+            number: rule.number,
+            first: first as u32,
+            count: (self.insns.len() - first) as u32,
+            enabled: names.disabled_sets >> rule.set & 1 == 0,
+            prob: rule.prob.unwrap_or(0),
+            probe,
+            install: rule.state.as_ref().map(|state| Box::new(installs(state, names))),
+            defer: rule.defer,
+            act: act(rule, numbers),
+            log: rule.log,
+            tag: rule.tag.map(|tag| (tag.remove, tag.tag)),
+        });
+    }
+
+    /// Adds the instructions of one or-block.
+    fn block(&mut self, terms: &[Term], names: &Names<'_>) {
+        let first = self.insns.len();
+        let lone = terms.len() == 1;
+        for term in terms {
+            let mut ops = ops(&term.test, names);
+            if !term.not && ops.iter().any(|op| matches!(op, Op::True)) {
+                // The block always holds.
+                self.insns.truncate(first);
+                return;
+            }
+            if term.not && ops.len() > 1 && !lone {
+                ops = vec![Op::AnyOf(ops.into())];
+            }
+            let insns = ops.into_iter().map(|op| {
+                let ip = op.needs_ip();
+                // `not a,b` alone is `not a`, and `not b`.
+                Insn { op, not: term.not, or: !(term.not && lone), ip }
+            });
+            self.insns.extend(insns);
+        }
+        if let Some(last) = self.insns[first..].last_mut() {
+            last.or = false;
+        }
+    }
+
+    /// The instructions of a rule.
+    #[inline]
+    pub(crate) fn insns_of(&self, rule: &Ready) -> &[Insn] {
+        &self.insns[rule.first as usize..(rule.first + rule.count) as usize]
+    }
+
+    /// Where the rule of this identity is.
+    #[inline]
+    pub(crate) fn position_of(&self, id: RuleId) -> Option<usize> {
+        self.ids.position(id)
+    }
+
+    /// The first rule with this number or a greater one; the default rule when there is none.
+    pub(crate) fn position_from(&self, number: u32) -> usize {
+        let order = crate::rules::order;
+        self.rules[..self.default].partition_point(|rule| order(rule.number) < order(number))
+    }
+
+    /// The rule behind the one at `position`; the default rule for those that only states have.
+    #[inline]
+    pub(crate) fn next(&self, position: usize) -> usize {
+        (position + 1).min(self.default)
+    }
+}
+
+impl Names<'_> {
+    fn flow(&self, name: &StateName) -> Name {
+        match name {
+            StateName::Default | StateName::Any => Name::DEFAULT,
+            StateName::Named(name) => self.flows.get(name).copied().unwrap_or(Name::DEFAULT),
+        }
+    }
+
+    fn table(&self, reference: &TableRef) -> TableCheck {
+        TableCheck {
+            table: self.tables.get(&reference.name).copied().unwrap_or(u32::MAX),
+            value: reference.value,
+        }
+    }
+
+    fn port_set(&self, interface: &Interface) -> Box<[u64]> {
+        let wanted = |id: PortId| match interface {
+            Interface::Any => true,
+            Interface::Name(name) => self.ports.name(id) == Some(name),
+            Interface::Glob(beginning) => {
+                self.ports.name(id).is_some_and(|name| name.starts_with(&**beginning))
+            }
+            Interface::Address(ip) => self.ports.addresses(id).contains(ip),
+            Interface::Table(_) => false,
+        };
+        let mut set = vec![0u64; self.ports.len().div_ceil(64)];
+        for id in self.ports.ids().filter(|id| wanted(*id)) {
+            set[usize::from(id.0) / 64] |= 1 << (id.0 % 64);
+        }
+        set.into()
+    }
+}
+
+/// Rules by their identity.
+#[derive(Debug, Default)]
+struct Ids {
+    /// The smallest identity in use: rules that are long gone cost nothing.
+    base: u32,
+    positions: Vec<u32>,
+}
+
+impl Ids {
+    fn new(ids: impl Iterator<Item = RuleId> + Clone) -> Self {
+        let base = ids.clone().map(|id| id.0).min().unwrap_or(0);
+        let end = ids.clone().map(|id| id.0 + 1).max().unwrap_or(0);
+        let mut positions = vec![u32::MAX; (end - base) as usize];
+        for (position, id) in ids.enumerate() {
+            positions[(id.0 - base) as usize] = position as u32;
+        }
+        Self { base, positions }
+    }
+
+    #[inline]
+    fn position(&self, id: RuleId) -> Option<usize> {
+        let position = *self.positions.get(id.0.checked_sub(self.base)? as usize)?;
+        (position != u32::MAX).then_some(position as usize)
+    }
+}
+
+fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
+    let limit = state.limit.map(|limit| {
+        let fields = [
+            (limit.src_addr, LimitMask::SRC_ADDR),
+            (limit.src_port, LimitMask::SRC_PORT),
+            (limit.dst_addr, LimitMask::DST_ADDR),
+            (limit.dst_port, LimitMask::DST_PORT),
+        ];
+        let mask =
+            fields.iter().filter(|(asked, _)| *asked).fold(LimitMask::default(), |all, (_, bit)| all | *bit);
+        let max = match limit.max {
+            Arg::Number(max) => max,
+            Arg::Tablearg => 0,
+        };
+        Limit { mask, max }
+    });
+    Installs {
+        name: names.flow(&state.name),
+        install: Install { limit, lifetime: state.lifetime, tracking: Tracking::Ipfw },
+        limit_tablearg: state.limit.is_some_and(|limit| limit.max == Arg::Tablearg),
+    }
+}
+
+fn act(rule: &Rule, numbers: &[u32]) -> Act {
+    let order = crate::rules::order;
+    let from = |number: u32| {
+        let last = numbers.len().saturating_sub(1);
+        numbers[..last].partition_point(|n| order(*n) < order(number)) as u32
+    };
+    let jump = |target: &Target, forward: bool| match target {
+        Target::Tablearg => Jump::Tablearg,
+        // ipfw: what does not go forward goes to the next rule number.
+        Target::Number(number) | Target::Label { number, .. }
+            if forward && order(*number) <= order(rule.number) =>
+        {
+            Jump::To(from(rule.number.saturating_add(1)))
+        }
+        Target::Number(number) | Target::Label { number, .. } => Jump::To(from(*number)),
+    };
+    match &rule.action {
+        Action::Allow => Act::Allow,
+        Action::Deny => Act::Deny,
+        Action::Reject => Act::Unreach { code: 1, mtu: 0 },
+        Action::Unreach { code, mtu } => Act::Unreach { code: *code, mtu: mtu.unwrap_or(0) },
+        Action::Unreach6(code) => Act::Unreach6(*code),
+        Action::Reset => Act::Reset,
+        Action::Reset6 => Act::Reset6,
+        Action::Abort => Act::Abort,
+        Action::Abort6 => Act::Abort6,
+        Action::Count => Act::Count,
+        Action::CheckState(_) => Act::CheckState,
+        Action::Skipto(target) => Act::Skipto(jump(target, true)),
+        Action::Call(target) => Act::Call(jump(target, false)),
+        Action::Return(to) => Act::Return(*to),
+        Action::Inspect(queue) => Act::Inspect(*queue),
+        Action::Divert(queue) => Act::Divert(*queue),
+        Action::Tee(queue) => Act::Tee(*queue),
+        Action::Pipe(pipe) => Act::Pipe(*pipe),
+        Action::Forward(hop) => Act::Forward(*hop),
+        Action::Reass => Act::Reass,
+        Action::SetDscp(dscp) => Act::SetDscp(*dscp),
+        Action::SetMark(mark) => Act::SetMark(*mark),
+        Action::TcpSetMss(mss) => Act::TcpSetMss(*mss),
+        Action::StateTimeout(seconds) => Act::StateTimeout(*seconds),
+    }
+}
+
+/// The instructions of which one must hold for `test`.
+fn ops(test: &Test, names: &Names<'_>) -> Vec<Op> {
+    vec![match test {
+        Test::Proto(Protocol::Any) | Test::True => Op::True,
+        Test::Proto(Protocol::Ip4) | Test::Ip4 => Op::Ip4,
+        Test::Proto(Protocol::Ip6) | Test::Ip6 => Op::Ip6,
+        Test::Proto(Protocol::Number(number)) => Op::Proto(*number),
+        Test::Src(list) => return list.iter().map(|address| src_op(address, names)).collect(),
+        Test::Dst(list) => return list.iter().map(|address| dst_op(address, names)).collect(),
+        Test::SrcPort(ports) => match ports.0[..] {
+            [(lo, hi)] => Op::SrcPort(lo, hi),
+            _ => Op::SrcPorts(Box::new(ports.clone())),
+        },
+        Test::DstPort(ports) => match ports.0[..] {
+            [(lo, hi)] => Op::DstPort(lo, hi),
+            _ => Op::DstPorts(Box::new(ports.clone())),
+        },
+        Test::In => Op::In,
+        Test::Out => Op::Out,
+        Test::Recv(Interface::Table(table)) => Op::RecvTable(names.table(table)),
+        Test::Xmit(Interface::Table(table)) => Op::XmitTable(names.table(table)),
+        Test::Via(Interface::Table(table)) => Op::ViaTable(names.table(table)),
+        Test::Recv(interface) => Op::Recv(names.port_set(interface)),
+        Test::Xmit(interface) => Op::Xmit(names.port_set(interface)),
+        Test::Via(interface) => Op::Via(names.port_set(interface)),
+        Test::Layer2 => Op::Layer2,
+        Test::Mac { dst, src } => Op::Mac(Box::new((*dst, *src))),
+        Test::MacType(types) => Op::MacType(Box::new(types.clone())),
+        Test::Frag(flags) => Op::Frag(*flags),
+        Test::IpOptions(flags) => Op::IpOptions(*flags),
+        Test::IpLen(ranges) => Op::IpLen(Box::new(ranges.clone())),
+        Test::IpId(ranges) => Op::IpId(Box::new(ranges.clone())),
+        Test::IpPrecedence(precedence) => Op::IpPrecedence(*precedence),
+        Test::Dscp(points) => Op::Dscp(*points),
+        Test::IpTos(flags) => Op::IpTos(*flags),
+        Test::IpTtl(ranges) => Op::IpTtl(Box::new(ranges.clone())),
+        Test::IpVersion(version) => Op::IpVersion(*version),
+        Test::Established => Op::Established,
+        Test::Setup => Op::Setup,
+        Test::TcpDataLen(ranges) => Op::TcpDataLen(Box::new(ranges.clone())),
+        Test::TcpFlags(flags) => Op::TcpFlags(*flags),
+        Test::TcpMss(ranges) => Op::TcpMss(Box::new(ranges.clone())),
+        Test::TcpOptions(flags) => Op::TcpOptions(*flags),
+        Test::TcpSeq(number) => Op::TcpSeq(*number),
+        Test::TcpAck(number) => Op::TcpAck(*number),
+        Test::TcpWin(ranges) => Op::TcpWin(Box::new(ranges.clone())),
+        Test::IcmpTypes(types) => Op::IcmpTypes(*types),
+        Test::Icmp6Types(types) => Op::Icmp6Types(Box::new(*types)),
+        Test::Ext6Hdr(headers) => Op::Ext6Hdr(*headers),
+        Test::FlowId(labels) => Op::FlowId(labels.clone().into()),
+        Test::Lookup { key, mask, table } => {
+            let table = names.tables.get(table).copied().unwrap_or(u32::MAX);
+            Op::Lookup(Box::new((*key, *mask, table)))
+        }
+        Test::Flow(table) => Op::Flow(names.table(table)),
+        Test::Tagged(TagArg::Tags(tags)) => Op::Tagged(Box::new(tags.clone())),
+        Test::Tagged(TagArg::Tablearg) => Op::TaggedTablearg,
+        Test::Mark { value: Arg::Number(value), mask } => Op::Mark(*value & mask, *mask),
+        Test::Mark { value: Arg::Tablearg, mask } => Op::MarkTablearg(*mask),
+        Test::VerRevPath => Op::VerRevPath,
+        Test::VerSrcReach => Op::VerSrcReach,
+        Test::AntiSpoof => Op::AntiSpoof,
+    }]
+}
+
+fn src_op(address: &Address, names: &Names<'_>) -> Op {
+    match address {
+        Address::Any => Op::True,
+        Address::Me => Op::SrcMe,
+        Address::Me6 => Op::SrcMe6,
+        Address::Net4(net) => Op::Src4(*net),
+        Address::Net6(net) => Op::Src6(Box::new(*net)),
+        Address::Set4(set) => Op::SrcSet(Box::new(*set)),
+        Address::Table(table) => Op::SrcTable(names.table(table)),
+    }
+}
+
+fn dst_op(address: &Address, names: &Names<'_>) -> Op {
+    match address {
+        Address::Any => Op::True,
+        Address::Me => Op::DstMe,
+        Address::Me6 => Op::DstMe6,
+        Address::Net4(net) => Op::Dst4(*net),
+        Address::Net6(net) => Op::Dst6(Box::new(*net)),
+        Address::Set4(set) => Op::DstSet(Box::new(*set)),
+        Address::Table(table) => Op::DstTable(names.table(table)),
+    }
+}

@@ -1,0 +1,441 @@
+//! The walk of a packet through the rules.
+//!
+//! [`Gate::walk`] is the whole path: find the next rule that may matter, try it, run its action. What a rule's action
+//! does is in one small function per kind of instruction. ipfw's order inside a rule is kept: prob, then the lookup of
+//! a state (check-state, keep-state, limit), then the body, then the installation of a state, then log, tag, action. A
+//! state that is found runs the log, tag and action of the rule that made it, and counts there.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::insn::{Sight, all_hold};
+use super::log::Logged;
+use super::program::{Act, Installs, Jump, Ready};
+use super::walk::{CALL_DEPTH, Dir, DropReason, Memo, Reject, Step, Walk};
+use super::{Counter, Gate};
+use crate::Time;
+use crate::packet::{Addresses, Fragment, Packet};
+use crate::rules::option::Arg;
+use crate::rules::table::Value;
+use crate::rules::{NextHop, ReturnTo};
+use crate::state::{Ends, Flow, Lookup};
+use crate::wire::{ext6, proto};
+
+/// What trying a rule came to.
+pub(super) enum Tried {
+    /// It says nothing about this packet.
+    Miss,
+    /// The action of the rule at this position runs, its own or that of a state's rule.
+    Run(usize),
+    /// A state could not be installed.
+    Refused(DropReason),
+}
+
+/// Where an action leads.
+pub(super) enum Next {
+    /// To the rule at this position.
+    Rule(usize),
+    /// Out of the rules, for now or for good.
+    Stop(Step),
+}
+
+impl Gate {
+    /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
+    /// next one. `now` never goes back.
+    pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+        if walk.stopped.is_none()
+            && let Some(reason) = self.refuse_unseen(packet)
+        {
+            return Step::Drop(reason);
+        }
+        let mut at = self.resume(walk);
+        loop {
+            let mut tablearg = None;
+            let next = match self.try_rule(at, walk, packet, now, &mut tablearg) {
+                Tried::Miss if at == self.program.default => Next::Stop(Step::Drop(DropReason::Deny)),
+                Tried::Miss => Next::Rule(at + 1),
+                Tried::Run(position) => self.run(position, walk, packet, now, tablearg),
+                Tried::Refused(reason) => {
+                    self.count(at, packet, now);
+                    self.stop(at, walk, Step::Drop(reason))
+                }
+            };
+            match next {
+                Next::Rule(position) => at = position,
+                Next::Stop(step) => return step,
+            }
+        }
+    }
+
+    /// What ipfw drops before the first rule.
+    fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
+        let four = matches!(packet.addresses, Addresses::V4(..));
+        if four && packet.proto == proto::TCP && packet.fragment_offset == 1 {
+            return Some(DropReason::TinyFragment);
+        }
+        if packet.ext6 & ext6::UNKNOWN != 0 && self.settings.deny_unknown_exthdrs {
+            return Some(DropReason::UnknownHeader);
+        }
+        None
+    }
+
+    /// The position at which a walk starts or goes on.
+    fn resume(&self, walk: &Walk) -> usize {
+        let Some((id, number)) = walk.stopped else { return 0 };
+        match self.program.position_of(id) {
+            Some(position) => self.program.next(position),
+            // The rule is gone: on from the next number, as ipfw does.
+            None => self.program.position_from(number.saturating_add(1)),
+        }
+    }
+
+    /// Tries one rule. `tablearg` becomes the value of the last table that matched.
+    #[inline]
+    pub(super) fn try_rule(
+        &mut self,
+        at: usize,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        now: Time,
+        tablearg: &mut Option<Value>,
+    ) -> Tried {
+        let rule = &self.program.rules[at];
+        if !rule.enabled {
+            return Tried::Miss;
+        }
+        let lookup = rule.probe.filter(|lookup| walk.memo.needs(*lookup));
+        if let Some(lookup) = lookup {
+            if rule.prob != 0 && self.random.next() >= rule.prob {
+                return Tried::Miss;
+            }
+            if let Some(position) = self.look_up(lookup, walk, packet, now) {
+                // States of two names, each behind the other's check-state, could send a packet round for ever.
+                if !walk.jump() {
+                    return Tried::Refused(DropReason::Loop);
+                }
+                return Tried::Run(position);
+            }
+        }
+        let rule = &self.program.rules[at];
+        if matches!(rule.act, Act::CheckState) {
+            return Tried::Miss;
+        }
+        let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
+        let mut found = None;
+        if !all_hold(self.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
+            return Tried::Miss;
+        }
+        *tablearg = found.copied();
+        if lookup.is_none() && rule.prob != 0 && self.random.next() >= rule.prob {
+            return Tried::Miss;
+        }
+        if rule.install.is_some()
+            && let Err(reason) = self.install(at, walk, packet, now, *tablearg)
+        {
+            return Tried::Refused(reason);
+        }
+        if self.program.rules[at].defer { Tried::Miss } else { Tried::Run(at) }
+    }
+
+    /// Looks the packet's state up; a hit gives the position of the rule that made it.
+    fn look_up(&mut self, lookup: Lookup, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Option<usize> {
+        walk.memo = match lookup {
+            Lookup::Any => Memo::Any,
+            Lookup::Named(name) => Memo::Named(name),
+        };
+        let flow = flow_of(packet, walk)?;
+        let hit = self.states.lookup(&flow, lookup, &packet.segment(), now)?;
+        self.program.position_of(hit.rule)
+    }
+
+    /// Makes the state that a rule with a state option asks for.
+    fn install(
+        &mut self,
+        at: usize,
+        walk: &Walk,
+        packet: &Packet<'_>,
+        now: Time,
+        tablearg: Option<Value>,
+    ) -> Result<(), DropReason> {
+        let rule = &self.program.rules[at];
+        let Some(Installs { name, mut install, limit_tablearg }) = rule.install.as_deref().copied() else {
+            return Ok(());
+        };
+        let flow = flow_of(packet, walk).ok_or(DropReason::NotIp)?;
+        if limit_tablearg && let Some(limit) = &mut install.limit {
+            limit.max = tablearg.map_or(0, |value| value.limit);
+        }
+        install.lifetime = install.lifetime.or(walk.lifetime);
+        let made = self.states.install(&flow, name, &packet.segment(), rule.id, &install, now);
+        made.map(drop).map_err(DropReason::NoState)
+    }
+
+    /// Runs the action part of a rule: counts, logs, tags, acts.
+    pub(super) fn run(
+        &mut self,
+        at: usize,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        now: Time,
+        tablearg: Option<Value>,
+    ) -> Next {
+        self.count(at, packet, now);
+        let rule = &self.program.rules[at];
+        let act = rule.act;
+        if rule.log.is_some() {
+            self.log_packet(at, walk, packet, now);
+        }
+        if let Some((remove, tag)) = self.program.rules[at].tag {
+            let tag = number(tag, tablearg, |value| value.tag) as u16;
+            if remove {
+                walk.untag(tag);
+            } else if tag != 0 && !walk.tag(tag) {
+                self.tags_full += 1;
+            }
+        }
+        let queue = |arg| number(arg, tablearg, |value| value.divert) as u16;
+        match act {
+            Act::Allow => self.stop(at, walk, Step::Pass),
+            Act::Deny => self.stop(at, walk, Step::Drop(DropReason::Deny)),
+            Act::Unreach { code, mtu } => {
+                self.stop(at, walk, Step::Reject(unreach(packet, Reject::Unreach { code, mtu })))
+            }
+            Act::Unreach6(code) => {
+                self.stop(at, walk, Step::Reject(unreach(packet, Reject::Unreach6 { code })))
+            }
+            Act::Reset => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, false))),
+            Act::Reset6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, true))),
+            Act::Abort => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, false))),
+            Act::Abort6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, true))),
+            // A state's rule always has an action of its own; check-state makes no states.
+            Act::Count | Act::CheckState => self.go_on(at),
+            Act::Skipto(jump) => self.skipto(at, jump, tablearg),
+            Act::Call(jump) => self.call(at, walk, jump, tablearg),
+            Act::Return(to) => self.return_to(at, walk, to),
+            Act::Inspect(arg) => self.stop(at, walk, Step::Inspect(queue(arg))),
+            Act::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
+            Act::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
+            Act::Pipe(arg) => self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe)),
+            Act::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
+            Act::Reass if packet.fragment != Fragment::Whole => self.stop(at, walk, Step::Reassemble),
+            Act::Reass => self.go_on(at),
+            Act::SetDscp(arg) => {
+                walk.edits.dscp = Some(number(arg, tablearg, |value| value.dscp) as u8 & 63);
+                self.go_on(at)
+            }
+            Act::SetMark(arg) => {
+                walk.mark = number(arg, tablearg, |value| value.mark);
+                self.go_on(at)
+            }
+            Act::TcpSetMss(mss) => {
+                walk.edits.mss = Some(walk.edits.mss.map_or(mss, |earlier| earlier.min(mss)));
+                self.go_on(at)
+            }
+            Act::StateTimeout(seconds) => {
+                walk.lifetime = Some(seconds);
+                self.go_on(at)
+            }
+        }
+    }
+
+    /// Counts the packet for a rule: of an IP packet its own length, of another frame that on the wire.
+    #[inline]
+    fn count(&mut self, at: usize, packet: &Packet<'_>, now: Time) {
+        let counter: &mut Counter = &mut self.counters[at];
+        counter.packets += 1;
+        counter.bytes += u64::from(packet.segment().bytes);
+        counter.last = now;
+    }
+
+    #[inline]
+    fn stop(&self, at: usize, walk: &mut Walk, step: Step) -> Next {
+        let rule = &self.program.rules[at];
+        walk.stopped = Some((rule.id, rule.number));
+        Next::Stop(step)
+    }
+
+    /// On with the rule behind this one, which may be that of a state that was found.
+    fn go_on(&self, at: usize) -> Next {
+        Next::Rule(self.program.next(at))
+    }
+
+    /// Goes forward; what is not forward is the next rule number.
+    fn skipto(&self, at: usize, jump: Jump, tablearg: Option<Value>) -> Next {
+        let rule = &self.program.rules[at];
+        let position = match jump {
+            Jump::To(position) => position as usize,
+            Jump::Tablearg => {
+                let number = tablearg.map_or(0, |value| value.skipto);
+                let order = crate::rules::order;
+                let ahead = order(number) > order(rule.number);
+                self.program.position_from(if ahead { number } else { rule.number.saturating_add(1) })
+            }
+        };
+        Next::Rule(position)
+    }
+
+    fn call(&self, at: usize, walk: &mut Walk, jump: Jump, tablearg: Option<Value>) -> Next {
+        if usize::from(walk.depth) == CALL_DEPTH {
+            return self.stop(at, walk, Step::Drop(DropReason::CallDepth));
+        }
+        if !walk.jump() {
+            return self.stop(at, walk, Step::Drop(DropReason::Loop));
+        }
+        walk.stack[usize::from(walk.depth)] = self.program.rules[at].id;
+        walk.depth += 1;
+        Next::Rule(match jump {
+            Jump::To(position) => position as usize,
+            Jump::Tablearg => self.program.position_from(tablearg.map_or(0, |value| value.skipto)),
+        })
+    }
+
+    /// Back behind the last call; without one, on with the next rule.
+    fn return_to(&self, at: usize, walk: &mut Walk, to: ReturnTo) -> Next {
+        let Some(depth) = walk.depth.checked_sub(1) else { return self.go_on(at) };
+        if !walk.jump() {
+            return self.stop(at, walk, Step::Drop(DropReason::Loop));
+        }
+        walk.depth = depth;
+        let Some(caller) = self.program.position_of(walk.stack[usize::from(depth)]) else {
+            return self.stop(at, walk, Step::Drop(DropReason::Reloaded));
+        };
+        Next::Rule(match to {
+            ReturnTo::NextRule => self.program.next(caller),
+            ReturnTo::NextRulenum => {
+                self.program.position_from(self.program.rules[caller].number.saturating_add(1))
+            }
+        })
+    }
+
+    fn police(&mut self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time, pipe: u32) -> Next {
+        let step = match self.pipes.get_mut(&pipe) {
+            None => Step::Drop(DropReason::NoPipe),
+            Some(bucket) => match bucket.take(packet.segment().bytes.into(), now) {
+                true => Step::Pass,
+                false => Step::Drop(DropReason::Policed),
+            },
+        };
+        self.stop(at, walk, step)
+    }
+
+    fn log_packet(&mut self, at: usize, walk: &Walk, packet: &Packet<'_>, now: Time) {
+        let rule = &self.program.rules[at];
+        let limit = rule.log.and_then(|log| log.amount).unwrap_or(self.settings.verbose_limit);
+        let counter = &mut self.counters[at];
+        if limit != 0 && counter.logged >= limit {
+            return;
+        }
+        counter.logged = counter.logged.saturating_add(1);
+        let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
+        self.log.put(Logged::new(now, rule.number, log_word(rule), walk.dir, port, packet));
+    }
+}
+
+/// A number of a rule, or the column of the table's value; 0 without a value.
+fn number(arg: Arg, tablearg: Option<Value>, column: impl Fn(&Value) -> u32) -> u32 {
+    match arg {
+        Arg::Number(number) => number,
+        Arg::Tablearg => tablearg.as_ref().map_or(0, column),
+    }
+}
+
+/// What a packet's state is looked up by. Link-local addresses mean something on one port only: its number is the zone.
+#[inline]
+pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
+    let mut flow = packet.flow()?;
+    flow.tenant = walk.tenant;
+    if let Ends::V6(src, dst, zone) = &mut flow.ends
+        && (src.is_unicast_link_local() || dst.is_unicast_link_local())
+    {
+        let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
+        *zone = port.map_or(0, |port| u32::from(port.0) + 1);
+    }
+    Some(flow)
+}
+
+/// An unreachable message, unless the packet must not be answered (RFC 1122 3.2.2, RFC 4443 2.4).
+fn unreach(packet: &Packet<'_>, answer: Reject) -> Reject {
+    let allowed = match (packet.addresses, answer) {
+        (Addresses::V4(_, dst), Reject::Unreach { .. }) => {
+            let query = matches!(packet.icmp_type, 8 | 10 | 13 | 15 | 17);
+            (packet.proto != proto::ICMP || query) && !to_many4(packet, dst)
+        }
+        (Addresses::V6(_, dst), Reject::Unreach6 { .. }) => {
+            let query = packet.icmp_type >= 128;
+            (packet.proto != proto::ICMP6 || query) && !to_many6(packet, dst)
+        }
+        _ => false,
+    };
+    if allowed && packet.fragment != Fragment::Later { answer } else { Reject::Silent }
+}
+
+/// A reset or abort, for the protocol that knows it, in the family that the rule names.
+fn reset(packet: &Packet<'_>, answer: Reject, six: bool) -> Reject {
+    let known = match answer {
+        Reject::Reset => packet.proto == proto::TCP && packet.tcp_flags & super::insn::RST == 0,
+        _ => packet.proto == proto::SCTP,
+    };
+    let one = match packet.addresses {
+        Addresses::V4(_, dst) => !six && !to_many4(packet, dst),
+        Addresses::V6(_, dst) => six && !to_many6(packet, dst),
+        Addresses::None => false,
+    };
+    if known && one && packet.fragment != Fragment::Later { answer } else { Reject::Silent }
+}
+
+fn to_many4(packet: &Packet<'_>, dst: Ipv4Addr) -> bool {
+    dst.is_multicast() || dst.is_broadcast() || group_mac(packet)
+}
+
+fn to_many6(packet: &Packet<'_>, dst: Ipv6Addr) -> bool {
+    dst.is_multicast() || group_mac(packet)
+}
+
+/// The frame was sent to a group of stations.
+fn group_mac(packet: &Packet<'_>) -> bool {
+    packet.macs().is_some_and(|macs| macs.dst[0] & 1 == 1)
+}
+
+fn forward(hop: NextHop, packet: &Packet<'_>, tablearg: Option<Value>) -> Step {
+    let hop: Option<(IpAddr, Option<u16>)> = match hop {
+        NextHop::Address(ip, port) => Some((ip, port)),
+        NextHop::Tablearg => tablearg.and_then(|value| match packet.addresses {
+            Addresses::V4(..) => value.ipv4.map(|ip| (ip.into(), None)),
+            Addresses::V6(..) => value.ipv6.map(|ip| (ip.into(), None)),
+            Addresses::None => None,
+        }),
+    };
+    match (hop, packet.addresses) {
+        (Some((ip @ IpAddr::V4(_), port)), Addresses::V4(..))
+        | (Some((ip @ IpAddr::V6(_), port)), Addresses::V6(..)) => Step::Forward(ip, port),
+        // A next hop of the other family: ipfw's fwd does not match such a packet's family and drops it.
+        _ => Step::Drop(DropReason::NoNextHop),
+    }
+}
+
+/// ipfw's word for an action in its log.
+fn log_word(rule: &Ready) -> &'static str {
+    match rule.act {
+        Act::Allow => "Accept",
+        Act::Deny => "Deny",
+        Act::Unreach { code: 1, .. } => "Reject",
+        Act::Unreach { .. } => "Unreach",
+        Act::Unreach6(_) => "Unreach6",
+        Act::Reset | Act::Reset6 => "Reset",
+        Act::Abort | Act::Abort6 => "Abort",
+        Act::Count => "Count",
+        Act::CheckState => "CheckState",
+        Act::Skipto(_) => "SkipTo",
+        Act::Call(_) => "Call",
+        Act::Return(_) => "Return",
+        Act::Inspect(_) => "Inspect",
+        Act::Divert(_) => "Divert",
+        Act::Tee(_) => "Tee",
+        Act::Pipe(_) => "Pipe",
+        Act::Forward(_) => "Forward",
+        Act::Reass => "Reass",
+        Act::SetDscp(_) => "SetDscp",
+        Act::SetMark(_) => "SetMark",
+        Act::TcpSetMss(_) => "TcpSetMss",
+        Act::StateTimeout(_) => "StateTimeout",
+    }
+}

@@ -1,0 +1,324 @@
+//! A packet written in words, for `explain` and for tests:
+//! `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`.
+//!
+//! Direction and port may be left out (in, no port). The protocol is a name or number, `ip` for none in particular, or
+//! `arp`. Behind the addresses come any of: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`,
+//! `tos N`, `id N`, `df`, `mf`, `offset N` (units of 8 bytes), `len N` (payload bytes), `mss N`, `seq N`, `ackno N`,
+//! `win N`, `flow N`, `vlan N`, `dmac MAC`, `smac MAC`, `ext NAME` (hopopt, route, dstopt).
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use super::walk::Dir;
+use crate::packet::Link;
+use crate::rules::protocol::Protocol;
+use crate::wire::proto;
+
+/// A packet made from words: an Ethernet frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Direction.
+    pub dir: Dir,
+    /// Name of the port, if one was written.
+    pub port: Option<String>,
+    /// The frame.
+    pub frame: Vec<u8>,
+}
+
+/// The words make no packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadPacket(String);
+
+impl fmt::Display for BadPacket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; write a packet as \"in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn\"", self.0)
+    }
+}
+
+impl std::error::Error for BadPacket {}
+
+fn bad(message: impl Into<String>) -> BadPacket {
+    BadPacket(message.into())
+}
+
+impl Written {
+    /// Reads the words.
+    ///
+    /// # Errors
+    /// [`BadPacket`] names the word that is wrong.
+    pub fn parse(text: &str) -> Result<Self, BadPacket> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let mut at = 0;
+        let dir = match words.first() {
+            Some(&"in") => Dir::In,
+            Some(&"out") => Dir::Out,
+            _ => Dir::In,
+        };
+        if matches!(words.first(), Some(&("in" | "out"))) {
+            at += 1;
+        }
+        let arrow = words.iter().position(|word| *word == ">");
+        let port_named = match arrow {
+            Some(arrow) => arrow == at + 3,
+            None => words.len() == at + 2,
+        };
+        let port = if port_named { words.get(at).map(|word| (*word).to_owned()) } else { None };
+        at += usize::from(port_named);
+        let word = *words.get(at).ok_or_else(|| bad("the protocol is missing"))?;
+        let mut packet = Parts::default();
+        if word == "arp" {
+            packet.options(words.get(at + 1..).unwrap_or_default())?;
+            return Ok(Self { dir, port, frame: packet.ethernet(0x0806, &[0; 28]) });
+        }
+        packet.proto = match Protocol::parse(word) {
+            Some(Protocol::Number(number)) => number,
+            Some(_) => 253,
+            None => return Err(bad(format!("no protocol \"{word}\""))),
+        };
+        let ends = words.get(at + 1..at + 4).ok_or_else(|| bad("the addresses are missing"))?;
+        if ends[1] != ">" {
+            return Err(bad("\">\" is missing between the addresses"));
+        }
+        let (src, sport) = end(ends[0])?;
+        let (dst, dport) = end(ends[2])?;
+        packet.ports = (sport, dport);
+        packet.options(words.get(at + 4..).unwrap_or_default())?;
+        let frame = match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets()))
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets()))
+            }
+            _ => return Err(bad("one address is IPv4 and the other IPv6")),
+        };
+        Ok(Self { dir, port, frame })
+    }
+
+    /// How the frame begins.
+    pub fn link(&self) -> Link {
+        Link::Ethernet
+    }
+}
+
+/// `10.0.0.1`, `10.0.0.1:80`, `::1`, `[::1]:80`.
+fn end(text: &str) -> Result<(IpAddr, u16), BadPacket> {
+    if let Ok(ip) = text.parse() {
+        return Ok((ip, 0));
+    }
+    let socket: SocketAddr =
+        text.parse().map_err(|_| bad(format!("\"{text}\" is no address with a port")))?;
+    Ok((socket.ip(), socket.port()))
+}
+
+/// What the words said.
+struct Parts {
+    proto: u8,
+    ports: (u16, u16),
+    flags: u8,
+    icmp: (u8, u8),
+    ttl: u8,
+    tos: u8,
+    id: u16,
+    fragment: u16,
+    len: usize,
+    mss: Option<u16>,
+    seq: u32,
+    ack: u32,
+    window: u16,
+    flow: u32,
+    vlan: Option<u16>,
+    dmac: [u8; 6],
+    smac: [u8; 6],
+    extensions: Vec<u8>,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        Self {
+            proto: 0,
+            ports: (0, 0),
+            flags: 0,
+            icmp: (0, 0),
+            ttl: 64,
+            tos: 0,
+            id: 0,
+            fragment: 0,
+            len: 0,
+            mss: None,
+            seq: 0,
+            ack: 0,
+            window: 65535,
+            flow: 0,
+            vlan: None,
+            dmac: [2, 0, 0, 0, 0, 2],
+            smac: [2, 0, 0, 0, 0, 1],
+            extensions: Vec::new(),
+        }
+    }
+}
+
+impl Parts {
+    fn options(&mut self, words: &[&str]) -> Result<(), BadPacket> {
+        let mut words = words.iter().flat_map(|word| word.split(','));
+        while let Some(word) = words.next() {
+            let mut number = |hi: u32| {
+                let text =
+                    words.next().ok_or_else(|| bad(format!("a number is missing behind \"{word}\"")))?;
+                let value = match text.strip_prefix("0x") {
+                    Some(hex) => u32::from_str_radix(hex, 16).ok(),
+                    None => text.parse().ok(),
+                };
+                value
+                    .filter(|value| *value <= hi)
+                    .ok_or_else(|| bad(format!("\"{text}\" behind \"{word}\" is no number up to {hi}")))
+            };
+            match word {
+                "fin" => self.flags |= 0x01,
+                "syn" => self.flags |= 0x02,
+                "rst" => self.flags |= 0x04,
+                "psh" => self.flags |= 0x08,
+                "ack" => self.flags |= 0x10,
+                "urg" => self.flags |= 0x20,
+                "ece" => self.flags |= 0x40,
+                "cwr" => self.flags |= 0x80,
+                "type" => self.icmp.0 = number(255)? as u8,
+                "code" => self.icmp.1 = number(255)? as u8,
+                "ttl" => self.ttl = number(255)? as u8,
+                "tos" => self.tos = number(255)? as u8,
+                "id" => self.id = number(65535)? as u16,
+                "df" => self.fragment |= 0x4000,
+                "mf" => self.fragment |= 0x2000,
+                "offset" => self.fragment |= number(8191)? as u16,
+                "len" => self.len = number(60_000)? as usize,
+                "mss" => self.mss = Some(number(65535)? as u16),
+                "seq" => self.seq = number(u32::MAX)?,
+                "ackno" => self.ack = number(u32::MAX)?,
+                "win" => self.window = number(65535)? as u16,
+                "flow" => self.flow = number(0xf_ffff)?,
+                "vlan" => self.vlan = Some(number(4095)? as u16),
+                "dmac" => self.dmac = mac(words.next())?,
+                "smac" => self.smac = mac(words.next())?,
+                "ext" => self.extensions.push(match words.next() {
+                    Some("hopopt") => proto::HOPOPT,
+                    Some("route") => proto::ROUTE,
+                    Some("dstopt") => proto::DSTOPT,
+                    other => return Err(bad(format!("no extension header {other:?}"))),
+                }),
+                other => return Err(bad(format!("unknown word \"{other}\""))),
+            }
+        }
+        Ok(())
+    }
+
+    fn v4(&self, src: [u8; 4], dst: [u8; 4]) -> Vec<u8> {
+        let upper = self.upper();
+        let length = (20 + upper.len()) as u16;
+        let mut header = vec![0x45, self.tos];
+        header.extend(length.to_be_bytes());
+        header.extend(self.id.to_be_bytes());
+        header.extend(self.fragment.to_be_bytes());
+        header.extend([self.ttl, self.proto, 0, 0]);
+        header.extend(src);
+        header.extend(dst);
+        let sum = checksum(&header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        header.extend(upper);
+        header
+    }
+
+    fn v6(&self, src: [u8; 16], dst: [u8; 16]) -> Vec<u8> {
+        let fragmented = self.fragment & 0x3fff != 0;
+        let mut chain = self.extensions.clone();
+        if fragmented {
+            chain.push(proto::FRAG);
+        }
+        chain.push(self.proto);
+        let upper = self.upper();
+        let length = (8 * (chain.len() - 1) + upper.len()) as u16;
+        let mut packet = (6u32 << 28 | u32::from(self.tos) << 20 | self.flow).to_be_bytes().to_vec();
+        packet.extend(length.to_be_bytes());
+        packet.extend([chain[0], self.ttl]);
+        packet.extend(src);
+        packet.extend(dst);
+        for pair in chain.windows(2) {
+            if pair[0] == proto::FRAG {
+                let offset = self.fragment << 3 | u16::from(self.fragment & 0x2000 != 0);
+                packet.extend([pair[1], 0]);
+                packet.extend(offset.to_be_bytes());
+                packet.extend(u32::from(self.id).to_be_bytes());
+            } else {
+                // Six bytes of PadN; for a routing header no segments left.
+                let body = if pair[0] == proto::ROUTE { [3, 0, 0, 0, 0, 0] } else { [1, 4, 0, 0, 0, 0] };
+                packet.extend([pair[1], 0]);
+                packet.extend(body);
+            }
+        }
+        packet.extend(upper);
+        packet
+    }
+
+    /// The upper-layer header and the payload; a later fragment has payload only.
+    fn upper(&self) -> Vec<u8> {
+        let mut upper = Vec::new();
+        if self.fragment & 0x1fff == 0 {
+            let ports = [self.ports.0.to_be_bytes(), self.ports.1.to_be_bytes()].concat();
+            match self.proto {
+                proto::TCP => {
+                    let words: u8 = if self.mss.is_some() { 6 } else { 5 };
+                    upper.extend(ports);
+                    upper.extend(self.seq.to_be_bytes());
+                    upper.extend(self.ack.to_be_bytes());
+                    upper.extend([words << 4, self.flags]);
+                    upper.extend(self.window.to_be_bytes());
+                    upper.extend([0; 4]);
+                    if let Some(mss) = self.mss {
+                        upper.extend([2, 4]);
+                        upper.extend(mss.to_be_bytes());
+                    }
+                }
+                proto::UDP | proto::UDPLITE => {
+                    upper.extend(ports);
+                    upper.extend((8 + self.len as u16).to_be_bytes());
+                    upper.extend([0; 2]);
+                }
+                proto::SCTP => {
+                    upper.extend(ports);
+                    upper.extend([0; 8]);
+                }
+                proto::DCCP => {
+                    upper.extend(ports);
+                    upper.extend([4, 0, 0, 0, 2 << 1, 0, 0, 0, 0, 0, 0, 0]);
+                }
+                proto::ICMP | proto::ICMP6 => upper.extend([self.icmp.0, self.icmp.1, 0, 0, 0, 0, 0, 0]),
+                _ => {}
+            }
+        }
+        upper.extend(std::iter::repeat_n(0, self.len));
+        upper
+    }
+
+    fn ethernet(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+        let mut frame = [self.dmac, self.smac].concat();
+        if let Some(vlan) = self.vlan {
+            frame.extend([0x81, 0x00]);
+            frame.extend(vlan.to_be_bytes());
+        }
+        frame.extend(ethertype.to_be_bytes());
+        frame.extend(payload);
+        frame
+    }
+}
+
+fn mac(text: Option<&str>) -> Result<[u8; 6], BadPacket> {
+    let text = text.ok_or_else(|| bad("an Ethernet address is missing"))?;
+    crate::rules::mac(text).ok_or_else(|| bad(format!("\"{text}\" is no Ethernet address")))
+}
+
+/// RFC 1071.
+fn checksum(header: &[u8]) -> u16 {
+    let words = header.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !((folded & 0xffff) + (folded >> 16)) as u16
+}
