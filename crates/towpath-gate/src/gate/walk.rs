@@ -213,6 +213,8 @@ impl DropReason {
             Self::NoState(Refused::Full) => "states full",
             Self::NoState(Refused::OverLimit) => "over limit",
             Self::NoState(Refused::ParentsFull) => "limits full",
+            Self::NoState(Refused::OverSource) => "source over its share",
+            Self::NoState(Refused::Invalid) => "invalid for its state",
             Self::NotIp => "no state for non-IP",
             Self::TinyFragment => "tiny fragment",
             Self::UnknownHeader => "unknown extension header",
