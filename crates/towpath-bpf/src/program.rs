@@ -1,0 +1,199 @@
+//! A checked program.
+
+use crate::check::{self, Facts};
+use crate::classic;
+use crate::code::{Body, Code, LoadError, LoadOptions};
+use crate::context::Context;
+use crate::insn::Kind;
+use crate::lower::{Lowered, lower};
+use crate::op::{Code as OpCode, Op};
+use crate::refusal::{Reason, Refusal};
+use crate::run::{FRAME_BYTES, Machine, RunError, Stop};
+
+/// A program that was checked, and runs.
+///
+/// ```
+/// use towpath_bpf::{Context, LoadOptions, Program};
+///
+/// // What `tcpdump -ddd` would print for: load the 16 bits at 0, add 2, return them as the length.
+/// let text = "3\n40 0 0 0\n4 0 0 2\n22 0 0 0\n";
+/// let program = Program::load(text.as_bytes(), &LoadOptions::default())?;
+///
+/// let mut context = Context::new();
+/// let mut fuel = 1000;
+/// assert_eq!(program.run(&[0, 5, b'h', b'e', b'l', b'l', b'o'], &mut context, &mut fuel)?, 7);
+/// // Not enough bytes: the load ends the program with 0, "need more".
+/// assert_eq!(program.run(&[0], &mut context, &mut fuel)?, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Program {
+    ops: Box<[Op]>,
+    /// For each operation, the slot of the instruction that it stands for.
+    origin: Box<[usize]>,
+    /// Bytes of stack.
+    stack: usize,
+    stats: Stats,
+}
+
+/// What the checker found out about a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// True for classic BPF.
+    pub classic: bool,
+    /// Instructions, in slots of eight bytes.
+    pub instructions: usize,
+    /// Operations that the interpreter runs instead.
+    pub operations: usize,
+    /// Instructions that no path reaches.
+    pub unreached: usize,
+    /// Functions, the program's own included.
+    pub functions: usize,
+    /// The most functions active at a time.
+    pub depth: usize,
+    /// Bytes of stack in use.
+    pub stack: usize,
+    /// Loads from the message, helper calls included.
+    pub message_loads: usize,
+    /// Of these, loads through pointers that were moved by a variable number and that no comparison covers: a run in
+    /// which one leaves the message fails with [`RunError::OutsideMessage`].
+    pub unproven_loads: usize,
+    /// Loads from and stores to the context.
+    pub context_accesses: usize,
+    /// Conditional jumps.
+    pub branches: usize,
+    /// Jumps backwards: a program without any costs at most `operations` of fuel a call.
+    pub back_edges: usize,
+    /// Steps that the checker took.
+    pub steps: u32,
+}
+
+impl Program {
+    /// Reads, links and checks a program.
+    ///
+    /// # Errors
+    /// The bytes are not in the format, the object does not hold the program, or the checker refuses it.
+    pub fn load(bytes: &[u8], options: &LoadOptions) -> Result<Self, LoadError> {
+        Ok(Code::load(bytes, options)?.check()?)
+    }
+
+    /// Runs the program over a message's bytes so far.
+    ///
+    /// The result is r0's or A's low 32 bits: for framing the message's length, 0 for "need more" (at least
+    /// `context.mark` bytes, when that is not 0), or a negative errno. `context.mark` and `context.hash` are set to 0
+    /// first; `context.cb` is the program's to keep. Every instruction costs one unit of `fuel`, `skb_load_bytes` one
+    /// more for every eight bytes; what remains is left in `fuel`. A classic instruction can be two.
+    ///
+    /// The result depends on the arguments alone. Nothing is allocated.
+    ///
+    /// # Errors
+    /// The fuel is used up, or a pointer left the message.
+    #[allow(clippy::cast_possible_truncation)] // `int` in Linux (`bpf_prog_run` as KCM uses it).
+    pub fn run(&self, message: &[u8], context: &mut Context, fuel: &mut u64) -> Result<i32, RunError> {
+        context.mark = 0;
+        context.hash = 0;
+        // Clearing a stack takes longer than most programs do, so it is as large as the program needs.
+        let result = match self.stack {
+            0 => self.execute(message, context, fuel, &mut []),
+            1..=64 => self.execute(message, context, fuel, &mut [0; 64]),
+            65..=FRAME_BYTES => self.execute(message, context, fuel, &mut [0; FRAME_BYTES]),
+            _ => self.execute(message, context, fuel, &mut [0; FRAME_BYTES * check::MAX_FRAMES]),
+        };
+        let instruction = |op: usize| self.origin.get(op).copied().unwrap_or(0);
+        match result {
+            Ok(r0) => Ok((r0 as u32).cast_signed()),
+            Err(Stop::Zero) => Ok(0),
+            Err(Stop::Fuel(op)) => Err(RunError::OutOfFuel { instruction: instruction(op) }),
+            Err(Stop::Packet(op)) => Err(RunError::OutsideMessage { instruction: instruction(op) }),
+            Err(Stop::Unchecked(op)) => Err(RunError::Unchecked { instruction: instruction(op) }),
+        }
+    }
+
+    fn execute(
+        &self,
+        message: &[u8],
+        context: &mut Context,
+        fuel: &mut u64,
+        stack: &mut [u8],
+    ) -> Result<u64, Stop> {
+        let mut machine = Machine { ops: &self.ops, message, context, stack, fuel: *fuel };
+        let result = machine.run();
+        *fuel = machine.fuel;
+        result
+    }
+
+    /// What the checker found out.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+}
+
+impl Code {
+    /// Checks the program and makes it runnable.
+    ///
+    /// # Errors
+    /// The first rule that it breaks, with the instruction.
+    pub fn check(&self) -> Result<Program, Refusal> {
+        let checked = match &self.body {
+            Body::Classic(code) => classic::check(code).map(|lowered| classic_program(code.len(), lowered)),
+            Body::Ebpf { code, .. } => check::check(code).map(|facts| ebpf_program(&facts)),
+        };
+        checked.map_err(|(instruction, reason)| self.refusal(instruction, reason))
+    }
+
+    fn refusal(&self, instruction: usize, reason: Reason) -> Refusal {
+        Refusal {
+            function: self.function(instruction).map(str::to_owned),
+            instruction,
+            text: self.text(instruction).unwrap_or_default(),
+            reason,
+        }
+    }
+}
+
+fn classic_program(instructions: usize, lowered: Lowered) -> Program {
+    let count = |wanted: fn(OpCode) -> bool| lowered.ops.iter().filter(|op| wanted(op.code)).count();
+    let stats = Stats {
+        classic: true,
+        instructions,
+        operations: lowered.ops.len(),
+        unreached: 0,
+        functions: 1,
+        depth: 1,
+        stack: 0,
+        message_loads: count(|code| (OpCode::AbsB..=OpCode::Msh).contains(&code)),
+        unproven_loads: 0,
+        context_accesses: count(|code| code == OpCode::Len),
+        branches: count(|code| code > OpCode::Call),
+        back_edges: 0,
+        steps: u32::try_from(instructions).unwrap_or(u32::MAX),
+    };
+    Program { ops: lowered.ops.into(), origin: lowered.origin.into(), stack: 0, stats }
+}
+
+fn ebpf_program(facts: &Facts) -> Program {
+    let lowered = lower(facts);
+    let kinds = || facts.kinds.iter().enumerate().filter_map(|(at, kind)| Some((at, (*kind)?)));
+    let count = |wanted: fn(Kind) -> bool| kinds().filter(|(_, kind)| wanted(*kind)).count();
+    let packet = |region: &&Option<check::Region>| matches!(region, Some(check::Region::Packet));
+    let context = |region: &&Option<check::Region>| matches!(region, Some(check::Region::Context(_)));
+    let loads = |kind| matches!(kind, Kind::LoadAbs { .. } | Kind::LoadInd { .. } | Kind::Helper { .. });
+    let back = |at: usize, kind| check::jump_target(at, kind).is_some_and(|target| target <= at as i64);
+    let stats = Stats {
+        classic: false,
+        instructions: facts.kinds.len(),
+        operations: lowered.ops.len(),
+        unreached: kinds().filter(|(at, _)| !facts.reached[*at]).count(),
+        functions: facts.functions.len(),
+        depth: facts.frames,
+        stack: facts.stack,
+        message_loads: facts.regions.iter().filter(packet).count() + count(loads),
+        unproven_loads: facts.unproven.len(),
+        context_accesses: facts.regions.iter().filter(context).count(),
+        branches: count(|kind| matches!(kind, Kind::JumpIf { .. })),
+        back_edges: kinds().filter(|(at, kind)| back(*at, *kind)).count(),
+        steps: facts.steps,
+    };
+    Program { ops: lowered.ops.into(), origin: lowered.origin.into(), stack: facts.stack, stats }
+}
