@@ -14,7 +14,8 @@ fn programs() -> PathBuf {
 
 /// The object as it stands in the project, and made anew where that is possible.
 fn objects(name: &str) -> Vec<Vec<u8>> {
-    let mut objects = vec![std::fs::read(programs().join(format!("{name}.o"))).expect("the object is in the project")];
+    let mut objects =
+        vec![std::fs::read(programs().join(format!("{name}.o"))).expect("the object is in the project")];
     let clang = ["clang", "clang-19", "clang-14"].into_iter().find(|clang| {
         Command::new(clang).arg("--version").output().is_ok_and(|output| output.status.success())
     });
@@ -22,9 +23,9 @@ fn objects(name: &str) -> Vec<Vec<u8>> {
         eprintln!("no clang here: {name}.c is tested as the project's object only");
         return objects;
     };
-    for cpu in ["v1", "v2", "v3"] {
+    for cpu in ["-mcpu=v1", "-mcpu=v2", "-mcpu=v3"] {
         let output = Command::new(clang)
-            .args(["-O2", "-target", "bpf", "-nostdinc", "-mcpu"])
+            .args(["-O2", "-target", "bpf", "-nostdinc"])
             .arg(cpu)
             .args(["-o", "-", "-c"])
             .arg(programs().join(format!("{name}.c")))
