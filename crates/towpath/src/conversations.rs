@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
-use std::net::IpAddr;
+use std::net::Ipv4Addr;
 
 use towpath_gate::packet::{Addresses, Fragment, Packet};
 use towpath_gate::wire::{proto, tunnel};
@@ -116,9 +116,25 @@ impl Conversations {
         self.uncounted
     }
 
+    /// The hash of both ends, each its address and port in one number, and which of them sent the packet.
+    fn hash(&self, packet: &Packet<'_>) -> Option<(u64, usize)> {
+        Some(match packet.addresses {
+            Addresses::None => return None,
+            Addresses::V4(src, dst) => {
+                let end = |address: Ipv4Addr, port| u64::from(address.to_bits()) << 16 | u64::from(port);
+                let ([low, high], sender) = ordered(end(src, packet.src_port), end(dst, packet.dst_port));
+                (self.key.hash_one((low, high)), sender)
+            }
+            Addresses::V6(src, dst) => {
+                let ([low, high], sender) =
+                    ordered((src.to_bits(), packet.src_port), (dst.to_bits(), packet.dst_port));
+                (self.key.hash_one((low, high)), sender)
+            }
+        })
+    }
+
     fn observe_tcp(&mut self, packet: &Packet<'_>) {
-        let Some((ends, sender)) = ends(packet) else { return };
-        let hash = self.key.hash_one(ends);
+        let Some((hash, sender)) = self.hash(packet) else { return };
         if let Some(bases) = self.tcp.get_mut(&hash) {
             self.reused += u64::from(bases.observe(packet, sender));
         } else if self.tcp.len() < self.limit {
@@ -129,14 +145,18 @@ impl Conversations {
     }
 
     fn observe_udp(&mut self, packet: &Packet<'_>) {
-        let Some((ends, _)) = ends(packet) else { return };
-        let hash = self.key.hash_one(ends);
+        let Some((hash, _)) = self.hash(packet) else { return };
         if self.udp.len() < self.limit {
             self.udp.insert(hash);
         } else if !self.udp.contains(&hash) {
             self.uncounted += 1;
         }
     }
+}
+
+/// Two ends in an order that does not depend on who speaks, and which of them did.
+fn ordered<T: Ord>(src: T, dst: T) -> ([T; 2], usize) {
+    if src <= dst { ([src, dst], 0) } else { ([dst, src], 1) }
 }
 
 /// The sequence numbers that the two ends of a TCP conversation began with, where known.
@@ -169,20 +189,6 @@ impl Bases {
             self.known[end] = true;
         }
     }
-}
-
-/// An address and a port.
-type End = (IpAddr, u16);
-
-/// The two ends in an order that does not depend on who speaks, and which of them spoke.
-fn ends(packet: &Packet<'_>) -> Option<([End; 2], usize)> {
-    let (src, dst) = match packet.addresses {
-        Addresses::None => return None,
-        Addresses::V4(src, dst) => (IpAddr::V4(src), IpAddr::V4(dst)),
-        Addresses::V6(src, dst) => (IpAddr::V6(src), IpAddr::V6(dst)),
-    };
-    let (src, dst) = ((src, packet.src_port), (dst, packet.dst_port));
-    Some(if src <= dst { ([src, dst], 0) } else { ([dst, src], 1) })
 }
 
 /// The keys are hashes already.

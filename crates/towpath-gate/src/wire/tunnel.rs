@@ -41,15 +41,12 @@ use crate::packet::{Addresses, Fragment, Link, Packet};
 /// ```
 #[inline]
 pub fn inner<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
-    match (packet.addresses, packet.proto) {
-        (Addresses::None, _) if packet.ethertype < 0x8847 => Ok(None),
-        (_, proto::TCP | proto::ICMP | proto::ICMP6) if packet.ethertype != 0 => Ok(None),
-        (_, proto::UDP) if !UDP_PORTS.contains(&packet.dst_port) && !UDP_PORTS.contains(&packet.src_port) => {
-            Ok(None)
-        }
-        _ if packet.fragment != Fragment::Whole => Ok(None),
-        _ => carried(packet),
-    }
+    let may = match (packet.addresses, packet.proto) {
+        (Addresses::None, _) => packet.ethertype >= ETHERTYPE_MPLS,
+        (_, proto::UDP) => UDP_PORTS.contains(&packet.dst_port) || UDP_PORTS.contains(&packet.src_port),
+        (_, proto) => matches!(proto, IPIP | IPV6 | GRE | ETHERIP | MPLS | ETHERNET | proto::AH),
+    };
+    if may && packet.fragment == Fragment::Whole { carried(packet) } else { Ok(None) }
 }
 
 /// Protocols that carry packets (IANA, Assigned Internet Protocol Numbers).

@@ -4,6 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod edits;
+mod other_reader;
+mod tunnels;
+
 /// Pieces of frames, so that a row shows only what it is about. Addresses are those of RFC 5737 and RFC 3849.
 const PIECES: &[(&str, &str)] = &[
     ("MACS", "020000000002 020000000001"),
