@@ -142,14 +142,8 @@ where
         packet: &Seen<'_>,
     ) -> Option<Hit> {
         let hash = shared.secret.hash(&key.0);
-        let slot = match lookup {
-            Lookup::Named(name) => self.table.find(hash, key, name)?,
-            Lookup::Any => self.table.newest(hash, key, packet.now, |state| state.made)?,
-        };
+        let slot = self.find(hash, key, lookup, packet.now)?;
         let entry = self.table.get_mut(slot);
-        if !entry.live(packet.now) {
-            return None;
-        }
         let state = &mut entry.body;
         let hit = Hit { rule: entry.rule, direction: side.direction(state.forward) };
         state.used = true;
@@ -161,6 +155,19 @@ where
             self.reply(shared, slot);
         }
         Some(hit)
+    }
+
+    /// Finds the live state that an error from `side` is about.
+    pub(super) fn related(
+        &self,
+        shared: &Shared,
+        key: &Key<N>,
+        side: Side,
+        lookup: Lookup,
+        now: Time,
+    ) -> Option<Hit> {
+        let entry = self.table.get(self.find(shared.secret.hash(&key.0), key, lookup, now)?);
+        Some(Hit { rule: entry.rule, direction: side.direction(entry.body.forward) })
     }
 
     /// Makes a state; no live one has its key and name. How many expired ones it replaced: 0 or 1.
@@ -280,6 +287,18 @@ where
             let common = Listed::new(entry, entry.key.flow(*forward), kind, now);
             Listed { packets: *packets, bytes: *bytes, tcp_seen: tcp.seen, tcp_ack: tcp.ack, ..common }
         })
+    }
+
+    /// The slot of a live state.
+    #[inline]
+    fn find(&self, hash: u64, key: &Key<N>, lookup: Lookup, now: Time) -> Option<u32> {
+        match lookup {
+            Lookup::Named(name) => {
+                let slot = self.table.find(hash, key, name)?;
+                self.table.get(slot).live(now).then_some(slot)
+            }
+            Lookup::Any => self.table.newest(hash, key, now, |state| state.made),
+        }
     }
 
     #[cold]

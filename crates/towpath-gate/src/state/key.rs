@@ -32,6 +32,14 @@ impl Side {
         if self == forward { Direction::Forward } else { Direction::Reverse }
     }
 }
+impl Side {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Low => Self::High,
+            Self::High => Self::Low,
+        }
+    }
+}
 
 /// Unpacking, for one address family.
 pub(super) trait Unpack: Sized {

@@ -33,6 +33,7 @@ pub mod model;
 #[doc(hidden)]
 pub mod ops;
 mod parents;
+mod related;
 mod settings;
 mod sources;
 mod states;
@@ -46,6 +47,7 @@ use std::num::NonZeroU16;
 use std::ops::BitOr;
 
 pub use list::{Kind, Line, Listed};
+pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
 pub use states::{Counters, Gauge, States};
 

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use super::{
-    Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, LimitMask, Listed, Lookup, Name, Refused,
-    RuleId, Segment, Settings,
+    Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, LimitMask, Listed, Lookup, Name, Quoted,
+    Refused, RuleId, Segment, Settings,
 };
 use crate::Time;
 
@@ -90,6 +90,26 @@ impl Model {
             return Some(Hit { rule: state.rule, direction });
         }
         None
+    }
+
+    /// See [`States::lookup_related`](super::States::lookup_related).
+    pub fn lookup_related(&mut self, quoted: &Quoted, lookup: Lookup, now: Time) -> Option<Hit> {
+        self.expire(now);
+        let flow = self.keyed(&quoted.flow);
+        let named = |state: &&State| !matches!(lookup, Lookup::Named(name) if name != state.name);
+        let hit = self.states.iter().rev().filter(named).find_map(|state| {
+            // The quoted packet went the other way.
+            let direction = if flow == state.flow {
+                Direction::Reverse
+            } else if flow.reversed() == state.flow {
+                Direction::Forward
+            } else {
+                return None;
+            };
+            Some(Hit { rule: state.rule, direction })
+        });
+        self.counters.related += u64::from(hit.is_some());
+        hit
     }
 
     /// See [`States::install`](super::States::install).

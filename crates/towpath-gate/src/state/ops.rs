@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::model::Model;
 use super::{
-    Counters, Ends, Flow, Install, Kind, Limit, LimitMask, Listed, Lookup, Name, RuleId, Segment, Settings,
-    States, Tracking,
+    Counters, Ends, Flow, Install, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, RuleId, Segment,
+    Settings, States, Tracking,
 };
 use crate::Time;
 
@@ -20,6 +20,8 @@ pub const OP_BYTES: usize = 10;
 pub enum Op {
     /// A packet is looked up.
     Lookup(Flow, Lookup, Segment),
+    /// An ICMP error quotes a packet.
+    Related(Quoted, Lookup),
     /// A packet that a rule with a state option matched.
     Install(Flow, Name, Segment, RuleId, Install),
     /// Time passes.
@@ -66,6 +68,10 @@ impl World {
                 let want = model.lookup(flow, *lookup, segment, *now);
                 assert_eq!(states.lookup(flow, *lookup, segment, *now), want, "lookup");
             }
+            Op::Related(quoted, lookup) => {
+                let want = model.lookup_related(quoted, *lookup, *now);
+                assert_eq!(states.lookup_related(quoted, *lookup, *now), want, "related");
+            }
             Op::Install(flow, name, segment, rule, install) => {
                 let want = model.install(flow, *name, segment, *rule, install, *now);
                 assert_eq!(states.install(flow, *name, segment, *rule, install, *now), want, "install");
@@ -105,7 +111,7 @@ impl World {
             (should.full, should.over_limit, should.parents_full, should.over_source, should.invalid),
             "refused"
         );
-        assert_eq!(is.evicted, should.evicted, "evicted");
+        assert_eq!((is.evicted, is.related), (should.evicted, should.related), "evicted, related");
         assert!(is.peak >= should.peak, "peak");
         assert!(states.len() >= model.len(), "held");
         let gone = is.expired + is.removed + is.evicted;
@@ -160,7 +166,10 @@ impl Op {
         match what % 16 {
             0..=4 => {
                 let lookup = if b % 4 == 0 { Lookup::Any } else { Lookup::Named(name(b)) };
-                Self::Lookup(flow(c, d, e), lookup, segment(f, g))
+                match a % 8 {
+                    0 => Self::Related(Quoted { flow: flow(c, d, e), tcp_seq: None }, lookup),
+                    _ => Self::Lookup(flow(c, d, e), lookup, segment(f, g)),
+                }
             }
             5..=10 => Self::Install(flow(c, d, e), name(b), segment(f, g), rule, install(h, i)),
             11 | 12 => Self::Advance(Duration::from_nanos(match a % 8 {

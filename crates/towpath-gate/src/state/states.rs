@@ -7,7 +7,9 @@ use super::key::{Key4, Key6};
 use super::list::Listed;
 use super::parents::Parents;
 use super::sources::Sources;
-use super::{Ends, Flow, Hit, Install, Installed, Limit, Lookup, Name, Refused, RuleId, Segment, Settings};
+use super::{
+    Ends, Flow, Hit, Install, Installed, Limit, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings,
+};
 use crate::Time;
 
 /// How much an install may look at to find room that expired states take up.
@@ -36,6 +38,8 @@ pub struct Counters {
     pub evicted: u64,
     /// How often the states have come to 9/10 of `dyn_max`, having been below 8/10.
     pub nearly_full: u64,
+    /// ICMP errors that were about a state.
+    pub related: u64,
     /// Installs refused with [`Refused::Full`].
     pub full: u64,
     /// Installs refused with [`Refused::OverLimit`].
@@ -116,6 +120,24 @@ impl States {
                 self.v6.hit(&mut self.shared, &key, side, lookup, &packet)
             }
         }
+    }
+
+    /// Finds the live state that an ICMP error is about: the direction is that of the error, against the packet that it
+    /// quotes. The state stays as it is.
+    pub fn lookup_related(&mut self, quoted: &Quoted, lookup: Lookup, now: Time) -> Option<Hit> {
+        let flow = &self.keyed(&quoted.flow);
+        let hit = match flow.ends {
+            Ends::V4(src, dst) => {
+                let (key, side) = Key4::new(src, dst, flow);
+                self.v4.related(&self.shared, &key, side.other(), lookup, now)
+            }
+            Ends::V6(src, dst, zone) => {
+                let (key, side) = Key6::new(src, dst, zone, flow);
+                self.v6.related(&self.shared, &key, side.other(), lookup, now)
+            }
+        };
+        self.counters.related += u64::from(hit.is_some());
+        hit
     }
 
     /// Makes a state for the flow under `name`, of which the packet is the first; or, when there is one, counts the
