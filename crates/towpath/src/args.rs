@@ -8,8 +8,6 @@ use clap::builder::ValueHint;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use towpath::route::Prefix;
-
 /// Exit codes, stable: scripts may rely on them.
 pub(crate) mod exit {
     /// Done.
@@ -183,7 +181,8 @@ pub(crate) struct VlanPort {
 /// `PREFIX=NAME`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RouteArg {
-    pub(crate) prefix: Prefix,
+    pub(crate) net: IpAddr,
+    pub(crate) len: u8,
     pub(crate) port: String,
 }
 
@@ -218,7 +217,13 @@ fn vlan_port(text: &str) -> Result<VlanPort, String> {
 
 fn route(text: &str) -> Result<RouteArg, String> {
     let (prefix, port) = split(text, "PREFIX=NAME")?;
-    Ok(RouteArg { prefix: prefix.parse()?, port: port.to_owned() })
+    let (address, len) = prefix.split_once('/').map_or((prefix, None), |(net, len)| (net, Some(len)));
+    let net: IpAddr = address.parse().map_err(|_| format!("`{address}` is not an IP address"))?;
+    let width = if net.is_ipv4() { 32 } else { 128 };
+    match len.map_or(Ok(width), str::parse) {
+        Ok(len) if len <= width => Ok(RouteArg { net, len, port: port.to_owned() }),
+        _ => Err(format!("prefix length of `{prefix}` is not in 0..{width}")),
+    }
 }
 
 fn address(text: &str) -> Result<AddressArg, String> {
@@ -260,6 +265,13 @@ mod tests {
     }
 
     #[test]
+    fn a_prefix_without_a_length_is_one_address() {
+        let one = |text| route(text).map(|route| (route.net.to_string(), route.len, route.port));
+        assert_eq!(one("10.0.0.1=a"), Ok(("10.0.0.1".into(), 32, "a".into())));
+        assert_eq!(one("::/0=lp0.100"), Ok(("::".into(), 0, "lp0.100".into())));
+    }
+
+    #[test]
     fn wrong_values_say_what_was_expected() {
         let rows = [
             (queue("1").unwrap_err(), "expected N=COMMAND"),
@@ -269,6 +281,9 @@ mod tests {
             (queue("1='x").unwrap_err(), "`'x`: missing closing quote"),
             (vlan_port("a=5").unwrap_err(), "`5` is not vlan:ID"),
             (vlan_port("a=vlan:4096").unwrap_err(), "VLAN id `4096` is not in 0..4095"),
+            (route("10.0.0.0/33=a").unwrap_err(), "prefix length of `10.0.0.0/33` is not in 0..32"),
+            (route("::/129=a").unwrap_err(), "prefix length of `::/129` is not in 0..128"),
+            (route("10.0.0/8=a").unwrap_err(), "`10.0.0` is not an IP address"),
             (address("cap0=1.2.3").unwrap_err(), "`1.2.3` is not an IP address"),
             (seconds("0").unwrap_err(), "a deadline is between 0.001 and 3600 seconds"),
         ];

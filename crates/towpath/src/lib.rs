@@ -4,7 +4,8 @@
 #![forbid(unsafe_code)]
 
 pub mod conversations;
+pub mod engine;
+pub mod inspector;
 pub mod queue;
 pub mod report;
-pub mod route;
 pub mod window;

@@ -1,2 +1,31 @@
-//! The command line of Towpath.
-fn main() {}
+//! The command line of Towpath: arguments in, an exit code out. What each command does is in `command/`.
+#![forbid(unsafe_code)]
+
+mod args;
+mod command;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command, exit};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, not errors: clap prints them to standard output.
+            let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
+            let _ = error.print();
+            return code.into();
+        }
+    };
+    let code = match cli.command {
+        Command::Replay(args) => command::replay::run(&args),
+        Command::Check(args) => command::check::run(&args),
+        Command::Inspect(args) => command::inspect::run(&args),
+        Command::Completions { shell } => command::pages::completions(shell),
+        Command::Man { directory } => command::pages::man(&directory),
+    };
+    code.into()
+}

@@ -18,13 +18,14 @@ pub trait Channel {
     /// Tells the inspector about what was published, if it sleeps.
     fn kick(&mut self);
 
-    /// Gives every verdict that has come to `each`, with the frame's sequence number.
-    fn poll(&mut self, each: &mut dyn FnMut(u32, Answer<'_>));
+    /// Gives each frame that was decided to `each`, once: with the inspector's answer, or with none when there is no
+    /// answer that counts (too late at `now`, meaningless, or the inspector is gone). Returns how many there were.
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(u32, Option<Answer<'_>>)) -> usize;
 
-    /// Waits for verdicts, at most `nanos` nanoseconds; may return early.
-    fn wait(&mut self, nanos: u64);
+    /// Sleeps until there may be something to poll for, or a frame is overdue. May return early.
+    fn wait(&mut self, now: u64);
 
-    /// Why the inspector is gone, once it is.
+    /// Why the inspector is gone, once it is and every frame it had has come back through [`Channel::poll`].
     fn gone(&mut self) -> Option<String>;
 }
 
@@ -102,12 +103,14 @@ pub enum Decided<'a> {
     Lost(DefaultVerdict),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    /// The packet that waits for it; `None` for a copy (tee).
-    ticket: Option<Ticket>,
-    /// When it was handed over.
-    since: u64,
+/// A frame that was handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// This packet waits for its verdict.
+    Packet(Ticket),
+    /// A copy: nobody waits.
+    Copy,
+    Decided,
 }
 
 /// See the module's text.
@@ -115,9 +118,10 @@ struct Held {
 pub struct Queue<C> {
     channel: Option<C>,
     policy: Policy,
-    /// Frames by sequence number: the front has `first`; `None` once decided. Its front is never `None`.
-    held: VecDeque<Option<Held>>,
+    /// Frames by sequence number: the front has `first`. Its front is never [`Slot::Decided`].
+    held: VecDeque<Slot>,
     first: u32,
+    /// Frames that the inspector has now.
     open: u64,
     /// The inspector let a deadline pass with the ring full: until it answers again nobody waits for it.
     stalled: bool,
@@ -140,8 +144,8 @@ impl<C: Channel> Queue<C> {
 
     /// Hands a frame over. `ticket` names the packet that waits for the verdict; a copy has none.
     ///
-    /// `now` is wall-clock time in nanoseconds. A frame counts once it is held or lost, not when the answer is `Full`.
-    pub fn offer(&mut self, frame: &[u8], label: &Label, ticket: Option<Ticket>, now: u64) -> Offer {
+    /// A frame counts once it is held or lost, not when the answer is `Full`.
+    pub fn offer(&mut self, frame: &[u8], label: &Label, ticket: Option<Ticket>) -> Offer {
         let Some(channel) = &mut self.channel else { return self.lose() };
         let Some(sequence) = channel.publish(frame, label) else {
             return if self.stalled { self.lose() } else { Offer::Full };
@@ -150,7 +154,7 @@ impl<C: Channel> Queue<C> {
             self.first = sequence;
         }
         debug_assert_eq!(sequence, self.first.wrapping_add(self.held.len() as u32));
-        self.held.push_back(Some(Held { ticket, since: now }));
+        self.held.push_back(ticket.map_or(Slot::Copy, Slot::Packet));
         self.open += 1;
         self.counters.frames += 1;
         self.counters.high_water = self.counters.high_water.max(self.open);
@@ -165,31 +169,53 @@ impl<C: Channel> Queue<C> {
         self.policy.default
     }
 
-    /// Collects what was decided: verdicts, deadlines that passed, and, if the inspector is gone, all it had.
-    pub fn poll(&mut self, now: u64, mut each: impl FnMut(Ticket, Decided<'_>)) {
-        let Self { channel: Some(channel), held, first, open, counters, stalled, .. } = self else { return };
-        channel.poll(&mut |sequence, answer| {
+    /// Collects what was decided: verdicts, deadlines that passed, and, if the inspector is gone, all it had. Returns
+    /// how many frames there were.
+    ///
+    /// `now` is wall-clock time in nanoseconds.
+    pub fn poll(&mut self, now: u64, mut each: impl FnMut(Ticket, Decided<'_>)) -> usize {
+        let Self { channel: Some(channel), policy, held, first, open, counters, stalled } = self else {
+            return 0;
+        };
+        let decided = channel.poll(now, &mut |sequence, answer| {
             let index = sequence.wrapping_sub(*first) as usize;
-            // A verdict that comes after its deadline finds the frame decided already.
-            let Some(Held { ticket, .. }) = held.get_mut(index).and_then(Option::take) else { return };
+            let slot =
+                held.get_mut(index).map_or(Slot::Decided, |slot| std::mem::replace(slot, Slot::Decided));
+            let ticket = match slot {
+                Slot::Packet(ticket) => Some(ticket),
+                Slot::Copy => None,
+                Slot::Decided => return debug_assert!(false, "frame {sequence} was decided twice"),
+            };
             *open -= 1;
-            *stalled = false;
-            match answer {
-                Answer::Pass | Answer::Queue(_) | Answer::Repeat => counters.passed += 1,
-                Answer::Drop | Answer::Reject => counters.dropped += 1,
-                Answer::Replace(_) if ticket.is_none() => counters.passed += 1,
-                Answer::Replace(_) => counters.replaced += 1,
-            }
+            let decided = match answer {
+                None => {
+                    counters.lost += 1;
+                    Decided::Lost(policy.default)
+                }
+                Some(answer) => {
+                    *stalled = false;
+                    match answer {
+                        Answer::Pass | Answer::Queue(_) | Answer::Repeat => counters.passed += 1,
+                        Answer::Drop | Answer::Reject => counters.dropped += 1,
+                        Answer::Replace(_) => counters.replaced += 1,
+                    }
+                    Decided::Answer(answer)
+                }
+            };
             if let Some(ticket) = ticket {
-                each(ticket, Decided::Answer(answer));
+                each(ticket, decided);
             }
         });
-        let gone = channel.gone();
-        self.forget_decided();
-        match gone {
-            Some(reason) => self.detach(reason, each),
-            None => self.expire(now, each),
+        while let Some(Slot::Decided) = held.front() {
+            held.pop_front();
+            *first = first.wrapping_add(1);
         }
+        if let Some(reason) = channel.gone() {
+            debug_assert!(held.is_empty(), "every frame comes back before the channel goes");
+            counters.trouble = Some(reason);
+            self.channel = None;
+        }
+        decided
     }
 
     /// Tells the inspector about new frames, if it sleeps.
@@ -199,14 +225,10 @@ impl<C: Channel> Queue<C> {
         }
     }
 
-    /// Waits for verdicts, at most until the oldest frame's deadline.
+    /// Sleeps until there may be something to poll for, or a frame is overdue.
     pub fn wait(&mut self, now: u64) {
-        let since = self.held.front().and_then(|held| held.map(|held| held.since));
-        let until = since.map_or(now, |since| since.saturating_add(self.policy.deadline));
         if let Some(channel) = &mut self.channel {
-            channel.kick();
-            // One nanosecond at least: the deadline itself must have passed when the caller looks again.
-            channel.wait(until.saturating_sub(now).max(1));
+            channel.wait(now);
         }
     }
 
@@ -230,42 +252,6 @@ impl<C: Channel> Queue<C> {
         self.counters.lost += 1;
         Offer::Lost(self.policy.default)
     }
-
-    fn expire(&mut self, now: u64, mut each: impl FnMut(Ticket, Decided<'_>)) {
-        // Frames are handed over in the order of time: the first that is in time ends the search.
-        for slot in &mut self.held {
-            let Some(Held { ticket, since }) = *slot else { continue };
-            if now.saturating_sub(since) <= self.policy.deadline {
-                break;
-            }
-            *slot = None;
-            self.open -= 1;
-            self.counters.lost += 1;
-            if let Some(ticket) = ticket {
-                each(ticket, Decided::Lost(self.policy.default));
-            }
-        }
-        self.forget_decided();
-    }
-
-    fn detach(&mut self, reason: String, mut each: impl FnMut(Ticket, Decided<'_>)) {
-        self.channel = None;
-        self.counters.trouble = Some(reason);
-        for Held { ticket, .. } in self.held.drain(..).flatten() {
-            self.open -= 1;
-            self.counters.lost += 1;
-            if let Some(ticket) = ticket {
-                each(ticket, Decided::Lost(self.policy.default));
-            }
-        }
-    }
-
-    fn forget_decided(&mut self) {
-        while let Some(None) = self.held.front() {
-            self.held.pop_front();
-            self.first = self.first.wrapping_add(1);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -278,7 +264,7 @@ mod tests {
     struct Fake {
         next: u32,
         room: usize,
-        answers: Vec<(u32, Answer<'static>)>,
+        answers: Vec<(u32, Option<Answer<'static>>)>,
         gone: Option<String>,
     }
 
@@ -289,64 +275,59 @@ mod tests {
             Some(self.next.wrapping_sub(1))
         }
         fn kick(&mut self) {}
-        fn poll(&mut self, each: &mut dyn FnMut(u32, Answer<'_>)) {
-            for (sequence, answer) in self.answers.drain(..) {
-                each(sequence, answer);
-            }
+        fn poll(&mut self, _now: u64, each: &mut dyn FnMut(u32, Option<Answer<'_>>)) -> usize {
+            let n = self.answers.len();
+            self.answers.drain(..).for_each(|(sequence, answer)| each(sequence, answer));
+            n
         }
-        fn wait(&mut self, _nanos: u64) {}
+        fn wait(&mut self, _now: u64) {}
         fn gone(&mut self) -> Option<String> {
             self.gone.clone()
         }
     }
 
     const POLICY: Policy = Policy { deadline: 100, default: DefaultVerdict::Drop };
+    const LABEL: Label = Label { wire_len: 1, time: 0, mark: 0, link: 1, port: 0, network: 0, payload: 0 };
 
     fn tickets(n: usize) -> Vec<Ticket> {
         let mut window = Window::<(), ()>::new(100, 100);
         (0..n).map(|_| window.push_waiting(b"", (), ())).collect()
     }
 
-    fn polled(queue: &mut Queue<Fake>, now: u64) -> Vec<(Ticket, bool)> {
+    fn queue(fake: Fake) -> Queue<Fake> {
+        Queue::new(1, Some(fake), POLICY)
+    }
+
+    fn answers(queue: &mut Queue<Fake>, answers: &[(u32, Option<Answer<'static>>)]) -> Vec<(Ticket, bool)> {
         let mut out = Vec::new();
-        queue.poll(now, |ticket, decided| out.push((ticket, matches!(decided, Decided::Answer(_)))));
+        queue.channel.as_mut().unwrap().answers = answers.to_vec();
+        queue.poll(0, |ticket, decided| out.push((ticket, matches!(decided, Decided::Answer(_)))));
         out
     }
 
-    fn sum(c: &report::Queue) -> u64 {
-        c.passed + c.dropped + c.replaced + c.lost
-    }
-
     #[test]
-    fn verdicts_come_in_any_order_and_once() {
-        let mut queue = Queue::new(1, Some(Fake { next: u32::MAX, room: 9, ..Fake::default() }), POLICY);
+    fn verdicts_come_in_any_order() {
+        let mut queue = queue(Fake { next: u32::MAX, room: 9, ..Fake::default() });
         let t = tickets(3);
         for &ticket in &t {
-            assert_eq!(queue.offer(b"x", &Label::default(), Some(ticket), 0), Offer::Held);
+            assert_eq!(queue.offer(b"x", &LABEL, Some(ticket)), Offer::Held);
         }
-        let fake = queue.channel.as_mut().unwrap();
-        fake.answers =
-            vec![(1, Answer::Drop), (1, Answer::Pass), (7, Answer::Pass), (0, Answer::Replace(b"y"))];
-        assert_eq!(polled(&mut queue, 50), [(t[2], true), (t[1], true)]);
+        let got = answers(&mut queue, &[(1, Some(Answer::Drop)), (0, Some(Answer::Replace(b"y")))]);
+        assert_eq!(got, [(t[2], true), (t[1], true)]);
         assert_eq!(queue.open(), 1);
-        assert_eq!(polled(&mut queue, 100), []);
-        assert_eq!(polled(&mut queue, 101), [(t[0], false)]);
-        queue.channel.as_mut().unwrap().answers = vec![(u32::MAX, Answer::Pass)];
-        assert_eq!(polled(&mut queue, 102), [], "a verdict after the deadline means nothing");
+        assert_eq!(answers(&mut queue, &[(u32::MAX, None)]), [(t[0], false)]);
         let c = queue.counters();
-        assert_eq!((c.frames, c.passed, c.dropped, c.replaced, c.lost), (3, 0, 1, 1, 1));
+        assert_eq!((c.frames, c.passed, c.dropped, c.replaced, c.lost, c.high_water), (3, 0, 1, 1, 1, 3));
     }
 
     #[test]
     fn a_dead_inspector_loses_what_it_had_and_what_comes() {
-        let mut queue = Queue::new(1, Some(Fake { room: 9, ..Fake::default() }), POLICY);
+        let mut queue = queue(Fake { room: 9, gone: Some("killed".into()), ..Fake::default() });
         let t = tickets(2);
-        queue.offer(b"x", &Label::default(), Some(t[0]), 0);
-        queue.offer(b"copy", &Label::default(), None, 0);
-        queue.channel.as_mut().unwrap().gone = Some("killed".into());
-        queue.channel.as_mut().unwrap().answers = vec![];
-        assert_eq!(polled(&mut queue, 1), [(t[0], false)]);
-        assert_eq!(queue.offer(b"x", &Label::default(), Some(t[1]), 2), Offer::Lost(DefaultVerdict::Drop));
+        queue.offer(b"x", &LABEL, Some(t[0]));
+        queue.offer(b"copy", &LABEL, None);
+        assert_eq!(answers(&mut queue, &[(0, None), (1, None)]), [(t[0], false)]);
+        assert_eq!(queue.offer(b"x", &LABEL, Some(t[1])), Offer::Lost(DefaultVerdict::Drop));
         let c = queue.counters();
         assert_eq!((c.frames, c.lost, c.trouble.as_deref()), (3, 3, Some("killed")));
         assert_eq!(queue.open(), 0);
@@ -354,24 +335,22 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_stalled_inspector_until_it_answers() {
-        let mut queue = Queue::new(1, Some(Fake { room: 1, ..Fake::default() }), POLICY);
+        let mut queue = queue(Fake { room: 1, ..Fake::default() });
         let t = tickets(3);
-        let label = Label::default();
-        assert_eq!(queue.offer(b"x", &label, Some(t[0]), 0), Offer::Held);
-        assert_eq!(queue.offer(b"x", &label, Some(t[1]), 0), Offer::Full);
+        assert_eq!(queue.offer(b"x", &LABEL, Some(t[0])), Offer::Held);
+        assert_eq!(queue.offer(b"x", &LABEL, Some(t[1])), Offer::Full);
         assert_eq!(queue.give_up(), DefaultVerdict::Drop);
-        assert_eq!(queue.offer(b"x", &label, Some(t[1]), 101), Offer::Lost(DefaultVerdict::Drop));
-        queue.channel.as_mut().unwrap().answers = vec![(0, Answer::Pass)];
-        assert_eq!(polled(&mut queue, 60).len(), 1);
-        assert_eq!(queue.offer(b"x", &label, Some(t[2]), 102), Offer::Full);
+        assert_eq!(queue.offer(b"x", &LABEL, Some(t[1])), Offer::Lost(DefaultVerdict::Drop));
+        assert_eq!(answers(&mut queue, &[(0, Some(Answer::Pass))]), [(t[0], true)]);
+        assert_eq!(queue.offer(b"x", &LABEL, Some(t[2])), Offer::Full);
         let c = queue.counters();
-        assert_eq!((c.frames, sum(c)), (3, 3));
+        assert_eq!((c.frames, c.passed, c.lost), (3, 1, 2));
     }
 
     #[test]
     fn a_queue_without_inspector_loses_everything() {
         let mut queue = Queue::<Fake>::new(1, None, Policy { default: DefaultVerdict::Pass, ..POLICY });
-        assert_eq!(queue.offer(b"x", &Label::default(), None, 0), Offer::Lost(DefaultVerdict::Pass));
+        assert_eq!(queue.offer(b"x", &LABEL, None), Offer::Lost(DefaultVerdict::Pass));
         assert_eq!((queue.counters().frames, queue.counters().lost), (1, 1));
     }
 }

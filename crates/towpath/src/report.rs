@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
+use towpath_gate::gate::Shown;
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
@@ -98,6 +99,13 @@ pub struct Queue {
     /// What went wrong, if something did.
     #[serde(skip)]
     pub trouble: Option<String>,
+}
+
+impl From<Shown> for Rule {
+    fn from(shown: Shown) -> Self {
+        let Shown { number, set, packets, bytes, text, .. } = shown;
+        Self { number, set, packets, bytes, text }
+    }
 }
 
 impl fmt::Display for Report {

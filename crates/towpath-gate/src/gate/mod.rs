@@ -237,6 +237,11 @@ impl Gate {
         self.compile();
     }
 
+    /// The routes.
+    pub fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
     /// Takes the routes that verrevpath, versrcreach and antispoof ask.
     pub fn set_routes(&mut self, routes: Routes) {
         self.routes = routes;

@@ -108,6 +108,11 @@ impl Routes {
         Self::default()
     }
 
+    /// Whether there is no route.
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty()
+    }
+
     /// Adds or replaces the route to a prefix.
     pub fn add(&mut self, net: IpAddr, len: u8, route: Route) {
         match net {

@@ -102,6 +102,18 @@ impl Walk {
         self
     }
 
+    /// Begins the walk on the way out by `xmit`. What belongs to the packet (mark, tags, changes) stays with it; the
+    /// place among the rules, and what was looked up, do not.
+    pub fn leave(&mut self, xmit: PortId) {
+        *self = Self {
+            tag_count: self.tag_count,
+            tags: self.tags,
+            mark: self.mark,
+            edits: self.edits,
+            ..Self::new(Dir::Out, self.recv, Some(xmit)).with_tenant(self.tenant)
+        };
+    }
+
     /// The packet's mark.
     pub fn mark(&self) -> u32 {
         self.mark

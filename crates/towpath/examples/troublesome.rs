@@ -1,0 +1,62 @@
+//! An inspector that goes wrong, for tests and for trying out what an engine does about it.
+//!
+//! `troublesome die N` passes N frames and is then gone without a word, with frames in its hands;
+//! `troublesome stall N` passes N frames and then answers no more;
+//! `troublesome upper` replaces every payload by itself in capitals;
+//! `troublesome hold` holds every frame and then decides them from the last to the first.
+
+use std::error::Error;
+
+use towpath_ring::{Consumer, Verdict};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut queue = Consumer::attach_env()?;
+    match words[..] {
+        ["die", n] => {
+            pass(&mut queue, n.parse()?)?;
+            let mut frames = Vec::new();
+            queue.recv_batch(&mut frames, 16)?;
+            // As kill -9 would: no destructor, no goodbye.
+            std::process::abort();
+        }
+        ["stall", n] => {
+            pass(&mut queue, n.parse()?)?;
+            let mut unanswered = Vec::new();
+            while let Some(frame) = queue.recv()? {
+                unanswered.push(frame);
+            }
+        }
+        ["upper"] => {
+            while let Some(frame) = queue.recv()? {
+                let at = usize::from(frame.header().layers.payload);
+                let mut bytes = queue.payload(&frame).to_vec();
+                bytes[at..].make_ascii_uppercase();
+                queue.replace(frame, &bytes)?;
+            }
+        }
+        ["hold"] => {
+            let mut batch = Vec::new();
+            while queue.recv_batch(&mut batch, 64)? > 0 {
+                for frame in &batch {
+                    queue.hold(frame);
+                }
+                for frame in batch.drain(..).rev() {
+                    queue.verdict(frame, Verdict::Pass);
+                }
+            }
+        }
+        _ => return Err("usage: troublesome die N | stall N | upper | hold".into()),
+    }
+    Ok(())
+}
+
+fn pass(queue: &mut Consumer, n: u64) -> Result<(), Box<dyn Error>> {
+    for _ in 0..n {
+        let Some(frame) = queue.recv()? else { break };
+        queue.verdict(frame, Verdict::Pass);
+    }
+    queue.flush();
+    Ok(())
+}

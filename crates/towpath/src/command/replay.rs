@@ -1,0 +1,300 @@
+//! `towpath replay`: captures through the rules, with inspector processes on the queues.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use towpath::engine::{Arrivals, Edge, Engine, Meta};
+use towpath::inspector::{self, Inspector};
+use towpath::queue::{DefaultVerdict, Policy, Queue};
+use towpath::report::Report;
+use towpath_gate::gate::{PortId, Ports, Route, Routes};
+use towpath_gate::packet::Link;
+use towpath_gate::rules::Ruleset;
+use towpath_gate::{Gate, state};
+use towpath_port::pcap::{self, Resolution};
+use towpath_port::{Burst, Frame, Header, LinkType, Port, Received};
+
+use crate::args::{PassOrDrop, Replay, exit};
+use crate::command::check::read;
+use crate::command::{fail, warn};
+
+/// Frames of one burst.
+const BURST: usize = 64;
+
+/// The port that packets arrive on unless `--port` names another for their VLAN.
+const UNTAGGED: &str = "cap0";
+
+pub(crate) fn run(args: &Replay) -> u8 {
+    let text = match replay(args) {
+        Ok(report) if args.json => {
+            serde_json::to_string(&report).expect("strings and numbers serialise") + "\n"
+        }
+        Ok(report) => report.to_string(),
+        Err(failure) => return failure.tell(),
+    };
+    // A capture on standard output leaves no room there for the report.
+    let (name, printed) = match &args.out {
+        Some(out) if out.as_os_str() == "-" => {
+            ("standard error", std::io::stderr().write_all(text.as_bytes()))
+        }
+        _ => ("standard output", std::io::stdout().write_all(text.as_bytes())),
+    };
+    match printed {
+        Ok(()) => exit::OK,
+        Err(error) => fail(exit::FAILED, format_args!("{name}: {error}")),
+    }
+}
+
+fn replay(args: &Replay) -> Result<Report, Failure> {
+    let ruleset = rules(args)?;
+    let mut ports = Ports::new();
+    let (arrivals, routes) = name_ports(args, &mut ports)?;
+    let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
+    let mut captures = captures.map_err(Failure::Capture)?;
+    let out = args.out.as_ref().map(|path| writer(path, args)).transpose()?;
+
+    // The hash key is not a secret worth keeping here, but no capture can be made to collide under it.
+    let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
+    let mut gate = Gate::new(ruleset, ports, state::Settings::default(), seed);
+    gate.set_routes(routes);
+    let policy = Policy {
+        deadline: u64::try_from(args.deadline.as_nanos()).unwrap_or(u64::MAX),
+        default: match args.default_verdict {
+            PassOrDrop::Pass => DefaultVerdict::Pass,
+            PassOrDrop::Drop => DefaultVerdict::Drop,
+        },
+    };
+    let queues = queues(args, policy)?;
+    let edge = Outside { start: Instant::now(), out };
+    let mut engine = Engine::new(edge, gate, arrivals, queues, policy);
+
+    let start = Instant::now();
+    let mut progress = Progress::new(&captures);
+    for capture in &mut captures {
+        take(capture, &mut engine, &mut progress)?;
+    }
+    engine.finish().map_err(Failure::Output)?;
+    let seconds = start.elapsed().as_secs_f64();
+    progress.clear();
+
+    let report = Report { seconds, captures: captures.len(), ..engine.report() };
+    tell_warnings(&captures, &report);
+    if let Some(out) = engine.into_edge().out {
+        out.finish().map_err(Failure::Output)?;
+    }
+    Ok(report)
+}
+
+/// Takes one capture through the engine.
+fn take(
+    capture: &mut pcap::Reader,
+    engine: &mut Engine<Outside>,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
+    let mut burst = Burst::new(BURST);
+    while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
+        // A pcapng capture knows its resolution only once it has come to its first packet.
+        if let (Some(out), Resolution::Nanos) = (&mut engine.edge_mut().out, capture.resolution()) {
+            out.set_resolution(Resolution::Nanos);
+        }
+        let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
+        engine.handle_burst(frames).map_err(Failure::Output)?;
+        progress.advance(capture);
+    }
+    progress.finish(capture);
+    Ok(())
+}
+
+fn meta(frame: &Frame<'_>) -> Meta {
+    let link = match frame.link.header() {
+        Header::Ethernet => Link::Ethernet,
+        Header::Ip => Link::Ip,
+        Header::Null => Link::Null,
+        Header::Sll => Link::Sll,
+        Header::Sll2 => Link::Sll2,
+        Header::Other => Link::Other,
+    };
+    Meta {
+        wire_len: frame.wire_len,
+        time: frame.time_ns,
+        link,
+        link_type: frame.link.0,
+        interface: frame.interface,
+    }
+}
+
+fn rules(args: &Replay) -> Result<Ruleset, Failure> {
+    let text = read(&args.rules).map_err(|error| Failure::Rules(vec![format!("towpath: {error}")]))?;
+    let parsed = Ruleset::parse(&args.rules.display().to_string(), &text);
+    parsed.warnings.iter().for_each(warn);
+    parsed.ruleset.map_err(|errors| Failure::Rules(errors.iter().map(ToString::to_string).collect()))
+}
+
+fn name_ports(args: &Replay, ports: &mut Ports) -> Result<(Arrivals, Routes), Failure> {
+    let mut names = vec![UNTAGGED.to_owned()];
+    for port in &args.ports {
+        if names.contains(&port.name) {
+            return Err(Failure::Usage(format!("port `{}` is named twice", port.name)));
+        }
+        names.push(port.name.clone());
+    }
+    let known = |name: &String| match names.iter().position(|known| known == name) {
+        Some(index) => Ok(index),
+        None => Err(Failure::Usage(format!(
+            "there is no port `{name}`; the ports are {} (name more with --port NAME=vlan:ID)",
+            names.join(", ")
+        ))),
+    };
+    let mut addresses = vec![Vec::new(); names.len()];
+    for arg in &args.addresses {
+        addresses[known(&arg.port)?].push(arg.address);
+    }
+    let ids: Vec<PortId> =
+        names.iter().zip(addresses).map(|(name, addresses)| ports.add(name, addresses)).collect();
+    let mut arrivals = Arrivals::new(ids[0]);
+    for (port, &id) in args.ports.iter().zip(&ids[1..]) {
+        arrivals.tagged(port.vlan, id);
+    }
+    let mut routes = Routes::new();
+    for route in &args.routes {
+        let port = ids[known(&route.port)?];
+        routes.add(route.net, route.len, Route { port, connected: true });
+    }
+    Ok((arrivals, routes))
+}
+
+fn queues(args: &Replay, policy: Policy) -> Result<Vec<Queue<Inspector>>, Failure> {
+    let mut queues = Vec::new();
+    for (index, arg) in args.queues.iter().enumerate() {
+        if args.queues[..index].iter().any(|earlier| earlier.number == arg.number) {
+            return Err(Failure::Usage(format!("queue {} is given twice", arg.number)));
+        }
+        queues.push(Queue::new(arg.number, Some(Inspector::start(arg.number, &arg.words, policy)?), policy));
+    }
+    Ok(queues)
+}
+
+/// The output file, once it is sure that it is none of the captures.
+fn writer(path: &Path, args: &Replay) -> Result<pcap::Writer, Failure> {
+    let same = |capture: &PathBuf| matches!((capture.canonicalize(), path.canonicalize()), (Ok(from), Ok(to)) if from == to);
+    if args.captures.iter().any(same) {
+        return Err(Failure::Usage(format!(
+            "--out {} would overwrite a capture that is read",
+            path.display()
+        )));
+    }
+    pcap::Writer::create(path).map_err(Failure::Output)
+}
+
+fn tell_warnings(captures: &[pcap::Reader], report: &Report) {
+    for warning in captures.iter().filter_map(pcap::Reader::warning) {
+        warn(warning);
+    }
+    for queue in &report.queues {
+        match &queue.trouble {
+            Some(trouble) => {
+                warn(format_args!("queue {}: {trouble}; {} decided by default", queue.number, queue.lost));
+            }
+            None if queue.lost > 0 => warn(format_args!(
+                "queue {}: {} of {} frames decided by default",
+                queue.number, queue.lost, queue.frames
+            )),
+            None => {}
+        }
+    }
+}
+
+/// The clock and the output file.
+struct Outside {
+    start: Instant,
+    out: Option<pcap::Writer>,
+}
+
+impl Edge for Outside {
+    type Channel = Inspector;
+    type Error = towpath_port::Error;
+
+    fn now(&mut self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
+        let Some(out) = &mut self.out else { return Ok(()) };
+        let frame = Frame {
+            bytes: frame,
+            wire_len: meta.wire_len,
+            time_ns: meta.time,
+            link: LinkType(meta.link_type),
+            interface: meta.interface,
+        };
+        out.write(frame, None)
+    }
+}
+
+/// A bar on standard error, when that is a terminal and the captures' length is known.
+struct Progress {
+    bar: ProgressBar,
+    /// Bytes of the captures that are done.
+    done: u64,
+}
+
+impl Progress {
+    fn new(captures: &[pcap::Reader]) -> Self {
+        let total: Option<u64> = captures.iter().map(|capture| capture.progress().total).sum();
+        let bar = match total {
+            Some(total) if std::io::stderr().is_terminal() => ProgressBar::new(total),
+            _ => ProgressBar::hidden(),
+        };
+        let style = "{wide_bar} {bytes}/{total_bytes}, {eta} left";
+        bar.set_style(ProgressStyle::with_template(style).expect("a constant template"));
+        Self { bar, done: 0 }
+    }
+
+    fn advance(&self, capture: &pcap::Reader) {
+        // The bar itself draws a few times a second at most.
+        self.bar.set_position(self.done + capture.progress().taken);
+    }
+
+    fn finish(&mut self, capture: &pcap::Reader) {
+        self.done += capture.progress().taken;
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Why a replay could not be done.
+enum Failure {
+    Usage(String),
+    Rules(Vec<String>),
+    /// A capture cannot be read.
+    Capture(towpath_port::Error),
+    /// What passed cannot be written.
+    Output(towpath_port::Error),
+    Inspector(inspector::Error),
+}
+
+impl Failure {
+    fn tell(self) -> u8 {
+        use towpath_port::Error as E;
+        match self {
+            Self::Usage(message) => fail(exit::USAGE, message),
+            Self::Rules(errors) => {
+                errors.iter().for_each(|error| eprintln!("{error}"));
+                exit::BAD_RULES
+            }
+            Self::Capture(error @ (E::NotACapture { .. } | E::Open { .. })) => fail(exit::NO_CAPTURE, error),
+            Self::Capture(error) | Self::Output(error) => fail(exit::FAILED, error),
+            Self::Inspector(error) => fail(exit::INSPECTOR, error),
+        }
+    }
+}
+
+impl From<inspector::Error> for Failure {
+    fn from(error: inspector::Error) -> Self {
+        Self::Inspector(error)
+    }
+}

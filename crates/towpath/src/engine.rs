@@ -1,0 +1,666 @@
+//! A packet's path: port, gate, perhaps an inspector, and out.
+//!
+//! ```text
+//! packet -> parse -> walk in -> (walk out) -> out
+//!                      |  ^
+//!             inspect, |  | verdict
+//!      divert, tee     v  |
+//!                      queue
+//! ```
+//!
+//! What must hold:
+//! - `packets = passed + dropped + rejected + undecodable + waiting`; waiting is 0 after [`Engine::finish`];
+//! - packets leave in the order they came ([`Window`]);
+//! - within a flow, packets meet the rules in the order they came: while a packet of the flow waits for a verdict after
+//!   which its walk goes on, the next packet of that flow waits too;
+//! - the engine never waits longer than a queue's deadline for a packet that an inspector should decide.
+//!
+//! The engine has no clock and no port of its own: both come through [`Edge`].
+
+use std::collections::VecDeque;
+
+use towpath_gate::gate::{Dir, Edits, PortId, Step, Walk};
+use towpath_gate::packet::{Addresses, Link};
+use towpath_gate::state::{Ends, Flow};
+use towpath_gate::wire::{self, edit};
+use towpath_gate::{Gate, Packet, Time};
+
+use crate::conversations::Conversations;
+use crate::queue::{Answer, Channel, Decided, DefaultVerdict, Label, Offer, Policy, Queue};
+use crate::report::{self, Report};
+use crate::window::{Ticket, Window};
+
+/// What the engine needs from outside.
+pub trait Edge {
+    /// The link to an inspector.
+    type Channel: Channel;
+
+    /// Why sending failed.
+    type Error;
+
+    /// Wall-clock time in nanoseconds since any fixed moment. Asked for once per burst, and while waiting.
+    fn now(&mut self) -> u64;
+
+    /// Sends one packet out.
+    ///
+    /// # Errors
+    ///
+    /// The engine gives the error to its caller; the packet counts as passed.
+    fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error>;
+}
+
+/// What a port says about a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// Bytes on the wire.
+    pub wire_len: u32,
+    /// Capture time, nanoseconds since the epoch.
+    pub time: u64,
+    /// How the frame begins.
+    pub link: Link,
+    /// Link type, pcap's number.
+    pub link_type: u16,
+    /// Interface of the capture it came from.
+    pub interface: u32,
+}
+
+/// The ports that packets can arrive on.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    untagged: PortId,
+    by_vlan: Vec<(u16, PortId)>,
+}
+
+impl Arrivals {
+    /// All packets arrive on `port`, until [`Arrivals::tagged`] says otherwise.
+    pub fn new(port: PortId) -> Self {
+        Self { untagged: port, by_vlan: Vec::new() }
+    }
+
+    /// Packets whose outermost VLAN is `vlan` arrive on `port`.
+    pub fn tagged(&mut self, vlan: u16, port: PortId) {
+        self.by_vlan.push((vlan, port));
+    }
+
+    fn port(&self, packet: &Packet<'_>) -> PortId {
+        let tagged = packet.vlan.and_then(|vlan| self.by_vlan.iter().find(|(id, _)| *id == vlan));
+        tagged.map_or(self.untagged, |&(_, port)| port)
+    }
+}
+
+/// Where a packet is on its path.
+#[derive(Debug)]
+struct Progress {
+    walk: Walk,
+    /// The port it came in on.
+    arrival: PortId,
+    /// The second walk (direction out) has begun.
+    leaving: bool,
+    /// What it waits for.
+    wait: Wait,
+    /// Its place in `Engine::continuing`, taken while its walk will go on after the verdict.
+    bucket: Option<usize>,
+    /// How often an inspector sent it back to the rules or on to another queue.
+    detours: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    /// Index of the queue.
+    queue: usize,
+    kind: Kind,
+    /// Since when it waits for room in the queue, if it does.
+    since: Option<u64>,
+}
+
+/// How a rule handed a packet over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The inspector's pass ends this walk.
+    Inspect,
+    /// The walk goes on at the next rule.
+    Divert,
+    /// Only a copy goes to the inspector.
+    Tee,
+}
+
+/// What comes next for a packet.
+enum Next {
+    Out,
+    Gone(Fate),
+    Queue(u16, Kind),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Dropped,
+    Rejected,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    packets: u64,
+    bytes: u64,
+    passed: u64,
+    dropped: u64,
+    rejected: u64,
+    inspected: u64,
+    undecodable: u64,
+}
+
+/// See the module's text.
+pub struct Engine<E: Edge> {
+    edge: E,
+    gate: Gate,
+    arrivals: Arrivals,
+    queues: Vec<Queue<E::Channel>>,
+    /// For queues that a rule names and nobody serves.
+    unserved: Policy,
+    window: Window<Meta, Progress>,
+    /// Tickets that wait for room in their queue, oldest first.
+    backlog: VecDeque<Ticket>,
+    /// Decided, not yet acted on; empty between calls.
+    settled: Vec<(Ticket, Settled)>,
+    /// Per flow bucket, the packets whose walk will go on after a verdict.
+    continuing: Box<[u32; BUCKETS]>,
+    conversations: Conversations,
+    totals: Totals,
+    /// A packet that is changed on its way out.
+    scratch: Vec<u8>,
+    /// The captures' time; never goes back.
+    clock: Time,
+    /// Wall-clock time when the engine last looked.
+    wall: u64,
+    started: Option<Time>,
+}
+
+/// A decision in the engine's own memory.
+enum Settled {
+    Pass,
+    Replace(Vec<u8>),
+    Queue(u16),
+    Repeat,
+    Gone(Fate),
+}
+
+/// Flows are told apart by this many buckets while they wait; two flows in one bucket only wait for each other.
+const BUCKETS: usize = 4096;
+
+/// Packets that may wait at one time.
+const WINDOW_PACKETS: usize = 8192;
+
+/// Bytes that may wait at one time.
+const WINDOW_BYTES: usize = 16 << 20;
+
+/// How often the engine looks before it sleeps, and how long it pauses between two looks: some 50 us in all, which is
+/// what waking up would cost.
+const SPINS: usize = 500;
+const PAUSES: usize = 4;
+
+/// How often inspectors may send one packet round before it is dropped.
+const MAX_DETOURS: u8 = 16;
+
+/// States looked at for expiry after each burst.
+const EXPIRE_BUDGET: usize = 256;
+
+impl<E: Edge> Engine<E> {
+    /// An engine with its rules, its ways in and out, and its queues. `unserved` is the policy of queues that a rule
+    /// names and that are not among `queues`.
+    pub fn new(
+        edge: E,
+        gate: Gate,
+        arrivals: Arrivals,
+        queues: Vec<Queue<E::Channel>>,
+        unserved: Policy,
+    ) -> Self {
+        Self {
+            edge,
+            gate,
+            arrivals,
+            queues,
+            unserved,
+            window: Window::new(WINDOW_PACKETS, WINDOW_BYTES),
+            backlog: VecDeque::new(),
+            settled: Vec::new(),
+            continuing: Box::new([0; BUCKETS]),
+            conversations: Conversations::default(),
+            totals: Totals::default(),
+            scratch: Vec::new(),
+            clock: Time::default(),
+            wall: 0,
+            started: None,
+        }
+    }
+
+    /// Takes a burst of packets. When it returns, each is decided or an inspector has it.
+    ///
+    /// # Errors
+    ///
+    /// What [`Edge::send`] said.
+    pub fn handle_burst<'a>(
+        &mut self,
+        burst: impl Iterator<Item = (&'a [u8], Meta)>,
+    ) -> Result<(), E::Error> {
+        if !self.queues.is_empty() {
+            self.wall = self.edge.now();
+        }
+        for (frame, meta) in burst {
+            self.handle_packet(frame, meta)?;
+        }
+        self.gate.expire(self.clock, EXPIRE_BUDGET);
+        if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
+            return Ok(());
+        }
+        for queue in &mut self.queues {
+            queue.kick();
+        }
+        self.poll().map(drop)
+    }
+
+    /// Waits until every packet is decided and every copy is taken, each queue's deadline at most.
+    ///
+    /// # Errors
+    ///
+    /// What [`Edge::send`] said.
+    pub fn finish(&mut self) -> Result<(), E::Error> {
+        while !self.window.is_empty() || self.queues.iter().any(|queue| queue.open() > 0) {
+            self.wait()?;
+        }
+        // Whatever expired by the capture's own clock is no longer a state.
+        self.gate.expire(self.clock, usize::MAX);
+        Ok(())
+    }
+
+    /// What happened so far. The caller adds the wall-clock time and the number of captures.
+    pub fn report(&self) -> Report {
+        let totals = self.totals;
+        let states = self.gate.states();
+        let mut queues: Vec<_> = self.queues.iter().map(|queue| queue.counters().clone()).collect();
+        queues.sort_by_key(|queue| queue.number);
+        Report {
+            packets: totals.packets,
+            bytes: totals.bytes,
+            passed: totals.passed,
+            dropped: totals.dropped,
+            rejected: totals.rejected,
+            inspected: totals.inspected,
+            undecodable: totals.undecodable,
+            conversations: report::Conversations {
+                tcp: self.conversations.tcp(),
+                udp: self.conversations.udp(),
+            },
+            states: report::States {
+                created: states.created(),
+                peak: states.peak() as u64,
+                left: states.len() as u64,
+            },
+            rules: self.gate.show().into_iter().map(report::Rule::from).collect(),
+            queues,
+            span: self.started.map_or(std::time::Duration::ZERO, |started| self.clock.since(started)),
+            ..Report::default()
+        }
+    }
+
+    /// The outside.
+    pub fn edge_mut(&mut self) -> &mut E {
+        &mut self.edge
+    }
+
+    /// The outside again, when the run is over: to close files.
+    pub fn into_edge(self) -> E {
+        self.edge
+    }
+
+    fn handle_packet(&mut self, frame: &[u8], meta: Meta) -> Result<(), E::Error> {
+        self.totals.packets += 1;
+        self.totals.bytes += u64::from(meta.wire_len);
+        self.clock = self.clock.max(Time::from_nanos(meta.time));
+        self.started.get_or_insert(self.clock);
+        // Borrowed, not moved: a packet is a cache line and more.
+        let parsed = wire::parse(meta.link, frame, meta.wire_len);
+        let Ok(packet) = &parsed else {
+            self.totals.undecodable += 1;
+            return Ok(());
+        };
+        self.conversations.observe(packet);
+        if self.window.waiting() > 0 {
+            let bucket = bucket(packet);
+            while self.continuing[bucket] > 0 {
+                self.wait()?;
+            }
+        }
+        let arrival = self.arrivals.port(packet);
+        let mut progress = Progress {
+            walk: Walk::new(Dir::In, Some(arrival), None),
+            arrival,
+            leaving: false,
+            wait: Wait { queue: 0, kind: Kind::Inspect, since: None },
+            bucket: None,
+            detours: 0,
+        };
+        match advance(&mut self.gate, packet, &mut progress, self.clock) {
+            Next::Out => self.out(frame, meta, progress.walk.edits())?,
+            Next::Gone(fate) => self.count(fate),
+            Next::Queue(number, kind) => {
+                self.totals.inspected += 1;
+                let ticket = self.window.push_waiting(frame, meta, progress);
+                self.hand_over(ticket, number, kind);
+                while !self.backlog.is_empty() || !self.window.has_room() {
+                    self.wait()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn out(&mut self, frame: &[u8], meta: Meta, edits: Edits) -> Result<(), E::Error> {
+        self.totals.passed += 1;
+        let Self { scratch, window, edge, .. } = self;
+        scratch.clear();
+        let frame = if edits == Edits::default() {
+            frame
+        } else {
+            scratch.extend_from_slice(frame);
+            apply(edits, scratch, &meta);
+            scratch
+        };
+        if window.is_empty() {
+            return edge.send(frame, &meta);
+        }
+        window.push_passed(frame, meta);
+        while !self.window.has_room() {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, fate: Fate) {
+        match fate {
+            Fate::Dropped => self.totals.dropped += 1,
+            Fate::Rejected => self.totals.rejected += 1,
+        }
+    }
+
+    /// Waits until something was decided: looks for a while, then sleeps on the queue that the oldest packet needs.
+    fn wait(&mut self) -> Result<(), E::Error> {
+        for queue in &mut self.queues {
+            queue.kick();
+        }
+        for _ in 0..SPINS {
+            if self.poll()? > 0 {
+                return Ok(());
+            }
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+            }
+        }
+        let oldest = self.backlog.front().copied().or_else(|| self.window.oldest_waiting());
+        let packet = oldest.and_then(|ticket| self.window.waiting_mut(ticket)).map(|(_, p)| p.wait.queue);
+        let copy = || self.queues.iter().position(|queue| queue.open() > 0);
+        if let Some(queue) = packet.or_else(copy) {
+            self.queues[queue].wait(self.wall);
+        }
+        self.poll().map(drop)
+    }
+
+    /// Collects what was decided and acts on it. Returns how many frames that were.
+    fn poll(&mut self) -> Result<usize, E::Error> {
+        self.wall = self.edge.now();
+        let mut decided = 0;
+        let mut settled = std::mem::take(&mut self.settled);
+        for queue in &mut self.queues {
+            decided +=
+                queue.poll(self.wall, |ticket, decided| settled.push((ticket, Settled::from(decided))));
+        }
+        for (ticket, decision) in settled.drain(..) {
+            self.settle(ticket, decision);
+        }
+        self.settled = settled;
+        self.retry();
+        let Self { window, edge, .. } = self;
+        window.flush(|stored| edge.send(&stored.bytes, &stored.meta))?;
+        Ok(decided)
+    }
+
+    /// Acts on a decision about a packet that waits.
+    fn settle(&mut self, ticket: Ticket, decision: Settled) {
+        match decision {
+            Settled::Gone(fate) => self.end(ticket, Some(fate)),
+            Settled::Pass => self.go_on(ticket, false),
+            Settled::Repeat | Settled::Queue(_) if self.detoured(ticket) => {
+                self.end(ticket, Some(Fate::Dropped))
+            }
+            Settled::Repeat => self.go_on(ticket, true),
+            Settled::Replace(bytes) => {
+                self.window.replace(ticket, &bytes);
+                self.go_on(ticket, false);
+            }
+            Settled::Queue(number) => {
+                let kind = self.window.waiting_mut(ticket).map(|(_, progress)| progress.wait.kind);
+                if let Some(kind) = kind {
+                    self.hand_over(ticket, number, kind);
+                }
+            }
+        }
+    }
+
+    /// The inspector let the packet of `ticket` pass: on along its path.
+    fn go_on(&mut self, ticket: Ticket, again: bool) {
+        let Self { window, gate, clock, .. } = self;
+        let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
+        let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) else {
+            // It parsed when it came: an inspector has put something malformed in its place.
+            return self.end(ticket, Some(Fate::Dropped));
+        };
+        let next = if again {
+            progress.walk = Walk::new(Dir::In, Some(progress.arrival), None);
+            progress.leaving = false;
+            advance(gate, &packet, progress, *clock)
+        } else if progress.wait.kind == Kind::Inspect {
+            leave(gate, &packet, progress, *clock)
+        } else {
+            advance(gate, &packet, progress, *clock)
+        };
+        match next {
+            Next::Out => self.end(ticket, None),
+            Next::Gone(fate) => self.end(ticket, Some(fate)),
+            Next::Queue(number, kind) => self.hand_over(ticket, number, kind),
+        }
+    }
+
+    /// Offers the packet of `ticket` to a queue. If there is no room it waits in the backlog.
+    fn hand_over(&mut self, ticket: Ticket, number: u16, kind: Kind) {
+        let queue = self.queue_index(number);
+        self.set_wait(ticket, Wait { queue, kind, since: None });
+        if !self.offer(ticket) {
+            self.set_wait(ticket, Wait { queue, kind, since: Some(self.wall) });
+            self.backlog.push_back(ticket);
+        }
+    }
+
+    fn queue_index(&mut self, number: u16) -> usize {
+        let known = self.queues.iter().position(|queue| queue.counters().number == number);
+        known.unwrap_or_else(|| {
+            self.queues.push(Queue::new(number, None, self.unserved));
+            self.queues.len() - 1
+        })
+    }
+
+    /// Offers what the backlog holds, oldest first, as long as there is room; gives up on what waits too long.
+    fn retry(&mut self) {
+        while let Some(&ticket) = self.backlog.front() {
+            if self.offer(ticket) {
+                self.backlog.pop_front();
+                continue;
+            }
+            let Some((_, progress)) = self.window.waiting_mut(ticket) else { return };
+            let Wait { queue, kind, since } = progress.wait;
+            let queue = &mut self.queues[queue];
+            if self.wall.saturating_sub(since.unwrap_or(self.wall)) <= queue.policy().deadline {
+                return;
+            }
+            self.backlog.pop_front();
+            let verdict = queue.give_up();
+            let verdict = if kind == Kind::Tee { DefaultVerdict::Pass } else { verdict };
+            self.settle(ticket, verdict.into());
+        }
+    }
+
+    /// True unless the queue has no room: the packet is held, or it was decided at once.
+    fn offer(&mut self, ticket: Ticket) -> bool {
+        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return true };
+        let Wait { queue, kind, .. } = progress.wait;
+        let label = label(&stored.bytes, &stored.meta, progress);
+        let answer_to = (kind != Kind::Tee).then_some(ticket);
+        match self.queues[queue].offer(&stored.bytes, &label, answer_to) {
+            Offer::Full => return false,
+            Offer::Lost(DefaultVerdict::Drop) if kind != Kind::Tee => {
+                self.settle(ticket, Settled::Gone(Fate::Dropped));
+            }
+            Offer::Held if kind != Kind::Tee => {}
+            Offer::Held | Offer::Lost(_) => self.go_on(ticket, false),
+        }
+        true
+    }
+
+    /// Counts one more detour; true when the packet has had too many.
+    fn detoured(&mut self, ticket: Ticket) -> bool {
+        let Some((_, progress)) = self.window.waiting_mut(ticket) else { return false };
+        progress.detours = progress.detours.saturating_add(1);
+        progress.detours > MAX_DETOURS
+    }
+
+    fn set_wait(&mut self, ticket: Ticket, wait: Wait) {
+        let Self { window, continuing, gate, .. } = self;
+        let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
+        progress.wait = wait;
+        // The inspector sees what the rules have changed so far.
+        apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
+        let goes_on = wait.kind != Kind::Inspect || !gate.routes().is_empty();
+        if goes_on && progress.bucket.is_none() {
+            if let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) {
+                let bucket = bucket(&packet);
+                continuing[bucket] += 1;
+                progress.bucket = Some(bucket);
+            }
+        }
+    }
+
+    /// The packet of `ticket` is decided: it passes when it has no fate.
+    fn end(&mut self, ticket: Ticket, fate: Option<Fate>) {
+        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
+        if let Some(bucket) = progress.bucket.take() {
+            self.continuing[bucket] -= 1;
+        }
+        match fate {
+            None => {
+                apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
+                self.totals.passed += 1;
+                self.window.pass(ticket);
+            }
+            Some(fate) => {
+                self.count(fate);
+                self.window.discard(ticket);
+            }
+        }
+    }
+}
+
+/// Walks the rules from where the packet is, until something else has to happen.
+fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+    match gate.walk(&mut progress.walk, packet, now) {
+        // A next hop is for a port that has hops; a capture has none.
+        Step::Pass | Step::Forward(..) => leave(gate, packet, progress, now),
+        Step::Reassemble => advance(gate, packet, progress, now),
+        Step::Drop(_) => Next::Gone(Fate::Dropped),
+        Step::Reject(_) => Next::Gone(Fate::Rejected),
+        Step::Inspect(queue) => Next::Queue(queue, Kind::Inspect),
+        Step::Divert(queue) => Next::Queue(queue, Kind::Divert),
+        Step::Tee(queue) => Next::Queue(queue, Kind::Tee),
+    }
+}
+
+/// A walk has ended with pass: the second one, if the packet has a way out and has not had it yet.
+fn leave(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+    let destination = match packet.addresses {
+        Addresses::V4(_, dst) => dst.into(),
+        Addresses::V6(_, dst) => dst.into(),
+        Addresses::None => return Next::Out,
+    };
+    match gate.routes().lookup(destination) {
+        Some((route, _)) if !progress.leaving => {
+            progress.leaving = true;
+            progress.walk.leave(route.port);
+            advance(gate, packet, progress, now)
+        }
+        _ => Next::Out,
+    }
+}
+
+/// Makes the changes that rules asked for. What does not fit the packet (an MSS option that is not there) is left out.
+fn apply(edits: Edits, frame: &mut [u8], meta: &Meta) {
+    if edits == Edits::default() {
+        return;
+    }
+    let Ok(Packet { network, transport, transport_len, .. }) = wire::parse(meta.link, frame, meta.wire_len)
+    else {
+        return;
+    };
+    if let Some(dscp) = edits.dscp {
+        edit::set_dscp(frame, network, dscp);
+    }
+    if let Some(mss) = edits.mss {
+        edit::clamp_mss(frame, transport, transport_len, mss);
+    }
+}
+
+/// A bucket for the packet's flow, the same for both directions.
+fn bucket(packet: &Packet<'_>) -> usize {
+    let Some(Flow { ends, proto, src_port, dst_port, .. }) = packet.flow() else { return 0 };
+    let (src, dst) = match ends {
+        Ends::V4(src, dst) => (u128::from(src.to_bits()), u128::from(dst.to_bits())),
+        Ends::V6(src, dst, _) => (src.to_bits(), dst.to_bits()),
+    };
+    let ends = src.wrapping_add(dst);
+    let ports = u64::from(src_port) + u64::from(dst_port);
+    let folded = (ends as u64) ^ ((ends >> 64) as u64) ^ (ports << 20) ^ u64::from(proto);
+    // Fibonacci hashing: the top bits of the product are well mixed.
+    (folded.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - BUCKETS.trailing_zeros())) as usize
+}
+
+fn label(frame: &[u8], meta: &Meta, progress: &Progress) -> Label {
+    let packet = wire::parse(meta.link, frame, meta.wire_len).ok();
+    let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+    Label {
+        wire_len: meta.wire_len,
+        time: meta.time,
+        mark: progress.walk.mark(),
+        link: meta.link_type,
+        port: progress.arrival.0,
+        network: packet.map_or(0, |packet| offset(packet.network)),
+        payload: packet.map_or(0, |packet| offset(frame.len() - packet.payload().len())),
+    }
+}
+
+impl From<DefaultVerdict> for Settled {
+    fn from(verdict: DefaultVerdict) -> Self {
+        match verdict {
+            DefaultVerdict::Pass => Self::Pass,
+            DefaultVerdict::Drop => Self::Gone(Fate::Dropped),
+        }
+    }
+}
+
+impl From<Decided<'_>> for Settled {
+    fn from(decided: Decided<'_>) -> Self {
+        match decided {
+            Decided::Lost(verdict) => verdict.into(),
+            Decided::Answer(Answer::Pass) => Self::Pass,
+            Decided::Answer(Answer::Drop) => Self::Gone(Fate::Dropped),
+            Decided::Answer(Answer::Reject) => Self::Gone(Fate::Rejected),
+            Decided::Answer(Answer::Replace(bytes)) => Self::Replace(bytes.to_vec()),
+            Decided::Answer(Answer::Queue(number)) => Self::Queue(number),
+            Decided::Answer(Answer::Repeat) => Self::Repeat,
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! `towpath replay` as a user runs it: exit codes, the report, and inspectors that go wrong.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use towpath_port::pcap::{Reader, Writer};
+use towpath_port::{Burst, Frame, LinkType, Port, Received};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn office() -> PathBuf {
+    root().join("examples/office.pcap")
+}
+
+fn towpath(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_towpath")).args(args).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// An inspector among this crate's examples, which cargo builds beside the tests.
+fn troublesome(words: &str) -> String {
+    let examples = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples");
+    format!("{} {words}", examples.join("troublesome").display())
+}
+
+/// A directory with a rule file and whatever the test puts there.
+struct Bench {
+    directory: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(rules: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("rules.ipfw"), rules).unwrap();
+        Self { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn run(&self, capture: &Path, more: &[&str]) -> Output {
+        let rules = self.path("rules.ipfw");
+        let mut args = vec!["replay", capture.to_str().unwrap(), "--rules", rules.to_str().unwrap()];
+        args.extend(more);
+        towpath(&args)
+    }
+
+    /// Runs with `--json`; the report's sum is checked, and that of each queue.
+    fn report(&self, capture: &Path, more: &[&str]) -> Value {
+        let output = self.run(capture, &[more, &["--json"]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let sum = ["passed", "dropped", "rejected", "undecodable"].map(|key| number(&report, key));
+        assert_eq!(number(&report, "packets"), sum.iter().sum::<u64>(), "{report}");
+        for queue in report["queues"].as_array().unwrap() {
+            let sum = ["passed", "dropped", "replaced", "lost"].map(|key| number(queue, key));
+            assert_eq!(number(queue, "frames"), sum.iter().sum::<u64>(), "{queue}");
+        }
+        report
+    }
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+fn frames(capture: &Path) -> Vec<Vec<u8>> {
+    let mut reader = Reader::open(capture).unwrap();
+    let mut burst = Burst::new(64);
+    let mut frames = Vec::new();
+    while reader.receive(&mut burst).unwrap() == Received::Frames {
+        frames.extend(burst.iter().map(|frame| frame.bytes.to_vec()));
+    }
+    frames
+}
+
+/// `n` UDP packets of one flow each, numbered in their payload.
+fn udp_capture(path: &Path, n: u32, flows: u16) {
+    let mut writer = Writer::create(path).unwrap();
+    for i in 0..n {
+        let mut bytes = vec![0; 12];
+        bytes.extend([0x08, 0x00, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        bytes.extend((1024 + (i % u32::from(flows)) as u16).to_be_bytes());
+        bytes.extend([0, 53, 0, 26, 0, 0]);
+        bytes.extend(format!("payload {i:010}").as_bytes());
+        let wire_len = bytes.len() as u32;
+        let time_ns = u64::from(i) * 1000;
+        let frame = Frame { bytes: &bytes, wire_len, time_ns, link: LinkType::ETHERNET, interface: 0 };
+        writer.write(frame, None).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn the_office_example_does_what_its_rules_say() {
+    let rules = root().join("examples/office.ipfw");
+    let bench = Bench::new(&fs::read_to_string(rules).unwrap());
+    let out = bench.path("out.pcap");
+    let report = bench.report(
+        &office(),
+        &[
+            "--out",
+            out.to_str().unwrap(),
+            "--queue",
+            "1=towpath inspect --queue 1 --match password= --verdict drop",
+        ],
+    );
+    let with_password = |frame: &Vec<u8>| frame.windows(9).any(|w| w == b"password=");
+    let before = frames(&office());
+    let after = frames(&out);
+    assert_eq!(number(&report, "packets"), before.len() as u64);
+    assert_eq!(number(&report, "passed"), after.len() as u64);
+    assert!(before.iter().any(with_password));
+    assert!(!after.iter().any(with_password), "the inspector dropped them all");
+    let queue = &report["queues"][0];
+    assert!(number(queue, "dropped") > 0 && number(queue, "passed") > 0, "{queue}");
+    assert_eq!(number(queue, "lost"), 0);
+    assert!(number(&report["states"], "created") > 0);
+    assert!(number(&report["conversations"], "tcp") > 0 && number(&report["conversations"], "udp") > 0);
+}
+
+#[test]
+fn the_text_report_shows_the_rules_as_ipfw_does() {
+    let bench = Bench::new("add 100 count ip from any to any\nadd 200 allow ip from any to any\n");
+    let output = bench.run(&office(), &[]);
+    let printed = text(&output.stdout);
+    let line = printed.lines().find(|line| line.starts_with("00100 ")).unwrap_or_else(|| panic!("{printed}"));
+    assert!(line.ends_with(" count ip from any to any"), "{line}");
+    assert!(printed.contains("passed"), "{printed}");
+}
+
+#[test]
+fn output_is_in_capture_order_and_whole() {
+    let bench = Bench::new(
+        "add divert 1 udp from any to any 53\nadd tee 2 ip from any to any\nadd allow ip from any to any\n",
+    );
+    let capture = bench.path("in.pcap");
+    let out = bench.path("out.pcap");
+    udp_capture(&capture, 20_000, 500);
+    let hold = format!("1={}", troublesome("hold"));
+    let report = bench.report(
+        &capture,
+        &[
+            "--out",
+            out.to_str().unwrap(),
+            "--queue",
+            &hold,
+            "--queue",
+            "2=towpath inspect --queue 2 --match x --verdict pass",
+        ],
+    );
+    assert_eq!(number(&report, "inspected"), 20_000);
+    assert_eq!(number(&report["queues"][0], "passed"), 20_000);
+    assert_eq!(number(&report["queues"][1], "frames"), 20_000);
+    assert_eq!(frames(&out), frames(&capture));
+}
+
+#[test]
+fn a_replaced_payload_goes_out_and_the_rest_stays() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    let out = bench.path("out.pcap");
+    udp_capture(&capture, 50, 7);
+    let queue = format!("1={}", troublesome("upper"));
+    let report = bench.report(&capture, &["--out", out.to_str().unwrap(), "--queue", &queue]);
+    assert_eq!(number(&report["queues"][0], "replaced"), 50);
+    for (before, after) in frames(&capture).iter().zip(frames(&out)) {
+        assert_eq!(before[..34], after[..34]);
+        assert_eq!(before[42..].to_ascii_uppercase(), after[42..]);
+    }
+}
+
+#[test]
+fn an_inspector_that_dies_costs_its_packets_the_default_verdict() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 5_000, 100);
+    let queue = format!("1={}", troublesome("die 1000"));
+    for (default, rest) in [("drop", 0), ("pass", 4_000)] {
+        let report = bench.report(&capture, &["--queue", &queue, "--default-verdict", default]);
+        assert_eq!(number(&report["queues"][0], "passed"), 1_000);
+        assert_eq!(number(&report["queues"][0], "lost"), 4_000);
+        assert_eq!(number(&report, "passed"), 1_000 + rest);
+        assert_eq!(number(&report, "dropped"), 4_000 - rest);
+    }
+    let output = bench.run(&capture, &["--queue", &queue]);
+    assert!(
+        text(&output.stderr).contains("warning: queue 1: the inspector is gone"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn an_inspector_that_stops_answering_costs_one_deadline() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 20_000, 100);
+    let queue = format!("1={}", troublesome("stall 300"));
+    let report = bench.report(&capture, &["--queue", &queue, "--deadline", "0.3"]);
+    assert_eq!(number(&report["queues"][0], "passed"), 300);
+    assert_eq!(number(&report["queues"][0], "lost"), 19_700);
+    assert_eq!(number(&report, "dropped"), 19_700);
+}
+
+#[test]
+fn an_inspector_that_writes_garbage_is_detached_and_passes_nothing() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: python3 is not installed");
+        return;
+    }
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 20_000, 100);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/garbage.py");
+    for seed in 1..4 {
+        let queue = format!("1=python3 {} {seed}", script.display());
+        let output = bench.run(&capture, &["--queue", &queue, "--json"]);
+        let stderr = text(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(number(&report, "packets"), 20_000);
+        assert_eq!(number(&report, "passed"), 0, "{report}\n{stderr}");
+        assert_eq!(number(&report, "dropped"), 20_000);
+        assert!(stderr.contains("the inspector was detached"), "{stderr}");
+        // It could write somewhere, and not everywhere: the payload was out of its reach.
+        let said =
+            stderr.lines().find(|line| line.starts_with("garbage: ")).unwrap_or_else(|| panic!("{stderr}"));
+        let numbers: Vec<u32> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
+        assert!(numbers[1] > 0 && numbers[1] < numbers[0], "{said}");
+    }
+}
+
+#[test]
+fn a_queue_that_nobody_serves_drops_and_says_so() {
+    let bench = Bench::new("add inspect 7 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 10, 1);
+    let report = bench.report(&capture, &[]);
+    assert_eq!(number(&report["queues"][0], "number"), 7);
+    assert_eq!(number(&report["queues"][0], "lost"), 10);
+    assert_eq!(number(&report, "dropped"), 10);
+}
+
+#[test]
+fn ports_are_named_by_vlan_and_routes_give_a_way_out() {
+    let bench = Bench::new(
+        "add 100 count ip from any to any in recv cap0\n\
+         add 200 count ip from any to any out recv cap0 xmit lan0\n\
+         add 300 allow ip from any to any\n",
+    );
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 10, 1);
+    let args = ["--port", "lan0=vlan:5", "--route", "10.0.0.0/24=lan0", "--route", "0.0.0.0/0=cap0"];
+    let report = bench.report(&capture, &args);
+    let packets: Vec<u64> = (0..3).map(|i| number(&report["rules"][i], "packets")).collect();
+    assert_eq!(packets, [10, 10, 20]);
+}
+
+#[test]
+fn several_captures_share_states_and_time_never_goes_back() {
+    let bench = Bench::new("add allow udp from any to any keep-state\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 100, 10);
+    let second = capture.to_str().unwrap().to_owned();
+    let report = bench.report(&capture, &[&second]);
+    assert_eq!(number(&report, "packets"), 200);
+    assert_eq!(number(&report["states"], "created"), 10);
+}
+
+#[test]
+fn exit_codes_tell_what_went_wrong() {
+    let bench = Bench::new("add allow ip from any to any\n");
+    fs::write(
+        bench.path("bad.ipfw"),
+        "add allow tcp from any to any keepstate\nadd frobnicate ip from any to any\n",
+    )
+    .unwrap();
+    fs::write(bench.path("noise.pcap"), b"this is no capture").unwrap();
+    let p = |name: &str| bench.path(name).to_str().unwrap().to_owned();
+    let office = office().to_str().unwrap().to_owned();
+    let rows: &[(&[&str], i32, &[&str])] = &[
+        (&["replay", &p("noise.pcap"), "--rules", &p("rules.ipfw")], 2, &["noise.pcap", "not a capture"]),
+        (&["replay", &p("none.pcap"), "--rules", &p("rules.ipfw")], 2, &["none.pcap"]),
+        (
+            &["replay", &office, "--rules", &p("bad.ipfw")],
+            3,
+            &["bad.ipfw:1:31: ", "did you mean \"keep-state\"", "bad.ipfw:2:5: "],
+        ),
+        (&["replay", &office, "--rules", &p("none.ipfw")], 3, &["none.ipfw"]),
+        (&["check", &p("bad.ipfw")], 3, &["bad.ipfw:1:31: ", "bad.ipfw:2:5: "]),
+        (
+            &["replay", &office, "--rules", &p("rules.ipfw"), "--queue", "1=/no/such/program"],
+            4,
+            &["/no/such/program"],
+        ),
+        (
+            &["replay", &office, "--rules", &p("rules.ipfw"), "--queue", "1=true"],
+            4,
+            &["ended before it attached"],
+        ),
+        (
+            &["replay", &office, "--rules", &p("rules.ipfw"), "--route", "0.0.0.0/0=lan0"],
+            64,
+            &["lan0", "cap0"],
+        ),
+        (&["replay", &office, "--rules", &p("rules.ipfw"), "--out", &office], 64, &["overwrite"]),
+        (&["replay", &office], 64, &["--rules"]),
+        (&["frobnicate"], 64, &["frobnicate"]),
+        (&["--help"], 0, &[]),
+        (&["--version"], 0, &[]),
+    ];
+    for (args, code, said) in rows {
+        let output = towpath(args);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(*code), "{args:?}: {stderr}");
+        for words in *said {
+            assert!(stderr.contains(words), "{args:?} said {stderr:?}, not {words:?}");
+        }
+    }
+}
+
+#[test]
+fn a_truncated_capture_gives_what_is_whole_and_a_warning() {
+    let bench = Bench::new("add allow ip from any to any\n");
+    let whole = fs::read(office()).unwrap();
+    let cut = bench.path("cut.pcap");
+    fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let output = bench.run(&cut, &["--json"]);
+    assert!(output.status.success());
+    assert!(text(&output.stderr).contains("warning: "), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(number(&report, "packets"), frames(&cut).len() as u64);
+}
+
+#[test]
+fn standard_input_is_a_capture_too() {
+    let bench = Bench::new("add allow ip from any to any\n");
+    let rules = bench.path("rules.ipfw");
+    let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["replay", "-", "--json", "--rules", rules.to_str().unwrap()])
+        .stdin(fs::File::open(office()).unwrap())
+        .output()
+        .unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(number(&report, "packets"), frames(&office()).len() as u64);
+}
+
+#[test]
+fn man_pages_and_completions_name_every_command() {
+    let bench = Bench::new("");
+    let output = towpath(&["completions", "bash"]);
+    assert!(text(&output.stdout).contains("replay"));
+    let man = bench.path("man");
+    assert!(towpath(&["man", man.to_str().unwrap()]).status.success());
+    for command in ["towpath.1", "towpath-replay.1", "towpath-check.1", "towpath-inspect.1"] {
+        assert!(man.join(command).exists(), "{command}");
+    }
+}
