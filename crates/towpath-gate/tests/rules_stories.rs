@@ -1,0 +1,466 @@
+//! Stories: packets one after the other, what becomes of each, and what the rules have counted in the end.
+
+use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Reject, Step, Walk, Written};
+use towpath_gate::rules::Ruleset;
+use towpath_gate::state::{Refused, Settings};
+use towpath_gate::{Time, wire};
+
+/// A gate, a clock and the packets' walks.
+struct Story {
+    gate: Gate,
+    now: u64,
+}
+
+impl Story {
+    fn new(rules: &str) -> Self {
+        Self::with(rules, Settings::default())
+    }
+
+    fn with(rules: &str, settings: Settings) -> Self {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap_or_else(|e| panic!("{rules}: {}", e[0]));
+        let mut ports = Ports::new();
+        ports.add("em0", vec!["10.0.0.254".parse().unwrap()]);
+        ports.add("em1", Vec::new());
+        Self { gate: Gate::new(ruleset, ports, settings, 7), now: 1000 }
+    }
+
+    /// The next step of a packet's walk.
+    fn step(&mut self, walk: &mut Walk, packet: &str) -> Step {
+        let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+        let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+        self.gate.walk(walk, &parsed, Time::from_secs(self.now))
+    }
+
+    fn walk(&self, packet: &str) -> Walk {
+        let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+        let port = written.port.as_deref().map(|name| self.gate.ports().find(name).unwrap());
+        match written.dir {
+            Dir::In => Walk::new(Dir::In, port, None),
+            Dir::Out => Walk::new(Dir::Out, None, port),
+        }
+    }
+
+    fn first(&mut self, packet: &str) -> Step {
+        let mut walk = self.walk(packet);
+        self.step(&mut walk, packet)
+    }
+
+    /// Every step of one packet up to its end, an inspector always saying pass.
+    fn all(&mut self, packet: &str) -> (Vec<Step>, Walk) {
+        let mut walk = self.walk(packet);
+        let mut steps = Vec::new();
+        loop {
+            let step = self.step(&mut walk, packet);
+            steps.push(step);
+            if !matches!(step, Step::Divert(_) | Step::Tee(_) | Step::Reassemble) {
+                return (steps, walk);
+            }
+        }
+    }
+
+    /// `number packets` of the rules that counted.
+    fn counts(&self) -> Vec<(u32, u64)> {
+        self.gate
+            .show()
+            .iter()
+            .filter(|rule| rule.packets > 0)
+            .map(|rule| (rule.number, rule.packets))
+            .collect()
+    }
+}
+
+const DENY: Step = Step::Drop(DropReason::Deny);
+const SYN: &str = "tcp 10.0.0.1:1000 > 10.0.0.2:80 syn";
+const SYNACK: &str = "tcp 10.0.0.2:80 > 10.0.0.1:1000 syn ack ackno 5";
+const DNS: &str = "udp 10.0.0.1:1000 > 10.0.0.2:53";
+const ANSWER: &str = "udp 10.0.0.2:53 > 10.0.0.1:1000";
+
+#[test]
+fn keep_state_lets_the_answer_in_and_counts_at_the_parent() {
+    let mut story = Story::new("add allow udp from any to any 53 keep-state\nadd deny ip from any to any");
+    assert_eq!(story.first(ANSWER), DENY);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.counts(), [(100, 3), (200, 1)]);
+    story.now += 11;
+    assert_eq!(story.first(ANSWER), DENY);
+}
+
+#[test]
+fn bytes_are_those_of_the_ip_packet() {
+    let mut story = Story::new("add allow ip from any to any");
+    story.first("udp 10.0.0.1:1 > 10.0.0.2:2 len 100");
+    assert_eq!(story.gate.show()[0].bytes, 128);
+    story.first("arp");
+    assert_eq!(story.gate.show()[0].bytes, 128 + 42);
+}
+
+#[test]
+fn check_state_that_misses_counts_nothing() {
+    let mut story = Story::new(
+        "add check-state\nadd allow tcp from any to any setup record-state\nadd deny ip from any to any",
+    );
+    assert_eq!(story.first(SYN), Step::Pass);
+    assert_eq!(story.first(SYNACK), Step::Pass);
+    assert_eq!(story.first("tcp 10.0.0.3:80 > 10.0.0.1:1000 ack"), DENY);
+    assert_eq!(story.counts(), [(200, 2), (300, 1)]);
+}
+
+#[test]
+fn record_state_does_not_look_up() {
+    let mut story = Story::new("add allow udp from any to any 53 record-state\nadd deny ip from any to any");
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.first(ANSWER), DENY);
+}
+
+#[test]
+fn a_hit_goes_on_behind_the_parent_of_a_count() {
+    let rules =
+        "add 10 check-state\nadd 20 count udp from any to any 53 keep-state\nadd 30 allow ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    assert_eq!(story.counts(), [(20, 2), (30, 2)]);
+}
+
+#[test]
+fn a_state_belongs_to_its_name() {
+    let rules = "add 10 check-state :web\nadd 20 allow udp from any to any 53 record-state :dns\n\
+                 add 30 check-state :dns\nadd 40 deny ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    assert_eq!(story.counts(), [(20, 2)]);
+
+    let mut story =
+        Story::new("add 10 check-state :any\nadd 20 allow udp from any to any 53 record-state :dns");
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    assert_eq!(story.counts(), [(20, 2)]);
+}
+
+#[test]
+fn a_second_lookup_is_made_only_for_another_name() {
+    // The state of :a is found by the second check-state, after the first missed :b.
+    let rules =
+        "add 10 check-state :b\nadd 20 check-state :a\nadd 30 allow udp from any to any 53 keep-state :a";
+    let mut story = Story::new(rules);
+    story.first(DNS);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    // After a miss of :any nothing is looked up any more, as in ipfw: the state that record-state makes for the first
+    // packet is not seen by keep-state behind it.
+    let rules = "add 10 check-state :any\nadd 20 count udp from any to any 53 record-state :a\n\
+                 add 30 allow ip from any to any keep-state :a";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.counts(), [(20, 1), (30, 1)]);
+}
+
+#[test]
+fn failing_to_install_denies_whatever_the_action() {
+    let mut settings = Settings::default();
+    settings.set("dyn_max", 1).unwrap();
+    let mut story = Story::with("add allow udp from any to any keep-state", settings);
+    assert_eq!(story.first(DNS), Step::Pass);
+    let other = "udp 10.0.0.9:1000 > 10.0.0.2:53";
+    assert_eq!(story.first(other), Step::Drop(DropReason::NoState(Refused::Full)));
+    assert_eq!(story.counts(), [(100, 2)]);
+    assert_eq!(
+        Story::new("add allow all from any to any keep-state").first("arp"),
+        Step::Drop(DropReason::NotIp)
+    );
+}
+
+#[test]
+fn limit_counts_states_of_one_source() {
+    let mut story = Story::new("add allow tcp from any to any setup limit src-addr 2");
+    let from = |host: u32, port: u32| format!("tcp 10.0.0.{host}:{port} > 10.0.0.200:80 syn");
+    assert_eq!(story.first(&from(1, 1)), Step::Pass);
+    assert_eq!(story.first(&from(1, 2)), Step::Pass);
+    assert_eq!(story.first(&from(1, 3)), Step::Drop(DropReason::NoState(Refused::OverLimit)));
+    assert_eq!(story.first(&from(1, 1)), Step::Pass);
+    assert_eq!(story.first(&from(2, 3)), Step::Pass);
+    // The limit may be a table's value.
+    let rules = "table t create valtype limit\ntable t add 10.0.0.1 1 10.0.0.2 2\n\
+                 add allow tcp from table(t) to any setup limit src-addr tablearg";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(&from(1, 1)), Step::Pass);
+    assert_eq!(story.first(&from(1, 2)), Step::Drop(DropReason::NoState(Refused::OverLimit)));
+    assert_eq!(story.first(&from(2, 1)), Step::Pass);
+    assert_eq!(story.first(&from(2, 2)), Step::Pass);
+}
+
+#[test]
+fn defer_action_installs_and_falls_through() {
+    let rules = "add 10 deny udp from any to any 53 keep-state defer-action\nadd 20 allow ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.counts(), [(20, 1)]);
+    // The second packet finds the state, and the rule's action runs.
+    assert_eq!(story.first(ANSWER), DENY);
+}
+
+#[test]
+fn lifetimes_of_rules_and_of_state_timeout() {
+    let rules = "add state-timeout 60 udp from any to any 53\nadd allow udp from any to any keep-state\n";
+    let mut story = Story::new(rules);
+    story.first(DNS);
+    story.now += 59;
+    assert_eq!(story.gate.states().list(Time::from_secs(story.now)).count(), 1);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    story.now += 61;
+    assert_eq!(story.gate.states().list(Time::from_secs(story.now)).count(), 0);
+
+    let mut story = Story::new("add check-state\nadd allow udp from any to any 53 record-state lifetime 30");
+    story.first(DNS);
+    story.now += 29;
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    story.now += 31;
+    assert_eq!(story.first(ANSWER), DENY);
+}
+
+#[test]
+fn skipto_goes_forward_and_over_disabled_sets() {
+    let rules = "add 10 skipto 30 ip from any to any\nadd 20 allow ip from any to any\n\
+                 add 30 set 5 deny ip from any to any\nadd 40 allow ip from any to any\nset disable 5";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.counts(), [(10, 1), (40, 1)]);
+    // Not forward: on with the next number.
+    let mut story = Story::new(
+        "add 10 count ip from any to any\nadd 20 skipto 10 ip from any to any\nadd 20 deny ip from any to any\nadd 30 allow ip from any to any",
+    );
+    assert_eq!(story.first(DNS), Step::Pass);
+    // To nowhere: the default rule.
+    assert_eq!(
+        Story::new("add 10 skipto 60000 ip from any to any\nadd 20 allow ip from any to any").first(DNS),
+        DENY
+    );
+}
+
+#[test]
+fn labels_and_tablearg_lead_to_rules() {
+    let rules = "table t add 10.0.0.2 :two 10.0.0.3 900\n\
+                 add skipto tablearg ip from any to table(t)\nadd skipto :end ip from any to any\n\
+                 :two\nadd allow ip from any to any // two\n:end\nadd deny ip from any to any\n\
+                 add 900 reject ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.first("udp 10.0.0.1:1 > 10.0.0.4:1"), DENY);
+    assert_eq!(story.first("udp 10.0.0.1:1 > 10.0.0.3:1"), Step::Reject(Reject::Unreach { code: 1, mtu: 0 }));
+}
+
+#[test]
+fn call_returns_behind_itself() {
+    let rules = "add 10 call 100 ip from any to any\nadd 10 count ip from any to any // same number\n\
+                 add 20 allow ip from any to any\nadd 100 count ip from any to any\nadd 110 return ip from any to any\n\
+                 add 120 deny ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.counts(), [(10, 1), (20, 1), (100, 1), (110, 1)]);
+    let mut story = Story::new(&rules.replace("return ip", "return next-rule ip"));
+    assert_eq!(story.first(DNS), Step::Pass);
+    assert_eq!(story.counts(), [(10, 1), (10, 1), (20, 1), (100, 1), (110, 1)]);
+    // Without a call, return is the next rule.
+    assert_eq!(
+        Story::new("add return ip from any to any\nadd allow ip from any to any").first(DNS),
+        Step::Pass
+    );
+}
+
+#[test]
+fn recursion_ends() {
+    let mut story = Story::new("add 10 call 10 ip from any to any");
+    assert_eq!(story.first(DNS), Step::Drop(DropReason::CallDepth));
+    assert_eq!(story.counts(), [(10, 17)]);
+    // Sixteen levels of sixteen calls each would be more steps than there are atoms.
+    let level = |n: u32| {
+        format!("add {n} call {} ip from any to any\n", n + 1).repeat(16)
+            + &format!("add {n} return next-rule ip from any to any\n")
+    };
+    let rules: String =
+        (1..=15).map(level).collect::<String>() + "add 16 return next-rule ip from any to any";
+    assert_eq!(Story::new(&rules).first(DNS), Step::Drop(DropReason::Loop));
+    // Two names whose parents stand before the check-states of each other.
+    let rules = "add 1 count udp from any to any keep-state :a\nadd 2 count udp from any to any keep-state :b\n\
+                 add 3 check-state :a\nadd 4 check-state :b\nadd 5 allow ip from any to any";
+    let mut story = Story::new(rules);
+    let _ = story.first(DNS);
+    assert!(matches!(story.first(DNS), Step::Pass | Step::Drop(DropReason::Loop)));
+}
+
+#[test]
+fn inspectors_pause_or_end_the_walk() {
+    let rules = "add 10 tee 3 udp from any to any\nadd 20 divert 4 udp from any to any\n\
+                 add 30 count ip from any to any\nadd 40 inspect 5 ip from any to any\nadd 50 allow ip from any to any";
+    let mut story = Story::new(rules);
+    let (steps, walk) = story.all(DNS);
+    assert_eq!(steps, [Step::Tee(3), Step::Divert(4), Step::Inspect(5)]);
+    assert_eq!(walk.rule(), Some(40));
+    assert_eq!(story.counts(), [(10, 1), (20, 1), (30, 1), (40, 1)]);
+    let rules =
+        "table t create valtype divert\ntable t add 10.0.0.2 9\nadd divert tablearg ip from any to table(t)";
+    assert_eq!(Story::new(rules).all(DNS).0, [Step::Divert(9), DENY]);
+    // A state whose rule diverts, found again behind the divert: no circle.
+    let rules = "add 10 check-state\nadd 20 divert 4 udp from any to any keep-state\nadd 30 check-state\nadd 40 allow ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!(story.all(DNS).0, [Step::Divert(4), Step::Pass]);
+    assert_eq!(story.all(ANSWER).0, [Step::Divert(4), Step::Pass]);
+}
+
+#[test]
+fn replies_only_where_they_may_be_sent() {
+    let unreach = Step::Reject(Reject::Unreach { code: 3, mtu: 0 });
+    let silent = Step::Reject(Reject::Silent);
+    let rows = [
+        ("unreach port", DNS, unreach),
+        ("unreach port", "icmp 10.0.0.1 > 10.0.0.2 type 8", unreach),
+        ("unreach port", "icmp 10.0.0.1 > 10.0.0.2 type 3", silent),
+        ("unreach port", "udp 10.0.0.1:1 > 224.0.0.1:2", silent),
+        ("unreach port", "udp 10.0.0.1:1 > 10.0.0.255:2 dmac ff:ff:ff:ff:ff:ff", silent),
+        ("unreach port", "udp 10.0.0.1:1 > 10.0.0.2:2 offset 5 len 8", silent),
+        ("unreach port", "udp [::1]:1 > [::2]:2", silent),
+        ("unreach port", "arp", silent),
+        ("unreach needfrag 1400", DNS, Step::Reject(Reject::Unreach { code: 4, mtu: 1400 })),
+        ("unreach6 port", "udp [::1]:1 > [::2]:2", Step::Reject(Reject::Unreach6 { code: 4 })),
+        ("unreach6 port", "icmp6 ::1 > ::2 type 1", silent),
+        ("unreach6 port", "udp [::1]:1 > [ff02::2]:2", silent),
+        ("unreach6 port", DNS, silent),
+        ("reset", SYN, Step::Reject(Reject::Reset)),
+        ("reset", "tcp 10.0.0.1:1 > 10.0.0.2:2 rst", silent),
+        ("reset", DNS, silent),
+        ("reset6", "tcp [::1]:1 > [::2]:2 syn", Step::Reject(Reject::Reset)),
+        ("reset6", SYN, silent),
+        ("abort", "sctp 10.0.0.1:1 > 10.0.0.2:2", Step::Reject(Reject::Abort)),
+        ("abort6", "sctp [::1]:1 > [::2]:2", Step::Reject(Reject::Abort)),
+    ];
+    for (action, packet, expected) in rows {
+        let mut story = Story::new(&format!("add {action} all from any to any"));
+        assert_eq!(story.first(packet), expected, "{action}: {packet}");
+        assert_eq!(story.counts(), [(100, 1)]);
+    }
+}
+
+#[test]
+fn what_nobody_may_see_never_reaches_a_rule() {
+    let mut story = Story::new("add allow ip from any to any");
+    let tiny = "tcp 10.0.0.1:1 > 10.0.0.2:2 offset 1 len 8";
+    assert_eq!(story.first(tiny), Step::Drop(DropReason::TinyFragment));
+    assert_eq!(story.first("253 ::1 > ::2 len 8"), Step::Drop(DropReason::UnknownHeader));
+    assert_eq!(story.counts(), []);
+    let settings = towpath_gate::gate::Settings { deny_unknown_exthdrs: false, ..story.gate.settings() };
+    story.gate.set_settings(settings);
+    assert_eq!(story.first("253 ::1 > ::2 len 8"), Step::Pass);
+}
+
+#[test]
+fn marks_tags_and_edits_go_with_the_packet() {
+    let rules = "table t create valtype tag,mark,dscp\ntable t add 10.0.0.2 5,0x77,ef\n\
+                 add count tag tablearg ip from any to table(t)\nadd setmark tablearg ip from any to table(t)\n\
+                 add setdscp tablearg ip from any to table(t)\nadd tcp-setmss 1400 tcp from any to any\n\
+                 add tcp-setmss 1300 tcp from any to any\nadd tcp-setmss 1350 tcp from any to any\n\
+                 add count untag 6 ip from any to any tagged 5\n\
+                 add allow ip from any to any tagged 5 mark 0x77 dscp ef";
+    let mut story = Story::new(rules);
+    let (steps, walk) = story.all(SYN);
+    assert_eq!(steps, [Step::Pass]);
+    assert_eq!((walk.tags(), walk.mark()), (&[5u16][..], 0x77));
+    assert_eq!((walk.edits().dscp, walk.edits().mss), (Some(46), Some(1300)));
+    let rules: String = (1..=20).map(|tag| format!("add count tag {tag} ip from any to any\n")).collect();
+    let mut story = Story::new(&rules);
+    assert_eq!(story.all(DNS).1.tags().len(), 16);
+    assert_eq!(story.gate.tags_full(), 4);
+}
+
+#[test]
+fn next_hops_fit_the_packets_family() {
+    let hop = |ip: &str, port| Step::Forward(ip.parse().unwrap(), port);
+    assert_eq!(Story::new("add fwd 10.0.0.9,80 ip from any to any").first(DNS), hop("10.0.0.9", Some(80)));
+    let mut story = Story::new("add fwd 10.0.0.9 ip from any to any");
+    assert_eq!(story.first("udp [::1]:1 > [::2]:2"), Step::Drop(DropReason::NoNextHop));
+    let rules = "table t create valtype ipv4,ipv6\ntable t add 10.0.0.2 1.2.3.4,2001:db8::9 ::2 1.2.3.4,2001:db8::9\n\
+                 add fwd tablearg ip from any to table(t)";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first(DNS), hop("1.2.3.4", None));
+    assert_eq!(story.first("udp [::1]:1 > [::2]:2"), hop("2001:db8::9", None));
+}
+
+#[test]
+fn pipes_police() {
+    let mut story = Story::new(
+        "pipe 1 config bw 8Kbit/s burst 3000\nadd pipe 1 udp from any to any\nadd pipe 2 ip from any to any",
+    );
+    let big = "udp 10.0.0.1:1 > 10.0.0.2:2 len 972";
+    let steps: Vec<_> = (0..4).map(|_| story.first(big)).collect();
+    assert_eq!(steps, [Step::Pass, Step::Pass, Step::Pass, Step::Drop(DropReason::Policed)]);
+    story.now += 1;
+    assert_eq!(story.first(big), Step::Pass);
+    assert_eq!(story.first(big), Step::Drop(DropReason::Policed));
+    assert_eq!(story.first(SYN), Step::Drop(DropReason::NoPipe));
+}
+
+#[test]
+fn prob_is_about_right_and_repeats_with_its_seed() {
+    let passed = || {
+        let mut story = Story::new("add prob 0.25 allow ip from any to any");
+        (0..10_000).map(|_| story.first(DNS) == Step::Pass).collect::<Vec<_>>()
+    };
+    let first = passed();
+    let share = first.iter().filter(|passed| **passed).count();
+    assert!((2300..2700).contains(&share), "{share}");
+    assert_eq!(first, passed());
+}
+
+#[test]
+fn reass_waits_for_fragments_only() {
+    let mut story = Story::new("add reass ip from any to any in\nadd allow ip from any to any");
+    assert_eq!(story.all(DNS).0, [Step::Pass]);
+    assert_eq!(story.all("udp 10.0.0.1:1 > 10.0.0.2:2 offset 5 len 8").0, [Step::Reassemble, Step::Pass]);
+}
+
+#[test]
+fn log_lines_are_ipfws_and_bounded() {
+    let mut story = Story::new(
+        "add 100 deny log logamount 2 ip from any to any in via em0\nadd count log ip from any to any",
+    );
+    for _ in 0..3 {
+        story.first("in em0 tcp 10.0.0.1:1000 > 10.0.0.2:80 syn");
+    }
+    story.first("icmp6 ::1 > ::2 type 128");
+    let mut lines = Vec::new();
+    while let Some(entry) = story.gate.log().take() {
+        let port = entry.port.and_then(|port| story.gate.ports().name(port).map(str::to_owned));
+        lines.push(entry.line(port.as_deref()).to_string());
+    }
+    assert_eq!(
+        lines,
+        [
+            "ipfw: 100 Deny TCP 10.0.0.1:1000 10.0.0.2:80 in via em0",
+            "ipfw: 100 Deny TCP 10.0.0.1:1000 10.0.0.2:80 in via em0",
+            "ipfw: 200 Count ICMPv6:128.0 ::1 ::2 in",
+        ]
+    );
+    let mut story = Story::new("add allow log ip from any to any");
+    (0..1100).for_each(|_| drop(story.first(DNS)));
+    assert_eq!(story.gate.log().dropped(), 1100 - 1024);
+}
+
+#[test]
+fn link_local_states_belong_to_their_port() {
+    let rules = "add allow udp from any to any 53 keep-state";
+    let mut story = Story::new(rules);
+    assert_eq!(story.first("in em0 udp [fe80::1]:1 > [fe80::2]:53"), Step::Pass);
+    assert_eq!(story.first("in em1 udp [fe80::2]:53 > [fe80::1]:1"), DENY);
+    assert_eq!(story.first("in em0 udp [fe80::2]:53 > [fe80::1]:1"), Step::Pass);
+}
+
+#[test]
+fn a_tenants_states_are_its_own() {
+    let mut story = Story::new("add allow udp from any to any 53 keep-state");
+    let mut walk = story.walk(DNS).with_tenant(1);
+    assert_eq!(story.step(&mut walk, DNS), Step::Pass);
+    assert_eq!(story.first(ANSWER), DENY);
+    let mut walk = story.walk(ANSWER).with_tenant(1);
+    assert_eq!(story.step(&mut walk, ANSWER), Step::Pass);
+}
