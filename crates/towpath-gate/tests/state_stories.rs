@@ -664,3 +664,19 @@ fn the_gauge_says_so_before_it_is_full() {
     (1..=2).for_each(|port| assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New)));
     assert_eq!(world.states.counters().nearly_full, 2);
 }
+
+#[test]
+fn sctp_lives_as_tcp_does_when_asked() {
+    let association = Flow { proto: 132, ..flow(17) };
+    let open = [(false, 1), (true, 2), (false, 10), (true, 11)];
+    for (dyn_sctp, lives) in [(false, [5, 5, 5, 5]), (true, [20, 20, 20, 300])] {
+        let mut world = World::new(Settings { dyn_sctp, ..Settings::default() });
+        for ((reverse, chunk), seconds) in open.into_iter().zip(lives) {
+            let flow = if reverse { association.reversed() } else { association };
+            let segment = Segment { sctp_chunk: Some(chunk), ..PACKET };
+            let install = Install::default();
+            world.states.install(&flow, Name::DEFAULT, &segment, RULE, &install, world.now).unwrap();
+            assert_eq!(only(&world.states, world.now).unwrap().seconds(), seconds, "chunk {chunk}");
+        }
+    }
+}

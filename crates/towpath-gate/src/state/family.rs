@@ -13,11 +13,12 @@ use super::parents::Parents;
 use super::sources::Sources;
 use super::table::{Body, Entry, Table};
 use super::tcp::{Life, Tcp};
-use super::{Direction, Hit, Lookup, Name, RuleId, Segment, Settings};
+use super::{Direction, Hit, Lookup, Name, RuleId, Segment, Settings, sctp};
 use crate::Time;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+const SCTP: u8 = 132;
 const UDP_LITE: u8 = 136;
 
 /// What a state remembers.
@@ -38,6 +39,7 @@ struct State {
     queued: u64,
     made: u64,
     tcp: Tcp,
+    sctp: sctp::Phase,
     packets: [u64; 2],
     bytes: [u64; 2],
 }
@@ -200,6 +202,7 @@ where
             queued: number,
             made: number,
             tcp: Tcp::default(),
+            sctp: sctp::Phase::default(),
             packets: [0; 2],
             bytes: [0; 2],
         };
@@ -341,6 +344,13 @@ impl State {
                 Life::Syn => settings.dyn_syn_lifetime,
                 Life::Fin => settings.dyn_fin_lifetime,
                 Life::Rst => settings.dyn_rst_lifetime,
+            },
+            SCTP if settings.dyn_sctp => match self.sctp.packet(direction, packet.segment.sctp_chunk)? {
+                sctp::Life::Short => self.lifetime.unwrap_or(settings.dyn_short_lifetime),
+                sctp::Life::Ack => self.lifetime.unwrap_or(settings.dyn_ack_lifetime),
+                sctp::Life::Syn => settings.dyn_syn_lifetime,
+                sctp::Life::Fin => settings.dyn_fin_lifetime,
+                sctp::Life::Rst => settings.dyn_rst_lifetime,
             },
             UDP | UDP_LITE => self.lifetime.unwrap_or(settings.dyn_udp_lifetime),
             _ => self.lifetime.unwrap_or(settings.dyn_short_lifetime),

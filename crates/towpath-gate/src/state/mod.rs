@@ -34,6 +34,7 @@ pub mod model;
 pub mod ops;
 mod parents;
 mod related;
+mod sctp;
 mod settings;
 mod sources;
 mod states;

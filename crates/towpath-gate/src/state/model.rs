@@ -25,6 +25,8 @@ struct State {
     ack: [u32; 2],
     /// The side whose acknowledgement was accepted last.
     turn: Option<Direction>,
+    /// SCTP chunks and who sent them.
+    chunks: Vec<(u8, Direction)>,
     /// Its place among those that may be evicted.
     queued: u64,
     replied: bool,
@@ -172,6 +174,7 @@ impl Model {
             flags: [0; 2],
             ack: [0; 2],
             turn: None,
+            chunks: Vec::new(),
             queued: self.sequence + 1,
             replied: false,
             used: false,
@@ -287,7 +290,7 @@ impl Model {
             remaining: state.expire.since(now),
             tcp_seen: u32::from(state.flags[0])
                 | u32::from(state.flags[1]) << 8
-                | match state.turn {
+                | match state.turn.filter(|_| state.flow.proto == 6) {
                     None => 0,
                     Some(Direction::Forward) => 0x1_0000,
                     Some(Direction::Reverse) => 0x2_0000,
@@ -353,6 +356,7 @@ fn packet(state: &mut State, direction: Direction, segment: &Segment, settings: 
     state.bytes[side] += u64::from(segment.bytes);
     let lifetime = match state.flow.proto {
         6 => tcp(state, direction, segment, settings),
+        132 if settings.dyn_sctp => sctp(state, direction, segment.sctp_chunk, settings),
         17 | 136 => Some(state.lifetime.unwrap_or(settings.dyn_udp_lifetime)),
         _ => Some(state.lifetime.unwrap_or(settings.dyn_short_lifetime)),
     };
@@ -388,6 +392,58 @@ fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Se
     let refresh = state.turn.is_some_and(|turn| turn != direction);
     state.turn = Some(direction);
     refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
+}
+
+/// The chunks seen since the last INIT that counted, and from which side; the table has phases instead.
+fn sctp(state: &mut State, direction: Direction, chunk: Option<u8>, settings: &Settings) -> Option<u32> {
+    let seen =
+        |state: &State, kind: u8| state.chunks.iter().find(|chunk| chunk.0 == kind).map(|chunk| chunk.1);
+    let (init, abort, shutdown, shutdown_ack, echo, ack, complete) = (1, 6, 7, 8, 10, 11, 14);
+    let over = |state: &State| seen(state, complete).or(seen(state, abort)).is_some();
+    match chunk {
+        Some(1) if seen(state, echo).is_none() || over(state) => state.chunks = vec![(init, direction)],
+        Some(6) => state.chunks.push((abort, direction)),
+        Some(10) if !over(state) && seen(state, echo).is_none() && seen(state, init) == Some(direction) => {
+            state.chunks.push((echo, direction));
+        }
+        Some(11)
+            if !over(state)
+                && seen(state, ack).or(seen(state, shutdown)).is_none()
+                && seen(state, echo).is_some_and(|side| side != direction) =>
+        {
+            state.chunks.push((ack, direction));
+            state.turn = Some(direction);
+            return Some(state.lifetime.unwrap_or(settings.dyn_ack_lifetime));
+        }
+        Some(kind)
+            if (kind == shutdown || kind == shutdown_ack)
+                && !over(state)
+                && seen(state, echo).is_some()
+                && seen(state, shutdown).is_none() =>
+        {
+            state.chunks.push((shutdown, direction));
+            return Some(settings.dyn_syn_lifetime);
+        }
+        Some(14) if !over(state) && seen(state, shutdown).is_some() => {
+            state.chunks.push((complete, direction))
+        }
+        _ => {}
+    }
+    if seen(state, abort).is_some() {
+        Some(settings.dyn_rst_lifetime)
+    } else if seen(state, complete).is_some() {
+        Some(settings.dyn_fin_lifetime)
+    } else if seen(state, shutdown).is_some() {
+        None
+    } else if seen(state, ack).is_some() {
+        let refresh = state.turn != Some(direction);
+        state.turn = Some(direction);
+        refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
+    } else if seen(state, init).is_some() {
+        Some(settings.dyn_syn_lifetime)
+    } else {
+        Some(state.lifetime.unwrap_or(settings.dyn_short_lifetime))
+    }
 }
 
 fn seconds(seconds: u32) -> Duration {

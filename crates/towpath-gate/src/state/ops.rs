@@ -140,7 +140,7 @@ fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
 const RULES: u8 = 3;
 
 /// Settings that the operations change, and to what.
-const SETTINGS: [(&str, [u64; 3]); 15] = [
+const SETTINGS: [(&str, [u64; 3]); 16] = [
     ("dyn_max", [12, 3, 40]),
     ("dyn_parent_max", [3, 0, 10]),
     ("dyn_ack_lifetime", [300, 2, 1000]),
@@ -155,6 +155,7 @@ const SETTINGS: [(&str, [u64; 3]); 15] = [
     ("dyn_evict", [1, 0, 1]),
     ("dyn_evict", [1, 0, 1]),
     ("dyn_source_max", [2, 0, 4]),
+    ("dyn_sctp", [1, 0, 1]),
     ("dyn_max", [12, 3, 40]),
 ];
 
@@ -209,7 +210,7 @@ fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
             Ends::V6(address(src), address(dst), (addresses / 9 % 2).into())
         }
     };
-    let proto = [6, 6, 6, 6, 17, 17, 136, 1][usize::from(kind % 8)];
+    let proto = [6, 6, 6, 132, 17, 132, 136, 1][usize::from(kind % 8)];
     let (src_port, dst_port) = ((ports % 3).into(), (ports / 3 % 3).into());
     Flow { ends, proto, src_port, dst_port, tenant: u16::from(kind > 200) }
 }
@@ -218,7 +219,9 @@ fn segment(flags: u8, ack: u8) -> Segment {
     // Mostly what a connection is made of.
     let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, 0x04, flags][usize::from(flags % 8)];
     let tcp_ack = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, u32::MAX, 1000][usize::from(ack % 8)];
-    Segment { tcp_flags, tcp_ack, bytes: ack.into(), ..Segment::default() }
+    // In the order in which they open and close an association.
+    let sctp_chunk = [1, 2, 10, 11, 0, 7, 14, 6].get(usize::from(flags / 8 % 9)).copied();
+    Segment { tcp_flags, tcp_ack, sctp_chunk, bytes: ack.into(), ..Segment::default() }
 }
 
 fn install(kind: u8, max: u8) -> Install {

@@ -45,6 +45,9 @@ pub struct Settings {
     /// the /64 of an IPv6 address that is not link-local. States made while it was 0 do not count. Default 0, which is
     /// no bound.
     pub dyn_source_max: u32,
+    /// Ours: whether an SCTP association lives as a TCP connection does, by its opening, agreement, shutdown and
+    /// abort. Off, it has `dyn_short_lifetime`, as in ipfw. Default off.
+    pub dyn_sctp: bool,
 }
 
 impl Default for Settings {
@@ -64,6 +67,7 @@ impl Default for Settings {
             dyn_icmp_id: false,
             dyn_evict: false,
             dyn_source_max: 0,
+            dyn_sctp: false,
         }
     }
 }
@@ -115,7 +119,7 @@ enum Field {
     Switch(fn(&mut Settings) -> &mut bool),
 }
 
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 15] = [
     Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
     Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
     Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
@@ -130,6 +134,7 @@ const ROWS: [Row; 14] = [
     Row { name: "dyn_icmp_id", field: Field::Switch(|s| &mut s.dyn_icmp_id) },
     Row { name: "dyn_evict", field: Field::Switch(|s| &mut s.dyn_evict) },
     Row { name: "dyn_source_max", field: Field::Number(|s| &mut s.dyn_source_max) },
+    Row { name: "dyn_sctp", field: Field::Switch(|s| &mut s.dyn_sctp) },
 ];
 
 impl Settings {
