@@ -69,8 +69,8 @@ pub(crate) struct Facts {
     pub(crate) kinds: Vec<Option<Kind>>,
     /// The memory that each load and store reaches.
     pub(crate) regions: Vec<Option<Region>>,
-    /// Loads from the message that only the interpreter's check covers.
-    pub(crate) unproven: BTreeSet<usize>,
+    /// Loads through pointers into the message that were moved by a variable number.
+    pub(crate) variable: BTreeSet<usize>,
     /// Which instructions some path reaches.
     pub(crate) reached: Vec<bool>,
     /// The most bytes of stack in use below the first frame pointer.
@@ -100,7 +100,7 @@ pub(crate) fn check(code: &[Insn]) -> Result<Facts, (usize, Reason)> {
     let mut walk = Walk {
         facts: Facts {
             regions: vec![None; kinds.len()],
-            unproven: BTreeSet::new(),
+            variable: BTreeSet::new(),
             reached: vec![false; kinds.len()],
             kinds,
             stack: 0,
@@ -424,13 +424,15 @@ impl Walk {
             }
             Value::Packet { id, off: moved, known } => {
                 self.reaches(at, base, Region::Packet)?;
+                if id != 0 {
+                    self.facts.variable.insert(at);
+                }
                 let (first, end) = (moved + off, moved + off + i64::from(size.bytes()));
                 if first < 0 || end > i64::from(known) {
                     // Compilers compute a pointer once to compare it and again to use it.
                     if id == 0 || !state.compared {
                         return Err(Reason::Unproven(base, first, end - 1, known));
                     }
-                    self.facts.unproven.insert(at);
                 }
                 Ok(Value::Scalar(loaded))
             }

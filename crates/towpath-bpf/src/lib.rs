@@ -29,6 +29,8 @@ mod program;
 mod range;
 mod refusal;
 mod run;
+#[cfg(test)]
+mod soundness;
 mod state;
 
 pub use check::{MAX_FRAMES, MAX_INSTRUCTIONS};

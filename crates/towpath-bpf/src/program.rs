@@ -55,9 +55,9 @@ pub struct Stats {
     pub stack: usize,
     /// Loads from the message, helper calls included.
     pub message_loads: usize,
-    /// Of these, loads through pointers that were moved by a variable number and that no comparison covers: a run in
-    /// which one leaves the message fails with [`RunError::OutsideMessage`].
-    pub unproven_loads: usize,
+    /// Of these, loads through pointers that were moved by a variable number: a run in which one leaves the message
+    /// all the same, by wrapping around, fails with [`RunError::OutsideMessage`].
+    pub variable_loads: usize,
     /// Loads from and stores to the context.
     pub context_accesses: usize,
     /// Conditional jumps.
@@ -163,7 +163,7 @@ fn classic_program(instructions: usize, lowered: Lowered) -> Program {
         depth: 1,
         stack: 0,
         message_loads: count(|code| (OpCode::AbsB..=OpCode::Msh).contains(&code)),
-        unproven_loads: 0,
+        variable_loads: 0,
         context_accesses: count(|code| code == OpCode::Len),
         branches: count(|code| code > OpCode::Call),
         back_edges: 0,
@@ -189,7 +189,7 @@ fn ebpf_program(facts: &Facts) -> Program {
         depth: facts.frames,
         stack: facts.stack,
         message_loads: facts.regions.iter().filter(packet).count() + count(loads),
-        unproven_loads: facts.unproven.len(),
+        variable_loads: facts.variable.len(),
         context_accesses: facts.regions.iter().filter(context).count(),
         branches: count(|kind| matches!(kind, Kind::JumpIf { .. })),
         back_edges: kinds().filter(|(at, kind)| back(*at, *kind)).count(),

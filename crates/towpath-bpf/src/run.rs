@@ -89,7 +89,13 @@ pub(crate) struct Machine<'a> {
 impl Machine<'_> {
     /// Runs from the first operation; r0 is the result.
     pub(crate) fn run(&mut self) -> Result<u64, Stop> {
-        let mut regs = [0; REGISTERS];
+        self.run_from(0)
+    }
+
+    /// As [`run`](Self::run), with a number in the registers that begin without one: classic BPF needs a 0 there, and
+    /// checked eBPF reads none of them.
+    pub(crate) fn run_from(&mut self, unset: u64) -> Result<u64, Stop> {
+        let mut regs = [unset; REGISTERS];
         regs[1] = CONTEXT_ADDRESS;
         regs[R10] = STACK_BASE + self.stack.len() as u64;
         self.function(0, &mut regs, 1)?;
