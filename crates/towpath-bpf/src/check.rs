@@ -88,6 +88,11 @@ pub(crate) struct Facts {
 /// # Errors
 /// The first instruction that breaks a rule, on the first path found to reach it.
 pub(crate) fn check(code: &[Insn]) -> Result<Facts, (usize, Reason)> {
+    check_joining(code, MAX_STATES)
+}
+
+/// As [`check`], with another number of states to keep apart: whatever it is, what is accepted keeps the promises.
+pub(crate) fn check_joining(code: &[Insn], max_states: usize) -> Result<Facts, (usize, Reason)> {
     if code.is_empty() {
         return Err((0, Reason::Empty));
     }
@@ -110,6 +115,7 @@ pub(crate) fn check(code: &[Insn]) -> Result<Facts, (usize, Reason)> {
         },
         targets,
         seen: HashMap::new(),
+        max_states,
         kept: 0,
         ids: 0,
         pending: vec![(0, State::start())],
@@ -188,6 +194,8 @@ struct Walk {
     targets: Vec<bool>,
     /// States at the targets of jumps. Those of one chain of calls cover only one another.
     seen: HashMap<usize, Vec<Seen>>,
+    /// States kept apart at one instruction.
+    max_states: usize,
     /// States in `seen`.
     kept: usize,
     /// The last id of a packet pointer's base.
@@ -251,7 +259,7 @@ impl Walk {
             self.step_taken(at, looked)?;
             return Ok(false);
         }
-        let limit = if self.kept < MAX_ALL_STATES { MAX_STATES } else { 1 };
+        let limit = if self.kept < MAX_ALL_STATES { self.max_states } else { 1 };
         if seen.joined || seen.states.len() >= limit {
             let mut all = seen.states.drain(..);
             let first = all.next().unwrap_or_else(|| state.clone());

@@ -139,6 +139,25 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[load(W, 2, 1, DATA), load(W, 3, 1, CB), add_reg(2, 3), load(B, 0, 2, 0), EXIT],
         "instruction 3 (r0 = *(u8 *)(r2 + 0)): bytes 0 to 0 behind r2's base are read, but only 0 are known to be \
          there; compare the pointer with data_end first"),
+    (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), mov(0, 0), raw(0x3d, 2, 3, 1, 0), load(H, 0, 2, 0), EXIT],
+        "instruction 4 (r0 = *(u16 *)(r2 + 0)): bytes 0 to 1 behind r2's base are read, but only 1 are known to be \
+         there; compare the pointer with data_end first"),
+    (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), mov(0, 0), raw(0xbd, 3, 2, 1, 0), load(H, 0, 2, 0), EXIT],
+        "instruction 4 (r0 = *(u16 *)(r2 + 0)): bytes 0 to 1 behind r2's base are read, but only 1 are known to be \
+         there; compare the pointer with data_end first"),
+    // Two paths meet, and only one compared, set, or wrote; nothing else tells them apart.
+    (&[load(W, 5, 1, LEN), load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 1), mov(0, 0),
+       raw(0x45, 5, 0, 1, 1), jgt(4, 3, 1), load(B, 0, 2, 0), EXIT],
+        "instruction 8 (r0 = *(u8 *)(r2 + 0)): bytes 0 to 0 behind r2's base are read, but only 0 are known to be \
+         there; compare the pointer with data_end first"),
+    (&[load(W, 5, 1, LEN), raw(0x45, 5, 0, 1, 1), mov(0, 0), EXIT],
+        "instruction 3 (exit): r0 is read, but a path to here does not set it"),
+    (&[load(W, 5, 1, LEN), raw(0x45, 5, 0, 1, 1), store_imm(W, 10, -8, 0), load(B, 0, 10, -5), EXIT],
+        "instruction 3 (r0 = *(u8 *)(r10 - 5)): byte -5 of the stack is read, but a path to here does not write it"),
+    // Somewhere in eight bytes one is written: none of them can be relied on.
+    (&[load(W, 4, 1, CB), raw(0x57, 4, 0, 0, 7), copy(3, 10), add(3, -8), add_reg(3, 4), store_imm(B, 3, 0, 0),
+       load(B, 0, 10, -8), EXIT],
+        "instruction 6 (r0 = *(u8 *)(r10 - 8)): byte -8 of the stack is read, but a path to here does not write it"),
     (&[store_imm(DW, 10, 0, 0), EXIT],
         "instruction 0 (*(u64 *)(r10 + 0) = 0): bytes 0 to 7 of the stack are outside the frame, which is -512 to -1"),
     (&[store_imm(B, 10, -513, 0), EXIT],
