@@ -37,6 +37,8 @@ fn everything_happens() {
         ("over limit", counters.over_limit),
         ("parents full", counters.parents_full),
         ("over source", counters.over_source),
+        ("invalid", counters.invalid),
+        ("related", counters.related),
     ];
     for (what, times) in happened {
         assert!(times >= 20, "{what}: {times} times");

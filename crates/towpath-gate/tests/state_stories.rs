@@ -2,8 +2,8 @@
 
 use towpath_gate::Time;
 use towpath_gate::state::{
-    Direction, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Refused, RuleId,
-    Segment, Settings, States,
+    Direction, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, Refused,
+    RuleId, Segment, Settings, States, Tracking,
 };
 
 const RULE: RuleId = RuleId(7);
@@ -679,4 +679,116 @@ fn sctp_lives_as_tcp_does_when_asked() {
             assert_eq!(only(&world.states, world.now).unwrap().seconds(), seconds, "chunk {chunk}");
         }
     }
+}
+
+fn tracked(tracking: Tracking) -> Install {
+    Install { tracking, ..Install::default() }
+}
+
+/// A TCP segment: direction, flags, sequence and acknowledgement number.
+fn tcp_segment(direction: char, letters: &str, tcp_seq: u32, tcp_ack: u32) -> (Flow, Segment) {
+    let flow = if direction == '>' { flow(6) } else { flow(6).reversed() };
+    (flow, Segment { tcp_flags: flags(letters), tcp_seq, tcp_ack, tcp_window: 1000, ..PACKET })
+}
+
+#[test]
+fn strict_tracking_believes_what_fits() {
+    // A segment, whether there is a hit, and the seconds that the state lives after it.
+    let rows = [
+        (('>', "S", 100, 0), false, 20),
+        (('<', "SA", 500, 101), true, 20),
+        (('>', "A", 101, 501), true, 300),
+        // A blind reset: out of the window, and in it.
+        (('<', "R", 5_000, 0), false, 300),
+        (('<', "R", 900, 0), true, 300),
+        // A blind SYN, blind data.
+        (('>', "S", 7_777, 0), true, 300),
+        (('<', "A", 90_000, 101), false, 300),
+        (('>', "A", 101, 501), true, 300),
+        // The reset that the receiver's challenge ACK brings about.
+        (('<', "R", 501, 0), true, 1),
+        // The ports again, in the direction of the first connection only.
+        (('<', "S", 1, 0), true, 1),
+        (('>', "S", 9_000, 0), true, 20),
+        (('<', "SA", 44, 9_001), true, 20),
+        (('>', "A", 9_001, 45), true, 300),
+    ];
+    let mut world = World::new(Settings::default());
+    for (i, ((direction, letters, seq, ack), hit, seconds)) in rows.into_iter().enumerate() {
+        let (flow, segment) = tcp_segment(direction, letters, seq, ack);
+        assert_eq!(
+            world.states.lookup(&flow, Lookup::Any, &segment, world.now).is_some(),
+            hit,
+            "segment {i}"
+        );
+        if i == 0 {
+            let install = tracked(Tracking::Strict);
+            world.states.install(&flow, Name::DEFAULT, &segment, RULE, &install, world.now).unwrap();
+        }
+        assert_eq!(only(&world.states, world.now).unwrap().seconds(), seconds, "segment {i}");
+    }
+    assert_eq!(world.states.counters().invalid, 2);
+}
+
+#[test]
+fn strict_tracking_refuses_what_does_not_fit() {
+    let mut world = World::new(Settings::default());
+    let mut install = |direction, letters, seq, ack, tracking| {
+        let (flow, segment) = tcp_segment(direction, letters, seq, ack);
+        world.states.install(&flow, Name::DEFAULT, &segment, RULE, &tracked(tracking), world.now)
+    };
+    for letters in ["A", "SA", "R", "SF", "F", ""] {
+        assert_eq!(install('>', letters, 1, 1, Tracking::Strict), Err(Refused::Invalid), "{letters}");
+    }
+    assert_eq!(install('>', "S", 100, 0, Tracking::Strict), Ok(Installed::New));
+    // The state is strict, whatever the rule that comes across it says.
+    assert_eq!(install('<', "A", 500, 101, Tracking::Ipfw), Err(Refused::Invalid));
+    assert_eq!(install('<', "SA", 500, 101, Tracking::Ipfw), Ok(Installed::Existing));
+    assert_eq!(world.states.counters().invalid, 7);
+    assert_eq!(world.states.count_of(RULE), 1);
+    // Other protocols have nothing to check.
+    let udp =
+        world.states.install(&flow(17), Name::DEFAULT, &PACKET, RULE, &tracked(Tracking::Strict), world.now);
+    assert_eq!(udp, Ok(Installed::New));
+}
+
+#[test]
+fn strict_tracking_asks_errors_for_a_number_in_flight() {
+    let mut world = World::new(Settings::default());
+    let (flow, segment) = tcp_segment('>', "S", 100, 0);
+    world
+        .states
+        .install(&flow, Name::DEFAULT, &segment, RULE, &tracked(Tracking::Strict), world.now)
+        .unwrap();
+    for (tcp_seq, found) in [(Some(100), true), (Some(101), false), (Some(1 << 30), false), (None, true)] {
+        let hit = world.states.lookup_related(&Quoted { flow, tcp_seq }, Lookup::Any, world.now);
+        assert_eq!(hit.is_some(), found, "{tcp_seq:?}");
+    }
+}
+
+#[test]
+fn loose_tracking_picks_connections_up() {
+    let loose = tracked(Tracking::Loose);
+    let picked_up: &[Step] = &[
+        (0, '>', "PA", 500, 20_000),
+        (1_000, '>', "PA", 500, 19_000),
+        (2_000, '<', "A", 700, 300_000),
+        (3_000, '>', "A", 501, 300_000),
+        (4_000, '>', "FA", 501, 299_000),
+        (5_000, '<', "FA", 701, 1_000),
+    ];
+    play("picked up", flow(6), &loose, picked_up);
+    play(
+        "from the beginning",
+        flow(6),
+        &loose,
+        &[(0, '>', "S", 0, 20_000), (100, '<', "SA", 101, 19_900), (200, '>', "A", 201, 300_000)],
+    );
+    play("a reset is no connection", flow(6), &loose, &[(0, '>', "R", 0, 1_000)]);
+    play(
+        "one side only does not keep it",
+        flow(6),
+        &loose,
+        &[(0, '>', "A", 5, 20_000), (20_000, '<', "A", 9, 0)],
+    );
 }

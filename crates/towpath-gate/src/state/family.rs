@@ -5,6 +5,8 @@
 //! is a clock (Corbató 1969): a state that had packets since it was last passed over is spared once and goes to the
 //! end, so that a hit costs a mark and no list is touched.
 
+use slab::Slab;
+
 use super::chain::{Chains, List, NONE};
 use super::hash::Secret;
 use super::key::{Key, Side, Unpack};
@@ -12,8 +14,9 @@ use super::list::{Kind, Listed};
 use super::parents::Parents;
 use super::sources::Sources;
 use super::table::{Body, Entry, Table};
-use super::tcp::{Life, Tcp};
-use super::{Direction, Hit, Lookup, Name, RuleId, Segment, Settings, sctp};
+use super::tcp::{Life, RST, SYN, Tcp};
+use super::window::{Fit, Window};
+use super::{Direction, Hit, Lookup, Name, RuleId, Segment, Settings, Tracking, sctp};
 use crate::Time;
 
 const TCP: u8 = 6;
@@ -35,6 +38,8 @@ struct State {
     lifetime: Option<u32>,
     /// The slot of the parent that counts this state, or `NONE`.
     parent: u32,
+    /// The index of the connection's windows, or `NONE` without strict tracking.
+    window: u32,
     /// When the state came into its queue, and when it was made: numbers of one sequence.
     queued: u64,
     made: u64,
@@ -57,6 +62,8 @@ pub(super) struct Shared {
     pub(super) secret: Secret,
     pub(super) parents: Parents,
     pub(super) sources: Sources,
+    /// Of the states with strict tracking.
+    pub(super) windows: Slab<Window>,
     /// Numbers what happens to states, so that they have an age.
     pub(super) sequence: u64,
 }
@@ -82,6 +89,15 @@ pub(super) struct Template {
     pub(super) lifetime: Option<u32>,
     pub(super) parent: u32,
     pub(super) capped: bool,
+    pub(super) tracking: Tracking,
+}
+
+/// What came of a packet.
+pub(super) enum Found {
+    Hit(Hit),
+    Miss,
+    /// The state tracks strictly, and the packet does not fit.
+    Invalid,
 }
 
 /// A state that may be evicted; the least goes first.
@@ -142,12 +158,22 @@ where
         side: Side,
         lookup: Lookup,
         packet: &Seen<'_>,
-    ) -> Option<Hit> {
+    ) -> Found {
         let hash = shared.secret.hash(&key.0);
-        let slot = self.find(hash, key, lookup, packet.now)?;
+        let Some(slot) = self.find(hash, key, lookup, packet.now) else { return Found::Miss };
         let entry = self.table.get_mut(slot);
         let state = &mut entry.body;
         let hit = Hit { rule: entry.rule, direction: side.direction(state.forward) };
+        if state.window != NONE {
+            match state.fit(&mut shared.windows, hit.direction, packet.segment) {
+                Fit::Fits => {}
+                Fit::Ignored => {
+                    state.count(hit.direction, packet);
+                    return Found::Hit(hit);
+                }
+                Fit::Invalid => return Found::Invalid,
+            }
+        }
         state.used = true;
         let first_reply = hit.direction == Direction::Reverse && !state.replied;
         if let Some(expire) = state.packet(hit.direction, packet, &shared.settings) {
@@ -156,7 +182,7 @@ where
         if first_reply {
             self.reply(shared, slot);
         }
-        Some(hit)
+        Found::Hit(hit)
     }
 
     /// Finds the live state that an error from `side` is about.
@@ -166,10 +192,20 @@ where
         key: &Key<N>,
         side: Side,
         lookup: Lookup,
+        seq: Option<u32>,
         now: Time,
     ) -> Option<Hit> {
         let entry = self.table.get(self.find(shared.secret.hash(&key.0), key, lookup, now)?);
-        Some(Hit { rule: entry.rule, direction: side.direction(entry.body.forward) })
+        let direction = side.direction(entry.body.forward);
+        if let (Some(seq), Some(window)) = (seq, shared.windows.get(entry.body.window as usize)) {
+            // Who makes an error up would have to know where the connection is (RFC 5927, 4.1).
+            let sender =
+                if direction == Direction::Forward { Direction::Reverse } else { Direction::Forward };
+            if !window.sent(sender, seq) {
+                return None;
+            }
+        }
+        Some(Hit { rule: entry.rule, direction })
     }
 
     /// Makes a state; no live one has its key and name. How many expired ones it replaced: 0 or 1.
@@ -181,7 +217,7 @@ where
         template: Template,
         packet: &Seen<'_>,
     ) -> u64 {
-        let Template { name, rule, lifetime, parent, capped } = template;
+        let Template { name, rule, lifetime, parent, capped, tracking } = template;
         let hash = shared.secret.hash(&key.0);
         let expired = self.table.find(hash, &key, name);
         if let Some(slot) = expired {
@@ -192,6 +228,14 @@ where
             shared.sources.add(&shared.secret, &key.flow(side));
         }
         let number = shared.tick();
+        let tcp = packet.proto == TCP;
+        let window = if tcp && tracking == Tracking::Strict {
+            let mut window = Window::default();
+            window.segment(Direction::Forward, packet.segment);
+            shared.windows.insert(window) as u32
+        } else {
+            NONE
+        };
         let mut body = State {
             forward: side,
             replied: false,
@@ -199,6 +243,7 @@ where
             capped,
             lifetime,
             parent,
+            window,
             queued: number,
             made: number,
             tcp: Tcp::default(),
@@ -206,7 +251,12 @@ where
             packets: [0; 2],
             bytes: [0; 2],
         };
-        let expire = body.packet(Direction::Forward, packet, &shared.settings).unwrap_or(packet.now);
+        if tcp && tracking == Tracking::Loose && packet.segment.tcp_flags & (SYN | RST) == 0 {
+            body.tcp.assume_established();
+        }
+        let expire = body.packet(Direction::Forward, packet, &shared.settings);
+        // No refresh yet: a connection that is taken for established.
+        let expire = expire.unwrap_or(after(packet.now, shared.settings.dyn_syn_lifetime));
         let entry = Entry { key, name, rule, orphaned: false, expire, body };
         let slot = self.table.insert(&shared.secret, hash, entry, packet.now);
         self.ages.push(&mut self.unreplied, slot);
@@ -316,13 +366,16 @@ where
 
     /// Takes a state out, and out of all that counts it.
     fn remove(&mut self, shared: &mut Shared, slot: u32, now: Time) {
-        let Entry { key, body: State { forward, replied, capped, parent, .. }, .. } =
+        let Entry { key, body: State { forward, replied, capped, parent, window, .. }, .. } =
             self.table.remove(&shared.secret, slot);
         if replied {
             self.ages.take(&mut self.replied, slot);
         } else {
             self.ages.take(&mut self.unreplied, slot);
             self.unreplied_len -= 1;
+        }
+        if window != NONE {
+            shared.windows.remove(window as usize);
         }
         shared.parents.subtract(parent, now);
         if capped {
@@ -335,9 +388,7 @@ impl State {
     /// Takes a packet in. The state's new end, or `None` when it keeps the one that it has.
     #[inline]
     fn packet(&mut self, direction: Direction, packet: &Seen<'_>, settings: &Settings) -> Option<Time> {
-        let side = direction as usize;
-        self.packets[side] += 1;
-        self.bytes[side] += u64::from(packet.segment.bytes);
+        self.count(direction, packet);
         let seconds = match packet.proto {
             TCP => match self.tcp.segment(direction, packet.segment.tcp_flags, packet.segment.tcp_ack)? {
                 Life::Ack => self.lifetime.unwrap_or(settings.dyn_ack_lifetime),
@@ -356,6 +407,22 @@ impl State {
             _ => self.lifetime.unwrap_or(settings.dyn_short_lifetime),
         };
         Some(after(packet.now, seconds))
+    }
+
+    #[inline]
+    fn count(&mut self, direction: Direction, packet: &Seen<'_>) {
+        let side = direction as usize;
+        self.packets[side] += 1;
+        self.bytes[side] += u64::from(packet.segment.bytes);
+    }
+
+    /// What a segment is to the connection of a state with strict tracking.
+    fn fit(&mut self, windows: &mut Slab<Window>, direction: Direction, segment: &Segment) -> Fit {
+        let window = &mut windows[self.window as usize];
+        if direction == Direction::Forward && self.tcp.ended() && Window::begins(segment) {
+            (*window, self.tcp) = (Window::default(), Tcp::default());
+        }
+        window.segment(direction, segment)
     }
 }
 

@@ -41,6 +41,7 @@ mod states;
 mod table;
 mod tcp;
 mod wheel;
+mod window;
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -204,15 +205,19 @@ impl BitOr for LimitMask {
     }
 }
 
-/// How much of a TCP connection a state checks.
+/// How much of a TCP connection a state checks. Other protocols take no notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tracking {
     /// Flags and alternating acknowledgements, as ipfw does.
     #[default]
     Ipfw,
-    /// Sequence windows too. Not supported yet: taken as [`Tracking::Ipfw`].
+    /// Sequence windows too. The state can be made by a SYN only. A segment outside the window does not match it, and
+    /// to install with it is [`Refused::Invalid`]. A reset that is in the window and not exact, and a SYN in the middle
+    /// of the connection, match and change nothing: their receiver answers them with a challenge ACK (RFC 5961). A new
+    /// SYN in the direction of the first, after the connection has ended, begins another one in the same state.
     Strict,
-    /// Not supported yet: taken as [`Tracking::Ipfw`].
+    /// As [`Tracking::Ipfw`], but a connection whose beginning was not seen is taken for established: it has
+    /// `dyn_syn_lifetime` for the other side to be heard, and from then on lives by the acknowledgements.
     Loose,
 }
 

@@ -1,12 +1,14 @@
 //! The slow, obvious model of dynamic states: a list, written down from what a user of ipfw relies on.
 //!
-//! It shares no code with the table. What it says is right; [`super::ops`] holds the table to it.
+//! What it says is right; [`super::ops`] holds the table to it. It shares no code with the table but for sequence
+//! windows, which have rows of their own to be right by.
 
 use std::time::Duration;
 
+use super::window::{Fit, Window};
 use super::{
     Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, LimitMask, Listed, Lookup, Name, Quoted,
-    Refused, RuleId, Segment, Settings,
+    Refused, RuleId, Segment, Settings, Tracking,
 };
 use crate::Time;
 
@@ -25,6 +27,8 @@ struct State {
     ack: [u32; 2],
     /// The side whose acknowledgement was accepted last.
     turn: Option<Direction>,
+    /// With strict tracking.
+    window: Option<Window>,
     /// SCTP chunks and who sent them.
     chunks: Vec<(u8, Direction)>,
     /// Its place among those that may be evicted.
@@ -68,6 +72,17 @@ impl Model {
 
     /// See [`States::lookup`](super::States::lookup).
     pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
+        self.find(flow, lookup, segment, now).ok().flatten()
+    }
+
+    /// The error is a packet that does not fit.
+    fn find(
+        &mut self,
+        flow: &Flow,
+        lookup: Lookup,
+        segment: &Segment,
+        now: Time,
+    ) -> Result<Option<Hit>, Refused> {
         self.expire(now);
         let flow = &self.keyed(flow);
         // The newest first.
@@ -82,6 +97,16 @@ impl Model {
             } else {
                 continue;
             };
+            let hit = Hit { rule: state.rule, direction };
+            let fit = fit(state, direction, segment);
+            if fit == Fit::Invalid {
+                self.counters.invalid += 1;
+                return Err(Refused::Invalid);
+            }
+            count(state, direction, segment);
+            if fit == Fit::Ignored {
+                return Ok(Some(hit));
+            }
             packet(state, direction, segment, &self.settings, now);
             state.used = true;
             if direction == Direction::Reverse && !state.replied {
@@ -89,9 +114,9 @@ impl Model {
                 self.sequence += 1;
                 state.queued = self.sequence;
             }
-            return Some(Hit { rule: state.rule, direction });
+            return Ok(Some(hit));
         }
-        None
+        Ok(None)
     }
 
     /// See [`States::lookup_related`](super::States::lookup_related).
@@ -108,8 +133,15 @@ impl Model {
             } else {
                 return None;
             };
-            Some(Hit { rule: state.rule, direction })
+            let sent = |window: Window| {
+                quoted.tcp_seq.is_none_or(|seq| match direction {
+                    Direction::Reverse => window.sent(Direction::Forward, seq),
+                    Direction::Forward => window.sent(Direction::Reverse, seq),
+                })
+            };
+            Some(state.window.is_none_or(sent).then_some(Hit { rule: state.rule, direction }))
         });
+        let hit = hit.flatten();
         self.counters.related += u64::from(hit.is_some());
         hit
     }
@@ -125,10 +157,15 @@ impl Model {
         now: Time,
     ) -> Result<Installed, Refused> {
         self.expire(now);
-        if self.lookup(flow, Lookup::Named(name), segment, now).is_some() {
+        if self.find(flow, Lookup::Named(name), segment, now)?.is_some() {
             return Ok(Installed::Existing);
         }
         let flow = &self.keyed(flow);
+        let strict = install.tracking == Tracking::Strict && flow.proto == 6;
+        if strict && segment.tcp_flags & 0b1_0111 != 2 {
+            self.counters.invalid += 1;
+            return Err(Refused::Invalid);
+        }
         if let Some(limit) = install.limit {
             let masked = masked(flow, limit.mask);
             let expire = now + seconds(self.settings.dyn_short_lifetime);
@@ -174,6 +211,7 @@ impl Model {
             flags: [0; 2],
             ack: [0; 2],
             turn: None,
+            window: None,
             chunks: Vec::new(),
             queued: self.sequence + 1,
             replied: false,
@@ -181,6 +219,15 @@ impl Model {
             capped: cap != 0,
         };
         self.sequence += 1;
+        if strict {
+            state.window = Some(Window::default());
+            fit(&mut state, Direction::Forward, segment);
+        }
+        count(&mut state, Direction::Forward, segment);
+        if install.tracking == Tracking::Loose && flow.proto == 6 && segment.tcp_flags & 0b110 == 0 {
+            state.flags = [2, 2];
+            state.expire = now + seconds(self.settings.dyn_syn_lifetime);
+        }
         packet(&mut state, Direction::Forward, segment, &self.settings, now);
         self.states.push(state);
         self.counters.created += 1;
@@ -350,10 +397,22 @@ fn masked(flow: &Flow, mask: LimitMask) -> Flow {
     flow
 }
 
+fn count(state: &mut State, direction: Direction, segment: &Segment) {
+    state.packets[direction as usize] += 1;
+    state.bytes[direction as usize] += u64::from(segment.bytes);
+}
+
+fn fit(state: &mut State, direction: Direction, segment: &Segment) -> Fit {
+    let Some(window) = &mut state.window else { return Fit::Fits };
+    let ended = (state.flags[0] | state.flags[1]) & 4 != 0 || state.flags[0] & state.flags[1] & 1 != 0;
+    if direction == Direction::Forward && ended && segment.tcp_flags & 0b1_0111 == 2 {
+        *window = Window::default();
+        (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
+    }
+    window.segment(direction, segment)
+}
+
 fn packet(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings, now: Time) {
-    let side = direction as usize;
-    state.packets[side] += 1;
-    state.bytes[side] += u64::from(segment.bytes);
     let lifetime = match state.flow.proto {
         6 => tcp(state, direction, segment, settings),
         132 if settings.dyn_sctp => sctp(state, direction, segment.sctp_chunk, settings),

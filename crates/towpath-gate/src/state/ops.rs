@@ -13,7 +13,7 @@ use super::{
 use crate::Time;
 
 /// Bytes that make one operation.
-pub const OP_BYTES: usize = 10;
+pub const OP_BYTES: usize = 12;
 
 /// Something that is done to states.
 #[derive(Clone, Debug)]
@@ -162,17 +162,20 @@ const SETTINGS: [(&str, [u64; 3]); 16] = [
 impl Op {
     /// The operation that some bytes make; any bytes make one.
     pub fn new(bytes: &[u8; OP_BYTES]) -> Self {
-        let [what, a, b, c, d, e, f, g, h, i] = *bytes;
+        let [what, a, b, c, d, e, f, g, h, i, j, k] = *bytes;
         let rule = RuleId((a % RULES).into());
         match what % 16 {
             0..=4 => {
                 let lookup = if b % 4 == 0 { Lookup::Any } else { Lookup::Named(name(b)) };
-                match a % 8 {
-                    0 => Self::Related(Quoted { flow: flow(c, d, e), tcp_seq: None }, lookup),
-                    _ => Self::Lookup(flow(c, d, e), lookup, segment(f, g)),
+                match a % 4 {
+                    0 => Self::Related(
+                        Quoted { flow: flow(c, d, e), tcp_seq: (f % 2 == 0).then_some(g.into()) },
+                        lookup,
+                    ),
+                    _ => Self::Lookup(flow(c, d, e), lookup, segment(f, g, j)),
                 }
             }
-            5..=10 => Self::Install(flow(c, d, e), name(b), segment(f, g), rule, install(h, i)),
+            5..=10 => Self::Install(flow(c, d, e), name(b), segment(f, g, j), rule, install(h, i, k)),
             11 | 12 => Self::Advance(Duration::from_nanos(match a % 8 {
                 0 => 1,
                 1 => 999_999_999,
@@ -202,29 +205,39 @@ fn name(byte: u8) -> Name {
 }
 
 fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
-    let (src, dst) = (addresses % 3, addresses / 3 % 3);
-    let ends = match kind / 8 % 3 {
-        0 | 1 => Ends::V4([10, 0, 0, src].into(), [10, 0, 0, dst].into()),
+    let (src, dst) = (addresses % 2, addresses / 2 % 2);
+    let ends = match kind / 8 % 4 {
+        0..=2 => Ends::V4([10, 0, 0, src].into(), [10, 0, 0, dst].into()),
         _ => {
             let address = |last| [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last].into();
-            Ends::V6(address(src), address(dst), (addresses / 9 % 2).into())
+            Ends::V6(address(src), address(dst), (addresses / 4 % 8 / 7).into())
         }
     };
     let proto = [6, 6, 6, 132, 17, 132, 136, 1][usize::from(kind % 8)];
-    let (src_port, dst_port) = ((ports % 3).into(), (ports / 3 % 3).into());
-    Flow { ends, proto, src_port, dst_port, tenant: u16::from(kind > 200) }
+    let (src_port, dst_port) = ((ports % 2).into(), (ports / 2 % 2).into());
+    Flow { ends, proto, src_port, dst_port, tenant: u16::from(kind > 250) }
 }
 
-fn segment(flags: u8, ack: u8) -> Segment {
+fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
     // Mostly what a connection is made of.
     let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, 0x04, flags][usize::from(flags % 8)];
     let tcp_ack = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, u32::MAX, 1000][usize::from(ack % 8)];
     // In the order in which they open and close an association.
     let sctp_chunk = [1, 2, 10, 11, 0, 7, 14, 6].get(usize::from(flags / 8 % 9)).copied();
-    Segment { tcp_flags, tcp_ack, sctp_chunk, bytes: ack.into(), ..Segment::default() }
+    Segment {
+        tcp_flags,
+        tcp_ack,
+        // Initial sequence numbers are 0, and not much is sent.
+        tcp_seq: (seq % 4).into(),
+        tcp_len: (seq / 4 % 2).into(),
+        tcp_window: (seq / 8).into(),
+        tcp_wscale: (flags > 128).then_some(1),
+        sctp_chunk,
+        bytes: ack.into(),
+    }
 }
 
-fn install(kind: u8, max: u8) -> Install {
+fn install(kind: u8, max: u8, tracking: u8) -> Install {
     let limit = (kind % 2 == 1).then(|| {
         let masks = [LimitMask::SRC_ADDR, LimitMask::DST_ADDR, LimitMask::SRC_PORT, LimitMask::DST_PORT];
         let chosen = masks.into_iter().enumerate().filter(|(bit, _)| kind >> (bit + 1) & 1 == 1);
@@ -232,5 +245,7 @@ fn install(kind: u8, max: u8) -> Install {
         Limit { mask, max: (max % 4).into() }
     });
     let lifetime = [None, None, Some(2), Some(700)][usize::from(kind >> 5 & 3)];
-    Install { limit, lifetime, tracking: Tracking::Ipfw }
+    let tracking =
+        [Tracking::Ipfw, Tracking::Ipfw, Tracking::Strict, Tracking::Loose][usize::from(tracking % 4)];
+    Install { limit, lifetime, tracking }
 }

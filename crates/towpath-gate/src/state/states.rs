@@ -1,14 +1,18 @@
 //! The states of one gate.
 
+use slab::Slab;
+
 use super::chain::NONE;
-use super::family::{Family, Seen, Shared, Template, after};
+use super::family::{Family, Found, Seen, Shared, Template, after};
 use super::hash::Secret;
 use super::key::{Key4, Key6};
 use super::list::Listed;
 use super::parents::Parents;
 use super::sources::Sources;
+use super::window::Window;
 use super::{
     Ends, Flow, Hit, Install, Installed, Limit, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings,
+    Tracking,
 };
 use crate::Time;
 
@@ -20,6 +24,7 @@ const EVICT: usize = 64;
 const SPARE: usize = 16;
 
 const ICMP: u8 = 1;
+const TCP: u8 = 6;
 const ICMP6: u8 = 58;
 
 /// What happened to states since the beginning.
@@ -93,6 +98,7 @@ impl States {
             secret: Secret::new(seed),
             parents: Parents::new(),
             sources: Sources::default(),
+            windows: Slab::new(),
             sequence: 0,
         };
         Self {
@@ -108,16 +114,12 @@ impl States {
     /// Finds the live state of a packet's flow, in either direction; the packet counts in it and refreshes it.
     #[inline]
     pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
-        let flow = &self.keyed(flow);
-        let packet = Seen { proto: flow.proto, segment, now };
-        match flow.ends {
-            Ends::V4(src, dst) => {
-                let (key, side) = Key4::new(src, dst, flow);
-                self.v4.hit(&mut self.shared, &key, side, lookup, &packet)
-            }
-            Ends::V6(src, dst, zone) => {
-                let (key, side) = Key6::new(src, dst, zone, flow);
-                self.v6.hit(&mut self.shared, &key, side, lookup, &packet)
+        match self.find(flow, lookup, segment, now) {
+            Found::Hit(hit) => Some(hit),
+            Found::Miss => None,
+            Found::Invalid => {
+                self.counters.invalid += 1;
+                None
             }
         }
     }
@@ -129,11 +131,11 @@ impl States {
         let hit = match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
-                self.v4.related(&self.shared, &key, side.other(), lookup, now)
+                self.v4.related(&self.shared, &key, side.other(), lookup, quoted.tcp_seq, now)
             }
             Ends::V6(src, dst, zone) => {
                 let (key, side) = Key6::new(src, dst, zone, flow);
-                self.v6.related(&self.shared, &key, side.other(), lookup, now)
+                self.v6.related(&self.shared, &key, side.other(), lookup, quoted.tcp_seq, now)
             }
         };
         self.counters.related += u64::from(hit.is_some());
@@ -155,10 +157,11 @@ impl States {
         install: &Install,
         now: Time,
     ) -> Result<Installed, Refused> {
-        if self.lookup(flow, Lookup::Named(name), segment, now).is_some() {
-            return Ok(Installed::Existing);
-        }
-        let made = self.make(&self.keyed(flow), name, segment, rule, install, now);
+        let made = match self.find(flow, Lookup::Named(name), segment, now) {
+            Found::Hit(_) => return Ok(Installed::Existing),
+            Found::Miss => self.make(&self.keyed(flow), name, segment, rule, install, now),
+            Found::Invalid => Err(Refused::Invalid),
+        };
         match made {
             Ok(()) => {
                 self.counters.created += 1;
@@ -286,6 +289,22 @@ impl States {
         self.shared.parents.list(now).chain(self.v4.list(now)).chain(self.v6.list(now))
     }
 
+    #[inline]
+    fn find(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
+        let flow = &self.keyed(flow);
+        let packet = Seen { proto: flow.proto, segment, now };
+        match flow.ends {
+            Ends::V4(src, dst) => {
+                let (key, side) = Key4::new(src, dst, flow);
+                self.v4.hit(&mut self.shared, &key, side, lookup, &packet)
+            }
+            Ends::V6(src, dst, zone) => {
+                let (key, side) = Key6::new(src, dst, zone, flow);
+                self.v6.hit(&mut self.shared, &key, side, lookup, &packet)
+            }
+        }
+    }
+
     /// The flow as the key has it: without the identifiers of ICMP queries unless they count.
     #[inline]
     fn keyed(&self, flow: &Flow) -> Flow {
@@ -304,6 +323,9 @@ impl States {
         install: &Install,
         now: Time,
     ) -> Result<(), Refused> {
+        if install.tracking == Tracking::Strict && flow.proto == TCP && !Window::begins(segment) {
+            return Err(Refused::Invalid);
+        }
         if self.is_full() {
             self.reclaim(now, RECLAIM);
         }
@@ -313,7 +335,8 @@ impl States {
         };
         let capped = self.cap(flow, now)?;
         self.make_room(now)?;
-        let template = Template { name, rule, lifetime: install.lifetime, parent, capped };
+        let Install { lifetime, tracking, .. } = *install;
+        let template = Template { name, rule, lifetime, parent, capped, tracking };
         let packet = Seen { proto: flow.proto, segment, now };
         self.counters.expired += match flow.ends {
             Ends::V4(src, dst) => {

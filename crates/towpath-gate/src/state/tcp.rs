@@ -107,6 +107,17 @@ impl Tcp {
         Some(life)
     }
 
+    /// Takes the connection for established, whatever was seen.
+    pub(super) fn assume_established(&mut self) {
+        self.seen |= u32::from(SYN) | u32::from(SYN) << 8;
+    }
+
+    /// Whether the connection has ended, by both sides or by a reset.
+    pub(super) fn ended(&self) -> bool {
+        let (fin, rst) = (u32::from(FIN) | u32::from(FIN) << 8, u32::from(RST) | u32::from(RST) << 8);
+        self.seen & fin == fin || self.seen & rst != 0
+    }
+
     /// Whether this acknowledgement refreshes the state: it is acceptable, and the last acceptable one came from the
     /// other side. So traffic in one direction only never prolongs a state.
     fn acknowledge(&mut self, direction: Direction, flags: u8, ack: u32) -> bool {
