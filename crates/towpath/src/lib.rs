@@ -8,4 +8,5 @@ pub mod engine;
 pub mod inspector;
 pub mod queue;
 pub mod report;
+pub mod streams;
 pub mod window;
