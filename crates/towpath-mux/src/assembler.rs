@@ -325,6 +325,16 @@ impl Assembler {
         &self.buffer[self.start + self.taken..self.end]
     }
 
+    /// Where the next message starts, in bytes from the stream's start.
+    pub fn offset(&self) -> u64 {
+        self.offset + self.taken as u64
+    }
+
+    /// Whether nothing more comes out of this stream.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
     /// Bytes of memory that the buffer takes.
     pub fn memory(&self) -> usize {
         self.buffer.capacity()

@@ -7,6 +7,7 @@
 //! Four ways to make one:
 //! - in a line, or in TOML ([`Framing::parse`], [`Framing::from_toml`]): the declarative form;
 //! - by the name of a preset ([`Framing::preset`], [`PRESETS`]);
+//! - a BPF program made for KCM ([`Framing::program`]);
 //! - a Rust function or type ([`Framing::custom`], [`Custom`]).
 //!
 //! Invariant: the answer about the first n bytes of a stream does not change when more bytes follow, except from "need" to
@@ -26,6 +27,7 @@ mod mysql;
 mod pattern;
 mod postgres;
 mod preset;
+mod program;
 mod resp;
 mod text;
 mod toml;
@@ -125,6 +127,7 @@ pub struct Framing {
 enum Kind {
     Declared(Arc<Declared>),
     Coded(Coded),
+    Program(Arc<towpath_bpf::Program>),
     Custom(Arc<dyn Custom>),
 }
 
@@ -212,6 +215,15 @@ impl Framing {
         Ok(Self { name: preset.name.into(), kind })
     }
 
+    /// A checked BPF program with KCM's contract.
+    ///
+    /// It sees a message's bytes from offset 0. Its result is the message's length; 0 for "need more", where a `mark` says how
+    /// many at least; -ESTRPIPE to give the connection back; another negative number is an error. Its `cb` starts at 0 for a
+    /// connection and persists; `mark` and `hash` go with the message.
+    pub fn program(name: &str, program: towpath_bpf::Program) -> Self {
+        Self { name: name.into(), kind: Kind::Program(Arc::new(program)) }
+    }
+
     /// A framing written in Rust.
     ///
     /// # Examples
@@ -251,6 +263,7 @@ impl Framing {
             Kind::Coded(Coded::PostgresFrontend) => postgres::frontend(bytes, state),
             Kind::Coded(Coded::PostgresBackend) => postgres::backend(bytes, state),
             Kind::Coded(Coded::Dnp3) => dnp3::step(bytes),
+            Kind::Program(program) => checked(program::step(program, bytes, state), bytes.len()),
             Kind::Custom(custom) => checked(custom.step(bytes, state), bytes.len()),
         };
         if let Step::Message(_) = step {
@@ -261,10 +274,10 @@ impl Framing {
         step
     }
 
-    /// The most bytes that this framing itself looks at before it knows a length or gives up; `None` when it does
-    /// not bound that (a program), so that the caller has to.
+    /// Whether the framing itself gives up when a length stays unknown for too long. A program or a function does not, so
+    /// the caller has to bound the bytes that it is shown.
     pub fn bounds_head(&self) -> bool {
-        !matches!(self.kind, Kind::Custom(_))
+        !matches!(self.kind, Kind::Program(_) | Kind::Custom(_))
     }
 }
 

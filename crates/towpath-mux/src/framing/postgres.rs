@@ -68,12 +68,9 @@ fn startup(bytes: &[u8], state: &mut State) -> Step {
     let [a, b, c, d, e, f, g, h, ..] = *bytes else { return Step::Need(8) };
     let (length, code) = (u64::from(u32::from_be_bytes([a, b, c, d])), u32::from_be_bytes([e, f, g, h]));
     let known = matches!(code >> 16, 2 | 3) || (CANCEL_REQUEST..=GSS_REQUEST).contains(&code);
-    if !known {
-        // A GSS token in place of a start-up: the server agreed.
-        return match state.cb[0] {
-            GSS_ASKED => Step::GiveBack,
-            _ => Step::Error(Cause::malformed("no start-up message of PostgreSQL")),
-        };
+    // A GSS token in place of a start-up: the server agreed to encrypt. Otherwise a code that nobody knows is the server's to refuse.
+    if !known && state.cb[0] == GSS_ASKED {
+        return Step::GiveBack;
     }
     state.cb[0] = if code == GSS_REQUEST { GSS_ASKED } else { 0 };
     bounded(length, 0, 8, LONGEST_STARTUP)

@@ -20,6 +20,8 @@
 //! References: RFC 9293, 3.4 (sequence numbers wrap; comparisons are modular); Wireshark's packet-tcp.c for the numbering.
 
 mod direction;
+pub mod guess;
+pub mod messages;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -68,6 +70,17 @@ pub struct Way {
     pub dst: SocketAddr,
     /// Whether its start was not captured: the first byte is the first one seen.
     pub midstream: bool,
+}
+
+impl Way {
+    /// Whether the client sends these bytes: who sent the first packet, or, when the start was not captured, who has the
+    /// higher port.
+    pub fn is_client(&self) -> bool {
+        if self.midstream && self.src.port() != self.dst.port() {
+            return self.src.port() > self.dst.port();
+        }
+        self.direction == 0
+    }
 }
 
 /// What comes next in one direction of a stream.

@@ -1,0 +1,29 @@
+//! A BPF program as a framing: KCM's contract, put as a [`Step`].
+
+use towpath_bpf::{Context, Program};
+
+use super::cause::Cause;
+use super::{Message, State, Step};
+
+/// What one decision may cost: enough to search some thousand bytes, and over in a few milliseconds.
+const FUEL: u64 = 1 << 18;
+/// "Not for the mux" (include/uapi/asm-generic/errno.h; net/strparser/strparser.c).
+const ESTRPIPE: i32 = 86;
+
+pub(super) fn step(program: &Program, bytes: &[u8], state: &mut State) -> Step {
+    let mut context = Context::new();
+    context.cb = state.cb;
+    let mut fuel = FUEL;
+    let result = program.run(bytes, &mut context, &mut fuel);
+    state.cb = context.cb;
+    match result {
+        Err(error) => Step::Error(Cause::Malformed(format!("the framing program: {error}").into())),
+        Ok(0) => Step::Need((context.mark as usize).max(bytes.len() + 1)),
+        Ok(length) if length > 0 => {
+            let (mark, hash) = (context.mark, context.hash);
+            Step::Message(Message { mark, hash, ..Message::of(length as usize) })
+        }
+        Ok(result) if result == -ESTRPIPE => Step::GiveBack,
+        Ok(errno) => Step::Error(Cause::Program(errno.checked_neg().unwrap_or(i32::MAX))),
+    }
+}

@@ -1,0 +1,288 @@
+//! Which preset fits a stream: each is tried on both directions, and judged by what came out.
+//!
+//! A framing that only reads a length frames almost anything for a while, so covering the bytes is not enough. For each
+//! preset there is a look at its messages ([`Look`]): does the first part of a message hold what the protocol puts there?
+//! A preset's score for a direction is
+//!
+//! ```text
+//! covered bytes / bytes  x  (0.1 + 0.9 x messages that look right / messages)  x  weight of the evidence
+//! ```
+//!
+//! where one message alone weighs less than many, and a refused byte halves the score. A stream's score is the mean of
+//! its directions by bytes, but never more than 1.5 times the worse one.
+
+use towpath_mux::Time;
+use towpath_mux::assembler::{Assembler, Event, Limits};
+use towpath_mux::framing::{Framing, PRESETS, State};
+
+/// Bytes of each direction that are tried.
+pub const TRIED: usize = 64 << 10;
+/// Messages of each direction that are looked at.
+const LOOKED_AT: usize = 256;
+/// Scores below this are not worth telling.
+const LEAST: f64 = 0.25;
+
+/// One direction's first bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Bytes from the start, up to [`TRIED`] or the first hole.
+    pub bytes: Vec<u8>,
+    /// Whether the direction ends with them, so that a message that is cut speaks against a framing.
+    pub whole: bool,
+    /// Whether the start was not captured.
+    pub midstream: bool,
+}
+
+/// How well a preset fits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Guess {
+    /// The preset for what the client sends.
+    pub request: &'static str,
+    /// The preset for what the server sends; mostly the same.
+    pub reply: &'static str,
+    /// 0 to 1.
+    pub score: f64,
+    /// Why, for a person.
+    pub reason: String,
+}
+
+/// The presets that fit what the client (first) and the server sent, best first; none when none does.
+///
+/// # Examples
+///
+/// ```
+/// use towpath::streams::guess::{Sample, guess};
+///
+/// let request = b"*1\r\n$4\r\nPING\r\n".to_vec();
+/// let reply = b"+PONG\r\n".to_vec();
+/// let samples = [request, reply].map(|bytes| Sample { bytes, whole: true, midstream: false });
+/// assert_eq!(guess(&samples)[0].request, "resp");
+/// ```
+pub fn guess(samples: &[Sample; 2]) -> Vec<Guess> {
+    let mut guesses: Vec<Guess> = PRESETS
+        .iter()
+        .filter(|preset| preset.name != "postgres-backend")
+        .filter_map(|preset| {
+            let reply = if preset.name == "postgres-frontend" { "postgres-backend" } else { preset.name };
+            judge(preset.name, reply, samples)
+        })
+        .filter(|guess| guess.score >= LEAST)
+        .collect();
+    guesses.sort_by(|a, b| b.score.total_cmp(&a.score));
+    guesses
+}
+
+fn judge(request: &'static str, reply: &'static str, samples: &[Sample; 2]) -> Option<Guess> {
+    let mut judged = Vec::new();
+    for (name, sample, whose) in [(request, &samples[0], "client"), (reply, &samples[1], "server")] {
+        if !sample.bytes.is_empty() {
+            judged.push((whose, sample.bytes.len() as f64, attempt(name, sample)));
+        }
+    }
+    let bytes: f64 = judged.iter().map(|(_, bytes, _)| bytes).sum();
+    let mean = judged.iter().map(|(_, bytes, attempt)| bytes * attempt.score()).sum::<f64>() / bytes;
+    let worst = judged.iter().map(|(_, _, attempt)| attempt.score()).reduce(f64::min)?;
+    let reason: Vec<_> = judged.iter().map(|(whose, _, attempt)| attempt.reason(whose)).collect();
+    Some(Guess { request, reply, score: mean.min(1.5 * worst), reason: reason.join("; ") })
+}
+
+/// What a preset made of a direction.
+struct Attempt {
+    bytes: usize,
+    covered: usize,
+    messages: usize,
+    looked: usize,
+    right: usize,
+    /// Why it stopped, if it did before the end.
+    stopped: Option<String>,
+    refused: bool,
+    /// The bytes behind the last message do not belong to the protocol: encryption began.
+    given_back: bool,
+}
+
+impl Attempt {
+    fn score(&self) -> f64 {
+        if self.messages == 0 {
+            return 0.0;
+        }
+        let covered = if self.given_back { 1.0 } else { self.covered as f64 / self.bytes as f64 };
+        let right = self.right as f64 / self.looked as f64;
+        let evidence = 1.0 - 0.3 / self.messages as f64;
+        let refused = if self.refused { 0.5 } else { 1.0 };
+        covered * (0.1 + 0.9 * right) * evidence * refused
+    }
+
+    fn reason(&self, whose: &str) -> String {
+        let mut reason = format!(
+            "{whose}: {} messages, {} of {} bytes, {} of {} look right",
+            self.messages, self.covered, self.bytes, self.right, self.looked
+        );
+        if let Some(stopped) = &self.stopped {
+            reason.push_str(", ");
+            reason.push_str(stopped);
+        }
+        reason
+    }
+}
+
+fn attempt(name: &'static str, sample: &Sample) -> Attempt {
+    let mut attempt = Attempt {
+        bytes: sample.bytes.len(),
+        covered: 0,
+        messages: 0,
+        looked: 0,
+        right: 0,
+        stopped: None,
+        refused: false,
+        given_back: false,
+    };
+    let Ok(framing) = Framing::preset(name) else { return attempt };
+    let looks_right = look(name);
+    let state = State { midstream: sample.midstream, ..State::default() };
+    let mut assembler = Assembler::with_state(framing, Limits::default(), state);
+    assembler.handle_bytes(&sample.bytes);
+    assembler.handle_end();
+    while let Some(event) = assembler.poll(Time::default()) {
+        match event {
+            Event::Message(message) => {
+                attempt.messages += 1;
+                attempt.covered += message.bytes.len();
+                if attempt.looked < LOOKED_AT {
+                    attempt.looked += 1;
+                    attempt.right += usize::from(looks_right(message.bytes));
+                }
+            }
+            Event::Failed(failure) => {
+                attempt.stopped = Some(format!("then {failure}"));
+                attempt.refused = true;
+            }
+            Event::GiveBack { offset, .. } => {
+                attempt.stopped = Some(format!("given back at byte {offset}"));
+                attempt.given_back = true;
+            }
+            Event::End { inside, .. } if inside > 0 && sample.whole => {
+                attempt.stopped = Some(format!("ends {inside} bytes into a message"));
+            }
+            // The sample was cut there, not the stream.
+            Event::End { inside, .. } => attempt.covered += if attempt.messages > 0 { inside } else { 0 },
+        }
+    }
+    attempt
+}
+
+/// Whether a message holds what its protocol puts at its start.
+type Look = fn(&[u8]) -> bool;
+
+/// The look for a preset. Those whose framing itself checks what a message starts with have nothing to add.
+fn look(name: &str) -> Look {
+    match name {
+        "dns-tcp" => dns,
+        "kafka" => kafka,
+        "thrift-framed" => thrift,
+        "mongodb" => |m| matches!(be(m, 12, 4).map(|op| (op as u32).swap_bytes()), Some(1 | 1000 | 2001..=2007 | 2010..=2013)),
+        "mqtt" => mqtt,
+        "mysql-packet" => |m| m.len() > 4 && m[3] < 64 && m.len() < 1 << 20,
+        "http2-frame" => http2,
+        "resp" => |m| matches!(m[0], b'*' | b'$' | b'+' | b'-' | b':' | b'%' | b'~' | b'>' | b'_' | b'#' | b',' | b'|'),
+        "websocket" => websocket,
+        "line" => |m| m.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n' | 0x80..)) && m.len() > 2 && false_friend(m),
+        "diameter" => |m| m.len() % 4 == 0 && be(m, 4, 1).is_some_and(|flags| flags & 0x0f == 0),
+        "smpp" => |m| be(m, 4, 4).is_some_and(|command| matches!(command & 0x7fff_ffff, 0..=9 | 0x15 | 0x21 | 0x0b | 0x102 | 0x103 | 0x111..=0x113)),
+        "onc-rpc" => |m| matches!(be(m, 8, 4), Some(0 | 1)) && m.len() >= 28 || matches!(be(m, 8, 4), Some(1)),
+        "openwire" => |m| m.len() > 5 && (matches!(m[4], 1..=34 | 50..=70 | 90 | 91 | 100..=115)) && (m.len() < 12 || m[4] != 1 || &m[5..8] == b"Act"),
+        "kerberos-tcp" => |m| m.len() > 6 && matches!(m[4], 0x6a..=0x7e) && m[5] >= 0x30,
+        "cassandra4" => |m| m.len() > 4 && cassandra(m),
+        "amqp091" => |m| m.starts_with(b"AMQP") || matches!(m[0], 1..=4 | 8),
+        "memcached-binary" => |m| be(m, 1, 1).is_some_and(|opcode| opcode <= 0x48) && be(m, 5, 1) == Some(0),
+        "bgp" => |m| matches!(be(m, 18, 1), Some(1..=5)),
+        "ldap" => |m| m[0] == 0 || m[0] == 0x30 && m[1..].windows(2).take(8).any(|at| at[0] == 0x02 && matches!(at[1], 1..=4)),
+        "nbss" => |m| m.len() == 4 || m.get(5..8).is_some_and(|magic| magic == b"SMB") || matches!(m[0], 0x81..=0x85),
+        "tpkt" | "rdp" => |m| m[0] != 3 || m.get(5).is_some_and(|pdu| matches!(pdu & 0xf0, 0x10 | 0x20 | 0x50..=0x80 | 0xc0..=0xf0)) && m.get(4).is_some_and(|li| usize::from(*li) < m.len()),
+        "modbus-tcp" => |m| m.len() <= 260 && be(m, 7, 1).is_some_and(|function| matches!(function & 0x7f, 1..=8 | 11 | 12 | 15..=17 | 20..=24 | 43 | 90)),
+        "openflow" => |m| be(m, 1, 1).is_some_and(|kind| kind <= 35),
+        "opcua" => |m| [&b"HEL"[..], b"ACK", b"ERR", b"OPN", b"CLO", b"MSG", b"RHE"].iter().any(|kind| m.starts_with(kind)),
+        "doip" => |m| m[0] ^ m[1] == 0xff,
+        "syslog" => |m| m.contains(&b'<') && m.contains(&b'>'),
+        "tls-record" => |m| m.len() > 5,
+        _ => |_| true,
+    }
+}
+
+/// Text of a protocol that has a preset of its own, or a header of HTTP: lines, but not a line protocol.
+fn false_friend(message: &[u8]) -> bool {
+    !matches!(message[0], b'*' | b'$') && !message.starts_with(b"HTTP/")
+}
+
+/// The big-endian number of `width` bytes at `at`.
+fn be(message: &[u8], at: usize, width: usize) -> Option<u64> {
+    let bytes = message.get(at..at + width)?;
+    Some(bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+}
+
+/// Opcode, reserved bit and counts of the header (RFC 1035, 4.1.1).
+fn dns(message: &[u8]) -> bool {
+    let (Some(flags), Some(questions), Some(answers)) = (be(message, 4, 2), be(message, 6, 2), be(message, 8, 2)) else {
+        return false;
+    };
+    let response = flags & 0x8000 != 0;
+    matches!(flags >> 11 & 0xf, 0 | 2 | 4 | 5 | 6) && flags & 0x40 == 0 && questions <= 4 && (response || answers <= 1)
+        && message.len() >= 14 + 5 * questions as usize
+}
+
+/// A request starts with an API key and a version, a response with the request's correlation id.
+fn kafka(message: &[u8]) -> bool {
+    let (Some(key), Some(version)) = (be(message, 4, 2), be(message, 6, 2)) else { return false };
+    // A request names its client: a length that fits, or -1.
+    let client = be(message, 12, 2).is_some_and(|length| length == 0xffff || 14 + length as usize <= message.len());
+    key <= 92 && version <= 20 && client && message.len() >= 14
+        || key == 0 && message.len() >= 8 && !thrift(message)
+}
+
+/// The strict binary protocol, the compact one, or an old-style name (Thrift, "Binary protocol encoding").
+fn thrift(message: &[u8]) -> bool {
+    match message.get(4..8) {
+        Some([0x80, 0x01, 0, 1..=4]) => true,
+        Some([0x82, kind, ..]) => matches!(kind & 0x1f, 1 | 2),
+        Some([0, 0, 0, length]) => {
+            let name = message.get(8..8 + usize::from(*length));
+            *length > 0 && name.is_some_and(|name| name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.:".contains(byte)))
+        }
+        _ => false,
+    }
+}
+
+/// Flags that go with the packet type (MQTT 5.0, 2.1.3).
+fn mqtt(message: &[u8]) -> bool {
+    let flags = message[0] & 0x0f;
+    match message[0] >> 4 {
+        1 => flags == 0 && (message.windows(4).take(8).any(|at| at == b"MQTT") || message.windows(6).take(8).any(|at| at == b"MQIsdp")),
+        3 => flags & 0x06 != 0x06,
+        6 | 8 | 10 => flags == 2,
+        _ => flags == 0,
+    }
+}
+
+/// A known frame type with the reserved bit clear, and a length that a peer allows without being asked for more.
+fn http2(message: &[u8]) -> bool {
+    message.starts_with(b"PRI ") || message.starts_with(b"HTTP/") || message.starts_with(b"GET ")
+        || be(message, 3, 1).is_some_and(|kind| kind <= 0x10) && be(message, 5, 1).is_some_and(|stream| stream & 0x80 == 0)
+            && message.len() <= 9 + (1 << 20)
+}
+
+/// A known opcode, no reserved bit but compression's, and control frames short and whole (RFC 6455, 5.5).
+fn websocket(message: &[u8]) -> bool {
+    if message.starts_with(b"GET ") || message.starts_with(b"HTTP/1.1 101") {
+        return message.windows(9).any(|at| at.eq_ignore_ascii_case(b"websocket"));
+    }
+    let (first, length) = (message[0], message.get(1).map_or(0, |byte| byte & 0x7f));
+    match first & 0x0f {
+        0..=2 => first & 0x30 == 0,
+        8..=10 => first & 0xf0 == 0x80 && length < 126,
+        _ => false,
+    }
+}
+
+fn cassandra(message: &[u8]) -> bool {
+    let opcode = if message[0] & 0x7f <= 2 { message[3] } else { message[4] };
+    opcode <= 0x10
+}
