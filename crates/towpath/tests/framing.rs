@@ -75,6 +75,8 @@ struct Truth {
     payload: usize,
     full: bool,
     protocol: String,
+    /// Whether every message's length is known.
+    whole: bool,
     lengths: Vec<usize>,
 }
 
@@ -85,7 +87,7 @@ fn truth(path: &Path) -> BTreeMap<Key, Truth> {
             let words: Vec<&str> = line.split(' ').collect();
             let key = (words[0].parse().expect("a number"), address(words[1]), address(words[3]));
             let payload = words[4].strip_prefix("tcp_payload=").expect("payload").parse().expect("a number");
-            let way = Truth { payload, full: line.ends_with("FULL"), ..Truth::default() };
+            let way = Truth { payload, full: line.ends_with("FULL"), whole: true, ..Truth::default() };
             ways.insert(key, way);
             continue;
         }
@@ -106,6 +108,7 @@ fn truth(path: &Path) -> BTreeMap<Key, Truth> {
         };
         if let Some(way) = ways.get_mut(&(stream, address(src), address(dst))) {
             way.protocol = (*protocol).to_owned();
+            way.whole &= *protocol != "tpkt" || field.is_some();
             way.lengths.push(length);
         }
     }
@@ -155,21 +158,32 @@ fn preset(protocol: &str, src: &str, dst: &str) -> Option<&'static str> {
     })
 }
 
-fn frame(preset: &str, bytes: &Bytes) -> (Vec<usize>, String) {
+/// The messages' lengths and how it ended, fed in pieces of these sizes and the rest.
+fn frame(preset: &str, bytes: &Bytes, sizes: impl IntoIterator<Item = usize>) -> (Vec<usize>, String) {
     let framing = Framing::preset(preset).expect("a preset");
     let state = State { midstream: bytes.midstream, ..State::default() };
     let mut assembler = Assembler::with_state(framing, assembler::Limits::default(), state);
-    assembler.handle_bytes(&bytes.data);
-    assembler.handle_end();
     let (mut lengths, mut end) = (Vec::new(), String::new());
-    while let Some(event) = assembler.poll(Time::default()) {
-        match event {
-            Event::Message(message) => lengths.push(message.bytes.len()),
-            Event::Failed(failure) => end = failure.to_string(),
-            Event::GiveBack { offset, .. } => end = format!("given back at {offset}"),
-            Event::End { inside, .. } => end = format!("end, {inside} inside"),
+    let mut drain = |assembler: &mut Assembler| {
+        while let Some(event) = assembler.poll(Time::default()) {
+            match event {
+                Event::Message(message) => lengths.push(message.bytes.len()),
+                Event::Failed(failure) => end = format!("at byte {}: {}", failure.offset, failure.cause),
+                Event::GiveBack { offset, .. } => end = format!("given back at {offset}"),
+                Event::End { inside, .. } => end = format!("end, {inside} inside"),
+            }
         }
+    };
+    let mut rest = bytes.data.as_slice();
+    let mut sizes = sizes.into_iter();
+    while !rest.is_empty() && !assembler.is_over() {
+        let (piece, behind) = rest.split_at(sizes.next().unwrap_or(rest.len()).min(rest.len()));
+        assembler.handle_bytes(piece);
+        drain(&mut assembler);
+        rest = behind;
     }
+    assembler.handle_end();
+    drain(&mut assembler);
     (lengths, end)
 }
 
@@ -196,37 +210,182 @@ fn captures(shared: &Path) -> Vec<(String, PathBuf, PathBuf)> {
     captures
 }
 
+/// Directions that are marked FULL and still are no stream of the preset's messages, by what they begin with, and why.
+const OTHERS: &[(&str, fn(&[u8]) -> bool, &str)] = &[
+    (
+        "thrift-framed",
+        |bytes| bytes.starts_with(&[0x80, 0x01]),
+        "Thrift without the framed transport: only a parser of all its values knows where a message ends",
+    ),
+    ("memcached-binary", |bytes| bytes[0].is_ascii_alphabetic(), "memcached's text protocol"),
+];
+
+/// Wireshark's RESP dissector counts all that one segment holds as one PDU, a stray LF behind a reply included: each of its
+/// boundaries has to be one of ours.
+fn same_boundaries(preset: &str, ours: &[usize], theirs: &[usize]) -> bool {
+    let ends = |lengths: &[usize]| -> Vec<usize> {
+        let sums = lengths.iter().scan(0, |sum, length| {
+            *sum += length;
+            Some(*sum)
+        });
+        sums.collect()
+    };
+    let (mine, wireshark) = (ends(ours), ends(theirs));
+    preset == "resp" && mine.last() == wireshark.last() && wireshark.iter().all(|end| mine.contains(end))
+}
+
 #[test]
 fn full_directions_are_framed_exactly() {
     let Some(shared) = shared() else { return };
-    let (mut exact, mut wrong) = (0, Vec::new());
+    let (mut exact, mut joined, mut others, mut without, mut wrong) = (0, 0, 0, 0, Vec::new());
     for (name, capture, truth_file) in captures(&shared) {
         let ways = reassemble(&capture);
         for (key, truth) in truth(&truth_file) {
-            let summed = truth.lengths.iter().sum::<usize>() == truth.payload && truth.payload > 0;
-            if !truth.full && !summed {
+            let summed = truth.lengths.iter().sum::<usize>() == truth.payload && truth.whole;
+            if truth.payload == 0 || !truth.full && !summed {
                 continue;
             }
             let Some(preset) = preset(&truth.protocol, &key.1, &key.2) else {
                 println!("{name} {key:?}: no preset for {:?}", truth.protocol);
+                without += 1;
                 continue;
             };
             let Some(bytes) = ways.get(&key) else {
                 wrong.push(format!("{name} {key:?}: no such direction"));
                 continue;
             };
-            let (lengths, end) = frame(preset, bytes);
+            let (lengths, end) = frame(preset, bytes, [bytes.data.len()]);
             if lengths == truth.lengths {
                 exact += 1;
+            } else if same_boundaries(preset, &lengths, &truth.lengths) {
+                joined += 1;
+            } else if OTHERS.iter().any(|(other, begins, _)| *other == preset && begins(&bytes.data)) {
+                others += 1;
             } else {
-                let show = |lengths: &[usize]| format!("{} {:?}", lengths.len(), &lengths[..lengths.len().min(12)]);
+                let show =
+                    |lengths: &[usize]| format!("{} {:?}", lengths.len(), &lengths[..lengths.len().min(12)]);
+                let (ours, theirs) = (show(&lengths), show(&truth.lengths));
+                let (data, payload, gap) = (bytes.data.len(), truth.payload, bytes.gap);
                 wrong.push(format!(
-                    "{name} {key:?} {preset}: {} expected {}, then {end}; {} of {} bytes, gap {}",
-                    show(&lengths), show(&truth.lengths), bytes.data.len(), truth.payload, bytes.gap,
+                    "{name} {key:?} {preset}: {ours}, expected {theirs}, then {end}; {data} of {payload} bytes, gap {gap}",
                 ));
             }
         }
     }
-    println!("{exact} directions exact");
+    println!(
+        "{exact} exact, {joined} at the same boundaries, {others} other protocols, {without} without a preset"
+    );
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Every cut in two of what is short, and 10,000 segmentations of the longest, say what the whole says.
+#[test]
+fn segmentation_changes_nothing() {
+    let Some(shared) = shared() else { return };
+    let mut random = Random(0x7077_6174);
+    let mut longest: Option<(&'static str, Bytes)> = None;
+    for (name, capture, truth_file) in captures(&shared) {
+        let ways = reassemble(&capture);
+        for (key, truth) in truth(&truth_file) {
+            let (Some(preset), Some(bytes)) = (preset(&truth.protocol, &key.1, &key.2), ways.get(&key))
+            else {
+                continue;
+            };
+            let whole = frame(preset, bytes, [bytes.data.len()]);
+            let cuts = if bytes.data.len() <= 512 { bytes.data.len() } else { 16 };
+            for cut in 0..=cuts {
+                let cut = if cuts == 16 { random.below(bytes.data.len()) } else { cut };
+                assert_eq!(frame(preset, bytes, [cut]), whole, "{name} {key:?} cut at {cut}");
+            }
+            for _ in 0..4 {
+                let segmented = frame(preset, bytes, std::iter::repeat_with(|| 1 + random.below(100)));
+                assert_eq!(segmented, whole, "{name} {key:?}");
+            }
+            if longest.as_ref().is_none_or(|(_, longest)| longest.data.len() < bytes.data.len())
+                && whole.0.len() > 100
+            {
+                longest = Some((preset, bytes.clone()));
+            }
+        }
+    }
+    let (preset, bytes) = longest.expect("a long direction");
+    let whole = frame(preset, &bytes, [bytes.data.len()]);
+    for _ in 0..10_000 {
+        let most = 1 << (1 + random.below(13));
+        assert_eq!(
+            frame(preset, &bytes, std::iter::repeat_with(|| 1 + random.below(most))),
+            whole,
+            "{preset}"
+        );
+    }
+}
+
+/// Streams have Wireshark's numbers, in all captures of which it is known.
+#[test]
+fn streams_are_numbered_as_wireshark_does() {
+    let Some(shared) = shared() else { return };
+    let mut wrong = Vec::new();
+    for (name, capture, truth_file) in captures(&shared) {
+        let ways = reassemble(&capture);
+        for (key, truth) in truth(&truth_file) {
+            if truth.payload > 0 && !ways.contains_key(&key) {
+                wrong.push(format!("{name} {key:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The preset that Wireshark's dissector names is the best guess.
+#[test]
+fn guesses() {
+    use towpath::streams::guess::{self, Sample};
+
+    let Some(shared) = shared() else { return };
+    let (mut right, mut missed) = (0, Vec::new());
+    for (name, capture, truth_file) in captures(&shared) {
+        let ways = reassemble(&capture);
+        let truth = truth(&truth_file);
+        for (key, of) in truth.iter().filter(|(_, of)| of.full && of.payload > 0) {
+            let Some(expected) = preset(&of.protocol, &key.1, &key.2) else { continue };
+            let back = (key.0, key.2.clone(), key.1.clone());
+            let mut samples = [Sample::default(), Sample::default()];
+            let port = |address: &str| address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+            let client = usize::from(port(&key.1) < port(&key.2));
+            for (side, key) in [(client, key), (1 - client, &back)] {
+                if let Some(bytes) = ways.get(key) {
+                    samples[side].extend(&bytes.data, bytes.midstream);
+                    samples[side].close(!bytes.gap);
+                }
+            }
+            if ways.get(key).is_some_and(|bytes| {
+                OTHERS.iter().any(|(other, begins, _)| *other == expected && begins(&bytes.data))
+            }) {
+                continue;
+            }
+            let guesses = guess::guess(&samples);
+            match guesses.first() {
+                Some(best) if best.request == expected || best.reply == expected => right += 1,
+                best => missed.push(format!(
+                    "{name} {key:?} {expected}: {best:?}, not {:?}",
+                    guesses.iter().find(|guess| guess.request == expected || guess.reply == expected)
+                )),
+            }
+        }
+    }
+    println!("{right} guessed, {} missed:\n{}", missed.len(), missed.join("\n"));
+    assert!(right >= 20 * missed.len(), "{} of {} missed", missed.len(), right + missed.len());
+}
+
+/// Numbers that are the same in every run (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ mixed >> 31) % bound.max(1) as u64) as usize
+    }
 }

@@ -1,6 +1,8 @@
 //! One file per command. Each takes its arguments and returns an exit code; errors go to standard error.
 
 pub(crate) mod check;
+#[allow(dead_code)] // Until the grammar has it.
+pub(crate) mod frame;
 pub(crate) mod inspect;
 pub(crate) mod pages;
 pub(crate) mod replay;

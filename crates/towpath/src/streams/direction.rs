@@ -52,9 +52,9 @@ impl Direction {
         !self.started
     }
 
-    /// Takes the sequence number of the first byte from a handshake, unless bytes were seen already.
+    /// Takes the sequence number of the first byte from a handshake, the first to say it, unless bytes were seen already.
     pub(super) fn start(&mut self, seq: u32) {
-        if self.next == 0 && self.early.is_empty() && self.fin.is_none() {
+        if !self.started && self.next == 0 && self.early.is_empty() && self.fin.is_none() {
             self.base = Some(seq);
             self.started = true;
         }
@@ -134,7 +134,12 @@ impl Direction {
     }
 
     /// Ends the direction, whatever is missing.
-    pub(super) fn finish(&mut self, ending: Ending, counters: &mut Counters, out: &mut impl FnMut(Chunk<'_>)) {
+    pub(super) fn finish(
+        &mut self,
+        ending: Ending,
+        counters: &mut Counters,
+        out: &mut impl FnMut(Chunk<'_>),
+    ) {
         if self.over {
             let left: usize = std::mem::take(&mut self.early).values().map(Vec::len).sum();
             counters.stray += left as u64;

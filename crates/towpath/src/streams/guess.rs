@@ -1,7 +1,7 @@
 //! Which preset fits a stream: each is tried on both directions, and judged by what came out.
 //!
 //! A framing that only reads a length frames almost anything for a while, so covering the bytes is not enough. For each
-//! preset there is a look at its messages ([`Look`]): does the first part of a message hold what the protocol puts there?
+//! preset there is a look at its messages: does the first part of a message hold what the protocol puts there?
 //! A preset's score for a direction is
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! where one message alone weighs less than many, and a refused byte halves the score. A stream's score is the mean of
-//! its directions by bytes, but never more than 1.5 times the worse one.
+//! its directions by bytes, lowered when one of them fits much worse.
 
 use towpath_mux::Time;
 use towpath_mux::assembler::{Assembler, Event, Limits};
@@ -19,8 +19,10 @@ use towpath_mux::framing::{Framing, PRESETS, State};
 pub const TRIED: usize = 64 << 10;
 /// Messages of each direction that are looked at.
 const LOOKED_AT: usize = 256;
+/// What the ends the other way around count less.
+const SWAPPED: f64 = 0.95;
 /// Scores below this are not worth telling.
-const LEAST: f64 = 0.25;
+const LEAST: f64 = 0.2;
 
 /// One direction's first bytes.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +33,28 @@ pub struct Sample {
     pub whole: bool,
     /// Whether the start was not captured.
     pub midstream: bool,
+    /// Whether no byte may be added.
+    closed: bool,
+}
+
+impl Sample {
+    /// Takes the next bytes of the direction, as far as there is room.
+    pub fn extend(&mut self, bytes: &[u8], midstream: bool) {
+        if !self.closed {
+            let room = TRIED - self.bytes.len();
+            self.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            self.closed = bytes.len() > room;
+            self.midstream = midstream;
+        }
+    }
+
+    /// Says that the sample ends here: with the direction, or else at a hole.
+    pub fn close(&mut self, end: bool) {
+        if !self.closed {
+            self.closed = true;
+            self.whole = end;
+        }
+    }
 }
 
 /// How well a preset fits.
@@ -40,6 +64,8 @@ pub struct Guess {
     pub request: &'static str,
     /// The preset for what the server sends; mostly the same.
     pub reply: &'static str,
+    /// Whether it fits with the ends the other way around: who was taken for the server is the client.
+    pub swapped: bool,
     /// 0 to 1.
     pub score: f64,
     /// Why, for a person.
@@ -53,9 +79,9 @@ pub struct Guess {
 /// ```
 /// use towpath::streams::guess::{Sample, guess};
 ///
-/// let request = b"*1\r\n$4\r\nPING\r\n".to_vec();
-/// let reply = b"+PONG\r\n".to_vec();
-/// let samples = [request, reply].map(|bytes| Sample { bytes, whole: true, midstream: false });
+/// let mut samples = [Sample::default(), Sample::default()];
+/// samples[0].extend(b"*1\r\n$4\r\nPING\r\n", false);
+/// samples[1].extend(b"+PONG\r\n", false);
 /// assert_eq!(guess(&samples)[0].request, "resp");
 /// ```
 pub fn guess(samples: &[Sample; 2]) -> Vec<Guess> {
@@ -64,7 +90,15 @@ pub fn guess(samples: &[Sample; 2]) -> Vec<Guess> {
         .filter(|preset| preset.name != "postgres-backend")
         .filter_map(|preset| {
             let reply = if preset.name == "postgres-frontend" { "postgres-backend" } else { preset.name };
-            judge(preset.name, reply, samples)
+            let [client, server] = samples;
+            let straight = judge(preset.name, reply, [client, server])?;
+            let swapped = judge(preset.name, reply, [server, client])?;
+            // Who is the client may have been a guess itself.
+            Some(if swapped.score * SWAPPED > straight.score {
+                Guess { swapped: true, score: swapped.score * SWAPPED, ..swapped }
+            } else {
+                straight
+            })
         })
         .filter(|guess| guess.score >= LEAST)
         .collect();
@@ -72,18 +106,29 @@ pub fn guess(samples: &[Sample; 2]) -> Vec<Guess> {
     guesses
 }
 
-fn judge(request: &'static str, reply: &'static str, samples: &[Sample; 2]) -> Option<Guess> {
+fn judge(request: &'static str, reply: &'static str, samples: [&Sample; 2]) -> Option<Guess> {
     let mut judged = Vec::new();
-    for (name, sample, whose) in [(request, &samples[0], "client"), (reply, &samples[1], "server")] {
+    for (name, sample, whose) in [(request, samples[0], "client"), (reply, samples[1], "server")] {
         if !sample.bytes.is_empty() {
-            judged.push((whose, sample.bytes.len() as f64, attempt(name, sample)));
+            judged.push((whose, sample.bytes.len() as f64, attempt(name, sample, whose == "client")));
         }
     }
     let bytes: f64 = judged.iter().map(|(_, bytes, _)| bytes).sum();
     let mean = judged.iter().map(|(_, bytes, attempt)| bytes * attempt.score()).sum::<f64>() / bytes;
     let worst = judged.iter().map(|(_, _, attempt)| attempt.score()).reduce(f64::min)?;
     let reason: Vec<_> = judged.iter().map(|(whose, _, attempt)| attempt.reason(whose)).collect();
-    Some(Guess { request, reply, score: mean.min(1.5 * worst), reason: reason.join("; ") })
+    Some(Guess {
+        request,
+        reply,
+        swapped: false,
+        score: mean.min(1.5 * worst).max(0.5 * mean) * weight(request),
+        reason: reason.join("; "),
+    })
+}
+
+/// Whatever is text comes in lines: another preset that fits as well says more.
+fn weight(name: &str) -> f64 {
+    if name == "line" { 0.8 } else { 1.0 }
 }
 
 /// What a preset made of a direction.
@@ -125,7 +170,7 @@ impl Attempt {
     }
 }
 
-fn attempt(name: &'static str, sample: &Sample) -> Attempt {
+fn attempt(name: &'static str, sample: &Sample, client: bool) -> Attempt {
     let mut attempt = Attempt {
         bytes: sample.bytes.len(),
         covered: 0,
@@ -149,7 +194,7 @@ fn attempt(name: &'static str, sample: &Sample) -> Attempt {
                 attempt.covered += message.bytes.len();
                 if attempt.looked < LOOKED_AT {
                     attempt.looked += 1;
-                    attempt.right += usize::from(looks_right(message.bytes));
+                    attempt.right += usize::from(looks_right(message.bytes, client));
                 }
             }
             Event::Failed(failure) => {
@@ -170,47 +215,89 @@ fn attempt(name: &'static str, sample: &Sample) -> Attempt {
     attempt
 }
 
-/// Whether a message holds what its protocol puts at its start.
-type Look = fn(&[u8]) -> bool;
+/// Whether a message holds what its protocol puts at its start; the flag says whether the client sent it.
+type Look = fn(&[u8], bool) -> bool;
 
 /// The look for a preset. Those whose framing itself checks what a message starts with have nothing to add.
 fn look(name: &str) -> Look {
     match name {
-        "dns-tcp" => dns,
+        "dns-tcp" => |m, _| dns(m),
         "kafka" => kafka,
-        "thrift-framed" => thrift,
-        "mongodb" => |m| matches!(be(m, 12, 4).map(|op| (op as u32).swap_bytes()), Some(1 | 1000 | 2001..=2007 | 2010..=2013)),
-        "mqtt" => mqtt,
-        "mysql-packet" => |m| m.len() > 4 && m[3] < 64 && m.len() < 1 << 20,
-        "http2-frame" => http2,
-        "resp" => |m| matches!(m[0], b'*' | b'$' | b'+' | b'-' | b':' | b'%' | b'~' | b'>' | b'_' | b'#' | b',' | b'|'),
+        "thrift-framed" => |m, _| thrift(m),
+        "mongodb" => |m, _| {
+            matches!(
+                be(m, 12, 4).map(|op| (op as u32).swap_bytes()),
+                Some(1 | 1000 | 2001..=2007 | 2010..=2013)
+            )
+        },
+        "mqtt" => |m, _| mqtt(m),
+        "mysql-packet" => |m, _| m.len() > 4 && m[3] < 64 && m.len() < 1 << 20,
+        "http2-frame" => |m, _| http2(m),
+        "resp" => resp,
         "websocket" => websocket,
-        "line" => |m| m.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n' | 0x80..)) && m.len() > 2 && false_friend(m),
-        "diameter" => |m| m.len() % 4 == 0 && be(m, 4, 1).is_some_and(|flags| flags & 0x0f == 0),
-        "smpp" => |m| be(m, 4, 4).is_some_and(|command| matches!(command & 0x7fff_ffff, 0..=9 | 0x15 | 0x21 | 0x0b | 0x102 | 0x103 | 0x111..=0x113)),
-        "onc-rpc" => |m| matches!(be(m, 8, 4), Some(0 | 1)) && m.len() >= 28 || matches!(be(m, 8, 4), Some(1)),
-        "openwire" => |m| m.len() > 5 && (matches!(m[4], 1..=34 | 50..=70 | 90 | 91 | 100..=115)) && (m.len() < 12 || m[4] != 1 || &m[5..8] == b"Act"),
-        "kerberos-tcp" => |m| m.len() > 6 && matches!(m[4], 0x6a..=0x7e) && m[5] >= 0x30,
-        "cassandra4" => |m| m.len() > 4 && cassandra(m),
-        "amqp091" => |m| m.starts_with(b"AMQP") || matches!(m[0], 1..=4 | 8),
-        "memcached-binary" => |m| be(m, 1, 1).is_some_and(|opcode| opcode <= 0x48) && be(m, 5, 1) == Some(0),
-        "bgp" => |m| matches!(be(m, 18, 1), Some(1..=5)),
-        "ldap" => |m| m[0] == 0 || m[0] == 0x30 && m[1..].windows(2).take(8).any(|at| at[0] == 0x02 && matches!(at[1], 1..=4)),
-        "nbss" => |m| m.len() == 4 || m.get(5..8).is_some_and(|magic| magic == b"SMB") || matches!(m[0], 0x81..=0x85),
-        "tpkt" | "rdp" => |m| m[0] != 3 || m.get(5).is_some_and(|pdu| matches!(pdu & 0xf0, 0x10 | 0x20 | 0x50..=0x80 | 0xc0..=0xf0)) && m.get(4).is_some_and(|li| usize::from(*li) < m.len()),
-        "modbus-tcp" => |m| m.len() <= 260 && be(m, 7, 1).is_some_and(|function| matches!(function & 0x7f, 1..=8 | 11 | 12 | 15..=17 | 20..=24 | 43 | 90)),
-        "openflow" => |m| be(m, 1, 1).is_some_and(|kind| kind <= 35),
-        "opcua" => |m| [&b"HEL"[..], b"ACK", b"ERR", b"OPN", b"CLO", b"MSG", b"RHE"].iter().any(|kind| m.starts_with(kind)),
-        "doip" => |m| m[0] ^ m[1] == 0xff,
-        "syslog" => |m| m.contains(&b'<') && m.contains(&b'>'),
-        "tls-record" => |m| m.len() > 5,
-        _ => |_| true,
+        "line" => |m, _| line(m),
+        "diameter" => |m, _| m.len() % 4 == 0 && be(m, 4, 1).is_some_and(|flags| flags & 0x0f == 0),
+        "smpp" => |m, _| {
+            be(m, 4, 4).is_some_and(|command| matches!(command & 0x7fff_ffff, 0..=9 | 0x15 | 0x21 | 0x0b | 0x102 | 0x103 | 0x111..=0x113))
+        },
+        "onc-rpc" => {
+            |m, _| matches!(be(m, 8, 4), Some(0 | 1)) && m.len() >= 28 || matches!(be(m, 8, 4), Some(1))
+        }
+        "openwire" => |m, _| {
+            m.len() > 5
+                && (matches!(m[4], 1..=34 | 50..=70 | 90 | 91 | 100..=115))
+                && (m.len() < 12 || m[4] != 1 || &m[5..8] == b"Act")
+        },
+        "kerberos-tcp" => |m, _| m.len() > 6 && matches!(m[4], 0x6a..=0x7e) && m[5] >= 0x30,
+        "cassandra4" => |m, client| m.len() > 4 && cassandra(m) && (m[0] & 0x80 == 0) == client,
+        "amqp091" => |m, _| m.starts_with(b"AMQP") || matches!(m[0], 1..=4 | 8),
+        "memcached-binary" => {
+            |m, client| be(m, 1, 1).is_some_and(|opcode| opcode <= 0x48) && (m[0] == 0x80) == client
+        }
+        "bgp" => |m, _| matches!(be(m, 18, 1), Some(1..=5)),
+        "ldap" => {
+            |m, _| m[0] == 0x30 && m[1..].windows(2).take(8).any(|at| at[0] == 0x02 && matches!(at[1], 1..=4))
+        }
+        "nbss" => |m, _| {
+            m.len() == 4 || m.get(5..8).is_some_and(|magic| magic == b"SMB") || matches!(m[0], 0x81..=0x85)
+        },
+        "tpkt" | "rdp" => |m, _| {
+            m[0] != 3
+                || m.get(5).is_some_and(|pdu| matches!(pdu & 0xf0, 0x10 | 0x20 | 0x50..=0x80 | 0xc0..=0xf0))
+                    && m.get(4).is_some_and(|li| usize::from(*li) < m.len())
+        },
+        "modbus-tcp" => |m, _| {
+            m.len() <= 260
+                && be(m, 7, 1).is_some_and(
+                    |function| matches!(function & 0x7f, 1..=8 | 11 | 12 | 15..=17 | 20..=24 | 43 | 90),
+                )
+        },
+        "openflow" => |m, _| be(m, 1, 1).is_some_and(|kind| kind <= 35),
+        "opcua" => |m, _| {
+            [&b"HEL"[..], b"ACK", b"ERR", b"OPN", b"CLO", b"MSG", b"RHE"]
+                .iter()
+                .any(|kind| m.starts_with(kind))
+        },
+        "doip" => |m, _| m[0] ^ m[1] == 0xff,
+        "syslog" => |m, _| m.contains(&b'<') && m.contains(&b'>'),
+        "tls-record" => |m, _| m.len() > 5,
+        _ => |_, _| true,
     }
 }
 
-/// Text of a protocol that has a preset of its own, or a header of HTTP: lines, but not a line protocol.
-fn false_friend(message: &[u8]) -> bool {
-    !matches!(message[0], b'*' | b'$') && !message.starts_with(b"HTTP/")
+/// Text without control characters, and none that has a preset of its own.
+fn line(message: &[u8]) -> bool {
+    let text = std::str::from_utf8(message)
+        .is_ok_and(|text| !text.trim_end().contains(|c: char| c.is_control() && c != '\t'));
+    text && message.len() > 2 && !matches!(message[0], b'*' | b'$')
+}
+
+/// A type of RESP; a client may also send an inline command, which starts with its name.
+fn resp(message: &[u8], client: bool) -> bool {
+    match message[0] {
+        b'*' | b'$' | b'+' | b'-' | b':' | b'%' | b'~' | b'>' | b'_' | b'#' | b',' | b'|' => true,
+        byte => client && byte.is_ascii_alphabetic() || message == b"\r\n" || message == b"\n",
+    }
 }
 
 /// The big-endian number of `width` bytes at `at`.
@@ -221,21 +308,30 @@ fn be(message: &[u8], at: usize, width: usize) -> Option<u64> {
 
 /// Opcode, reserved bit and counts of the header (RFC 1035, 4.1.1).
 fn dns(message: &[u8]) -> bool {
-    let (Some(flags), Some(questions), Some(answers)) = (be(message, 4, 2), be(message, 6, 2), be(message, 8, 2)) else {
+    let (Some(flags), Some(questions), Some(answers)) =
+        (be(message, 4, 2), be(message, 6, 2), be(message, 8, 2))
+    else {
         return false;
     };
     let response = flags & 0x8000 != 0;
-    matches!(flags >> 11 & 0xf, 0 | 2 | 4 | 5 | 6) && flags & 0x40 == 0 && questions <= 4 && (response || answers <= 1)
+    matches!(flags >> 11 & 0xf, 0 | 2 | 4 | 5 | 6)
+        && flags & 0x40 == 0
+        && questions <= 4
+        && (response || answers <= 1)
         && message.len() >= 14 + 5 * questions as usize
 }
 
 /// A request starts with an API key and a version, a response with the request's correlation id.
-fn kafka(message: &[u8]) -> bool {
+fn kafka(message: &[u8], client: bool) -> bool {
+    if !client {
+        // Correlation ids are counted up from 0 or 1.
+        return be(message, 4, 2) == Some(0) && message.len() >= 8 && !thrift(message);
+    }
     let (Some(key), Some(version)) = (be(message, 4, 2), be(message, 6, 2)) else { return false };
     // A request names its client: a length that fits, or -1.
-    let client = be(message, 12, 2).is_some_and(|length| length == 0xffff || 14 + length as usize <= message.len());
+    let client =
+        be(message, 12, 2).is_some_and(|length| length == 0xffff || 14 + length as usize <= message.len());
     key <= 92 && version <= 20 && client && message.len() >= 14
-        || key == 0 && message.len() >= 8 && !thrift(message)
 }
 
 /// The strict binary protocol, the compact one, or an old-style name (Thrift, "Binary protocol encoding").
@@ -245,7 +341,10 @@ fn thrift(message: &[u8]) -> bool {
         Some([0x82, kind, ..]) => matches!(kind & 0x1f, 1 | 2),
         Some([0, 0, 0, length]) => {
             let name = message.get(8..8 + usize::from(*length));
-            *length > 0 && name.is_some_and(|name| name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.:".contains(byte)))
+            *length > 0
+                && name.is_some_and(|name| {
+                    name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.:".contains(byte))
+                })
         }
         _ => false,
     }
@@ -255,7 +354,11 @@ fn thrift(message: &[u8]) -> bool {
 fn mqtt(message: &[u8]) -> bool {
     let flags = message[0] & 0x0f;
     match message[0] >> 4 {
-        1 => flags == 0 && (message.windows(4).take(8).any(|at| at == b"MQTT") || message.windows(6).take(8).any(|at| at == b"MQIsdp")),
+        1 => {
+            flags == 0
+                && (message.windows(4).take(8).any(|at| at == b"MQTT")
+                    || message.windows(6).take(8).any(|at| at == b"MQIsdp"))
+        }
         3 => flags & 0x06 != 0x06,
         6 | 8 | 10 => flags == 2,
         _ => flags == 0,
@@ -264,22 +367,27 @@ fn mqtt(message: &[u8]) -> bool {
 
 /// A known frame type with the reserved bit clear, and a length that a peer allows without being asked for more.
 fn http2(message: &[u8]) -> bool {
-    message.starts_with(b"PRI ") || message.starts_with(b"HTTP/") || message.starts_with(b"GET ")
-        || be(message, 3, 1).is_some_and(|kind| kind <= 0x10) && be(message, 5, 1).is_some_and(|stream| stream & 0x80 == 0)
+    message.starts_with(b"PRI ")
+        || message.starts_with(b"HTTP/")
+        || message.starts_with(b"GET ")
+        || be(message, 3, 1).is_some_and(|kind| kind <= 0x10)
+            && be(message, 5, 1).is_some_and(|stream| stream & 0x80 == 0)
             && message.len() <= 9 + (1 << 20)
 }
 
-/// A known opcode, no reserved bit but compression's, and control frames short and whole (RFC 6455, 5.5).
-fn websocket(message: &[u8]) -> bool {
+/// A known opcode, no reserved bit but compression's, masked by clients and by nobody else (RFC 6455, 5.1 to 5.5). Parts of
+/// fragmented messages do not count: too much looks like them.
+fn websocket(message: &[u8], client: bool) -> bool {
     if message.starts_with(b"GET ") || message.starts_with(b"HTTP/1.1 101") {
         return message.windows(9).any(|at| at.eq_ignore_ascii_case(b"websocket"));
     }
-    let (first, length) = (message[0], message.get(1).map_or(0, |byte| byte & 0x7f));
-    match first & 0x0f {
-        0..=2 => first & 0x30 == 0,
-        8..=10 => first & 0xf0 == 0x80 && length < 126,
+    let (first, second) = (message[0], message.get(1).copied().unwrap_or(0));
+    let known = match first & 0x0f {
+        1 | 2 => first & 0xb0 == 0x80,
+        8..=10 => first & 0xf0 == 0x80 && second & 0x7f < 126,
         _ => false,
-    }
+    };
+    known && (second & 0x80 != 0) == client
 }
 
 fn cassandra(message: &[u8]) -> bool {

@@ -5,7 +5,7 @@
 //! sender began with starts the next use. Streams are numbered from 0 in the order of their first packet, tunnels
 //! included, as Wireshark's `tcp.stream` is.
 //!
-//! Rules of reassembly, for each [`Way`] of a stream on its own (see [`direction`]):
+//! Rules of reassembly, for each [`Way`] of a stream on its own (see direction.rs):
 //! - the first data seen for a sequence number wins, whatever comes later for the same; how much came again, and how
 //!   much of that was different where it could still be compared, is counted;
 //! - what never came, and what the capture cut off, is a [`Chunk::Gap`], announced once nothing can fill it any more: when too

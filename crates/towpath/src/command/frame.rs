@@ -1,0 +1,415 @@
+//! `towpath frame`: the messages in the TCP streams of a capture.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use clap::builder::ValueHint;
+use serde::Serialize;
+use towpath::streams::guess::{self, Guess, Sample};
+use towpath::streams::messages::{Found, Messages};
+use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
+use towpath_gate::packet::Link;
+use towpath_gate::wire;
+use towpath_mux::framing::{Framing, PRESETS};
+use towpath_port::{Burst, Header, Port, Received, pcap};
+
+use crate::args::exit;
+use crate::command::{fail, warn};
+
+const BURST: usize = 64;
+/// Bytes of a message that are shown.
+const SHOWN: usize = 16;
+/// Streams that `--guess` keeps the first bytes of.
+const MOST_SAMPLES: usize = 2048;
+
+/// Print the messages in the TCP streams of captures
+///
+/// The streams are put together as their receivers did it: retransmissions once, reordered segments in order, the first
+/// data for a sequence number kept. FRAMING says where a message ends: the name of a preset, the declarative form in a
+/// line, or a file with it in TOML or with a BPF program made for KCM (an object of clang, raw instructions, or tcpdump
+/// -ddd's output). `postgres` is postgres-frontend for what clients send and postgres-backend for what servers send.
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  towpath frame dns.pcap --framing dns-tcp
+  towpath frame app.pcap --framing 'offset=0 length=4 be adjust=4 max=16M' --json
+  towpath frame unknown.pcap --guess")]
+pub(crate) struct Frame {
+    /// Capture files (pcap or pcapng, also gzipped), or `-` for standard input
+    #[arg(required_unless_present = "presets", value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
+    pub(crate) captures: Vec<PathBuf>,
+
+    /// Where a message ends: a preset, a file, or the declarative form
+    #[arg(long, value_name = "FRAMING", required_unless_present_any = ["guess", "presets"])]
+    pub(crate) framing: Option<String>,
+
+    /// Where a message of a server ends, when that differs
+    #[arg(long, value_name = "FRAMING", requires = "framing")]
+    pub(crate) reply: Option<String>,
+
+    /// Try the presets on both directions of each stream, and say which fit
+    #[arg(long, conflicts_with = "framing")]
+    pub(crate) guess: bool,
+
+    /// List the presets
+    #[arg(long)]
+    pub(crate) presets: bool,
+
+    /// Only streams with this port at one end; may be repeated
+    #[arg(long = "port", value_name = "PORT")]
+    pub(crate) ports: Vec<u16>,
+
+    /// Only this stream, by its number; may be repeated
+    #[arg(long = "stream", value_name = "N")]
+    pub(crate) streams: Vec<u64>,
+
+    /// Print one JSON object a line: the messages, or with --guess what fits; all else goes to standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+enum Failure {
+    Capture(towpath_port::Error),
+    Framing(String),
+    Output(io::Error),
+}
+
+pub(crate) fn run(args: &Frame) -> u8 {
+    let result = if args.presets {
+        presets(args)
+    } else if args.guess {
+        guess(args)
+    } else {
+        messages(args)
+    };
+    match result {
+        Ok(()) => exit::OK,
+        // Whoever read the output had enough.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => exit::OK,
+        Err(Failure::Output(error)) => fail(exit::FAILED, format_args!("standard output: {error}")),
+        Err(Failure::Framing(error)) => fail(exit::USAGE, error),
+        Err(Failure::Capture(error)) => fail(exit::NO_CAPTURE, error),
+    }
+}
+
+/// Hands out every chunk of the streams of the captures that were asked for.
+fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Failure> {
+    let mut streams = Streams::new(Limits::default());
+    let mut chosen = |way: &Way, chunk: Chunk<'_>| {
+        let port =
+            args.ports.is_empty() || [way.src, way.dst].iter().any(|end| args.ports.contains(&end.port()));
+        if port && (args.streams.is_empty() || args.streams.contains(&way.stream)) {
+            out(way, chunk);
+        }
+    };
+    let mut malformed = 0u64;
+    for path in &args.captures {
+        let mut capture = pcap::Reader::open(path).map_err(Failure::Capture)?;
+        let mut burst = Burst::new(BURST);
+        while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
+            for frame in burst.iter() {
+                match wire::parse(link(frame.link.header()), frame.bytes, frame.wire_len) {
+                    Ok(packet) => streams.handle_packet(&packet, &mut chosen),
+                    Err(_) => malformed += 1,
+                }
+            }
+        }
+        if let Some(warning) = capture.warning() {
+            warn(warning);
+        }
+    }
+    streams.handle_end(&mut chosen);
+    if malformed > 0 {
+        warn(format_args!("{malformed} malformed packets were left out"));
+    }
+    tell(&streams.counters());
+    Ok(())
+}
+
+/// What reassembly had to decide.
+fn tell(counters: &Counters) {
+    if counters.conflicting > 0 {
+        let bytes = counters.conflicting;
+        warn(format_args!("{bytes} bytes came again with other content; what came first was kept"));
+    }
+    if counters.missing > 0 {
+        warn(format_args!("{} bytes of the streams are not in the capture", counters.missing));
+    }
+    if counters.forgotten > 0 {
+        warn(format_args!("{} streams were ended early: too many are open at once", counters.forgotten));
+    }
+}
+
+fn messages(args: &Frame) -> Result<(), Failure> {
+    let request = args.framing.as_deref().unwrap_or_default();
+    let reply = args.reply.as_deref().unwrap_or(request);
+    let [request, reply] = match (request, reply) {
+        ("postgres", "postgres") => ["postgres-frontend", "postgres-backend"],
+        framings => framings.into(),
+    };
+    let mut messages = Messages::new(framing(request)?, framing(reply)?);
+    let mut printer = Printer::new(args.json);
+    follow(args, &mut |way, chunk| {
+        messages.handle_chunk(way, chunk, &mut |way, found| printer.print(way, &found));
+    })?;
+    printer.finish().map_err(Failure::Output)
+}
+
+/// A preset, the declarative form, or a file.
+fn framing(text: &str) -> Result<Framing, Failure> {
+    let refused = |error: &dyn std::fmt::Display| Failure::Framing(format!("--framing {text}: {error}"));
+    let path = Path::new(text);
+    if Framing::preset(text).is_ok() || !path.is_file() {
+        return Framing::parse(text).map_err(|error| refused(&error));
+    }
+    let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
+    // An object, raw instructions, or the numbers of tcpdump -ddd: no TOML begins like any of them.
+    let numbers = bytes.first().is_some_and(u8::is_ascii_digit);
+    match std::str::from_utf8(&bytes) {
+        Ok(document) if !numbers && !document.contains('\0') => {
+            Framing::from_toml(document).map_err(|error| Failure::Framing(format!("{text}:{error}")))
+        }
+        _ => match towpath_bpf::Program::load(&bytes, &towpath_bpf::LoadOptions::default()) {
+            Ok(program) => Ok(Framing::program(text, program)),
+            Err(error) => Err(refused(&error)),
+        },
+    }
+}
+
+/// One line of `--json`.
+#[derive(Serialize)]
+struct Line {
+    stream: u64,
+    src: String,
+    dst: String,
+    offset: u64,
+    length: usize,
+}
+
+struct Printer {
+    json: bool,
+    out: BufWriter<io::StdoutLock<'static>>,
+    /// The first error of writing: the rest is not written.
+    broken: Option<io::Error>,
+    messages: u64,
+    bytes: u64,
+    stopped: u64,
+}
+
+impl Printer {
+    fn new(json: bool) -> Self {
+        let out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
+        Self { json, out, broken: None, messages: 0, bytes: 0, stopped: 0 }
+    }
+
+    fn print(&mut self, way: &Way, found: &Found<'_>) {
+        if let Found::Message { offset, bytes } = found {
+            self.messages += 1;
+            self.bytes += bytes.len() as u64;
+            self.message(way, *offset, bytes);
+        } else if let Some(text) = told(found) {
+            self.stopped += 1;
+            let text = format!("stream {} {} > {}: {text}", way.stream, way.src, way.dst);
+            if self.json {
+                warn(text);
+            } else {
+                self.line(&text);
+            }
+        }
+    }
+
+    fn message(&mut self, way: &Way, offset: u64, bytes: &[u8]) {
+        let (stream, length) = (way.stream, bytes.len());
+        if !self.json {
+            let (src, dst) = (way.src, way.dst);
+            let shown = dump(bytes);
+            return self
+                .line(&format!("stream {stream} {src} > {dst}: offset {offset}, length {length}: {shown}"));
+        }
+        let line = Line { stream, src: way.src.to_string(), dst: way.dst.to_string(), offset, length };
+        match serde_json::to_string(&line) {
+            Ok(line) => self.line(&line),
+            Err(error) => self.broken = self.broken.take().or(Some(error.into())),
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        if self.broken.is_none() {
+            self.broken = writeln!(self.out, "{line}").err();
+        }
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        if !self.json {
+            let (messages, bytes, stopped) = (self.messages, self.bytes, self.stopped);
+            self.line(&format!(
+                "{messages} messages, {bytes} bytes; {stopped} directions stopped or lost a message"
+            ));
+        }
+        match self.broken {
+            Some(error) => Err(error),
+            None => self.out.flush(),
+        }
+    }
+}
+
+/// What to say about anything but a message; `None` for a clean end.
+fn told(found: &Found<'_>) -> Option<String> {
+    Some(match found {
+        Found::Message { .. } | Found::End { inside: 0, .. } => return None,
+        Found::Lost { offset, length, missing } => {
+            format!(
+                "the message of {length} bytes at offset {offset} has {missing} bytes that were not captured"
+            )
+        }
+        Found::Hole { offset, missing } => {
+            format!(
+                "{missing} bytes were not captured; from offset {offset} on, messages start nobody knows where"
+            )
+        }
+        Found::Failed(failure) => failure.to_string(),
+        Found::GivenBack { offset, bytes } => {
+            format!("given back at offset {offset}: another protocol begins: {}", dump(bytes))
+        }
+        Found::GivenUp { offset } => {
+            format!("given up at offset {offset}: too much is held for all streams together")
+        }
+        Found::End { offset, inside, length, ending } => {
+            let ending = match ending {
+                Ending::Fin => "closed",
+                Ending::Reset => "reset",
+                Ending::Capture => "the capture ends",
+                Ending::Reused => "the ports are used again",
+                Ending::Forgotten => "too many streams are open",
+            };
+            let of = length.map_or_else(|| "an unknown number".to_owned(), |length| length.to_string());
+            format!("{ending} inside the message at offset {offset}: {inside} bytes of {of}")
+        }
+    })
+}
+
+/// The first bytes, in hex and as text.
+fn dump(bytes: &[u8]) -> String {
+    let shown = &bytes[..bytes.len().min(SHOWN)];
+    let hex: Vec<String> = shown.iter().map(|byte| format!("{byte:02x}")).collect();
+    let printable = |byte: &u8| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '.' };
+    let text: String = shown.iter().map(printable).collect();
+    let more = if bytes.len() > SHOWN { " .." } else { "" };
+    format!("{}{more} |{text}|", hex.join(" "))
+}
+
+/// One line of `--guess --json`.
+#[derive(Serialize)]
+struct GuessLine<'a> {
+    stream: u64,
+    client: String,
+    server: String,
+    preset: &'a str,
+    reply: &'a str,
+    score: f64,
+    reason: &'a str,
+}
+
+/// The first bytes of both directions of a stream, the client's first, and one of the two ways.
+type Samples = BTreeMap<u64, ([Sample; 2], Way)>;
+
+fn guess(args: &Frame) -> Result<(), Failure> {
+    let mut samples = Samples::new();
+    let mut left_out = false;
+    follow(args, &mut |way, chunk| {
+        if samples.len() >= MOST_SAMPLES && !samples.contains_key(&way.stream) {
+            left_out |= matches!(chunk, Chunk::Data(_));
+            return;
+        }
+        let side = usize::from(!way.is_client());
+        if let Chunk::Data(bytes) = chunk {
+            let (both, _) = samples.entry(way.stream).or_insert_with(|| (Default::default(), *way));
+            both[side].extend(bytes, way.midstream);
+        } else if let Some((both, _)) = samples.get_mut(&way.stream) {
+            both[side].close(matches!(chunk, Chunk::End(_)));
+        }
+    })?;
+    if left_out {
+        warn(format_args!("only the first {MOST_SAMPLES} streams were tried"));
+    }
+    tell_guesses(args, samples).map_err(Failure::Output)
+}
+
+fn tell_guesses(args: &Frame, samples: Samples) -> io::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    // Bytes for which a preset was the best, over all streams.
+    let mut best: BTreeMap<&str, usize> = BTreeMap::new();
+    for (stream, (both, way)) in samples {
+        let (client, server) = if way.is_client() { (way.src, way.dst) } else { (way.dst, way.src) };
+        let guesses = guess::guess(&both);
+        let bytes = both[0].bytes.len() + both[1].bytes.len();
+        *best.entry(guesses.first().map_or("none", |guess| guess.request)).or_default() += bytes;
+        if args.json {
+            for Guess { request, reply, swapped, score, reason } in &guesses {
+                let (client, server) = if *swapped { (server, client) } else { (client, server) };
+                let (client, server) = (client.to_string(), server.to_string());
+                let score = (score * 1000.0).round() / 1000.0;
+                let line = GuessLine { stream, client, server, preset: request, reply, score, reason };
+                writeln!(out, "{}", serde_json::to_string(&line)?)?;
+            }
+            continue;
+        }
+        writeln!(out, "stream {stream} {client} > {server}:")?;
+        if guesses.is_empty() {
+            writeln!(out, "  no preset fits")?;
+        }
+        for Guess { request, reply, swapped, score, reason } in guesses.iter().take(3) {
+            let reply = if request == reply { String::new() } else { format!(" and {reply}") };
+            let swapped = if *swapped { ", the ends the other way around" } else { "" };
+            writeln!(out, "  {score:.2}  {request}{reply}{swapped}: {reason}")?;
+        }
+    }
+    if !args.json {
+        let mut best: Vec<_> = best.into_iter().collect();
+        best.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        for (name, bytes) in best {
+            writeln!(out, "best for {bytes} bytes: {name}")?;
+        }
+    }
+    out.flush()
+}
+
+/// One line of `--presets --json`.
+#[derive(Serialize)]
+struct PresetLine {
+    name: &'static str,
+    alias: Option<&'static str>,
+    about: &'static str,
+    /// `null` for those written in code.
+    framing: Option<String>,
+}
+
+fn presets(args: &Frame) -> Result<(), Failure> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    for preset in PRESETS {
+        let framing = preset.text().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+        let alias = Some(preset.alias).filter(|alias| !alias.is_empty());
+        let line = PresetLine { name: preset.name, alias, about: preset.about, framing };
+        let written = if args.json {
+            serde_json::to_string(&line).map_err(io::Error::from).and_then(|line| writeln!(out, "{line}"))
+        } else {
+            let framing = line.framing.as_deref().unwrap_or("(in code)");
+            writeln!(out, "{}: {}\n    {framing}", line.name, line.about)
+        };
+        written.map_err(Failure::Output)?;
+    }
+    out.flush().map_err(Failure::Output)
+}
+
+fn link(header: Header) -> Link {
+    match header {
+        Header::Ethernet => Link::Ethernet,
+        Header::Ip => Link::Ip,
+        Header::Null => Link::Null,
+        Header::Sll => Link::Sll,
+        Header::Sll2 => Link::Sll2,
+        Header::Other => Link::Other,
+    }
+}
