@@ -21,6 +21,23 @@ pub(crate) struct Host {
     pub(crate) ttl: u8,
 }
 
+impl Host {
+    /// A host; addresses of stories are right, so a wrong one ends the run.
+    pub(crate) fn new(mac: [u8; 6], ip: &str, ttl: u8) -> Self {
+        Self { mac, ip: ip.parse().unwrap_or_else(|error| panic!("{ip}: {error}")), ttl }
+    }
+}
+
+/// What an IPv4 header says beyond the two addresses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ip4<'a> {
+    pub(crate) proto: u8,
+    /// Fragment offset, in units of eight bytes.
+    pub(crate) offset: u16,
+    pub(crate) more: bool,
+    pub(crate) options: &'a [u8],
+}
+
 /// A way from one host to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
@@ -94,6 +111,38 @@ impl Path {
             [&ethernet[..], &fixed, &operation, &self.from.mac, &from.octets(), &target, &to.octets()]
                 .concat(),
         )
+    }
+
+    /// An IPv4 packet of any protocol, options and place in its datagram.
+    pub(crate) fn ip4(self, id: u16, part: Ip4, payload: &[u8]) -> Vec<u8> {
+        let mut ip = self.ipv4(id);
+        ip.protocol = IpNumber(part.proto);
+        ip.options = part.options.try_into().expect("whole words of options");
+        ip.fragment_offset = IpFragOffset::try_new(part.offset).expect("13 bits");
+        ip.more_fragments = part.more;
+        ip.dont_fragment = !part.more && part.offset == 0;
+        ip.set_payload_len(payload.len()).expect("a length that fits");
+        ip.header_checksum = ip.calc_header_checksum();
+        padded([&self.ethernet(0x0800)[..], &ip.to_bytes(), payload].concat())
+    }
+
+    /// An IPv6 packet whose first header after IPv6's own is `next`.
+    pub(crate) fn ip6(self, next: u8, payload: &[u8]) -> Vec<u8> {
+        let (IpAddr::V6(from), IpAddr::V6(to)) = (self.from.ip, self.to.ip) else { panic!("not IPv6") };
+        let header = Ipv6Header {
+            next_header: IpNumber(next),
+            payload_length: payload.len() as u16,
+            source: from.octets(),
+            destination: to.octets(),
+            hop_limit: self.from.ttl,
+            ..Default::default()
+        };
+        padded([&self.ethernet(0x86dd)[..], &header.to_bytes(), payload].concat())
+    }
+
+    /// A frame of another protocol than IP.
+    pub(crate) fn other(self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+        padded([&self.ethernet(ethertype)[..], payload].concat())
     }
 
     fn ip(self, id: u16) -> PacketBuilderStep<IpHeaders> {

@@ -1,13 +1,17 @@
 //! Writes the captures that Towpath's examples and measurements run on. The same every time.
 //!
 //! ```text
-//! cargo run -p towpath-port --example generate -- examples           # examples/office.pcap
+//! cargo run -p towpath-port --example generate -- examples           # examples/office.pcap, examples/rules/*
 //! cargo run --release -p towpath-port --example generate -- --flood 1000000 flood.pcap
 //! ```
 
+mod dns;
 mod flood;
 mod frames;
 mod office;
+mod rules;
+mod scene;
+mod tcp;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +28,7 @@ fn main() -> ExitCode {
             Ok(packets) => flood(packets, Path::new(file)),
             Err(error) => return usage(&format!("{packets}: {error}")),
         },
-        [directory] if !directory.starts_with('-') => office(&Path::new(directory).join("office.pcap")),
+        [directory] if !directory.starts_with('-') => examples(Path::new(directory)),
         _ => return usage("one directory, or --flood"),
     };
     match written {
@@ -36,10 +40,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn office(path: &Path) -> Result<(), Error> {
-    let mut file = pcap::Writer::create(path)?;
+fn examples(directory: &Path) -> Result<(), Error> {
+    let mut file = pcap::Writer::create(directory.join("office.pcap"))?;
     office::write(&mut file)?;
-    file.finish()
+    file.finish()?;
+    rules::write(&directory.join("rules"))
 }
 
 fn flood(packets: u64, path: &Path) -> Result<(), Error> {

@@ -1,12 +1,12 @@
 //! A minute in a small office, seen at its gateway: web, DNS, ssh and mail out of it, a ping, IPv6, a VLAN, a datagram in
 //! fragments; and from outside, somebody who looks for open ports.
 
-use std::net::IpAddr;
-
-use etherparse::{TcpHeader, TcpOptionElement};
+use etherparse::TcpHeader;
 use towpath_port::{Error, Frame, LinkType, pcap};
 
+use super::dns;
 use super::frames::{Host, Path, Random};
+use super::tcp::{CLIENT, Connection, SERVER};
 
 /// 2024-05-06 08:00:00 UTC.
 const START_NS: u64 = 1_714_982_400_000_000_000;
@@ -69,20 +69,16 @@ impl Story {
 
 /// Somebody in the office; `n` is the last part of each address.
 fn inside(n: u8) -> Host {
-    host([0x02, 0, 0, 0, 0x10, n], &format!("192.168.10.{n}"), 64)
+    Host::new([0x02, 0, 0, 0, 0x10, n], &format!("192.168.10.{n}"), 64)
 }
 
 fn inside6(n: u8) -> Host {
-    host([0x02, 0, 0, 0, 0x10, n], &format!("2001:db8:10::{n:x}"), 64)
+    Host::new([0x02, 0, 0, 0, 0x10, n], &format!("2001:db8:10::{n:x}"), 64)
 }
 
 /// Somebody beyond the gateway.
 fn outside(ip: &str) -> Host {
-    host(GATEWAY_MAC, ip, 52)
-}
-
-fn host(mac: [u8; 6], ip: &str, ttl: u8) -> Host {
-    Host { mac, ip: ip.parse::<IpAddr>().expect("an address"), ttl }
+    Host::new(GATEWAY_MAC, ip, 52)
 }
 
 /// The office's people and its servers.
@@ -92,28 +88,20 @@ const CAROL: u8 = 23;
 const SHELL: u8 = 5;
 const RESOLVER: u8 = 53;
 
-/// A TCP connection as both ends play it.
+/// A TCP connection and the clock that both ends share.
 struct Tcp<'a> {
     story: &'a mut Story,
     now: u64,
     rtt: u64,
-    forward: Path,
-    ports: (u16, u16),
-    /// Next sequence number of the client and of the server.
-    seq: [u32; 2],
-    mss: usize,
+    connection: Connection,
 }
-
-const CLIENT: usize = 0;
-const SERVER: usize = 1;
 
 impl<'a> Tcp<'a> {
     /// The handshake.
     fn open(story: &'a mut Story, now: u64, forward: Path, port: u16, rtt: u64) -> Self {
         let ports = (story.port(), port);
         let seq = [story.random.next() as u32, story.random.next() as u32];
-        let mss = if forward.from.ip.is_ipv4() { 1_460 } else { 1_440 };
-        let mut tcp = Self { story, now, rtt, forward, ports, seq, mss };
+        let mut tcp = Self { story, now, rtt, connection: Connection::new(forward, ports, seq) };
         tcp.segment(CLIENT, "S", &[]);
         tcp.turn();
         tcp.segment(SERVER, "SA", &[]);
@@ -124,8 +112,9 @@ impl<'a> Tcp<'a> {
 
     /// One side sends a message, the other acknowledges it.
     fn say(&mut self, side: usize, message: &[u8]) {
-        let segments = message.chunks(self.mss).count();
-        for (index, segment) in message.chunks(self.mss).enumerate() {
+        let mss = self.connection.mss();
+        let segments = message.chunks(mss).count();
+        for (index, segment) in message.chunks(mss).enumerate() {
             self.now += self.story.random.within(20..90) * 1_000;
             self.segment(side, if index + 1 == segments { "PA" } else { "A" }, segment);
         }
@@ -149,38 +138,15 @@ impl<'a> Tcp<'a> {
     }
 
     fn segment(&mut self, side: usize, flags: &str, payload: &[u8]) {
-        let (path, ports) = match side {
-            CLIENT => (self.forward, self.ports),
-            _ => (self.forward.reverse(), (self.ports.1, self.ports.0)),
-        };
-        let mut header = TcpHeader::new(ports.0, ports.1, self.seq[side], 64_240);
-        header.syn = flags.contains('S');
-        header.ack = flags.contains('A');
-        header.fin = flags.contains('F');
-        header.psh = flags.contains('P');
-        header.rst = flags.contains('R');
-        if header.ack {
-            header.acknowledgment_number = self.seq[1 - side];
-        }
-        if header.syn {
-            let options = [
-                TcpOptionElement::MaximumSegmentSize(self.mss as u16),
-                TcpOptionElement::SelectiveAcknowledgementPermitted,
-                TcpOptionElement::Noop,
-                TcpOptionElement::WindowScale(7),
-            ];
-            header.set_options(&options).expect("options that fit");
-        }
-        let taken = payload.len() as u32 + u32::from(header.syn) + u32::from(header.fin);
-        self.seq[side] = self.seq[side].wrapping_add(taken);
         let id = self.story.id();
-        self.story.add(self.now, path.tcp(id, header, payload));
+        let frame = self.connection.segment(id, side, flags, payload);
+        self.story.add(self.now, frame);
     }
 }
 
 /// ARP, router and neighbour discovery.
 fn neighbours(story: &mut Story) {
-    let gateway = host(GATEWAY_MAC, "192.168.10.1", 64);
+    let gateway = Host::new(GATEWAY_MAC, "192.168.10.1", 64);
     for (at, n) in [(5 * MS, ALICE), (900 * MS, BOB), (1_700 * MS, CAROL), (30 * S, SHELL)] {
         let ask = Path::new(inside(n), gateway);
         story.add(at, ask.arp(1));
@@ -188,8 +154,8 @@ fn neighbours(story: &mut Story) {
     }
 
     // RFC 4861: all of it with hop limit 255, to the groups it is meant for.
-    let router = host(GATEWAY_MAC, "fe80::1", 255);
-    let everyone = host([0x33, 0x33, 0, 0, 0, 1], "ff02::1", 255);
+    let router = Host::new(GATEWAY_MAC, "fe80::1", 255);
+    let everyone = Host::new([0x33, 0x33, 0, 0, 0, 1], "ff02::1", 255);
     let prefix_option = [
         &[3, 4, 64, 0xc0][..],
         &86_400u32.to_be_bytes(),
@@ -203,30 +169,12 @@ fn neighbours(story: &mut Story) {
 
     let asker = Host { ttl: 255, ..inside6(BOB) };
     let target = "2001:db8:10::1".parse::<std::net::Ipv6Addr>().expect("an address").octets();
-    let group = host([0x33, 0x33, 0xff, 0, 0, 1], "ff02::1:ff00:1", 255);
+    let group = Host::new([0x33, 0x33, 0xff, 0, 0, 1], "ff02::1:ff00:1", 255);
     let solicitation = [&target[..], &[1, 1], &asker.mac].concat();
     story.add(8_900 * MS, Path::new(asker, group).icmp(0, 135, 0, [0; 4], &solicitation));
     let answer = [&target[..], &[2, 1], &GATEWAY_MAC].concat();
-    let gateway6 = host(GATEWAY_MAC, "2001:db8:10::1", 255);
+    let gateway6 = Host::new(GATEWAY_MAC, "2001:db8:10::1", 255);
     story.add(8_901 * MS, Path::new(gateway6, asker).icmp(0, 136, 0, [0xe0, 0, 0, 0], &answer));
-}
-
-/// A DNS message of one question (RFC 1035, 4.1): with `answers`, its response.
-fn dns(id: u16, name: &str, answers: &[[u8; 4]]) -> Vec<u8> {
-    let flags: u16 = if answers.is_empty() { 0x0100 } else { 0x8180 };
-    let counts = [1, answers.len() as u16, 0, 0];
-    let mut message = [id.to_be_bytes(), flags.to_be_bytes()].concat();
-    message.extend(counts.iter().flat_map(|count| count.to_be_bytes()));
-    for label in name.split('.') {
-        message.push(label.len() as u8);
-        message.extend(label.bytes());
-    }
-    message.extend([0, 0, 1, 0, 1]);
-    for address in answers {
-        message.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-        message.extend(address);
-    }
-    message
 }
 
 /// Lookups at the office's resolver; one answer is too long for a packet.
@@ -240,8 +188,8 @@ fn names(story: &mut Story) {
         let name = names[story.random.within(0..names.len() as u64) as usize];
         let at = index * 2_400 * MS + story.random.within(0..900) * MS;
         let (id, answer_id) = (story.id(), story.id());
-        story.add(at, path.udp(id, (port, 53), &dns(query, name, &[])));
-        let answer = dns(query, name, &[[203, 0, 113, 80]]);
+        story.add(at, path.udp(id, (port, 53), &dns::message(query, name, &[])));
+        let answer = dns::message(query, name, &[[203, 0, 113, 80]]);
         let later = story.random.within(300..9_000) * 1_000;
         story.add(at + later, path.reverse().udp(answer_id, (53, port), &answer));
     }
@@ -249,10 +197,10 @@ fn names(story: &mut Story) {
     let path = Path::new(inside(CAROL), inside(RESOLVER));
     let (port, query) = (story.port(), story.random.next() as u16);
     let (id, answer_id) = (story.id(), story.id());
-    story.add(33 * S, path.udp(id, (port, 53), &dns(query, "pool.example.org", &[])));
+    story.add(33 * S, path.udp(id, (port, 53), &dns::message(query, "pool.example.org", &[])));
     let many: Vec<[u8; 4]> = (0..220).map(|n| [198, 18, 0, n]).collect();
     let fragments =
-        path.reverse().udp_fragments(answer_id, (53, port), &dns(query, "pool.example.org", &many));
+        path.reverse().udp_fragments(answer_id, (53, port), &dns::message(query, "pool.example.org", &many));
     for (index, fragment) in fragments.into_iter().enumerate() {
         story.add(33 * S + 4 * MS + index as u64 * 12_000, fragment);
     }
@@ -406,7 +354,7 @@ fn ping(story: &mut Story) {
 
 /// The printer lives on VLAN 20 and fetches its firmware.
 fn printer_on_a_vlan(story: &mut Story) {
-    let printer = host([0x02, 0, 0, 0, 0x20, 9], "192.168.20.9", 64);
+    let printer = Host::new([0x02, 0, 0, 0, 0x20, 9], "192.168.20.9", 64);
     let path = Path { vlan: Some(20), ..Path::new(printer, outside("203.0.113.80")) };
     let mut tcp = Tcp::open(story, 18 * S, path, 80, 18 * MS);
     tcp.say(CLIENT, &request(("GET /firmware/latest HTTP/1.1", "", "")));
