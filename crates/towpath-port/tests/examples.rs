@@ -22,7 +22,8 @@ const OFFICE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/office
 const AGAIN: &str = "write it again: cargo run -p towpath-port --example generate -- examples";
 
 fn assert_same(generated: &Path, kept: &Path) {
-    let read = |path: &Path| std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let read =
+        |path: &Path| std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(read(generated) == read(kept), "{} is not what its generator writes; {AGAIN}", kept.display());
 }
 
