@@ -20,6 +20,9 @@
 //! assert_eq!(gate.show()[0].packets, 1);
 //! ```
 
+mod class;
+mod cuts;
+mod index;
 mod insn;
 mod log;
 mod pipe;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::index::Index;
 use super::insn::{Insn, Op, TableCheck};
 use super::port::{PortId, Ports};
 use crate::rules::address::{Address, TableRef};
@@ -86,6 +87,7 @@ pub(crate) struct Program {
     pub(crate) rules: Vec<Ready>,
     pub(crate) insns: Vec<Insn>,
     pub(crate) default: usize,
+    pub(super) index: Index,
     ids: Ids,
 }
 
@@ -111,6 +113,7 @@ impl Program {
             program.add(id, rule, &numbers, names);
         }
         program.ids = Ids::new(program.rules.iter().map(|rule| rule.id));
+        program.index = Index::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program
     }
 

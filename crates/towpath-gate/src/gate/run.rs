@@ -7,6 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::index::Candidate;
 use super::insn::{Sight, all_hold};
 use super::log::Logged;
 use super::program::{Act, Installs, Jump, Ready};
@@ -42,6 +43,25 @@ impl Gate {
     /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
     /// next one. `now` never goes back.
     pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+        let lanes = self.program.index.lanes(packet, walk.dir);
+        self.walk_rules(walk, packet, now, |gate, at, memo| gate.program.index.next(at, &lanes, memo))
+    }
+
+    /// The same, one rule after the other: what the index must agree with.
+    #[doc(hidden)]
+    pub fn walk_straight(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+        self.walk_rules(walk, packet, now, |_, position, _| Candidate { position, holds: false })
+    }
+
+    /// The walk; `candidate` gives the first position from one on whose rule may matter.
+    #[inline]
+    fn walk_rules(
+        &mut self,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        now: Time,
+        candidate: impl Fn(&Self, usize, Memo) -> Candidate,
+    ) -> Step {
         if walk.stopped.is_none()
             && let Some(reason) = self.refuse_unseen(packet)
         {
@@ -49,8 +69,10 @@ impl Gate {
         }
         let mut at = self.resume(walk);
         loop {
+            let found = candidate(self, at, walk.memo);
+            at = found.position;
             let mut tablearg = None;
-            let next = match self.try_rule(at, walk, packet, now, &mut tablearg) {
+            let next = match self.try_rule(found, walk, packet, now, &mut tablearg) {
                 Tried::Miss if at == self.program.default => Next::Stop(Step::Drop(DropReason::Deny)),
                 Tried::Miss => Next::Rule(at + 1),
                 Tried::Run(position) => self.run(position, walk, packet, now, tablearg),
@@ -92,7 +114,7 @@ impl Gate {
     #[inline]
     pub(super) fn try_rule(
         &mut self,
-        at: usize,
+        Candidate { position: at, holds }: Candidate,
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
@@ -119,12 +141,14 @@ impl Gate {
         if matches!(rule.act, Act::CheckState) {
             return Tried::Miss;
         }
-        let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
-        let mut found = None;
-        if !all_hold(self.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
-            return Tried::Miss;
+        if !holds {
+            let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
+            let mut found = None;
+            if !all_hold(self.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
+                return Tried::Miss;
+            }
+            *tablearg = found.copied();
         }
-        *tablearg = found.copied();
         if lookup.is_none() && rule.prob != 0 && self.random.next() >= rule.prob {
             return Tried::Miss;
         }

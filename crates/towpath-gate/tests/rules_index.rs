@@ -1,0 +1,257 @@
+//! The indexed walk against the straight one: any rules, any packets, the same steps, states and counters.
+
+use proptest::prelude::*;
+use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk, Written};
+use towpath_gate::rules::Ruleset;
+use towpath_gate::state::Settings;
+use towpath_gate::{Time, wire};
+
+fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> + Clone {
+    proptest::sample::select(words)
+}
+
+/// One of few hosts, so that rules and packets meet.
+fn host4() -> impl Strategy<Value = String> {
+    (pick(&["10.0", "10.1", "192.168"]), 0..3u8, 0..4u8).prop_map(|(net, a, b)| format!("{net}.{a}.{b}"))
+}
+
+fn host6() -> impl Strategy<Value = String> {
+    (0..3u8, 0..3u8).prop_map(|(a, b)| format!("2001:db8:{a}::{b}"))
+}
+
+fn address() -> impl Strategy<Value = String> {
+    prop_oneof![
+        3 => Just("any".to_owned()),
+        4 => host4(),
+        3 => (host4(), pick(&["8", "16", "24", "30", "0"])).prop_map(|(host, len)| format!("{host}/{len}")),
+        1 => host4().prop_map(|host| format!("{host}:255.0.255.0")),
+        2 => host6(),
+        1 => host6().prop_map(|host| format!("{host}/48")),
+        1 => host6().prop_map(|host| format!("{host}/ffff:ffff:ffff::ffff")),
+        1 => proptest::collection::vec(prop_oneof![host4(), host6()], 2..6).prop_map(|list| list.join(",")),
+        1 => Just("192.168.1.0/24{0,2-3}".to_owned()),
+        1 => pick(&["me", "table(t)", "table(t,1)", "not table(t)", "not me"]).prop_map(str::to_owned),
+        1 => host4().prop_map(|host| format!("not {host}")),
+        1 => (host4(), host6()).prop_map(|(a, b)| format!("{{ {a} or not {b} }}")),
+    ]
+}
+
+fn ports() -> impl Strategy<Value = String> {
+    pick(&["", "", "", "53", "80", "80,443", "1024-65535", "not 80", "1-100,200-300,400"])
+        .prop_map(str::to_owned)
+}
+
+fn action() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => Just("allow".to_owned()),
+        4 => Just("deny".to_owned()),
+        3 => pick(&["count", "count tag 5", "setmark 7", "setdscp ef", "state-timeout 20", "return"]).prop_map(str::to_owned),
+        2 => (1..400u32).prop_map(|to| format!("skipto {to}")),
+        1 => (1..400u32).prop_map(|to| format!("call {to}")),
+        1 => pick(&["skipto tablearg", "divert 3", "tee 4", "reject", "prob 0.5 count", "prob 0.5 allow"]).prop_map(str::to_owned),
+    ]
+}
+
+fn options() -> impl Strategy<Value = String> {
+    let words = &[
+        "",
+        "",
+        "",
+        "",
+        "in",
+        "out",
+        "setup",
+        "established",
+        "not established",
+        "via em0",
+        "recv em1",
+        "frag",
+        "layer2",
+        "tagged 5",
+        "mark 7",
+        "dscp ef",
+        "icmptypes 8",
+        "icmp6types 128",
+        "ipttl 1-100",
+        "{ in or setup }",
+        "{ src-port 53 or dst-port 53 }",
+        "tcpflags syn,!ack",
+        "not ipv6",
+        "dst-ip table(t)",
+        "MAC any any",
+        "src-ip 10.0.0.0/16",
+        "proto udp",
+        "lookup src-ip t",
+    ];
+    let state = &[
+        "",
+        "",
+        "",
+        "",
+        "keep-state",
+        "keep-state :a",
+        "keep-state :b",
+        "record-state",
+        "record-state :a",
+        "limit src-addr 2",
+        "set-limit dst-port 3 :b",
+        "keep-state defer-action",
+    ];
+    (pick(words), pick(words), pick(state)).prop_map(|(a, b, c)| format!("{a} {b} {c}"))
+}
+
+fn rule() -> impl Strategy<Value = String> {
+    let proto = pick(&[
+        "ip",
+        "ip",
+        "tcp",
+        "udp",
+        "icmp",
+        "icmp6",
+        "ip4",
+        "ip6",
+        "not udp",
+        "{ tcp or udp }",
+        "gre",
+        "1",
+        "58",
+    ]);
+    let body = (proto, address(), ports(), address(), ports(), options()).prop_map(
+        |(proto, src, sport, dst, dport, options)| {
+            format!("{proto} from {src} {sport} to {dst} {dport} {options}")
+        },
+    );
+    let full = (action(), body).prop_map(|(action, body)| format!("{action} {body}"));
+    let check = pick(&["check-state", "check-state :a", "check-state :b", "check-state :any"])
+        .prop_map(str::to_owned);
+    let ruled = prop_oneof![12 => full, 1 => check];
+    // The grammar wants `prob` in front of everything.
+    (1..400u32, pick(&["", "", "", "set 3", "set 4"]), ruled)
+        .prop_map(|(n, set, rule)| format!("add {n} {set} {rule}\n"))
+}
+
+fn packet() -> impl Strategy<Value = String> {
+    let port =
+        (pick(&["1", "53", "80", "443", "2000", "250"]), pick(&["1", "53", "80", "443", "2000", "250"]));
+    let way = pick(&["in em0", "in em1", "out em0", "in"]);
+    let four = (
+        way.clone(),
+        pick(&["tcp", "udp", "sctp"]),
+        host4(),
+        host4(),
+        port.clone(),
+        pick(&[
+            "",
+            "syn",
+            "ack",
+            "syn ack",
+            "rst",
+            "syn rst",
+            "fin ack",
+            "offset 5 len 8",
+            "mf",
+            "ttl 200",
+            "tos 0xb8",
+        ]),
+    )
+        .prop_map(|(way, proto, src, dst, (s, d), words)| {
+            format!("{way} {proto} {src}:{s} > {dst}:{d} {words}")
+        });
+    let six = (
+        way.clone(),
+        pick(&["tcp", "udp"]),
+        host6(),
+        host6(),
+        port,
+        pick(&["", "syn", "ack", "offset 5 len 8", "ext hopopt"]),
+    )
+        .prop_map(|(way, proto, src, dst, (s, d), words)| {
+            format!("{way} {proto} [{src}]:{s} > [{dst}]:{d} {words}")
+        });
+    let other =
+        (way.clone(), pick(&["icmp", "gre", "icmp6"]), host4(), host4(), pick(&["", "type 8", "type 3"]))
+            .prop_map(|(way, proto, src, dst, words)| format!("{way} {proto} {src} > {dst} {words}"));
+    let icmp6 = (way, host6(), host6(), pick(&["type 128", "type 1", ""]))
+        .prop_map(|(way, src, dst, words)| format!("{way} icmp6 {src} > {dst} {words}"));
+    prop_oneof![6 => four, 3 => six, 1 => other, 1 => icmp6, 1 => Just("in em0 arp".to_owned())]
+}
+
+fn gate(rules: &str) -> Gate {
+    let parsed = Ruleset::parse("t", rules);
+    let ruleset = parsed.ruleset.unwrap_or_else(|errors| panic!("{rules}: {}", errors[0]));
+    let mut ports = Ports::new();
+    ports.add("em0", vec!["10.0.0.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()]);
+    ports.add("em1", Vec::new());
+    Gate::new(ruleset, ports, Settings::default(), 9)
+}
+
+/// All steps of one packet.
+fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, String)> {
+    let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+    let Ok(parsed) = wire::parse(written.link(), &written.frame, written.frame.len() as u32) else {
+        return Vec::new();
+    };
+    let port = written.port.as_deref().and_then(|name| gate.ports().find(name));
+    let mut walk = match written.dir {
+        Dir::In => Walk::new(Dir::In, port, None),
+        Dir::Out => Walk::new(Dir::Out, None, port),
+    };
+    let mut all = Vec::new();
+    loop {
+        let now = Time::from_secs(now);
+        let step = if straight {
+            gate.walk_straight(&mut walk, &parsed, now)
+        } else {
+            gate.walk(&mut walk, &parsed, now)
+        };
+        all.push((step, format!("{walk:?}")));
+        if !matches!(step, Step::Divert(_) | Step::Tee(_) | Step::Reassemble) {
+            return all;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_index_finds_what_the_straight_walk_finds(
+        rules in proptest::collection::vec(rule(), 1..90),
+        packets in proptest::collection::vec((packet(), 0..8u64), 1..60),
+        disabled in any::<bool>(),
+    ) {
+        let tables = "table t add 10.0.1.0/24 1 10.1.0.0/16 200 2001:db8:2::/48 1\n";
+        let sets = if disabled { "set disable 4\n" } else { "" };
+        let rules = format!("{tables}{}{sets}", rules.concat());
+        let (mut indexed, mut straight) = (gate(&rules), gate(&rules));
+        let mut now = 1000;
+        for (packet, later) in &packets {
+            now += later;
+            let expected = steps(&mut straight, packet, now, true);
+            let found = steps(&mut indexed, packet, now, false);
+            prop_assert_eq!(&found, &expected, "{}\n{}", packet, rules);
+        }
+        prop_assert_eq!(indexed.show(), straight.show());
+        prop_assert_eq!(indexed.states().len(), straight.states().len());
+        prop_assert_eq!(indexed.states().created(), straight.states().created());
+    }
+
+    /// Text to rules, to text, to rules: the same.
+    #[test]
+    fn what_is_printed_reads_back(rules in proptest::collection::vec(rule(), 1..40)) {
+        let text = Ruleset::parse("t", &rules.concat()).ruleset.unwrap().to_text();
+        let again = Ruleset::parse("t", &text).ruleset.unwrap();
+        prop_assert_eq!(again.to_text(), text);
+    }
+
+    /// Any text at all: no panic.
+    #[test]
+    fn any_text_is_read_without_a_panic(text in "(add |table t |:|[0-9]{1,5} |allow |tcp |from |to |any |[a-z0-9/:.,{}()!@-]{1,9} |[ -~]{0,9}|\\PC{0,4}|//|#|\\\\|\n){0,60}") {
+        let parsed = Ruleset::parse("t", &text);
+        if let Ok(ruleset) = parsed.ruleset {
+            let printed = ruleset.to_text();
+            let again = Ruleset::parse("t", &printed).ruleset;
+            prop_assert!(again.is_ok(), "{:?} {:?}", printed, again.err());
+        }
+    }
+}
