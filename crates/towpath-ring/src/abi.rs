@@ -100,6 +100,11 @@ impl Layout {
         self.tx_headers() + self.tx.frame_nr as usize * HEADER_WORDS
     }
 
+    /// Bytes of shared memory of one lane, payload areas included.
+    pub(crate) const fn total_bytes(&self) -> u64 {
+        (self.engine_bytes() + self.client_bytes() + self.rx.bytes() + self.tx.bytes()) as u64
+    }
+
     /// Bytes of the memory that the client writes.
     pub(crate) const fn client_bytes(&self) -> usize {
         pages(self.tx_notes() + notes(&self.tx))
@@ -131,7 +136,8 @@ pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
     words[5].store(pair(h.pid, h.uid), Ordering::Relaxed);
     words[6].store(pair(h.gid, h.hash), Ordering::Relaxed);
     let Layers { link, network, payload } = h.layers;
-    words[7].store(u64::from(link) | u64::from(network) << 16 | u64::from(payload) << 32, Ordering::Relaxed);
+    let layers = u64::from(link) | u64::from(network) << 16 | u64::from(payload) << 32;
+    words[7].store(layers | u64::from(h.lost) << 48, Ordering::Relaxed);
 }
 
 /// Copies a header out, each word read once. Nothing in it is checked yet.
@@ -155,6 +161,7 @@ pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
         gid: low(w6),
         hash: high(w6),
         layers: Layers { link: w7 as u16, network: (w7 >> 16) as u16, payload: (w7 >> 32) as u16 },
+        lost: (w7 >> 48) as u16,
     }
 }
 

@@ -13,10 +13,11 @@ use thiserror::Error;
 use crate::Seq;
 use crate::abi::{self, INLINE_BYTES, VERSION};
 use crate::endpoint::Config;
-use crate::header::{Credentials, FLAG_INLINE, Meta};
+use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Meta};
 use crate::hello::{NOTICE, Notice, Reply, Welcome};
 use crate::lane::frames::{NoRoom, Room};
 use crate::lane::producer::Producer;
+use crate::limits::Share;
 use crate::park::{Ringer, Sleeper};
 use crate::region::{Access, Payload, Words};
 use crate::sync::Ordering;
@@ -47,7 +48,14 @@ pub struct Channel {
     transmit: Transmit,
     sleeper: Sleeper,
     ringer: Ringer,
+    /// Messages that are out in a memory of their own, with their sizes.
+    oneshots: Vec<(Seq, u64)>,
+    oneshot_max: u64,
+    /// Frames lost since the last one that was published.
+    lost: u16,
     stats: ChannelStats,
+    /// What this channel counts against its user's limits; given back when it is dropped.
+    _share: Share,
 }
 
 /// The other process: its socket, and whether it is alive.
@@ -78,7 +86,8 @@ pub enum Death {
 /// Why there is no frame for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Full {
-    /// The message is larger than the ring; [`Channel::send`] sends such messages in memory of their own.
+    /// The message is larger than the ring ([`Channel::send`] sends such messages in a memory of their own), or larger
+    /// than [`Config::oneshot_max`].
     #[error("the message is larger than the ring")]
     TooLarge,
     /// The client has not given enough frames back. Poll for verdicts, then try again.
@@ -90,6 +99,9 @@ pub enum Full {
     /// The client is gone.
     #[error("the client is gone")]
     Dead,
+    /// The system gave no memory, or no descriptor, for a message that is larger than the ring.
+    #[error("the system gave no memory for a message that is larger than the ring")]
+    NoMemory,
 }
 
 impl From<NoRoom> for Full {
@@ -131,8 +143,12 @@ pub struct ChannelStats {
     pub late: u64,
     /// Words from the client that have no meaning.
     pub violations: u64,
-    /// Messages that found no room.
+    /// Times that a message found no room.
     pub full: u64,
+    /// Messages that travelled in a memory of their own.
+    pub oneshots: u64,
+    /// Frames meant for this client that were lost ([`Channel::lose`]).
+    pub lost: u64,
     /// Doorbells rung.
     pub wakeups: u64,
     /// How far the client says it has read: its own claim.
@@ -143,9 +159,10 @@ impl Channel {
     /// Makes the memory, seals it and hands it over.
     pub(crate) fn open(
         config: &Config,
-        socket: OwnedFd,
+        socket: &OwnedFd,
         peer: Credentials,
         name: String,
+        share: Share,
     ) -> std::io::Result<Self> {
         let layout = config.layout();
         let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
@@ -164,15 +181,15 @@ impl Channel {
         // Relaxed: the welcome below orders it.
         own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
 
-        let pidfd = sys::pidfd(peer.pid);
+        let (socket_copy, pidfd) = (socket.try_clone()?, sys::pidfd(peer.pid));
         let welcome = Welcome { version: VERSION, answer: Reply::Attached(layout) };
         let fds = [engine_fd.as_fd(), payload_fd.as_fd(), client_fd.as_fd(), tx_fd.as_fd()];
-        if sys::send(&socket, &welcome.emit(), &fds)? != Sent::Yes {
+        if sys::send(socket, &welcome.emit(), &fds)? != Sent::Yes {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }
         Ok(Self {
             control: Control {
-                socket,
+                socket: socket_copy,
                 pidfd,
                 peer,
                 name,
@@ -188,7 +205,11 @@ impl Channel {
             transmit: Transmit::new(&layout, tx_payload),
             sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP),
             ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP),
+            oneshots: Vec::new(),
+            oneshot_max: config.oneshot_max,
+            lost: 0,
             stats: ChannelStats::default(),
+            _share: share,
         })
     }
 
@@ -216,14 +237,67 @@ impl Channel {
         Ok(Slot { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
     }
 
-    /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one.
+    /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one. A message that is larger than
+    /// the ring, or than every gap between held frames, travels in a memory of its own; the client notices nothing.
     ///
     /// # Errors
     /// [`Full`]: there is no room.
     pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
-        let mut slot = self.reserve(bytes.len())?;
-        slot.write(bytes);
-        Ok(slot.commit(meta))
+        match self.reserve(bytes.len()) {
+            Ok(mut slot) => {
+                slot.write(bytes);
+                Ok(slot.commit(meta))
+            }
+            Err(Full::TooLarge | Full::Held) => self.send_oneshot(bytes, meta),
+            Err(why) => Err(why),
+        }
+    }
+
+    fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
+        let len = bytes.len() as u64;
+        if len > self.oneshot_max.min(u32::MAX.into()) || bytes.is_empty() {
+            return Err(Full::TooLarge);
+        }
+        if under_way + len > self.oneshot_max {
+            return Err(Full::Lent);
+        }
+        let room = self.rx.room(0)?;
+        let seq = self.rx.frames.next_seq();
+        let refused = |e| log::warn!("no memory for a message of {len} bytes: {e}");
+        let fd = sys::frozen(bytes).map_err(refused).map_err(|()| Full::NoMemory)?;
+        // Sent before it is published: when the client sees the header, the descriptor is there.
+        match sys::send(&self.control.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
+            Ok(Sent::Yes) => {}
+            Ok(Sent::Full) => return Err(Full::Lent),
+            Ok(Sent::Gone) => {
+                self.die(Death::Closed);
+                return Err(Full::Dead);
+            }
+            Err(e) => {
+                refused(e);
+                return Err(Full::NoMemory);
+            }
+        }
+        self.oneshots.push((seq, len));
+        self.stats.oneshots += 1;
+        Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
+    }
+
+    fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
+        let mut header = meta.header(len, flags);
+        header.lost = std::mem::take(&mut self.lost);
+        let seq = self.rx.publish(&self.own, room, &header, inline);
+        self.stats.published += 1;
+        self.stats.bytes += len as u64;
+        self.stats.high_water = self.stats.high_water.max(self.held());
+        seq
+    }
+
+    /// Counts a frame that was meant for this client and is not published; the next one's header says so.
+    pub fn lose(&mut self) {
+        self.lost = self.lost.saturating_add(1);
+        self.stats.lost += 1;
     }
 
     /// Wakes the client if it sleeps. Called once after a batch of commits.
@@ -253,7 +327,13 @@ impl Channel {
             transmit: &mut self.transmit,
             stats: &mut self.stats,
         };
-        let decided = self.verdicts.poll(lane, now, &mut f);
+        let oneshots = &mut self.oneshots;
+        let decided = self.verdicts.poll(lane, now, &mut |seq, decision| {
+            if !oneshots.is_empty() {
+                oneshots.retain(|(s, _)| *s != seq);
+            }
+            f(seq, decision);
+        });
         if self.stats.violations > self.control.violations_max {
             self.die(Death::Violations);
         }
@@ -479,14 +559,8 @@ impl Slot<'_> {
     pub fn commit_len(self, len: usize, meta: &Meta) -> Seq {
         assert!(len <= self.written, "{len} bytes were not written");
         let inline = self.len <= INLINE_BYTES;
-        let channel = self.channel;
-        let header = meta.header(len, if inline { FLAG_INLINE } else { 0 });
-        let bytes = if inline { &self.inline[..len] } else { &[] };
-        let seq = channel.rx.publish(&channel.own, self.room, &header, bytes);
-        channel.stats.published += 1;
-        channel.stats.bytes += len as u64;
-        channel.stats.high_water = channel.stats.high_water.max(channel.held());
-        seq
+        let (flags, bytes) = if inline { (FLAG_INLINE, &self.inline[..len]) } else { (0, &[][..]) };
+        self.channel.publish(self.room, len, flags, meta, bytes)
     }
 
     fn room_mut(&mut self) -> &mut [u8] {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hint;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,21 @@ use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, INLINE_BYTES};
 use crate::attach::{Attached, attach};
 use crate::error::{AttachError, RecvError};
-use crate::header::{FLAG_INLINE, Header, Kind, Meta};
+use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
 use crate::hello::{NOTICE, Notice};
 use crate::lane::consumer;
 use crate::lane::frames::NoRoom;
 use crate::lane::producer::{Entry, Producer};
 use crate::park::{Ringer, Sleeper};
+use crate::region::{Access, Payload};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
 use crate::verdict::{Answer, Verdict, Word};
 
 /// Looks at the ring before going to sleep: some 10 us.
 const SPINS: u32 = 400;
+/// Most descriptors that wait for their frames; an engine has no reason for so many.
+const ANNOUNCED: usize = 512;
 
 /// A frame that this client has: its number and a private copy of its header. The payload stays in the ring, see
 /// [`Consumer::payload`].
@@ -65,6 +68,8 @@ enum Place {
     NotMine,
     Ring,
     Inline,
+    /// In a memory of its own.
+    OneShot,
 }
 
 /// The client's end of a channel.
@@ -80,6 +85,10 @@ pub struct Consumer {
     mine: Box<[Mine]>,
     /// Received and undecided, oldest first; some were decided or held since.
     undecided: VecDeque<(Seq, u32)>,
+    /// Descriptors that came before the frames they belong to were received.
+    announced: VecDeque<(Seq, u64, OwnedFd)>,
+    /// Frames that are in a memory of their own, by first frame.
+    oneshots: Vec<(u32, Payload)>,
     /// Everything up to here was decided by records.
     upto: Seq,
     records: u32,
@@ -97,6 +106,8 @@ pub struct Consumer {
 pub struct ConsumerStats {
     /// Frames received.
     pub received: u64,
+    /// Frames that were meant for it and lost, as the gap records say.
+    pub lost: u64,
     /// Times it slept.
     pub sleeps: u64,
     /// Doorbells rung.
@@ -137,10 +148,13 @@ impl Consumer {
     /// # Errors
     /// As [`attach`](Self::attach).
     pub fn attach_as(path: impl AsRef<Path>, name: &str) -> Result<Self, AttachError> {
-        let ring = attach(path.as_ref(), name)?;
+        Ok(Self::over(attach(path.as_ref(), name)?))
+    }
+
+    pub(crate) fn over(ring: Attached) -> Self {
         let layout = ring.layout;
         let none = Mine { seq: Seq(0), len: 0, place: Place::NotMine, held: false };
-        Ok(Self {
+        Self {
             rx: consumer::Consumer::new(
                 layout.rx,
                 layout.rx_headers(),
@@ -150,6 +164,8 @@ impl Consumer {
             tx: Producer::new(layout.tx, layout.tx_headers(), layout.tx_notes(), layout.tx_entries()),
             mine: vec![none; layout.rx.frame_nr as usize].into(),
             undecided: VecDeque::new(),
+            announced: VecDeque::new(),
+            oneshots: Vec::new(),
             upto: Seq(0),
             records: 0,
             sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP),
@@ -158,7 +174,7 @@ impl Consumer {
             ended: false,
             stats: ConsumerStats::default(),
             ring,
-        })
+        }
     }
 
     /// The next frame; waits for it. None when the engine has ended the channel and everything was received.
@@ -215,6 +231,10 @@ impl Consumer {
         match mine.place {
             Place::Inline => self.ring.theirs.lent(self.rx.inline_index(frame.at), len),
             Place::Ring => self.ring.rx_payload.lent(self.rx.payload_offset(frame.at), len),
+            Place::OneShot => {
+                let own = self.oneshots.iter().find(|(at, _)| *at == frame.at);
+                own.map(|(_, memory)| memory.lent(0, len)).unwrap_or_default()
+            }
             Place::NotMine => unreachable!("just checked"),
         }
     }
@@ -262,7 +282,7 @@ impl Consumer {
             if full {
                 self.write_entry(seq, at, answer);
             }
-            self.mine[at as usize].place = Place::NotMine;
+            self.give_back(at);
         }
         self.unflushed = true;
         if full {
@@ -402,10 +422,18 @@ impl Consumer {
     fn take(&mut self) -> Result<Option<Frame>, RecvError> {
         let found = self.rx.next(&self.ring.theirs).map_err(|e| RecvError::Damaged(format!("{e:?}")))?;
         let Some(consumer::Found { seq, at, header }) = found else { return Ok(None) };
-        let place = if header.flags & FLAG_INLINE != 0 { Place::Inline } else { Place::Ring };
         if self.mine[at as usize].place != Place::NotMine {
             return Err(RecvError::Damaged(format!("frame {at} came again while it was ours")));
         }
+        let place = if header.flags & FLAG_ONESHOT != 0 {
+            let memory = self.announced(seq, header.len)?;
+            self.oneshots.push((at, memory));
+            Place::OneShot
+        } else if header.flags & FLAG_INLINE != 0 {
+            Place::Inline
+        } else {
+            Place::Ring
+        };
         self.mine[at as usize] = Mine { seq, len: header.len, place, held: false };
         while let Some((seq, at)) = self.undecided.front().copied()
             && !self.is_undecided(seq, at)
@@ -414,7 +442,32 @@ impl Consumer {
         }
         self.undecided.push_back((seq, at));
         self.stats.received += 1;
+        self.stats.lost += u64::from(header.lost);
         Ok(Some(Frame { seq, at, header }))
+    }
+
+    /// The memory of message `seq`, which was announced on the socket before it was published.
+    fn announced(&mut self, seq: Seq, len: u32) -> Result<Payload, RecvError> {
+        self.listen()?;
+        let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {seq}: {what}"));
+        let index = self.announced.iter().position(|(s, ..)| *s == seq);
+        let (_, announced, fd) = index
+            .and_then(|i| self.announced.remove(i))
+            .ok_or_else(|| damaged("no descriptor came with it"))?;
+        let (seals, size) = sys::sealed(fd.as_fd()).map_err(|_| damaged("no memfd"))?;
+        // It could otherwise shrink or change while it is read.
+        if !seals.contains(sys::FROZEN) || announced != u64::from(len) || size < announced || len == 0 {
+            return Err(damaged("seals or size are not what they should be"));
+        }
+        Ok(Payload::map_once(fd.as_fd(), len as usize, Access::Lent)?)
+    }
+
+    fn give_back(&mut self, at: u32) {
+        let mine = &mut self.mine[at as usize];
+        if mine.place == Place::OneShot {
+            self.oneshots.retain(|(frame, _)| *frame != at);
+        }
+        mine.place = Place::NotMine;
     }
 
     fn answer(&mut self, frame: &Frame, answer: Answer) {
@@ -423,7 +476,7 @@ impl Consumer {
         }
         if self.has(frame) {
             self.write_entry(frame.seq, frame.at, answer);
-            self.mine[frame.at as usize].place = Place::NotMine;
+            self.give_back(frame.at);
             self.unflushed = true;
         }
     }
@@ -484,10 +537,14 @@ impl Consumer {
         let mut message = [0; NOTICE];
         loop {
             match sys::recv_with_fds(&self.ring.socket, &mut message)? {
-                Received::Message(len, _) => {
-                    Notice::parse(&message[..len])
-                        .map_err(|_| RecvError::Damaged("a message that is no notice".into()))?;
-                }
+                Received::Message(len, fds) => match (Notice::parse(&message[..len]), fds.into_iter().next())
+                {
+                    (Ok(Notice::Doorbell), _) => {}
+                    (Ok(Notice::OneShot { seq, len }), Some(fd)) if self.announced.len() < ANNOUNCED => {
+                        self.announced.push_back((seq, len, fd));
+                    }
+                    _ => return Err(RecvError::Damaged("a message that has no meaning".into())),
+                },
                 Received::Nothing => return Ok(()),
                 Received::End => {
                     self.ended = true;

@@ -1,5 +1,6 @@
 //! Where clients attach: the engine's Unix socket.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use crate::error::BindError;
 use crate::geometry::Geometry;
 use crate::header::Credentials;
 use crate::hello::{HELLO, Hello, Refusal, Reply, Welcome};
+use crate::limits::{Limits, Shares};
 use crate::sys::{self, Received};
 use crate::verdict::Verdict;
 
@@ -52,10 +54,12 @@ pub struct Config {
     pub held_max: u32,
     /// Words without meaning after which a client is detached.
     pub violations_max: u64,
-    /// Most connections that have not said hello yet.
+    /// Most connections that have not said hello yet; one more ends the oldest of them.
     pub pending_max: usize,
-    /// Most channels at a time.
-    pub channels_max: usize,
+    /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message.
+    pub oneshot_max: u64,
+    /// What each user may have.
+    pub limits: Limits,
 }
 
 impl Default for Config {
@@ -72,7 +76,8 @@ impl Default for Config {
             held_max: 1024,
             violations_max: 64,
             pending_max: 16,
-            channels_max: 256,
+            oneshot_max: 64 << 20,
+            limits: Limits::default(),
         }
     }
 }
@@ -138,9 +143,13 @@ struct Pending {
 #[derive(Debug)]
 pub struct Endpoint {
     listener: OwnedFd,
+    /// The listener and every pending connection.
+    watched: OwnedFd,
     path: PathBuf,
     config: Config,
-    pending: Vec<Pending>,
+    /// Oldest first.
+    pending: VecDeque<Pending>,
+    shares: Shares,
     stats: Stats,
 }
 
@@ -179,7 +188,17 @@ impl Endpoint {
             other => other,
         };
         let listener = listener.map_err(failed)?;
-        Ok(Self { listener, path: path.into(), config, pending: Vec::new(), stats: Stats::default() })
+        let watched = sys::watch_set().map_err(failed)?;
+        sys::watch(&watched, &listener).map_err(failed)?;
+        Ok(Self {
+            listener,
+            watched,
+            path: path.into(),
+            shares: Shares::new(config.limits),
+            config,
+            pending: VecDeque::new(),
+            stats: Stats::default(),
+        })
     }
 
     /// Where it listens.
@@ -199,26 +218,14 @@ impl Endpoint {
     /// # Errors
     /// When accept(2) fails for a reason that is ours, such as too many open files.
     pub fn accept(&mut self) -> std::io::Result<Option<Channel>> {
-        while self.pending.len() < self.config.pending_max {
-            let Some(socket) = sys::accept(&self.listener)? else { break };
+        for _ in 0..self.config.pending_max.max(1) {
+            if let Some(channel) = self.hear() {
+                return Ok(Some(channel));
+            }
+            let Some(socket) = sys::accept(&self.listener)? else { return Ok(None) };
             self.admit(socket);
         }
-        let mut hello = [0; HELLO];
-        for i in 0..self.pending.len() {
-            match sys::recv(&self.pending[i].socket, &mut hello) {
-                Ok(Received::Nothing) => {}
-                Ok(Received::Message(len, _)) => {
-                    let pending = self.pending.swap_remove(i);
-                    return Ok(self.attach(pending, &hello[..len]));
-                }
-                Ok(Received::End) | Err(_) => {
-                    self.pending.swap_remove(i);
-                    self.stats.failed += 1;
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(None)
+        Ok(self.hear())
     }
 
     /// Waits until [`accept`](Self::accept) may have something to do, at most `timeout`.
@@ -226,12 +233,33 @@ impl Endpoint {
     /// # Errors
     /// When poll(2) fails.
     pub fn wait(&self, timeout: Option<Duration>) -> std::io::Result<()> {
-        let mut fds: Vec<BorrowedFd<'_>> = self.pending.iter().map(|p| p.socket.as_fd()).collect();
-        // A full house does not listen for more.
-        if self.pending.len() < self.config.pending_max {
-            fds.push(self.listener.as_fd());
+        sys::wait(&[self.watched.as_fd()], timeout).map(drop)
+    }
+
+    /// Reads the hellos that have come.
+    fn hear(&mut self) -> Option<Channel> {
+        let mut i = 0;
+        while let Some(pending) = self.pending.get(i) {
+            // Longer than a hello, so that what is too long is not taken for one.
+            let mut hello = [0; HELLO + 1];
+            let heard = sys::recv(&pending.socket, &mut hello);
+            if let Ok(Received::Nothing) = heard {
+                i += 1;
+                continue;
+            }
+            let Some(pending) = self.pending.remove(i) else { break };
+            if let Err(e) = sys::unwatch(&self.watched, &pending.socket) {
+                log::warn!("{}: cannot stop watching a connection: {e}", self.path.display());
+            }
+            let Ok(Received::Message(len, _)) = heard else {
+                self.stats.failed += 1;
+                continue;
+            };
+            if let Some(channel) = self.attach(pending, &hello[..len]) {
+                return Some(channel);
+            }
         }
-        sys::wait(&fds, timeout).map(drop)
+        None
     }
 
     fn admit(&mut self, socket: OwnedFd) {
@@ -244,7 +272,17 @@ impl Endpoint {
             }
         };
         if self.config.allow.allows(&peer) {
-            self.pending.push(Pending { socket, peer });
+            // Connections that say nothing could otherwise keep everybody else out.
+            if self.pending.len() >= self.config.pending_max.max(1) {
+                self.pending.pop_front();
+                self.stats.failed += 1;
+            }
+            if let Err(e) = sys::watch(&self.watched, &socket) {
+                log::warn!("{}: cannot watch a connection: {e}", self.path.display());
+                self.stats.failed += 1;
+                return;
+            }
+            self.pending.push_back(Pending { socket, peer });
             return;
         }
         let Credentials { pid, uid, .. } = peer;
@@ -270,7 +308,16 @@ impl Endpoint {
             refuse(&socket, Refusal::Version, text);
             return None;
         }
-        match Channel::open(&self.config, socket, peer, hello.name) {
+        let share = match self.shares.take(&peer, &hello.name, self.config.layout().total_bytes()) {
+            Ok(share) => share,
+            Err(over) => {
+                log::warn!("{}: refused process {}: {over}", self.path.display(), peer.pid);
+                self.stats.over_limit += 1;
+                refuse(&socket, Refusal::Limit, over);
+                return None;
+            }
+        };
+        match Channel::open(&self.config, &socket, peer, hello.name, share) {
             Ok(channel) => {
                 self.stats.attached += 1;
                 Some(channel)
@@ -278,6 +325,7 @@ impl Endpoint {
             Err(e) => {
                 log::warn!("{}: cannot attach process {}: {e}", self.path.display(), peer.pid);
                 self.stats.failed += 1;
+                refuse(&socket, Refusal::Failed, e.to_string());
                 None
             }
         }
@@ -291,9 +339,9 @@ pub(crate) fn refuse(socket: &OwnedFd, why: Refusal, text: String) {
 }
 
 impl AsFd for Endpoint {
-    /// Readable when a client connects.
+    /// Readable when [`Endpoint::accept`] has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+        self.watched.as_fd()
     }
 }
 

@@ -15,8 +15,6 @@ impl Kind {
     pub const DUMP: Self = Self(3);
     /// End of a dump (`NLMSG_DONE`).
     pub const DONE: Self = Self(4);
-    /// Frames were lost here.
-    pub const GAP: Self = Self(5);
     /// TX only: the payload that takes the place of a packet's.
     pub const REPLACEMENT: Self = Self(6);
     /// TX only: asks for a dump.
@@ -55,6 +53,9 @@ pub struct Header {
     pub hash: u32,
     /// Where a packet's layers begin.
     pub layers: Layers,
+    /// The gap record: how many frames for this client were lost between the one before and this one; 65535 stands for
+    /// that many or more.
+    pub lost: u16,
 }
 
 /// Where a packet's layers begin in its frame, as the engine's parser found them, so that no client has to.
@@ -135,6 +136,7 @@ impl Meta {
             gid: sender.gid,
             hash: self.hash,
             layers: self.layers,
+            lost: 0,
         }
     }
 }

@@ -25,7 +25,13 @@ mod geometry;
 mod header;
 #[cfg(not(loom))]
 mod hello;
+#[cfg(all(test, not(loom)))]
+mod hostile;
 mod lane;
+#[cfg(not(loom))]
+mod limits;
+#[cfg(all(test, loom))]
+mod model;
 mod park;
 mod region;
 mod seq;
@@ -49,6 +55,8 @@ pub use endpoint::{Allow, Config, Endpoint, Stats};
 pub use error::{AttachError, BindError, RecvError};
 pub use geometry::{Geometry, GeometryError};
 pub use header::{Credentials, Header, Kind, Layers, Meta};
+#[cfg(not(loom))]
+pub use limits::Limits;
 pub use seq::Seq;
 pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]

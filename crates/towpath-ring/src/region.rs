@@ -166,6 +166,12 @@ impl Payload {
         Ok(Self { mapping: Mapping::new(fd, bytes, 2, access)?, size: bytes })
     }
 
+    /// Maps a message that has a memory of its own, once. With [`Access::Lent`] the caller has verified that nobody can
+    /// write it any more.
+    pub(crate) fn map_once(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)?, size: bytes })
+    }
+
     /// Our own memory, to be filled.
     ///
     /// # Panics

@@ -20,6 +20,10 @@ pub(crate) const READ_ONLY: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 /// Seals of memory that the client writes.
 pub(crate) const WRITABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Seals of a message in a memory of its own: nobody writes it any more.
+pub(crate) const FROZEN: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
+
 /// Most descriptors in one message: those of a channel's lane.
 pub(crate) const MAX_FDS: usize = 4;
 
@@ -30,6 +34,17 @@ pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
+    Ok(fd)
+}
+
+/// A memfd with these bytes that nobody can change.
+pub(crate) fn frozen(mut bytes: &[u8]) -> io::Result<OwnedFd> {
+    let fd = memfd("towpath-message", bytes.len())?;
+    while !bytes.is_empty() {
+        let written = rustix::io::write(&fd, bytes)?;
+        bytes = &bytes[written..];
+    }
+    seal(&fd, FROZEN)?;
     Ok(fd)
 }
 
@@ -167,6 +182,22 @@ fn no_message(e: rustix::io::Errno) -> io::Result<Received> {
         rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN => Ok(Received::End),
         e => Err(e.into()),
     }
+}
+
+/// A set of descriptors that is readable when one of them is (epoll(7)).
+pub(crate) fn watch_set() -> io::Result<OwnedFd> {
+    Ok(rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?)
+}
+
+/// Adds `fd` to the set.
+pub(crate) fn watch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
+    use rustix::event::epoll::{EventData, EventFlags, add};
+    Ok(add(set, fd, EventData::new_u64(0), EventFlags::IN)?)
+}
+
+/// Takes `fd` out of the set: closing it would not, while a copy of it is open.
+pub(crate) fn unwatch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
+    Ok(rustix::event::epoll::delete(set, fd)?)
 }
 
 /// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is.

@@ -4,7 +4,7 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use towpath_ring::{Answer, Cause, Config, Flags, Frame, Full, Seq, Verdict};
+use towpath_ring::{Answer, Cause, Config, Flags, Frame, Full, Meta, Seq, Verdict};
 use world::{World, assert_conserved, consumer, message, send, settle};
 
 /// Lengths around every edge: inline, frame, several frames, a GSO packet, the largest that a bar names.
@@ -129,44 +129,86 @@ fn client_answers_in_batches() {
 }
 
 #[test]
-fn kill_9_gives_back_what_was_held() {
-    let mut world = World::new(Config { deadline: None, ..Config::default() });
-    let mut client = world.spawn("client_takes_and_stalls");
+fn a_message_larger_than_the_ring_comes_through_the_same_call() {
+    let geometry = towpath_ring::Geometry::with(64 << 10, 1024).expect("a geometry");
+    let config = Config { rx: geometry, deadline: None, oneshot_max: 20 << 20, ..Config::default() };
+    let mut world = World::new(config);
+    let client = world.spawn("client_reads_large_messages");
     let mut channel = world.accept();
-    let mut decided = Vec::new();
-    for n in 1..=100 {
-        send(&mut channel, &message(n, 1500), |_, _| panic!("decided too early"));
+    let mut decided = 0;
+    for n in 1..=60 {
+        send(&mut channel, &message(n, large(n)), |seq, d| {
+            assert_eq!(d.mark, seq.0);
+            decided += 1;
+        });
     }
-    while decided.len() < 50 {
-        channel.wait(Some(world::PATIENCE)).expect("wait");
-        channel.poll_verdicts(0, |seq, _| decided.push(seq.0));
-    }
-    client.kill();
-    channel.wait(Some(world::PATIENCE)).expect("wait");
-    assert!(channel.is_dead());
-    assert_eq!(channel.reserve(1).err(), Some(Full::Dead));
-    channel.poll_verdicts(0, |seq, _| decided.push(seq.0));
-    let mut drained = Vec::new();
-    channel.drain_held(|seq| drained.push(seq.0));
-    channel.drain_held(|seq| panic!("{seq} came back twice"));
-    decided.extend(&drained);
-    decided.sort_unstable();
-    assert_eq!(decided, (1..=100).collect::<Vec<_>>());
-    assert_eq!(channel.stats().drained, 50);
+    settle(&mut channel, |_, _| decided += 1);
+    assert_eq!(decided, 60);
+    assert_eq!(channel.stats().oneshots, 20);
+    assert_eq!(channel.send(&vec![0; (20 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
+    assert_eq!(channel.reserve(65 << 10).err(), Some(Full::TooLarge));
     assert_conserved(&channel);
+    drop(channel);
+    client.succeeds();
+}
+
+fn large(n: u32) -> usize {
+    [100, 64 << 10, 1 << 20][n as usize % 3] + n as usize / 3 * 100_000 * usize::from(n % 3 == 2)
 }
 
 #[test]
-#[ignore = "the client of kill_9_gives_back_what_was_held"]
-fn client_takes_and_stalls() {
+#[ignore = "the client of a_message_larger_than_the_ring_comes_through_the_same_call"]
+fn client_reads_large_messages() {
     let mut queue = consumer();
-    for n in 1..=100 {
-        let frame = queue.recv().expect("received").expect("a frame");
-        match n % 4 {
-            0 | 1 => queue.verdict(frame, Verdict::Pass),
-            2 => queue.hold(&frame),
-            _ => drop(frame),
+    let mut batch = Vec::new();
+    while queue.recv_batch(&mut batch, 4).expect("received") > 0 {
+        for frame in batch.drain(..) {
+            let n = frame.seq().0;
+            assert!(queue.payload(&frame) == message(n, large(n)), "message {n} is damaged");
+            queue.verdict(frame, Answer::from(Verdict::Pass).mark(n, !0));
         }
     }
-    queue.recv().expect("killed here");
+}
+
+/// Every second message is held for the whole time: the ring does not stop, and large ones go round.
+#[test]
+fn held_frames_do_not_stop_the_ring() {
+    let geometry = towpath_ring::Geometry::with(64 << 10, 1024).expect("a geometry");
+    let mut world = World::new(Config { rx: geometry, deadline: None, held_max: 30, ..Config::default() });
+    let client = world.spawn("client_holds_on");
+    let mut channel = world.accept();
+    let mut decided = 0;
+    for n in 1..=5000 {
+        send(&mut channel, &message(n, if n % 50 == 0 { 30_000 } else { 900 }), |_, _| decided += 1);
+    }
+    settle(&mut channel, |_, _| decided += 1);
+    assert_eq!(decided, 5000);
+    assert_conserved(&channel);
+    drop(channel);
+    client.succeeds();
+}
+
+#[test]
+#[ignore = "the client of held_frames_do_not_stop_the_ring"]
+fn client_holds_on() {
+    let mut queue = consumer();
+    let mut held = Vec::new();
+    while let Some(frame) = queue.recv().expect("received") {
+        let n = frame.seq().0;
+        if n < 1000 && n % 40 == 1 {
+            queue.hold(&frame);
+            held.push(frame);
+            continue;
+        }
+        assert!(queue.payload(&frame) == message(n, frame.header().len as usize), "frame {n} is damaged");
+        queue.verdict(frame, Verdict::Pass);
+        if n == 5000 {
+            assert_eq!(held.len(), 25);
+            for frame in held.drain(..) {
+                let n = frame.seq().0;
+                assert!(queue.payload(&frame) == message(n, 900), "held frame {n} was overwritten");
+                queue.verdict(frame, Verdict::Pass);
+            }
+        }
+    }
 }

@@ -29,9 +29,15 @@ impl World {
 
     /// Starts the ignored test `name` of this binary as a client process.
     pub(crate) fn spawn(&self, name: &str) -> Process {
+        self.spawn_with(name, "")
+    }
+
+    /// The same, with STEP in its environment.
+    pub(crate) fn spawn_with(&self, name: &str, step: &str) -> Process {
         let child = Command::new(std::env::current_exe().expect("our own path"))
             .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
             .env("TOWPATH_SOCKET", self.socket())
+            .env("STEP", step)
             .stdout(Stdio::null())
             .spawn()
             .expect("a client process");

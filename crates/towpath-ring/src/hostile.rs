@@ -1,0 +1,545 @@
+//! Peers that lie: a client that writes anything anywhere it may, an engine whose headers are random.
+//!
+//! What must hold: no panic, nothing read outside of the memory, each frame decided at most once, the sum right, and
+//! an honest client beside the hostile one notices nothing.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
+use crate::attach::{Attached, attach};
+use crate::hello::{Notice, Reply, Welcome};
+use crate::region::{Access, Payload, Words};
+use crate::verdict::Word;
+use crate::{
+    AttachError, Channel, Config, Consumer, Death, Endpoint, Flags, Full, Geometry, Kind, Limits, Meta, Seq,
+    Verdict, sys,
+};
+
+fn small(frame_nr: u32) -> Geometry {
+    Geometry { block_size: 4096, block_nr: frame_nr / 16, frame_size: 256, frame_nr }
+}
+
+fn config() -> Config {
+    Config {
+        rx: small(32),
+        tx: small(16),
+        records: 4,
+        held_max: 8,
+        deadline: Some(Duration::from_nanos(1000)),
+        violations_max: u64::MAX,
+        ..Config::default()
+    }
+}
+
+struct Pair {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    endpoint: Endpoint,
+}
+
+fn pair(config: Config) -> Pair {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    Pair { endpoint: Endpoint::bind(&path, config).unwrap(), path, _dir: dir }
+}
+
+impl Pair {
+    /// Attaches `client`, which runs in a thread because it waits for the engine.
+    fn attach<T: Send + 'static>(
+        &mut self,
+        client: impl FnOnce(PathBuf) -> T + Send + 'static,
+    ) -> (Channel, T) {
+        let path = self.path.clone();
+        let client = thread::spawn(move || client(path));
+        let channel = loop {
+            if let Some(channel) = self.endpoint.accept().unwrap() {
+                break channel;
+            }
+            self.endpoint.wait(Some(Duration::from_secs(5))).unwrap();
+        };
+        (channel, client.join().unwrap())
+    }
+}
+
+/// What the hostile client or the engine does next.
+#[derive(Clone, Debug)]
+enum Op {
+    Send(usize),
+    Poll(u64),
+    /// Any word of the memory that the client writes.
+    Word(usize, u64),
+    /// A release entry that looks right: frame, number relative to the last, verdict, flags, argument.
+    Entry(u32, u32, u8, u8, u16),
+    /// A record likewise, and how many are claimed to be there.
+    Record(u32, u32, u8, u16, u32),
+    /// A TX header that claims to be a replacement: frame, number, length, flags.
+    Transmit(u32, u32, u32, u16),
+    Message(Vec<u8>),
+    Arm,
+    Close,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..2000usize).prop_map(Op::Send),
+        4 => (0..400u64).prop_map(Op::Poll),
+        3 => (any::<usize>(), any::<u64>()).prop_map(|(i, w)| Op::Word(i, w)),
+        8 => (0..32u32, 0..40u32, 0..9u8, 0..5u8, 0..20u16)
+            .prop_map(|(at, back, verdict, flags, arg)| Op::Entry(at, back, verdict, flags, arg)),
+        3 => (0..4u32, 0..40u32, 0..9u8, any::<u16>(), 0..6u32)
+            .prop_map(|(i, back, verdict, arg, more)| Op::Record(i, back, verdict, arg, more)),
+        3 => (0..16u32, 0..40u32, prop_oneof![0..5000u32, any::<u32>()], 0..8u16)
+            .prop_map(|(at, back, len, flags)| Op::Transmit(at, back, len, flags)),
+        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Op::Message),
+        1 => Just(Op::Arm),
+        1 => Just(Op::Close),
+    ]
+}
+
+/// The engine's view of what it published, and the check that each is decided once.
+#[derive(Default)]
+struct Ledger {
+    out: BTreeSet<u32>,
+}
+
+impl Ledger {
+    fn send(&mut self, channel: &mut Channel, len: usize) {
+        if let Ok(seq) = channel.send(&vec![0xa5; len], &Meta::default()) {
+            assert!(self.out.insert(seq.0));
+        }
+    }
+
+    fn poll(&mut self, channel: &mut Channel, now: u64) {
+        channel.poll_verdicts(now, |seq, decision| {
+            assert!(self.out.remove(&seq.0), "{seq} was decided twice or never published");
+            assert_ne!(decision.verdict, Verdict::Hold);
+            assert_eq!(
+                decision.replacement.is_some(),
+                matches!(decision.verdict, Verdict::Replace(_)),
+                "a replacement without a payload"
+            );
+            assert!(decision.replacement.is_none_or(|r| r.len() <= small(16).bytes()));
+        });
+        assert_eq!(channel.held() as usize, self.out.len());
+    }
+
+    fn finish(&mut self, channel: &mut Channel) {
+        channel.drain_held(|seq| assert!(self.out.remove(&seq.0), "{seq} came back twice"));
+        assert!(self.out.is_empty());
+        let s = channel.stats();
+        assert_eq!(s.published, s.decided + s.overdue + s.garbage + s.drained);
+        assert_eq!(channel.send(&[1], &Meta::default()), Err(Full::Dead));
+    }
+}
+
+fn apply(op: Op, raw: &mut Option<Attached>, channel: &mut Channel, ledger: &mut Ledger, now: &mut u64) {
+    let last = channel.stats().published as u32;
+    match op {
+        Op::Send(len) => return ledger.send(channel, len),
+        Op::Poll(later) => {
+            *now += later;
+            return ledger.poll(channel, *now);
+        }
+        Op::Arm => {
+            let _ = channel.arm();
+            channel.check_peer();
+            return channel.disarm();
+        }
+        _ => {}
+    }
+    let Some(client) = raw else { return };
+    let layout = client.layout;
+    let store = |index: usize, word: u64| client.own.word(index).store(word, Ordering::Relaxed);
+    let word = |back: u32, verdict: u8, flags: u8, arg: u16| {
+        u64::from(last.wrapping_sub(back).wrapping_add(2))
+            | u64::from(verdict) << 32
+            | u64::from(flags) << 40
+            | u64::from(arg) << 48
+    };
+    match op {
+        Op::Word(index, word) => store(index % (layout.client_bytes() / 8), word),
+        Op::Entry(at, back, verdict, flags, arg) => {
+            store(layout.rx_entries() + at as usize * ENTRY_WORDS + 1, word(back, verdict, flags, arg));
+        }
+        Op::Record(index, back, verdict, arg, more) => {
+            store(layout.record_ring() + index as usize * ENTRY_WORDS + 1, word(back, verdict, 0, arg));
+            let taken = client.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Relaxed);
+            store(abi::CLIENT_RECORDS, taken.wrapping_add(more.into()));
+        }
+        Op::Transmit(at, back, len, flags) => {
+            let header = layout.tx_headers() + at as usize * HEADER_WORDS;
+            store(header, 7);
+            store(header + 1, u64::from(len) | u64::from(Kind::REPLACEMENT.0) << 32 | u64::from(flags) << 48);
+            store(header + 4, u64::from(last.wrapping_sub(back).wrapping_add(2)) << 32);
+        }
+        Op::Message(bytes) => {
+            let _ = sys::send(&client.socket, &bytes, &[]);
+        }
+        Op::Close => *raw = None,
+        Op::Send(_) | Op::Poll(_) | Op::Arm => unreachable!("done above"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn a_client_may_write_anything(ops in prop::collection::vec(op(), 1..200)) {
+        let mut pair = pair(config());
+        let (mut honest, mut neighbour) = pair.attach(|path| Consumer::attach_as(path, "honest").unwrap());
+        let (mut channel, raw) = pair.attach(|path| attach(&path, "hostile").unwrap());
+        let (mut raw, mut ledger, mut now) = (Some(raw), Ledger::default(), 0);
+        for (n, op) in ops.into_iter().enumerate() {
+            apply(op, &mut raw, &mut channel, &mut ledger, &mut now);
+            let text = [n as u8; 300];
+            let sent = honest.send(&text, &Meta::default()).unwrap();
+            let frame = neighbour.try_recv().unwrap().expect("the honest client has its frame");
+            prop_assert_eq!((frame.seq(), neighbour.payload(&frame)), (sent, &text[..]));
+            neighbour.verdict(frame, Verdict::Pass);
+            prop_assert_eq!(honest.poll_verdicts(0, |s, d| assert_eq!((s, d.verdict), (sent, Verdict::Pass))), 1);
+        }
+        ledger.poll(&mut channel, now);
+        ledger.finish(&mut channel);
+        prop_assert_eq!(honest.stats().violations, 0);
+    }
+}
+
+#[test]
+fn garbage_is_never_a_pass_and_ends_in_detachment() {
+    let mut pair = pair(Config { violations_max: 10, deadline: None, ..config() });
+    let (mut channel, raw) = pair.attach(|path| attach(&path, "hostile").unwrap());
+    for n in 1..=11u32 {
+        let seq = channel.send(&[0], &Meta::default()).unwrap();
+        let entry = raw.layout.rx_entries() + (n as usize - 1) * ENTRY_WORDS + 1;
+        raw.own.word(entry).store(u64::from(seq.0) | 200 << 32, Ordering::Release);
+        let mut decided = Vec::new();
+        channel.poll_verdicts(0, |s, d| decided.push((s, d.verdict, d.cause)));
+        assert_eq!(decided, [(seq, Verdict::Drop, crate::Cause::Garbage)]);
+    }
+    assert_eq!(channel.death(), Some(Death::Violations));
+    assert_eq!(channel.stats().violations, 11);
+}
+
+/// The rules of cumulative records, as rows: what was written, and what becomes of frames 1 to 4.
+#[test]
+fn records_outside_of_what_is_out_are_refused() {
+    let pass = |upto: u32| Word { seq: Seq(upto), verdict: Verdict::Pass, flags: Flags::default() }.emit();
+    let raw_word = |upto: u32, verdict: u64| u64::from(upto) | verdict << 32;
+    for (records, decided, violations) in [
+        (vec![pass(4)], 4, 0),
+        (vec![pass(2), pass(4)], 4, 0),
+        (vec![pass(5)], 0, 1),          // not published
+        (vec![pass(0)], 0, 1),          // before the first
+        (vec![pass(3), pass(3)], 3, 1), // decided already
+        (vec![pass(3), pass(2)], 3, 1), // goes back
+        (vec![raw_word(4, 7)], 0, 1),   // hold is about one frame
+        (vec![raw_word(4, 4)], 0, 1),   // so is replace
+        (vec![raw_word(4, 99), pass(1)], 1, 1),
+    ] {
+        let mut pair = pair(Config { deadline: None, ..config() });
+        let (mut channel, raw) = pair.attach(|path| attach(&path, "hostile").unwrap());
+        for _ in 0..4 {
+            channel.send(&[0; 100], &Meta::default()).unwrap();
+        }
+        for (i, word) in records.iter().enumerate() {
+            raw.own.word(raw.layout.record_ring() + i * ENTRY_WORDS + 1).store(*word, Ordering::Relaxed);
+        }
+        raw.own.word(abi::CLIENT_RECORDS).store(records.len() as u64, Ordering::Release);
+        assert_eq!(
+            channel.poll_verdicts(0, |_, d| assert_eq!(d.verdict, Verdict::Pass)),
+            decided,
+            "{records:x?}"
+        );
+        assert_eq!(channel.stats().violations, violations, "{records:x?}");
+    }
+}
+
+#[test]
+fn a_replacement_is_for_its_own_packet_only() {
+    let mut pair = pair(Config { deadline: None, ..config() });
+    let (mut channel, mut client) = pair.attach(|path| Consumer::attach_as(path, "c").unwrap());
+    channel.send(&[1; 300], &Meta::default()).unwrap();
+    channel.send(&[2; 300], &Meta::default()).unwrap();
+    let (a, b) = (client.try_recv().unwrap().unwrap(), client.try_recv().unwrap().unwrap());
+    client.replace(a, &[9; 500]).unwrap();
+    // The second frame names the first one's replacement.
+    client.verdict(b, Verdict::Replace(0));
+    let mut decided = Vec::new();
+    channel.poll_verdicts(0, |s, d| decided.push((s.0, d.verdict, d.replacement.map(<[u8]>::len))));
+    assert_eq!(decided, [(1, Verdict::Replace(0), Some(500)), (2, Verdict::Drop, None)]);
+}
+
+/// An engine's memory in the hands of this test.
+struct HostileEngine {
+    socket: OwnedFd,
+    own: Words,
+    layout: Layout,
+    client: Consumer,
+}
+
+fn hostile_engine() -> HostileEngine {
+    let layout = Layout { rx: small(32), tx: small(16), records: 4 };
+    let memory = |bytes| sys::memfd("test", bytes).unwrap();
+    let (engine, rx, client, tx) = (
+        memory(layout.engine_bytes()),
+        memory(layout.rx.bytes()),
+        memory(layout.client_bytes()),
+        memory(layout.tx.bytes()),
+    );
+    let words = |fd: &OwnedFd, bytes, access| Words::map(fd.as_fd(), bytes, access).unwrap();
+    let payload = |fd: &OwnedFd, bytes, access| Payload::map(fd.as_fd(), bytes, access).unwrap();
+    let (socket, theirs) = rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::NONBLOCK,
+        None,
+    )
+    .unwrap();
+    let attached = Attached {
+        socket: theirs,
+        layout,
+        theirs: words(&engine, layout.engine_bytes(), Access::Lent),
+        own: words(&client, layout.client_bytes(), Access::Own),
+        rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),
+        tx_payload: payload(&tx, layout.tx.bytes(), Access::Own),
+    };
+    let own = words(&engine, layout.engine_bytes(), Access::Own);
+    HostileEngine { socket, own, layout, client: Consumer::over(attached) }
+}
+
+#[derive(Clone, Debug)]
+enum EngineOp {
+    Word(usize, u64),
+    /// A header: frame, number, length, flags.
+    Header(u32, u32, u32, u16),
+    Note(u32, u32),
+    Notice(u32, u64, bool),
+    Message(Vec<u8>),
+    Recv,
+    Verdict(usize),
+    Hold(usize),
+    Replace(usize, usize),
+    Upto(u32),
+}
+
+fn engine_op() -> impl Strategy<Value = EngineOp> {
+    prop_oneof![
+        2 => (any::<usize>(), any::<u64>()).prop_map(|(i, w)| EngineOp::Word(i, w)),
+        8 => (0..32u32, 0..3u32, prop_oneof![0..70u32, 0..9000u32, any::<u32>()], 0..8u16)
+            .prop_map(|(at, ahead, len, flags)| EngineOp::Header(at, ahead, len, flags)),
+        2 => (0..3u32, 0..40u32).prop_map(|(ahead, at)| EngineOp::Note(ahead, at)),
+        1 => (0..3u32, any::<u64>(), any::<bool>()).prop_map(|(s, l, fd)| EngineOp::Notice(s, l, fd)),
+        1 => prop::collection::vec(any::<u8>(), 1..40).prop_map(EngineOp::Message),
+        8 => Just(EngineOp::Recv),
+        3 => any::<usize>().prop_map(EngineOp::Verdict),
+        1 => any::<usize>().prop_map(EngineOp::Hold),
+        2 => (any::<usize>(), 0..5000usize).prop_map(|(i, n)| EngineOp::Replace(i, n)),
+        2 => any::<u32>().prop_map(EngineOp::Upto),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn an_engine_may_write_anything(ops in prop::collection::vec(engine_op(), 1..120)) {
+        let HostileEngine { socket, own, layout, mut client } = hostile_engine();
+        let mut frames = Vec::new();
+        let mut expected = 1u32;
+        let mut at_next = 0;
+        for op in ops {
+            match op {
+                EngineOp::Word(i, w) => own.word(i % (layout.engine_bytes() / 8)).store(w, Ordering::Relaxed),
+                EngineOp::Header(at, ahead, len, flags) => {
+                    // Mostly where the client looks.
+                    let at = if ahead == 0 { at_next } else { at };
+                    let header = layout.rx_headers() + at as usize * HEADER_WORDS;
+                    own.word(header + 1).store(u64::from(len) | u64::from(flags) << 48, Ordering::Relaxed);
+                    own.word(header).store(expected.wrapping_add(ahead).into(), Ordering::Release);
+                }
+                EngineOp::Note(ahead, at) => {
+                    let seq = expected.wrapping_add(ahead);
+                    own.word(layout.rx_notes() + (seq & 31) as usize)
+                        .store(abi::note(Seq(seq), at), Ordering::Release);
+                }
+                EngineOp::Notice(ahead, len, with_fd) => {
+                    let fd = sys::frozen(&[1; 100]).unwrap();
+                    let notice = Notice::OneShot { seq: Seq(expected.wrapping_add(ahead)), len };
+                    let fds = [fd.as_fd()];
+                    let _ = sys::send(&socket, &notice.emit(), if with_fd { &fds } else { &[] });
+                }
+                EngineOp::Message(bytes) => { let _ = sys::send(&socket, &bytes, &[]); }
+                EngineOp::Recv => {
+                    let Ok(Some(frame)) = client.try_recv() else { continue };
+                    expected = frame.seq().0.wrapping_add(1);
+                    let payload = client.payload(&frame);
+                    prop_assert_eq!(payload.len(), frame.header().len as usize);
+                    // Read to the last byte: an address that is not ours would end the test.
+                    std::hint::black_box(payload.iter().map(|b| u64::from(*b)).sum::<u64>());
+                    at_next = (at_next + layout.rx.frames_for(payload.len()) as u32) % 32;
+                    frames.push(frame);
+                }
+                EngineOp::Verdict(i) if !frames.is_empty() => {
+                    let frame = frames.swap_remove(i % frames.len());
+                    client.verdict(frame, Verdict::Pass);
+                }
+                EngineOp::Hold(i) if !frames.is_empty() => client.hold(&frames[i % frames.len()]),
+                EngineOp::Replace(i, len) if !frames.is_empty() => {
+                    let frame = frames.swap_remove(i % frames.len());
+                    if let Err(not) = client.try_replace(frame, &vec![1; len]) {
+                        frames.push(not.frame);
+                    }
+                }
+                EngineOp::Upto(seq) => {
+                    client.verdict_upto(Seq(expected.wrapping_sub(1 + seq % 8)), Verdict::Drop);
+                    frames.retain(|f| client.has(f));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Serves one connection with a welcome of the test's making.
+fn attach_to(welcome: [u8; crate::hello::WELCOME], fds: Vec<OwnedFd>) -> AttachError {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = sys::listen(&path, 1).unwrap();
+    let client = thread::spawn(move || attach(&path, "c").unwrap_err());
+    sys::wait(&[listener.as_fd()], None).unwrap();
+    let socket = sys::accept(&listener).unwrap().unwrap();
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    sys::send(&socket, &welcome, &fds).unwrap();
+    client.join().unwrap()
+}
+
+#[test]
+fn memory_that_is_not_safe_to_map_is_refused() {
+    let layout = Layout { rx: small(32), tx: small(16), records: 4 };
+    let welcome = |layout| Welcome { version: abi::VERSION, answer: Reply::Attached(layout) }.emit();
+    let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];
+    let seals = [sys::READ_ONLY, sys::READ_ONLY, sys::WRITABLE, sys::WRITABLE];
+    let fds = |wrong: usize, seal, size: usize| {
+        (0..4)
+            .map(|i| {
+                let fd = sys::memfd("test", if i == wrong { size } else { sizes[i] }).unwrap();
+                sys::seal(&fd, if i == wrong { seal } else { seals[i] }).unwrap();
+                fd
+            })
+            .collect::<Vec<_>>()
+    };
+    for i in 0..4 {
+        let e = attach_to(welcome(layout), fds(i, rustix::fs::SealFlags::SHRINK, sizes[i]));
+        assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("lacks seals")), "{e}");
+        let e = attach_to(welcome(layout), fds(i, seals[i], sizes[i] + 4096));
+        assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("bytes instead of")), "{e}");
+    }
+    let e =
+        attach_to(welcome(layout), fds(9, seals[0], 0)[..3].iter().map(|f| f.try_clone().unwrap()).collect());
+    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("3 descriptors")), "{e}");
+    let e = attach_to(welcome(layout), fds(9, seals[0], 0));
+    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("begins with")), "{e}");
+    let e = attach_to(welcome(Layout { rx: Geometry { frame_nr: 33, ..layout.rx }, ..layout }), vec![]);
+    assert!(matches!(e, AttachError::Geometry(_)), "{e}");
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let nulls = (0..4).map(|_| null.try_clone().unwrap().into()).collect();
+    let e = attach_to(welcome(layout), nulls);
+    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("is no memfd")), "{e}");
+    let e = attach_to([0; crate::hello::WELCOME], vec![]);
+    assert!(matches!(e, AttachError::NotTowpath(_)), "{e}");
+}
+
+/// Attaches and is refused, while the engine accepts.
+fn refused(endpoint: &mut Endpoint) -> AttachError {
+    let path = endpoint.path().to_path_buf();
+    let client = thread::spawn(move || Consumer::attach_as(path, "c").unwrap_err());
+    while !client.is_finished() {
+        assert!(endpoint.accept().unwrap().is_none());
+        endpoint.wait(Some(Duration::from_millis(5))).unwrap();
+    }
+    client.join().unwrap()
+}
+
+#[test]
+fn a_refused_client_is_told_why() {
+    let mut nobody = pair(Config { allow: crate::Allow::Users(vec![]), ..config() });
+    let e = refused(&mut nobody.endpoint);
+    let uid = rustix::process::geteuid().as_raw();
+    assert!(
+        matches!(&e, AttachError::NotPermitted(why) if why.starts_with(&format!("user {uid} may not"))),
+        "{e}"
+    );
+    assert_eq!(nobody.endpoint.stats().not_permitted, 1);
+
+    let limits = Limits { channels_per_user: 1, ..Limits::default() };
+    let mut one = pair(Config { limits, ..config() });
+    let (channel, _client) = one.attach(|path| Consumer::attach_as(path, "first").unwrap());
+    let e = refused(&mut one.endpoint);
+    assert!(matches!(&e, AttachError::Limit(why) if why.contains("held by: first[")), "{e}");
+    drop(channel);
+    one.attach(|path| Consumer::attach_as(path, "second").unwrap());
+
+    let theirs =
+        Welcome { version: 7, answer: Reply::Refused(crate::hello::Refusal::Version, String::new()) };
+    let e = attach_to(theirs.emit(), vec![]);
+    assert_eq!(
+        e.to_string(),
+        "the engine speaks ring ABI version 7, this client version 1; use releases that match"
+    );
+}
+
+#[test]
+fn an_endpoint_survives_what_is_no_hello() {
+    let mut pair = pair(Config { pending_max: 2, ..config() });
+    let connect = |say: &[u8]| {
+        let socket = sys::connect(&pair.path).unwrap();
+        if !say.is_empty() {
+            sys::send(&socket, say, &[]).unwrap();
+        }
+        socket
+    };
+    let silent: Vec<_> = (0..5).map(|_| connect(b"")).collect();
+    let wrong = crate::hello::Hello { version: 9, name: "old".into() }.emit();
+    let (strange, old, long) = (connect(b"GET / HTTP/1.1"), connect(&wrong), connect(&[b'x'; 500]));
+    for _ in 0..10 {
+        assert!(pair.endpoint.accept().unwrap().is_none());
+    }
+    let stats = pair.endpoint.stats();
+    assert_eq!((stats.wrong_version, stats.attached), (1, 0));
+    assert!(stats.failed >= 3, "{stats:?}");
+    let mut answer = [0; crate::hello::WELCOME];
+    assert!(matches!(sys::recv(&old, &mut answer), Ok(sys::Received::Message(..))));
+    assert_eq!(Welcome::parse(&answer).unwrap().version, abi::VERSION);
+    drop((silent, strange, long));
+    pair.attach(|path| Consumer::attach_as(path, "late").unwrap());
+    // Nothing is left that would keep an event loop awake.
+    assert!(!sys::wait(&[pair.endpoint.as_fd()], Some(Duration::ZERO)).unwrap());
+}
+
+#[test]
+fn client_memory_cannot_be_written_through_any_door() {
+    // What a client gets for reading: try every way of writing to it.
+    let fd = sys::memfd("test", 4096).unwrap();
+    let own = Words::map(fd.as_fd(), 4096, Access::Own).unwrap();
+    sys::seal(&fd, sys::READ_ONLY).unwrap();
+    assert!(Words::map(fd.as_fd(), 4096, Access::Own).is_err(), "mmap for writing");
+    assert!(rustix::io::pwrite(&fd, b"x", 0).is_err(), "pwrite");
+    assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "shrink");
+    assert!(rustix::fs::ftruncate(&fd, 8192).is_err(), "grow");
+    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+    if let Ok(again) = std::fs::OpenOptions::new().read(true).write(true).open(again) {
+        let again: OwnedFd = again.into();
+        assert!(Words::map(again.as_fd(), 4096, Access::Own).is_err(), "mmap after opening again");
+        assert!(rustix::io::pwrite(&again, b"x", 0).is_err(), "pwrite after opening again");
+    }
+    let reader = Words::map(fd.as_fd(), 4096, Access::Lent).unwrap();
+    own.word(3).store(77, Ordering::Relaxed);
+    assert_eq!(reader.word(3).load(Ordering::Relaxed), 77);
+}

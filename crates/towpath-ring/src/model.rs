@@ -1,0 +1,161 @@
+//! Every interleaving and every reordering that the memory model permits, explored by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test -p towpath-ring --lib --release model`
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+
+use crate::Seq;
+use crate::geometry::Geometry;
+use crate::header::{Header, Kind, Meta};
+use crate::lane::consumer::Consumer;
+use crate::lane::producer::{Entry, Producer};
+use crate::park::{Ringer, Sleeper};
+use crate::region::Words;
+use crate::verdict::{Flags, Verdict, Word};
+
+const FRAME_NR: u32 = 2;
+const HEADERS: usize = 0;
+const NOTES: usize = HEADERS + FRAME_NR as usize * crate::abi::HEADER_WORDS;
+const ENTRIES: usize = 0;
+const SLEEP: usize = 4;
+
+struct Shared {
+    /// The producer's memory.
+    ours: Words,
+    /// The consumer's memory.
+    theirs: Words,
+}
+
+fn shared() -> Arc<Shared> {
+    Arc::new(Shared { ours: Words::heap(NOTES + 2), theirs: Words::heap(SLEEP + 1) })
+}
+
+fn geometry() -> Geometry {
+    Geometry { block_size: 4096, block_nr: 1, frame_size: 64, frame_nr: FRAME_NR }
+}
+
+fn producer() -> Producer {
+    Producer::new(geometry(), HEADERS, NOTES, ENTRIES)
+}
+
+fn consumer() -> Consumer {
+    Consumer::new(geometry(), HEADERS, NOTES, ENTRIES)
+}
+
+/// The header of message `n`: every field tells which message it belongs to.
+fn header(n: u32) -> Header {
+    let meta = Meta { kind: Kind(n as u16), time: n.into(), mark: n, port: n, group: n, ..Meta::default() };
+    meta.header(n as usize, crate::header::FLAG_INLINE)
+}
+
+fn publish(producer: &mut Producer, shared: &Shared) -> Option<Seq> {
+    let room = producer.room(1).ok()?;
+    let n = producer.frames.next_seq().0;
+    Some(producer.publish(&shared.ours, room, &header(n), &[n as u8]))
+}
+
+fn pass(seq: Seq) -> Word {
+    Word { seq, verdict: Verdict::Pass, flags: Flags::default() }
+}
+
+fn hold(seq: Seq) -> Word {
+    Word { seq, verdict: Verdict::Hold, flags: Flags::default() }
+}
+
+/// What the consumer sees is whole, and a frame is not written again before it is given back.
+#[test]
+fn a_frame_is_seen_whole_and_reused_after_release() {
+    loom::model(|| {
+        let shared = shared();
+        let client = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let mut consumer = consumer();
+                for _ in 0..2 {
+                    let Some(found) = consumer.next(&shared.ours).expect("sense") else { continue };
+                    let n = found.seq.0;
+                    assert_eq!(found.header, header(n));
+                    assert_eq!(consumer.inline(&shared.ours, found.at)[0], n as u8);
+                    consumer.release(&shared.theirs, found.at, pass(found.seq), n, !n);
+                }
+            })
+        };
+        let mut producer = producer();
+        publish(&mut producer, &shared);
+        publish(&mut producer, &shared);
+        for at in 0..FRAME_NR {
+            if let Entry::Says(word) = producer.entry(&shared.theirs, at) {
+                assert_eq!(producer.mark(&shared.theirs, at), (word.seq.0, !word.seq.0));
+                producer.frames.release(at);
+            }
+        }
+        // Into whatever has come back: the consumer must not be reading it.
+        publish(&mut producer, &shared);
+        client.join().unwrap();
+    });
+}
+
+/// The producer goes round a held frame; the consumer finds what was published behind it.
+#[test]
+fn a_note_leads_to_the_frame() {
+    loom::model(|| {
+        let shared = shared();
+        let mut producer = producer();
+        let mut consumer = consumer();
+        // Frame 0 is held, frame 1 comes back: number 3 would be in frame 0 and is in frame 1.
+        publish(&mut producer, &shared);
+        publish(&mut producer, &shared);
+        let first = consumer.next(&shared.ours).unwrap().unwrap();
+        consumer.release(&shared.theirs, first.at, hold(first.seq), 0, 0);
+        let second = consumer.next(&shared.ours).unwrap().unwrap();
+        consumer.release(&shared.theirs, second.at, pass(second.seq), 0, 0);
+        assert!(matches!(producer.entry(&shared.theirs, 0), Entry::Says(w) if w.verdict == Verdict::Hold));
+        producer.frames.hold(0);
+        assert!(matches!(producer.entry(&shared.theirs, 1), Entry::Says(_)));
+        producer.frames.release(1);
+        let client = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                if let Some(found) = consumer.next(&shared.ours).expect("sense") {
+                    assert_eq!((found.seq, found.at, found.header), (Seq(3), 1, header(3)));
+                }
+                consumer
+            })
+        };
+        assert_eq!(publish(&mut producer, &shared), Some(Seq(3)));
+        let consumer = client.join().unwrap();
+        assert!(consumer.expected() == Seq(4) || consumer.is_ready(&shared.ours));
+    });
+}
+
+/// Whoever publishes while the other side falls asleep rings, or is seen by the second look. Both sides use it.
+#[test]
+fn no_wake_up_is_lost() {
+    loom::model(|| {
+        let shared = shared();
+        let rang = Arc::new(AtomicBool::new(false));
+        let client = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let mut sleeper = Sleeper::new(SLEEP);
+                let consumer = consumer();
+                sleeper.arm(&shared.theirs);
+                consumer.is_ready(&shared.ours)
+            })
+        };
+        let mut producer = producer();
+        let mut ringer = Ringer::new(SLEEP);
+        publish(&mut producer, &shared);
+        if ringer.should_ring(&shared.theirs) {
+            rang.store(true, Ordering::Relaxed);
+        }
+        let stays_awake = client.join().unwrap();
+        assert!(stays_awake || rang.load(Ordering::Relaxed), "asleep for ever");
+        // And one doorbell per sleep.
+        if rang.load(Ordering::Relaxed) {
+            assert!(!ringer.should_ring(&shared.theirs));
+        }
+    });
+}

@@ -1,0 +1,177 @@
+//! kill -9 at every step of a client's life, overdue frames, and what is left afterwards: the sum always holds.
+
+mod world;
+
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+use towpath_ring::{Cause, Config, Consumer, Death, Full, Meta, Verdict};
+use world::{PATIENCE, World, assert_conserved, consumer, message, send};
+
+/// The client ends itself here, without a chance to tidy up.
+fn kill_9() -> ! {
+    kill_process(getpid(), Signal::KILL).expect("kill");
+    unreachable!("killed");
+}
+
+/// A row: the step after which the client dies, and how many of 100 frames it has decided by then.
+const STEPS: [(&str, u64); 9] = [
+    ("attach", 0),
+    ("receive", 0),
+    ("receive all", 0),
+    ("hold", 0),
+    ("verdict", 1),
+    ("verdict of a held frame", 1),
+    ("cumulative verdict", 50),
+    ("replacement", 1),
+    ("half of everything", 50),
+];
+
+#[test]
+fn a_client_may_die_at_any_step() {
+    for (step, (name, decided)) in STEPS.iter().enumerate() {
+        let mut world = World::new(Config { deadline: None, ..Config::default() });
+        let client = world.spawn_with("client_dies", &step.to_string());
+        let mut channel = world.accept();
+        // Another client, which must notice nothing.
+        let path = world.socket();
+        let neighbour = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
+        let mut other = world.accept();
+        let mut neighbour = neighbour.join().expect("attached");
+        other.send(b"still here", &Meta::default()).expect("room");
+
+        let mut back = Vec::new();
+        for n in 1..=100 {
+            if send(&mut channel, &message(n, 1500), |seq, _| back.push(seq.0)).is_none() {
+                break;
+            }
+        }
+        let published = channel.stats().published;
+        while !channel.is_dead() {
+            channel.wait(Some(PATIENCE)).expect("wait");
+            channel.poll_verdicts(0, |seq, _| back.push(seq.0));
+        }
+        drop(client);
+        channel.poll_verdicts(0, |seq, _| back.push(seq.0));
+        if published == 100 {
+            assert_eq!(back.len() as u64, *decided, "{name}");
+        }
+        channel.drain_held(|seq| back.push(seq.0));
+        channel.drain_held(|seq| panic!("{name}: {seq} came back twice"));
+        back.sort_unstable();
+        assert_eq!(back, (1..=published as u32).collect::<Vec<_>>(), "{name}");
+        assert_eq!(channel.reserve(1).err(), Some(Full::Dead), "{name}");
+        assert_conserved(&channel);
+
+        let frame = neighbour.recv().expect("received").expect("a frame");
+        assert_eq!(neighbour.payload(&frame), b"still here", "{name}");
+        neighbour.verdict(frame, Verdict::Pass);
+        assert_eq!(other.poll_verdicts(0, |_, _| {}), 1, "{name}");
+        assert!(!other.is_dead());
+    }
+}
+
+#[test]
+#[ignore = "the client of a_client_may_die_at_any_step"]
+fn client_dies() {
+    let step: usize = std::env::var("STEP").expect("STEP").parse().expect("a number");
+    let mut queue = consumer();
+    if step == 0 {
+        kill_9();
+    }
+    let mut frames = Vec::new();
+    while frames.len() < if step == 1 { 1 } else { 100 } {
+        queue.recv_batch(&mut frames, 100).expect("received");
+    }
+    match STEPS[step].0 {
+        "hold" => frames.iter().for_each(|f| queue.hold(f)),
+        "verdict" => queue.verdict(frames.remove(7), Verdict::Pass),
+        "verdict of a held frame" => {
+            frames.iter().for_each(|f| queue.hold(f));
+            queue.verdict(frames.remove(7), Verdict::Pass);
+        }
+        "cumulative verdict" => queue.verdict_upto(frames[49].seq(), Verdict::Drop),
+        "replacement" => queue.replace(frames.remove(7), b"other").expect("replaced"),
+        "half of everything" => {
+            for (i, frame) in frames.drain(..).enumerate() {
+                if i % 2 == 0 {
+                    queue.verdict(frame, Verdict::Pass);
+                }
+            }
+        }
+        _ => {}
+    }
+    kill_9();
+}
+
+/// A client that has exited while a child of it keeps the socket open.
+#[test]
+fn a_socket_that_outlives_its_process_does_not_keep_the_channel() {
+    let mut world = World::new(Config { deadline: None, ..Config::default() });
+    let client = world.spawn("client_leaves_a_child");
+    let mut channel = world.accept();
+    send(&mut channel, b"frame", |_, _| {});
+    while !channel.is_dead() {
+        channel.wait(Some(PATIENCE)).expect("wait");
+    }
+    assert_eq!(channel.death(), Some(Death::Exited));
+    let mut back = 0;
+    channel.drain_held(|_| back += 1);
+    assert_eq!(back, 1);
+    drop(client);
+}
+
+#[test]
+#[ignore = "the client of a_socket_that_outlives_its_process_does_not_keep_the_channel"]
+fn client_leaves_a_child() {
+    use std::os::fd::AsFd;
+    let queue = consumer();
+    // The child's standard input is the socket; it ends when the engine's end is closed.
+    let socket = queue.as_fd().try_clone_to_owned().expect("a copy");
+    std::process::Command::new("sleep").arg("5").stdin(socket).spawn().expect("a child");
+    kill_9();
+}
+
+#[test]
+fn overdue_frames_get_the_default_verdict_and_late_answers_are_counted() {
+    let config = Config {
+        deadline: Some(Duration::from_millis(1)),
+        default_verdict: Verdict::Pass,
+        held_max: 1,
+        ..Config::default()
+    };
+    let mut world = World::new(config);
+    let path = world.socket();
+    let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
+    let mut channel = world.accept();
+    let mut client = client.join().expect("attached");
+    for n in 1..=4 {
+        channel.send(&message(n, 1500), &Meta::default()).expect("room");
+    }
+    let mut frames = Vec::new();
+    client.recv_batch(&mut frames, 4).expect("received");
+    client.hold(&frames[1]);
+    client.hold(&frames[2]); // beyond the quota
+    let mut decided = Vec::new();
+    let mut note =
+        |seq: towpath_ring::Seq, d: towpath_ring::Decision<'_>| decided.push((seq.0, d.verdict, d.cause));
+    assert_eq!(channel.poll_verdicts(0, &mut note), 0);
+    assert_eq!((channel.stats().held, channel.stats().holds_refused), (1, 1));
+    assert_eq!(channel.poll_verdicts(999_999, &mut note), 0);
+    assert_eq!(channel.deadline(), Some(1_000_000));
+    // Frame 1 in time, the others not. Frame 3 keeps its memory although its hold was refused.
+    client.verdict(frames.remove(0), Verdict::Drop);
+    assert_eq!(channel.poll_verdicts(1_000_000, &mut note), 4);
+    assert_eq!(channel.poll_verdicts(9_000_000, &mut note), 0);
+    for frame in frames {
+        assert!(client.payload(&frame) == message(frame.seq().0, 1500), "{frame:?} was overwritten");
+        client.verdict(frame, Verdict::Drop);
+    }
+    assert_eq!(channel.poll_verdicts(9_000_001, &mut note), 0);
+    decided.sort_by_key(|d| d.0);
+    let overdue = |n| (n, Verdict::Pass, Cause::Overdue);
+    assert_eq!(decided, [(1, Verdict::Drop, Cause::Single), overdue(2), overdue(3), overdue(4)]);
+    let stats = channel.stats();
+    assert_eq!((stats.decided, stats.overdue, stats.late, stats.out), (1, 3, 3, 0));
+    assert_conserved(&channel);
+}
