@@ -418,6 +418,10 @@ impl Channel {
     /// Sleeps until the client has decided something, has sent something, is gone, or `timeout` has passed. The frames
     /// published so far are the client's to see first: this also [`kick`](Self::kick)s.
     ///
+    /// What [`poll_verdicts`](Self::poll_verdicts) has taken is not there to be waited for any more. When room is
+    /// needed, try again after a poll that found something, and wait only after one that found nothing:
+    /// `while channel.send(..) == Err(Full::Lent) { if channel.poll_verdicts(..) == 0 { channel.wait(..)?; } }`.
+    ///
     /// # Errors
     /// When poll(2) fails.
     pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<()> {

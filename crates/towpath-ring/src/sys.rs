@@ -153,7 +153,13 @@ pub(crate) fn recv_with_fds(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Rec
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+    let mut got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
+    // A peer that closed without reading what we sent resets the connection; that is said once, and before what it had
+    // still sent to us can be read.
+    if matches!(got, Err(rustix::io::Errno::CONNRESET)) {
+        got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
+    }
+    let got = match got {
         Ok(got) => got.bytes,
         Err(e) => return no_message(e),
     };

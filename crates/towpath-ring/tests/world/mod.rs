@@ -89,8 +89,10 @@ pub(crate) fn send(channel: &mut Channel, bytes: &[u8], mut f: impl FnMut(Seq, D
             Err(_) => {}
         }
         assert!(Instant::now() < end, "the client gives nothing back: {:?}", channel.stats());
-        channel.poll_verdicts(0, &mut f);
-        channel.wait(Some(Duration::from_millis(100))).expect("wait");
+        // What a poll has found may be the room that is needed: wait only when it found nothing.
+        if channel.poll_verdicts(0, &mut f) == 0 {
+            channel.wait(Some(PATIENCE)).expect("wait");
+        }
     }
 }
 
@@ -104,7 +106,7 @@ pub(crate) fn settle(channel: &mut Channel, mut f: impl FnMut(Seq, Decision<'_>)
             return;
         }
         assert!(Instant::now() < end, "the client decides nothing: {:?}", channel.stats());
-        channel.wait(Some(Duration::from_millis(100))).expect("wait");
+        channel.wait(Some(PATIENCE)).expect("wait");
     }
 }
 
