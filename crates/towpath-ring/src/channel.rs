@@ -87,7 +87,7 @@ pub enum Death {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Full {
     /// The message is larger than the ring ([`Channel::send`] sends such messages in a memory of their own), or larger
-    /// than [`Config::oneshot_max`].
+    /// than [`Config::oneshot_max`] or than the system has memory for.
     #[error("the message is larger than the ring")]
     TooLarge,
     /// The client has not given enough frames back. Poll for verdicts, then try again.
@@ -99,9 +99,6 @@ pub enum Full {
     /// The client is gone.
     #[error("the client is gone")]
     Dead,
-    /// The system gave no memory, or no descriptor, for a message that is larger than the ring.
-    #[error("the system gave no memory for a message that is larger than the ring")]
-    NoMemory,
 }
 
 impl From<NoRoom> for Full {
@@ -264,8 +261,11 @@ impl Channel {
         }
         let room = self.rx.room(0)?;
         let seq = self.rx.frames.next_seq();
-        let refused = |e| log::warn!("no memory for a message of {len} bytes: {e}");
-        let fd = sys::frozen(bytes).map_err(refused).map_err(|()| Full::NoMemory)?;
+        let refused = |e| {
+            log::warn!("no memory for a message of {len} bytes: {e}");
+            Full::TooLarge
+        };
+        let fd = sys::frozen(bytes).map_err(refused)?;
         // Sent before it is published: when the client sees the header, the descriptor is there.
         match sys::send(&self.control.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
@@ -274,10 +274,7 @@ impl Channel {
                 self.die(Death::Closed);
                 return Err(Full::Dead);
             }
-            Err(e) => {
-                refused(e);
-                return Err(Full::NoMemory);
-            }
+            Err(e) => return Err(refused(e)),
         }
         self.oneshots.push((seq, len));
         self.stats.oneshots += 1;
