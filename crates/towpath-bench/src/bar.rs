@@ -70,18 +70,41 @@ impl fmt::Display for Bar {
     }
 }
 
-/// Prints the whole report: one JSON array, or a table.
-pub(crate) fn print(bars: &[Bar], json: bool) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut out, bars)?;
-        return writeln!(out);
+/// The report: bars as they come.
+pub(crate) struct Report {
+    json: bool,
+    bars: Vec<Bar>,
+}
+
+impl Report {
+    /// A table that grows on standard output; or one JSON array at the end, and the table on standard error meanwhile.
+    pub(crate) fn new(json: bool) -> Self {
+        let report = Self { json, bars: Vec::new() };
+        report.line(&format!(
+            "{:<44} {:>12} {:>12} {:<8} {:>9}    bar",
+            "what", "ours", "peer", "unit", "ratio"
+        ));
+        report
     }
-    writeln!(out, "{:<44} {:>12} {:>12} {:<8} {:>9}    bar", "what", "ours", "peer", "unit", "ratio")?;
-    for bar in bars {
-        writeln!(out, "{bar}")?;
+
+    pub(crate) fn push(&mut self, bar: Bar) {
+        self.line(&bar.to_string());
+        self.bars.push(bar);
     }
-    Ok(())
+
+    /// Ends the report; whether every bar in it holds.
+    pub(crate) fn finish(self) -> io::Result<bool> {
+        if self.json {
+            let mut out = io::stdout().lock();
+            serde_json::to_writer_pretty(&mut out, &self.bars)?;
+            writeln!(out)?;
+        }
+        Ok(self.bars.iter().all(|bar| bar.holds))
+    }
+
+    fn line(&self, line: &str) {
+        if self.json { eprintln!("{line}") } else { println!("{line}") }
+    }
 }
 
 /// Four significant figures, without an exponent.

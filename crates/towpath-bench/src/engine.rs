@@ -20,7 +20,7 @@ use crate::stat::median;
 /// A message of this group ends a measurement.
 const END: u32 = 1;
 /// Packets between two looks at the clock and at the verdicts.
-const BURST: usize = 64;
+pub(crate) const BURST: usize = 64;
 /// What all packets of the in-memory port may take: they come from a cache, as after a real port's DMA.
 const SOURCE_BYTES: usize = 1 << 20;
 /// Most flows.
@@ -30,7 +30,7 @@ const FLOWS: usize = 2000;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) len: usize,
-    /// Messages between two looks whether the inspector sleeps: 1 is "published one at a time".
+    /// Messages between two looks whether the inspector sleeps.
     pub(crate) publish: usize,
     pub(crate) inspectors: usize,
     /// Most messages that an inspector takes and decides at once.
@@ -58,15 +58,15 @@ pub(crate) struct Throughput {
 pub(crate) fn throughput(cpus: Cpus, time: Duration, load: Load) -> Result<Throughput> {
     let mut engine = Engine::start(load.inspectors, "pass", load.batch, cpus)?;
     let sources = sources(load.len);
-    let mut packets = sources.iter().enumerate().cycle();
+    let mut packets = (0..load.inspectors).cycle().zip(sources.iter().cycle());
     let start = Instant::now();
     while start.elapsed() < time {
         let now = now_ns();
-        let mut published = 0;
-        for (flow, packet) in packets.by_ref().take(BURST) {
-            let to = flow % load.inspectors;
-            published += 1;
-            engine.publish(to, packet, now, published % load.publish == 0)?;
+        for _ in 0..BURST.div_ceil(load.publish) {
+            for (to, packet) in packets.by_ref().take(load.publish) {
+                engine.publish(to, packet)?;
+            }
+            engine.kick();
         }
         engine.poll(now);
     }
@@ -117,8 +117,6 @@ struct Engine {
     channels: Vec<Channel>,
     sides: Vec<Side>,
     decided: u64,
-    /// Packets that found a full ring while other inspectors had work.
-    dropped: u64,
     _directory: TempDir,
 }
 
@@ -146,11 +144,12 @@ impl Engine {
             side.line()?;
         }
         pin::to(cpus.engine)?;
-        Ok(Self { channels, sides, decided: 0, dropped: 0, _directory: directory })
+        Ok(Self { channels, sides, decided: 0, _directory: directory })
     }
 
     /// Hands `packet` to inspector `to`. A full ring is waited for when it is the only one; else the packet is lost.
-    fn publish(&mut self, to: usize, packet: &[u8], now: u64, kick: bool) -> Result<()> {
+    #[inline]
+    fn publish(&mut self, to: usize, packet: &[u8]) -> Result<()> {
         let alone = self.channels.len() == 1;
         let channel = &mut self.channels[to];
         loop {
@@ -158,25 +157,22 @@ impl Engine {
                 Ok(_) => break,
                 Err(Full::Lent) if alone => {
                     channel.kick();
-                    self.decided += poll(channel, now);
+                    self.decided += poll(channel, now_ns());
                     spin_loop();
                 }
-                Err(Full::Lent) => {
-                    self.dropped += 1;
-                    break;
-                }
+                Err(Full::Lent) => break,
                 Err(error) => bail!("the inspector's ring: {error}"),
             }
-        }
-        if kick {
-            channel.kick();
         }
         Ok(())
     }
 
+    fn kick(&mut self) {
+        self.channels.iter_mut().for_each(Channel::kick);
+    }
+
     fn poll(&mut self, now: u64) {
         for channel in &mut self.channels {
-            channel.kick();
             self.decided += poll(channel, now);
         }
     }
@@ -184,6 +180,7 @@ impl Engine {
     /// Waits until nothing is out.
     fn drain(&mut self) -> Result<()> {
         while self.channels.iter().any(|channel| channel.held() > 0) {
+            self.kick();
             self.poll(now_ns());
             ensure!(!self.channels.iter().any(Channel::is_dead), "an inspector is gone");
         }
@@ -200,6 +197,9 @@ impl Engine {
 
     fn finish(mut self, elapsed: Duration) -> Result<Throughput> {
         let stats: Vec<_> = self.channels.iter().map(Channel::stats).collect();
+        for stats in &stats {
+            ensure!(stats.published == stats.decided, "frames went without a verdict: {stats:?}");
+        }
         self.end()?;
         let mut wakeups: u64 = stats.iter().map(|stats| stats.wakeups).sum();
         let published: u64 = stats.iter().map(|stats| stats.published).sum();
@@ -220,9 +220,11 @@ fn poll(channel: &mut Channel, now: u64) -> u64 {
     passed
 }
 
-/// The in-memory port's packets.
+/// The in-memory port's packets, one of each flow.
 fn sources(len: usize) -> Vec<Box<[u8]>> {
-    let flows = (SOURCE_BYTES / len).clamp(12, FLOWS);
+    let flows = (SOURCE_BYTES / len).clamp(6, FLOWS);
+    // A multiple of six, so that each flow stays with its inspector.
+    let flows = flows / 6 * 6;
     (0..flows).map(|flow| vec![flow as u8; len].into()).collect()
 }
 

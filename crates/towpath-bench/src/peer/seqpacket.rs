@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::mmsg::Batch;
@@ -13,12 +13,17 @@ use crate::pin::{self, Cpus};
 use crate::raw::say;
 use crate::side::{Side, inherit};
 
+/// Bytes that may be under way.
+const BUFFER: usize = 4 << 20;
+
 /// Messages per second of `len` bytes, `batch` of them in a system call, counted by the receiver.
 pub(crate) fn rate(cpus: Cpus, time: Duration, len: usize, batch: usize) -> Result<f64> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.context("making a seqpacket pair")?;
-    // As much as the system allows: without privilege the kernel cuts it to net.core.wmem_max.
-    set_socket_send_buffer_size(&ours, 4 << 20)?;
+    // Without privilege as much as the system allows: the kernel cuts it to net.core.wmem_max.
+    if set_socket_send_buffer_size_force(&ours, BUFFER).is_err() {
+        set_socket_send_buffer_size(&ours, BUFFER)?;
+    }
     let words = [
         "seqpacket".to_owned(),
         inherit(&theirs)?,

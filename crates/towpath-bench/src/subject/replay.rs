@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use towpath_port::{Frame, LinkType, pcap};
 
-use crate::bar::{self, Bar, Better};
+use crate::bar::{Bar, Better, Report};
 use crate::packet;
 use crate::stat::median;
 
@@ -23,7 +23,7 @@ const REPS: usize = 5;
 
 /// What this bench reads of the report of `towpath replay --json`.
 #[derive(Debug, Deserialize)]
-struct Report {
+struct Counts {
     packets: u64,
     passed: u64,
     states: States,
@@ -66,11 +66,12 @@ pub(crate) fn run(json: bool) -> Result<bool> {
         bar("replay of 1M x 64 B, 20 rules, keep-state", &alone, 1.0),
         bar("replay of 1M x 64 B, and an inspector", &inspected, 2.0),
     ];
-    for bar in &bars {
+    let mut report = Report::new(json);
+    for bar in bars {
         eprintln!("{}: {:.0} packets/s", bar.name, PACKETS as f64 / bar.ours);
+        report.push(bar);
     }
-    bar::print(&bars, json)?;
-    Ok(bars.iter().all(|bar| bar.holds))
+    Ok(report.finish()?)
 }
 
 fn bar(name: &str, seconds: &[f64], limit: f64) -> Bar {
@@ -96,7 +97,7 @@ fn replay(towpath: &Path, capture: &Path, rules: &Path, queue: Option<&str>) -> 
     }
     let output = command.stderr(Stdio::inherit()).output().context("starting towpath replay")?;
     ensure!(output.status.success(), "towpath replay failed ({})", output.status);
-    let report: Report = serde_json::from_slice(&output.stdout).context("reading towpath's report")?;
+    let report: Counts = serde_json::from_slice(&output.stdout).context("reading towpath's report")?;
     ensure!(
         report.packets == PACKETS && report.passed == PACKETS && report.states.created == FLOWS,
         "of {PACKETS} packets of {FLOWS} flows all should have passed, with a state for each flow: {report:?}"

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use towpath_ring::Config;
 
-use crate::bar::{self, Bar, Better};
+use crate::bar::{Bar, Better, Report};
 use crate::engine;
 use crate::peer::{Skipped, iceoryx, nfqueue, seqpacket};
 use crate::pin::Cpus;
@@ -60,14 +60,10 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     if cases.is_empty() {
         bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
     }
-    let (mut bars, mut good) = (Vec::new(), true);
+    let (mut report, mut good) = (Report::new(json), true);
     for case in &cases {
         match case.measure(setting, reps) {
-            Ok(bar) => {
-                good &= bar.holds;
-                eprintln!("{bar}");
-                bars.push(bar);
-            }
+            Ok(bar) => report.push(bar),
             Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", case.name),
             Err(error) => {
                 good = false;
@@ -75,11 +71,13 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
             }
         }
     }
-    bar::print(&bars, json)?;
-    Ok(good)
+    Ok(report.finish()? && good)
 }
 
 /// spec/ring.md section 4, row by row, but for what needs a live port.
+///
+/// A message is visible as soon as it is published, in every row. Whether the consumer sleeps is asked after each message
+/// where it says "one at a time", and after a batch or burst elsewhere. All consumers read every byte, the peers' too.
 fn cases() -> Vec<Case> {
     use Better::{Higher, Lower};
     let mut cases = vec![
@@ -115,14 +113,14 @@ fn cases() -> Vec<Case> {
             "1500 B payload read, over iceoryx2",
             "/s",
             (Higher, 5.0),
-            |s| rate(s, engine::Load::one(1500, 1)),
+            |s| rate(s, engine::Load::one(1500, engine::BURST)),
             |s| iceoryx::rate(s.cpus, s.time, 1500, true),
         ),
         Case::new(
             "64 KiB bytes, over one core's memcpy",
             "B/s",
             (Higher, 0.5),
-            |s| Ok(rate(s, engine::Load::one(LARGE, 1))? * LARGE as f64),
+            |s| Ok(rate(s, engine::Load::one(LARGE, engine::BURST))? * LARGE as f64),
             |s| raw::memcpy(s.cpus, s.time, LARGE, Config::default().rx.bytes()),
         ),
         Case::new(
