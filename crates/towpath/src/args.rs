@@ -8,6 +8,8 @@ use clap::builder::ValueHint;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::command::frame::Frame;
+
 /// Exit codes, stable: scripts may rely on them.
 pub(crate) mod exit {
     /// Done.
@@ -40,6 +42,7 @@ pub(crate) enum Command {
     Replay(Replay),
     Check(Check),
     Inspect(Inspect),
+    Frame(Frame),
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use towpath_gate::gate::{Dir, Edits, PortId, Step, Walk};
 use towpath_gate::packet::{Addresses, Link};
 use towpath_gate::state::{Ends, Flow};
-use towpath_gate::wire::{self, edit};
+use towpath_gate::wire::{self, checksum, edit};
 use towpath_gate::{Gate, Packet, Time};
 
 use crate::conversations::Conversations;
@@ -431,7 +431,13 @@ impl<E: Edge> Engine<E> {
                 self.end(ticket, Some(Fate::Dropped))
             }
             Settled::Repeat => self.go_on(ticket, true),
-            Settled::Replace(bytes) => {
+            Settled::Replace(mut bytes) => {
+                if let Some((stored, _)) = self.window.waiting_mut(ticket) {
+                    stored.meta.wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                    // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
+                    // (a fragment, a protocol we do not know) the inspector's own stand.
+                    checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
+                }
                 self.window.replace(ticket, &bytes);
                 self.go_on(ticket, false);
             }

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => command::replay::run(&args),
         Command::Check(args) => command::check::run(&args),
         Command::Inspect(args) => command::inspect::run(&args),
+        Command::Frame(args) => command::frame::run(&args),
         Command::Completions { shell } => command::pages::completions(shell),
         Command::Man { directory } => command::pages::man(&directory),
     };

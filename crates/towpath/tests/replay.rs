@@ -26,8 +26,9 @@ fn text(bytes: &[u8]) -> String {
 
 /// An inspector among this crate's examples, which cargo builds beside the tests.
 fn troublesome(words: &str) -> String {
-    let examples = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples");
-    format!("{} {words}", examples.join("troublesome").display())
+    let program = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("troublesome");
+    assert!(program.exists(), "{} is missing: `cargo test -p towpath` builds it", program.display());
+    format!("{} {words}", program.display())
 }
 
 /// A directory with a rule file and whatever the test puts there.
@@ -173,7 +174,9 @@ fn a_replaced_payload_goes_out_and_the_rest_stays() {
     let report = bench.report(&capture, &["--out", out.to_str().unwrap(), "--queue", &queue]);
     assert_eq!(number(&report["queues"][0], "replaced"), 50);
     for (before, after) in frames(&capture).iter().zip(frames(&out)) {
-        assert_eq!(before[..34], after[..34]);
+        // The test's own packets had no IPv4 checksum; what goes out again has one.
+        assert_eq!((&before[..24], &before[26..34]), (&after[..24], &after[26..34]));
+        assert_ne!(after[24..26], [0, 0]);
         assert_eq!(before[42..].to_ascii_uppercase(), after[42..]);
     }
 }

@@ -25,6 +25,7 @@ mod malformed;
 mod upper;
 mod view;
 
+pub mod checksum;
 pub mod edit;
 pub mod ext6;
 pub mod tunnel;

@@ -10,13 +10,12 @@ use serde::Serialize;
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
-use towpath_gate::packet::Link;
 use towpath_gate::wire;
 use towpath_mux::framing::{Framing, PRESETS};
-use towpath_port::{Burst, Header, Port, Received, pcap};
+use towpath_port::{Burst, Port, Received, pcap};
 
 use crate::args::exit;
-use crate::command::{fail, warn};
+use crate::command::{fail, link, warn};
 
 const BURST: usize = 64;
 /// Bytes of a message that are shown.
@@ -110,7 +109,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
         let mut burst = Burst::new(BURST);
         while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
             for frame in burst.iter() {
-                match wire::parse(link(frame.link.header()), frame.bytes, frame.wire_len) {
+                match wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
                     Ok(packet) => streams.handle_packet(&packet, &mut chosen),
                     Err(_) => malformed += 1,
                 }
@@ -401,15 +400,4 @@ fn presets(args: &Frame) -> Result<(), Failure> {
         written.map_err(Failure::Output)?;
     }
     out.flush().map_err(Failure::Output)
-}
-
-fn link(header: Header) -> Link {
-    match header {
-        Header::Ethernet => Link::Ethernet,
-        Header::Ip => Link::Ip,
-        Header::Null => Link::Null,
-        Header::Sll => Link::Sll,
-        Header::Sll2 => Link::Sll2,
-        Header::Other => Link::Other,
-    }
 }

@@ -1,13 +1,15 @@
 //! One file per command. Each takes its arguments and returns an exit code; errors go to standard error.
 
 pub(crate) mod check;
-#[allow(dead_code)] // Until the grammar has it.
 pub(crate) mod frame;
 pub(crate) mod inspect;
 pub(crate) mod pages;
 pub(crate) mod replay;
 
 use std::fmt::Display;
+
+use towpath_gate::packet::Link;
+use towpath_port::{Header, LinkType};
 
 /// Prints an error as every command does, and gives back the code to exit with.
 pub(crate) fn fail(code: u8, error: impl Display) -> u8 {
@@ -18,4 +20,16 @@ pub(crate) fn fail(code: u8, error: impl Display) -> u8 {
 /// Prints something the user should know although the run goes on.
 pub(crate) fn warn(warning: impl Display) {
     eprintln!("towpath: warning: {warning}");
+}
+
+/// A capture's link type, as the gate knows it.
+pub(crate) fn link(link: LinkType) -> Link {
+    match link.header() {
+        Header::Ethernet => Link::Ethernet,
+        Header::Ip => Link::Ip,
+        Header::Null => Link::Null,
+        Header::Sll => Link::Sll,
+        Header::Sll2 => Link::Sll2,
+        Header::Other => Link::Other,
+    }
 }

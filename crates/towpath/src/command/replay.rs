@@ -10,15 +10,14 @@ use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::Report;
 use towpath_gate::gate::{PortId, Ports, Route, Routes};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
 use towpath_port::pcap::{self, Resolution};
-use towpath_port::{Burst, Frame, Header, LinkType, Port, Received};
+use towpath_port::{Burst, Frame, LinkType, Port, Received};
 
 use crate::args::{PassOrDrop, Replay, exit};
 use crate::command::check::read;
-use crate::command::{fail, warn};
+use crate::command::{fail, link, warn};
 
 /// Frames of one burst.
 const BURST: usize = 64;
@@ -108,18 +107,10 @@ fn take(
 }
 
 fn meta(frame: &Frame<'_>) -> Meta {
-    let link = match frame.link.header() {
-        Header::Ethernet => Link::Ethernet,
-        Header::Ip => Link::Ip,
-        Header::Null => Link::Null,
-        Header::Sll => Link::Sll,
-        Header::Sll2 => Link::Sll2,
-        Header::Other => Link::Other,
-    };
     Meta {
         wire_len: frame.wire_len,
         time: frame.time_ns,
-        link,
+        link: link(frame.link),
         link_type: frame.link.0,
         interface: frame.interface,
     }

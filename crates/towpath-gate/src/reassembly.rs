@@ -1,0 +1,321 @@
+//! IPv4 datagrams put together from their fragments, for the rule action `reass` (ipfw(8)).
+//!
+//! As in RFC 791, a datagram is known by source, destination, protocol and identification; tenants are not told apart.
+//! Fragments that overlap, that end beyond 65,535 bytes, or that disagree about the end make the whole datagram invalid:
+//! it is dropped with all its fragments (what RFC 5722 demands for IPv6; FreeBSD trims them instead, and so leaves it to
+//! the sender which bytes count).
+//!
+//! Bounded in datagrams, in fragments of each, and in bytes; when there is no room the oldest datagram goes. Time comes
+//! from the caller. Each fragment is accounted for once: in a whole datagram's `parts`, or in what `add` or `expire` say
+//! was dropped.
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use crate::packet::{Addresses, Fragment, Packet};
+use crate::{Time, wire};
+
+/// How long a datagram may take to become whole: `net.inet.ip.fragttl` of FreeBSD, 30 s.
+pub const LIFETIME: Duration = Duration::from_secs(30);
+/// Most fragments of one datagram (FreeBSD's `net.inet.ip.maxfragsperpacket` is 16; jumbo datagrams over small links need
+/// 45).
+pub const MAX_FRAGMENTS: usize = 64;
+/// Most datagrams that wait at one time.
+pub const MAX_DATAGRAMS: usize = 1024;
+/// Most bytes that wait at one time.
+pub const MAX_BYTES: usize = 8 << 20;
+
+/// The longest IPv4 packet.
+const MAX_PACKET: usize = 65_535;
+
+/// Datagrams that are not whole yet.
+#[derive(Debug, Default)]
+pub struct Reassembler {
+    waiting: HashMap<Key, Datagram>,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    proto: u8,
+    id: u16,
+}
+
+#[derive(Debug)]
+struct Datagram {
+    since: Time,
+    /// Link header and IPv4 header of the first fragment, once it is there.
+    head: Option<(Vec<u8>, usize)>,
+    /// Length of the payload, once the last fragment is there.
+    len: Option<usize>,
+    /// Payload by offset.
+    pieces: Vec<(usize, Vec<u8>)>,
+    bytes: usize,
+}
+
+/// What became of a fragment.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Added {
+    /// The datagram, if this fragment made it whole.
+    pub whole: Option<Whole>,
+    /// Fragments that were dropped for it: this one and those before, because they do not fit together; or the oldest
+    /// datagram's, because there was no room.
+    pub dropped: u32,
+}
+
+/// A datagram that is whole.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// The frame: the first fragment's link header, its IPv4 header with length, flags and checksum put right, and all of
+    /// the payload.
+    pub frame: Vec<u8>,
+    /// How many fragments it came in.
+    pub parts: u32,
+}
+
+impl Reassembler {
+    /// Nothing waits.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Fragments that wait.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.values().map(|datagram| datagram.pieces.len() as u32).sum()
+    }
+
+    /// Takes one fragment. A packet that is no IPv4 fragment, or was cut short by the capture, is dropped.
+    pub fn add(&mut self, packet: &Packet<'_>, now: Time) -> Added {
+        let Some((key, piece)) = piece(packet) else { return Added { whole: None, dropped: 1 } };
+        let mut dropped = 0;
+        while !self.waiting.contains_key(&key) && self.waiting.len() >= MAX_DATAGRAMS
+            || self.bytes + piece.payload.len() > MAX_BYTES
+        {
+            dropped += self.drop_oldest();
+        }
+        let datagram = self.waiting.entry(key).or_insert_with(|| Datagram::new(now));
+        self.bytes += piece.payload.len();
+        let fits = datagram.insert(&piece);
+        if fits && !datagram.is_whole() {
+            return Added { whole: None, dropped };
+        }
+        let Some(datagram) = self.waiting.remove(&key) else { return Added { whole: None, dropped } };
+        self.bytes -= datagram.bytes;
+        let parts = datagram.pieces.len() as u32;
+        match datagram.into_frame() {
+            Some(frame) if fits => Added { whole: Some(Whole { frame, parts }), dropped },
+            _ => Added { whole: None, dropped: dropped + parts },
+        }
+    }
+
+    /// Drops the datagrams that have waited too long; returns how many fragments that were.
+    pub fn expire(&mut self, now: Time) -> u32 {
+        let mut dropped = 0;
+        let bytes = &mut self.bytes;
+        self.waiting.retain(|_, datagram| {
+            let keep = now.since(datagram.since) <= LIFETIME;
+            if !keep {
+                dropped += datagram.pieces.len() as u32;
+                *bytes -= datagram.bytes;
+            }
+            keep
+        });
+        dropped
+    }
+
+    fn drop_oldest(&mut self) -> u32 {
+        let oldest = self.waiting.iter().min_by_key(|(_, datagram)| datagram.since).map(|(key, _)| *key);
+        let Some(datagram) = oldest.and_then(|key| self.waiting.remove(&key)) else { return 0 };
+        self.bytes -= datagram.bytes;
+        datagram.pieces.len() as u32
+    }
+}
+
+/// One fragment, checked.
+struct Piece<'a> {
+    offset: usize,
+    last: bool,
+    payload: &'a [u8],
+    /// Everything before the payload.
+    head: &'a [u8],
+    network: usize,
+}
+
+fn piece<'a>(packet: &Packet<'a>) -> Option<(Key, Piece<'a>)> {
+    let Addresses::V4(src, dst) = packet.addresses else { return None };
+    if packet.fragment == Fragment::Whole {
+        return None;
+    }
+    let network = packet.network;
+    let header = usize::from(packet.frame.get(network)? & 0x0f) * 4;
+    let end = network + packet.ip_len as usize;
+    // Not there when the capture was cut short.
+    let payload = packet.frame.get(network + header..end)?;
+    let offset = usize::from(packet.fragment_offset) * 8;
+    let last = packet.ipoff_flags() & wire::MF == 0;
+    // All but the last fragment carry a multiple of eight bytes (RFC 791, 3.2).
+    if payload.is_empty() || !last && payload.len() % 8 != 0 || header + offset + payload.len() > MAX_PACKET {
+        return None;
+    }
+    let head = &packet.frame[..network + header];
+    let key = Key { src, dst, proto: packet.proto, id: packet.ip_id()? };
+    Some((key, Piece { offset, last, payload, head, network }))
+}
+
+impl Datagram {
+    fn new(since: Time) -> Self {
+        Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0 }
+    }
+
+    /// Keeps a piece. False when the datagram makes no sense with it.
+    fn insert(&mut self, piece: &Piece<'_>) -> bool {
+        let (start, end) = (piece.offset, piece.offset + piece.payload.len());
+        let at = self.pieces.partition_point(|(offset, _)| *offset < start);
+        let before = at.checked_sub(1).map(|i| &self.pieces[i]);
+        let overlaps = before.is_some_and(|(offset, bytes)| offset + bytes.len() > start)
+            || self.pieces.get(at).is_some_and(|(offset, _)| *offset < end);
+        self.pieces.insert(at, (start, piece.payload.to_vec()));
+        self.bytes += piece.payload.len();
+        if start == 0 {
+            self.head = Some((piece.head.to_vec(), piece.network));
+        }
+        let agrees = self.len.is_none_or(|len| if piece.last { end == len } else { end <= len });
+        if piece.last {
+            self.len = Some(end);
+        }
+        let furthest = self.pieces.last().map_or(0, |(offset, bytes)| offset + bytes.len());
+        agrees
+            && !overlaps
+            && self.len.is_none_or(|len| furthest <= len)
+            && self.pieces.len() <= MAX_FRAGMENTS
+    }
+
+    fn is_whole(&self) -> bool {
+        let have: usize = self.pieces.iter().map(|(_, bytes)| bytes.len()).sum();
+        self.head.is_some() && self.len == Some(have)
+    }
+
+    fn into_frame(self) -> Option<Vec<u8>> {
+        let (mut frame, network) = self.head?;
+        for (_, bytes) in &self.pieces {
+            frame.extend_from_slice(bytes);
+        }
+        let total = u16::try_from(frame.len() - network).ok()?;
+        let header = frame.get_mut(network..)?;
+        header[2..4].copy_from_slice(&total.to_be_bytes());
+        // Don't Fragment stays; More Fragments and the offset go.
+        header[6] &= 0x40;
+        header[7] = 0;
+        wire::checksum::fill_ip4(&mut frame, network);
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::PacketBuilder;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::packet::Link;
+
+    /// A UDP datagram and its fragments of at most `step` bytes.
+    fn fragments(payload: &[u8], step: usize, id: u16) -> (Vec<u8>, Vec<Vec<u8>>) {
+        let mut whole = Vec::new();
+        PacketBuilder::ethernet2([2; 6], [4; 6])
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .udp(7, 9)
+            .write(&mut whole, payload)
+            .unwrap();
+        whole[18..20].copy_from_slice(&id.to_be_bytes());
+        whole[20] &= !0x40;
+        wire::checksum::fill_ip4(&mut whole, 14);
+        let (head, body) = whole.split_at(34);
+        let count = body.len().div_ceil(step);
+        let pieces = body.chunks(step).enumerate().map(|(i, chunk)| {
+            let mut frame = [head, chunk].concat();
+            frame[16..18].copy_from_slice(&(20 + chunk.len() as u16).to_be_bytes());
+            let more = if i + 1 < count { 0x2000 } else { 0 };
+            frame[20..22].copy_from_slice(&(more | (i * step / 8) as u16).to_be_bytes());
+            frame
+        });
+        (whole.clone(), pieces.collect())
+    }
+
+    fn add(reassembler: &mut Reassembler, frame: &[u8], secs: u64) -> Added {
+        let packet = wire::parse(Link::Ethernet, frame, 0).unwrap();
+        reassembler.add(&packet, Time::from_secs(secs))
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_gives_the_datagram(
+            payload in proptest::collection::vec(any::<u8>(), 1..600),
+            step in 1usize..10,
+            order in any::<u64>(),
+        ) {
+            let (whole, mut pieces) = fragments(&payload, step * 8, 5);
+            prop_assume!(pieces.len() > 1 && pieces.len() <= MAX_FRAGMENTS);
+            let mut seed = order;
+            for i in (1..pieces.len()).rev() {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
+                pieces.swap(i, (seed >> 33) as usize % (i + 1));
+            }
+            let mut reassembler = Reassembler::new();
+            let (last, first) = pieces.split_last().unwrap();
+            for piece in first {
+                prop_assert_eq!(add(&mut reassembler, piece, 1), Added { whole: None, dropped: 0 });
+            }
+            let parts = pieces.len() as u32;
+            prop_assert_eq!(
+                add(&mut reassembler, last, 2),
+                Added { whole: Some(Whole { frame: whole, parts }), dropped: 0 }
+            );
+            prop_assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_dropped_whole() {
+        let (_, pieces) = fragments(&[1; 100], 24, 5);
+        let mut reassembler = Reassembler::new();
+        add(&mut reassembler, &pieces[0], 1);
+        add(&mut reassembler, &pieces[2], 1);
+        assert_eq!(add(&mut reassembler, &pieces[0], 1), Added { whole: None, dropped: 3 }, "a repeat overlaps");
+        // Two ends that differ.
+        let (_, longer) = fragments(&[1; 200], 24, 5);
+        add(&mut reassembler, pieces.last().unwrap(), 1);
+        assert_eq!(add(&mut reassembler, longer.last().unwrap(), 1), Added { whole: None, dropped: 2 });
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
+    }
+
+    #[test]
+    fn what_waits_too_long_or_is_too_much_goes() {
+        let mut reassembler = Reassembler::new();
+        let (_, pieces) = fragments(&[1; 100], 24, 5);
+        add(&mut reassembler, &pieces[0], 1);
+        add(&mut reassembler, &pieces[1], 20);
+        assert_eq!(reassembler.expire(Time::from_secs(31)), 0);
+        assert_eq!(reassembler.expire(Time::from_secs(32)), 2);
+        for id in 0..MAX_DATAGRAMS as u16 + 1 {
+            let (_, pieces) = fragments(&[1; 100], 24, id);
+            let added = add(&mut reassembler, &pieces[0], 40 + u64::from(id));
+            assert_eq!(added.dropped, u32::from(usize::from(id) >= MAX_DATAGRAMS));
+        }
+        assert_eq!(reassembler.waiting(), MAX_DATAGRAMS as u32);
+    }
+
+    #[test]
+    fn only_whole_fragments_of_ipv4_count() {
+        let mut reassembler = Reassembler::new();
+        let (whole, pieces) = fragments(&[1; 100], 24, 5);
+        assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");
+        let cut = &pieces[1][..pieces[1].len() - 4];
+        let packet = wire::parse(Link::Ethernet, cut, pieces[1].len() as u32).unwrap();
+        assert_eq!(reassembler.add(&packet, Time::from_secs(1)).dropped, 1, "cut short by the capture");
+        assert_eq!(reassembler.waiting(), 0);
+    }
+}
