@@ -52,6 +52,11 @@ fn keys() -> impl Iterator<Item = &'static str> {
     [OURS, NETTY, TOKIO, NEUTRAL, GROUPS].into_iter().flatten().copied()
 }
 
+#[cfg(test)]
+pub(super) fn all_keys() -> impl Iterator<Item = &'static str> {
+    keys()
+}
+
 pub(super) fn is_key(word: &str) -> bool {
     keys().any(|key| key == word)
 }

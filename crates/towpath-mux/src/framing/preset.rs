@@ -55,8 +55,9 @@ pub const PRESETS: &[Preset] = &[
     text(
         "cassandra4",
         "cassandra",
-        "CQL binary protocol, versions 1 to 4 (native_protocol_v4.spec, section 2)",
+        "CQL binary protocol, versions 1 to 4 and the handshake of 5 (native_protocol_v4.spec, section 2)",
         "when 03/7f (offset=5 length=4 be adjust=9 max=257M) when 04/7f (offset=5 length=4 be adjust=9 max=257M)
+         when 05/7f (offset=5 length=4 be adjust=9 max=257M)
          when 01/7f (offset=4 length=4 be adjust=8 max=257M) when 02/7f (offset=4 length=4 be adjust=8 max=257M)",
     ),
     text("diameter", "", "Diameter messages (RFC 6733, section 3)", "when 01 (offset=1 length=3 be min=20)"),
@@ -79,7 +80,7 @@ pub const PRESETS: &[Preset] = &[
         "ldap",
         "",
         "LDAP messages (RFC 4511, section 5.1), also in SASL buffers (RFC 4422, section 3.7)",
-        "when 30 (offset=1 ber) when 00 (length=4 be adjust=4)",
+        "when 30 (offset=1 ber) when 00 (length=4 be adjust=4) when 16 03 (giveback)",
     ),
     text("line", "", "Lines that end with LF or CR LF", r#"delimiter="\r\n" delimiter="\n" strip=delimiter max=64K"#),
     text("memcached-binary", "", "memcached's binary protocol (BinaryProtocolRevamped)", "when 80-81 (offset=8 length=4 be adjust=24)"),

@@ -267,3 +267,72 @@ fn every_preset_is_found_by_name_and_alias() {
 }
 
 mod presets;
+
+/// What docs/framing.md shows is what is there.
+#[test]
+fn the_documentation_holds() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/framing.md");
+    let text = std::fs::read_to_string(path).expect("docs/framing.md");
+    let documents: Vec<&str> =
+        text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or("")).collect();
+    assert!(documents.len() >= 6);
+    for document in documents {
+        Framing::from_toml(document).unwrap_or_else(|error| panic!("{error} in\n{document}"));
+    }
+    for line in text.lines().filter_map(|line| line.split("--framing '").nth(1)) {
+        Framing::parse(line.trim_end_matches('\'')).unwrap_or_else(|error| panic!("{error} in {line}"));
+    }
+    for preset in PRESETS {
+        let alias = if preset.alias.is_empty() { String::new() } else { format!("`{}`", preset.alias) };
+        let row = format!("| `{}` | {alias} | {} |", preset.name, preset.about);
+        assert!(text.contains(&row), "docs/framing.md lacks the row\n{row}");
+    }
+    for key in compile::all_keys() {
+        assert!(
+            text.contains(&format!("`{key}")) || text.contains(&format!("[{key}]")),
+            "docs/framing.md lacks {key}"
+        );
+    }
+}
+
+/// KCM's program, as a user has it: pipelined messages in any cut.
+#[test]
+fn a_program_made_for_kcm() {
+    use crate::Time;
+    use crate::assembler::{Assembler, Event, Limits};
+
+    let object = include_bytes!("../../../../towpath-bpf/tests/programs/thrift.o");
+    let program =
+        towpath_bpf::Program::load(object, &towpath_bpf::LoadOptions::default()).expect("a program");
+    let framing = Framing::program("thrift.o", program);
+    let stream: Vec<u8> = [14usize, 24, 34]
+        .iter()
+        .flat_map(|length| [&(*length as u32 - 4).to_be_bytes()[..], &vec![7; length - 4]].concat())
+        .collect();
+    for size in 1..=stream.len() {
+        let mut assembler = Assembler::new(framing.clone(), Limits::default());
+        let mut lengths = Vec::new();
+        for piece in stream.chunks(size) {
+            assembler.handle_bytes(piece);
+            while let Some(Event::Message(message)) = assembler.poll(Time::default()) {
+                lengths.push(message.bytes.len());
+            }
+        }
+        assert_eq!(lengths, [14, 24, 34], "in pieces of {size}");
+    }
+}
+
+#[test]
+fn what_a_classic_program_answers() {
+    // One instruction each: `ret #k`.
+    let ret = |k: i32| {
+        let text = format!("1\n6 0 0 {}\n", k as u32);
+        let program = towpath_bpf::Program::load(text.as_bytes(), &towpath_bpf::LoadOptions::default());
+        Framing::program("ret", program.expect("a program")).step(b"abc", &mut State::default())
+    };
+    assert_eq!(ret(9), Step::from(9));
+    assert_eq!(ret(0), Step::Need(4));
+    assert_eq!(ret(-86), Step::GiveBack);
+    assert_eq!(ret(-22), Step::Error(Cause::Program(22)));
+    assert_eq!(Cause::Program(22).errno(), 22);
+}
