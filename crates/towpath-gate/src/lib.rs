@@ -7,6 +7,7 @@ mod time;
 
 pub mod gate;
 pub mod packet;
+pub mod reassembly;
 pub mod rules;
 pub mod state;
 pub mod wire;

@@ -284,7 +284,11 @@ mod tests {
         let mut reassembler = Reassembler::new();
         add(&mut reassembler, &pieces[0], 1);
         add(&mut reassembler, &pieces[2], 1);
-        assert_eq!(add(&mut reassembler, &pieces[0], 1), Added { whole: None, dropped: 3 }, "a repeat overlaps");
+        assert_eq!(
+            add(&mut reassembler, &pieces[0], 1),
+            Added { whole: None, dropped: 3 },
+            "a repeat overlaps"
+        );
         // Two ends that differ.
         let (_, longer) = fragments(&[1; 200], 24, 5);
         add(&mut reassembler, pieces.last().unwrap(), 1);

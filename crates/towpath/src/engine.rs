@@ -9,7 +9,8 @@
 //! ```
 //!
 //! What must hold:
-//! - `packets = passed + dropped + rejected + undecodable + waiting`; waiting is 0 after [`Engine::finish`];
+//! - `packets = passed + dropped + rejected + undecodable + waiting`; waiting (for a verdict, or for the other fragments of
+//!   a datagram) is 0 after [`Engine::finish`];
 //! - packets leave in the order they came ([`Window`]);
 //! - within a flow, packets meet the rules in the order they came: while a packet of the flow waits for a verdict after
 //!   which its walk goes on, the next packet of that flow waits too;
@@ -21,6 +22,7 @@ use std::collections::VecDeque;
 
 use towpath_gate::gate::{Dir, Edits, PortId, Step, Walk};
 use towpath_gate::packet::{Addresses, Link};
+use towpath_gate::reassembly::{Added, Reassembler, Whole};
 use towpath_gate::state::{Ends, Flow};
 use towpath_gate::wire::{self, checksum, edit};
 use towpath_gate::{Gate, Packet, Time};
@@ -102,6 +104,10 @@ struct Progress {
     bucket: Option<usize>,
     /// How often an inspector sent it back to the rules or on to another queue.
     detours: u8,
+    /// How many packets it stands for: a datagram that was put together stands for its fragments.
+    parts: u32,
+    /// It was handed to an inspector before.
+    inspected: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +135,8 @@ enum Next {
     Out,
     Gone(Fate),
     Queue(u16, Kind),
+    /// It waits until its datagram is whole.
+    Reassemble,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +165,7 @@ pub struct Engine<E: Edge> {
     /// For queues that a rule names and nobody serves.
     unserved: Policy,
     window: Window<Meta, Progress>,
+    reassembler: Reassembler,
     /// Tickets that wait for room in their queue, oldest first.
     backlog: VecDeque<Ticket>,
     /// Decided, not yet acted on; empty between calls.
@@ -220,6 +229,7 @@ impl<E: Edge> Engine<E> {
             queues,
             unserved,
             window: Window::new(WINDOW_PACKETS, WINDOW_BYTES),
+            reassembler: Reassembler::new(),
             backlog: VecDeque::new(),
             settled: Vec::new(),
             continuing: Box::new([0; BUCKETS]),
@@ -248,6 +258,8 @@ impl<E: Edge> Engine<E> {
             self.handle_packet(frame, meta)?;
         }
         self.gate.expire(self.clock, EXPIRE_BUDGET);
+        let late = self.reassembler.expire(self.clock);
+        self.count(Fate::Dropped, late);
         if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
             return Ok(());
         }
@@ -266,6 +278,9 @@ impl<E: Edge> Engine<E> {
         while !self.window.is_empty() || self.queues.iter().any(|queue| queue.open() > 0) {
             self.wait()?;
         }
+        // What is not whole now never will be.
+        let unfinished = self.reassembler.expire(Time::from_nanos(u64::MAX));
+        self.count(Fate::Dropped, unfinished);
         // Whatever expired by the capture's own clock is no longer a state.
         self.gate.expire(self.clock, usize::MAX);
         Ok(())
@@ -337,12 +352,22 @@ impl<E: Edge> Engine<E> {
             wait: Wait { queue: 0, kind: Kind::Inspect, since: None },
             bucket: None,
             detours: 0,
+            parts: 1,
+            inspected: false,
         };
         match advance(&mut self.gate, packet, &mut progress, self.clock) {
             Next::Out => self.out(frame, meta, progress.walk.edits())?,
-            Next::Gone(fate) => self.count(fate),
+            Next::Gone(fate) => self.count(fate, 1),
+            Next::Reassemble => {
+                if let Some(Whole { frame, parts }) = self.reassemble(packet) {
+                    progress.parts = parts;
+                    progress.wait.kind = Kind::Divert;
+                    let meta = Meta { wire_len: frame.len() as u32, ..meta };
+                    let ticket = self.window.push_waiting(&frame, meta, progress);
+                    self.go_on(ticket, false);
+                }
+            }
             Next::Queue(number, kind) => {
-                self.totals.inspected += 1;
                 let ticket = self.window.push_waiting(frame, meta, progress);
                 self.hand_over(ticket, number, kind);
                 while !self.backlog.is_empty() || !self.window.has_room() {
@@ -374,11 +399,19 @@ impl<E: Edge> Engine<E> {
         Ok(())
     }
 
-    fn count(&mut self, fate: Fate) {
+    fn count(&mut self, fate: Fate, parts: u32) {
         match fate {
-            Fate::Dropped => self.totals.dropped += 1,
-            Fate::Rejected => self.totals.rejected += 1,
+            Fate::Dropped => self.totals.dropped += u64::from(parts),
+            Fate::Rejected => self.totals.rejected += u64::from(parts),
         }
+    }
+
+    /// Keeps a fragment; gives the datagram that it made whole. Fragments that are kept count when their datagram is
+    /// decided, or is given up.
+    fn reassemble(&mut self, packet: &Packet<'_>) -> Option<Whole> {
+        let Added { whole, dropped } = self.reassembler.add(packet, self.clock);
+        self.count(Fate::Dropped, dropped);
+        whole
     }
 
     /// Waits until something was decided: looks for a while, then sleeps on the queue that the oldest packet needs.
@@ -471,6 +504,20 @@ impl<E: Edge> Engine<E> {
             Next::Out => self.end(ticket, None),
             Next::Gone(fate) => self.end(ticket, Some(fate)),
             Next::Queue(number, kind) => self.hand_over(ticket, number, kind),
+            Next::Reassemble => {
+                let added = self.reassembler.add(&packet, self.clock);
+                self.count(Fate::Dropped, added.dropped);
+                let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
+                // The fragments of this datagram are counted by what becomes of it, and this one with them.
+                progress.parts = added.whole.as_ref().map_or(0, |whole| whole.parts);
+                progress.wait.kind = Kind::Divert;
+                let Some(Whole { frame, .. }) = added.whole else {
+                    return self.end(ticket, Some(Fate::Dropped));
+                };
+                stored.meta.wire_len = frame.len() as u32;
+                self.window.replace(ticket, &frame);
+                self.go_on(ticket, false);
+            }
         }
     }
 
@@ -537,9 +584,12 @@ impl<E: Edge> Engine<E> {
     }
 
     fn set_wait(&mut self, ticket: Ticket, wait: Wait) {
-        let Self { window, continuing, gate, .. } = self;
+        let Self { window, continuing, gate, totals, .. } = self;
         let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
         progress.wait = wait;
+        if !std::mem::replace(&mut progress.inspected, true) {
+            totals.inspected += u64::from(progress.parts);
+        }
         // The inspector sees what the rules have changed so far.
         apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
         let goes_on = wait.kind != Kind::Inspect || !gate.routes().is_empty();
@@ -558,14 +608,15 @@ impl<E: Edge> Engine<E> {
         if let Some(bucket) = progress.bucket.take() {
             self.continuing[bucket] -= 1;
         }
+        let parts = progress.parts;
         match fate {
             None => {
                 apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
-                self.totals.passed += 1;
+                self.totals.passed += u64::from(parts);
                 self.window.pass(ticket);
             }
             Some(fate) => {
-                self.count(fate);
+                self.count(fate, parts);
                 self.window.discard(ticket);
             }
         }
@@ -577,7 +628,7 @@ fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: T
     match gate.walk(&mut progress.walk, packet, now) {
         // A next hop is for a port that has hops; a capture has none.
         Step::Pass | Step::Forward(..) => leave(gate, packet, progress, now),
-        Step::Reassemble => advance(gate, packet, progress, now),
+        Step::Reassemble => Next::Reassemble,
         Step::Drop(_) => Next::Gone(Fate::Dropped),
         Step::Reject(_) => Next::Gone(Fate::Rejected),
         Step::Inspect(queue) => Next::Queue(queue, Kind::Inspect),

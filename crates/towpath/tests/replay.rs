@@ -280,6 +280,29 @@ fn several_captures_share_states_and_time_never_goes_back() {
 }
 
 #[test]
+fn fragments_are_put_together_where_a_rule_says_so() {
+    let bench = Bench::new(
+        "add 100 reass ip from any to any\n\
+         add 200 count ip from any to any frag\n\
+         add 300 inspect 1 udp from 192.168.10.53 to any\n\
+         add 400 allow ip from any to any\n",
+    );
+    let out = bench.path("out.pcap");
+    let queue = format!("1={}", troublesome("hold"));
+    let report = bench.report(&office(), &["--out", out.to_str().unwrap(), "--queue", &queue]);
+    assert_eq!(
+        number(&report, "passed"),
+        number(&report, "packets"),
+        "each fragment counts with its datagram"
+    );
+    assert_eq!(number(&report["rules"][1], "packets"), 0, "no fragment gets past reass");
+    let (before, after) = (frames(&office()), frames(&out));
+    let longest = |frames: &[Vec<u8>]| frames.iter().map(Vec::len).max().unwrap();
+    assert!(after.len() < before.len());
+    assert!(longest(&after) > longest(&before), "{} {}", longest(&after), longest(&before));
+}
+
+#[test]
 fn exit_codes_tell_what_went_wrong() {
     let bench = Bench::new("add allow ip from any to any\n");
     fs::write(
