@@ -39,6 +39,8 @@ struct Side {
     scales: bool,
     /// Its SYN was seen.
     known: bool,
+    /// It has acknowledged the other side's SYN.
+    agreed: bool,
 }
 
 /// What a segment is to the connection.
@@ -69,6 +71,9 @@ impl Window {
         let flags = segment.tcp_flags;
         match (from.known, to.known) {
             _ if flags & RST != 0 => from.reset(&to, segment),
+            // Until it is acknowledged, an answer may be another one: a listener without memory makes a new initial
+            // sequence number for every repetition of the SYN.
+            (true, true) if flags & (SYN | ACK) == SYN | ACK && !to.agreed => self.answer(sender, segment),
             (true, true) if flags & SYN != 0 => Fit::Ignored,
             (true, true) => self.established(sender, segment),
             // Before the answer there is only the SYN, or its repetition, or another attempt.
@@ -101,13 +106,8 @@ impl Window {
         let mut side = Side::of_syn(segment);
         side.max_end = side.end.wrapping_add(peer.max_window);
         let peer = &mut self.0[1 - sender];
-        // "both sides MUST send Window Scale options in their <SYN> segments to enable window scaling in either
-        // direction", RFC 7323 section 2.2.
-        if !(side.scales && peer.scales) {
-            (side.scale, peer.scale) = (0, 0);
-        }
         let una = if segment.tcp_flags & ACK == 0 { peer.end } else { segment.tcp_ack };
-        side.acked = una;
+        (side.acked, side.agreed) = (una, segment.tcp_flags & ACK != 0);
         peer.max_end = una.wrapping_add(u32::from(segment.tcp_window).max(1));
         self.0[sender] = side;
         Fit::Fits
@@ -132,11 +132,14 @@ impl Window {
         if !fits {
             return Fit::Invalid;
         }
-        let window = u32::from(segment.tcp_window) << from.scale;
+        // "Both sides MUST send Window Scale options in their <SYN> segments to enable window scaling in either
+        // direction", RFC 7323 section 2.2.
+        let scale = if from.scales && to.scales { from.scale } else { 0 };
+        let window = u32::from(segment.tcp_window) << scale;
         let from = &mut self.0[sender];
         from.max_window = from.max_window.max(window);
         from.end = later(from.end, end);
-        from.acked = later(from.acked, ack);
+        (from.acked, from.agreed) = (later(from.acked, ack), true);
         let to = &mut self.0[1 - sender];
         to.max_end = later(to.max_end, ack.wrapping_add(window.max(1)));
         Fit::Fits
@@ -152,6 +155,7 @@ impl Side {
             max_end: end,
             max_window: u32::from(segment.tcp_window).max(1),
             acked: 0,
+            agreed: false,
             scale: segment.tcp_wscale.unwrap_or(0).min(14),
             scales: segment.tcp_wscale.is_some(),
             known: true,
@@ -337,7 +341,21 @@ mod tests {
     #[test]
     fn opening() {
         let stories: &[(&str, &[Row])] = &[
-            ("a repeated SYN", &[OPEN[0], OPEN[0], OPEN[1], OPEN[1].ignored()]),
+            (
+                "a repeated SYN",
+                &[OPEN[0], OPEN[0], OPEN[1], OPEN[0].ignored(), OPEN[1], OPEN[2], OPEN[1].ignored()],
+            ),
+            (
+                "another answer",
+                &[
+                    OPEN[0],
+                    OPEN[1],
+                    ('<', "SA", 77_777, 1, 0, 2000, Fits),
+                    ('>', "A", 1, 1, 0, 1000, Invalid),
+                    ('>', "A", 1, 77_778, 0, 1000, Fits),
+                    ('<', "SA", 99_999, 1, 0, 2000, Ignored),
+                ],
+            ),
             (
                 "another attempt",
                 &[OPEN[0], ('>', "S", 500, 0, 0, 1000, Fits), ('<', "SA", 0, 501, 0, 2000, Fits)],
