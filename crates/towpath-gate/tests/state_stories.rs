@@ -2,8 +2,8 @@
 
 use towpath_gate::Time;
 use towpath_gate::state::{
-    Direction, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, Refused,
-    RuleId, Segment, Settings, States, Tracking,
+    Cursor, Direction, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted,
+    Refused, RuleId, Segment, Settings, States, Tracking,
 };
 
 const RULE: RuleId = RuleId(7);
@@ -791,4 +791,30 @@ fn loose_tracking_picks_connections_up() {
         &loose,
         &[(0, '>', "A", 5, 20_000), (20_000, '<', "A", 9, 0)],
     );
+}
+
+#[test]
+fn a_dump_goes_on_where_it_was() {
+    let mut world = World::new(Settings::default());
+    let v6 = |port| Flow { src_port: port, ..flow6(17) };
+    for port in 1..=10 {
+        world.limit(udp(1, port, 2, 53), 1, LimitMask::SRC_PORT, 1).unwrap();
+        world.keep(v6(port), 2).unwrap();
+    }
+    let throughout: Vec<_> = world.states.list(world.now).map(|listed| (listed.kind, listed.flow)).collect();
+    assert_eq!(throughout.len(), 30);
+    let (mut cursor, mut dumped) = (Cursor::default(), Vec::new());
+    for other in 100.. {
+        let piece: Vec<_> = world.states.dump(cursor, world.now).take(3).collect();
+        let Some((_, next)) = piece.last() else { break };
+        cursor = *next;
+        dumped.extend(piece.into_iter().map(|(listed, _)| (listed.kind, listed.flow)));
+        // States come and go meanwhile.
+        world.keep(udp(9, other, 2, 53), other.into()).unwrap();
+        world.keep(v6(other), other.into()).unwrap();
+        world.states.remove_where(|rule| rule.0 == u32::from(other) - 2);
+    }
+    for entry in &throughout {
+        assert_eq!(dumped.iter().filter(|dumped| *dumped == entry).count(), 1, "{entry:?}");
+    }
 }

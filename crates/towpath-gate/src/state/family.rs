@@ -333,12 +333,14 @@ where
         expired
     }
 
-    pub(super) fn list(&self, now: Time) -> impl Iterator<Item = Listed> {
-        self.table.iter().filter(move |entry| entry.live(now)).map(move |entry| {
+    pub(super) fn list_from(&self, slot: u32, now: Time) -> impl Iterator<Item = (u32, Listed)> {
+        self.table.live_from(slot, now).map(move |(slot, entry)| {
             let State { forward, parent, tcp, packets, bytes, .. } = &entry.body;
             let kind = if *parent == NONE { Kind::State } else { Kind::Limit };
             let common = Listed::new(entry, entry.key.flow(*forward), kind, now);
-            Listed { packets: *packets, bytes: *bytes, tcp_seen: tcp.seen, tcp_ack: tcp.ack, ..common }
+            let seen =
+                Listed { packets: *packets, bytes: *bytes, tcp_seen: tcp.seen, tcp_ack: tcp.ack, ..common };
+            (slot, seen)
         })
     }
 

@@ -21,6 +21,14 @@ pub enum Kind {
     },
 }
 
+/// Where a dump goes on; the default is the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// 0 parents, 1 IPv4, 2 IPv6.
+    pub(super) part: u8,
+    pub(super) slot: u32,
+}
+
 /// One entry of a listing. Pairs are \[forward, reverse\].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {

@@ -1,5 +1,18 @@
 //! Dynamic states: what keep-state, limit and check-state remember.
 //!
+//! They are ipfw's (ipfw(8), STATEFUL FIREWALL; lifetimes as the code has them, not the manual page). What differs:
+//!
+//! - A state ends to the nanosecond, and is never found after its end; ipfw finds it until it is collected.
+//! - `limit` never lets one more through, and a state that exists is found before the limit is looked at, also by
+//!   `set-limit`.
+//! - What is expired takes up no room: an install that would be refused collects first.
+//! - An acknowledgement number counts only in a segment with ACK.
+//! - `check-state :any` finds the state that was made last, as ipfw does as long as its table has not grown.
+//! - Full tables may evict, sources may be capped, ICMP identifiers and SCTP chunks may be looked at: settings that
+//!   are off ([`Settings`]). TCP may be tracked strictly or loosely: per rule ([`Tracking`]).
+//!
+//! Not supported yet: keepalives, and any number of threads at once.
+//!
 //! ```
 //! use towpath_gate::Time;
 //! use towpath_gate::state::{Direction, Ends, Flow, Install, Lookup, Name, RuleId, Segment, Settings, States};
@@ -48,7 +61,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::ops::BitOr;
 
-pub use list::{Kind, Line, Listed};
+pub use list::{Cursor, Kind, Line, Listed};
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
 pub use states::{Counters, Gauge, States};

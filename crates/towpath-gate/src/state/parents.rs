@@ -124,10 +124,10 @@ impl Parents {
         }
     }
 
-    pub(super) fn list(&self, now: Time) -> impl Iterator<Item = Listed> {
-        self.table.iter().filter(move |entry| entry.live(now)).map(move |entry| {
+    pub(super) fn list_from(&self, slot: u32, now: Time) -> impl Iterator<Item = (u32, Listed)> {
+        self.table.live_from(slot, now).map(move |(slot, entry)| {
             let kind = Kind::Parent { count: entry.body.count };
-            Listed::new(entry, entry.body.flow, kind, now)
+            (slot, Listed::new(entry, entry.body.flow, kind, now))
         })
     }
 }

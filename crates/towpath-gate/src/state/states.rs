@@ -1,12 +1,14 @@
 //! The states of one gate.
 
+use std::cmp::Ordering;
+
 use slab::Slab;
 
 use super::chain::NONE;
 use super::family::{Family, Found, Seen, Shared, Template, after};
 use super::hash::Secret;
 use super::key::{Key4, Key6};
-use super::list::Listed;
+use super::list::{Cursor, Listed};
 use super::parents::Parents;
 use super::sources::Sources;
 use super::window::Window;
@@ -286,7 +288,23 @@ impl States {
 
     /// What is live: parents, then IPv4 states, then IPv6 states.
     pub fn list(&self, now: Time) -> impl Iterator<Item = Listed> {
-        self.shared.parents.list(now).chain(self.v4.list(now)).chain(self.v6.list(now))
+        self.dump(Cursor::default(), now).map(|(listed, _)| listed)
+    }
+
+    /// [`States::list`] in pieces: each entry with the cursor that goes on after it, at any later time and whatever
+    /// happened in between. No state comes twice, and none is missed that lived throughout.
+    pub fn dump(&self, from: Cursor, now: Time) -> impl Iterator<Item = (Listed, Cursor)> {
+        // Parts before the cursor's are over, those after it begin at 0.
+        let start = move |part: u8| match part.cmp(&from.part) {
+            Ordering::Less => u32::MAX,
+            Ordering::Equal => from.slot,
+            Ordering::Greater => 0,
+        };
+        let after = |part| move |(slot, listed)| (listed, Cursor { part, slot: slot + 1 });
+        let parents = self.shared.parents.list_from(start(0), now).map(after(0));
+        let v4 = self.v4.list_from(start(1), now).map(after(1));
+        let v6 = self.v6.list_from(start(2), now).map(after(2));
+        parents.chain(v4).chain(v6)
     }
 
     #[inline]

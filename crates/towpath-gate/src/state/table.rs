@@ -222,8 +222,10 @@ impl<const N: usize, B: Body> Table<N, B> {
         orphaned
     }
 
-    /// All entries, by slot, those included whose time is over.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry<N, B>> {
-        self.entries.iter().map(|(_, entry)| entry)
+    /// The live entries from `slot` on, in the order of their slots. An entry keeps its slot for life.
+    pub(super) fn live_from(&self, slot: u32, now: Time) -> impl Iterator<Item = (u32, &Entry<N, B>)> {
+        let slots = slot..self.entries.capacity() as u32;
+        let entries = slots.filter_map(|slot| Some((slot, self.entries.get(slot as usize)?)));
+        entries.filter(move |(_, entry)| entry.live(now))
     }
 }
