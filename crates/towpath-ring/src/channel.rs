@@ -12,8 +12,9 @@ use thiserror::Error;
 
 use crate::Seq;
 use crate::abi::{self, INLINE_BYTES, VERSION};
+use crate::dump::Dump;
 use crate::endpoint::Config;
-use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Meta};
+use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Header, Meta};
 use crate::hello::{NOTICE, Notice, Reply, Welcome};
 use crate::lane::frames::{NoRoom, Room};
 use crate::lane::producer::Producer;
@@ -27,6 +28,8 @@ use crate::verdicts::{Decision, Verdicts};
 
 /// How long the peer is believed to be alive without a look, in nanoseconds.
 const PEER_CHECK: u64 = 5_000_000;
+/// Most messages taken from a client's TX lane at a time.
+const MESSAGES: usize = 256;
 /// Most messages read from a client's socket at a time.
 const NOTICES: usize = 64;
 
@@ -43,7 +46,7 @@ pub struct Channel {
     /// The memory that the client writes.
     theirs: Words,
     payload: Payload,
-    rx: Producer,
+    pub(crate) rx: Producer,
     verdicts: Verdicts,
     transmit: Transmit,
     sleeper: Sleeper,
@@ -51,6 +54,9 @@ pub struct Channel {
     /// Messages that are out in a memory of their own, with their sizes.
     oneshots: Vec<(Seq, u64)>,
     oneshot_max: u64,
+    /// Whether messages from the client are wanted.
+    messages: bool,
+    pub(crate) dump: Option<Dump>,
     /// Frames lost since the last one that was published.
     lost: u16,
     stats: ChannelStats,
@@ -140,6 +146,8 @@ pub struct ChannelStats {
     pub late: u64,
     /// Words from the client that have no meaning.
     pub violations: u64,
+    /// Messages received from the client, replacements not counted.
+    pub messages: u64,
     /// Times that a message found no room.
     pub full: u64,
     /// Messages that travelled in a memory of their own.
@@ -204,6 +212,8 @@ impl Channel {
             ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP),
             oneshots: Vec::new(),
             oneshot_max: config.oneshot_max,
+            messages: config.messages,
+            dump: None,
             lost: 0,
             stats: ChannelStats::default(),
             _share: share,
@@ -281,7 +291,7 @@ impl Channel {
         Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
     }
 
-    fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
+    pub(crate) fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
         let mut header = meta.header(len, flags);
         header.lost = std::mem::take(&mut self.lost);
         let seq = self.rx.publish(&self.own, room, &header, inline);
@@ -335,6 +345,30 @@ impl Channel {
             self.die(Death::Violations);
         }
         decided
+    }
+
+    /// Takes the messages that the client has sent (with [`Config::messages`]) and gives a copy of each to `f`: its
+    /// header, of which only the length was checked, and its payload. A bounded number per call; returns how many.
+    pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
+        for count in 0..MESSAGES {
+            if self.control.dead == Some(Death::Violations) || !self.messages {
+                return count;
+            }
+            match self.transmit.next(&self.own, &self.theirs) {
+                Ok(None) => return count,
+                Ok(Some((found, bytes))) => {
+                    self.stats.messages += 1;
+                    f(&found.header, &bytes);
+                    self.transmit.put_back(bytes);
+                }
+                Err(_) => {
+                    // Where the next message would be is not known any more.
+                    self.stats.violations += 1;
+                    self.die(Death::Violations);
+                }
+            }
+        }
+        MESSAGES
     }
 
     /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
@@ -440,7 +474,7 @@ impl Channel {
         self.sleeper.arm(&self.own);
         self.control.dead.is_none()
             && !self.verdicts.is_ready(&self.theirs, &self.rx)
-            && !self.transmit.is_ready(&self.theirs)
+            && !(self.messages && self.transmit.is_ready(&self.theirs))
     }
 
     /// For event loops: no doorbells any more.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, INLINE_BYTES};
 use crate::attach::{Attached, attach};
+use crate::channel::Full;
 use crate::error::{AttachError, RecvError};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
 use crate::hello::{NOTICE, Notice};
@@ -121,7 +122,7 @@ pub struct NotReplaced {
     /// The frame.
     pub frame: Frame,
     /// Why not.
-    pub why: crate::channel::Full,
+    pub why: Full,
 }
 
 impl Consumer {
@@ -263,7 +264,7 @@ impl Consumer {
             "{:?} is about one frame",
             answer.verdict
         );
-        let received = Seq(self.rx.expected().0.wrapping_sub(1));
+        let received = self.rx.expected().back(1);
         let upto = if received.is_before(upto) { received } else { upto };
         if !self.upto.is_before(upto) {
             return;
@@ -320,21 +321,26 @@ impl Consumer {
         let mut frame = frame;
         loop {
             match self.try_replace(frame, payload) {
-                Err(NotReplaced { frame: again, why: crate::channel::Full::Lent }) => frame = again,
+                Err(NotReplaced { frame: again, why: Full::Lent }) => frame = again,
                 other => return other,
             }
-            self.flush();
-            self.sleeper.arm(&self.ring.own);
-            let waited = !self.tx_is_returned() && !self.ended;
-            // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
-            if waited && sys::wait(&[self.ring.socket.as_fd()], Some(Duration::from_millis(100))).is_ok() {
-                self.stats.sleeps += 1;
-            }
-            self.sleeper.disarm(&self.ring.own);
-            if self.listen().is_err() || self.ended {
-                return Err(NotReplaced { frame, why: crate::channel::Full::Dead });
+            if let Err(why) = self.wait_for_room() {
+                return Err(NotReplaced { frame, why });
             }
         }
+    }
+
+    /// Waits until the engine has given a TX frame back.
+    fn wait_for_room(&mut self) -> Result<(), Full> {
+        self.flush();
+        self.sleeper.arm(&self.ring.own);
+        if !self.tx_is_returned() && !self.ended {
+            self.stats.sleeps += 1;
+            // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
+            let _ = sys::wait(&[self.ring.socket.as_fd()], None);
+        }
+        self.sleeper.disarm(&self.ring.own);
+        if self.listen().is_err() || self.ended { Err(Full::Dead) } else { Ok(()) }
     }
 
     /// Lets the frame go on with another payload.
@@ -350,6 +356,41 @@ impl Consumer {
             }
             Err(why) => Err(NotReplaced { frame, why: why.into() }),
         }
+    }
+
+    /// Sends a message to the engine; waits while the ring towards it is full. Whether engines listen to messages is
+    /// theirs to say ([`crate::Config::messages`]).
+    ///
+    /// # Errors
+    /// [`Full`]: the message is larger than that ring, or the engine is gone.
+    pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+        loop {
+            match self.try_send(payload, meta) {
+                Err(Full::Lent) => self.wait_for_room()?,
+                other => return other,
+            }
+        }
+    }
+
+    /// Sends a message to the engine if there is room. It is woken by the next call that receives, or by
+    /// [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room now ([`Full::Lent`]), or never will be.
+    pub fn try_send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+        self.transmit(payload, meta)?;
+        Ok(())
+    }
+
+    /// Asks for a dump of what `group` names. The answer comes as frames of [`Kind::DUMP`] and one of [`Kind::DONE`], or
+    /// one of [`Kind::ERROR`].
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn request(&mut self, group: u32, payload: &[u8]) -> Result<(), Full> {
+        self.send(payload, &Meta { kind: Kind::REQUEST, group, ..Meta::default() })?;
+        self.flush();
+        Ok(())
     }
 
     /// Wakes the engine if it waits for what was decided. Receiving does it too.
@@ -441,6 +482,10 @@ impl Consumer {
             self.undecided.pop_front();
         }
         self.undecided.push_back((seq, at));
+        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
+        if self.upto.is_before(seq.back(1 << 30)) {
+            self.upto = seq.back(1 << 30);
+        }
         self.stats.received += 1;
         self.stats.lost += u64::from(header.lost);
         Ok(Some(Frame { seq, at, header }))

@@ -58,6 +58,8 @@ pub struct Config {
     pub pending_max: usize,
     /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message.
     pub oneshot_max: u64,
+    /// Whether messages from clients are wanted; then [`Channel::poll_messages`] must be called. The default is not.
+    pub messages: bool,
     /// What each user may have.
     pub limits: Limits,
 }
@@ -77,6 +79,7 @@ impl Default for Config {
             violations_max: 64,
             pending_max: 16,
             oneshot_max: 64 << 20,
+            messages: false,
             limits: Limits::default(),
         }
     }

@@ -34,6 +34,7 @@ fn config() -> Config {
         held_max: 8,
         deadline: Some(Duration::from_nanos(1000)),
         violations_max: u64::MAX,
+        messages: true,
         ..Config::default()
     }
 }
@@ -79,8 +80,8 @@ enum Op {
     Entry(u32, u32, u8, u8, u16),
     /// A record likewise, and how many are claimed to be there.
     Record(u32, u32, u8, u16, u32),
-    /// A TX header that claims to be a replacement: frame, number, length, flags.
-    Transmit(u32, u32, u32, u16),
+    /// A TX header, often one that claims to be a replacement: frame, number, length, flags, kind.
+    Transmit(u32, u32, u32, u16, u16),
     Message(Vec<u8>),
     Arm,
     Close,
@@ -95,8 +96,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(at, back, verdict, flags, arg)| Op::Entry(at, back, verdict, flags, arg)),
         3 => (0..4u32, 0..40u32, 0..9u8, any::<u16>(), 0..6u32)
             .prop_map(|(i, back, verdict, arg, more)| Op::Record(i, back, verdict, arg, more)),
-        3 => (0..16u32, 0..40u32, prop_oneof![0..5000u32, any::<u32>()], 0..8u16)
-            .prop_map(|(at, back, len, flags)| Op::Transmit(at, back, len, flags)),
+        5 => (0..16u32, 0..40u32, prop_oneof![0..70u32, 0..5000u32, any::<u32>()], 0..8u16, 5..8u16)
+            .prop_map(|(at, back, len, flags, kind)| Op::Transmit(at, back, len, flags, kind)),
         1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Op::Message),
         1 => Just(Op::Arm),
         1 => Just(Op::Close),
@@ -128,6 +129,10 @@ impl Ledger {
             assert!(decision.replacement.is_none_or(|r| r.len() <= small(16).bytes()));
         });
         assert_eq!(channel.held() as usize, self.out.len());
+        channel.poll_messages(|header, payload| {
+            assert_ne!(header.kind, Kind::REPLACEMENT);
+            assert_eq!(header.len as usize, payload.len());
+        });
     }
 
     fn finish(&mut self, channel: &mut Channel) {
@@ -173,10 +178,10 @@ fn apply(op: Op, raw: &mut Option<Attached>, channel: &mut Channel, ledger: &mut
             let taken = client.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Relaxed);
             store(abi::CLIENT_RECORDS, taken.wrapping_add(more.into()));
         }
-        Op::Transmit(at, back, len, flags) => {
+        Op::Transmit(at, back, len, flags, kind) => {
             let header = layout.tx_headers() + at as usize * HEADER_WORDS;
-            store(header, 7);
-            store(header + 1, u64::from(len) | u64::from(Kind::REPLACEMENT.0) << 32 | u64::from(flags) << 48);
+            store(header, u64::from(back % 4 + 1));
+            store(header + 1, u64::from(len) | u64::from(kind) << 32 | u64::from(flags) << 48);
             store(header + 4, u64::from(last.wrapping_sub(back).wrapping_add(2)) << 32);
         }
         Op::Message(bytes) => {

@@ -4,6 +4,8 @@
 //! frame, and takes their verdicts back the same way. What one side writes the other side can only read; what it
 //! reads it copies and checks. The layout of the shared memory is in `docs/ring-abi.md`.
 //!
+//! Feature `tokio`: `AsyncConsumer`, the same client for tokio.
+//!
 //! After memory-mapped netlink (Linux 3.10 to 4.5) and what was learnt from its removal.
 #![deny(unsafe_code)]
 // `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
@@ -11,12 +13,16 @@
 #![cfg_attr(loom, allow(dead_code))]
 
 mod abi;
+#[cfg(all(feature = "tokio", not(loom)))]
+mod asynchronous;
 #[cfg(not(loom))]
 mod attach;
 #[cfg(not(loom))]
 mod channel;
 #[cfg(not(loom))]
 mod client;
+#[cfg(not(loom))]
+mod dump;
 #[cfg(not(loom))]
 mod endpoint;
 #[cfg(not(loom))]
@@ -32,6 +38,8 @@ mod lane;
 mod limits;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(loom))]
+mod overload;
 mod park;
 mod region;
 mod seq;
@@ -45,10 +53,14 @@ mod verdict;
 mod verdicts;
 
 pub use abi::{INLINE_BYTES, VERSION};
+#[cfg(all(feature = "tokio", not(loom)))]
+pub use asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
 pub use channel::{Channel, ChannelStats, Death, Full, Slot};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, NotReplaced};
+#[cfg(not(loom))]
+pub use dump::{Busy, Progress, Source};
 #[cfg(not(loom))]
 pub use endpoint::{Allow, Config, Endpoint, Stats};
 #[cfg(not(loom))]
@@ -57,6 +69,8 @@ pub use geometry::{Geometry, GeometryError};
 pub use header::{Credentials, Header, Kind, Layers, Meta};
 #[cfg(not(loom))]
 pub use limits::Limits;
+#[cfg(not(loom))]
+pub use overload::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
 pub use seq::Seq;
 pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]

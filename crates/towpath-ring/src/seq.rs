@@ -16,6 +16,12 @@ impl Seq {
         Self(self.0.wrapping_add(1))
     }
 
+    /// The number `n` before this one.
+    #[must_use]
+    pub const fn back(self, n: u32) -> Self {
+        Self(self.0.wrapping_sub(n))
+    }
+
     /// How many numbers `self` is ahead of `earlier`, modulo 2^32.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u32 {

@@ -1,4 +1,4 @@
-//! The system calls, each with the error that a person can act on. All through rustix: nothing here is unsafe.
+//! The system calls, each with the error that a person can act on; all through rustix, which makes them safe.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -204,6 +204,16 @@ pub(crate) fn watch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
 /// Takes `fd` out of the set: closing it would not, while a copy of it is open.
 pub(crate) fn unwatch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
     Ok(rustix::event::epoll::delete(set, fd)?)
+}
+
+/// Registers a descriptor with the reactor of the current tokio runtime.
+#[cfg(feature = "tokio")]
+pub(crate) fn reactor(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    use tokio::io::{Interest, unix::AsyncFd};
+    // SAFETY: an OwnedFd stays open until it is dropped, and always names the same descriptor; the AsyncFd owns it.
+    #[allow(unsafe_code)]
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    Ok(registered?)
 }
 
 /// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is.

@@ -5,7 +5,7 @@
 use crate::Seq;
 use crate::abi::{self, Layout};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Kind};
-use crate::lane::consumer::{Consumer, Found};
+use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::region::{Payload, Words};
 use crate::verdict::{Flags, Verdict, Word};
 
@@ -28,8 +28,33 @@ impl Transmit {
         }
     }
 
-    pub(crate) fn is_ready(&self, _theirs: &Words) -> bool {
-        false
+    /// The next message, its payload copied, if there is one. Replacements are passed over: their verdicts name them.
+    pub(crate) fn next(&mut self, own: &Words, theirs: &Words) -> Result<Option<(Found, Vec<u8>)>, Nonsense> {
+        let Some(found) = self.peek(theirs)? else { return Ok(None) };
+        self.lane.step(&found)?;
+        if found.header.flags & FLAG_ONESHOT != 0 {
+            return Err(Nonsense::Length(found.header.len));
+        }
+        let bytes = self.copy(theirs, &found);
+        let word = Word { seq: found.seq, verdict: Verdict::Pass, flags: Flags::default() };
+        self.lane.release(own, found.at, word, 0, 0);
+        Ok(Some((found, bytes)))
+    }
+
+    /// Whether there is a message, or nonsense in the place of one.
+    pub(crate) fn is_ready(&mut self, theirs: &Words) -> bool {
+        !matches!(self.peek(theirs), Ok(None))
+    }
+
+    fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+        // At most once round: a client that only ever writes replacements could otherwise keep us here.
+        for _ in 0..self.frame_nr {
+            match self.lane.peek(theirs)? {
+                Some(found) if found.header.kind == Kind::REPLACEMENT => self.lane.step(&found)?,
+                other => return Ok(other),
+            }
+        }
+        Ok(None)
     }
 
     /// A copy of the payload in TX frame `frame`, if that is a replacement for RX frame `of`; the TX frame is given back.

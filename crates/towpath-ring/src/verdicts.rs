@@ -119,6 +119,13 @@ impl Verdicts {
     }
 
     pub(crate) fn poll(&mut self, mut lane: Lane<'_>, now: u64, f: &mut Emit<'_>) -> usize {
+        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
+        let floor = lane.rx.frames.next_seq().back(1 << 30);
+        for seq in [&mut self.upto, &mut self.overdue] {
+            if seq.is_before(floor) {
+                *seq = floor;
+            }
+        }
         let before = lane.stats.decided + lane.stats.overdue + lane.stats.garbage;
         self.take_records(&mut lane, f);
         self.take_entries(&mut lane, f);

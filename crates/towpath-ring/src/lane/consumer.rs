@@ -56,6 +56,15 @@ impl Consumer {
 
     /// The next message, if it is published.
     pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+        let found = self.peek(theirs)?;
+        if let Some(found) = &found {
+            self.step(found)?;
+        }
+        Ok(found)
+    }
+
+    /// The next message, not taken.
+    pub(crate) fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
         if !self.is_here(theirs) {
             let note = self.note(theirs);
             if !self.cursor.is_noted(note) {
@@ -67,10 +76,15 @@ impl Consumer {
             }
         }
         let header = abi::load_header(self.header_words(theirs));
-        let frames = self.frames(&header)?;
-        let at = self.cursor.position();
-        let seq = self.cursor.step(frames);
-        Ok(Some(Found { seq, at, header }))
+        self.frames(&header)?;
+        Ok(Some(Found { seq: self.cursor.expected(), at: self.cursor.position(), header }))
+    }
+
+    /// Takes the message that [`peek`](Self::peek) found.
+    pub(crate) fn step(&mut self, found: &Found) -> Result<(), Nonsense> {
+        let frames = self.frames(&found.header)?;
+        self.cursor.step(frames);
+        Ok(())
     }
 
     /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.

@@ -80,6 +80,8 @@ pub(crate) struct Frames {
     lent: u32,
     aside: Vec<u32>,
     held: u32,
+    /// Frames that belong to a message.
+    used: u32,
 }
 
 impl Frames {
@@ -96,6 +98,7 @@ impl Frames {
             lent: 0,
             aside: Vec::new(),
             held: 0,
+            used: 0,
         }
     }
 
@@ -107,6 +110,16 @@ impl Frames {
     /// The oldest number that may still be in the window.
     pub(crate) fn oldest(&self) -> Seq {
         self.oldest
+    }
+
+    /// Frames that belong to no message.
+    pub(crate) fn free(&self) -> u32 {
+        self.frame_nr() - self.used
+    }
+
+    /// All frames.
+    pub(crate) fn frame_nr(&self) -> u32 {
+        self.messages.len() as u32
     }
 
     /// Messages in the window that are undecided.
@@ -171,6 +184,7 @@ impl Frames {
         self.window[index] = at;
         self.next = seq.next();
         self.lent += 1;
+        self.used += frames;
         seq
     }
 
@@ -195,7 +209,8 @@ impl Frames {
     /// The message at `at` has come back.
     pub(crate) fn release(&mut self, at: u32) {
         self.leave(at);
-        let Message { prev, next, .. } = self.messages[at as usize];
+        let Message { prev, next, frames, .. } = self.messages[at as usize];
+        self.used -= frames;
         if next == at {
             self.ahead = NONE;
         } else {
@@ -273,10 +288,6 @@ impl Frames {
 
     fn window_index(&self, seq: Seq) -> usize {
         seq.0 as usize & (self.window.len() - 1)
-    }
-
-    fn frame_nr(&self) -> u32 {
-        self.messages.len() as u32
     }
 
     fn forward(&self, at: u32, frames: u32) -> u32 {
@@ -412,7 +423,8 @@ mod tests {
                 }
                 _ => {}
             }
-            oracle.taken(frame_nr);
+            let used = oracle.taken(frame_nr).iter().filter(|t| **t).count();
+            assert_eq!(frames.free() as usize, frame_nr as usize - used);
             let count = |s| oracle.out.iter().filter(|o| o.3 == s).count();
             assert_eq!(frames.lent() as usize, count(State::Lent));
             assert_eq!(frames.held() as usize, count(State::Held));

@@ -1,0 +1,545 @@
+//! One queue, several listeners: who gets a frame, and what becomes of one that nobody has room for.
+//!
+//! Every frame that is offered is accounted for: delivered, lost by a named policy, sent back to the caller to pass, drop
+//! or hand on, or waiting in the backlog. A loss is told to the listener in the header of its next frame.
+
+use std::collections::VecDeque;
+
+use crate::Seq;
+use crate::channel::{Channel, Full};
+use crate::header::Meta;
+
+/// Who gets a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fanout {
+    /// The first listener; the others stand by.
+    Exclusive,
+    /// One listener per flow, by [`Meta::hash`]. A flow moves only when its listener is gone.
+    FlowHash,
+    /// One listener per CPU.
+    Cpu,
+    /// The listener that has the fewest frames out.
+    LeastLoaded,
+    /// Every listener, each with its own verdict.
+    Broadcast,
+    /// Every listener that has room; nobody waits for them and nothing depends on what they say.
+    Tap,
+}
+
+/// What becomes of a frame whose listener has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overload {
+    /// The caller waits: back-pressure.
+    Block,
+    /// This frame is lost.
+    DropNewest,
+    /// It waits in a backlog of this many frames, whose oldest is lost when it is full.
+    DropOldest(usize),
+    /// It passes uninspected: fail open.
+    Pass,
+    /// It is dropped: fail closed.
+    Drop,
+    /// It goes to this queue.
+    Queue(u16),
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// This listener has it, under this number.
+    Sent(usize, Seq),
+    /// So many listeners have it ([`Fanout::Broadcast`], [`Fanout::Tap`]).
+    SentTo(usize),
+    /// It waits in the backlog.
+    Queued,
+    /// No room, and the policy is to wait: offer it again.
+    Block,
+    /// Lost by [`Overload::DropNewest`].
+    Lost,
+    /// The policy is to let it pass.
+    Pass,
+    /// The policy is to drop it.
+    Drop,
+    /// The policy is to hand it to this queue.
+    Queue(u16),
+    /// Nobody listens.
+    NoListener,
+}
+
+/// What a queue needs of a listener; a [`Channel`], or a double in a test.
+pub trait Listener {
+    /// Publishes a frame.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full>;
+    /// Frames that are out.
+    fn depth(&self) -> u32;
+    /// Counts a loss and tells it with the next frame.
+    fn lose(&mut self);
+    /// Whether it is gone.
+    fn is_dead(&self) -> bool;
+}
+
+impl Listener for Channel {
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        self.send(bytes, meta)
+    }
+
+    fn depth(&self) -> u32 {
+        self.held()
+    }
+
+    fn lose(&mut self) {
+        self.lose();
+    }
+
+    fn is_dead(&self) -> bool {
+        self.is_dead()
+    }
+}
+
+/// How a queue behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Who gets a frame.
+    pub fanout: Fanout,
+    /// What becomes of one that finds no room.
+    pub overload: Overload,
+    /// A listener with this many frames out is overloaded ...
+    pub high: u32,
+    /// ... until it has this many or fewer.
+    pub low: u32,
+}
+
+impl Default for Policy {
+    /// Exclusive, fail closed, and overloaded only when the ring is full.
+    fn default() -> Self {
+        Self { fanout: Fanout::Exclusive, overload: Overload::Drop, high: u32::MAX, low: u32::MAX }
+    }
+}
+
+/// What a queue has done. offered = sent + blocked + lost + passed + dropped + handed on + without listener + backlog.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Frames offered; one that is offered again after [`Offer::Block`] counts again.
+    pub offered: u64,
+    /// Frames that a listener has, or several.
+    pub sent: u64,
+    /// Copies that a listener of a broadcast or a tap lost.
+    pub copies_lost: u64,
+    /// Frames given back with [`Offer::Block`].
+    pub blocked: u64,
+    /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`].
+    pub lost: u64,
+    /// Frames that passed uninspected.
+    pub passed: u64,
+    /// Frames dropped.
+    pub dropped: u64,
+    /// Frames handed to another queue.
+    pub handed_on: u64,
+    /// Frames that nobody was there for.
+    pub no_listener: u64,
+    /// Frames in the backlog now.
+    pub backlog: u64,
+    /// Times that a listener reached the high mark.
+    pub overloads: u64,
+}
+
+#[derive(Debug)]
+struct Member<L> {
+    listener: L,
+    overloaded: bool,
+}
+
+/// A queue and its listeners. See [`Policy`].
+#[derive(Debug)]
+pub struct Queue<L> {
+    members: Vec<Member<L>>,
+    policy: Policy,
+    backlog: VecDeque<(Meta, u32, Box<[u8]>)>,
+    stats: QueueStats,
+}
+
+impl<L: Listener> Queue<L> {
+    /// A queue without listeners.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self { members: Vec::new(), policy, backlog: VecDeque::new(), stats: QueueStats::default() }
+    }
+
+    /// Adds a listener.
+    pub fn join(&mut self, listener: L) {
+        self.members.push(Member { listener, overloaded: false });
+    }
+
+    /// Takes out the listeners that are gone, so that what they held can be decided.
+    pub fn take_dead(&mut self) -> Vec<L> {
+        let dead = self.members.extract_if(.., |m| m.listener.is_dead());
+        dead.map(|m| m.listener).collect()
+    }
+
+    /// The listeners, for polling.
+    pub fn listeners(&mut self) -> impl Iterator<Item = &mut L> {
+        self.members.iter_mut().map(|m| &mut m.listener)
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn stats(&self) -> QueueStats {
+        QueueStats { backlog: self.backlog.len() as u64, ..self.stats }
+    }
+
+    /// Offers a frame that came on `cpu`.
+    pub fn offer(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
+        self.flush();
+        self.stats.offered += 1;
+        if !self.members.iter().any(|m| !m.listener.is_dead()) {
+            self.stats.no_listener += 1;
+            return Offer::NoListener;
+        }
+        if matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Tap) {
+            return self.offer_all(bytes, meta);
+        }
+        // What is in the backlog comes first.
+        if self.backlog.is_empty()
+            && let Some(sent) = self.try_one(bytes, meta, cpu)
+        {
+            return sent;
+        }
+        self.overloaded(bytes, meta, cpu)
+    }
+
+    /// Sends what is in the backlog and has room now.
+    pub fn flush(&mut self) {
+        while let Some((meta, cpu, bytes)) = self.backlog.pop_front() {
+            if self.try_one(&bytes, &meta, cpu).is_none() {
+                self.backlog.push_front((meta, cpu, bytes));
+                return;
+            }
+        }
+    }
+
+    fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Offer> {
+        let index = self.choose(meta, cpu)?;
+        if !self.has_room(index) {
+            return None;
+        }
+        let seq = self.members[index].listener.send(bytes, meta).ok()?;
+        self.stats.sent += 1;
+        Some(Offer::Sent(index, seq))
+    }
+
+    fn offer_all(&mut self, bytes: &[u8], meta: &Meta) -> Offer {
+        // Of a broadcast that may block, all get it or none does yet.
+        if self.policy.fanout == Fanout::Broadcast
+            && self.policy.overload == Overload::Block
+            && !(0..self.members.len()).all(|i| self.has_room(i) || self.members[i].listener.is_dead())
+        {
+            self.stats.blocked += 1;
+            return Offer::Block;
+        }
+        let mut sent = 0;
+        for index in 0..self.members.len() {
+            if self.members[index].listener.is_dead() {
+                continue;
+            }
+            if self.has_room(index) && self.members[index].listener.send(bytes, meta).is_ok() {
+                sent += 1;
+            } else {
+                self.members[index].listener.lose();
+                self.stats.copies_lost += 1;
+            }
+        }
+        if sent == 0 && self.policy.fanout == Fanout::Broadcast {
+            return self.refuse();
+        }
+        self.stats.sent += 1;
+        Offer::SentTo(sent)
+    }
+
+    fn choose(&self, meta: &Meta, cpu: u32) -> Option<usize> {
+        let live = |i: &usize| !self.members[*i].listener.is_dead();
+        let all = 0..self.members.len();
+        match self.policy.fanout {
+            Fanout::Exclusive | Fanout::Broadcast | Fanout::Tap => all.into_iter().find(live),
+            // Rendezvous hashing: the listener with the highest score for this flow; when it goes, only its flows move.
+            Fanout::FlowHash => all.filter(live).max_by_key(|i| score(meta.hash, *i)),
+            Fanout::Cpu => {
+                all.filter(live).max_by_key(|i| (*i == cpu as usize % self.members.len(), score(cpu, *i)))
+            }
+            Fanout::LeastLoaded => all.filter(live).min_by_key(|i| self.members[*i].listener.depth()),
+        }
+    }
+
+    /// Whether the listener is below its marks.
+    fn has_room(&mut self, index: usize) -> bool {
+        let Policy { high, low, .. } = self.policy;
+        let member = &mut self.members[index];
+        let depth = member.listener.depth();
+        if member.overloaded && depth <= low {
+            member.overloaded = false;
+        } else if !member.overloaded && depth >= high {
+            member.overloaded = true;
+            self.stats.overloads += 1;
+        }
+        !member.overloaded
+    }
+
+    fn overloaded(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
+        let max = match self.policy.overload {
+            Overload::DropOldest(max) if max > 0 => max,
+            Overload::DropNewest | Overload::DropOldest(_) => {
+                self.lose(meta, cpu);
+                return Offer::Lost;
+            }
+            _ => return self.refuse(),
+        };
+        if self.backlog.len() >= max
+            && let Some((meta, cpu, _)) = self.backlog.pop_front()
+        {
+            self.lose(&meta, cpu);
+        }
+        self.backlog.push_back((*meta, cpu, bytes.into()));
+        Offer::Queued
+    }
+
+    fn lose(&mut self, meta: &Meta, cpu: u32) {
+        self.stats.lost += 1;
+        if let Some(index) = self.choose(meta, cpu) {
+            self.members[index].listener.lose();
+        }
+    }
+
+    /// The policies that leave the frame to the caller.
+    fn refuse(&mut self) -> Offer {
+        match self.policy.overload {
+            Overload::Block => {
+                self.stats.blocked += 1;
+                Offer::Block
+            }
+            Overload::DropNewest | Overload::DropOldest(_) => {
+                self.stats.lost += 1;
+                Offer::Lost
+            }
+            Overload::Pass => {
+                self.stats.passed += 1;
+                Offer::Pass
+            }
+            Overload::Drop => {
+                self.stats.dropped += 1;
+                Offer::Drop
+            }
+            Overload::Queue(number) => {
+                self.stats.handed_on += 1;
+                Offer::Queue(number)
+            }
+        }
+    }
+}
+
+/// How well listener `index` suits `hash`: a mix of the two (the finaliser of MurmurHash3).
+fn score(hash: u32, index: usize) -> u32 {
+    let mut x = hash ^ (index as u32).wrapping_mul(0x9e37_79b9);
+    x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
+    x ^ (x >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A listener with room for `room` frames.
+    #[derive(Debug, Default)]
+    struct Double {
+        room: usize,
+        out: Vec<u8>,
+        lost: u64,
+        dead: bool,
+        next: u32,
+    }
+
+    impl Listener for Double {
+        fn send(&mut self, bytes: &[u8], _: &Meta) -> Result<Seq, Full> {
+            if self.out.len() == self.room {
+                return Err(Full::Lent);
+            }
+            self.out.push(bytes[0]);
+            self.next += 1;
+            Ok(Seq(self.next))
+        }
+
+        fn depth(&self) -> u32 {
+            self.out.len() as u32
+        }
+
+        fn lose(&mut self) {
+            self.lost += 1;
+        }
+
+        fn is_dead(&self) -> bool {
+            self.dead
+        }
+    }
+
+    fn queue(policy: Policy, listeners: usize, room: usize) -> Queue<Double> {
+        let mut queue = Queue::new(policy);
+        for _ in 0..listeners {
+            queue.join(Double { room, ..Double::default() });
+        }
+        queue
+    }
+
+    fn with(fanout: Fanout, overload: Overload) -> Policy {
+        Policy { fanout, overload, ..Policy::default() }
+    }
+
+    fn hash(hash: u32) -> Meta {
+        Meta { hash, ..Meta::default() }
+    }
+
+    #[test]
+    fn what_becomes_of_the_third_frame_when_there_is_room_for_two() {
+        for (overload, third, lost, out) in [
+            (Overload::Block, Offer::Block, 0, vec![1, 2]),
+            (Overload::DropNewest, Offer::Lost, 1, vec![1, 2, 5]),
+            (Overload::DropOldest(1), Offer::Queued, 1, vec![1, 2, 4]),
+            (Overload::DropOldest(0), Offer::Lost, 1, vec![1, 2, 5]),
+            (Overload::Pass, Offer::Pass, 0, vec![1, 2]),
+            (Overload::Drop, Offer::Drop, 0, vec![1, 2]),
+            (Overload::Queue(9), Offer::Queue(9), 0, vec![1, 2]),
+        ] {
+            let mut q = queue(with(Fanout::Exclusive, overload), 1, 2);
+            for n in [1, 2] {
+                assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(0, _)));
+            }
+            assert_eq!(q.offer(&[3], &hash(0), 0), third, "{overload:?}");
+            if lost == 1 {
+                // One more, then room for one: of a backlog of one the older is lost.
+                q.offer(&[4], &hash(0), 0);
+                q.members[0].listener.room = 3;
+                q.offer(&[5], &hash(0), 0);
+            }
+            assert_eq!(q.members[0].listener.out, out, "{overload:?}");
+            assert!(q.members[0].listener.lost >= lost, "{overload:?}");
+        }
+    }
+
+    #[test]
+    fn the_marks_have_hysteresis() {
+        let policy = Policy { high: 4, low: 1, ..with(Fanout::Exclusive, Overload::Drop) };
+        let mut q = queue(policy, 1, 100);
+        for n in 0..4 {
+            assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(..)));
+        }
+        for depth in [4, 3, 2] {
+            q.members[0].listener.out.truncate(depth);
+            assert_eq!(q.offer(&[9], &hash(0), 0), Offer::Drop, "at {depth}");
+        }
+        q.members[0].listener.out.truncate(1);
+        assert!(matches!(q.offer(&[9], &hash(0), 0), Offer::Sent(..)));
+        assert_eq!(q.stats().overloads, 1);
+    }
+
+    #[test]
+    fn a_flow_stays_with_its_listener_while_others_go() {
+        let mut q = queue(with(Fanout::FlowHash, Overload::Drop), 4, 10_000);
+        let at = |q: &mut Queue<Double>, h| match q.offer(&[0], &hash(h), 0) {
+            Offer::Sent(i, _) => i,
+            other => panic!("{other:?}"),
+        };
+        let before: Vec<_> = (0..1000).map(|h| at(&mut q, h * 7919)).collect();
+        for i in 0..4 {
+            let share = before.iter().filter(|b| **b == i).count();
+            assert!((150..350).contains(&share), "listener {i} has {share} of 1000 flows");
+        }
+        q.members[2].listener.dead = true;
+        for (h, before) in before.iter().enumerate() {
+            let now = at(&mut q, h as u32 * 7919);
+            assert!(now == *before || *before == 2, "flow {h} moved from {before} to {now}");
+            assert_ne!(now, 2);
+        }
+    }
+
+    #[test]
+    fn the_other_ways_of_choosing() {
+        let mut q = queue(with(Fanout::Cpu, Overload::Drop), 3, 10);
+        for cpu in 0..6 {
+            assert!(matches!(q.offer(&[0], &hash(0), cpu), Offer::Sent(i, _) if i == cpu as usize % 3));
+        }
+        let mut q = queue(with(Fanout::LeastLoaded, Overload::Drop), 3, 10);
+        for n in 0..9 {
+            q.offer(&[n], &hash(0), 0);
+        }
+        assert!(q.listeners().all(|l| l.out.len() == 3));
+        let mut q = queue(with(Fanout::Exclusive, Overload::Drop), 2, 10);
+        q.members[0].listener.dead = true;
+        assert!(matches!(q.offer(&[0], &hash(0), 0), Offer::Sent(1, _)));
+        assert_eq!(q.take_dead().len(), 1);
+        q.members[0].listener.dead = true;
+        assert_eq!(q.offer(&[0], &hash(0), 0), Offer::NoListener);
+    }
+
+    #[test]
+    fn a_slow_listener_of_a_tap_slows_nobody() {
+        let mut q = queue(with(Fanout::Tap, Overload::Block), 2, 100);
+        q.members[1].listener.room = 1;
+        for n in 0..10 {
+            assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::SentTo(1 | 2)));
+        }
+        assert_eq!((q.members[0].listener.out.len(), q.members[0].listener.lost), (10, 0));
+        assert_eq!((q.members[1].listener.out.len(), q.members[1].listener.lost), (1, 9));
+        let mut q = queue(with(Fanout::Broadcast, Overload::Drop), 2, 1);
+        assert_eq!(q.offer(&[1], &hash(0), 0), Offer::SentTo(2));
+        assert_eq!(q.offer(&[2], &hash(0), 0), Offer::Drop);
+    }
+
+    fn overload() -> impl Strategy<Value = Overload> {
+        prop_oneof![
+            Just(Overload::Block),
+            Just(Overload::DropNewest),
+            (0..4usize).prop_map(Overload::DropOldest),
+            Just(Overload::Pass),
+            Just(Overload::Drop),
+            Just(Overload::Queue(3)),
+        ]
+    }
+
+    fn fanout() -> impl Strategy<Value = Fanout> {
+        prop::sample::select(vec![
+            Fanout::Exclusive,
+            Fanout::FlowHash,
+            Fanout::Cpu,
+            Fanout::LeastLoaded,
+            Fanout::Broadcast,
+            Fanout::Tap,
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn every_frame_is_accounted_for(
+            fanout in fanout(), overload in overload(), high in 1..6u32, low in 0..6u32,
+            ops in prop::collection::vec((0..4usize, 0..6usize, any::<u32>()), 1..80),
+        ) {
+            let mut q = queue(Policy { fanout, overload, high, low }, 3, 4);
+            for (who, what, hash) in ops {
+                match what {
+                    0 => drop(q.members.get_mut(who).map(|m| m.listener.out.clear())),
+                    1 if hash % 8 == 0 => drop(q.members.get_mut(who).map(|m| m.listener.dead = true)),
+                    2 if hash % 4 == 0 => drop(q.take_dead()),
+                    _ => drop(q.offer(&[1], &Meta { hash, ..Meta::default() }, hash)),
+                }
+                let s = q.stats();
+                prop_assert_eq!(s.offered, s.sent + s.blocked + s.lost + s.passed + s.dropped + s.handed_on
+                    + s.no_listener + s.backlog);
+                if let Overload::DropOldest(max) = overload {
+                    prop_assert!(s.backlog <= max as u64);
+                }
+            }
+        }
+    }
+}
