@@ -14,6 +14,7 @@
 //! References: RFC 9669; `kernel/bpf/verifier.c` for what programs made for Linux rely on.
 
 use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
 
 use crate::alu::{AluOp, Cond};
 use crate::context::{self, Field};
@@ -32,11 +33,15 @@ pub const MAX_FRAMES: usize = 8;
 /// States kept apart at one instruction before they are joined: constant loops up to this length are followed exactly.
 const MAX_STATES: usize = 64;
 
+/// Steps after which fewer states are kept apart, and after which all are joined.
+const STEPS_EXACT: u32 = MAX_STEPS / 4;
+const STEPS_COARSE: u32 = MAX_STEPS / 2;
+
 /// States kept in all; beyond, every instruction has one. Bounds the checker's memory.
 const MAX_ALL_STATES: usize = 4096;
 
-/// Branches waiting to be followed. Bounds the checker's memory.
-const MAX_PENDING: usize = 4096;
+/// Branches waiting to be followed: as many as the longest program can have on one path. Bounds the checker's memory.
+const MAX_PENDING: usize = MAX_INSTRUCTIONS / 2;
 
 /// Instructions and comparisons of states (`BPF_COMPLEXITY_LIMIT_INSNS` of `linux/bpf.h` is the same number).
 pub(crate) const MAX_STEPS: u32 = 1_000_000;
@@ -259,7 +264,13 @@ impl Walk {
             self.step_taken(at, looked)?;
             return Ok(false);
         }
-        let limit = if self.kept < MAX_ALL_STATES { self.max_states } else { 1 };
+        // The more was spent, the more is joined: a program of many paths is seen less exactly rather than not at all.
+        let limit = match self.facts.steps {
+            _ if self.kept >= MAX_ALL_STATES || self.pending.len() >= MAX_PENDING / 8 => 1,
+            0..STEPS_EXACT => self.max_states,
+            STEPS_EXACT..STEPS_COARSE => self.max_states.min(4),
+            _ => 1,
+        };
         if seen.joined || seen.states.len() >= limit {
             let mut all = seen.states.drain(..);
             let first = all.next().unwrap_or_else(|| state.clone());
@@ -479,7 +490,7 @@ impl Walk {
                     return Err(Reason::NotScalar(src, value.what()));
                 }
                 self.uses_stack(frame, min + off);
-                write_stack(&mut state.frames[frame], (min + off, max + off), size.bytes(), Some(value))
+                write_stack(state.frame_mut(frame), (min + off, max + off), size.bytes(), Some(value))
             }
             Value::Packet { .. } => Err(Reason::WritesPacket(base)),
             Value::PacketEnd => Err(Reason::ReadsEnd(base)),
@@ -526,7 +537,7 @@ impl Walk {
             read_stack(&state.frames[frame], (min, max), bytes)?;
         }
         self.uses_stack(frame, min);
-        write_stack(&mut state.frames[frame], (min, max), bytes, None)?;
+        write_stack(state.frame_mut(frame), (min, max), bytes, None)?;
         clobber(state);
         state.top_mut().regs[0] = Value::Scalar(Range::ANY);
         Ok(())
@@ -538,7 +549,7 @@ impl Walk {
         }
         let mut frame = Frame::new(at + 1);
         frame.regs[1..=5].copy_from_slice(&state.top().regs[1..=5]);
-        state.frames.push(frame);
+        state.frames.push(Rc::new(frame));
         self.facts.frames = self.facts.frames.max(state.frames.len());
         // Inside the program: `functions` has seen to it.
         Ok(Next::To(usize::try_from(at as i64 + 1 + i64::from(by)).unwrap_or(0)))
@@ -740,11 +751,10 @@ fn exit(state: &mut State) -> Result<Next, Reason> {
 
 /// Pointers to the stack of an ended function, saved in a caller's stack, point to nothing.
 fn forget_frame(state: &mut State, ended: usize) {
-    for frame in &mut state.frames {
-        for slot in &mut frame.stack {
-            if matches!(slot, Slot::Saved(Value::Stack { frame, .. }) if *frame == ended) {
-                *slot = Slot::Bytes(0);
-            }
+    let ends = |slot: &Slot| matches!(slot, Slot::Saved(Value::Stack { frame, .. }) if *frame == ended);
+    for frame in state.frames.iter_mut().filter(|frame| frame.stack.iter().any(ends)) {
+        for slot in Rc::make_mut(frame).stack.iter_mut().filter(|slot| ends(slot)) {
+            *slot = Slot::Bytes(0);
         }
     }
 }

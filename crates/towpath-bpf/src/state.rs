@@ -5,6 +5,7 @@
 //! except for their `off`; which number an id has means nothing, so covering and joining carry a renaming.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use crate::range::Range;
 
@@ -225,7 +226,8 @@ impl Frame {
 pub(crate) struct State {
     /// On this path a pointer that was moved by a variable number was found to be inside the message.
     pub(crate) compared: bool,
-    pub(crate) frames: Vec<Frame>,
+    /// Shared between the states of a path's branches until one changes them.
+    pub(crate) frames: Vec<Rc<Frame>>,
 }
 
 impl State {
@@ -233,7 +235,7 @@ impl State {
     pub(crate) fn start() -> Self {
         let mut frame = Frame::new(usize::MAX);
         frame.regs[1] = Value::Context { off: 0 };
-        Self { compared: false, frames: vec![frame] }
+        Self { compared: false, frames: vec![Rc::new(frame)] }
     }
 
     /// The running function's frame.
@@ -243,7 +245,12 @@ impl State {
 
     pub(crate) fn top_mut(&mut self) -> &mut Frame {
         let top = self.frames.len() - 1;
-        &mut self.frames[top]
+        self.frame_mut(top)
+    }
+
+    /// The frame to change; `index` is one of them.
+    pub(crate) fn frame_mut(&mut self, index: usize) -> &mut Frame {
+        Rc::make_mut(&mut self.frames[index])
     }
 
     /// Whether both are in the same chain of calls.
@@ -255,14 +262,15 @@ impl State {
     pub(crate) fn covers(&self, new: &Self) -> bool {
         let mut names = Names::default();
         self.compared <= new.compared
-            && self.frames.iter().zip(&new.frames).all(|(old, new)| old.covers(new, &mut names))
+            // States differ in the running function mostly.
+            && self.frames.iter().zip(&new.frames).rev().all(|(old, new)| old.covers(new, &mut names))
     }
 
     /// A state that covers both; they are in the same chain of calls.
     pub(crate) fn join(&self, new: &Self, widen: bool, ids: &mut u32) -> Self {
         let mut joins = Joins { made: HashMap::new(), ids };
         let frames = self.frames.iter().zip(&new.frames);
-        let frames = frames.map(|(old, new)| old.join(new, widen, &mut joins)).collect();
+        let frames = frames.map(|(old, new)| Rc::new(old.join(new, widen, &mut joins))).collect();
         Self { compared: self.compared && new.compared, frames }
     }
 
@@ -274,6 +282,12 @@ impl State {
             _ => {}
         };
         for frame in &mut self.frames {
+            let has = |value: &Value| matches!(value, Value::Packet { id: other, .. } if *other == id);
+            let saved = |slot: &Slot| matches!(slot, Slot::Saved(value) if has(value));
+            if !frame.regs.iter().any(has) && !frame.stack.iter().any(saved) {
+                continue;
+            }
+            let frame = Rc::make_mut(frame);
             frame.regs.iter_mut().for_each(learn);
             for slot in &mut frame.stack {
                 if let Slot::Saved(value) = slot {

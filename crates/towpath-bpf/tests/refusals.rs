@@ -299,6 +299,15 @@ fn long_programs_and_many_paths_end() {
     let program = load_raw(&wide).expect("joined");
     assert!(program.stats().steps < 200_000, "{} steps", program.stats().steps);
 
+    // A loop around two hundred branches: the longer the walk, the more is joined.
+    let mut looping = vec![load(W, 9, 1, LEN), mov(0, 0), mov(8, 0)];
+    for bit in 0..200 {
+        looping.extend([raw(0x45, 9, 0, 1, 1 << (bit % 31)), add(0, 1 + bit % 7)]);
+    }
+    looping.extend([add(8, 1), raw(0x55, 8, 0, -402, 1000), EXIT]);
+    let accepted = load_raw(&looping).map(|program| program.stats().back_edges);
+    assert_eq!(accepted, Ok(1));
+
     // Functions that call twice, eight deep, with states that differ: bounded, whatever the answer is.
     let mut deep = Vec::new();
     for level in 0..7 {

@@ -481,9 +481,11 @@ fn loops_over_the_stack_are_followed() {
 
 // Classic BPF.
 
-/// Statements: code, jt, jf, k; the message; the result.
+/// Name; statements: code, jt, jf, k; the message; the result.
+type ClassicRow = (&'static str, &'static [[u32; 4]], &'static [u8], u32);
+
 #[rustfmt::skip]
-const CLASSIC: &[(&str, &[[u32; 4]], &[u8], u32)] = &[
+const CLASSIC: &[ClassicRow] = &[
     ("ret #k",    &[[0x06, 0, 0, 7]], &[], 7),
     ("ret a",     &[[0x00, 0, 0, 9], [0x16, 0, 0, 0]], &[], 9),
     ("a, x start at 0", &[[0x0c, 0, 0, 0], [0x16, 0, 0, 0]], &[], 0),
