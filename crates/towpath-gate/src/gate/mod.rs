@@ -22,12 +22,14 @@
 
 mod class;
 mod cuts;
+mod explain;
 mod index;
 mod insn;
 mod log;
 mod pipe;
 mod port;
 mod program;
+mod reload;
 mod run;
 mod walk;
 mod written;
@@ -35,8 +37,10 @@ mod written;
 use std::collections::HashMap;
 use std::num::NonZeroU16;
 
+pub use explain::{Explained, Explanation, Lead, Outcome};
 pub use log::{Logged, PacketLog};
 pub use port::{PortId, Ports, Route, Routes};
+pub use reload::{Diff, StatePolicy};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};
 pub use written::{BadPacket, Written};
 
@@ -178,17 +182,33 @@ impl Gate {
                 intern(name, &mut self.flow_names, &mut self.names);
             }
         }
-        let names = Names {
-            ports: &self.ports,
-            tables: &self.table_names,
-            flows: &self.flow_names,
-            disabled_sets: self.disabled_sets,
-        };
-        self.program = Program::new(
+        let names = self.resolver();
+        let program = Program::new(
             self.rules.iter().map(|(id, rule)| (*id, rule)),
             self.hidden.iter().map(|(id, rule)| (*id, rule)),
             &names,
         );
+        self.program = program;
+    }
+
+    /// What names in rules stand for.
+    fn resolver(&self) -> Names<'_> {
+        Names {
+            ports: &self.ports,
+            tables: &self.table_names,
+            flows: &self.flow_names,
+            disabled_sets: self.disabled_sets,
+        }
+    }
+
+    /// The rules that no packet has matched since they were loaded or zeroed, but for the default rule.
+    pub fn unused(&self) -> impl Iterator<Item = &Rule> {
+        let default = self.program.default;
+        self.rules[..default]
+            .iter()
+            .zip(&self.counters)
+            .filter(|(_, c)| c.packets == 0)
+            .map(|((_, rule), _)| rule)
     }
 
     /// Every rule in order with its counters, the default rule last.

@@ -24,6 +24,12 @@ impl Bucket {
         Self { rate: pipe.rate, burst, full_at: 0, passed: 0, dropped: 0 }
     }
 
+    /// Whether this is the bucket of such a pipe.
+    pub(super) fn is(&self, pipe: Pipe) -> bool {
+        let other = Self::new(pipe);
+        (self.rate, self.burst) == (other.rate, other.burst)
+    }
+
     /// Whether a packet of so many bytes may pass now.
     pub(super) fn take(&mut self, bytes: u64, now: Time) -> bool {
         if self.rate == 0 {

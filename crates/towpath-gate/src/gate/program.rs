@@ -9,7 +9,7 @@ use crate::rules::address::{Address, TableRef};
 use crate::rules::option::{Arg, Interface, TagArg, Term, Test};
 use crate::rules::protocol::Protocol;
 use crate::rules::{Action, Log, NextHop, ReturnTo, Rule, StateName, StateOption, Target};
-use crate::state::{Install, Limit, LimitMask, Lookup, Name, RuleId, Tracking};
+use crate::state::{Install, Limit, LimitMask, Lookup, Name, RuleId};
 
 /// A rule, ready to run.
 #[derive(Debug)]
@@ -144,6 +144,13 @@ impl Program {
         });
     }
 
+    /// The instructions of one or-block alone.
+    pub(crate) fn of_block(terms: &[Term], names: &Names<'_>) -> Vec<Insn> {
+        let mut program = Self::default();
+        program.block(terms, names);
+        program.insns
+    }
+
     /// Adds the instructions of one or-block.
     fn block(&mut self, terms: &[Term], names: &Names<'_>) {
         let first = self.insns.len();
@@ -272,7 +279,7 @@ fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
     });
     Installs {
         name: names.flow(&state.name),
-        install: Install { limit, lifetime: state.lifetime, tracking: Tracking::Ipfw },
+        install: Install { limit, lifetime: state.lifetime, tracking: state.tracking },
         limit_tablearg: state.limit.is_some_and(|limit| limit.max == Arg::Tablearg),
     }
 }

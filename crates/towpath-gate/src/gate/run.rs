@@ -89,7 +89,7 @@ impl Gate {
     }
 
     /// What ipfw drops before the first rule.
-    fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
+    pub(super) fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
         let four = matches!(packet.addresses, Addresses::V4(..));
         if four && packet.proto == proto::TCP && packet.fragment_offset == 1 {
             return Some(DropReason::TinyFragment);
@@ -101,7 +101,7 @@ impl Gate {
     }
 
     /// The position at which a walk starts or goes on.
-    fn resume(&self, walk: &Walk) -> usize {
+    pub(super) fn resume(&self, walk: &Walk) -> usize {
         let Some((id, number)) = walk.stopped else { return 0 };
         match self.program.position_of(id) {
             Some(position) => self.program.next(position),
@@ -208,17 +208,38 @@ impl Gate {
         if rule.log.is_some() {
             self.log_packet(at, walk, packet, now);
         }
-        if let Some((remove, tag)) = self.program.rules[at].tag {
-            let tag = number(tag, tablearg, |value| value.tag) as u16;
-            if remove {
-                walk.untag(tag);
-            } else if tag != 0 && !walk.tag(tag) {
-                self.tags_full += 1;
-            }
+        if !self.tag(at, walk, tablearg) {
+            self.tags_full += 1;
         }
-        let queue = |arg| number(arg, tablearg, |value| value.divert) as u16;
         match act {
-            Act::Allow => self.stop(at, walk, Step::Pass),
+            Act::Pipe(arg) => self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe)),
+            _ => self.act(at, walk, packet, tablearg),
+        }
+    }
+
+    /// Attaches or takes away the rule's tag; false when there was no room.
+    pub(super) fn tag(&self, at: usize, walk: &mut Walk, tablearg: Option<Value>) -> bool {
+        let Some((remove, tag)) = self.program.rules[at].tag else { return true };
+        let tag = number(tag, tablearg, |value| value.tag) as u16;
+        if remove {
+            walk.untag(tag);
+            return true;
+        }
+        tag == 0 || walk.tag(tag)
+    }
+
+    /// The action itself. It changes nothing but the walk, so that `explain` can run it too; a pipe, which does change,
+    /// is taken to let the packet pass.
+    pub(super) fn act(
+        &self,
+        at: usize,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        tablearg: Option<Value>,
+    ) -> Next {
+        let queue = |arg| number(arg, tablearg, |value| value.divert) as u16;
+        match self.program.rules[at].act {
+            Act::Allow | Act::Pipe(_) => self.stop(at, walk, Step::Pass),
             Act::Deny => self.stop(at, walk, Step::Drop(DropReason::Deny)),
             Act::Unreach { code, mtu } => {
                 self.stop(at, walk, Step::Reject(unreach(packet, Reject::Unreach { code, mtu })))
@@ -238,7 +259,6 @@ impl Gate {
             Act::Inspect(arg) => self.stop(at, walk, Step::Inspect(queue(arg))),
             Act::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
             Act::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
-            Act::Pipe(arg) => self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe)),
             Act::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
             Act::Reass if packet.fragment != Fragment::Whole => self.stop(at, walk, Step::Reassemble),
             Act::Reass => self.go_on(at),

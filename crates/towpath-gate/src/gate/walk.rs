@@ -1,5 +1,6 @@
 //! What one packet carries along on its way through the rules, and where it can end.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use super::port::PortId;
@@ -188,6 +189,30 @@ pub enum Step {
     Forward(IpAddr, Option<u16>),
     /// It is a fragment: keep it until its datagram is whole, then call [`super::Gate::walk`] again with that.
     Reassemble,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pass => f.write_str("pass"),
+            Self::Drop(reason) => write!(f, "drop ({})", reason.as_str()),
+            Self::Reject(Reject::Silent) => f.write_str("reject without an answer"),
+            Self::Reject(Reject::Unreach { code, .. }) => {
+                write!(f, "reject with ICMP unreachable, code {code}")
+            }
+            Self::Reject(Reject::Unreach6 { code }) => {
+                write!(f, "reject with ICMPv6 unreachable, code {code}")
+            }
+            Self::Reject(Reject::Reset) => f.write_str("reject with a TCP reset"),
+            Self::Reject(Reject::Abort) => f.write_str("reject with an SCTP abort"),
+            Self::Inspect(queue) => write!(f, "inspect by queue {queue}"),
+            Self::Divert(queue) => write!(f, "divert to queue {queue}"),
+            Self::Tee(queue) => write!(f, "copy to queue {queue}"),
+            Self::Forward(ip, None) => write!(f, "pass to next hop {ip}"),
+            Self::Forward(ip, Some(port)) => write!(f, "pass to next hop {ip}, port {port}"),
+            Self::Reassemble => f.write_str("wait for the other fragments"),
+        }
+    }
 }
 
 /// Why a packet is dropped.

@@ -12,6 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::walk::Dir;
 use crate::packet::Link;
 use crate::rules::protocol::Protocol;
+use crate::state::{Ends, Flow};
 use crate::wire::proto;
 
 /// A packet made from words: an Ethernet frame.
@@ -98,6 +99,17 @@ impl Written {
     /// How the frame begins.
     pub fn link(&self) -> Link {
         Link::Ethernet
+    }
+}
+
+/// A frame that begins a flow: a SYN for TCP, an echo request for ICMP.
+pub(super) fn first_packet(flow: &Flow) -> Vec<u8> {
+    let mut packet =
+        Parts { proto: flow.proto, ports: (flow.src_port, flow.dst_port), flags: 0x02, ..Parts::default() };
+    packet.icmp.0 = if flow.proto == proto::ICMP6 { 128 } else { 8 };
+    match flow.ends {
+        Ends::V4(src, dst) => packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets())),
+        Ends::V6(src, dst, _) => packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets())),
     }
 }
 

@@ -90,12 +90,18 @@ pub(crate) fn nearest<'w>(written: &str, words: impl IntoIterator<Item = &'w str
     }
     let written = written.to_ascii_lowercase();
     let far = written.chars().count().div_ceil(3).min(4);
-    words
-        .into_iter()
-        .map(|word| (strsim::damerau_levenshtein(&written, &word.to_ascii_lowercase()), word))
-        .filter(|(distance, word)| *distance <= far && *distance < word.len())
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, word)| word)
+    let mut best: Option<(usize, &str)> = None;
+    for word in words {
+        let distance = match word.to_ascii_lowercase() {
+            // Cut short: "estab" for "established".
+            word if written.len() >= 3 && word.starts_with(&written) => far,
+            word => strsim::damerau_levenshtein(&written, &word),
+        };
+        if distance <= far && distance < word.len() && best.is_none_or(|(least, _)| distance < least) {
+            best = Some((distance, word));
+        }
+    }
+    best.map(|(_, word)| word)
 }
 
 /// The text of a file inside a message: escaped, and cut when long.

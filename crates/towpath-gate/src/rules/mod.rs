@@ -29,11 +29,13 @@ mod print;
 pub mod protocol;
 mod rule;
 mod ruleset;
+mod shadow;
 pub mod table;
 mod token;
 
 pub(crate) use parse::option::mac;
 pub(crate) use parse::order;
+pub(crate) use print::block_text;
 
 pub use diagnostic::{Diagnostic, Position};
 pub use rule::{

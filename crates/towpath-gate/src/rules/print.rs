@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter, Write};
 
 use super::option::*;
 use super::rule::*;
+use crate::state::Tracking;
 
 /// ICMP unreachable codes by name (RFC 792, 1122, 1812).
 pub(crate) const UNREACH: &[(&str, u8)] = &[
@@ -177,6 +178,11 @@ impl Display for StateOption {
             }
         }
         write!(f, " {}", self.name)?;
+        match self.tracking {
+            Tracking::Ipfw => {}
+            Tracking::Strict => f.write_str(" strict")?,
+            Tracking::Loose => f.write_str(" loose")?,
+        }
         self.lifetime.map_or(Ok(()), |seconds| write!(f, " lifetime {seconds}"))
     }
 }
@@ -211,6 +217,13 @@ impl Display for Body {
         }
         Ok(())
     }
+}
+
+/// A block as it stands among the options: every test with its own word.
+pub(crate) fn block_text(terms: &[Term]) -> String {
+    let each = |term: &Term| format!("{}{}", if term.not { "not " } else { "" }, term.test);
+    let texts: Vec<String> = terms.iter().map(each).collect();
+    if let [one] = &texts[..] { one.clone() } else { format!("{{ {} }}", texts.join(" or ")) }
 }
 
 /// A protocol or address block: the tests without their words.

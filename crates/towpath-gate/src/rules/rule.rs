@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::diagnostic::Position;
 use super::option::{Arg, Block};
+use crate::state::Tracking;
 
 /// Number of the default rule.
 pub const DEFAULT_RULE: u32 = 65535;
@@ -208,7 +209,7 @@ pub enum StateName {
 }
 
 /// The state option of a rule; a rule has at most one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateOption {
     /// Whether the rule looks a state up first (keep-state, limit) or only makes one (record-state, set-limit).
     pub probe: bool,
@@ -218,6 +219,8 @@ pub struct StateOption {
     pub name: StateName,
     /// `lifetime N`: seconds that its states live, in place of the settings.
     pub lifetime: Option<u32>,
+    /// `strict` or `loose`: how much of TCP its states check.
+    pub tracking: Tracking,
 }
 
 /// `limit src-addr 4`.

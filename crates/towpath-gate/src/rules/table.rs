@@ -360,6 +360,14 @@ impl Table {
         self.locked = locked;
     }
 
+    /// Whether both have the same type, columns and entries.
+    pub(crate) fn same_as(&self, other: &Self) -> bool {
+        if (self.kind, &self.columns, self.len()) != (other.kind, &other.columns, other.len()) {
+            return false;
+        }
+        self.list().iter().all(|(key, value)| matches!(other.get(key), Ok(Some(v)) if v == value))
+    }
+
     /// Number of entries.
     pub fn len(&self) -> usize {
         match &self.entries {

@@ -10,6 +10,7 @@ use crate::rules::ports::{self, Ranges};
 use crate::rules::protocol::Protocol;
 use crate::rules::rule::{Body, Form, StateOption};
 use crate::rules::token::Token;
+use crate::state::Tracking;
 
 /// A body, and what stands among its options without being a test.
 #[derive(Default)]
@@ -228,6 +229,7 @@ pub(crate) fn ranges(
 
 fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
     let mut lifetime = None;
+    let mut tracking = None;
     while let Some(word) = cursor.peek() {
         let at = cursor.here();
         let result = match word {
@@ -249,6 +251,12 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
                 cursor.take();
                 cursor.number("lifetime in seconds", 1, 31_536_000).map(|n| lifetime = Some((n, at)))
             }
+            "strict" | "loose" => {
+                cursor.take();
+                let kind = if word == "strict" { Tracking::Strict } else { Tracking::Loose };
+                tracking = Some((kind, word, at));
+                Ok(())
+            }
             _ => block(cursor, option_test).map(|block| whole.body.options.push(block)),
         };
         if let Err(fault) = result {
@@ -256,20 +264,20 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
             skip_to_option(cursor);
         }
     }
-    match (&mut whole.state, lifetime) {
-        (Some(state), Some((seconds, _))) => state.lifetime = Some(seconds),
-        (None, Some((_, at))) => {
-            return Err(Fault::new(at, "\"lifetime\" needs keep-state, record-state, limit or set-limit"));
+    let needs_state = |word: &str, at| {
+        Err(Fault::new(at, format!("\"{word}\" needs keep-state, record-state, limit or set-limit")))
+    };
+    match (&mut whole.state, lifetime, tracking) {
+        (None, Some((_, at)), _) => needs_state("lifetime", at),
+        (None, _, Some((_, word, at))) => needs_state(word, at),
+        (None, ..) if whole.defer => needs_state("defer-action", cursor.here()),
+        (None, ..) => Ok(()),
+        (Some(state), lifetime, tracking) => {
+            state.lifetime = lifetime.map(|(seconds, _)| seconds);
+            state.tracking = tracking.map_or(Tracking::Ipfw, |(kind, ..)| kind);
+            Ok(())
         }
-        _ => {}
     }
-    if whole.defer && whole.state.is_none() {
-        return Err(Fault::new(
-            cursor.here(),
-            "\"defer-action\" needs keep-state, record-state, limit or set-limit",
-        ));
-    }
-    Ok(())
 }
 
 fn option_test(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {

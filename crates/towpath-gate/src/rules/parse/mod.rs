@@ -130,7 +130,10 @@ impl Builder {
         if line.tokens.is_empty() {
             return Ok(());
         }
-        if cursor.peek().is_some_and(|word| word == "ipfw" || word.ends_with("/ipfw")) {
+        if cursor
+            .peek()
+            .is_some_and(|word| word == "ipfw" || word.starts_with('/') && word.ends_with("/ipfw"))
+        {
             cursor.take();
         }
         while let Some("-q" | "-f" | "-qf" | "-fq" | "-n") = cursor.peek() {

@@ -13,6 +13,7 @@ use crate::rules::ports::{decimal, ethertype, port};
 use crate::rules::protocol::Protocol;
 use crate::rules::rule::{Limit, StateOption};
 use crate::rules::token::Token;
+use crate::state::Tracking;
 
 /// What an option word turned out to be.
 pub(crate) enum Parsed {
@@ -89,6 +90,8 @@ pub(crate) fn test(cursor: &mut Cursor<'_, '_>) -> Parse<Parsed> {
         "set-limit" => return Ok(Parsed::State("set-limit")),
         "defer-action" | "defer-immediate-action" => return Ok(Parsed::State("defer-action")),
         "lifetime" => return Ok(Parsed::State("lifetime")),
+        "strict" => return Ok(Parsed::State("strict")),
+        "loose" => return Ok(Parsed::State("loose")),
         other => return Err(unknown(token, other)),
     }))
 }
@@ -115,7 +118,7 @@ pub(crate) fn state(cursor: &mut Cursor<'_, '_>) -> Parse<StateOption> {
     };
     let limit = if limited { Some(limit(cursor, &word.text)?) } else { None };
     let name = state_name(cursor, false)?;
-    Ok(StateOption { probe, limit, name, lifetime: None })
+    Ok(StateOption { probe, limit, name, lifetime: None, tracking: Tracking::Ipfw })
 }
 
 fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {

@@ -71,6 +71,8 @@ pub(crate) const OPTIONS: &[&str] = &[
     "layer2",
     "bridged",
     "lifetime",
+    "loose",
+    "strict",
     "limit",
     "lookup",
     "MAC",
@@ -141,8 +143,6 @@ pub(crate) const NO_OPTIONS: &[(&str, &str, &str)] = &[
     ("diverted-loopback", "a packet never comes back through a divert socket", "use \"tagged\""),
     ("diverted-output", "a packet never comes back through a divert socket", "use \"tagged\""),
     ("bpf", "bytecode in rules is not read yet", "write the test with ipfw's own options"),
-    ("strict", "sequence windows are not checked yet", "leave the word out"),
-    ("loose", "sequence windows are not checked, so every state is loose", "leave the word out"),
     ("logdst", "log lines go where the caller takes them", "leave the word out"),
 ];
 

@@ -1,0 +1,237 @@
+//! Another rule file in one step: what stays the same keeps its counters and states, and the caller says what becomes of
+//! the states of the rules that go.
+
+use std::collections::HashMap;
+
+use super::pipe::Bucket;
+use super::program::Act;
+use super::run::Next;
+use super::walk::{Dir, Memo, Step, Walk};
+use super::{COMPANION, Counter, Gate};
+use crate::Time;
+use crate::rules::{Rule, Ruleset};
+use crate::state::{Kind, Listed, RuleId};
+
+/// What becomes of states at a reload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatePolicy {
+    /// All stay. Those of rules that are gone are orphans: they keep their old action until they expire.
+    Keep,
+    /// Those of rules that are gone go; and those of a rule go too when the new rules would no longer have that rule make
+    /// one of them. Their packets go through the rules again.
+    Recheck,
+    /// All go.
+    Drop,
+}
+
+/// What a reload changes, or would change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Diff {
+    /// Rules that are new, as `number text`.
+    pub added: Vec<String>,
+    /// Rules that are gone.
+    pub removed: Vec<String>,
+    /// How many rules stay, with their counters.
+    pub kept: usize,
+    /// Tables that are new, gone, or have other entries.
+    pub tables: Vec<String>,
+    /// States that go.
+    pub states_dropped: usize,
+    /// States that stay without a rule.
+    pub states_orphaned: usize,
+}
+
+impl Gate {
+    /// What [`Gate::reload`] would change. With [`StatePolicy::Recheck`] the states that only the re-check would drop are
+    /// not counted: that needs the new rules to be in place.
+    pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy) -> Diff {
+        let mut old = self.by_text();
+        let mut diff = Diff { tables: self.changed_tables(ruleset), ..Diff::default() };
+        for rule in ruleset.rules() {
+            match take(&mut old, rule) {
+                Some(_) => diff.kept += 1,
+                None => diff.added.push(line(rule)),
+            }
+        }
+        let gone: Vec<usize> = {
+            let mut gone: Vec<usize> = old.into_values().flatten().collect();
+            gone.sort_unstable();
+            gone
+        };
+        diff.removed = gone.iter().map(|at| line(&self.rules[*at].1)).collect();
+        let without_rule: usize = gone.iter().map(|at| self.states.count_of(self.rules[*at].0)).sum();
+        match policy {
+            StatePolicy::Keep => diff.states_orphaned = without_rule,
+            StatePolicy::Recheck => diff.states_dropped = without_rule,
+            StatePolicy::Drop => diff.states_dropped = self.states.len(),
+        }
+        diff
+    }
+
+    /// Takes other rules, tables and pipes in one step: no packet sees anything in between. A rule that is in both files
+    /// with the same number, set and text stays what it is.
+    pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
+        let mut diff = self.preview(&ruleset, policy);
+        let mut old = self.by_text();
+        let before = self.states.len();
+        let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
+        let old_rules = std::mem::take(&mut self.rules);
+        let old_counters = std::mem::take(&mut self.counters);
+        let mut stays = vec![false; old_rules.len()];
+        for rule in rules {
+            let (id, counter) = match take(&mut old, &rule) {
+                Some(at) => {
+                    stays[at] = true;
+                    (old_rules[at].0, old_counters[at])
+                }
+                None => (self.new_id(), Counter::default()),
+            };
+            self.rules.push((id, rule));
+            self.counters.push(counter);
+        }
+        let gone: Vec<(RuleId, Rule)> =
+            old_rules.into_iter().zip(stays).filter(|(_, stays)| !stays).map(|(pair, _)| pair).collect();
+        self.let_states_go(gone, policy);
+        self.counters.resize(self.rules.len() + self.hidden.len(), Counter::default());
+        self.disabled_sets = disabled_sets;
+        self.table_names.clear();
+        self.tables.clear();
+        for (name, table) in tables {
+            self.table_names.insert(name, self.tables.len() as u32);
+            self.tables.push(table);
+        }
+        let old_pipes = std::mem::take(&mut self.pipes);
+        self.pipes = pipes
+            .into_iter()
+            .map(|(number, pipe)| {
+                let same = old_pipes.get(&number).filter(|bucket| bucket.is(pipe));
+                (number, same.copied().unwrap_or_else(|| Bucket::new(pipe)))
+            })
+            .collect();
+        self.compile();
+        if policy == StatePolicy::Recheck {
+            self.recheck(now);
+        }
+        if policy != StatePolicy::Keep {
+            diff.states_dropped = before - self.states.len();
+        }
+        diff
+    }
+
+    /// Removes or orphans the states of rules that are gone; rules that states still have stay, hidden.
+    fn let_states_go(&mut self, gone: Vec<(RuleId, Rule)>, policy: StatePolicy) {
+        let mut ids: Vec<RuleId> = gone.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        let is_gone = |id: RuleId| ids.binary_search(&id).is_ok();
+        match policy {
+            StatePolicy::Keep => {
+                self.states.orphan_where(is_gone);
+                self.hidden.extend(gone);
+            }
+            StatePolicy::Recheck => drop(self.states.remove_where(is_gone)),
+            StatePolicy::Drop => drop(self.states.remove_where(|_| true)),
+        }
+        let states = &self.states;
+        self.hidden.retain(|(id, _)| *id == COMPANION || states.count_of(*id) > 0);
+    }
+
+    /// Drops the states that the rules as they are now would not make: of a rule all, when of one of them that is true.
+    fn recheck(&mut self, now: Time) {
+        let mut stale: Vec<RuleId> = self
+            .states
+            .list(now)
+            .filter(|state| !matches!(state.kind, Kind::Parent { .. }))
+            .filter(|state| self.maker(state) != Some(state.rule))
+            .map(|state| state.rule)
+            .collect();
+        stale.sort_unstable();
+        stale.dedup();
+        self.states.remove_where(|id| stale.binary_search(&id).is_ok());
+    }
+
+    /// The rule that would make this state now, for the packet that it was made for as far as the state remembers it.
+    fn maker(&self, state: &Listed) -> Option<RuleId> {
+        let first = super::written::first_packet(&state.flow);
+        let packet = crate::wire::parse(crate::packet::Link::Ethernet, &first, first.len() as u32).ok()?;
+        [Dir::In, Dir::Out].into_iter().find_map(|dir| {
+            let mut walk = Walk::new(dir, None, None).with_tenant(state.flow.tenant);
+            // No states: the rules alone are asked.
+            walk.memo = Memo::Any;
+            self.maker_for(walk, &packet, state)
+        })
+    }
+
+    fn maker_for(&self, mut walk: Walk, packet: &crate::Packet<'_>, state: &Listed) -> Option<RuleId> {
+        let lanes = self.program.index.lanes(packet, walk.dir);
+        let mut at = 0;
+        // As many steps as there are rules, and jumps: the walk itself is bounded by its jumps.
+        loop {
+            let found = self.program.index.next(at, &lanes, Memo::Any);
+            at = found.position;
+            let ready = self.program.rules.get(at)?;
+            let mut tablearg = None;
+            let sight =
+                super::insn::Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
+            let holds = super::insn::all_hold(
+                self.program.insns_of(ready),
+                &sight,
+                &walk,
+                ready.number,
+                &mut tablearg,
+            );
+            if !holds || matches!(ready.act, Act::CheckState) {
+                if at == self.program.default {
+                    return None;
+                }
+                at = self.program.next(at);
+                continue;
+            }
+            if ready.install.as_ref().is_some_and(|installs| installs.name == state.name) {
+                return Some(ready.id);
+            }
+            let tablearg = tablearg.copied();
+            self.tag(at, &mut walk, tablearg);
+            match self.act(at, &mut walk, packet, tablearg) {
+                Next::Rule(position) => at = position,
+                Next::Stop(Step::Tee(_) | Step::Divert(_) | Step::Reassemble) => at = self.program.next(at),
+                Next::Stop(_) => return None,
+            }
+        }
+    }
+
+    /// Positions of the rules by what makes them the same: number, set, text. Equal rules stand in order.
+    fn by_text(&self) -> HashMap<(u32, u8, String), Vec<usize>> {
+        let mut all: HashMap<_, Vec<usize>> = HashMap::new();
+        for (at, (_, rule)) in self.rules.iter().enumerate().rev() {
+            all.entry(same(rule)).or_default().push(at);
+        }
+        all
+    }
+
+    fn changed_tables(&self, ruleset: &Ruleset) -> Vec<String> {
+        let mut changed = Vec::new();
+        for (name, table) in ruleset.tables() {
+            let same = self.table(name).is_some_and(|old| old.same_as(table));
+            if !same {
+                changed.push(name.to_owned());
+            }
+        }
+        let gone = self.table_names.keys().filter(|name| !ruleset.tables.contains_key(*name));
+        changed.extend(gone.map(|name| name.to_string()));
+        changed.sort_unstable();
+        changed
+    }
+}
+
+fn same(rule: &Rule) -> (u32, u8, String) {
+    (rule.number, rule.set, rule.to_string())
+}
+
+/// Takes the first old rule that is the same as `rule`.
+fn take(old: &mut HashMap<(u32, u8, String), Vec<usize>>, rule: &Rule) -> Option<usize> {
+    old.get_mut(&same(rule))?.pop()
+}
+
+fn line(rule: &Rule) -> String {
+    format!("{:05} {rule}", rule.number)
+}

@@ -1,0 +1,242 @@
+//! Rules that no packet can reach because an earlier one takes every packet that they would match.
+//!
+//! A rule covers a later one when each of its blocks holds whenever some block of the later one does. That is decided
+//! from the text of the tests: nets inside nets, ports inside ports, a protocol inside `ip`. What cannot be decided so is
+//! taken as not covered, so that a warning is always right; and a rule that a jump may go around covers nothing behind the
+//! jump's end.
+
+use std::sync::Arc;
+
+use super::address::Address;
+use super::diagnostic::{Diagnostic, Fault};
+use super::option::{Term, Test};
+use super::ports::Ranges;
+use super::protocol::Protocol;
+use super::rule::{Action, DEFAULT_RULE, Rule, Target};
+use super::ruleset::Ruleset;
+
+/// With more rules only so many of the widest are held against the others: the time grows with both.
+const MAX_COVERING: usize = 2000;
+
+/// The end of a jump by tablearg: any rule behind it.
+const ANYWHERE: usize = usize::MAX;
+
+impl Ruleset {
+    /// A warning for every rule that can never match because of an earlier one.
+    pub fn shadowed(&self, file: &str) -> Vec<Diagnostic> {
+        let file: Arc<str> = file.into();
+        let jumps = self.jumps();
+        // Few blocks first: these cover most.
+        let mut covering: Vec<usize> = (0..self.rules.len()).filter(|at| self.covers_at_all(*at)).collect();
+        if covering.len() > MAX_COVERING {
+            covering.sort_by_key(|at| self.rules[*at].body.blocks().filter(|block| !always(block)).count());
+            covering.truncate(MAX_COVERING);
+            covering.sort_unstable();
+        }
+        let mut warnings = Vec::new();
+        for (at, rule) in self.rules.iter().enumerate() {
+            if rule.number == DEFAULT_RULE || !self.set_enabled(rule.set) {
+                continue;
+            }
+            let before = covering.iter().take_while(|earlier| **earlier < at);
+            let around = |earlier: usize| {
+                jumps
+                    .iter()
+                    .any(|(from, to)| *from < earlier && (*to == ANYWHERE || earlier < *to && *to <= at))
+            };
+            let shadow =
+                before.copied().find(|earlier| covers(&self.rules[*earlier], rule) && !around(*earlier));
+            if let Some(earlier) = shadow {
+                let by = &self.rules[earlier];
+                let message = format!("this rule never matches: rule {} takes all its packets", by.number);
+                let fault = Fault::new(rule.at, message).hint(match by.at.line {
+                    0 => "delete it, or move it up".to_owned(),
+                    line => format!("that rule stands in line {line}; delete this one, or move it up"),
+                });
+                warnings.push(fault.in_file(&file));
+            }
+        }
+        warnings
+    }
+
+    /// Whether a rule ends the walk of every packet that it matches.
+    fn covers_at_all(&self, at: usize) -> bool {
+        let rule = &self.rules[at];
+        let ends = matches!(
+            rule.action,
+            Action::Allow
+                | Action::Deny
+                | Action::Reject
+                | Action::Unreach { .. }
+                | Action::Unreach6(_)
+                | Action::Reset
+                | Action::Reset6
+                | Action::Abort
+                | Action::Abort6
+                | Action::Inspect(_)
+                | Action::Pipe(_)
+                | Action::Forward(_)
+        );
+        ends && rule.prob.is_none() && !rule.defer && self.set_enabled(rule.set)
+    }
+
+    /// Ways around rules: from the position of a jump to that of its target.
+    fn jumps(&self) -> Vec<(usize, usize)> {
+        let order = super::parse::order;
+        let position = |number: u32| self.rules.partition_point(|rule| order(rule.number) < order(number));
+        let mut jumps = Vec::new();
+        for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| self.set_enabled(rule.set)) {
+            match &rule.action {
+                Action::Skipto(target) | Action::Call(target) => match target {
+                    Target::Number(number) | Target::Label { number, .. } => {
+                        jumps.push((at, position(*number)))
+                    }
+                    Target::Tablearg => jumps.push((at, ANYWHERE)),
+                },
+                // A state's packets go on behind the rule that made it, wherever they were looked up.
+                _ if rule.state.is_some() && !self.covers_at_all(at) => {
+                    let probe = |rule: &Rule| {
+                        matches!(rule.action, Action::CheckState(_))
+                            || rule.state.as_ref().is_some_and(|s| s.probe)
+                    };
+                    let first = self.rules.iter().position(probe).unwrap_or(at);
+                    jumps.push((first, at + 1));
+                }
+                _ => {}
+            }
+        }
+        jumps
+    }
+}
+
+/// A block that every packet passes.
+fn always(block: &[Term]) -> bool {
+    block.iter().any(|term| {
+        let any = match &term.test {
+            Test::Proto(Protocol::Any) | Test::True => true,
+            Test::Src(list) | Test::Dst(list) => list.contains(&Address::Any),
+            _ => false,
+        };
+        any && !term.not
+    })
+}
+
+fn covers(wide: &Rule, narrow: &Rule) -> bool {
+    let no_body = matches!(narrow.action, Action::CheckState(_));
+    // A rule that looks states up does so even when its body does not match.
+    if narrow.state.as_ref().is_some_and(|state| state.probe) && !wide.body.blocks().all(always) {
+        return false;
+    }
+    wide.body.blocks().filter(|block| !always(block)).all(|block| {
+        !no_body
+            && narrow.body.blocks().any(|other| other.iter().all(|n| block.iter().any(|w| implies(n, w))))
+    })
+}
+
+/// Whether every packet for which `narrow` holds makes `wide` hold too.
+fn implies(narrow: &Term, wide: &Term) -> bool {
+    if narrow == wide {
+        return true;
+    }
+    if narrow.not || wide.not {
+        return false;
+    }
+    match (&narrow.test, &wide.test) {
+        (Test::Proto(_), Test::Proto(Protocol::Any)) => true,
+        (Test::Src(n), Test::Src(w)) | (Test::Dst(n), Test::Dst(w)) => {
+            n.iter().all(|n| w.iter().any(|w| within(n, w)))
+        }
+        (Test::SrcPort(n), Test::SrcPort(w)) | (Test::DstPort(n), Test::DstPort(w)) => ranges_within(n, w),
+        (Test::IpTtl(n), Test::IpTtl(w)) | (Test::IpLen(n), Test::IpLen(w)) => ranges_within(n, w),
+        (Test::IcmpTypes(n), Test::IcmpTypes(w)) => n & !w == 0,
+        (Test::Src(list) | Test::Dst(list), Test::Ip4 | Test::Proto(Protocol::Ip4)) => {
+            list.iter().all(|a| matches!(a, Address::Net4(_) | Address::Set4(_)))
+        }
+        (Test::Src(list) | Test::Dst(list), Test::Ip6 | Test::Proto(Protocol::Ip6)) => {
+            list.iter().all(|a| matches!(a, Address::Net6(_) | Address::Me6))
+        }
+        (Test::Setup, Test::Proto(Protocol::Number(6))) => true,
+        (Test::Established, Test::Proto(Protocol::Number(6))) => true,
+        _ => false,
+    }
+}
+
+fn within(narrow: &Address, wide: &Address) -> bool {
+    match (narrow, wide) {
+        (_, Address::Any) => true,
+        (Address::Net4(n), Address::Net4(w)) => n.mask & w.mask == w.mask && w.contains(n.addr),
+        (Address::Net6(n), Address::Net6(w)) => n.mask & w.mask == w.mask && w.contains(n.addr),
+        (Address::Me6, Address::Me) => true,
+        (n, w) => n == w,
+    }
+}
+
+fn ranges_within(narrow: &Ranges, wide: &Ranges) -> bool {
+    narrow.0.iter().all(|(lo, hi)| wide.0.iter().any(|(l, h)| l <= lo && hi <= h))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shadowed(text: &str) -> Vec<String> {
+        let ruleset = Ruleset::parse("t", text).ruleset.unwrap();
+        ruleset.shadowed("t").iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn covered_rules_are_named() {
+        assert_eq!(
+            shadowed("add deny tcp from 10.0.0.0/8 to any\nadd allow tcp from 10.1.2.3 to any 80"),
+            [
+                "t:2:1: this rule never matches: rule 100 takes all its packets; that rule stands in line 1; delete this one, or move it up"
+            ]
+        );
+        let rows = [
+            // Covering, covered, whether.
+            ("deny ip from any to any", "allow tcp from any to any 80 setup", true),
+            ("deny ip from any to any", "allow tcp from any to any keep-state", true),
+            ("deny ip from any to any", "check-state", true),
+            ("deny tcp from any to any", "check-state", false),
+            ("deny tcp from any to any", "allow tcp from any to any keep-state", false),
+            ("deny tcp from any to any 1-1024", "allow tcp from any to any 80,443", true),
+            ("deny tcp from any to any 1-1024", "allow tcp from any to any 80,1443", false),
+            ("deny tcp from any to any 80", "allow udp from any to any 80", false),
+            ("deny ip from any to any { in or via em0 }", "allow tcp from any to any in", true),
+            ("deny ip from any to any in", "allow tcp from any to any { in or via em0 }", false),
+            ("deny ip from not 10.0.0.1 to any", "allow ip from 10.0.0.2 to any", false),
+            ("deny ip4 from any to any", "allow tcp from 10.0.0.0/8 to any", true),
+            ("deny ip from 10.0.2.0:255.0.255.0 to any", "allow ip from 10.9.2.7 to any", true),
+            ("prob 0.5 deny ip from any to any", "allow ip from any to any", false),
+            ("count ip from any to any", "allow ip from any to any", false),
+            ("set 3 deny ip from any to any", "allow ip from any to any", true),
+        ];
+        for (wide, narrow, expected) in rows {
+            let found = !shadowed(&format!("add 10 {wide}\nadd 20 {narrow}")).is_empty();
+            assert_eq!(found, expected, "{wide} / {narrow}");
+        }
+        assert!(
+            shadowed("add 10 set 3 deny ip from any to any\nadd 20 allow ip from any to any\nset disable 3")
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn ways_around_are_seen() {
+        let body = "add 20 deny ip from any to any\nadd 30 allow tcp from any to any";
+        assert_eq!(shadowed(body).len(), 1);
+        assert!(shadowed(&format!("add 10 skipto 30 tcp from any to any\n{body}")).is_empty());
+        assert_eq!(shadowed(&format!("add 10 skipto 15 tcp from any to any\n{body}")).len(), 1);
+        assert!(
+            shadowed(&format!(
+                "table t add 1.1.1.1 30\nadd 10 skipto tablearg ip from table(t) to any\n{body}"
+            ))
+            .is_empty()
+        );
+        assert!(
+            shadowed(&format!("add 10 check-state\n{body}\nadd 25 count udp from any to any record-state"))
+                .len()
+                <= 1
+        );
+    }
+}

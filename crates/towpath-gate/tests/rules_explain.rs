@@ -1,0 +1,169 @@
+//! `explain` says what the walk does, and changes nothing; `reload` changes everything in one step.
+
+use towpath_gate::gate::{Diff, Dir, Gate, Ports, StatePolicy, Step, Walk, Written};
+use towpath_gate::rules::Ruleset;
+use towpath_gate::state::Settings;
+use towpath_gate::{Time, wire};
+
+fn ruleset(rules: &str) -> Ruleset {
+    Ruleset::parse("t", rules).ruleset.unwrap_or_else(|errors| panic!("{rules}: {}", errors[0]))
+}
+
+fn gate(rules: &str) -> Gate {
+    let mut ports = Ports::new();
+    ports.add("em0", vec!["10.0.0.254".parse().unwrap()]);
+    Gate::new(ruleset(rules), ports, Settings::default(), 3)
+}
+
+const NOW: Time = Time::from_secs(100);
+
+fn step(gate: &mut Gate, packet: &str) -> Step {
+    let written = Written::parse(packet).unwrap();
+    let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+    gate.walk(&mut Walk::new(written.dir, None, None), &parsed, NOW)
+}
+
+fn explain(gate: &Gate, packet: &str) -> Vec<String> {
+    let written = Written::parse(packet).unwrap();
+    let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+    let explanation = gate.explain(&Walk::new(Dir::In, None, None), &parsed, NOW);
+    let lines = explanation.steps.iter().map(|step| format!("{} {}", step.number, step.outcome));
+    lines.chain([explanation.verdict.to_string()]).collect()
+}
+
+const DNS: &str = "udp 10.0.0.1:1000 > 10.0.0.2:53";
+const ANSWER: &str = "udp 10.0.0.2:53 > 10.0.0.1:1000";
+
+#[test]
+fn every_rule_says_why() {
+    let mut gate = gate(
+        "add 10 check-state\nadd 20 set 4 deny ip from any to any\nadd 30 count tag 7 ip4 from any to 10.0.0.0/8\n\
+         add 40 deny tcp from any to any\nadd 50 skipto 70 udp from any to any 53-60 in tagged 7\n\
+         add 60 deny ip from any to any\nadd 70 tee 4 ip from any to any\n\
+         add 80 allow udp from { 10.9.9.9 or 10.0.0.1 } to any 53 keep-state :dns\nset disable 4",
+    );
+    let before = gate.show();
+    assert_eq!(
+        explain(&gate, DNS),
+        [
+            "10 no state :default",
+            "20 its set is disabled",
+            "30 match: on to rule 40",
+            "40 no match: proto tcp (the packet: udp over IPv4)",
+            "50 match: on to rule 70",
+            "70 match: copy to queue 4, then on to rule 80",
+            "80 match, makes a state :dns: pass",
+            "pass",
+        ]
+    );
+    assert_eq!(gate.show(), before);
+    assert_eq!(gate.states().len(), 0);
+    assert_eq!(step(&mut gate, DNS), Step::Tee(4));
+    assert_eq!(explain(&gate, "arp").last().unwrap(), "drop (deny)",);
+    assert_eq!(explain(&gate, "tcp 10.0.0.1:1 > 10.0.0.2:2 syn")[3], "40 match: drop (deny)",);
+    assert_eq!(explain(&gate, "tcp 10.0.0.1:1 > 10.0.0.2:2 offset 1 len 8"), ["drop (tiny fragment)"]);
+}
+
+#[test]
+fn states_are_found_without_being_touched() {
+    let mut gate = gate(
+        "add 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 30 deny ip from any to any",
+    );
+    assert_eq!(step(&mut gate, DNS), Step::Pass);
+    let listed: Vec<_> = gate.states().list(NOW).collect();
+    let lines = explain(&gate, ANSWER);
+    assert_eq!(lines.len(), 2);
+    assert!(
+        lines[0].starts_with("10 state of rule 20 found (") && lines[0].ends_with("): pass"),
+        "{}",
+        lines[0]
+    );
+    assert!(lines[0].contains("udp 10.0.0.1 1000 <-> 10.0.0.2 53 :default"), "{}", lines[0]);
+    assert_eq!(gate.states().list(NOW).collect::<Vec<_>>(), listed);
+}
+
+#[test]
+fn explain_ends_where_the_walk_ends() {
+    let rules = "add 10 call 100 ip from any to any\nadd 20 call 100 udp from any to any\nadd 30 reset tcp from any to any\n\
+                 add 40 fwd 10.0.0.9 udp from any to any\nadd 100 count ip from any to any\nadd 110 return ip from any to any";
+    let mut gate = gate(rules);
+    for packet in [
+        DNS,
+        "tcp 10.0.0.1:1 > 10.0.0.2:2 syn",
+        "icmp 10.0.0.1 > 10.0.0.2 type 8",
+        "arp",
+        "udp [::1]:1 > [::2]:2",
+    ] {
+        let written = Written::parse(packet).unwrap();
+        let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+        let explained = gate.explain(&Walk::new(Dir::In, None, None), &parsed, NOW).verdict;
+        assert_eq!(step(&mut gate, packet), explained, "{packet}");
+    }
+    let gate = self::gate("add 10 call 10 ip from any to any");
+    assert_eq!(explain(&gate, DNS).len(), 18);
+}
+
+#[test]
+fn a_reload_keeps_what_stays() {
+    let old = "add 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 30 allow udp from any to any 54 record-state\nadd 40 deny ip from any to any";
+    let new = "table t add 10.0.0.0/8\nadd 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 35 count ip from any to any\nadd 40 deny ip from any to any";
+    let other = "udp 10.0.0.1:1000 > 10.0.0.2:54";
+    let back = "udp 10.0.0.2:54 > 10.0.0.1:1000";
+    let expected = Diff {
+        added: vec!["00035 count ip from any to any".into()],
+        removed: vec!["00030 allow udp from any to any 54 record-state :default".into()],
+        kept: 4,
+        tables: vec!["t".into()],
+        states_dropped: 0,
+        states_orphaned: 1,
+    };
+    let mut gate = gate(old);
+    assert_eq!((step(&mut gate, DNS), step(&mut gate, other)), (Step::Pass, Step::Pass));
+    assert_eq!(gate.preview(&ruleset(new), StatePolicy::Keep), expected);
+    assert_eq!(gate.reload(ruleset(new), StatePolicy::Keep, NOW), expected);
+    // Both flows go on; what rule 20 counted stays counted.
+    assert_eq!((step(&mut gate, ANSWER), step(&mut gate, back)), (Step::Pass, Step::Pass));
+    let shown = gate.show();
+    assert_eq!(
+        shown.iter().map(|r| (r.number, r.packets)).collect::<Vec<_>>(),
+        [(10, 0), (20, 2), (35, 0), (40, 0), (65535, 0)]
+    );
+    assert_eq!(gate.unused().map(|rule| rule.number).collect::<Vec<_>>(), [10, 35, 40]);
+    assert!(gate.table("t").is_some());
+
+    let mut gate = self::gate(old);
+    assert_eq!((step(&mut gate, DNS), step(&mut gate, other)), (Step::Pass, Step::Pass));
+    let diff = gate.reload(ruleset(new), StatePolicy::Drop, NOW);
+    assert_eq!((diff.states_dropped, gate.states().len()), (2, 0));
+}
+
+#[test]
+fn a_recheck_drops_what_the_new_rules_would_not_make() {
+    let old = "add 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 30 allow tcp from any to any setup record-state";
+    let mut gate = gate(old);
+    assert_eq!(step(&mut gate, DNS), Step::Pass);
+    assert_eq!(step(&mut gate, "tcp 10.0.0.1:1 > 10.0.0.2:80 syn"), Step::Pass);
+    let new = format!("add 5 check-state\nadd 15 deny udp from 10.0.0.1 to any\n{old}");
+    let diff = gate.reload(ruleset(&new), StatePolicy::Recheck, NOW);
+    assert_eq!((diff.states_dropped, diff.removed.len()), (1, 0));
+    assert_eq!(step(&mut gate, ANSWER), Step::Drop(towpath_gate::gate::DropReason::Deny));
+    assert_eq!(step(&mut gate, "tcp 10.0.0.2:80 > 10.0.0.1:1 syn ack ackno 1"), Step::Pass);
+}
+
+#[test]
+fn a_walk_that_was_stopped_goes_on_in_the_new_rules() {
+    let mut gate = gate("add 10 divert 1 ip from any to any\nadd 20 allow ip from any to any");
+    let written = Written::parse(DNS).unwrap();
+    let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+    let mut walk = Walk::new(Dir::In, None, None);
+    assert_eq!(gate.walk(&mut walk, &parsed, NOW), Step::Divert(1));
+    gate.reload(
+        ruleset(
+            "add 5 deny ip from any to any\nadd 10 deny ip from any to any\nadd 15 allow ip from any to any",
+        ),
+        StatePolicy::Keep,
+        NOW,
+    );
+    assert_eq!(gate.walk(&mut walk, &parsed, NOW), Step::Pass);
+    assert!(size_of::<Walk>() <= 192, "{}", size_of::<Walk>());
+}
