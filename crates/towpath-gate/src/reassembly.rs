@@ -54,6 +54,8 @@ struct Datagram {
     /// Payload by offset.
     pieces: Vec<(usize, Vec<u8>)>,
     bytes: usize,
+    /// How many packets the pieces stand for.
+    parts: u32,
 }
 
 /// What became of a fragment.
@@ -72,7 +74,7 @@ pub struct Whole {
     /// The frame: the first fragment's link header, its IPv4 header with length, flags and checksum put right, and all of
     /// the payload.
     pub frame: Vec<u8>,
-    /// How many fragments it came in.
+    /// How many packets it came in.
     pub parts: u32,
 }
 
@@ -84,12 +86,14 @@ impl Reassembler {
 
     /// Fragments that wait.
     pub fn waiting(&self) -> u32 {
-        self.waiting.values().map(|datagram| datagram.pieces.len() as u32).sum()
+        self.waiting.values().map(|datagram| datagram.parts).sum()
     }
 
     /// Takes one fragment. A packet that is no IPv4 fragment, or was cut short by the capture, is dropped.
-    pub fn add(&mut self, packet: &Packet<'_>, now: Time) -> Added {
-        let Some((key, piece)) = piece(packet) else { return Added { whole: None, dropped: 1 } };
+    ///
+    /// `parts` is how many packets it stands for: 1, unless it was itself put together from fragments.
+    pub fn add(&mut self, packet: &Packet<'_>, parts: u32, now: Time) -> Added {
+        let Some((key, piece)) = piece(packet) else { return Added { whole: None, dropped: parts } };
         let mut dropped = 0;
         while !self.waiting.contains_key(&key) && self.waiting.len() >= MAX_DATAGRAMS
             || self.bytes + piece.payload.len() > MAX_BYTES
@@ -98,13 +102,14 @@ impl Reassembler {
         }
         let datagram = self.waiting.entry(key).or_insert_with(|| Datagram::new(now));
         self.bytes += piece.payload.len();
+        datagram.parts += parts;
         let fits = datagram.insert(&piece);
         if fits && !datagram.is_whole() {
             return Added { whole: None, dropped };
         }
         let Some(datagram) = self.waiting.remove(&key) else { return Added { whole: None, dropped } };
         self.bytes -= datagram.bytes;
-        let parts = datagram.pieces.len() as u32;
+        let parts = datagram.parts;
         match datagram.into_frame() {
             Some(frame) if fits => Added { whole: Some(Whole { frame, parts }), dropped },
             _ => Added { whole: None, dropped: dropped + parts },
@@ -118,7 +123,7 @@ impl Reassembler {
         self.waiting.retain(|_, datagram| {
             let keep = now.since(datagram.since) <= LIFETIME;
             if !keep {
-                dropped += datagram.pieces.len() as u32;
+                dropped += datagram.parts;
                 *bytes -= datagram.bytes;
             }
             keep
@@ -126,11 +131,19 @@ impl Reassembler {
         dropped
     }
 
+    /// Gives up on everything; returns how many fragments that were.
+    pub fn drain(&mut self) -> u32 {
+        let dropped = self.waiting();
+        self.waiting.clear();
+        self.bytes = 0;
+        dropped
+    }
+
     fn drop_oldest(&mut self) -> u32 {
         let oldest = self.waiting.iter().min_by_key(|(_, datagram)| datagram.since).map(|(key, _)| *key);
         let Some(datagram) = oldest.and_then(|key| self.waiting.remove(&key)) else { return 0 };
         self.bytes -= datagram.bytes;
-        datagram.pieces.len() as u32
+        datagram.parts
     }
 }
 
@@ -167,7 +180,7 @@ fn piece<'a>(packet: &Packet<'a>) -> Option<(Key, Piece<'a>)> {
 
 impl Datagram {
     fn new(since: Time) -> Self {
-        Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0 }
+        Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0, parts: 0 }
     }
 
     /// Keeps a piece. False when the datagram makes no sense with it.
@@ -247,7 +260,7 @@ mod tests {
 
     fn add(reassembler: &mut Reassembler, frame: &[u8], secs: u64) -> Added {
         let packet = wire::parse(Link::Ethernet, frame, 0).unwrap();
-        reassembler.add(&packet, Time::from_secs(secs))
+        reassembler.add(&packet, 1, Time::from_secs(secs))
     }
 
     proptest! {
@@ -310,6 +323,8 @@ mod tests {
             assert_eq!(added.dropped, u32::from(usize::from(id) >= MAX_DATAGRAMS));
         }
         assert_eq!(reassembler.waiting(), MAX_DATAGRAMS as u32);
+        assert_eq!(reassembler.drain(), MAX_DATAGRAMS as u32);
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
     }
 
     #[test]
@@ -319,7 +334,7 @@ mod tests {
         assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");
         let cut = &pieces[1][..pieces[1].len() - 4];
         let packet = wire::parse(Link::Ethernet, cut, pieces[1].len() as u32).unwrap();
-        assert_eq!(reassembler.add(&packet, Time::from_secs(1)).dropped, 1, "cut short by the capture");
+        assert_eq!(reassembler.add(&packet, 1, Time::from_secs(1)).dropped, 1, "cut short by the capture");
         assert_eq!(reassembler.waiting(), 0);
     }
 }

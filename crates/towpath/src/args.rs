@@ -8,7 +8,10 @@ use clap::builder::ValueHint;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::command::bpf::Bpf;
+use crate::command::explain::Explain;
 use crate::command::frame::Frame;
+use crate::command::wiring::Wiring;
 
 /// Exit codes, stable: scripts may rely on them.
 pub(crate) mod exit {
@@ -41,8 +44,10 @@ Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
 pub(crate) enum Command {
     Replay(Replay),
     Check(Check),
+    Explain(Explain),
     Inspect(Inspect),
     Frame(Frame),
+    Bpf(Bpf),
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.
@@ -86,19 +91,8 @@ pub(crate) struct Replay {
     #[arg(long = "queue", value_name = "N=COMMAND", value_parser = queue)]
     pub(crate) queues: Vec<QueueArg>,
 
-    /// Name the port of a VLAN: packets tagged ID arrive on NAME, the others on cap0
-    #[arg(long = "port", value_name = "NAME=vlan:ID", value_parser = vlan_port)]
-    pub(crate) ports: Vec<VlanPort>,
-
-    /// Send packets to PREFIX out of port NAME: they also walk the rules once with direction out
-    ///
-    /// The longest matching prefix wins; a packet that no prefix matches is not walked a second time.
-    #[arg(long = "route", value_name = "PREFIX=NAME", value_parser = route)]
-    pub(crate) routes: Vec<RouteArg>,
-
-    /// Give a port an address, for `me` and `me6` in the rules
-    #[arg(long = "address", value_name = "NAME=ADDRESS", value_parser = address)]
-    pub(crate) addresses: Vec<AddressArg>,
+    #[command(flatten)]
+    pub(crate) wiring: Wiring,
 
     /// Write the packets that passed; a name ending in .pcapng gives pcapng, any other pcap
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -119,12 +113,24 @@ pub(crate) struct Replay {
 
 /// Check a rule file: every error at once, with line, column and a hint
 ///
-/// Without errors it prints the rules as they were understood, in ipfw's own order of words.
+/// Without errors it prints the rules as they were understood, in ipfw's own order of words, and warns of rules that an
+/// earlier rule leaves no packet for.
 #[derive(Debug, Parser)]
 pub(crate) struct Check {
     /// The rule file
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
+
+    /// Take this capture through the rules, and name those that no packet of it used; may be repeated
+    #[arg(long = "capture", value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
+    pub(crate) captures: Vec<PathBuf>,
+
+    /// Show what would change if FILE took the place of this rule file
+    #[arg(long, value_name = "OLD", value_hint = ValueHint::FilePath)]
+    pub(crate) against: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) wiring: Wiring,
 
     /// Print one JSON object
     #[arg(long)]
@@ -209,7 +215,7 @@ fn queue(text: &str) -> Result<QueueArg, String> {
     Ok(QueueArg { number, words })
 }
 
-fn vlan_port(text: &str) -> Result<VlanPort, String> {
+pub(crate) fn vlan_port(text: &str) -> Result<VlanPort, String> {
     let (name, vlan) = split(text, "NAME=vlan:ID")?;
     let id = vlan.strip_prefix("vlan:").ok_or_else(|| format!("`{vlan}` is not vlan:ID"))?;
     match id.parse() {
@@ -218,7 +224,7 @@ fn vlan_port(text: &str) -> Result<VlanPort, String> {
     }
 }
 
-fn route(text: &str) -> Result<RouteArg, String> {
+pub(crate) fn route(text: &str) -> Result<RouteArg, String> {
     let (prefix, port) = split(text, "PREFIX=NAME")?;
     let (address, len) = prefix.split_once('/').map_or((prefix, None), |(net, len)| (net, Some(len)));
     let net: IpAddr = address.parse().map_err(|_| format!("`{address}` is not an IP address"))?;
@@ -229,7 +235,7 @@ fn route(text: &str) -> Result<RouteArg, String> {
     }
 }
 
-fn address(text: &str) -> Result<AddressArg, String> {
+pub(crate) fn address(text: &str) -> Result<AddressArg, String> {
     let (port, address) = split(text, "NAME=ADDRESS")?;
     let address = address.parse().map_err(|_| format!("`{address}` is not an IP address"))?;
     Ok(AddressArg { port: port.to_owned(), address })

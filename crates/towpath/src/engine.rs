@@ -13,7 +13,8 @@
 //!   a datagram) is 0 after [`Engine::finish`];
 //! - packets leave in the order they came ([`Window`]);
 //! - within a flow, packets meet the rules in the order they came: while a packet of the flow waits for a verdict after
-//!   which its walk goes on, the next packet of that flow waits too;
+//!   which its walk goes on, the next packet of that flow waits too (a packet that an inspector sends back to the rules
+//!   against the rule's word, and later fragments, which have no ports, are outside this promise);
 //! - the engine never waits longer than a queue's deadline for a packet that an inspector should decide.
 //!
 //! The engine has no clock and no port of its own: both come through [`Edge`].
@@ -22,13 +23,13 @@ use std::collections::VecDeque;
 
 use towpath_gate::gate::{Dir, Edits, PortId, Step, Walk};
 use towpath_gate::packet::{Addresses, Link};
-use towpath_gate::reassembly::{Added, Reassembler, Whole};
+use towpath_gate::reassembly::{Added, Reassembler};
 use towpath_gate::state::{Ends, Flow};
 use towpath_gate::wire::{self, checksum, edit};
 use towpath_gate::{Gate, Packet, Time};
 
 use crate::conversations::Conversations;
-use crate::queue::{Answer, Channel, Decided, DefaultVerdict, Label, Offer, Policy, Queue};
+use crate::queue::{Answer, Channel, Decided, DefaultVerdict, Label, Offer, Policy, Queue, Reply};
 use crate::report::{self, Report};
 use crate::window::{Ticket, Window};
 
@@ -84,7 +85,8 @@ impl Arrivals {
         self.by_vlan.push((vlan, port));
     }
 
-    fn port(&self, packet: &Packet<'_>) -> PortId {
+    /// The port that a packet arrives on.
+    pub fn port(&self, packet: &Packet<'_>) -> PortId {
         let tagged = packet.vlan.and_then(|vlan| self.by_vlan.iter().find(|(id, _)| *id == vlan));
         tagged.map_or(self.untagged, |&(_, port)| port)
     }
@@ -183,8 +185,26 @@ pub struct Engine<E: Edge> {
     started: Option<Time>,
 }
 
+/// What came of offering a packet to a queue.
+enum Handed {
+    /// The inspector has it.
+    Held,
+    /// Only a copy went, or nobody is there and the default is to pass: it goes on.
+    On,
+    /// Nobody is there to look at it, and the default is to drop.
+    Dropped,
+    /// There is no room.
+    Full,
+}
+
 /// A decision in the engine's own memory.
-enum Settled {
+struct Settled {
+    outcome: Decision,
+    /// New bits of the mark, and which.
+    mark: (u32, u32),
+}
+
+enum Decision {
     Pass,
     Replace(Vec<u8>),
     Queue(u16),
@@ -205,6 +225,9 @@ const WINDOW_BYTES: usize = 16 << 20;
 /// what waking up would cost.
 const SPINS: usize = 500;
 const PAUSES: usize = 4;
+
+/// How long the engine sleeps at most while several queues have packets, in nanoseconds.
+const LOOK: u64 = 1_000_000;
 
 /// How often inspectors may send one packet round before it is dropped.
 const MAX_DETOURS: u8 = 16;
@@ -279,7 +302,7 @@ impl<E: Edge> Engine<E> {
             self.wait()?;
         }
         // What is not whole now never will be.
-        let unfinished = self.reassembler.expire(Time::from_nanos(u64::MAX));
+        let unfinished = self.reassembler.drain();
         self.count(Fate::Dropped, unfinished);
         // Whatever expired by the capture's own clock is no longer a state.
         self.gate.expire(self.clock, usize::MAX);
@@ -356,24 +379,15 @@ impl<E: Edge> Engine<E> {
             inspected: false,
         };
         match advance(&mut self.gate, packet, &mut progress, self.clock) {
-            Next::Out => self.out(frame, meta, progress.walk.edits())?,
+            Next::Out => return self.out(frame, meta, progress.walk.edits()),
             Next::Gone(fate) => self.count(fate, 1),
-            Next::Reassemble => {
-                if let Some(Whole { frame, parts }) = self.reassemble(packet) {
-                    progress.parts = parts;
-                    progress.wait.kind = Kind::Divert;
-                    let meta = Meta { wire_len: frame.len() as u32, ..meta };
-                    let ticket = self.window.push_waiting(&frame, meta, progress);
-                    self.go_on(ticket, false);
-                }
-            }
-            Next::Queue(number, kind) => {
+            next => {
                 let ticket = self.window.push_waiting(frame, meta, progress);
-                self.hand_over(ticket, number, kind);
-                while !self.backlog.is_empty() || !self.window.has_room() {
-                    self.wait()?;
-                }
+                self.drive(ticket, next);
             }
+        }
+        while !self.backlog.is_empty() || !self.window.has_room() {
+            self.wait()?;
         }
         Ok(())
     }
@@ -406,14 +420,6 @@ impl<E: Edge> Engine<E> {
         }
     }
 
-    /// Keeps a fragment; gives the datagram that it made whole. Fragments that are kept count when their datagram is
-    /// decided, or is given up.
-    fn reassemble(&mut self, packet: &Packet<'_>) -> Option<Whole> {
-        let Added { whole, dropped } = self.reassembler.add(packet, self.clock);
-        self.count(Fate::Dropped, dropped);
-        whole
-    }
-
     /// Waits until something was decided: looks for a while, then sleeps on the queue that the oldest packet needs.
     fn wait(&mut self) -> Result<(), E::Error> {
         for queue in &mut self.queues {
@@ -427,11 +433,18 @@ impl<E: Edge> Engine<E> {
                 std::hint::spin_loop();
             }
         }
-        let oldest = self.backlog.front().copied().or_else(|| self.window.oldest_waiting());
-        let packet = oldest.and_then(|ticket| self.window.waiting_mut(ticket)).map(|(_, p)| p.wait.queue);
+        let backlogged = self.backlog.front().copied();
+        let oldest = backlogged.or_else(|| self.window.oldest_waiting());
+        let packet = oldest.and_then(|ticket| self.window.waiting_mut(ticket)).map(|(_, p)| p.wait);
         let copy = || self.queues.iter().position(|queue| queue.open() > 0);
-        if let Some(queue) = packet.or_else(copy) {
-            self.queues[queue].wait(self.wall);
+        if let Some(queue) = packet.map(|wait| wait.queue).or_else(copy) {
+            let due =
+                packet.and_then(|wait| wait.since).map(|since| since + self.queues[queue].policy().deadline);
+            // Only one queue can wake us: while others have packets too, look again soon.
+            let alone = self.queues.iter().filter(|queue| queue.open() > 0).count() <= 1;
+            let look = if alone { u64::MAX } else { self.wall + LOOK };
+            let until = due.unwrap_or(u64::MAX).min(look);
+            self.queues[queue].wait(self.wall, until);
         }
         self.poll().map(drop)
     }
@@ -441,9 +454,11 @@ impl<E: Edge> Engine<E> {
         self.wall = self.edge.now();
         let mut decided = 0;
         let mut settled = std::mem::take(&mut self.settled);
+        let mut room = WINDOW_BYTES;
         for queue in &mut self.queues {
-            decided +=
-                queue.poll(self.wall, |ticket, decided| settled.push((ticket, Settled::from(decided))));
+            decided += queue.poll(self.wall, |ticket, decided| {
+                settled.push((ticket, Settled::new(decided, &mut room)));
+            });
         }
         for (ticket, decision) in settled.drain(..) {
             self.settle(ticket, decision);
@@ -457,78 +472,101 @@ impl<E: Edge> Engine<E> {
 
     /// Acts on a decision about a packet that waits.
     fn settle(&mut self, ticket: Ticket, decision: Settled) {
-        match decision {
-            Settled::Gone(fate) => self.end(ticket, Some(fate)),
-            Settled::Pass => self.go_on(ticket, false),
-            Settled::Repeat | Settled::Queue(_) if self.detoured(ticket) => {
-                self.end(ticket, Some(Fate::Dropped))
+        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
+        let Settled { outcome, mark: (mark, mask) } = decision;
+        progress.walk.set_mark(progress.walk.mark() & !mask | mark & mask);
+        let next = match outcome {
+            Decision::Repeat | Decision::Queue(_) if detoured(progress) => Next::Gone(Fate::Dropped),
+            Decision::Gone(fate) => Next::Gone(fate),
+            Decision::Pass => self.step(ticket),
+            Decision::Repeat => {
+                progress.walk = Walk::new(Dir::In, Some(progress.arrival), None);
+                progress.leaving = false;
+                progress.wait.kind = Kind::Divert;
+                self.step(ticket)
             }
-            Settled::Repeat => self.go_on(ticket, true),
-            Settled::Replace(mut bytes) => {
-                if let Some((stored, _)) = self.window.waiting_mut(ticket) {
-                    stored.meta.wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-                    // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
-                    // (a fragment, a protocol we do not know) the inspector's own stand.
-                    checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
-                }
+            Decision::Replace(mut bytes) => {
+                stored.meta.wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
+                // (a fragment, a protocol we do not know) the inspector's own stand.
+                checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
                 self.window.replace(ticket, &bytes);
-                self.go_on(ticket, false);
+                self.step(ticket)
             }
-            Settled::Queue(number) => {
-                let kind = self.window.waiting_mut(ticket).map(|(_, progress)| progress.wait.kind);
-                if let Some(kind) = kind {
-                    self.hand_over(ticket, number, kind);
+            // A queue that neither rules nor the command line know: an inspector's word does not make one.
+            Decision::Queue(number) if !self.queues.iter().any(|queue| queue.counters().number == number) => {
+                match self.unserved.default {
+                    DefaultVerdict::Pass => self.step(ticket),
+                    DefaultVerdict::Drop => Next::Gone(Fate::Dropped),
                 }
             }
-        }
+            Decision::Queue(number) => Next::Queue(number, progress.wait.kind),
+        };
+        self.drive(ticket, next);
     }
 
-    /// The inspector let the packet of `ticket` pass: on along its path.
-    fn go_on(&mut self, ticket: Ticket, again: bool) {
+    /// The packet of `ticket` may go on: what comes next on its path.
+    fn step(&mut self, ticket: Ticket) -> Next {
         let Self { window, gate, clock, .. } = self;
-        let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
+        let Some((stored, progress)) = window.waiting_mut(ticket) else { return Next::Gone(Fate::Dropped) };
         let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) else {
             // It parsed when it came: an inspector has put something malformed in its place.
-            return self.end(ticket, Some(Fate::Dropped));
+            return Next::Gone(Fate::Dropped);
         };
-        let next = if again {
-            progress.walk = Walk::new(Dir::In, Some(progress.arrival), None);
-            progress.leaving = false;
-            advance(gate, &packet, progress, *clock)
-        } else if progress.wait.kind == Kind::Inspect {
-            leave(gate, &packet, progress, *clock)
-        } else {
-            advance(gate, &packet, progress, *clock)
-        };
-        match next {
-            Next::Out => self.end(ticket, None),
-            Next::Gone(fate) => self.end(ticket, Some(fate)),
-            Next::Queue(number, kind) => self.hand_over(ticket, number, kind),
-            Next::Reassemble => {
-                let added = self.reassembler.add(&packet, self.clock);
-                self.count(Fate::Dropped, added.dropped);
-                let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
-                // The fragments of this datagram are counted by what becomes of it, and this one with them.
-                progress.parts = added.whole.as_ref().map_or(0, |whole| whole.parts);
-                progress.wait.kind = Kind::Divert;
-                let Some(Whole { frame, .. }) = added.whole else {
-                    return self.end(ticket, Some(Fate::Dropped));
-                };
-                stored.meta.wire_len = frame.len() as u32;
-                self.window.replace(ticket, &frame);
-                self.go_on(ticket, false);
+        match progress.wait.kind {
+            Kind::Inspect => leave(gate, &packet, progress, *clock),
+            Kind::Divert | Kind::Tee => advance(gate, &packet, progress, *clock),
+        }
+    }
+
+    /// Takes the packet of `ticket` along its path until it is decided or somebody holds it.
+    fn drive(&mut self, ticket: Ticket, mut next: Next) {
+        loop {
+            next = match next {
+                Next::Out => return self.end(ticket, None),
+                Next::Gone(fate) => return self.end(ticket, Some(fate)),
+                Next::Queue(number, kind) => {
+                    let queue = self.queue_index(number);
+                    self.set_wait(ticket, Wait { queue, kind, since: None });
+                    match self.offer(ticket) {
+                        Handed::Held => return,
+                        Handed::On => self.step(ticket),
+                        Handed::Dropped => Next::Gone(Fate::Dropped),
+                        Handed::Full => {
+                            self.set_wait(ticket, Wait { queue, kind, since: Some(self.wall) });
+                            return self.backlog.push_back(ticket);
+                        }
+                    }
+                }
+                Next::Reassemble => match self.reassemble(ticket) {
+                    Some(next) => next,
+                    None => return,
+                },
             }
         }
     }
 
-    /// Offers the packet of `ticket` to a queue. If there is no room it waits in the backlog.
-    fn hand_over(&mut self, ticket: Ticket, number: u16, kind: Kind) {
-        let queue = self.queue_index(number);
-        self.set_wait(ticket, Wait { queue, kind, since: None });
-        if !self.offer(ticket) {
-            self.set_wait(ticket, Wait { queue, kind, since: Some(self.wall) });
-            self.backlog.push_back(ticket);
+    /// Gives a fragment to the reassembler. If that made its datagram whole, the datagram takes its place here.
+    fn reassemble(&mut self, ticket: Ticket) -> Option<Next> {
+        let Self { window, reassembler, clock, .. } = self;
+        let (stored, progress) = window.waiting_mut(ticket)?;
+        let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) else {
+            return Some(Next::Gone(Fate::Dropped));
+        };
+        let Added { whole, dropped } = reassembler.add(&packet, progress.parts, *clock);
+        // From here on the reassembler counts the fragment, or the datagram does.
+        progress.parts = whole.as_ref().map_or(0, |whole| whole.parts);
+        progress.wait.kind = Kind::Divert;
+        if let Some(whole) = &whole {
+            stored.meta.wire_len = whole.frame.len() as u32;
+            window.replace(ticket, &whole.frame);
         }
+        self.count(Fate::Dropped, dropped);
+        if whole.is_none() {
+            self.end(ticket, Some(Fate::Dropped));
+            return None;
+        }
+        Some(self.step(ticket))
     }
 
     fn queue_index(&mut self, number: u16) -> usize {
@@ -542,54 +580,57 @@ impl<E: Edge> Engine<E> {
     /// Offers what the backlog holds, oldest first, as long as there is room; gives up on what waits too long.
     fn retry(&mut self) {
         while let Some(&ticket) = self.backlog.front() {
-            if self.offer(ticket) {
+            let Some(wait) = self.window.waiting_mut(ticket).map(|(_, progress)| progress.wait) else {
                 self.backlog.pop_front();
                 continue;
-            }
-            let Some((_, progress)) = self.window.waiting_mut(ticket) else { return };
-            let Wait { queue, kind, since } = progress.wait;
-            let queue = &mut self.queues[queue];
-            if self.wall.saturating_sub(since.unwrap_or(self.wall)) <= queue.policy().deadline {
-                return;
-            }
+            };
+            let handed = match self.offer(ticket) {
+                Handed::Full => {
+                    let queue = &mut self.queues[wait.queue];
+                    if self.wall.saturating_sub(wait.since.unwrap_or(self.wall)) <= queue.policy().deadline {
+                        return;
+                    }
+                    match queue.give_up() {
+                        DefaultVerdict::Drop if wait.kind != Kind::Tee => Handed::Dropped,
+                        _ => Handed::On,
+                    }
+                }
+                handed => handed,
+            };
             self.backlog.pop_front();
-            let verdict = queue.give_up();
-            let verdict = if kind == Kind::Tee { DefaultVerdict::Pass } else { verdict };
-            self.settle(ticket, verdict.into());
+            match handed {
+                Handed::Held | Handed::Full => {}
+                Handed::Dropped => self.end(ticket, Some(Fate::Dropped)),
+                Handed::On => {
+                    let next = self.step(ticket);
+                    self.drive(ticket, next);
+                }
+            }
         }
     }
 
-    /// True unless the queue has no room: the packet is held, or it was decided at once.
-    fn offer(&mut self, ticket: Ticket) -> bool {
-        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return true };
+    /// Offers a packet to the queue that it waits for.
+    fn offer(&mut self, ticket: Ticket) -> Handed {
+        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return Handed::Dropped };
         let Wait { queue, kind, .. } = progress.wait;
         let label = label(&stored.bytes, &stored.meta, progress);
         let answer_to = (kind != Kind::Tee).then_some(ticket);
-        match self.queues[queue].offer(&stored.bytes, &label, answer_to) {
-            Offer::Full => return false,
-            Offer::Lost(DefaultVerdict::Drop) if kind != Kind::Tee => {
-                self.settle(ticket, Settled::Gone(Fate::Dropped));
-            }
-            Offer::Held if kind != Kind::Tee => {}
-            Offer::Held | Offer::Lost(_) => self.go_on(ticket, false),
+        let offer = self.queues[queue].offer(&stored.bytes, &label, answer_to);
+        if offer == Offer::Held && !std::mem::replace(&mut progress.inspected, true) {
+            self.totals.inspected += u64::from(progress.parts);
         }
-        true
-    }
-
-    /// Counts one more detour; true when the packet has had too many.
-    fn detoured(&mut self, ticket: Ticket) -> bool {
-        let Some((_, progress)) = self.window.waiting_mut(ticket) else { return false };
-        progress.detours = progress.detours.saturating_add(1);
-        progress.detours > MAX_DETOURS
+        match offer {
+            Offer::Full => Handed::Full,
+            Offer::Held if kind != Kind::Tee => Handed::Held,
+            Offer::Lost(DefaultVerdict::Drop) if kind != Kind::Tee => Handed::Dropped,
+            Offer::Held | Offer::Lost(_) => Handed::On,
+        }
     }
 
     fn set_wait(&mut self, ticket: Ticket, wait: Wait) {
-        let Self { window, continuing, gate, totals, .. } = self;
+        let Self { window, continuing, gate, .. } = self;
         let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
         progress.wait = wait;
-        if !std::mem::replace(&mut progress.inspected, true) {
-            totals.inspected += u64::from(progress.parts);
-        }
         // The inspector sees what the rules have changed so far.
         apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
         let goes_on = wait.kind != Kind::Inspect || !gate.routes().is_empty();
@@ -621,6 +662,12 @@ impl<E: Edge> Engine<E> {
             }
         }
     }
+}
+
+/// Counts one more detour; true when the packet has had too many.
+fn detoured(progress: &mut Progress) -> bool {
+    progress.detours = progress.detours.saturating_add(1);
+    progress.detours > MAX_DETOURS
 }
 
 /// Walks the rules from where the packet is, until something else has to happen.
@@ -695,29 +742,38 @@ fn label(frame: &[u8], meta: &Meta, progress: &Progress) -> Label {
         link: meta.link_type,
         port: progress.arrival.0,
         network: packet.map_or(0, |packet| offset(packet.network)),
-        payload: packet.map_or(0, |packet| offset(frame.len() - packet.payload().len())),
+        payload: packet.map_or(0, |packet| offset(packet.payload_range().start)),
     }
 }
 
-impl From<DefaultVerdict> for Settled {
-    fn from(verdict: DefaultVerdict) -> Self {
-        match verdict {
-            DefaultVerdict::Pass => Self::Pass,
-            DefaultVerdict::Drop => Self::Gone(Fate::Dropped),
-        }
+impl Settled {
+    /// Copies a decision; `room` is how many bytes of replacements may still be copied in this turn. Replacements beyond
+    /// it are dropped: only an inspector that sends them faster than packets come gets there.
+    fn new(decided: Decided<'_>, room: &mut usize) -> Self {
+        let (outcome, mark) = match decided {
+            Decided::Lost(DefaultVerdict::Pass) => (Decision::Pass, (0, 0)),
+            Decided::Lost(DefaultVerdict::Drop) => (Decision::Gone(Fate::Dropped), (0, 0)),
+            Decided::Answer(Reply { answer, mark }) => (Decision::new(answer, room), mark),
+        };
+        Self { outcome, mark }
     }
 }
 
-impl From<Decided<'_>> for Settled {
-    fn from(decided: Decided<'_>) -> Self {
-        match decided {
-            Decided::Lost(verdict) => verdict.into(),
-            Decided::Answer(Answer::Pass) => Self::Pass,
-            Decided::Answer(Answer::Drop) => Self::Gone(Fate::Dropped),
-            Decided::Answer(Answer::Reject) => Self::Gone(Fate::Rejected),
-            Decided::Answer(Answer::Replace(bytes)) => Self::Replace(bytes.to_vec()),
-            Decided::Answer(Answer::Queue(number)) => Self::Queue(number),
-            Decided::Answer(Answer::Repeat) => Self::Repeat,
+impl Decision {
+    fn new(answer: Answer<'_>, room: &mut usize) -> Self {
+        match answer {
+            Answer::Pass => Self::Pass,
+            Answer::Drop => Self::Gone(Fate::Dropped),
+            Answer::Reject => Self::Gone(Fate::Rejected),
+            Answer::Queue(number) => Self::Queue(number),
+            Answer::Repeat => Self::Repeat,
+            Answer::Replace(bytes) => match room.checked_sub(bytes.len()) {
+                Some(left) => {
+                    *room = left;
+                    Self::Replace(bytes.to_vec())
+                }
+                None => Self::Gone(Fate::Dropped),
+            },
         }
     }
 }

@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thiserror::Error;
-use towpath_ring::{self as ring, Cause, Config, Decision, Endpoint, Full, Kind, Layers, Meta, Seq, Verdict};
+use towpath_port::MAX_FRAME;
+use towpath_ring::{
+    self as ring, Cause, Config, Death, Decision, Endpoint, Flags, Full, Kind, Layers, Meta, Seq, Verdict,
+};
 
-use crate::queue::{Answer, Channel, Label, Policy};
+use crate::queue::{Answer, Channel, Label, Policy, Reply};
 
 /// How long a process has to attach.
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -96,7 +99,12 @@ impl Inspector {
         // Only this user can even reach the socket: the directory has mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
         let path = directory.path().join(format!("queue-{queue}.sock"));
-        let config = Config { deadline: Some(Duration::from_nanos(policy.deadline)), ..Config::default() };
+        let config = Config {
+            deadline: Some(Duration::from_nanos(policy.deadline)),
+            // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
+            violations_max: 0,
+            ..Config::default()
+        };
         let mut endpoint = Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue, source })?;
 
         let (first, rest) = words.split_first().expect("a command has a first word");
@@ -158,29 +166,28 @@ impl Channel for Inspector {
         }
     }
 
-    fn poll(&mut self, now: u64, each: &mut dyn FnMut(u32, Option<Answer<'_>>)) -> usize {
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(u32, Option<Reply<'_>>)) -> usize {
         let Some(channel) = &mut self.channel else { return 0 };
         let mut decided =
-            channel.poll_verdicts(now, |Seq(sequence), decision| each(sequence, answer(decision)));
-        if channel.stats().violations > 0 {
-            // One meaningless word is a broken or hostile inspector: nothing more of it counts.
-            channel.detach();
+            channel.poll_verdicts(now, |Seq(sequence), decision| each(sequence, reply(decision)));
+        let Some(death) = channel.death() else { return decided };
+        if death != Death::Violations {
+            // What it decided before it went counts. Of one that broke the protocol nothing more does.
+            decided += channel.poll_verdicts(now, |Seq(sequence), decision| each(sequence, reply(decision)));
         }
-        if channel.is_dead() {
-            decided += channel.poll_verdicts(now, |Seq(sequence), decision| each(sequence, answer(decision)));
-            channel.drain_held(|Seq(sequence)| {
-                decided += 1;
-                each(sequence, None);
-            });
-        }
+        channel.drain_held(|Seq(sequence)| {
+            decided += 1;
+            each(sequence, None);
+        });
         decided
     }
 
-    fn wait(&mut self, now: u64) {
+    fn wait(&mut self, now: u64, until: u64) {
         let Some(channel) = &mut self.channel else { return };
-        let nanos = channel.deadline().map(|deadline| deadline.saturating_sub(now));
+        let until = channel.deadline().map_or(until, |deadline| deadline.min(until));
+        let timeout = (until != u64::MAX).then(|| Duration::from_nanos(until.saturating_sub(now)));
         // An error here would be one of poll(2) with valid descriptors; the caller looks again in any case.
-        let _ = channel.wait(nanos.map(Duration::from_nanos));
+        let _ = channel.wait(timeout);
     }
 
     fn gone(&mut self) -> Option<String> {
@@ -211,17 +218,20 @@ impl Drop for Inspector {
 }
 
 /// The inspector's answer, unless the default verdict has to stand in for it.
-fn answer(decision: Decision<'_>) -> Option<Answer<'_>> {
+fn reply(decision: Decision<'_>) -> Option<Reply<'_>> {
     if matches!(decision.cause, Cause::Overdue | Cause::Garbage) {
         return None;
     }
-    Some(match (decision.verdict, decision.replacement) {
+    let answer = match (decision.verdict, decision.replacement) {
         (Verdict::Pass, _) => Answer::Pass,
         (Verdict::Drop | Verdict::Hold, _) => Answer::Drop,
         (Verdict::Reject, _) => Answer::Reject,
         (Verdict::Queue(number), _) => Answer::Queue(number),
         (Verdict::Repeat, _) => Answer::Repeat,
-        (Verdict::Replace(_), Some(bytes)) => Answer::Replace(bytes),
-        (Verdict::Replace(_), None) => return None,
-    })
+        (Verdict::Replace(_), Some(bytes)) if bytes.len() <= MAX_FRAME => Answer::Replace(bytes),
+        // No packet: nothing that a port could send.
+        (Verdict::Replace(_), _) => return None,
+    };
+    let mark = if decision.flags.has(Flags::MARK) { (decision.mark, decision.mask) } else { (0, 0) };
+    Some(Reply { answer, mark })
 }

@@ -23,7 +23,9 @@ fn main() -> ExitCode {
     let code = match cli.command {
         Command::Replay(args) => command::replay::run(&args),
         Command::Check(args) => command::check::run(&args),
+        Command::Explain(args) => command::explain::run(&args),
         Command::Inspect(args) => command::inspect::run(&args),
+        Command::Bpf(args) => command::bpf::run(&args),
         Command::Frame(args) => command::frame::run(&args),
         Command::Completions { shell } => command::pages::completions(shell),
         Command::Man { directory } => command::pages::man(&directory),

@@ -20,10 +20,10 @@ pub trait Channel {
 
     /// Gives each frame that was decided to `each`, once: with the inspector's answer, or with none when there is no
     /// answer that counts (too late at `now`, meaningless, or the inspector is gone). Returns how many there were.
-    fn poll(&mut self, now: u64, each: &mut dyn FnMut(u32, Option<Answer<'_>>)) -> usize;
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(u32, Option<Reply<'_>>)) -> usize;
 
-    /// Sleeps until there may be something to poll for, or a frame is overdue. May return early.
-    fn wait(&mut self, now: u64);
+    /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`. May return early.
+    fn wait(&mut self, now: u64, until: u64);
 
     /// Why the inspector is gone, once it is and every frame it had has come back through [`Channel::poll`].
     fn gone(&mut self) -> Option<String>;
@@ -65,6 +65,15 @@ pub enum Answer<'a> {
     Repeat,
 }
 
+/// An inspector's verdict, and what it says about the packet's mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply<'a> {
+    /// The verdict.
+    pub answer: Answer<'a>,
+    /// New bits of the mark, and which bits change.
+    pub mark: (u32, u32),
+}
+
 /// What becomes of a frame that no inspector decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultVerdict {
@@ -98,7 +107,7 @@ pub enum Offer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided<'a> {
     /// By the inspector.
-    Answer(Answer<'a>),
+    Answer(Reply<'a>),
     /// By the default verdict.
     Lost(DefaultVerdict),
 }
@@ -192,14 +201,14 @@ impl<C: Channel> Queue<C> {
                     counters.lost += 1;
                     Decided::Lost(policy.default)
                 }
-                Some(answer) => {
+                Some(reply) => {
                     *stalled = false;
-                    match answer {
+                    match reply.answer {
                         Answer::Pass | Answer::Queue(_) | Answer::Repeat => counters.passed += 1,
                         Answer::Drop | Answer::Reject => counters.dropped += 1,
                         Answer::Replace(_) => counters.replaced += 1,
                     }
-                    Decided::Answer(answer)
+                    Decided::Answer(reply)
                 }
             };
             if let Some(ticket) = ticket {
@@ -225,10 +234,10 @@ impl<C: Channel> Queue<C> {
         }
     }
 
-    /// Sleeps until there may be something to poll for, or a frame is overdue.
-    pub fn wait(&mut self, now: u64) {
+    /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`.
+    pub fn wait(&mut self, now: u64, until: u64) {
         if let Some(channel) = &mut self.channel {
-            channel.wait(now);
+            channel.wait(now, until);
         }
     }
 
@@ -275,12 +284,13 @@ mod tests {
             Some(self.next.wrapping_sub(1))
         }
         fn kick(&mut self) {}
-        fn poll(&mut self, _now: u64, each: &mut dyn FnMut(u32, Option<Answer<'_>>)) -> usize {
+        fn poll(&mut self, _now: u64, each: &mut dyn FnMut(u32, Option<Reply<'_>>)) -> usize {
             let n = self.answers.len();
-            self.answers.drain(..).for_each(|(sequence, answer)| each(sequence, answer));
+            let reply = |answer| Reply { answer, mark: (0, 0) };
+            self.answers.drain(..).for_each(|(sequence, answer)| each(sequence, answer.map(reply)));
             n
         }
-        fn wait(&mut self, _now: u64) {}
+        fn wait(&mut self, _now: u64, _until: u64) {}
         fn gone(&mut self) -> Option<String> {
             self.gone.clone()
         }

@@ -303,6 +303,105 @@ fn fragments_are_put_together_where_a_rule_says_so() {
 }
 
 #[test]
+fn a_trailer_behind_the_payload_hides_nothing_from_an_inspector() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    let mut writer = Writer::create(&capture).unwrap();
+    let mut bytes = vec![0; 12];
+    bytes.extend([0x08, 0x00, 0x45, 0, 0, 38, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([4, 0, 0, 53, 0, 18, 0, 0]);
+    bytes.extend(b"evil words");
+    bytes.extend([0; 40]);
+    let frame = Frame { bytes: &bytes, wire_len: 0, time_ns: 0, link: LinkType::ETHERNET, interface: 0 };
+    writer.write(frame, None).unwrap();
+    writer.finish().unwrap();
+    let report =
+        bench.report(&capture, &["--queue", "1=towpath inspect --queue 1 --match ^evil --verdict drop"]);
+    assert_eq!(number(&report, "dropped"), 1);
+}
+
+#[test]
+fn a_thousand_tees_to_nobody_are_no_depth() {
+    let tees = "add tee 1 ip from any to any\n".repeat(60_000);
+    let bench = Bench::new(&(tees + "add allow ip from any to any\n"));
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 2, 1);
+    let report = bench.report(&capture, &[]);
+    assert_eq!((number(&report, "passed"), number(&report, "inspected")), (2, 0));
+    assert_eq!(number(&report["queues"][0], "lost"), 120_000);
+}
+
+#[test]
+fn explain_says_what_a_rule_does_and_why() {
+    let bench = Bench::new(
+        "add 100 deny tcp from any to any 23\n\
+         add 200 allow tcp from any to any 22 in setup keep-state\n",
+    );
+    let rules = bench.path("rules.ipfw").to_str().unwrap().to_owned();
+    let words = ["in", "cap0", "tcp", "10.0.0.1:1234", ">", "10.0.0.2:22", "syn"];
+    let args: Vec<&str> = ["explain", "--rules", &rules].into_iter().chain(words).collect();
+    let output = towpath(&args);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for line in
+        ["00100 deny tcp from any to any 23", "dst-port 23", "makes a state :default: pass", "in cap0: pass"]
+    {
+        assert!(printed.contains(line), "{printed} lacks {line}");
+    }
+    let json: Value = serde_json::from_slice(&towpath(&[&args[..], &["--json"]].concat()).stdout).unwrap();
+    assert_eq!(json["walks"][0]["steps"][0]["outcome"], "failed");
+    assert_eq!(json["walks"][0]["verdict"], "pass");
+
+    // The second packet of the capture finds the state that the first one made.
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 2, 1);
+    fs::write(bench.path("rules.ipfw"), "add allow udp from any to any keep-state\n").unwrap();
+    let capture = capture.to_str().unwrap();
+    let output = towpath(&["explain", "--rules", &rules, "--capture", capture, "--packet", "2"]);
+    assert!(text(&output.stdout).contains("found the state"), "{}", text(&output.stdout));
+    let output = towpath(&["explain", "--rules", &rules, "--capture", capture, "--packet", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("has 2 packets"), "{}", text(&output.stderr));
+    let output = towpath(&["explain", "--rules", &rules, "in", "cap0", "tcp", "10.0.0.1"]);
+    assert_eq!(output.status.code(), Some(64), "{}", text(&output.stderr));
+}
+
+#[test]
+fn check_names_what_is_covered_unused_and_changed() {
+    let bench = Bench::new(
+        "add 100 allow udp from any to any\nadd 200 deny udp from any to any 53\nadd 300 allow tcp from any to any\n",
+    );
+    fs::write(bench.path("old.ipfw"), "add 100 allow udp from any to any\nadd 150 deny ip from any to any\n")
+        .unwrap();
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 2, 1);
+    let p = |name: &str| bench.path(name).to_str().unwrap().to_owned();
+    let output = towpath(&["check", &p("rules.ipfw")]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stdout).starts_with("00100 allow udp from any to any\n00200 "),
+        "{}",
+        text(&output.stdout)
+    );
+    assert!(text(&output.stderr).contains("rules.ipfw:2:"), "rule 200 is shadowed: {}", text(&output.stderr));
+    let output = towpath(&[
+        "check",
+        &p("rules.ipfw"),
+        "--capture",
+        &p("in.pcap"),
+        "--against",
+        &p("old.ipfw"),
+        "--json",
+    ]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let unused: Vec<u64> =
+        json["unused"].as_array().unwrap().iter().map(|rule| number(rule, "number")).collect();
+    assert_eq!(unused, [200, 300]);
+    assert_eq!(json["changes"]["removed"].as_array().unwrap().len(), 1, "{json}");
+    assert_eq!(json["changes"]["added"].as_array().unwrap().len(), 2, "{json}");
+}
+
+#[test]
 fn exit_codes_tell_what_went_wrong() {
     let bench = Bench::new("add allow ip from any to any\n");
     fs::write(

@@ -260,7 +260,8 @@ impl Gate {
             Act::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
             Act::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
             Act::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
-            Act::Reass if packet.fragment != Fragment::Whole => self.stop(at, walk, Step::Reassemble),
+            // Of IPv4 only, as in ipfw; IPv6 goes on with the next rule.
+            Act::Reass if is_ip4_fragment(packet) => self.stop(at, walk, Step::Reassemble),
             Act::Reass => self.go_on(at),
             Act::SetDscp(arg) => {
                 walk.edits.dscp = Some(number(arg, tablearg, |value| value.dscp) as u8 & 63);
@@ -482,4 +483,8 @@ fn log_word(rule: &Ready) -> &'static str {
         Act::TcpSetMss(_) => "TcpSetMss",
         Act::StateTimeout(_) => "StateTimeout",
     }
+}
+
+fn is_ip4_fragment(packet: &Packet<'_>) -> bool {
+    packet.fragment != Fragment::Whole && matches!(packet.addresses, Addresses::V4(..))
 }

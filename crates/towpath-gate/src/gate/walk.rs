@@ -140,6 +140,16 @@ impl Walk {
         self.dir
     }
 
+    /// The port it came in by.
+    pub fn recv(&self) -> Option<PortId> {
+        self.recv
+    }
+
+    /// The port it goes out by.
+    pub fn xmit(&self) -> Option<PortId> {
+        self.xmit
+    }
+
     /// The number of the rule that decided last.
     pub fn rule(&self) -> Option<u32> {
         self.stopped.map(|(_, number)| number)

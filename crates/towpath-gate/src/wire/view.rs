@@ -1,5 +1,7 @@
 //! What only some rules ask for: read from the frame when asked, not in the pass over the headers.
 
+use std::ops::Range;
+
 use super::{DF, MF, RF, be16, bytes, ip6, proto};
 use crate::packet::{Addresses, Fragment, Link, Packet};
 
@@ -184,14 +186,19 @@ impl<'a> Packet<'a> {
     /// ICMP and ICMPv6; all of a later fragment; all of the upper layer for other protocols; all behind the
     /// link header when the packet is not IP. Padding of the link is not part of it.
     pub fn payload(&self) -> &'a [u8] {
+        &self.frame[self.payload_range()]
+    }
+
+    /// Where [`Packet::payload`] is in the frame.
+    pub fn payload_range(&self) -> Range<usize> {
         if self.addresses == Addresses::None {
-            return part(self.frame, self.network, self.frame.len());
+            return clip(self.frame, self.network, self.frame.len());
         }
         let end = self.transport + self.transport_len;
         let header = match self.proto {
             _ if self.fragment == Fragment::Later => 0,
             proto::TCP => self.tcp_header_len().unwrap_or(20),
-            proto::UDP => return part(self.frame, self.transport + 8, end.min(self.udp_end())),
+            proto::UDP => return clip(self.frame, self.transport + 8, end.min(self.udp_end())),
             proto::UDPLITE | proto::ICMP | proto::ICMP6 => 8,
             proto::SCTP => 12,
             // The data offset counts words (RFC 4340, 5.1).
@@ -200,7 +207,7 @@ impl<'a> Packet<'a> {
             }
             _ => 0,
         };
-        part(self.frame, self.transport + header, end)
+        clip(self.frame, self.transport + header, end)
     }
 
     /// Where the UDP datagram ends: bytes of the IP packet behind it (a surplus area) are not its payload.
@@ -243,6 +250,12 @@ pub(super) const TCP_OPTION_MSS: u8 = 2;
 pub(super) const TCP_OPTION_WSCALE: u8 = 3;
 
 /// `frame[from..to]`, shortened to what is there.
+/// `from..to`, as much of it as the frame has.
+fn clip(frame: &[u8], from: usize, to: usize) -> Range<usize> {
+    let end = to.min(frame.len());
+    from.min(end)..end
+}
+
 fn part(frame: &[u8], from: usize, to: usize) -> &[u8] {
     frame.get(from..to.min(frame.len())).unwrap_or(&[])
 }

@@ -103,7 +103,9 @@ impl Writer {
     /// Counts time in `resolution` (pcap only; microseconds otherwise). No effect once a frame was written: the file
     /// has begun then.
     pub fn set_resolution(&mut self, resolution: Resolution) {
-        self.resolution = resolution;
+        if self.begun.is_none() {
+            self.resolution = resolution;
+        }
     }
 
     /// Writes one frame, with a comment where the format has comments (pcapng; at most 65,535 bytes of it are kept).

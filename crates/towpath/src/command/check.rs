@@ -1,21 +1,44 @@
 //! `towpath check`: the rules as they were understood, or every error in them.
 
-use std::path::Path;
-
 use serde::Serialize;
-use towpath_gate::rules::{self, Diagnostic, Ruleset};
+use towpath_gate::gate::{Diff, Dir, StatePolicy, Walk};
+use towpath_gate::rules::{self, Diagnostic, Parsed, Ruleset};
+use towpath_gate::{Time, wire};
+use towpath_port::{Burst, Port, Received, pcap};
 
 use crate::args::{Check, exit};
-use crate::command::{fail, warn};
+use crate::command::wiring::{Wrong, go, read};
+use crate::command::{answer, fail, link, warn};
 
 /// What `--json` prints.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Report {
     file: String,
     ok: bool,
     rules: Vec<Rule>,
     errors: Vec<Finding>,
     warnings: Vec<Finding>,
+    /// With `--capture`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unused: Option<Vec<Rule>>,
+    /// With `--against`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changes: Option<Changes>,
+}
+
+#[derive(Serialize)]
+struct Changes {
+    added: Vec<String>,
+    removed: Vec<String>,
+    kept: usize,
+    tables: Vec<String>,
+}
+
+impl From<Diff> for Changes {
+    fn from(diff: Diff) -> Self {
+        let Diff { added, removed, kept, tables, .. } = diff;
+        Self { added, removed, kept, tables }
+    }
 }
 
 #[derive(Serialize)]
@@ -51,35 +74,111 @@ impl From<&Diagnostic> for Finding {
 }
 
 pub(crate) fn run(args: &Check) -> u8 {
-    let text = match read(&args.file) {
-        Ok(text) => text,
-        Err(error) => return fail(exit::BAD_RULES, error),
-    };
-    let file = args.file.display().to_string();
-    let parsed = Ruleset::parse(&file, &text);
-    let (rules, errors): (Vec<Rule>, _) = match &parsed.ruleset {
-        Ok(ruleset) => (ruleset.rules().iter().map(Rule::from).collect(), &[][..]),
-        Err(errors) => (Vec::new(), &errors[..]),
-    };
-    let ok = errors.is_empty();
-    if args.json {
-        let findings = |list: &[Diagnostic]| list.iter().map(Finding::from).collect();
-        let report =
-            Report { file, ok, rules, errors: findings(errors), warnings: findings(&parsed.warnings) };
-        println!("{}", serde_json::to_string(&report).expect("strings and numbers serialise"));
-    } else {
-        parsed.warnings.iter().for_each(warn);
-        errors.iter().for_each(|error| eprintln!("{error}"));
-        for Rule { number, text, .. } in rules {
-            println!("{number:05} {text}");
-        }
+    match check(args) {
+        Ok(code) => code,
+        Err(Failure::Wrong(wrong)) => wrong.tell(),
+        Err(Failure::Capture(error)) => fail(exit::NO_CAPTURE, error),
     }
-    if ok { exit::OK } else { exit::BAD_RULES }
 }
 
-/// The text of a rule file; an error that names the file.
-pub(crate) fn read(path: &Path) -> Result<String, String> {
-    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    // Comments may be in any encoding; a word that is not UTF-8 is unknown and will be named with its place.
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+enum Failure {
+    Wrong(Wrong),
+    Capture(towpath_port::Error),
+}
+
+impl From<Wrong> for Failure {
+    fn from(wrong: Wrong) -> Self {
+        Self::Wrong(wrong)
+    }
+}
+
+impl From<towpath_port::Error> for Failure {
+    fn from(error: towpath_port::Error) -> Self {
+        Self::Capture(error)
+    }
+}
+
+fn check(args: &Check) -> Result<u8, Failure> {
+    let text = read(&args.file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
+    let file = args.file.display().to_string();
+    let Parsed { ruleset, mut warnings } = Ruleset::parse(&file, &text);
+    let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
+    let mut code = exit::OK;
+    let mut errors = Vec::new();
+    match ruleset {
+        Ok(ruleset) => {
+            warnings.extend(ruleset.shadowed(&report.file));
+            report.rules = ruleset.rules().iter().map(Rule::from).collect();
+            if let Some(old) = &args.against {
+                let (gate, _) = args.wiring.gate(old, None)?;
+                report.changes = Some(gate.preview(&ruleset, StatePolicy::Recheck).into());
+            }
+            if !args.captures.is_empty() {
+                report.unused = Some(unused(args, ruleset)?);
+            }
+        }
+        Err(found) => {
+            errors = found;
+            code = exit::BAD_RULES;
+        }
+    }
+    if args.json {
+        report.errors = errors.iter().map(Finding::from).collect();
+        report.warnings = warnings.iter().map(Finding::from).collect();
+        let text = serde_json::to_string(&report).expect("strings and numbers serialise");
+        return Ok(answer(code, &(text + "\n")));
+    }
+    warnings.iter().for_each(warn);
+    errors.iter().for_each(|error| eprintln!("{error}"));
+    Ok(answer(code, &report.text()))
+}
+
+/// The rules that no packet of the captures used.
+fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
+    let (mut gate, arrivals) = args.wiring.gate_with(ruleset, None)?;
+    let mut now = Time::default();
+    for capture in &args.captures {
+        let mut reader = pcap::Reader::open(capture)?;
+        let mut burst = Burst::new(64);
+        while reader.receive(&mut burst)? == Received::Frames {
+            for frame in burst.iter() {
+                now = now.max(Time::from_nanos(frame.time_ns));
+                if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+                    let walk = Walk::new(Dir::In, Some(arrivals.port(&packet)), None);
+                    go(&mut gate, walk, &packet, now);
+                }
+            }
+            gate.expire(now, usize::MAX);
+        }
+        if let Some(warning) = reader.warning() {
+            warn(warning);
+        }
+    }
+    Ok(gate.unused().map(Rule::from).collect())
+}
+
+impl Report {
+    /// What is printed for people: the rules, or, when that was asked for, those that were not used and what changes.
+    fn text(&self) -> String {
+        let line = |rule: &Rule| format!("{:05} {}\n", rule.number, rule.text);
+        let mut text = String::new();
+        if self.unused.is_none() && self.changes.is_none() {
+            text.extend(self.rules.iter().map(line));
+        }
+        if let Some(changes) = &self.changes {
+            text.extend(changes.removed.iter().map(|rule| format!("- {rule}\n")));
+            text.extend(changes.added.iter().map(|rule| format!("+ {rule}\n")));
+            text.extend(changes.tables.iter().map(|table| format!("~ table {table}\n")));
+            text += &format!("{} rules stay\n", changes.kept);
+        }
+        match self.unused.as_deref() {
+            Some([]) => text += "every rule was used\n",
+            Some(unused) => {
+                text += "not used:\n";
+                text.extend(unused.iter().map(line));
+            }
+            None => {}
+        }
+        text
+    }
 }

@@ -1,20 +1,37 @@
 //! One file per command. Each takes its arguments and returns an exit code; errors go to standard error.
 
+pub(crate) mod bpf;
 pub(crate) mod check;
+pub(crate) mod explain;
 pub(crate) mod frame;
 pub(crate) mod inspect;
 pub(crate) mod pages;
 pub(crate) mod replay;
+pub(crate) mod wiring;
 
 use std::fmt::Display;
+use std::io::{ErrorKind, Write};
 
 use towpath_gate::packet::Link;
 use towpath_port::{Header, LinkType};
+
+use crate::args::exit;
 
 /// Prints an error as every command does, and gives back the code to exit with.
 pub(crate) fn fail(code: u8, error: impl Display) -> u8 {
     eprintln!("towpath: {error}");
     code
+}
+
+/// Prints a command's answer, and gives back the code to exit with: `code`, unless it could not be printed. Somebody who
+/// reads no further (`| head`) has read enough.
+pub(crate) fn answer(code: u8, text: &str) -> u8 {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            fail(exit::FAILED, format_args!("standard output: {error}"))
+        }
+        _ => code,
+    }
 }
 
 /// Prints something the user should know although the run goes on.

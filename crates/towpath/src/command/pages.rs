@@ -1,22 +1,18 @@
 //! `towpath completions` and `towpath man`: both made from the grammar, so they cannot be out of date.
 
-use std::io::{self, Write};
 use std::path::Path;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::args::{Cli, exit};
-use crate::command::fail;
+use crate::command::{answer, fail};
 
 /// Prints the completion script of `shell`.
 pub(crate) fn completions(shell: Shell) -> u8 {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "towpath", &mut script);
-    match io::stdout().write_all(&script) {
-        Ok(()) => exit::OK,
-        Err(error) => fail(exit::FAILED, format_args!("standard output: {error}")),
-    }
+    answer(exit::OK, &String::from_utf8_lossy(&script))
 }
 
 /// Writes a man page for the program and for each command.

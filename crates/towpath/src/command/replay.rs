@@ -1,29 +1,24 @@
 //! `towpath replay`: captures through the rules, with inspector processes on the queues.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use towpath::engine::{Arrivals, Edge, Engine, Meta};
+use rustix::process::DumpableBehavior;
+use towpath::engine::{Edge, Engine, Meta};
 use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::Report;
-use towpath_gate::gate::{PortId, Ports, Route, Routes};
-use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, state};
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 
 use crate::args::{PassOrDrop, Replay, exit};
-use crate::command::check::read;
-use crate::command::{fail, link, warn};
+use crate::command::wiring::Wrong;
+use crate::command::{answer, fail, link, warn};
 
 /// Frames of one burst.
 const BURST: usize = 64;
-
-/// The port that packets arrive on unless `--port` names another for their VLAN.
-const UNTAGGED: &str = "cap0";
 
 pub(crate) fn run(args: &Replay) -> u8 {
     let text = match replay(args) {
@@ -34,30 +29,19 @@ pub(crate) fn run(args: &Replay) -> u8 {
         Err(failure) => return failure.tell(),
     };
     // A capture on standard output leaves no room there for the report.
-    let (name, printed) = match &args.out {
-        Some(out) if out.as_os_str() == "-" => {
-            ("standard error", std::io::stderr().write_all(text.as_bytes()))
-        }
-        _ => ("standard output", std::io::stdout().write_all(text.as_bytes())),
-    };
-    match printed {
-        Ok(()) => exit::OK,
-        Err(error) => fail(exit::FAILED, format_args!("{name}: {error}")),
+    if args.out.as_ref().is_some_and(|out| out.as_os_str() == "-") {
+        eprint!("{text}");
+        return exit::OK;
     }
+    answer(exit::OK, &text)
 }
 
 fn replay(args: &Replay) -> Result<Report, Failure> {
-    let ruleset = rules(args)?;
-    let mut ports = Ports::new();
-    let (arrivals, routes) = name_ports(args, &mut ports)?;
+    let (gate, arrivals) = args.wiring.gate(&args.rules, None)?;
     let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
     let mut captures = captures.map_err(Failure::Capture)?;
     let out = args.out.as_ref().map(|path| writer(path, args)).transpose()?;
 
-    // The hash key is not a secret worth keeping here, but no capture can be made to collide under it.
-    let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-    let mut gate = Gate::new(ruleset, ports, state::Settings::default(), seed);
-    gate.set_routes(routes);
     let policy = Policy {
         deadline: u64::try_from(args.deadline.as_nanos()).unwrap_or(u64::MAX),
         default: match args.default_verdict {
@@ -116,47 +100,12 @@ fn meta(frame: &Frame<'_>) -> Meta {
     }
 }
 
-fn rules(args: &Replay) -> Result<Ruleset, Failure> {
-    let text = read(&args.rules).map_err(|error| Failure::Rules(vec![format!("towpath: {error}")]))?;
-    let parsed = Ruleset::parse(&args.rules.display().to_string(), &text);
-    parsed.warnings.iter().for_each(warn);
-    parsed.ruleset.map_err(|errors| Failure::Rules(errors.iter().map(ToString::to_string).collect()))
-}
-
-fn name_ports(args: &Replay, ports: &mut Ports) -> Result<(Arrivals, Routes), Failure> {
-    let mut names = vec![UNTAGGED.to_owned()];
-    for port in &args.ports {
-        if names.contains(&port.name) {
-            return Err(Failure::Usage(format!("port `{}` is named twice", port.name)));
-        }
-        names.push(port.name.clone());
-    }
-    let known = |name: &String| match names.iter().position(|known| known == name) {
-        Some(index) => Ok(index),
-        None => Err(Failure::Usage(format!(
-            "there is no port `{name}`; the ports are {} (name more with --port NAME=vlan:ID)",
-            names.join(", ")
-        ))),
-    };
-    let mut addresses = vec![Vec::new(); names.len()];
-    for arg in &args.addresses {
-        addresses[known(&arg.port)?].push(arg.address);
-    }
-    let ids: Vec<PortId> =
-        names.iter().zip(addresses).map(|(name, addresses)| ports.add(name, addresses)).collect();
-    let mut arrivals = Arrivals::new(ids[0]);
-    for (port, &id) in args.ports.iter().zip(&ids[1..]) {
-        arrivals.tagged(port.vlan, id);
-    }
-    let mut routes = Routes::new();
-    for route in &args.routes {
-        let port = ids[known(&route.port)?];
-        routes.add(route.net, route.len, Route { port, connected: true });
-    }
-    Ok((arrivals, routes))
-}
-
 fn queues(args: &Replay, policy: Policy) -> Result<Vec<Queue<Inspector>>, Failure> {
+    if !args.queues.is_empty() {
+        // A process of the same user may otherwise read and write our memory through ptrace(2). Where this cannot be set
+        // (it can be on every Linux) the rings are as safe as without it.
+        let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    }
     let mut queues = Vec::new();
     for (index, arg) in args.queues.iter().enumerate() {
         if args.queues[..index].iter().any(|earlier| earlier.number == arg.number) {
@@ -260,7 +209,7 @@ impl Progress {
 /// Why a replay could not be done.
 enum Failure {
     Usage(String),
-    Rules(Vec<String>),
+    Wrong(Wrong),
     /// A capture cannot be read.
     Capture(towpath_port::Error),
     /// What passed cannot be written.
@@ -273,14 +222,17 @@ impl Failure {
         use towpath_port::Error as E;
         match self {
             Self::Usage(message) => fail(exit::USAGE, message),
-            Self::Rules(errors) => {
-                errors.iter().for_each(|error| eprintln!("{error}"));
-                exit::BAD_RULES
-            }
+            Self::Wrong(wrong) => wrong.tell(),
             Self::Capture(error @ (E::NotACapture { .. } | E::Open { .. })) => fail(exit::NO_CAPTURE, error),
             Self::Capture(error) | Self::Output(error) => fail(exit::FAILED, error),
             Self::Inspector(error) => fail(exit::INSPECTOR, error),
         }
+    }
+}
+
+impl From<Wrong> for Failure {
+    fn from(wrong: Wrong) -> Self {
+        Self::Wrong(wrong)
     }
 }
 

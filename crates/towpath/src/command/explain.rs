@@ -1,0 +1,242 @@
+//! `towpath explain`: one packet through the rules, step by step.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use clap::builder::ValueHint;
+use serde_json::{Value, json};
+use towpath_gate::gate::{
+    Dir, DropReason, Explained, Explanation, Lead, Outcome, Reject, Step, Walk, Written,
+};
+use towpath_gate::{Gate, Packet, Time, wire};
+use towpath_port::{Burst, Port, Received, pcap};
+
+use crate::args::exit;
+use crate::command::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
+use crate::command::{answer, fail, link, warn};
+
+/// Say what the rules do with one packet, rule by rule, and why
+///
+/// PACKET is written as `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`: direction, port, protocol, source, `>`,
+/// destination, and what else matters (TCP flags, `type N`, `ttl N`, `vlan N`, ...). Or it is packet N of a capture: then
+/// the packets before it go through the rules first, so that the states are as they would be. An inspector's pass is taken
+/// for granted. Nothing is counted.
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  towpath explain --rules examples/office.ipfw in cap0 tcp 192.168.10.20:40000 '>' 203.0.113.5:443 syn
+  towpath explain --rules examples/office.ipfw --capture examples/office.pcap --packet 17")]
+pub(crate) struct Explain {
+    /// The packet, in words
+    #[arg(value_name = "PACKET", required_unless_present = "capture")]
+    pub(crate) words: Vec<String>,
+
+    /// The rule file, in ipfw's language
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) rules: PathBuf,
+
+    /// Take the packet from this capture
+    #[arg(long, value_name = "FILE", requires = "packet", conflicts_with = "words", value_hint = ValueHint::FilePath)]
+    pub(crate) capture: Option<PathBuf>,
+
+    /// Which packet of the capture, counted from 1
+    #[arg(long, value_name = "N", requires = "capture", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) packet: Option<u64>,
+
+    #[command(flatten)]
+    pub(crate) wiring: Wiring,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &Explain) -> u8 {
+    let explained = match (&args.capture, args.packet) {
+        (Some(capture), Some(number)) => from_capture(args, capture, number),
+        _ => from_words(args),
+    };
+    let walks = match explained {
+        Ok(walks) => walks,
+        Err(Failure::Wrong(wrong)) => return wrong.tell(),
+        Err(Failure::Capture(message)) => return fail(exit::NO_CAPTURE, message),
+    };
+    if args.json {
+        let walks: Vec<Value> = walks.iter().map(Walked::json).collect();
+        answer(exit::OK, &format!("{}\n", json!({ "walks": walks })))
+    } else {
+        answer(exit::OK, &walks.iter().map(Walked::text).collect::<String>())
+    }
+}
+
+enum Failure {
+    Wrong(Wrong),
+    Capture(String),
+}
+
+impl From<Wrong> for Failure {
+    fn from(wrong: Wrong) -> Self {
+        Self::Wrong(wrong)
+    }
+}
+
+/// One walk: in, or out.
+struct Walked {
+    dir: Dir,
+    port: String,
+    explanation: Explanation,
+}
+
+fn from_words(args: &Explain) -> Result<Vec<Walked>, Failure> {
+    let usage = |message: String| Failure::Wrong(Wrong::Usage(message));
+    let written = Written::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
+    let port = written.port.as_deref();
+    let (gate, _) = args.wiring.gate(&args.rules, port)?;
+    let length = u32::try_from(written.frame.len()).unwrap_or(u32::MAX);
+    let packet = wire::parse(written.link(), &written.frame, length)
+        .map_err(|reason| usage(format!("these words make a malformed packet: {reason}")))?;
+    let id = gate.ports().find(port.unwrap_or(UNTAGGED));
+    let walk = match written.dir {
+        Dir::In => Walk::new(Dir::In, id, None),
+        Dir::Out => Walk::new(Dir::Out, None, id),
+    };
+    Ok(explain(&gate, walk, &packet, Time::from_secs(0)))
+}
+
+fn from_capture(args: &Explain, capture: &PathBuf, number: u64) -> Result<Vec<Walked>, Failure> {
+    let (mut gate, arrivals) = args.wiring.gate(&args.rules, None)?;
+    let broken = |error: towpath_port::Error| Failure::Capture(error.to_string());
+    let mut reader = pcap::Reader::open(capture).map_err(broken)?;
+    let mut burst = Burst::new(64);
+    let (mut seen, mut now) = (0, Time::default());
+    while reader.receive(&mut burst).map_err(broken)? == Received::Frames {
+        for frame in burst.iter() {
+            seen += 1;
+            now = now.max(Time::from_nanos(frame.time_ns));
+            let parsed = wire::parse(link(frame.link), frame.bytes, frame.wire_len);
+            if seen < number {
+                if let Ok(packet) = &parsed {
+                    go(&mut gate, Walk::new(Dir::In, Some(arrivals.port(packet)), None), packet, now);
+                }
+                continue;
+            }
+            let packet = parsed.map_err(|reason| {
+                Failure::Capture(format!("{}: packet {number} is undecodable: {reason}", capture.display()))
+            })?;
+            return Ok(explain(&gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now));
+        }
+    }
+    if let Some(warning) = reader.warning() {
+        warn(warning);
+    }
+    Err(Failure::Capture(format!("{} has {seen} packets, so there is no packet {number}", capture.display())))
+}
+
+fn explain(gate: &Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Vec<Walked> {
+    let mut walks = Vec::new();
+    loop {
+        let explanation = gate.explain(&walk, packet, now);
+        let port = if walk.dir() == Dir::In { walk.recv() } else { walk.xmit() };
+        let port = port.and_then(|id| gate.ports().name(id)).unwrap_or("?").to_owned();
+        let out = way_out(gate, &walk, packet, explanation.verdict);
+        walks.push(Walked { dir: walk.dir(), port, explanation });
+        match out {
+            Some(port) => walk.leave(port),
+            None => return walks,
+        }
+    }
+}
+
+impl Walked {
+    fn text(&self) -> String {
+        let Self { port, explanation, .. } = self;
+        let dir = direction(self.dir);
+        let mut text = format!("{dir} {port}\n");
+        for Explained { number, text: rule, outcome, .. } in &explanation.steps {
+            text += &format!("{number:05} {rule}\n      {}\n", said(outcome));
+        }
+        text + &format!("{dir} {port}: {}\n", verdict(explanation.verdict))
+    }
+
+    fn json(&self) -> Value {
+        let steps = self.explanation.steps.iter().map(|Explained { number, set, text, outcome }| {
+            json!({ "number": number, "set": set, "text": text, "outcome": word(outcome), "why": said(outcome) })
+        });
+        json!({
+            "direction": direction(self.dir),
+            "port": self.port,
+            "steps": steps.collect::<Vec<_>>(),
+            "verdict": verdict(self.explanation.verdict),
+        })
+    }
+}
+
+fn direction(dir: Dir) -> &'static str {
+    match dir {
+        Dir::In => "in",
+        Dir::Out => "out",
+    }
+}
+
+/// One word for programs.
+fn word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Disabled => "disabled",
+        Outcome::Failed { .. } => "failed",
+        Outcome::NoState { .. } => "no-state",
+        Outcome::State { .. } => "state",
+        Outcome::Matched { .. } => "matched",
+        Outcome::Deferred { .. } => "deferred",
+        Outcome::CannotMakeState => "cannot-make-state",
+    }
+}
+
+/// A sentence for people.
+fn said(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Disabled => "skipped: its set is disabled".to_owned(),
+        Outcome::Failed { test, packet } if packet.is_empty() => format!("no: `{test}` does not hold"),
+        Outcome::Failed { test, packet } => format!("no: `{test}` does not hold, the packet has {packet}"),
+        Outcome::NoState { name } => format!("no state {name} for this flow"),
+        Outcome::State { state, parent, lead } => {
+            format!("found the state `{}` of rule {parent}: {}", state.trim(), led(lead))
+        }
+        Outcome::Matched { makes_state: Some(name), lead } => {
+            format!("matches, and makes a state {name}: {}", led(lead))
+        }
+        Outcome::Matched { makes_state: None, lead } => format!("matches: {}", led(lead)),
+        Outcome::Deferred { makes_state } => {
+            format!("matches, makes a state {makes_state}, and leaves the action to later packets")
+        }
+        Outcome::CannotMakeState => {
+            "matches, but no state can be made for a frame that is not IP: drop".to_owned()
+        }
+    }
+}
+
+fn led(lead: &Lead) -> String {
+    match lead {
+        Lead::On(number) => format!("on with rule {number}"),
+        Lead::End(step) => verdict(*step),
+        Lead::Through(step, number) => format!("{}, then on with rule {number}", verdict(*step)),
+    }
+}
+
+fn verdict(step: Step) -> String {
+    match step {
+        Step::Pass => "pass".to_owned(),
+        Step::Drop(DropReason::Deny) => "drop".to_owned(),
+        Step::Drop(reason) => format!("drop ({})", reason.as_str()),
+        Step::Reject(Reject::Silent) => "reject, without an answer".to_owned(),
+        Step::Reject(Reject::Unreach { code, .. }) => format!("reject (ICMP unreachable, code {code})"),
+        Step::Reject(Reject::Unreach6 { code }) => format!("reject (ICMPv6 unreachable, code {code})"),
+        Step::Reject(Reject::Reset) => "reject (TCP reset)".to_owned(),
+        Step::Reject(Reject::Abort) => "reject (SCTP abort)".to_owned(),
+        Step::Inspect(queue) => format!("inspect {queue}"),
+        Step::Divert(queue) => format!("divert {queue}"),
+        Step::Tee(queue) => format!("tee {queue}"),
+        Step::Forward(hop, None) => format!("pass, forward to {hop}"),
+        Step::Forward(hop, Some(port)) => format!("pass, forward to {hop} port {port}"),
+        Step::Reassemble => "wait for the other fragments".to_owned(),
+    }
+}
