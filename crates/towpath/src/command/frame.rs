@@ -10,7 +10,9 @@ use serde::Serialize;
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
-use towpath_gate::wire;
+use towpath_gate::packet::{Addresses, Fragment};
+use towpath_gate::reassembly::Reassembler;
+use towpath_gate::{Time, wire};
 use towpath_mux::framing::{Framing, PRESETS};
 use towpath_port::{Burst, Port, Received, pcap};
 
@@ -103,15 +105,29 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
             out(way, chunk);
         }
     };
+    let mut fragments = Reassembler::new();
     let mut malformed = 0u64;
     for path in &args.captures {
         let mut capture = pcap::Reader::open(path).map_err(Failure::Capture)?;
         let mut burst = Burst::new(BURST);
         while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
             for frame in burst.iter() {
-                match wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
-                    Ok(packet) => streams.handle_packet(&packet, &mut chosen),
-                    Err(_) => malformed += 1,
+                let link = link(frame.link);
+                let Ok(packet) = wire::parse(link, frame.bytes, frame.wire_len) else {
+                    malformed += 1;
+                    continue;
+                };
+                if packet.fragment == Fragment::Whole || !matches!(packet.addresses, Addresses::V4(..)) {
+                    streams.handle_packet(&packet, &mut chosen);
+                    continue;
+                }
+                // TCP sees a fragmented datagram once it is whole.
+                let now = Time::from_nanos(frame.time_ns);
+                fragments.expire(now);
+                if let Some(whole) = fragments.add(&packet, now).whole
+                    && let Ok(packet) = wire::parse(link, &whole.frame, 0)
+                {
+                    streams.handle_packet(&packet, &mut chosen);
                 }
             }
         }

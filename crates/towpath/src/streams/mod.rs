@@ -14,8 +14,8 @@
 //!
 //! Memory is bounded by [`Limits`]; what a bound costs is counted in [`Counters`].
 //!
-//! Not looked at: checksums, windows, timestamps, and segments that IP divided (a first fragment's bytes are used, the
-//! others are a gap).
+//! Not looked at: checksums, windows, timestamps. A segment that IP divided is given when it is whole
+//! ([`towpath_gate::reassembly`]); of fragments given here, the first's bytes are used and the others are a gap.
 //!
 //! References: RFC 9293, 3.4 (sequence numbers wrap; comparisons are modular); Wireshark's packet-tcp.c for the numbering.
 
