@@ -32,6 +32,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Lanes {
     class: usize,
     six: bool,
+    filled: bool,
     lists: [(u32, u32); TREES],
     src: u32,
     dst: u32,
@@ -112,13 +113,14 @@ impl Index {
         index
     }
 
-    /// The lists of a packet.
+    /// What is known of a packet before its first rule.
     #[inline]
     pub(super) fn lanes(&self, packet: &Packet<'_>, dir: Dir) -> Lanes {
         let class = class::of(packet, dir);
         let mut lanes = Lanes {
             class,
             six: false,
+            filled: !self.has_trees,
             lists: [(0, 0); TREES],
             src: 0,
             dst: 0,
@@ -130,12 +132,15 @@ impl Index {
             Addresses::V4(src, dst) => (lanes.src, lanes.dst) = (src.to_bits(), dst.to_bits()),
             Addresses::V6(..) => lanes.six = true,
         }
-        if !self.has_trees {
-            return lanes;
-        }
+        lanes
+    }
+
+    /// Finds the packet's lists; not before they are needed, for most packets have a state.
+    fn fill(&self, packet: &Packet<'_>, lanes: &mut Lanes) {
+        lanes.filled = true;
         let ports = [u64::from(packet.src_port), packet.dst_port.into(), packet.proto.into()];
         let (key, trees): (Key, _) = match packet.addresses {
-            Addresses::None => return lanes,
+            Addresses::None => return,
             Addresses::V4(src, dst) => {
                 ([0, src.to_bits().into(), 0, dst.to_bits().into(), ports[0], ports[1], ports[2]], &self.v4)
             }
@@ -147,14 +152,20 @@ impl Index {
         for (list, tree) in lanes.lists.iter_mut().zip(trees) {
             *list = tree.find(&key);
         }
-        lanes
     }
 
     /// The first rule from `at` on that may matter; the default rule at the latest.
     #[inline]
-    pub(super) fn next(&self, at: usize, lanes: &Lanes, memo: Memo) -> Candidate {
+    pub(super) fn next(&self, at: usize, lanes: &mut Lanes, packet: &Packet<'_>, memo: Memo) -> Candidate {
         let mut next = self.next_probe(at, memo);
         let mut holds = false;
+        if next as usize == at {
+            return Candidate { position: at, holds };
+        }
+        if !lanes.filled {
+            self.fill(packet, lanes);
+        }
+        let lanes = &*lanes;
         if self.has_trees {
             let trees = if lanes.six { &self.v6 } else { &self.v4 };
             for (tree, list) in trees.iter().zip(lanes.lists) {

@@ -270,6 +270,12 @@ impl Gate {
         self.routes = routes;
     }
 
+    /// Enables and disables sets: bit N of `disabled` is set N. Set 31 stays enabled. States live on.
+    pub fn set_disabled_sets(&mut self, disabled: u32) {
+        self.disabled_sets = disabled & !(1 << RESERVED_SET);
+        self.compile();
+    }
+
     /// The table of this name.
     pub fn table(&self, name: &str) -> Option<&Table> {
         self.tables.get(*self.table_names.get(name)? as usize)

@@ -162,11 +162,11 @@ impl Gate {
     }
 
     fn maker_for(&self, mut walk: Walk, packet: &crate::Packet<'_>, state: &Listed) -> Option<RuleId> {
-        let lanes = self.program.index.lanes(packet, walk.dir);
+        let mut lanes = self.program.index.lanes(packet, walk.dir);
         let mut at = 0;
         // As many steps as there are rules, and jumps: the walk itself is bounded by its jumps.
         loop {
-            let found = self.program.index.next(at, &lanes, Memo::Any);
+            let found = self.program.index.next(at, &mut lanes, packet, Memo::Any);
             at = found.position;
             let ready = self.program.rules.get(at)?;
             let mut tablearg = None;

@@ -43,8 +43,10 @@ impl Gate {
     /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
     /// next one. `now` never goes back.
     pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
-        let lanes = self.program.index.lanes(packet, walk.dir);
-        self.walk_rules(walk, packet, now, |gate, at, memo| gate.program.index.next(at, &lanes, memo))
+        let mut lanes = self.program.index.lanes(packet, walk.dir);
+        self.walk_rules(walk, packet, now, |gate, at, memo| {
+            gate.program.index.next(at, &mut lanes, packet, memo)
+        })
     }
 
     /// The same, one rule after the other: what the index must agree with.
@@ -60,7 +62,7 @@ impl Gate {
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
-        candidate: impl Fn(&Self, usize, Memo) -> Candidate,
+        mut candidate: impl FnMut(&Self, usize, Memo) -> Candidate,
     ) -> Step {
         if walk.stopped.is_none()
             && let Some(reason) = self.refuse_unseen(packet)

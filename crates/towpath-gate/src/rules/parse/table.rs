@@ -322,7 +322,10 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> 
             ));
         };
         let at = token.position_at(offset);
-        let wrong = || Fault::new(at, format!("{} is no value", quoted(text)));
+        let wrong = || {
+            Fault::new(at, format!("{} is no value", quoted(text)))
+                .hint("keys and values alternate; only the last key may go without a value")
+        };
         let number_of = match (column, text.strip_prefix(':')) {
             (Column::Skipto | Column::Legacy, Some(label)) => {
                 let label =

@@ -173,3 +173,23 @@ pub(crate) fn refused(
 ) -> Option<(&'static str, &'static str)> {
     table.iter().find(|(w, ..)| *w == word).map(|(_, reason, instead)| (*reason, *instead))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_has_every_word() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let boundary = |c: Option<char>| c.is_none_or(|c| !(c.is_ascii_alphanumeric() || c == '-'));
+        let has = |word: &str| {
+            text.match_indices(word).any(|(at, _)| {
+                boundary(text[..at].chars().next_back()) && boundary(text[at + word.len()..].chars().next())
+            })
+        };
+        let words = ACTIONS.iter().chain(OPTIONS).chain(COMMANDS);
+        let missing: Vec<_> = words.filter(|word| !has(word)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}

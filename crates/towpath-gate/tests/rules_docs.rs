@@ -1,0 +1,19 @@
+//! The reference of the language is true: its examples parse.
+
+use towpath_gate::rules::Ruleset;
+
+#[test]
+fn examples_of_the_reference_parse() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let blocks: Vec<&str> =
+        text.split("```ipfw\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 6);
+    for block in blocks {
+        let ruleset = Ruleset::parse("docs/rules.md", block)
+            .ruleset
+            .unwrap_or_else(|errors| panic!("{block}{errors:#?}"));
+        let again = Ruleset::parse("again", &ruleset.to_text()).ruleset.unwrap();
+        assert_eq!(again.to_text(), ruleset.to_text());
+    }
+}
