@@ -124,7 +124,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
                 // TCP sees a fragmented datagram once it is whole.
                 let now = Time::from_nanos(frame.time_ns);
                 fragments.expire(now);
-                if let Some(whole) = fragments.add(&packet, now).whole
+                if let Some(whole) = fragments.add(&packet, 1, now).whole
                     && let Ok(packet) = wire::parse(link, &whole.frame, 0)
                 {
                     streams.handle_packet(&packet, &mut chosen);
