@@ -14,6 +14,7 @@ use crate::Seq;
 use crate::abi::{self, INLINE_BYTES, VERSION};
 use crate::dump::Dump;
 use crate::endpoint::Config;
+use crate::geometry::Geometry;
 use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Header, Meta};
 use crate::hello::{NOTICE, Notice, Reply, Welcome};
 use crate::lane::frames::{NoRoom, Room};
@@ -158,6 +159,21 @@ pub struct ChannelStats {
     pub wakeups: u64,
     /// How far the client says it has read: its own claim.
     pub consumed: u32,
+}
+
+/// One message that a client has not given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameOut {
+    /// Its number.
+    pub seq: Seq,
+    /// Index of its first frame.
+    pub first: u32,
+    /// How many frames it takes.
+    pub frames: u32,
+    /// The client holds it.
+    pub held: bool,
+    /// It was decided without the client, which still has its memory.
+    pub overdue: bool,
 }
 
 impl Channel {
@@ -491,6 +507,23 @@ impl Channel {
         // Relaxed: a claim, shown as one.
         stats.consumed = self.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
         stats
+    }
+
+    /// The frames that are out, for people: what `towpath ctl show frames` prints.
+    pub fn frames(&self) -> impl Iterator<Item = FrameOut> {
+        self.rx.frames.out().map(|(seq, first, frames, held, overdue)| FrameOut {
+            seq,
+            first,
+            frames,
+            held,
+            overdue,
+        })
+    }
+
+    /// The shape of the ring towards the client.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.rx.geometry()
     }
 
     fn die(&mut self, how: Death) {

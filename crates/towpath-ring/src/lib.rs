@@ -56,7 +56,7 @@ pub use abi::{INLINE_BYTES, VERSION};
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
-pub use channel::{Channel, ChannelStats, Death, Full, Slot};
+pub use channel::{Channel, ChannelStats, Death, FrameOut, Full, Slot};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, NotReplaced};
 #[cfg(not(loom))]

@@ -137,6 +137,28 @@ impl Frames {
         &self.aside
     }
 
+    /// Every message that is out, in the order of the circle from `position` on: number, first frame, frames, whether
+    /// it is aside, whether it was decided without its consumer.
+    pub(crate) fn out(&self) -> impl Iterator<Item = (Seq, u32, u32, bool, bool)> {
+        let (mut at, mut left) = (self.ahead, self.messages_out());
+        std::iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let message = &self.messages[at as usize];
+            let row = (message.seq, at, message.frames, self.is_aside(at), self.is_expired(at));
+            at = message.next;
+            Some(row)
+        })
+    }
+
+    fn messages_out(&self) -> usize {
+        let (mut seq, mut count) = (self.oldest, self.aside.len());
+        while seq != self.next {
+            count += usize::from(self.window[self.window_index(seq)] != NONE);
+            seq = seq.next();
+        }
+        count
+    }
+
     /// Finds `frames` adjacent free frames.
     pub(crate) fn room(&self, frames: u32) -> Result<Room, NoRoom> {
         let all = self.frame_nr();
@@ -437,6 +459,11 @@ mod tests {
                 assert_eq!(frames.is_expired(*at), matches!(state, State::Overdue | State::Expired));
             }
             assert_eq!(frames.find(next), None);
+            let mut listed: Vec<_> = frames.out().map(|(seq, at, n, ..)| (seq.0, at, n)).collect();
+            let mut out: Vec<_> = oracle.out.iter().map(|(seq, at, n, _)| (seq.0, *at, *n)).collect();
+            listed.sort_unstable();
+            out.sort_unstable();
+            assert_eq!(listed, out);
         }
     }
 

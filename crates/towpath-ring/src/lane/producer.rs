@@ -47,6 +47,10 @@ impl Producer {
         }
     }
 
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
     /// Room for `len` bytes.
     pub(crate) fn room(&self, len: usize) -> Result<Room, NoRoom> {
         u32::try_from(self.geometry.frames_for(len))
