@@ -1,0 +1,216 @@
+//! One packet's place on its path, and the step from one place to the next: values in, values out.
+
+use towpath_gate::gate::{Dir, Edits, PortId, Step, Walk};
+use towpath_gate::packet::Addresses;
+use towpath_gate::state::{Ends, Flow};
+use towpath_gate::wire::{self, edit};
+use towpath_gate::{Gate, Packet, Time};
+
+use super::Meta;
+use crate::queue::{Answer, Decided, DefaultVerdict, Label, Reply};
+
+/// Where a packet is on its path.
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub(super) walk: Walk,
+    /// The port it came in on.
+    pub(super) arrival: PortId,
+    /// The second walk (direction out) has begun.
+    pub(super) leaving: bool,
+    /// What it waits for.
+    pub(super) wait: Wait,
+    /// Its place in `Engine::continuing`, taken while its walk will go on after the verdict.
+    pub(super) bucket: Option<usize>,
+    /// How often an inspector sent it back to the rules or on to another queue.
+    pub(super) detours: u8,
+    /// How many packets it stands for: a datagram that was put together stands for its fragments.
+    pub(super) parts: u32,
+    /// It was handed to an inspector before.
+    pub(super) inspected: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    /// Index of the queue.
+    pub(super) queue: usize,
+    pub(super) kind: Kind,
+    /// Since when it waits for room in the queue, if it does.
+    pub(super) since: Option<u64>,
+}
+
+/// How a rule handed a packet over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The inspector's pass ends this walk.
+    Inspect,
+    /// The walk goes on at the next rule.
+    Divert,
+    /// Only a copy goes to the inspector.
+    Tee,
+}
+
+/// What comes next for a packet.
+pub(super) enum Next {
+    Out,
+    Gone(Fate),
+    Queue(u16, Kind),
+    /// It waits until its datagram is whole.
+    Reassemble,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Dropped,
+    Rejected,
+}
+
+/// A decision in the engine's own memory.
+pub(super) struct Settled {
+    pub(super) outcome: Decision,
+    /// New bits of the mark, and which.
+    pub(super) mark: (u32, u32),
+}
+
+pub(super) enum Decision {
+    Pass,
+    Replace(Vec<u8>),
+    Queue(u16),
+    Repeat,
+    Gone(Fate),
+}
+
+/// Flows are told apart by this many buckets while they wait; two flows in one bucket only wait for each other.
+pub(super) const BUCKETS: usize = 4096;
+
+/// How often inspectors may send one packet round before it is dropped.
+pub(super) const MAX_DETOURS: u8 = 16;
+
+impl Progress {
+    /// A packet that has just come in by `arrival`.
+    pub(super) fn new(arrival: PortId) -> Self {
+        Self {
+            walk: Walk::new(Dir::In, Some(arrival), None),
+            arrival,
+            leaving: false,
+            wait: Wait { queue: 0, kind: Kind::Inspect, since: None },
+            bucket: None,
+            detours: 0,
+            parts: 1,
+            inspected: false,
+        }
+    }
+}
+
+/// Counts one more detour; true when the packet has had too many.
+pub(super) fn detoured(progress: &mut Progress) -> bool {
+    progress.detours = progress.detours.saturating_add(1);
+    progress.detours > MAX_DETOURS
+}
+
+/// Walks the rules from where the packet is, until something else has to happen.
+pub(super) fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+    match gate.walk(&mut progress.walk, packet, now) {
+        // A next hop is for a port that has hops; a capture has none.
+        Step::Pass | Step::Forward(..) => leave(gate, packet, progress, now),
+        Step::Reassemble => Next::Reassemble,
+        Step::Drop(_) => Next::Gone(Fate::Dropped),
+        Step::Reject(_) => Next::Gone(Fate::Rejected),
+        Step::Inspect(queue) => Next::Queue(queue, Kind::Inspect),
+        Step::Divert(queue) => Next::Queue(queue, Kind::Divert),
+        Step::Tee(queue) => Next::Queue(queue, Kind::Tee),
+    }
+}
+
+/// A walk has ended with pass: the second one, if the packet has a way out and has not had it yet.
+pub(super) fn leave(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+    let destination = match packet.addresses {
+        Addresses::V4(_, dst) => dst.into(),
+        Addresses::V6(_, dst) => dst.into(),
+        Addresses::None => return Next::Out,
+    };
+    match gate.routes().lookup(destination) {
+        Some((route, _)) if !progress.leaving => {
+            progress.leaving = true;
+            progress.walk.leave(route.port);
+            advance(gate, packet, progress, now)
+        }
+        _ => Next::Out,
+    }
+}
+
+/// Makes the changes that rules asked for. What does not fit the packet (an MSS option that is not there) is left out.
+pub(super) fn apply(edits: Edits, frame: &mut [u8], meta: &Meta) {
+    if edits == Edits::default() {
+        return;
+    }
+    let Ok(Packet { network, transport, transport_len, .. }) = wire::parse(meta.link, frame, meta.wire_len)
+    else {
+        return;
+    };
+    if let Some(dscp) = edits.dscp {
+        edit::set_dscp(frame, network, dscp);
+    }
+    if let Some(mss) = edits.mss {
+        edit::clamp_mss(frame, transport, transport_len, mss);
+    }
+}
+
+/// A bucket for the packet's flow, the same for both directions.
+pub(super) fn bucket(packet: &Packet<'_>) -> usize {
+    let Some(Flow { ends, proto, src_port, dst_port, .. }) = packet.flow() else { return 0 };
+    let (src, dst) = match ends {
+        Ends::V4(src, dst) => (u128::from(src.to_bits()), u128::from(dst.to_bits())),
+        Ends::V6(src, dst, _) => (src.to_bits(), dst.to_bits()),
+    };
+    let ends = src.wrapping_add(dst);
+    let ports = u64::from(src_port) + u64::from(dst_port);
+    let folded = (ends as u64) ^ ((ends >> 64) as u64) ^ (ports << 20) ^ u64::from(proto);
+    // Fibonacci hashing: the top bits of the product are well mixed.
+    (folded.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - BUCKETS.trailing_zeros())) as usize
+}
+
+pub(super) fn label(frame: &[u8], meta: &Meta, progress: &Progress) -> Label {
+    let packet = wire::parse(meta.link, frame, meta.wire_len).ok();
+    let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+    Label {
+        wire_len: meta.wire_len,
+        time: meta.time,
+        mark: progress.walk.mark(),
+        link: meta.link_type,
+        port: progress.arrival.0,
+        network: packet.map_or(0, |packet| offset(packet.network)),
+        payload: packet.map_or(0, |packet| offset(packet.payload_range().start)),
+    }
+}
+
+impl Settled {
+    /// Copies a decision; `room` is how many bytes of replacements may still be copied in this turn. Replacements beyond
+    /// it are dropped: only an inspector that sends them faster than packets come gets there.
+    pub(super) fn new(decided: Decided<'_>, room: &mut usize) -> Self {
+        let (outcome, mark) = match decided {
+            Decided::Lost(DefaultVerdict::Pass) => (Decision::Pass, (0, 0)),
+            Decided::Lost(DefaultVerdict::Drop) => (Decision::Gone(Fate::Dropped), (0, 0)),
+            Decided::Answer(Reply { answer, mark }) => (Decision::new(answer, room), mark),
+        };
+        Self { outcome, mark }
+    }
+}
+
+impl Decision {
+    fn new(answer: Answer<'_>, room: &mut usize) -> Self {
+        match answer {
+            Answer::Pass => Self::Pass,
+            Answer::Drop => Self::Gone(Fate::Dropped),
+            Answer::Reject => Self::Gone(Fate::Rejected),
+            Answer::Queue(number) => Self::Queue(number),
+            Answer::Repeat => Self::Repeat,
+            Answer::Replace(bytes) => match room.checked_sub(bytes.len()) {
+                Some(left) => {
+                    *room = left;
+                    Self::Replace(bytes.to_vec())
+                }
+                None => Self::Gone(Fate::Dropped),
+            },
+        }
+    }
+}
