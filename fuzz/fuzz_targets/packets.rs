@@ -27,13 +27,16 @@ fuzz_target!(|data: &[u8]| {
         rest = next;
         now = now + std::time::Duration::from_millis(u64::from(*pause) * 50);
         let wire_len = length as u32 + u32::from(kind >> 5);
-        let Ok(packet) = wire::parse(LINKS[usize::from(kind & 7) % LINKS.len()], frame, wire_len) else { continue };
+        let Ok(packet) = wire::parse(LINKS[usize::from(kind & 7) % LINKS.len()], frame, wire_len) else {
+            continue;
+        };
         look(&packet);
         if let Ok(Some(inner)) = wire::tunnel::inner(&packet) {
             look(&inner);
         }
         let (recv, xmit) = (Some(PortId(0)), Some(PortId(1)));
-        let walk = if kind & 8 == 0 { Walk::new(Dir::In, recv, None) } else { Walk::new(Dir::Out, recv, xmit) };
+        let walk =
+            if kind & 8 == 0 { Walk::new(Dir::In, recv, None) } else { Walk::new(Dir::Out, recv, xmit) };
         decide(&mut gate, walk, &packet, now);
         gate.expire(now, 16);
     }
