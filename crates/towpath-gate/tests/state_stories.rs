@@ -728,6 +728,8 @@ fn strict_tracking_believes_what_fits() {
         assert_eq!(only(&world.states, world.now).unwrap().seconds(), seconds, "segment {i}");
     }
     assert_eq!(world.states.counters().invalid, 2);
+    // What is ignored counts; what is invalid does not.
+    assert_eq!(only(&world.states, world.now).unwrap().packets, [6, 5]);
 }
 
 #[test]
@@ -817,4 +819,48 @@ fn a_dump_goes_on_where_it_was() {
     for entry in &throughout {
         assert_eq!(dumped.iter().filter(|dumped| *dumped == entry).count(), 1, "{entry:?}");
     }
+}
+
+#[test]
+fn both_families_are_in_one_queue() {
+    let mut world = World::new(Settings { dyn_max: 2, dyn_evict: true, ..Settings::default() });
+    let v6 = |src_port| Flow { src_port, ..flow6(6) };
+    connect(&mut world, tcp_flow(1, 1));
+    connect(&mut world, v6(1));
+    // Both were used: both are spared, and the IPv4 one is first again.
+    connect(&mut world, tcp_flow(1, 2));
+    assert_eq!(world.find(tcp_flow(1, 1), Lookup::Any), None);
+    // The IPv6 one was spared before the new one came, and was not used since.
+    connect(&mut world, tcp_flow(1, 3));
+    assert_eq!(world.find(v6(1), Lookup::Any), None);
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+}
+
+#[test]
+fn a_spared_state_goes_behind_the_other_family() {
+    let mut world = World::new(Settings { dyn_max: 3, dyn_evict: true, ..Settings::default() });
+    let v6 = Flow { src_port: 1, ..flow6(6) };
+    connect(&mut world, tcp_flow(1, 1));
+    connect(&mut world, tcp_flow(1, 2));
+    connect(&mut world, v6);
+    // All marks are cleared, and the first goes.
+    connect(&mut world, Flow { src_port: 2, ..v6 });
+    // The older of the two that were there is used again: it is spared, and the IPv6 one goes.
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+    syn(&mut world, tcp_flow(1, 4)).unwrap();
+    assert_eq!(world.find(v6, Lookup::Any), None);
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+}
+
+#[test]
+fn a_parent_that_only_expired_children_keep_makes_way() {
+    let mut world = World::new(Settings { dyn_parent_max: 2, ..Settings::default() });
+    world.limit(udp(1, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
+    world.wait(9);
+    world.limit(udp(2, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
+    world.wait(1);
+    // The first parent is over with its child, though neither was collected; there is room for one, and it is taken.
+    world.states.set_settings(Settings { dyn_parent_max: 1, ..Settings::default() });
+    assert_eq!(world.limit(udp(1, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Err(Refused::ParentsFull));
+    assert_eq!(world.limit(udp(2, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Ok(Installed::New));
 }

@@ -276,6 +276,14 @@ mod tests {
                 ],
             ),
             (
+                "a window that closes does not forbid what it was open for",
+                &[
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('<', "A", 1, 501, 0, 10, Fits),
+                    ('>', "A", 1, 1, 100, 1000, Fits),
+                ],
+            ),
+            (
                 "no acknowledgement of what was not sent",
                 &[
                     ('>', "A", 1, 1, 500, 1000, Fits),
