@@ -88,6 +88,7 @@ pub(crate) enum Op {
     VerRevPath,
     VerSrcReach,
     AntiSpoof,
+    Bpf(Box<towpath_bpf::Program>),
     /// One of several, for a negated list inside an or-block.
     AnyOf(Box<[Op]>),
 }
@@ -259,6 +260,7 @@ impl Op {
                 let local = walk.xmit.is_none() && src(p).is_some_and(connected);
                 !local || reverse_path(sight, walk, p)
             }
+            Self::Bpf(program) => bpf(program, p),
             Self::AnyOf(ops) => ops.iter().any(|op| op.holds(sight, walk, number, tablearg)),
             // The frequent ones are decided in `holds`.
             _ => false,
@@ -285,6 +287,7 @@ impl Op {
                 | Self::TaggedTablearg
                 | Self::Mark(..)
                 | Self::MarkTablearg(_)
+                | Self::Bpf(_)
         ) && !matches!(self, Self::Lookup(lookup) if matches!(
             lookup.0,
             LookupKey::DstMac | LookupKey::SrcMac | LookupKey::Mark | LookupKey::RuleNum
@@ -413,6 +416,16 @@ fn tcp_options(p: &Packet<'_>) -> u8 {
             _ => 0,
         }
     })
+}
+
+/// Instructions of one run; forward jumps only, so that a program of the largest size ends by itself.
+const BPF_FUEL: u64 = 2 * towpath_bpf::MAX_CLASSIC_INSTRUCTIONS as u64;
+
+/// Whether the program's result for the frame is not 0.
+fn bpf(program: &towpath_bpf::Program, p: &Packet<'_>) -> bool {
+    let mut context = towpath_bpf::Context::default();
+    let mut fuel = BPF_FUEL;
+    program.run(p.frame, &mut context, &mut fuel).is_ok_and(|result| result != 0)
 }
 
 fn reverse_path(sight: &Sight<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use towpath_bpf::{Format, LoadOptions};
+
 use super::index::Index;
 use super::insn::{Insn, Op, TableCheck};
 use super::port::{PortId, Ports};
@@ -390,6 +392,14 @@ fn ops(test: &Test, names: &Names<'_>) -> Vec<Op> {
         Test::VerRevPath => Op::VerRevPath,
         Test::VerSrcReach => Op::VerSrcReach,
         Test::AntiSpoof => Op::AntiSpoof,
+        Test::Bpf(code) => {
+            let options = LoadOptions { format: Format::ClassicText, name: None };
+            match towpath_bpf::Program::load(code.replace(',', "\n").as_bytes(), &options) {
+                Ok(program) => Op::Bpf(Box::new(program)),
+                // The parser has loaded it once; what cannot be loaded never holds.
+                Err(_) => Op::AnyOf(Box::default()),
+            }
+        }
     }]
 }
 

@@ -126,6 +126,9 @@ pub enum Test {
     VerSrcReach,
     /// The source lies in the net of a port, and the packet came in by that port; or in none.
     AntiSpoof,
+    /// A classic BPF program over the frame gives a result other than 0: `code jt jf k` of every instruction behind
+    /// their count, with commas between.
+    Bpf(Box<str>),
     /// The comment-only filler `// text`: always holds.
     True,
 }

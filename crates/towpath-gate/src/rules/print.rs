@@ -382,6 +382,7 @@ impl Display for Test {
             Self::VerRevPath => f.write_str("verrevpath"),
             Self::VerSrcReach => f.write_str("versrcreach"),
             Self::AntiSpoof => f.write_str("antispoof"),
+            Self::Bpf(code) => write!(f, "bpf \"{code}\""),
             Self::True => f.write_str("proto ip"),
         }
     }

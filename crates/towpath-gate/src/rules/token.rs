@@ -132,6 +132,12 @@ impl<'a> Lexer<'a> {
 
 /// Bytes of the word that `rest` (not blank, not empty) begins with.
 fn word_length(rest: &str) -> usize {
+    // A quoted word is one word with its blanks; the quotes stay.
+    if let Some(quoted) = rest.strip_prefix('"')
+        && let Some(end) = quoted.find('"')
+    {
+        return end + 2;
+    }
     let mut closing = None;
     for (at, c) in rest.char_indices() {
         if let Some(close) = closing {
@@ -173,6 +179,7 @@ mod tests {
             ("1.2.3.0/24{1, 5-9} x", &[&["1.2.3.0/24{1, 5-9}", "x"]]),
             ("table(t, 3) x", &[&["table(t, 3)", "x"]]),
             ("a{b c", &[&["a{b", "c"]]),
+            ("a \"b c, d\" e", &[&["a", "\"b c, d\"", "e"]]),
         ];
         for (text, expected) in rows {
             assert_eq!(&words(text), expected, "{text:?}");

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use towpath_bpf::{Format, LoadOptions, Program};
+
 use super::action::{arg, dscp, state_name};
 use super::body::{addresses, ranges};
 use super::cursor::{Cursor, Parse, bad_number, elements, number};
@@ -32,6 +34,7 @@ pub(crate) fn test(cursor: &mut Cursor<'_, '_>) -> Parse<Parsed> {
         "xmit" => Test::Xmit(interface(cursor)?),
         "via" => Test::Via(interface(cursor)?),
         "layer2" | "bridged" => Test::Layer2,
+        "bpf" => Test::Bpf(bpf(cursor)?),
         "MAC" | "mac" => Test::Mac { dst: mac_mask(cursor)?, src: mac_mask(cursor)? },
         "mac-type" => Test::MacType(list(cursor, "ethertype", ethertype)?),
         "frag" => Test::Frag(frag(cursor)),
@@ -104,6 +107,20 @@ fn unknown(token: &Token<'_>, word: &str) -> Fault {
         }
         None => Fault::new(at, format!("unknown option {}", quoted(word)))
             .did_you_mean(word, OPTIONS.iter().copied()),
+    }
+}
+
+/// The bytecode of `tcpdump -ddd`, on one line with commas.
+fn bpf(cursor: &mut Cursor<'_, '_>) -> Parse<Box<str>> {
+    let token = cursor.need("the bytecode")?;
+    let code = token.text.trim_matches('"');
+    let lines = code.replace(',', "\n");
+    let options = LoadOptions { format: Format::ClassicText, name: None };
+    let code = code.split(',').map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    match Program::load(lines.as_bytes(), &options) {
+        Ok(_) => Ok(code.collect::<Vec<_>>().join(",").into()),
+        Err(error) => Err(Fault::new(token.position(), format!("the bytecode is refused: {error}"))
+            .hint("write what \"tcpdump -ddd EXPR\" prints in quotes, with commas for the ends of lines")),
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) const ACTIONS: &[&str] = &[
 /// Option words that [`super::option`] reads.
 pub(crate) const OPTIONS: &[&str] = &[
     "antispoof",
+    "bpf",
     "defer-action",
     "defer-immediate-action",
     "dscp",
@@ -142,7 +143,6 @@ pub(crate) const NO_OPTIONS: &[(&str, &str, &str)] = &[
     ),
     ("diverted-loopback", "a packet never comes back through a divert socket", "use \"tagged\""),
     ("diverted-output", "a packet never comes back through a divert socket", "use \"tagged\""),
-    ("bpf", "bytecode in rules is not read yet", "write the test with ipfw's own options"),
     ("logdst", "log lines go where the caller takes them", "leave the word out"),
 ];
 
