@@ -167,11 +167,17 @@ pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
 
 /// Stores up to [`INLINE_BYTES`] beside the header.
 pub(crate) fn store_inline(words: &[AtomicU64; HEADER_WORDS], bytes: &[u8]) {
-    for (word, chunk) in words[INLINE..].iter().zip(bytes.chunks(8)) {
-        let mut whole = [0; 8];
-        whole[..chunk.len()].copy_from_slice(chunk);
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let mut words = words[INLINE..].iter();
+    for (chunk, word) in whole.iter().zip(words.by_ref()) {
         // Relaxed: as in store_header.
-        word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+        word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+    }
+    if let (Some(word), false) = (words.next(), rest.is_empty()) {
+        let mut chunk = [0; 8];
+        chunk[..rest.len()].copy_from_slice(rest);
+        // Relaxed: as in store_header.
+        word.store(u64::from_ne_bytes(chunk), Ordering::Relaxed);
     }
 }
 

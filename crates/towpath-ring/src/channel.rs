@@ -253,10 +253,7 @@ impl Channel {
     /// # Errors
     /// [`Full`]: there is none.
     pub fn reserve(&mut self, len: usize) -> Result<Slot<'_>, Full> {
-        if self.control.dead.is_some() {
-            return Err(Full::Dead);
-        }
-        let room = self.rx.room(len).inspect_err(|_| self.stats.full += 1)?;
+        let room = self.room(len)?;
         Ok(Slot { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
     }
 
@@ -266,14 +263,24 @@ impl Channel {
     /// # Errors
     /// [`Full`]: there is no room.
     pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
-        match self.reserve(bytes.len()) {
-            Ok(mut slot) => {
-                slot.write(bytes);
-                Ok(slot.commit(meta))
-            }
-            Err(Full::TooLarge | Full::Held) => self.send_oneshot(bytes, meta),
-            Err(why) => Err(why),
+        let room = match self.room(bytes.len()) {
+            Ok(room) => room,
+            Err(Full::TooLarge | Full::Held) => return self.send_oneshot(bytes, meta),
+            Err(why) => return Err(why),
+        };
+        if bytes.len() <= INLINE_BYTES {
+            return Ok(self.publish(room, bytes.len(), FLAG_INLINE, meta, bytes));
         }
+        let offset = self.rx.payload_offset(room.at);
+        self.payload.bytes_mut(offset, bytes.len()).copy_from_slice(bytes);
+        Ok(self.publish(room, bytes.len(), 0, meta, &[]))
+    }
+
+    fn room(&mut self, len: usize) -> Result<Room, Full> {
+        if self.control.dead.is_some() {
+            return Err(Full::Dead);
+        }
+        Ok(self.rx.room(len).inspect_err(|_| self.stats.full += 1)?)
     }
 
     fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {

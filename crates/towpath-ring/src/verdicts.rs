@@ -203,10 +203,10 @@ impl Verdicts {
             self.far = self.scan(lane, from, end, f);
         }
         for _ in 0..MISSES.min(lane.rx.frames.aside().len() as u32) {
-            let Some(at) = lane.rx.frames.aside().get(self.far_aside).copied() else {
+            if self.far_aside >= lane.rx.frames.aside().len() {
                 self.far_aside = 0;
-                continue;
-            };
+            }
+            let Some(at) = lane.rx.frames.aside().get(self.far_aside).copied() else { break };
             // When it came back, another took its place in the list.
             if !self.take_entry(lane, at, f) {
                 self.far_aside += 1;
