@@ -80,7 +80,7 @@ struct Replay {
 enum Role {
     Inspector { how: String, batch: usize, cpu: usize },
     PingPong { page: String, cpu: usize },
-    EventfdWake { bell: i32, cpu: usize },
+    EventfdWake { page: String, bell: i32, cpu: usize },
     Seqpacket { socket: i32, len: usize, batch: usize, cpu: usize },
     IceoryxRate { service: String, read: String, cpu: usize },
     IceoryxEcho { ping: String, pong: String, len: usize, cpu: usize },
@@ -109,7 +109,7 @@ fn side(role: Role) -> Result<()> {
     match role {
         Role::Inspector { how, batch, cpu } => engine::inspector(&how, batch, cpu),
         Role::PingPong { page, cpu } => raw::ping_pong_side(&page, cpu),
-        Role::EventfdWake { bell, cpu } => raw::eventfd_wake_side(bell, cpu),
+        Role::EventfdWake { page, bell, cpu } => raw::eventfd_wake_side(&page, bell, cpu),
         Role::Seqpacket { socket, len, batch, cpu } => peer::seqpacket::rate_side(socket, len, batch, cpu),
         Role::IceoryxRate { service, read, cpu } => peer::iceoryx::rate_side(&service, read == "read", cpu),
         Role::IceoryxEcho { ping, pong, len, cpu } => peer::iceoryx::echo_side(&ping, &pong, len, cpu),

@@ -1,13 +1,13 @@
 #![allow(unsafe_code)]
 //! What the machine itself gives: a cache line between two processes, one core's memcpy, one eventfd.
 
-use std::hint::black_box;
+use std::hint::{black_box, spin_loop};
 use std::io::{Write, stdout};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clock::{now_ns, spin_for};
@@ -82,41 +82,62 @@ pub(crate) fn memcpy(cpus: Cpus, time: Duration, len: usize, area: usize) -> Res
 
 /// Time between wake-ups, long enough for the other side to be parked again.
 pub(crate) const GAP_NS: u64 = 400_000;
+/// How long a side that should have been woken is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Wake-up of a process that sleeps in read(2) of an eventfd on the other CPU, in ns: median of many.
+///
+/// The waker waits until the sleeper was there: counts that it missed would come as one sum.
 pub(crate) fn eventfd_wake(cpus: Cpus, time: Duration) -> Result<f64> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let words = ["eventfd-wake".to_owned(), inherit(&bell)?, cpus.consumer.to_string()];
+    let page = Mapping::create()?;
+    let words = ["eventfd-wake".to_owned(), page.path(), inherit(&bell)?, cpus.consumer.to_string()];
     let mut side = Side::start(&words, &[])?;
     side.line()?;
     pin::to(cpus.engine)?;
+    let (sent, seen) = (page.word(0), page.word(1));
+    let ring = |now| {
+        // Release: pairs with the sleeper's acquire load; it sees when it was woken.
+        sent.store(now, Release);
+        rustix::io::write(&bell, &1_u64.to_ne_bytes())
+    };
     let start = Instant::now();
     while start.elapsed() < time {
         spin_for(GAP_NS);
-        // The counter carries the time itself: the sleeper has read the last one long ago, so it was 0.
-        rustix::io::write(&bell, &now_ns().to_ne_bytes())?;
+        let now = now_ns();
+        ring(now)?;
+        // Acquire: pairs with the sleeper's release store; it has read the eventfd.
+        while seen.load(Acquire) != now {
+            ensure!(start.elapsed() < time + PATIENCE, "the sleeper did not wake up");
+            spin_loop();
+        }
     }
-    spin_for(GAP_NS);
-    rustix::io::write(&bell, &1_u64.to_ne_bytes())?;
+    ring(0)?;
     let latency = side.number()?;
     side.finish()?;
     Ok(latency)
 }
 
-pub(crate) fn eventfd_wake_side(bell: RawFd, cpu: usize) -> Result<()> {
+pub(crate) fn eventfd_wake_side(page: &str, bell: RawFd, cpu: usize) -> Result<()> {
     // SAFETY: the process that started this one left the descriptor open here under this number, and nothing else
     // in this process knows it.
     let bell = unsafe { OwnedFd::from_raw_fd(bell) };
     pin::to(cpu)?;
+    let page = Mapping::open(page)?;
+    let (sent, seen) = (page.word(0), page.word(1));
     say("ready")?;
     let mut latencies = Vec::with_capacity(1 << 16);
     let mut value = [0_u8; 8];
     loop {
         rustix::io::read(&bell, &mut value)?;
         let now = now_ns();
-        match u64::from_ne_bytes(value) {
-            1 => break,
-            sent => latencies.push(now.saturating_sub(sent) as f64),
+        // Acquire and Release pair with the waker's store and load.
+        match sent.load(Acquire) {
+            0 => break,
+            at => {
+                latencies.push(now.saturating_sub(at) as f64);
+                seen.store(at, Release);
+            }
         }
     }
     say(&median(&latencies).to_string())
