@@ -20,7 +20,9 @@ pub enum Fanout {
     Cpu,
     /// The listener that has the fewest frames out.
     LeastLoaded,
-    /// Every listener, each with its own verdict.
+    /// Every listener, each with its own verdict and its own copy. With [`Overload::Block`] nobody gets a frame while a
+    /// listener is above its marks; set them below what the rings hold, because a ring that is full all the same loses
+    /// that listener's copy (counted, and told to it).
     Broadcast,
     /// Every listener that has room; nobody waits for them and nothing depends on what they say.
     Tap,
