@@ -74,6 +74,7 @@ struct Control {
     name: String,
     dead: Option<Death>,
     violations_max: u64,
+    overdue_max: Option<u64>,
     checked: u64,
 }
 
@@ -86,6 +87,8 @@ pub enum Death {
     Exited,
     /// It wrote too much that has no meaning.
     Violations,
+    /// It sat on more overdue frames than [`Config::overdue_max`].
+    Stuck,
     /// The engine detached it.
     Detached,
 }
@@ -216,6 +219,7 @@ impl Channel {
                 name,
                 dead: None,
                 violations_max: config.violations_max,
+                overdue_max: config.overdue_max,
                 checked: 0,
             },
             own,
@@ -366,6 +370,10 @@ impl Channel {
         });
         if self.stats.violations > self.control.violations_max {
             self.die(Death::Violations);
+        }
+        // An overdue frame is with the client until its answer comes, too late.
+        if self.control.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
+            self.die(Death::Stuck);
         }
         decided
     }
@@ -586,6 +594,7 @@ impl fmt::Display for Death {
             Self::Closed => "it closed its socket",
             Self::Exited => "its process ended",
             Self::Violations => "it wrote too much that has no meaning",
+            Self::Stuck => "it sat on too many overdue frames",
             Self::Detached => "detached by the engine",
         })
     }

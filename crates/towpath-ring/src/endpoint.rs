@@ -54,6 +54,8 @@ pub struct Config {
     pub held_max: u32,
     /// Words without meaning after which a client is detached.
     pub violations_max: u64,
+    /// A client that sits on more than so many overdue frames is stuck, and detached. The default is none: it stays.
+    pub overdue_max: Option<u64>,
     /// Most connections that have not said hello yet; one more ends the oldest of them.
     pub pending_max: usize,
     /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message.
@@ -77,6 +79,7 @@ impl Default for Config {
             default_verdict: Verdict::Drop,
             held_max: 1024,
             violations_max: 64,
+            overdue_max: None,
             pending_max: 16,
             oneshot_max: 64 << 20,
             messages: false,

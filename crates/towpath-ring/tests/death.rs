@@ -178,3 +178,34 @@ fn overdue_frames_get_the_default_verdict_and_late_answers_are_counted() {
     assert_eq!((stats.decided, stats.overdue, stats.late, stats.out), (1, 3, 3, 0));
     assert_conserved(&channel);
 }
+
+#[test]
+fn a_stuck_client_is_detached() {
+    let config =
+        Config { deadline: Some(Duration::from_millis(1)), overdue_max: Some(2), ..Config::default() };
+    let mut world = World::new(config);
+    let path = world.socket();
+    let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
+    let mut channel = world.accept();
+    let mut client = client.join().expect("attached");
+    let mut now = 0;
+    let mut round = |channel: &mut towpath_ring::Channel| {
+        channel.send(b"x", &Meta::default()).expect("room");
+        channel.poll_verdicts(now, |_, _| {});
+        now += 1_000_000;
+        channel.poll_verdicts(now, |_, d| assert_eq!(d.cause, Cause::Overdue));
+    };
+    round(&mut channel);
+    round(&mut channel);
+    // One comes back late: two more may be overdue.
+    let frame = client.recv().expect("received").expect("a frame");
+    client.verdict(frame, Verdict::Pass);
+    round(&mut channel);
+    assert_eq!(channel.death(), None);
+    round(&mut channel);
+    assert_eq!(channel.death(), Some(Death::Stuck));
+    channel.drain_held(|seq| panic!("{seq} was decided already"));
+    assert_conserved(&channel);
+    while client.recv().expect("received").is_some() {}
+    assert!(client.is_ended());
+}
