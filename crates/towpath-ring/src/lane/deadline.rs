@@ -15,6 +15,8 @@ const MARKS: u64 = 16;
 pub(crate) struct Deadline {
     period: u64,
     marks: VecDeque<(u64, Seq)>,
+    /// The last number that a mark was made for.
+    marked: Seq,
     /// Numbers were given that no mark covers yet.
     unmarked: bool,
 }
@@ -24,17 +26,18 @@ impl Deadline {
         Self {
             period: u64::try_from(period.as_nanos()).unwrap_or(u64::MAX),
             marks: VecDeque::new(),
+            marked: Seq::FIRST,
             unmarked: false,
         }
     }
 
     /// Every number below `published` was out at `now` (nanoseconds).
     pub(crate) fn mark(&mut self, now: u64, published: Seq) {
-        self.unmarked = false;
-        match self.marks.back() {
-            Some((_, seq)) if *seq == published => {}
-            Some((at, _)) if now < at.saturating_add(self.period / MARKS) => self.unmarked = true,
-            _ => self.marks.push_back((now, published)),
+        let soon = |(at, _): &(u64, Seq)| now < at.saturating_add(self.period / MARKS);
+        self.unmarked = published != self.marked && self.marks.back().is_some_and(soon);
+        if published != self.marked && !self.unmarked {
+            self.marks.push_back((now, published));
+            self.marked = published;
         }
     }
 
