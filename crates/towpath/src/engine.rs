@@ -234,7 +234,7 @@ impl<E: Edge> Engine<E> {
         let unfinished = self.reassembler.drain();
         self.count(Fate::Dropped, unfinished);
         // Whatever expired by the capture's own clock is no longer a state.
-        self.gate.expire(self.clock, usize::MAX);
+        self.gate.states_mut().expire_all(self.clock);
         Ok(())
     }
 

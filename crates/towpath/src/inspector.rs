@@ -93,7 +93,7 @@ impl Inspector {
     /// goes to our standard error.
     ///
     /// # Errors
-    /// [`Error`] says why there is no inspector; the process has been ended.
+    /// Why there is no inspector; the process has been ended.
     pub fn start(queue: u16, words: &[String], policy: Policy) -> Result<Self, Error> {
         let system = |source| Error::System { queue, source };
         // Only this user can even reach the socket: the directory has mode 0700.

@@ -210,8 +210,11 @@ fn captures(shared: &Path) -> Vec<(String, PathBuf, PathBuf)> {
     captures
 }
 
+/// Preset, what such a direction begins with, and why it is one.
+type Other = (&'static str, fn(&[u8]) -> bool, &'static str);
+
 /// Directions that are marked FULL and still are no stream of the preset's messages, by what they begin with, and why.
-const OTHERS: &[(&str, fn(&[u8]) -> bool, &str)] = &[
+const OTHERS: &[Other] = &[
     (
         "thrift-framed",
         |bytes| bytes.starts_with(&[0x80, 0x01]),
