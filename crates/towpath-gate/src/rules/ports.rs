@@ -53,6 +53,7 @@ pub(crate) fn parse(
                 bad.push(BadRange { offset, message, word: None });
                 break;
             }
+            Err(_) if bad.len() == MAX_RANGES => break,
             Err((message, word)) => bad.push(BadRange { offset, message, word }),
         }
         offset += element.len() + 1;

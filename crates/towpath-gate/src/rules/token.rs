@@ -24,8 +24,8 @@ impl Token<'_> {
 
     /// The position of the byte at `offset` of the text.
     pub(crate) fn position_at(&self, offset: usize) -> Position {
-        let (start, at) =
-            self.joins.iter().rev().find(|(start, _)| *start <= offset).copied().unwrap_or((0, self.at));
+        let behind = self.joins.partition_point(|(start, _)| *start <= offset);
+        let (start, at) = behind.checked_sub(1).map_or((0, self.at), |join| self.joins[join]);
         let columns = self.text.get(start..offset).map_or(0, |passed| passed.chars().count());
         Position { line: at.line, column: at.column + columns as u32 }
     }
@@ -130,6 +130,9 @@ impl<'a> Lexer<'a> {
     }
 }
 
+/// Longest text in brackets inside a word; what is longer was not meant to be one.
+const MAX_BRACKET: usize = 1024;
+
 /// Bytes of the word that `rest` (not blank, not empty) begins with.
 fn word_length(rest: &str) -> usize {
     // A quoted word is one word with its blanks; the quotes stay.
@@ -139,13 +142,17 @@ fn word_length(rest: &str) -> usize {
         return end + 2;
     }
     let mut closing = None;
+    let mut opened = 0;
     for (at, c) in rest.char_indices() {
         if let Some(close) = closing {
             if c == close {
                 closing = None;
+            } else if at - opened > MAX_BRACKET {
+                break;
             }
             continue;
         }
+        opened = at;
         match c {
             '{' | '(' | '}' | ')' if at == 0 => return 1,
             '{' => closing = Some('}'),

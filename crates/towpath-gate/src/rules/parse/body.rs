@@ -154,6 +154,9 @@ pub(crate) fn addresses(cursor: &mut Cursor<'_, '_>, what: &str) -> Parse<Vec<Ad
     let token = cursor.need(what)?;
     let mut list = Vec::new();
     for (offset, text) in elements(&token.text) {
+        if cursor.full() {
+            break;
+        }
         match address::parse(text) {
             Ok(address) => list.push(address),
             Err(no) => {
@@ -230,7 +233,7 @@ pub(crate) fn ranges(
 fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
     let mut lifetime = None;
     let mut tracking = None;
-    while let Some(word) = cursor.peek() {
+    while let Some(word) = cursor.peek().filter(|_| !cursor.full()) {
         let at = cursor.here();
         let result = match word {
             "keep-state" | "record-state" | "limit" | "set-limit" => {

@@ -8,13 +8,19 @@ pub(crate) struct Cursor<'l, 'a> {
     line: &'l Line<'a>,
     at: usize,
     faults: &'l mut Vec<Fault>,
+    /// How many faults there were before this command.
+    before: usize,
 }
+
+/// Most faults that are noted of one command: a line may be as long as the file.
+const MAX_FAULTS: usize = 100;
 
 pub(crate) type Parse<T> = Result<T, Fault>;
 
 impl<'l, 'a> Cursor<'l, 'a> {
     pub(crate) fn new(line: &'l Line<'a>, faults: &'l mut Vec<Fault>) -> Self {
-        Self { line, at: 0, faults }
+        let before = faults.len();
+        Self { line, at: 0, faults, before }
     }
 
     /// The next word.
@@ -61,7 +67,14 @@ impl<'l, 'a> Cursor<'l, 'a> {
 
     /// Notes what is wrong and lets the caller go on.
     pub(crate) fn note(&mut self, fault: Fault) {
-        self.faults.push(fault);
+        if !self.full() {
+            self.faults.push(fault);
+        }
+    }
+
+    /// Enough is wrong with this command: the rest of it need not be read.
+    pub(crate) fn full(&self) -> bool {
+        self.faults.len() - self.before >= MAX_FAULTS
     }
 
     /// The comment of the line.

@@ -281,6 +281,7 @@ fn numbers(cursor: &mut Cursor<'_, '_>, what: &str, hi: u32, mut each: impl FnMu
     let token = cursor.need(&format!("the {what}"))?;
     for (offset, text) in elements(&token.text) {
         match number(text).filter(|n| *n <= hi) {
+            _ if cursor.full() => break,
             Some(number) => each(number),
             None => cursor.note(bad_number(token.position_at(offset), text, what, 0, hi)),
         }

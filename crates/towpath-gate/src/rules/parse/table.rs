@@ -200,7 +200,7 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<
         builder.ruleset.tables.insert(name.into(), Table::default());
     }
     while let Some(token) = cursor.take() {
-        let Some(table) = builder.ruleset.tables.get_mut(name) else { break };
+        let Some(table) = builder.ruleset.tables.get_mut(name).filter(|_| !cursor.full()) else { break };
         let columns = table.columns().to_vec();
         let key = parse_key(token, table.kind());
         let value = cursor.take();
@@ -240,6 +240,9 @@ fn delete(table: &mut Table, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
         return Err(Fault::new(cursor.here(), "the entry is missing"));
     }
     while let Some(token) = cursor.take() {
+        if cursor.full() {
+            break;
+        }
         let outcome = parse_key(token, table.kind()).map(|key| table.delete(&key));
         match outcome {
             Err(fault) => cursor.note(fault),
