@@ -336,8 +336,6 @@ impl Channel {
 
     /// Wakes the client if it sleeps. Called once after a batch of commits.
     pub fn kick(&mut self) {
-        // Relaxed: a statistic for the other side.
-        self.own.word(abi::ENGINE_PUBLISHED).store(self.rx.frames.next_seq().0.into(), Ordering::Relaxed);
         if self.ringer.should_ring(&self.theirs) {
             self.stats.wakeups += 1;
             self.control.notify(Notice::Doorbell);
@@ -361,12 +359,11 @@ impl Channel {
             transmit: &mut self.transmit,
             stats: &mut self.stats,
         };
-        let oneshots = &mut self.oneshots;
-        let decided = self.verdicts.poll(lane, now, &mut |seq, decision| {
-            if !oneshots.is_empty() {
-                oneshots.retain(|(s, _)| *s != seq);
-            }
-            f(seq, decision);
+        let decided = self.verdicts.poll(lane, now, &mut f);
+        // An overdue message is decided, but its memory is with the client until it gives the frame back.
+        let frames = &self.rx.frames;
+        self.oneshots.retain(|(seq, _)| {
+            frames.find(*seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == *seq)
         });
         if self.stats.violations > self.control.violations_max {
             self.die(Death::Violations);
@@ -502,6 +499,9 @@ impl Channel {
     /// and then there is no need to sleep. [`disarm`](Self::disarm) afterwards.
     #[must_use]
     pub fn arm(&mut self) -> bool {
+        // Relaxed: a statistic for the other side. It lies on a line that the client reads with each verdict, so it is
+        // written only when we are about to sleep.
+        self.own.word(abi::ENGINE_PUBLISHED).store(self.rx.frames.next_seq().0.into(), Ordering::Relaxed);
         self.sleeper.arm(&self.own);
         self.control.dead.is_none()
             && !self.verdicts.is_ready(&self.theirs, &self.rx)

@@ -24,6 +24,8 @@ use crate::verdict::{Answer, Verdict, Word};
 
 /// Looks at the ring before going to sleep: some 10 us.
 const SPINS: u32 = 400;
+/// Most messages read from the engine's socket at a time.
+const NOTICES: usize = 64;
 /// Most descriptors that wait for their frames; an engine has no reason for so many.
 const ANNOUNCED: usize = 512;
 
@@ -348,6 +350,11 @@ impl Consumer {
     /// # Errors
     /// [`NotReplaced`] gives the frame back; with [`Full::Lent`](crate::Full::Lent) it is worth trying again.
     pub fn try_replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
+        if !self.has(&frame) {
+            // Decided before, by verdict_upto: as for any verdict on such a frame, nothing happens. A TX frame that no
+            // verdict names would be lost to the ring.
+            return Ok(());
+        }
         match self.transmit(payload, &Meta { kind: Kind::REPLACEMENT, port: frame.seq.0, ..Meta::default() })
         {
             Ok(at) => {
@@ -580,7 +587,8 @@ impl Consumer {
     /// Reads what the engine sent over the socket.
     fn listen(&mut self) -> Result<(), RecvError> {
         let mut message = [0; NOTICE];
-        loop {
+        // Bounded: an engine that keeps ringing could otherwise keep us here.
+        for _ in 0..NOTICES {
             match sys::recv_with_fds(&self.ring.socket, &mut message)? {
                 Received::Message(len, fds) => match (Notice::parse(&message[..len]), fds.into_iter().next())
                 {
@@ -597,6 +605,7 @@ impl Consumer {
                 }
             }
         }
+        Ok(())
     }
 }
 

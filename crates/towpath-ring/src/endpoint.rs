@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -175,7 +176,7 @@ pub struct Stats {
 }
 
 impl Endpoint {
-    /// Listens at `path`. A socket file that no engine listens on any more is replaced.
+    /// Listens at `path`. A socket file that no engine listens on any more is replaced; a file of any other kind is not.
     ///
     /// # Errors
     /// The rule that the configuration breaks, a live engine at `path`, or what the system said.
@@ -185,8 +186,13 @@ impl Endpoint {
         let failed = |source| BindError::Listen { path: path.into(), source };
         let listener = match sys::listen(path, 64) {
             Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
-                if sys::connect(path).is_ok() {
-                    return Err(BindError::InUse(path.into()));
+                let is_socket =
+                    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+                match sys::is_listened_on(path) {
+                    Ok(false) if is_socket => {}
+                    Ok(true) => return Err(BindError::InUse(path.into())),
+                    Ok(false) => return Err(failed(e)),
+                    Err(other) => return Err(failed(other)),
                 }
                 std::fs::remove_file(path).map_err(failed)?;
                 sys::listen(path, 64)

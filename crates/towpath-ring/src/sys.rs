@@ -78,6 +78,17 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Whether somebody listens at `path`. Never blocks.
+pub(crate) fn is_listened_on(path: &Path) -> io::Result<bool> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        // AGAIN: its backlog is full, so it is there. PROTOTYPE: a socket of another type, somebody else's.
+        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Ok(true),
+        Err(rustix::io::Errno::CONNREFUSED) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// A connected socket, non-blocking after the connection is there.
 pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(

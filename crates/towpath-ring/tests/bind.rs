@@ -1,0 +1,61 @@
+//! Where an endpoint may put its socket, and what it leaves alone.
+
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+
+use towpath_ring::{BindError, Config, Consumer, Endpoint, Verdict};
+
+#[test]
+fn a_socket_that_nobody_listens_on_is_replaced_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ring.sock");
+    let bind = || Endpoint::bind(&path, Config::default());
+
+    // What a killed engine leaves behind: a socket's file without a listener.
+    drop(UnixDatagram::bind(&path).unwrap());
+    assert!(path.exists());
+    let living = bind().unwrap();
+    assert!(matches!(bind(), Err(BindError::InUse(_))), "a living engine's socket stays");
+    drop(living);
+
+    std::fs::write(&path, "somebody's file").unwrap();
+    match bind() {
+        Err(BindError::Listen { source, .. }) => assert_eq!(source.kind(), ErrorKind::AddrInUse),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "somebody's file");
+}
+
+#[test]
+fn replacing_a_frame_that_was_given_back_does_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ring.sock");
+    let mut endpoint = Endpoint::bind(&path, Config::default()).unwrap();
+    let client = std::thread::spawn(move || {
+        let mut queue = Consumer::attach(&path).unwrap();
+        // Enough of them that a TX frame lost each time would fill the ring towards the engine.
+        for _ in 0..3000 {
+            let Some(frame) = queue.recv().unwrap() else { return 0 };
+            queue.verdict_upto(frame.seq(), Verdict::Pass);
+            queue.replace(frame, &[7; 1000]).unwrap();
+        }
+        3000
+    });
+    let mut channel = loop {
+        match endpoint.accept().unwrap() {
+            Some(channel) => break channel,
+            None => endpoint.wait(None).unwrap(),
+        }
+    };
+    let mut passed = 0;
+    for _ in 0..3000 {
+        channel.send(b"frame", &towpath_ring::Meta::default()).unwrap();
+        while channel.poll_verdicts(1, |_, decision| passed += u32::from(decision.verdict == Verdict::Pass))
+            == 0
+        {
+            channel.wait(None).unwrap();
+        }
+    }
+    assert_eq!(passed, 3000);
+    assert_eq!(client.join().unwrap(), 3000);
+}
