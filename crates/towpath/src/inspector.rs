@@ -203,10 +203,10 @@ impl Channel for Inspector {
 
 impl Drop for Inspector {
     fn drop(&mut self) {
-        // The end of its socket tells it to go.
-        self.channel = None;
+        // The end of its socket tells it to go; one that never attached has not been told anything.
+        let patience = if self.channel.take().is_some() { EXIT_TIMEOUT } else { Duration::ZERO };
         let start = Instant::now();
-        while start.elapsed() < EXIT_TIMEOUT {
+        while start.elapsed() < patience {
             match self.child.try_wait() {
                 Ok(Some(_)) | Err(_) => return,
                 Ok(None) => std::thread::sleep(LOOK),

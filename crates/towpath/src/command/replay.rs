@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Replay) -> u8 {
 fn replay(args: &Replay) -> Result<Report, Failure> {
     let (gate, arrivals) = args.wiring.gate(&args.rules, None)?;
     let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
-    let mut captures = captures.map_err(Failure::Capture)?;
+    let mut captures = captures.map_err(Failure::NoCapture)?;
     let out = args.out.as_ref().map(|path| writer(path, args)).transpose()?;
 
     let policy = Policy {
@@ -210,7 +210,9 @@ impl Progress {
 enum Failure {
     Usage(String),
     Wrong(Wrong),
-    /// A capture cannot be read.
+    /// A capture cannot be opened, or is none.
+    NoCapture(towpath_port::Error),
+    /// A capture cannot be read further.
     Capture(towpath_port::Error),
     /// What passed cannot be written.
     Output(towpath_port::Error),
@@ -219,11 +221,10 @@ enum Failure {
 
 impl Failure {
     fn tell(self) -> u8 {
-        use towpath_port::Error as E;
         match self {
             Self::Usage(message) => fail(exit::USAGE, message),
             Self::Wrong(wrong) => wrong.tell(),
-            Self::Capture(error @ (E::NotACapture { .. } | E::Open { .. })) => fail(exit::NO_CAPTURE, error),
+            Self::NoCapture(error) => fail(exit::NO_CAPTURE, error),
             Self::Capture(error) | Self::Output(error) => fail(exit::FAILED, error),
             Self::Inspector(error) => fail(exit::INSPECTOR, error),
         }
