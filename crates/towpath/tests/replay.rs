@@ -416,7 +416,6 @@ fn exit_codes_tell_what_went_wrong() {
         (&["replay", &p("noise.pcap"), "--rules", &p("rules.ipfw")], 2, &["noise.pcap", "not a capture"]),
         (&["replay", &p("none.pcap"), "--rules", &p("rules.ipfw")], 2, &["none.pcap"]),
         (&["replay", "/", "--rules", &p("rules.ipfw")], 2, &["directory"]),
-        (&["replay", "/", "--rules", &p("rules.ipfw")], 2, &["directory"]),
         (
             &["replay", &office, "--rules", &p("bad.ipfw")],
             3,
