@@ -20,6 +20,7 @@ fn gate(rules: &str) -> Gate {
     route("10.0.0.0", 8, "em0", true);
     route("192.168.0.0", 24, "em1", true);
     route("0.0.0.0", 0, "em1", false);
+    route("fe80::20", 128, "em0", true);
     gate.set_routes(routes);
     gate
 }

@@ -253,6 +253,7 @@ impl Op {
             Self::VerRevPath => walk.xmit.is_some() || reverse_path(sight, walk, p),
             Self::VerSrcReach => {
                 walk.xmit.is_some()
+                    || from_link_local(p)
                     || src(p).and_then(|ip| sight.routes.lookup(ip)).is_some_and(|(_, len)| len > 0)
             }
             Self::AntiSpoof => {
@@ -428,9 +429,18 @@ fn bpf(program: &towpath_bpf::Program, p: &Packet<'_>) -> bool {
     program.run(p.frame, &mut context, &mut fuel).is_ok_and(|result| result != 0)
 }
 
+/// Whether the packet came in by the port that the route back to its source leaves by.
 fn reverse_path(sight: &Sight<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {
+    if from_link_local(p) {
+        return true;
+    }
     let route = src(p).and_then(|ip| sight.routes.lookup(ip));
     route.is_some_and(|(route, _)| Some(route.port) == walk.recv)
+}
+
+/// Link-local sources belong to every port and are in no route table: ipfw's checks of the source let them be.
+fn from_link_local(p: &Packet<'_>) -> bool {
+    matches!(p.addresses, Addresses::V6(src, _) if src.is_unicast_link_local())
 }
 
 fn look_up<'t>(
