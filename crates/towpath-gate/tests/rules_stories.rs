@@ -387,6 +387,19 @@ fn next_hops_fit_the_packets_family() {
 }
 
 #[test]
+fn a_state_sends_only_its_own_way_to_the_next_hop() {
+    let mut story = Story::new("add fwd 10.0.0.9 udp from any to any 53 keep-state");
+    let hop = Step::Forward("10.0.0.9".parse().unwrap(), None);
+    assert_eq!(story.first(DNS), hop);
+    assert_eq!(story.first(ANSWER), Step::Pass);
+    assert_eq!(story.first(DNS), hop);
+    // Another rule that sends the answers on does so.
+    let rules = "add 10 count udp from any to any 53 keep-state\nadd 20 fwd 10.0.0.9 ip from any to any";
+    let mut story = Story::new(rules);
+    assert_eq!((story.first(DNS), story.first(ANSWER)), (hop, hop));
+}
+
+#[test]
 fn pipes_police() {
     let mut story = Story::new(
         "pipe 1 config bw 8Kbit/s burst 3000\nadd pipe 1 udp from any to any\nadd pipe 2 ip from any to any",

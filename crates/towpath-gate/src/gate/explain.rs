@@ -132,6 +132,8 @@ impl Gate {
                 Lookup::Named(name) => Memo::Named(name),
             };
             if let Some((state, position)) = self.peek(lookup, walk, packet, now) {
+                let forward = flow_of(packet, walk) == Some(state.flow);
+                walk.answers = (!forward).then_some(state.rule);
                 let parent = self.program.rules[position].number;
                 let (lead, next) = self.explain_action(position, walk, packet, None);
                 let name = self.flow_name(state.name);

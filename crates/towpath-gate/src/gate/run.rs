@@ -18,7 +18,7 @@ use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
 use crate::rules::{NextHop, ReturnTo};
-use crate::state::{Ends, Flow, Lookup};
+use crate::state::{Direction, Ends, Flow, Lookup};
 use crate::wire::{ext6, proto};
 
 /// What trying a rule came to.
@@ -170,6 +170,7 @@ impl Gate {
         };
         let flow = flow_of(packet, walk)?;
         let hit = self.states.lookup(&flow, lookup, &packet.segment(), now)?;
+        walk.answers = (hit.direction == Direction::Reverse).then_some(hit.rule);
         self.program.position_of(hit.rule)
     }
 
@@ -261,6 +262,10 @@ impl Gate {
             Act::Inspect(arg) => self.stop(at, walk, Step::Inspect(queue(arg))),
             Act::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
             Act::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
+            // The next hop is for the way that the rule matched; the answers go where they are routed.
+            Act::Forward(_) if walk.answers == Some(self.program.rules[at].id) => {
+                self.stop(at, walk, Step::Pass)
+            }
             Act::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
             // Of IPv4 only, as in ipfw; IPv6 goes on with the next rule.
             Act::Reass if is_ip4_fragment(packet) => self.stop(at, walk, Step::Reassemble),

@@ -31,6 +31,8 @@ pub struct Walk {
     /// The rule at which the walk stopped, by identity and by number; `None` before the first rule.
     pub(crate) stopped: Option<(RuleId, u32)>,
     pub(crate) memo: Memo,
+    /// The rule whose state the packet was found to answer; `None` when it goes the way of the state's first packet.
+    pub(crate) answers: Option<RuleId>,
     pub(crate) stack: [RuleId; CALL_DEPTH],
     pub(crate) depth: u8,
     pub(crate) tag_count: u8,
@@ -84,6 +86,7 @@ impl Walk {
             xmit,
             stopped: None,
             memo: Memo::Unknown,
+            answers: None,
             stack: [RuleId(0); CALL_DEPTH],
             depth: 0,
             tag_count: 0,
