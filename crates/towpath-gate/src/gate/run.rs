@@ -404,34 +404,54 @@ pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
     Some(flow)
 }
 
-/// An unreachable message, unless the packet must not be answered (RFC 1122 3.2.2, RFC 4443 2.4).
+/// An unreachable message, unless the packet must not be answered (RFC 1122 3.2.2, RFC 4443 2.4). As in ipfw, a rule of
+/// IPv4 answers an IPv6 packet too, with the code that means the same there.
 fn unreach(packet: &Packet<'_>, answer: Reject) -> Reject {
-    let allowed = match (packet.addresses, answer) {
-        (Addresses::V4(_, dst), Reject::Unreach { .. }) => {
-            let query = matches!(packet.icmp_type, 8 | 10 | 13 | 15 | 17);
-            (packet.proto != proto::ICMP || query) && !to_many4(packet, dst)
+    match (packet.addresses, answer) {
+        (Addresses::V4(_, dst), Reject::Unreach { .. }) if answerable4(packet, dst) => answer,
+        (Addresses::V6(_, dst), Reject::Unreach { code, .. }) if answerable6(packet, dst) => {
+            Reject::Unreach6 { code: code6(code) }
         }
-        (Addresses::V6(_, dst), Reject::Unreach6 { .. }) => {
-            let query = packet.icmp_type >= 128;
-            (packet.proto != proto::ICMP6 || query) && !to_many6(packet, dst)
-        }
-        _ => false,
-    };
-    if allowed && packet.fragment != Fragment::Later { answer } else { Reject::Silent }
+        (Addresses::V6(_, dst), Reject::Unreach6 { .. }) if answerable6(packet, dst) => answer,
+        _ => Reject::Silent,
+    }
 }
 
-/// A reset or abort, for the protocol that knows it, in the family that the rule names.
+/// Of ICMP only the queries are answered: echo, router solicitation, timestamp, information, address mask.
+fn answerable4(packet: &Packet<'_>, dst: Ipv4Addr) -> bool {
+    let query = packet.proto != proto::ICMP || matches!(packet.icmp_type, 8 | 10 | 13 | 15 | 17);
+    query && packet.fragment != Fragment::Later && !to_many4(packet, dst)
+}
+
+/// Of ICMPv6 only the queries are answered: echo, multicast listener, node information (once "who are you").
+fn answerable6(packet: &Packet<'_>, dst: Ipv6Addr) -> bool {
+    let query = packet.proto != proto::ICMP6 || matches!(packet.icmp_type, 128 | 130 | 139);
+    query && packet.fragment != Fragment::Later && !to_many6(packet, dst)
+}
+
+/// The ICMPv6 code for an ICMP one (RFC 7915 4.2): no route, port, and for all others administratively prohibited.
+/// ipfw's answer to an unreachable protocol is that too, where the RFC has a parameter problem.
+fn code6(code: u8) -> u8 {
+    match code {
+        0 | 1 | 5 | 6 | 7 | 11 | 12 => 0,
+        3 => 4,
+        _ => 1,
+    }
+}
+
+/// A reset or abort, for the protocol that knows it, in the family that the rule names. To ipfw, `reset` and `abort` are
+/// codes of `unreach` that mean nothing in IPv6: an IPv6 packet is answered as administratively prohibited.
 fn reset(packet: &Packet<'_>, answer: Reject, six: bool) -> Reject {
     let known = match answer {
         Reject::Reset => packet.proto == proto::TCP && packet.tcp_flags & super::insn::RST == 0,
         _ => packet.proto == proto::SCTP,
     };
-    let one = match packet.addresses {
-        Addresses::V4(_, dst) => !six && !to_many4(packet, dst),
-        Addresses::V6(_, dst) => six && !to_many6(packet, dst),
-        Addresses::None => false,
-    };
-    if known && one && packet.fragment != Fragment::Later { answer } else { Reject::Silent }
+    match packet.addresses {
+        Addresses::V4(_, dst) if !six && known && answerable4(packet, dst) => answer,
+        Addresses::V6(_, dst) if six && known && answerable6(packet, dst) => answer,
+        Addresses::V6(_, dst) if !six && answerable6(packet, dst) => Reject::Unreach6 { code: 1 },
+        _ => Reject::Silent,
+    }
 }
 
 fn to_many4(packet: &Packet<'_>, dst: Ipv4Addr) -> bool {
