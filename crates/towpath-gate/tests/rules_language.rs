@@ -35,3 +35,18 @@ fn every_error_says_what_to_do() {
     let found: Vec<_> = wrong.iter().map(|(text, _)| errors(text)).collect();
     assert!(wrong.is_empty(), "expected {wrong:#?}\nfound {found:#?}");
 }
+
+#[test]
+fn tables_are_written_in_the_order_of_their_keys() {
+    let flows = (0..40).rev().map(|i| format!("table f add 10.0.0.{i},tcp,1,10.0.0.1,80 {i}\n"));
+    let ports = (10..40).rev().map(|i| format!("table i add em{i} {i}\n"));
+    let head = "table f create type flow\ntable i create type iface\n".to_owned();
+    let text = head + &flows.chain(ports).collect::<String>();
+    let written = towpath_gate::rules::Ruleset::parse("t", &text).ruleset.unwrap().to_text();
+    let values = |table: &str| -> Vec<u32> {
+        let lines = written.lines().filter(|line| line.starts_with(table));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    assert_eq!(values("table f add"), (0..40).collect::<Vec<_>>());
+    assert_eq!(values("table i add"), (10..40).collect::<Vec<_>>());
+}

@@ -77,7 +77,7 @@ impl fmt::Display for FlowFields {
 }
 
 /// A flow as a table's key; fields that the table does not use are empty.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey {
     /// Source address.
     pub src_ip: Option<IpAddr>,
@@ -518,7 +518,7 @@ impl Table {
         map.get_lpm(&(bits, 48)).map(|(_, number)| self.values.get(*number))
     }
 
-    /// Every entry, prefixes and numbers in order, the other types in no particular order.
+    /// Every entry, in the order of the keys.
     pub fn list(&self) -> Vec<(Key, Value)> {
         let value = |number: &u32| *self.values.get(*number);
         match &self.entries {
@@ -527,13 +527,21 @@ impl Table {
                 let six = all.v6.iter().map(|((addr, len), n)| (Key::Net6(addr, len), value(n)));
                 four.chain(six).collect()
             }
-            Entries::Iface(map) => map.iter().map(|(name, n)| (Key::Iface(name.clone()), value(n))).collect(),
+            Entries::Iface(map) => {
+                let mut all: Vec<_> = map.iter().collect();
+                all.sort_unstable();
+                all.into_iter().map(|(name, n)| (Key::Iface(name.clone()), value(n))).collect()
+            }
             Entries::Number(map) => {
                 let mut all: Vec<_> = map.iter().map(|(k, n)| (*k, value(n))).collect();
                 all.sort_unstable_by_key(|(key, _)| *key);
                 all.into_iter().map(|(key, value)| (Key::Number(key), value)).collect()
             }
-            Entries::Flow(map) => map.iter().map(|(key, n)| (Key::Flow(*key), value(n))).collect(),
+            Entries::Flow(map) => {
+                let mut all: Vec<_> = map.iter().collect();
+                all.sort_unstable();
+                all.into_iter().map(|(key, n)| (Key::Flow(*key), value(n))).collect()
+            }
             Entries::Mac(map) => map.iter().map(|((bits, len), n)| (Key::Mac(bits, len), value(n))).collect(),
         }
     }
