@@ -27,6 +27,12 @@ use super::token::{Line, lines};
 const AUTOINC_STEP: u32 = 100;
 /// Most errors that are reported for one file; the rest is counted.
 const MAX_ERRORS: usize = 10_000;
+/// Among more names than these nobody is told which was probably meant: it costs their number times the unknown ones'.
+const MAX_SUGGESTED_FROM: usize = 500;
+/// Most unknown labels, or tables, for which the one that was probably meant is looked for.
+const MAX_SUGGESTIONS: usize = 100;
+/// Most rules that `delete`, `flush` and `set` may look at in one file, over all such lines: each looks at all rules.
+const MAX_RULES_VISITED: usize = 100_000_000;
 
 /// `ip from any to any`.
 pub(super) fn any_to_any() -> Body {
@@ -82,10 +88,16 @@ pub(super) fn file(name: &str, text: &str) -> Parsed {
     faults.extend(late);
     let file: Arc<str> = name.into();
     faults.sort_by_key(|fault| fault.at);
+    let unshown = faults.len().saturating_sub(MAX_ERRORS);
+    faults.truncate(MAX_ERRORS);
     let end = faults.last().map(|fault| fault.at).unwrap_or_default();
     let mut errors: Vec<Diagnostic> = faults.into_iter().map(|fault| fault.in_file(&file)).collect();
-    if unreported > 0 {
-        let message = format!("more than {MAX_ERRORS} errors; {unreported} more lines were not read");
+    if unreported > 0 || unshown > 0 {
+        let rest = match unreported {
+            0 => format!("{unshown} more are not shown"),
+            lines => format!("{lines} more lines were not read"),
+        };
+        let message = format!("more than {MAX_ERRORS} errors; {rest}");
         errors.push(Fault::new(end, message).hint("is this a rule file?").in_file(&file));
     }
     let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
@@ -112,6 +124,8 @@ struct Builder {
     open_labels: Vec<Box<str>>,
     label_values: Vec<LabelValue>,
     warnings: Vec<Fault>,
+    /// Rules that lines which look at all of them have looked at.
+    visited: usize,
 }
 
 impl Builder {
@@ -123,7 +137,18 @@ impl Builder {
             open_labels: Vec::new(),
             label_values: Vec::new(),
             warnings: Vec::new(),
+            visited: 0,
         }
+    }
+
+    /// Before all rules are looked at: refuses when such lines have taken too much time already.
+    fn visit_rules(&mut self, at: Position) -> Parse<()> {
+        self.visited = self.visited.saturating_add(self.ruleset.rules.len());
+        if self.visited <= MAX_RULES_VISITED {
+            return Ok(());
+        }
+        Err(Fault::new(at, "too many \"delete\", \"flush\" and \"set\" commands for so many rules")
+            .hint("leave out the rules that are deleted, and add rules to the set that they end in"))
     }
 
     fn line(&mut self, line: &Line<'_>, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
@@ -151,6 +176,7 @@ impl Builder {
             "delete" => self.delete(cursor),
             "flush" => {
                 cursor.nothing_left("\"flush\"")?;
+                self.visit_rules(at)?;
                 self.keep_rules(|rule| rule.set == RESERVED_SET);
                 Ok(())
             }
@@ -222,7 +248,9 @@ impl Builder {
             return Err(Fault::new(cursor.here(), "the rule number is missing"));
         }
         if cursor.eat("set") {
+            let at = cursor.here();
             let set = cursor.number("set", 0, 31)? as u8;
+            self.visit_rules(at)?;
             self.keep_rules(|rule| rule.set != set);
             return cursor.nothing_left("\"delete set N\"");
         }
@@ -235,6 +263,7 @@ impl Builder {
             if lo == DEFAULT_RULE && hi == DEFAULT_RULE {
                 return Err(Fault::new(token.position(), "the default rule cannot be deleted"));
             }
+            self.visit_rules(token.position())?;
             let before = self.ruleset.rules.len();
             self.keep_rules(|rule| !(lo..=hi).contains(&rule.number));
             if self.ruleset.rules.len() == before {
@@ -285,6 +314,7 @@ impl Builder {
                     return Err(Fault::new(cursor.here(), "\"to\" is missing"));
                 }
                 let to = cursor.number("set", 0, 31)? as u8;
+                self.visit_rules(token.position())?;
                 for rule in self.ruleset.rules.iter_mut().filter(|rule| rule.number != DEFAULT_RULE) {
                     let moves = if one_rule { rule.number == from } else { u32::from(rule.set) == from };
                     if moves {
@@ -295,6 +325,7 @@ impl Builder {
             }
             "swap" => {
                 let (a, b) = (cursor.number("set", 0, 30)? as u8, cursor.number("set", 0, 30)? as u8);
+                self.visit_rules(token.position())?;
                 for rule in &mut self.ruleset.rules {
                     rule.set = match rule.set {
                         set if set == a => b,
@@ -332,9 +363,14 @@ impl Builder {
         }
         let labels = &self.labels;
         let find = |name: &str| labels.get(name).copied().flatten();
-        let unknown = |name: &str, at: Position| {
-            Fault::new(at, format!("there is no label \":{name}\""))
-                .did_you_mean(name, labels.keys().map(|label| &**label))
+        let mut suggestions = if labels.len() > MAX_SUGGESTED_FROM { 0 } else { MAX_SUGGESTIONS };
+        let mut unknown = |name: &str, at: Position| {
+            let fault = Fault::new(at, format!("there is no label \":{name}\""));
+            if suggestions == 0 {
+                return fault;
+            }
+            suggestions -= 1;
+            fault.did_you_mean(name, labels.keys().map(|label| &**label))
         };
         for rule in &mut self.ruleset.rules {
             let own = rule.number;
@@ -388,7 +424,11 @@ impl Builder {
                 if !self.ruleset.tables.contains_key(name) {
                     let fault =
                         Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
-                    warnings.push(fault.did_you_mean(name, self.ruleset.tables.keys().map(|name| &**name)));
+                    let few = self.ruleset.tables.len() <= MAX_SUGGESTED_FROM;
+                    warnings.push(match few && warnings.len() < MAX_SUGGESTIONS {
+                        true => fault.did_you_mean(name, self.ruleset.tables.keys().map(|name| &**name)),
+                        false => fault,
+                    });
                     self.ruleset.tables.insert(name.into(), super::table::Table::default());
                 }
             }
