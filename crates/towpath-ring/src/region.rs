@@ -3,7 +3,7 @@
 //! Two views exist and neither hands out a reference to memory that somebody else may write: [`Words`] gives atomics,
 //! [`Payload`] copies. The one exception is [`Payload::lent`], the payload of a frame that the engine has lent to this
 //! process: the memory is sealed against every writer but the engine, and the engine leaves lent frames alone
-//! (DESIGN.md, "What must always hold", 2).
+//! (ARCHITECTURE.md, "What always holds").
 #![allow(unsafe_code)]
 
 use std::io;

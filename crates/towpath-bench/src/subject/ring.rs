@@ -74,7 +74,7 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     Ok(report.finish()? && good)
 }
 
-/// spec/ring.md section 4, row by row, but for what needs a live port.
+/// The bars of the ring, row by row, but for what needs a live port (README.md of this crate says what each means).
 ///
 /// A message is visible as soon as it is published, in every row. Whether the consumer sleeps is asked after each message
 /// where it says "one at a time", and after a batch or burst elsewhere. All consumers read every byte, the peers' too.
