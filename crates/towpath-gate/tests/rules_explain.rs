@@ -10,8 +10,14 @@ fn ruleset(rules: &str) -> Ruleset {
 }
 
 fn gate(rules: &str) -> Gate {
+    gate_with(rules, &["em0"])
+}
+
+fn gate_with(rules: &str, names: &[&str]) -> Gate {
     let mut ports = Ports::new();
-    ports.add("em0", vec!["10.0.0.254".parse().unwrap()]);
+    for name in names {
+        ports.add(name, vec!["10.0.0.254".parse().unwrap()]);
+    }
     Gate::new(ruleset(rules), ports, Settings::default(), 3)
 }
 
@@ -119,7 +125,7 @@ fn a_reload_keeps_what_stays() {
     };
     let mut gate = gate(old);
     assert_eq!((step(&mut gate, DNS), step(&mut gate, other)), (Step::Pass, Step::Pass));
-    assert_eq!(gate.preview(&ruleset(new), StatePolicy::Keep), expected);
+    assert_eq!(gate.preview(&ruleset(new), StatePolicy::Keep, NOW), expected);
     assert_eq!(gate.reload(ruleset(new), StatePolicy::Keep, NOW), expected);
     // Both flows go on; what rule 20 counted stays counted.
     assert_eq!((step(&mut gate, ANSWER), step(&mut gate, back)), (Step::Pass, Step::Pass));
@@ -148,6 +154,49 @@ fn a_recheck_drops_what_the_new_rules_would_not_make() {
     assert_eq!((diff.states_dropped, diff.removed.len()), (1, 0));
     assert_eq!(step(&mut gate, ANSWER), Step::Drop(towpath_gate::gate::DropReason::Deny));
     assert_eq!(step(&mut gate, "tcp 10.0.0.2:80 > 10.0.0.1:1 syn ack ackno 1"), Step::Pass);
+}
+
+/// Which of the states stay is decided for each one: rows of the new rules, and what becomes of three states that one
+/// rule made.
+#[test]
+fn a_recheck_asks_for_every_state() {
+    let old = "table t add 10.0.0.2 0 10.0.0.3\nadd 10 check-state\nadd 20 allow ip from any to table(t) in recv em0 keep-state";
+    let first = [
+        "in em0 tcp 10.0.0.1:1 > 10.0.0.2:80 syn",
+        "in em0 udp 10.0.0.1:1 > 10.0.0.2:53",
+        "in em0 icmp 10.0.0.1 > 10.0.0.3 type 8",
+    ];
+    let back = [
+        "tcp 10.0.0.2:80 > 10.0.0.1:1 syn ack",
+        "udp 10.0.0.2:53 > 10.0.0.1:1",
+        "icmp 10.0.0.3 > 10.0.0.1 type 0",
+    ];
+    let rows: [(&str, &str, [bool; 3]); 7] = [
+        ("", "", [true; 3]),
+        ("10.0.0.2 0 10.0.0.3", "10.0.0.2", [true, true, false]),
+        ("", "add 15 deny udp from any to any", [true, false, true]),
+        ("", "add 15 deny tcp from any to any established", [true; 3]),
+        ("", "add 15 deny tcp from any to any", [false, true, true]),
+        ("", "add 15 skipto 30 ip from any to any recv em1", [true; 3]),
+        ("recv em0", "recv em1", [false; 3]),
+    ];
+    for (from, to, stays) in rows {
+        let new = if from.is_empty() { format!("{old}\n{to}") } else { old.replace(from, to) };
+        let mut gate = gate_with(old, &["em0", "em1"]);
+        for packet in first {
+            let written = Written::parse(packet).unwrap();
+            let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+            let port = gate.ports().find("em0");
+            assert_eq!(gate.walk(&mut Walk::new(Dir::In, port, None), &parsed, NOW), Step::Pass);
+        }
+        let gone = stays.iter().filter(|stays| !**stays).count();
+        assert_eq!(gate.preview(&ruleset(&new), StatePolicy::Recheck, NOW).states_dropped, gone, "{to}");
+        assert_eq!(gate.states().len(), 3);
+        let diff = gate.reload(ruleset(&new), StatePolicy::Recheck, NOW);
+        assert_eq!(diff.states_dropped, gone, "{to}");
+        let passed = back.map(|packet| step(&mut gate, packet) == Step::Pass);
+        assert_eq!(passed, stays, "{to}");
+    }
 }
 
 #[test]

@@ -13,7 +13,8 @@ use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::{Term, Test};
 use crate::rules::table::Value;
 use crate::rules::{block_text, protocol};
-use crate::state::{Kind, Listed, Lookup};
+use crate::state::{Flow, Kind, Listed, Lookup};
+use crate::wire::proto;
 
 /// What became of a packet, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub enum Outcome {
     State {
         /// The state, as `ipfw -d list` shows it.
         state: String,
+        /// The packet is an ICMP error about a packet of the state's flow.
+        related: bool,
         /// Number of the rule that made it.
         parent: u32,
         /// What that rule's action did.
@@ -131,14 +134,13 @@ impl Gate {
                 Lookup::Any => Memo::Any,
                 Lookup::Named(name) => Memo::Named(name),
             };
-            if let Some((state, position)) = self.peek(lookup, walk, packet, now) {
-                let forward = flow_of(packet, walk) == Some(state.flow);
+            if let Some(Peek { state, position, forward, related }) = self.peek(lookup, walk, packet, now) {
                 walk.answers = (!forward).then_some(state.rule);
                 let parent = self.program.rules[position].number;
                 let (lead, next) = self.explain_action(position, walk, packet, None);
                 let name = self.flow_name(state.name);
                 let state = state.line(parent, |_| name).to_string();
-                return (Outcome::State { state, parent, lead }, next);
+                return (Outcome::State { state, related, parent, lead }, next);
             }
         }
         if matches!(ready.act, Act::CheckState) {
@@ -206,8 +208,22 @@ impl Gate {
     }
 
     /// Looks a state up without touching it: through the list, which is slow and changes nothing.
-    fn peek(&self, lookup: Lookup, walk: &Walk, packet: &Packet<'_>, now: Time) -> Option<(Listed, usize)> {
+    fn peek(&self, lookup: Lookup, walk: &Walk, packet: &Packet<'_>, now: Time) -> Option<Peek> {
         let flow = flow_of(packet, walk)?;
+        if let Some((state, forward, position)) = self.peek_flow(lookup, flow, now) {
+            return Some(Peek { state, position, forward, related: false });
+        }
+        let quoted = self.quoted_by(packet, walk)?;
+        // The error goes against the packet that it quotes.
+        let (state, against, position) = self.peek_flow(lookup, quoted.flow, now)?;
+        Some(Peek { state, position, forward: !against, related: true })
+    }
+
+    /// The state of a flow, whether the flow goes its way, and where its rule is.
+    fn peek_flow(&self, lookup: Lookup, mut flow: Flow, now: Time) -> Option<(Listed, bool, usize)> {
+        if matches!(flow.proto, proto::ICMP | proto::ICMP6) && !self.states.settings().dyn_icmp_id {
+            (flow.src_port, flow.dst_port) = (0, 0);
+        }
         let reversed = flow.reversed();
         let found = self.states.list(now).find(|state| {
             let named = lookup == Lookup::Any || lookup == Lookup::Named(state.name);
@@ -216,8 +232,19 @@ impl Gate {
                 && (state.flow == flow || state.flow == reversed)
         })?;
         let position = self.program.position_of(found.rule)?;
-        Some((found, position))
+        let forward = found.flow == flow;
+        Some((found, forward, position))
     }
+}
+
+/// A state that a packet would find.
+struct Peek {
+    state: Listed,
+    /// Where its rule is.
+    position: usize,
+    /// The packet goes the way of the state's first one.
+    forward: bool,
+    related: bool,
 }
 
 /// What a packet has where a block did not hold.
@@ -264,8 +291,11 @@ impl fmt::Display for Outcome {
             Self::Failed { test, packet } if packet.is_empty() => write!(f, "no match: {test}"),
             Self::Failed { test, packet } => write!(f, "no match: {test} (the packet: {packet})"),
             Self::NoState { name } => write!(f, "no state {name}"),
-            Self::State { state, parent, lead } => {
+            Self::State { state, related: false, parent, lead } => {
                 write!(f, "state of rule {parent} found ({state}): {lead}")
+            }
+            Self::State { state, related: true, parent, lead } => {
+                write!(f, "error about the state of rule {parent} ({state}): {lead}")
             }
             Self::Matched { makes_state: Some(name), lead } => {
                 write!(f, "match, makes a state {name}: {lead}")

@@ -86,11 +86,13 @@ pub struct Settings {
     pub deny_unknown_exthdrs: bool,
     /// Most packets that a `log` rule without `logamount` logs; 0 is no limit (ipfw's verbose_limit).
     pub verbose_limit: u32,
+    /// An ICMP error about a packet of a flow with a state goes the state's way, as its own packets do.
+    pub related: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { deny_unknown_exthdrs: true, verbose_limit: 0 }
+        Self { deny_unknown_exthdrs: true, verbose_limit: 0, related: true }
     }
 }
 

@@ -3,22 +3,34 @@
 
 use std::collections::HashMap;
 
+use super::insn::{Sight, all_hold};
 use super::pipe::Bucket;
 use super::program::Act;
 use super::run::Next;
 use super::walk::{Dir, Memo, Step, Walk};
+use super::written::first_packets;
 use super::{COMPANION, Counter, Gate};
-use crate::Time;
+use crate::packet::{Link, Packet};
+use crate::rules::option::Test;
 use crate::rules::{Rule, Ruleset};
-use crate::state::{Kind, Listed, RuleId};
+use crate::state::{Kind, Listed, RuleId, States};
+use crate::{Time, wire};
+
+/// With so many ports at most, every pair of them is tried as a packet's way in and out.
+const MAX_CROSSED: usize = 16;
 
 /// What becomes of states at a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatePolicy {
     /// All stay. Those of rules that are gone are orphans: they keep their old action until they expire.
     Keep,
-    /// Those of rules that are gone go; and those of a rule go too when the new rules would no longer have that rule make
-    /// one of them. Their packets go through the rules again.
+    /// Each state is taken through the new rules as the first packet of its flow would go, and stays when that makes it
+    /// anew, by the same rule. States of rules that are gone go. The next packet of a flow without its state meets the
+    /// rules as any other does.
+    ///
+    /// A state does not remember all of its first packet: by which ports it went, TCP flags, ICMP type. It stays when
+    /// some port, and some packet that may begin such a flow, would make it. Lengths, Ethernet addresses, tags and the
+    /// like are those of a plain packet, and `prob` comes true.
     Recheck,
     /// All go.
     Drop,
@@ -42,9 +54,18 @@ pub struct Diff {
 }
 
 impl Gate {
-    /// What [`Gate::reload`] would change. With [`StatePolicy::Recheck`] the states that only the re-check would drop are
-    /// not counted: that needs the new rules to be in place.
-    pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy) -> Diff {
+    /// What [`Gate::reload`] would change. [`StatePolicy::Recheck`] costs what the re-check itself costs, and a copy of
+    /// the new tables.
+    pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy, now: Time) -> Diff {
+        let mut diff = self.diff(ruleset, policy);
+        if policy == StatePolicy::Recheck {
+            diff.states_dropped = self.successor(ruleset).stale(&self.states, now).len();
+        }
+        diff
+    }
+
+    /// What changes but for the states that a re-check drops.
+    fn diff(&self, ruleset: &Ruleset, policy: StatePolicy) -> Diff {
         let mut old = self.by_text();
         let mut diff = Diff { tables: self.changed_tables(ruleset), ..Diff::default() };
         for rule in ruleset.rules() {
@@ -71,7 +92,7 @@ impl Gate {
     /// Takes other rules, tables and pipes in one step: no packet sees anything in between. A rule that is in both files
     /// with the same number, set and text stays what it is.
     pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
-        let mut diff = self.preview(&ruleset, policy);
+        let mut diff = self.diff(&ruleset, policy);
         let mut old = self.by_text();
         let before = self.states.len();
         let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
@@ -135,33 +156,84 @@ impl Gate {
         self.hidden.retain(|(id, _)| *id == COMPANION || states.count_of(*id) > 0);
     }
 
-    /// Drops the states that the rules as they are now would not make: of a rule all, when of one of them that is true.
+    /// Drops the states that the rules as they are now would not make.
     fn recheck(&mut self, now: Time) {
-        let mut stale: Vec<RuleId> = self
-            .states
-            .list(now)
-            .filter(|state| !matches!(state.kind, Kind::Parent { .. }))
-            .filter(|state| self.maker(state) != Some(state.rule))
-            .map(|state| state.rule)
-            .collect();
-        stale.sort_unstable();
-        stale.dedup();
-        self.states.remove_where(|id| stale.binary_search(&id).is_ok());
+        for state in self.stale(&self.states, now) {
+            self.states.remove(&state.flow, state.name, now);
+        }
     }
 
-    /// The rule that would make this state now, for the packet that it was made for as far as the state remembers it.
-    fn maker(&self, state: &Listed) -> Option<RuleId> {
-        let first = super::written::first_packet(&state.flow);
-        let packet = crate::wire::parse(crate::packet::Link::Ethernet, &first, first.len() as u32).ok()?;
-        [Dir::In, Dir::Out].into_iter().find_map(|dir| {
-            let mut walk = Walk::new(dir, None, None).with_tenant(state.flow.tenant);
-            // No states: the rules alone are asked.
-            walk.memo = Memo::Any;
-            self.maker_for(walk, &packet, state)
-        })
+    /// A gate with other rules, in which rules that stay have the identity that they have here.
+    fn successor(&self, ruleset: &Ruleset) -> Self {
+        let mut next = Self::new(ruleset.clone(), self.ports.clone(), self.states.settings().clone(), 0);
+        let mut old = self.by_text();
+        next.next_id = self.next_id;
+        for (id, rule) in &mut next.rules {
+            *id = match take(&mut old, rule) {
+                Some(at) => self.rules[at].0,
+                None => RuleId(next.next_id),
+            };
+            next.next_id += 1;
+        }
+        next.flow_names.clone_from(&self.flow_names);
+        next.names.clone_from(&self.names);
+        next.routes = self.routes.clone();
+        next.compile();
+        next
     }
 
-    fn maker_for(&self, mut walk: Walk, packet: &crate::Packet<'_>, state: &Listed) -> Option<RuleId> {
+    /// The states that these rules would not make.
+    fn stale(&self, states: &States, now: Time) -> Vec<Listed> {
+        let ways = self.ways();
+        let makes = |state: &Listed| match self.maker(state, &ways) {
+            // What came from outside stays as long as anything here would make it.
+            Some(_) if state.rule == COMPANION => true,
+            maker => maker == Some(state.rule),
+        };
+        let state = |state: &Listed| !matches!(state.kind, Kind::Parent { .. });
+        states.list(now).filter(state).filter(|state| !makes(state)).collect()
+    }
+
+    /// The ways that a packet may have come, as far as the rules can tell them apart.
+    fn ways(&self) -> Vec<Walk> {
+        let tests_ports = |rule: &Rule| {
+            rule.body.blocks().flatten().any(|term| {
+                let reverse = matches!(term.test, Test::VerRevPath | Test::VerSrcReach | Test::AntiSpoof);
+                reverse || matches!(term.test, Test::Recv(_) | Test::Xmit(_) | Test::Via(_))
+            })
+        };
+        let mut ways = vec![Walk::new(Dir::In, None, None), Walk::new(Dir::Out, None, None)];
+        if !self.rules.iter().any(|(_, rule)| tests_ports(rule)) {
+            return ways;
+        }
+        ways.extend(self.ports.ids().map(|port| Walk::new(Dir::In, Some(port), None)));
+        ways.extend(self.ports.ids().map(|port| Walk::new(Dir::Out, None, Some(port))));
+        if self.ports.len() <= MAX_CROSSED {
+            let pairs = self.ports.ids().flat_map(|recv| self.ports.ids().map(move |xmit| (recv, xmit)));
+            ways.extend(pairs.map(|(recv, xmit)| Walk::new(Dir::Out, Some(recv), Some(xmit))));
+        }
+        ways
+    }
+
+    /// The rule that would make this state now: its own, if some way and some first packet lead there.
+    fn maker(&self, state: &Listed, ways: &[Walk]) -> Option<RuleId> {
+        let mut other = None;
+        for frame in first_packets(&state.flow) {
+            let Ok(packet) = wire::parse(Link::Ethernet, &frame, frame.len() as u32) else { continue };
+            for way in ways {
+                let mut walk = way.with_tenant(state.flow.tenant);
+                // No states: the rules alone are asked.
+                walk.memo = Memo::Any;
+                match self.maker_for(walk, &packet, state) {
+                    Some(rule) if rule == state.rule => return Some(rule),
+                    rule => other = other.or(rule),
+                }
+            }
+        }
+        other
+    }
+
+    fn maker_for(&self, mut walk: Walk, packet: &Packet<'_>, state: &Listed) -> Option<RuleId> {
         let mut lanes = self.program.index.lanes(packet, walk.dir);
         let mut at = 0;
         // As many steps as there are rules, and jumps: the walk itself is bounded by its jumps.
@@ -170,15 +242,9 @@ impl Gate {
             at = found.position;
             let ready = self.program.rules.get(at)?;
             let mut tablearg = None;
-            let sight =
-                super::insn::Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
-            let holds = super::insn::all_hold(
-                self.program.insns_of(ready),
-                &sight,
-                &walk,
-                ready.number,
-                &mut tablearg,
-            );
+            let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
+            let insns = self.program.insns_of(ready);
+            let holds = all_hold(insns, &sight, &walk, ready.number, &mut tablearg);
             if !holds || matches!(ready.act, Act::CheckState) {
                 if at == self.program.default {
                     return None;

@@ -18,7 +18,7 @@ use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
 use crate::rules::{NextHop, ReturnTo};
-use crate::state::{Direction, Ends, Flow, Lookup};
+use crate::state::{Direction, Ends, Flow, Lookup, Quoted};
 use crate::wire::{ext6, proto};
 
 /// What trying a rule came to.
@@ -169,9 +169,22 @@ impl Gate {
             Lookup::Named(name) => Memo::Named(name),
         };
         let flow = flow_of(packet, walk)?;
-        let hit = self.states.lookup(&flow, lookup, &packet.segment(), now)?;
+        let hit = match self.states.lookup(&flow, lookup, &packet.segment(), now) {
+            Some(hit) => hit,
+            None => self.states.lookup_related(&self.quoted_by(packet, walk)?, lookup, now)?,
+        };
         walk.answers = (hit.direction == Direction::Reverse).then_some(hit.rule);
         self.program.position_of(hit.rule)
+    }
+
+    /// What an ICMP error quotes, if states may be found by it.
+    pub(super) fn quoted_by(&self, packet: &Packet<'_>, walk: &Walk) -> Option<Quoted> {
+        if !self.settings.related || !matches!(packet.proto, proto::ICMP | proto::ICMP6) {
+            return None;
+        }
+        let mut quoted = Quoted::of(packet)?;
+        quoted.flow = placed(quoted.flow, walk);
+        Some(quoted)
     }
 
     /// Makes the state that a rule with a state option asks for.
@@ -390,10 +403,15 @@ fn number(arg: Arg, tablearg: Option<Value>, column: impl Fn(&Value) -> u32) -> 
     }
 }
 
-/// What a packet's state is looked up by. Link-local addresses mean something on one port only: its number is the zone.
+/// What a packet's state is looked up by.
 #[inline]
 pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
-    let mut flow = packet.flow()?;
+    packet.flow().map(|flow| placed(flow, walk))
+}
+
+/// A flow of the walk's tenant. Link-local addresses mean something on one port only: its number is the zone.
+#[inline]
+fn placed(mut flow: Flow, walk: &Walk) -> Flow {
     flow.tenant = walk.tenant;
     if let Ends::V6(src, dst, zone) = &mut flow.ends
         && (src.is_unicast_link_local() || dst.is_unicast_link_local())
@@ -401,7 +419,7 @@ pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
         *zone = port.map_or(0, |port| u32::from(port.0) + 1);
     }
-    Some(flow)
+    flow
 }
 
 /// An unreachable message, unless the packet must not be answered (RFC 1122 3.2.2, RFC 4443 2.4). As in ipfw, a rule of

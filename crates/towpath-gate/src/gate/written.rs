@@ -102,15 +102,29 @@ impl Written {
     }
 }
 
-/// A frame that begins a flow: a SYN for TCP, an echo request for ICMP.
-pub(super) fn first_packet(flow: &Flow) -> Vec<u8> {
-    let mut packet =
-        Parts { proto: flow.proto, ports: (flow.src_port, flow.dst_port), flags: 0x02, ..Parts::default() };
-    packet.icmp.0 = if flow.proto == proto::ICMP6 { 128 } else { 8 };
-    match flow.ends {
-        Ends::V4(src, dst) => packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets())),
-        Ends::V6(src, dst, _) => packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets())),
-    }
+/// Frames that may begin a flow: of TCP a SYN, or a segment of a connection that was there before; of ICMP each query.
+pub(super) fn first_packets(flow: &Flow) -> impl Iterator<Item = Vec<u8>> + use<> {
+    let kinds: &[(u8, u8)] = match flow.proto {
+        proto::TCP => &[(0x02, 0), (0x10, 0)],
+        proto::ICMP => &[(0, 8), (0, 13), (0, 10), (0, 15), (0, 17)],
+        proto::ICMP6 => &[(0, 128), (0, 135), (0, 133), (0, 136), (0, 134), (0, 130), (0, 143), (0, 139)],
+        _ => &[(0, 0)],
+    };
+    let Flow { proto, src_port, dst_port, ends, .. } = *flow;
+    kinds.iter().map(move |(flags, kind)| {
+        let packet = Parts {
+            proto,
+            ports: (src_port, dst_port),
+            flags: *flags,
+            icmp: (*kind, 0),
+            echo: (src_port, 0),
+            ..Parts::default()
+        };
+        match ends {
+            Ends::V4(src, dst) => packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets())),
+            Ends::V6(src, dst, _) => packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets())),
+        }
+    })
 }
 
 /// `10.0.0.1`, `10.0.0.1:80`, `::1`, `[::1]:80`.
@@ -129,6 +143,8 @@ struct Parts {
     ports: (u16, u16),
     flags: u8,
     icmp: (u8, u8),
+    /// Identifier and sequence number of an ICMP query.
+    echo: (u16, u16),
     ttl: u8,
     tos: u8,
     id: u16,
@@ -152,6 +168,7 @@ impl Default for Parts {
             ports: (0, 0),
             flags: 0,
             icmp: (0, 0),
+            echo: (0, 0),
             ttl: 64,
             tos: 0,
             id: 0,
@@ -302,7 +319,10 @@ impl Parts {
                     upper.extend(ports);
                     upper.extend([4, 0, 0, 0, 2 << 1, 0, 0, 0, 0, 0, 0, 0]);
                 }
-                proto::ICMP | proto::ICMP6 => upper.extend([self.icmp.0, self.icmp.1, 0, 0, 0, 0, 0, 0]),
+                proto::ICMP | proto::ICMP6 => {
+                    upper.extend([self.icmp.0, self.icmp.1, 0, 0]);
+                    upper.extend([self.echo.0.to_be_bytes(), self.echo.1.to_be_bytes()].concat());
+                }
                 _ => {}
             }
         }

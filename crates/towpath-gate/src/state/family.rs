@@ -309,6 +309,20 @@ where
         removed
     }
 
+    /// Removes one state, live or not; `None` when there is none, else whether it was live.
+    pub(super) fn remove_one(
+        &mut self,
+        shared: &mut Shared,
+        key: &Key<N>,
+        name: Name,
+        now: Time,
+    ) -> Option<bool> {
+        let slot = self.table.find(shared.secret.hash(&key.0), key, name)?;
+        let live = self.table.get(slot).live(now);
+        self.remove(shared, slot, now);
+        Some(live)
+    }
+
     pub(super) fn orphan_where(&mut self, gone: impl FnMut(RuleId) -> bool) -> usize {
         self.table.rules_where(gone).into_iter().map(|rule| self.table.orphan(rule)).sum()
     }

@@ -244,6 +244,16 @@ impl Model {
         before - self.states.len()
     }
 
+    /// See [`States::remove`](super::States::remove).
+    pub fn remove(&mut self, flow: &Flow, name: Name, now: Time) -> bool {
+        self.expire(now);
+        let flow = self.keyed(flow);
+        let before = self.states.len();
+        self.states
+            .retain(|state| state.name != name || (state.flow != flow && state.flow != flow.reversed()));
+        before > self.states.len()
+    }
+
     /// See [`States::orphan_where`](super::States::orphan_where).
     pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool, now: Time) {
         self.expire(now);

@@ -28,6 +28,8 @@ pub enum Op {
     Advance(Duration),
     /// A rule is deleted.
     Remove(RuleId),
+    /// One state is removed.
+    RemoveOne(Flow, Name),
     /// A rule is deleted, its states are kept.
     Orphan(RuleId),
     /// A setting is changed.
@@ -81,6 +83,10 @@ impl World {
                 let want = model.remove_where(|r| r == *rule, *now);
                 // The table counts expired states that it had not collected yet too.
                 assert!(states.remove_where(|r| r == *rule) >= want, "remove");
+            }
+            Op::RemoveOne(flow, name) => {
+                let want = model.remove(flow, *name, *now);
+                assert_eq!(states.remove(flow, *name, *now), want, "remove one");
             }
             Op::Orphan(rule) => {
                 model.orphan_where(|r| r == *rule, *now);
@@ -186,10 +192,11 @@ impl Op {
                 6 => 300_000_000_000,
                 _ => u64::from(b) * 7_777_777_777,
             })),
-            13 => match b % 3 {
+            13 => match b % 4 {
                 0 => Self::Remove(rule),
                 1 => Self::Orphan(rule),
-                _ => Self::Expire((b / 3).into()),
+                2 => Self::RemoveOne(flow(c, d, e), name(f)),
+                _ => Self::Expire((b / 4).into()),
             },
             14 => Self::Expire(a.into()),
             _ => {

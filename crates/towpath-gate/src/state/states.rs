@@ -194,6 +194,24 @@ impl States {
         removed
     }
 
+    /// Removes the state of a flow (in either direction) under `name`. Whether there was a live one.
+    pub fn remove(&mut self, flow: &Flow, name: Name, now: Time) -> bool {
+        let flow = &self.keyed(flow);
+        let removed = match flow.ends {
+            Ends::V4(src, dst) => {
+                let (key, _) = Key4::new(src, dst, flow);
+                self.v4.remove_one(&mut self.shared, &key, name, now)
+            }
+            Ends::V6(src, dst, zone) => {
+                let (key, _) = Key6::new(src, dst, zone, flow);
+                self.v6.remove_one(&mut self.shared, &key, name, now)
+            }
+        };
+        self.counters.removed += u64::from(removed.is_some());
+        self.gauge_moved();
+        removed == Some(true)
+    }
+
     /// Marks the states of every rule that `gone` names as orphaned: they live on without their rule
     /// (`dyn_keep_states`). How many states that were. Their parents stay while they count one of them.
     pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool) -> usize {

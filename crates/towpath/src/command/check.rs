@@ -111,7 +111,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
             report.rules = ruleset.rules().iter().map(Rule::from).collect();
             if let Some(old) = &args.against {
                 let (gate, _) = args.wiring.gate(old, None)?;
-                report.changes = Some(gate.preview(&ruleset, StatePolicy::Recheck).into());
+                report.changes = Some(gate.preview(&ruleset, StatePolicy::Recheck, Time::default()).into());
             }
             if !args.captures.is_empty() {
                 report.unused = Some(unused(args, ruleset)?);

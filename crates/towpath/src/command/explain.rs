@@ -198,8 +198,11 @@ fn said(outcome: &Outcome) -> String {
         Outcome::Failed { test, packet } if packet.is_empty() => format!("no: `{test}` does not hold"),
         Outcome::Failed { test, packet } => format!("no: `{test}` does not hold, the packet has {packet}"),
         Outcome::NoState { name } => format!("no state {name} for this flow"),
-        Outcome::State { state, parent, lead } => {
+        Outcome::State { state, related: false, parent, lead } => {
             format!("found the state `{}` of rule {parent}: {}", state.trim(), led(lead))
+        }
+        Outcome::State { state, related: true, parent, lead } => {
+            format!("an error about the state `{}` of rule {parent}: {}", state.trim(), led(lead))
         }
         Outcome::Matched { makes_state: Some(name), lead } => {
             format!("matches, and makes a state {name}: {}", led(lead))
