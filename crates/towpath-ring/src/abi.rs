@@ -1,4 +1,4 @@
-//! The layout of everything that two processes share: version 1.
+//! The layout of everything that two processes share: version 2.
 //!
 //! The byte table is in `docs/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
 //! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
@@ -9,7 +9,7 @@ use crate::header::{Header, Kind, Layers};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// First word of a hello, a welcome and the engine's memory: "TPRG".
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 
@@ -33,6 +33,10 @@ pub(crate) const ENGINE_PUBLISHED: usize = 2 * LINE;
 pub(crate) const ENGINE_NEED_WAKEUP: usize = ENGINE_PUBLISHED + 1;
 /// Word of the engine's memory: how many records it has taken, modulo 2^32.
 pub(crate) const ENGINE_RECORDS: usize = ENGINE_PUBLISHED + 2;
+
+/// Word of the engine's memory: frames lost for this client so far. On a line of its own: the client reads the one above
+/// with each verdict.
+pub(crate) const ENGINE_LOST: usize = 3 * LINE;
 
 /// Word of the client's memory: the sequence number after the last RX frame it has seen (a statistic; believed by nobody).
 pub(crate) const CLIENT_CONSUMED: usize = 2 * LINE;
@@ -200,6 +204,7 @@ const _: () = {
             && ENGINE_PUBLISHED * 8 == 128
             && ENGINE_NEED_WAKEUP * 8 == 136
             && ENGINE_RECORDS * 8 == 144
+            && ENGINE_LOST * 8 == 192
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);

@@ -15,6 +15,32 @@ use crate::sys::{self, Received, Sent};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What a client says when it attaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What the engine shows to people: at most 32 bytes. The default is this program's name.
+    pub name: String,
+    /// Whether losses are told in the stream, as frames of [`Kind::GAP`](crate::Kind::GAP), and by
+    /// [`Consumer::overrun`](crate::Consumer::overrun). The default is yes. Without them (what `NETLINK_NO_ENOBUFS` was
+    /// for netlink(7)) [`Header::lost`](crate::Header::lost) still counts.
+    pub gaps: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let name = std::env::args_os().next().unwrap_or_default();
+        Self::named(&Path::new(&name).file_name().unwrap_or_default().to_string_lossy())
+    }
+}
+
+impl Options {
+    /// The defaults, under this name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self { name: name.into(), gaps: true }
+    }
+}
+
 /// What an engine hands over.
 #[derive(Debug)]
 pub(crate) struct Attached {
@@ -28,9 +54,9 @@ pub(crate) struct Attached {
     pub(crate) tx_payload: Payload,
 }
 
-pub(crate) fn attach(path: &Path, name: &str) -> Result<Attached, AttachError> {
+pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachError> {
     let socket = sys::connect(path).map_err(|source| AttachError::Connect { path: path.into(), source })?;
-    let hello = Hello { version: VERSION, name: name.into() }.emit();
+    let hello = Hello { version: VERSION, gaps: options.gaps, name: options.name.clone() }.emit();
     // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
     let (welcome, fds) = welcome(&socket, path)?;

@@ -14,9 +14,10 @@ use crate::Seq;
 use crate::abi::{self, INLINE_BYTES, VERSION};
 use crate::dump::Dump;
 use crate::endpoint::Config;
+use crate::gap::{Gaps, Loss};
 use crate::geometry::Geometry;
-use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Header, Meta};
-use crate::hello::{NOTICE, Notice, Reply, Welcome};
+use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
+use crate::hello::{Hello, NOTICE, Notice, Reply, Welcome};
 use crate::lane::frames::{NoRoom, Room};
 use crate::lane::producer::Producer;
 use crate::limits::Share;
@@ -58,8 +59,7 @@ pub struct Channel {
     /// Whether messages from the client are wanted.
     messages: bool,
     pub(crate) dump: Option<Dump>,
-    /// Frames lost since the last one that was published.
-    lost: u16,
+    gaps: Gaps,
     stats: ChannelStats,
     /// What this channel counts against its user's limits; given back when it is dropped.
     _share: Share,
@@ -158,6 +158,10 @@ pub struct ChannelStats {
     pub oneshots: u64,
     /// Frames meant for this client that were lost ([`Channel::lose`]).
     pub lost: u64,
+    /// The same by reason, in the order of [`Loss::ALL`].
+    pub lost_by: [u64; Loss::ALL.len()],
+    /// Gap records published; they count as frames published and, later, as decided.
+    pub gaps: u64,
     /// Doorbells rung.
     pub wakeups: u64,
     /// How far the client says it has read: its own claim.
@@ -185,7 +189,7 @@ impl Channel {
         config: &Config,
         socket: &OwnedFd,
         peer: Credentials,
-        name: String,
+        hello: Hello,
         share: Share,
     ) -> std::io::Result<Self> {
         let layout = config.layout();
@@ -216,7 +220,7 @@ impl Channel {
                 socket: socket_copy,
                 pidfd,
                 peer,
-                name,
+                name: hello.name,
                 dead: None,
                 violations_max: config.violations_max,
                 overdue_max: config.overdue_max,
@@ -234,7 +238,7 @@ impl Channel {
             oneshot_max: config.oneshot_max,
             messages: config.messages,
             dump: None,
-            lost: 0,
+            gaps: Gaps::new(hello.gaps),
             stats: ChannelStats::default(),
             _share: share,
         })
@@ -284,6 +288,9 @@ impl Channel {
         if self.control.dead.is_some() {
             return Err(Full::Dead);
         }
+        if self.gaps.is_pending() {
+            self.tell_gaps(self.rx.geometry().frames_for(len));
+        }
         Ok(self.rx.room(len).inspect_err(|_| self.stats.full += 1)?)
     }
 
@@ -320,7 +327,9 @@ impl Channel {
 
     pub(crate) fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
         let mut header = meta.header(len, flags);
-        header.lost = std::mem::take(&mut self.lost);
+        if meta.kind != Kind::GAP {
+            header.lost = self.gaps.take_before();
+        }
         let seq = self.rx.publish(&self.own, room, &header, inline);
         self.stats.published += 1;
         self.stats.bytes += len as u64;
@@ -328,14 +337,37 @@ impl Channel {
         seq
     }
 
-    /// Counts a frame that was meant for this client and is not published; the next one's header says so.
-    pub fn lose(&mut self) {
-        self.lost = self.lost.saturating_add(1);
+    /// Counts a frame that was meant for this client and is not published. It is told: in the header of the next
+    /// message, and, to a client that wants to know, in a frame of [`Kind::GAP`].
+    pub fn lose(&mut self, loss: Loss) {
+        self.gaps.count(loss, 1);
         self.stats.lost += 1;
+        self.stats.lost_by[loss as usize] += 1;
+        // Relaxed: a number for Consumer::overrun, which orders nothing.
+        self.own.word(abi::ENGINE_LOST).store(self.stats.lost, Ordering::Relaxed);
+    }
+
+    /// Publishes gap records while they leave room for `frames` frames behind them.
+    #[cold]
+    fn tell_gaps(&mut self, frames: usize) {
+        let frames = u32::try_from(frames).unwrap_or(u32::MAX).saturating_add(1);
+        while self.gaps.is_pending()
+            && self.rx.frames.room(frames).is_ok()
+            && let Ok(room) = self.rx.room(0)
+            && let Some(meta) = self.gaps.next()
+        {
+            let seq = self.publish(room, 0, FLAG_INLINE, &meta, &[]);
+            self.gaps.told(seq);
+            self.stats.gaps += 1;
+        }
     }
 
     /// Wakes the client if it sleeps. Called once after a batch of commits.
     pub fn kick(&mut self) {
+        // Without a message that follows, a loss is told when the client has caught up by half.
+        if self.gaps.is_pending() && self.control.dead.is_none() {
+            self.tell_gaps(self.rx.frames.frame_nr() as usize / 2);
+        }
         if self.ringer.should_ring(&self.theirs) {
             self.stats.wakeups += 1;
             self.control.notify(Notice::Doorbell);
@@ -346,7 +378,7 @@ impl Channel {
     /// that are overdue at `now` (nanoseconds, of a clock that does not go back) get the default verdict.
     ///
     /// Decisions come in no particular order. A bounded amount of work per call: frames far behind an undecided one may
-    /// take several. Returns how many there were.
+    /// take several. Returns how many frames there were, gap records included.
     pub fn poll_verdicts(&mut self, now: u64, mut f: impl FnMut(Seq, Decision<'_>)) -> usize {
         if self.control.checked == 0 || now >= self.control.checked.saturating_add(PEER_CHECK) {
             self.control.checked = now.max(1);
@@ -359,7 +391,16 @@ impl Channel {
             transmit: &mut self.transmit,
             stats: &mut self.stats,
         };
-        let decided = self.verdicts.poll(lane, now, &mut f);
+        let gaps = &mut self.gaps;
+        let decided = if gaps.none_out() {
+            self.verdicts.poll(lane, now, &mut f)
+        } else {
+            self.verdicts.poll(lane, now, &mut |seq, decision| {
+                if !gaps.take(seq) {
+                    f(seq, decision);
+                }
+            })
+        };
         // An overdue message is decided, but its memory is with the client until it gives the frame back.
         let frames = &self.rx.frames;
         self.oneshots.retain(|(seq, _)| {
@@ -458,7 +499,9 @@ impl Channel {
                 frames.release(at);
                 if undecided {
                     drained += 1;
-                    f(seq);
+                    if !self.gaps.take(seq) {
+                        f(seq);
+                    }
                 }
             }
             seq = seq.next();
@@ -468,7 +511,9 @@ impl Channel {
             frames.release(at);
             if undecided {
                 drained += 1;
-                f(seq);
+                if !self.gaps.take(seq) {
+                    f(seq);
+                }
             }
         }
         self.stats.drained += drained;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, INLINE_BYTES};
-use crate::attach::{Attached, attach};
+use crate::attach::{Attached, Options, attach};
 use crate::channel::Full;
 use crate::error::{AttachError, RecvError};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
@@ -101,6 +101,10 @@ pub struct Consumer {
     unflushed: bool,
     /// The engine is gone.
     ended: bool,
+    /// Whether it asked to be told of losses.
+    gaps: bool,
+    /// Losses that [`overrun`](Self::overrun) has told.
+    told: u64,
     stats: ConsumerStats,
 }
 
@@ -133,9 +137,7 @@ impl Consumer {
     /// # Errors
     /// Each case of [`AttachError`] says what to do.
     pub fn attach(path: impl AsRef<Path>) -> Result<Self, AttachError> {
-        let name = std::env::args_os().next().unwrap_or_default();
-        let name = Path::new(&name).file_name().unwrap_or_default().to_string_lossy();
-        Self::attach_as(path, &name)
+        Self::attach_with(path, &Options::default())
     }
 
     /// Attaches to the engine that the environment variable `TOWPATH_SOCKET` names: the one that started this program.
@@ -151,7 +153,17 @@ impl Consumer {
     /// # Errors
     /// As [`attach`](Self::attach).
     pub fn attach_as(path: impl AsRef<Path>, name: &str) -> Result<Self, AttachError> {
-        Ok(Self::over(attach(path.as_ref(), name)?))
+        Self::attach_with(path, &Options::named(name))
+    }
+
+    /// Attaches with [`Options`].
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_with(path: impl AsRef<Path>, options: &Options) -> Result<Self, AttachError> {
+        let mut consumer = Self::over(attach(path.as_ref(), options)?);
+        consumer.gaps = options.gaps;
+        Ok(consumer)
     }
 
     pub(crate) fn over(ring: Attached) -> Self {
@@ -175,6 +187,8 @@ impl Consumer {
             ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP),
             unflushed: false,
             ended: false,
+            gaps: true,
+            told: 0,
             stats: ConsumerStats::default(),
             ring,
         }
@@ -398,6 +412,17 @@ impl Consumer {
         self.send(payload, &Meta { kind: Kind::REQUEST, group, ..Meta::default() })?;
         self.flush();
         Ok(())
+    }
+
+    /// How many frames for this client were lost since this was last asked: each loss is told once, at once, also while
+    /// the ring is full (what ENOBUFS was for netlink(7)). Always 0 without [`Options::gaps`].
+    pub fn overrun(&mut self) -> u64 {
+        if !self.gaps {
+            return 0;
+        }
+        // Relaxed: a number that orders nothing.
+        let lost = self.ring.theirs.word(abi::ENGINE_LOST).load(Ordering::Relaxed);
+        lost.wrapping_sub(std::mem::replace(&mut self.told, lost))
     }
 
     /// Wakes the engine if it waits for what was decided. Receiving does it too.

@@ -5,6 +5,7 @@
 //! changed meanwhile. One dump per channel at a time.
 
 use crate::channel::{Channel, Full};
+use crate::gap::Loss;
 use crate::header::{FLAG_INLINE, FLAG_INTERRUPTED, Kind, Meta};
 
 /// EBUSY of errno(3).
@@ -55,7 +56,7 @@ impl Channel {
         if self.dump.is_some() {
             let meta = Meta { kind: Kind::ERROR, group, mark: EBUSY, ..Meta::default() };
             if self.send(&[], &meta).is_err() {
-                self.lose();
+                self.lose(Loss::NoRoom);
             }
             return Err(Busy);
         }
@@ -84,7 +85,7 @@ impl Channel {
                 Ok(_) => dump.pending = false,
                 // It will never fit: the client learns from the gap record that a part is missing.
                 Err(Full::TooLarge) => {
-                    self.lose();
+                    self.lose(Loss::TooLarge);
                     dump.pending = false;
                 }
                 Err(Full::Lent | Full::Held | Full::Dead) => {

@@ -329,7 +329,7 @@ impl Endpoint {
                 return None;
             }
         };
-        match Channel::open(&self.config, &socket, peer, hello.name, share) {
+        match Channel::open(&self.config, &socket, peer, hello, share) {
             Ok(channel) => {
                 self.stats.attached += 1;
                 Some(channel)

@@ -21,6 +21,8 @@ impl Kind {
     pub const REPLACEMENT: Self = Self(6);
     /// TX only: asks for a dump.
     pub const REQUEST: Self = Self(7);
+    /// RX only: frames for this client were lost; [`Header::gap`] says how many and why.
+    pub const GAP: Self = Self(8);
 }
 
 /// What stands before a frame's payload.

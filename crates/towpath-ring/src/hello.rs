@@ -12,6 +12,8 @@ pub(crate) const HELLO: usize = 64;
 /// Bytes of a welcome: what is fixed, then a sentence for a person.
 pub(crate) const WELCOME: usize = 64 + TEXT;
 const TEXT: usize = 448;
+/// Flag of a hello: no gap records, as `NETLINK_NO_ENOBUFS` of netlink(7).
+const NO_GAPS: u8 = 1;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
 
@@ -19,6 +21,8 @@ pub(crate) const NOTICE: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) version: u16,
+    /// Whether the client wants gap records.
+    pub(crate) gaps: bool,
     /// What the client calls itself, for people; at most 32 bytes.
     pub(crate) name: String,
 }
@@ -32,6 +36,7 @@ impl Hello {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
+        out[6] = if self.gaps { 0 } else { NO_GAPS };
         let name = &self.name.as_bytes()[..self.name.len().min(32)];
         out[32..32 + name.len()].copy_from_slice(name);
         out
@@ -41,13 +46,18 @@ impl Hello {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
-            return Ok(Self { version, name: String::new() });
+            return Ok(Self { version, gaps: true, name: String::new() });
+        }
+        let flags = bytes.get(6).copied().ok_or(NotOurs)?;
+        // A bit without a meaning today asks for something that this engine cannot give.
+        if flags & !NO_GAPS != 0 {
+            return Err(NotOurs);
         }
         let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
         // A name goes into logs and tables: nothing that moves a terminal's cursor.
         let name =
             name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
-        Ok(Self { version, name: name.collect() })
+        Ok(Self { version, gaps: flags & NO_GAPS == 0, name: name.collect() })
     }
 }
 
@@ -194,8 +204,10 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        let hello = Hello { version: VERSION, name: "ids-1".into() };
-        assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
+        for gaps in [true, false] {
+            let hello = Hello { version: VERSION, gaps, name: "ids-1".into() };
+            assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
+        }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
         for answer in [
             Reply::Attached(layout),
@@ -212,8 +224,8 @@ mod tests {
 
     #[test]
     fn another_version_is_named_and_not_read() {
-        let theirs = Hello { version: 9, name: "x".into() }.emit();
-        assert_eq!(Hello::parse(&theirs[..6]), Ok(Hello { version: 9, name: String::new() }));
+        let theirs = Hello { version: 9, gaps: true, name: "x".into() }.emit();
+        assert_eq!(Hello::parse(&theirs[..6]), Ok(Hello { version: 9, gaps: true, name: String::new() }));
         let mut theirs =
             Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();
         theirs[6] = 0;

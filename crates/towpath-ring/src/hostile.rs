@@ -13,7 +13,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
-use crate::attach::{Attached, attach};
+use crate::attach::{Attached, Options, attach};
 use crate::hello::{Notice, Reply, Welcome};
 use crate::region::{Access, Payload, Words};
 use crate::verdict::Word;
@@ -199,7 +199,7 @@ proptest! {
     fn a_client_may_write_anything(ops in prop::collection::vec(op(), 1..200)) {
         let mut pair = pair(config());
         let (mut honest, mut neighbour) = pair.attach(|path| Consumer::attach_as(path, "honest").unwrap());
-        let (mut channel, raw) = pair.attach(|path| attach(&path, "hostile").unwrap());
+        let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap());
         let (mut raw, mut ledger, mut now) = (Some(raw), Ledger::default(), 0);
         for (n, op) in ops.into_iter().enumerate() {
             apply(op, &mut raw, &mut channel, &mut ledger, &mut now);
@@ -219,7 +219,7 @@ proptest! {
 #[test]
 fn garbage_is_never_a_pass_and_ends_in_detachment() {
     let mut pair = pair(Config { violations_max: 10, deadline: None, ..config() });
-    let (mut channel, raw) = pair.attach(|path| attach(&path, "hostile").unwrap());
+    let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap());
     for n in 1..=11u32 {
         let seq = channel.send(&[0], &Meta::default()).unwrap();
         let entry = raw.layout.rx_entries() + (n as usize - 1) * ENTRY_WORDS + 1;
@@ -249,7 +249,7 @@ fn records_outside_of_what_is_out_are_refused() {
         (vec![raw_word(4, 99), pass(1)], 1, 1),
     ] {
         let mut pair = pair(Config { deadline: None, ..config() });
-        let (mut channel, raw) = pair.attach(|path| attach(&path, "hostile").unwrap());
+        let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap());
         for _ in 0..4 {
             channel.send(&[0; 100], &Meta::default()).unwrap();
         }
@@ -417,7 +417,7 @@ fn attach_to(welcome: [u8; crate::hello::WELCOME], fds: Vec<OwnedFd>) -> AttachE
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let listener = sys::listen(&path, 1).unwrap();
-    let client = thread::spawn(move || attach(&path, "c").unwrap_err());
+    let client = thread::spawn(move || attach(&path, &Options::named("c")).unwrap_err());
     sys::wait(&[listener.as_fd()], None).unwrap();
     let socket = sys::accept(&listener).unwrap().unwrap();
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -496,7 +496,10 @@ fn a_refused_client_is_told_why() {
     let e = attach_to(theirs.emit(), vec![]);
     assert_eq!(
         e.to_string(),
-        "the engine speaks ring ABI version 7, this client version 1; use releases that match"
+        format!(
+            "the engine speaks ring ABI version 7, this client version {}; use releases that match",
+            abi::VERSION
+        )
     );
 }
 
@@ -511,7 +514,7 @@ fn an_endpoint_survives_what_is_no_hello() {
         socket
     };
     let silent: Vec<_> = (0..5).map(|_| connect(b"")).collect();
-    let wrong = crate::hello::Hello { version: 9, name: "old".into() }.emit();
+    let wrong = crate::hello::Hello { version: 9, gaps: true, name: "old".into() }.emit();
     let (strange, old, long) = (connect(b"GET / HTTP/1.1"), connect(&wrong), connect(&[b'x'; 500]));
     for _ in 0..10 {
         assert!(pair.endpoint.accept().unwrap().is_none());

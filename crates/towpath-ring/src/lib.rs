@@ -27,6 +27,8 @@ mod dump;
 mod endpoint;
 #[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod gap;
 mod geometry;
 mod header;
 #[cfg(not(loom))]
@@ -56,6 +58,8 @@ pub use abi::{INLINE_BYTES, VERSION};
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
+pub use attach::Options;
+#[cfg(not(loom))]
 pub use channel::{Channel, ChannelStats, Death, FrameOut, Full, Slot};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, NotReplaced};
@@ -65,6 +69,8 @@ pub use dump::{Busy, Progress, Source};
 pub use endpoint::{Allow, Config, Endpoint, Stats};
 #[cfg(not(loom))]
 pub use error::{AttachError, BindError, RecvError};
+#[cfg(not(loom))]
+pub use gap::{Gap, Loss};
 pub use geometry::{Geometry, GeometryError};
 pub use header::{Credentials, Header, Kind, Layers, Meta};
 #[cfg(not(loom))]

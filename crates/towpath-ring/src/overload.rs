@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use crate::Seq;
 use crate::channel::{Channel, Full};
+use crate::gap::Loss;
 use crate::header::Meta;
 
 /// Who gets a frame.
@@ -78,7 +79,7 @@ pub trait Listener {
     /// Frames that are out.
     fn depth(&self) -> u32;
     /// Counts a loss and tells it with the next frame.
-    fn lose(&mut self);
+    fn lose(&mut self, loss: Loss);
     /// Whether it is gone.
     fn is_dead(&self) -> bool;
 }
@@ -92,8 +93,8 @@ impl Listener for Channel {
         self.held()
     }
 
-    fn lose(&mut self) {
-        self.lose();
+    fn lose(&mut self, loss: Loss) {
+        self.lose(loss);
     }
 
     fn is_dead(&self) -> bool {
@@ -249,7 +250,7 @@ impl<L: Listener> Queue<L> {
             if self.has_room(index) && self.members[index].listener.send(bytes, meta).is_ok() {
                 sent += 1;
             } else {
-                self.members[index].listener.lose();
+                self.members[index].listener.lose(Loss::NoRoom);
                 self.stats.copies_lost += 1;
             }
         }
@@ -291,25 +292,34 @@ impl<L: Listener> Queue<L> {
     fn overloaded(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
         let max = match self.policy.overload {
             Overload::DropOldest(max) if max > 0 => max,
-            Overload::DropNewest | Overload::DropOldest(_) => {
-                self.lose(meta, cpu);
-                return Offer::Lost;
+            policy => {
+                let loss = match policy {
+                    Overload::Block => None,
+                    Overload::DropNewest | Overload::DropOldest(_) => Some(Loss::NoRoom),
+                    Overload::Pass => Some(Loss::Passed),
+                    Overload::Drop => Some(Loss::Dropped),
+                    Overload::Queue(_) => Some(Loss::HandedOn),
+                };
+                if let Some(loss) = loss {
+                    self.lose(loss, meta, cpu);
+                }
+                return self.refuse();
             }
-            _ => return self.refuse(),
         };
         if self.backlog.len() >= max
             && let Some((meta, cpu, _)) = self.backlog.pop_front()
         {
-            self.lose(&meta, cpu);
+            self.stats.lost += 1;
+            self.lose(Loss::Oldest, &meta, cpu);
         }
         self.backlog.push_back((*meta, cpu, bytes.into()));
         Offer::Queued
     }
 
-    fn lose(&mut self, meta: &Meta, cpu: u32) {
-        self.stats.lost += 1;
+    /// Tells the listener that would have had the frame.
+    fn lose(&mut self, loss: Loss, meta: &Meta, cpu: u32) {
         if let Some(index) = self.choose(meta, cpu) {
-            self.members[index].listener.lose();
+            self.members[index].listener.lose(loss);
         }
     }
 
@@ -360,6 +370,7 @@ mod tests {
         room: usize,
         out: Vec<u8>,
         lost: u64,
+        last: Option<Loss>,
         dead: bool,
         next: u32,
     }
@@ -378,8 +389,9 @@ mod tests {
             self.out.len() as u32
         }
 
-        fn lose(&mut self) {
+        fn lose(&mut self, loss: Loss) {
             self.lost += 1;
+            self.last = Some(loss);
         }
 
         fn is_dead(&self) -> bool {
@@ -405,28 +417,27 @@ mod tests {
 
     #[test]
     fn what_becomes_of_the_third_frame_when_there_is_room_for_two() {
-        for (overload, third, lost, out) in [
-            (Overload::Block, Offer::Block, 0, vec![1, 2]),
-            (Overload::DropNewest, Offer::Lost, 1, vec![1, 2, 5]),
-            (Overload::DropOldest(1), Offer::Queued, 1, vec![1, 2, 4]),
-            (Overload::DropOldest(0), Offer::Lost, 1, vec![1, 2, 5]),
-            (Overload::Pass, Offer::Pass, 0, vec![1, 2]),
-            (Overload::Drop, Offer::Drop, 0, vec![1, 2]),
-            (Overload::Queue(9), Offer::Queue(9), 0, vec![1, 2]),
+        // Policy, the third frame's fate, what the listener is told after the fourth, what it has after room for one more.
+        for (overload, third, told, out) in [
+            (Overload::Block, Offer::Block, (0, None), vec![1, 2, 5]),
+            (Overload::DropNewest, Offer::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
+            (Overload::DropOldest(1), Offer::Queued, (1, Some(Loss::Oldest)), vec![1, 2, 4]),
+            (Overload::DropOldest(0), Offer::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
+            (Overload::Pass, Offer::Pass, (2, Some(Loss::Passed)), vec![1, 2, 5]),
+            (Overload::Drop, Offer::Drop, (2, Some(Loss::Dropped)), vec![1, 2, 5]),
+            (Overload::Queue(9), Offer::Queue(9), (2, Some(Loss::HandedOn)), vec![1, 2, 5]),
         ] {
             let mut q = queue(with(Fanout::Exclusive, overload), 1, 2);
             for n in [1, 2] {
                 assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(0, _)));
             }
             assert_eq!(q.offer(&[3], &hash(0), 0), third, "{overload:?}");
-            if lost == 1 {
-                // One more, then room for one: of a backlog of one the older is lost.
-                q.offer(&[4], &hash(0), 0);
-                q.members[0].listener.room = 3;
-                q.offer(&[5], &hash(0), 0);
-            }
+            q.offer(&[4], &hash(0), 0);
+            let listener = &mut q.members[0].listener;
+            assert_eq!((listener.lost, listener.last), told, "{overload:?}");
+            listener.room = 3;
+            q.offer(&[5], &hash(0), 0);
             assert_eq!(q.members[0].listener.out, out, "{overload:?}");
-            assert!(q.members[0].listener.lost >= lost, "{overload:?}");
         }
     }
 

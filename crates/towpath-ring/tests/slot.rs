@@ -2,16 +2,8 @@
 
 mod world;
 
-use towpath_ring::{Config, Consumer, Credentials, Full, Kind, Layers, Meta, Seq, Verdict};
-use world::{World, assert_conserved};
-
-fn pair(config: Config) -> (World, towpath_ring::Channel, Consumer) {
-    let mut world = World::new(config);
-    let path = world.socket();
-    let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
-    let channel = world.accept();
-    (world, channel, client.join().expect("attached"))
-}
+use towpath_ring::{Config, Credentials, Full, Kind, Layers, Loss, Meta, Options, Seq, Verdict};
+use world::{assert_conserved, pair, pair_with};
 
 #[test]
 fn a_slot_is_filled_in_place_cut_or_given_up() {
@@ -50,7 +42,9 @@ fn a_slot_cannot_be_overfilled() {
 
 #[test]
 fn a_header_says_what_the_producer_said_and_what_was_lost() {
-    let (_world, mut channel, mut client) = pair(Config { deadline: None, ..Config::default() });
+    let options = Options { gaps: false, ..Options::default() };
+    let (_world, mut channel, mut client) =
+        pair_with(Config { deadline: None, ..Config::default() }, options);
     let meta = Meta {
         kind: Kind::EVENT,
         wire_len: 70_000,
@@ -62,8 +56,8 @@ fn a_header_says_what_the_producer_said_and_what_was_lost() {
         layers: Layers { link: 1, network: 14, payload: 0xffff },
         sender: Some(Credentials { pid: 6, uid: 7, gid: 8 }),
     };
-    channel.lose();
-    channel.lose();
+    channel.lose(Loss::NoRoom);
+    channel.lose(Loss::Oldest);
     channel.send(b"abc", &meta).expect("room");
     channel.send(b"", &Meta::default()).expect("room");
     let frame = client.try_recv().expect("received").expect("a frame");

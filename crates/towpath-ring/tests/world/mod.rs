@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use towpath_ring::{Channel, Config, Consumer, Decision, Endpoint, Kind, Meta, Seq};
+use towpath_ring::{Channel, Config, Consumer, Decision, Endpoint, Kind, Meta, Options, Seq};
 
 /// More than any of this takes; nothing waits for it to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -44,6 +44,14 @@ impl World {
         Process(child)
     }
 
+    /// Attaches a client of this process.
+    pub(crate) fn attach(&mut self, options: Options) -> (Channel, Consumer) {
+        let path = self.socket();
+        let client = std::thread::spawn(move || Consumer::attach_with(path, &options).expect("attached"));
+        let channel = self.accept();
+        (channel, client.join().expect("attached"))
+    }
+
     pub(crate) fn accept(&mut self) -> Channel {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -54,6 +62,17 @@ impl World {
             self.endpoint.wait(Some(Duration::from_millis(100))).expect("wait");
         }
     }
+}
+
+/// An engine's and a client's end in this process.
+pub(crate) fn pair(config: Config) -> (World, Channel, Consumer) {
+    pair_with(config, Options::default())
+}
+
+pub(crate) fn pair_with(config: Config, options: Options) -> (World, Channel, Consumer) {
+    let mut world = World::new(config);
+    let (channel, client) = world.attach(options);
+    (world, channel, client)
 }
 
 /// A client process; ended when the test is.
