@@ -3,6 +3,7 @@
 //! ```text
 //! towpath-bench ring [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench replay [--json]
+//! towpath-bench framing [--json]
 //! ```
 //!
 //! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
@@ -40,6 +41,7 @@ struct Cli {
 enum Command {
     Ring(Ring),
     Replay(Replay),
+    Framing(Framing),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -76,6 +78,16 @@ struct Replay {
     json: bool,
 }
 
+/// BPF programs and declarative framing, beside what the specification asks and tokio-util's codec
+///
+/// Ends with 0 when every bar holds, else with 1.
+#[derive(Debug, Parser)]
+struct Framing {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Debug, Subcommand)]
 enum Role {
     Inspector { how: String, batch: usize, cpu: usize },
@@ -92,6 +104,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ring(args) => subject::ring::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::Replay(args) => subject::replay::run(args.json),
+        Command::Framing(args) => subject::framing::run(args.json),
         Command::Side(role) => side(role).map(|()| true),
     };
     match done {

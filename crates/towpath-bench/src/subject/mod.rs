@@ -1,4 +1,5 @@
 //! What is measured.
 
+pub(crate) mod framing;
 pub(crate) mod replay;
 pub(crate) mod ring;
