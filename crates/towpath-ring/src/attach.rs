@@ -8,7 +8,7 @@ use rustix::fs::SealFlags;
 
 use crate::abi::{self, Layout, MAGIC, VERSION};
 use crate::error::AttachError;
-use crate::hello::{Hello, Refusal, Reply, WELCOME, Welcome};
+use crate::hello::{Hello, Refusal, Reply, Terms, WELCOME, Welcome};
 use crate::region::{Access, Payload, Words};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
@@ -46,6 +46,8 @@ impl Options {
 pub(crate) struct Attached {
     pub(crate) socket: OwnedFd,
     pub(crate) layout: Layout,
+    /// Largest message that may be sent in a memory of its own.
+    pub(crate) oneshot_max: u64,
     /// The engine's memory.
     pub(crate) theirs: Words,
     /// The memory that we write.
@@ -60,8 +62,8 @@ pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachE
     // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
     let (welcome, fds) = welcome(&socket, path)?;
-    let layout = match welcome.answer {
-        Reply::Attached(layout) => layout,
+    let terms = match welcome.answer {
+        Reply::Attached(terms) => terms,
         Reply::Refused(Refusal::Version, _) => {
             return Err(AttachError::Version { engine: welcome.version, client: VERSION });
         }
@@ -69,14 +71,16 @@ pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachE
         Reply::Refused(Refusal::Limit, text) => return Err(AttachError::Limit(text)),
         Reply::Refused(Refusal::Failed, text) => return Err(AttachError::Engine(text)),
     };
-    map(socket, layout, fds)
+    map(socket, terms, fds)
 }
 
 fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
     let end = Instant::now() + PATIENCE;
     let mut bytes = [0; WELCOME];
     loop {
-        match sys::recv_with_fds(socket, &mut bytes).map_err(system("waiting for the engine"))? {
+        match sys::recv_with_fds::<{ sys::MAX_FDS }>(socket, &mut bytes)
+            .map_err(system("waiting for the engine"))?
+        {
             Received::Message(len, fds) => {
                 let welcome =
                     Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
@@ -93,7 +97,8 @@ fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), Att
     }
 }
 
-fn map(socket: OwnedFd, layout: Layout, fds: Vec<OwnedFd>) -> Result<Attached, AttachError> {
+fn map(socket: OwnedFd, terms: Terms, fds: Vec<OwnedFd>) -> Result<Attached, AttachError> {
+    let Terms { layout, oneshot_max } = terms;
     layout.check()?;
     if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
         return Err(AttachError::Unsafe(format!("{} records", layout.records)));
@@ -115,7 +120,7 @@ fn map(socket: OwnedFd, layout: Layout, fds: Vec<OwnedFd>) -> Result<Attached, A
     if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
         return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
     }
-    Ok(Attached { socket, layout, theirs, own, rx_payload, tx_payload })
+    Ok(Attached { socket, layout, oneshot_max, theirs, own, rx_payload, tx_payload })
 }
 
 /// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes.

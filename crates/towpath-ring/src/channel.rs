@@ -17,14 +17,15 @@ use crate::endpoint::Config;
 use crate::gap::{Gaps, Loss};
 use crate::geometry::Geometry;
 use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
-use crate::hello::{Hello, NOTICE, Notice, Reply, Welcome};
+use crate::hello::{Hello, Notice, Reply, Terms, Welcome};
+use crate::inbox::Inbox;
 use crate::lane::frames::{NoRoom, Room};
 use crate::lane::producer::Producer;
 use crate::limits::Share;
 use crate::park::{Ringer, Sleeper};
 use crate::region::{Access, Payload, Words};
 use crate::sync::Ordering;
-use crate::sys::{self, Received, Sent};
+use crate::sys::{self, Sent};
 use crate::transmit::Transmit;
 use crate::verdicts::{Decision, Verdicts};
 
@@ -32,8 +33,6 @@ use crate::verdicts::{Decision, Verdicts};
 const PEER_CHECK: u64 = 5_000_000;
 /// Most messages taken from a client's TX lane at a time.
 const MESSAGES: usize = 256;
-/// Most messages read from a client's socket at a time.
-const NOTICES: usize = 64;
 
 /// One attached client: frames go out through [`reserve`](Self::reserve), verdicts come back through
 /// [`poll_verdicts`](Self::poll_verdicts).
@@ -154,8 +153,12 @@ pub struct ChannelStats {
     pub messages: u64,
     /// Times that a message found no room.
     pub full: u64,
-    /// Messages that travelled in a memory of their own.
+    /// Messages that travelled to the client in a memory of their own.
     pub oneshots: u64,
+    /// Of these, because held frames left no gap that was large enough.
+    pub oneshots_held: u64,
+    /// Messages and replacements that came from the client in a memory of their own.
+    pub oneshots_in: u64,
     /// Frames meant for this client that were lost ([`Channel::lose`]).
     pub lost: u64,
     /// The same by reason, in the order of [`Loss::ALL`].
@@ -210,7 +213,9 @@ impl Channel {
         own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
 
         let (socket_copy, pidfd) = (socket.try_clone()?, sys::pidfd(peer.pid));
-        let welcome = Welcome { version: VERSION, answer: Reply::Attached(layout) };
+        let terms = Terms { layout, oneshot_max: config.oneshot_max };
+        let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
+        let inbox = Inbox::new(socket.try_clone()?, config.limits.descriptors, config.oneshot_max);
         let fds = [engine_fd.as_fd(), payload_fd.as_fd(), client_fd.as_fd(), tx_fd.as_fd()];
         if sys::send(socket, &welcome.emit(), &fds)? != Sent::Yes {
             return Err(std::io::ErrorKind::BrokenPipe.into());
@@ -231,7 +236,7 @@ impl Channel {
             payload,
             rx: Producer::new(layout.rx, layout.rx_headers(), layout.rx_notes(), layout.rx_entries()),
             verdicts: Verdicts::new(config),
-            transmit: Transmit::new(&layout, tx_payload),
+            transmit: Transmit::new(&layout, tx_payload, inbox),
             sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP),
             ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP),
             oneshots: Vec::new(),
@@ -273,7 +278,11 @@ impl Channel {
     pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
         let room = match self.room(bytes.len()) {
             Ok(room) => room,
-            Err(Full::TooLarge | Full::Held) => return self.send_oneshot(bytes, meta),
+            Err(why @ (Full::TooLarge | Full::Held)) => {
+                let sent = self.send_oneshot(bytes, meta);
+                self.stats.oneshots_held += u64::from(why == Full::Held && sent.is_ok());
+                return sent;
+            }
             Err(why) => return Err(why),
         };
         if bytes.len() <= INLINE_BYTES {
@@ -423,7 +432,9 @@ impl Channel {
             if self.control.dead == Some(Death::Violations) || !self.messages {
                 return count;
             }
-            match self.transmit.next(&self.own, &self.theirs) {
+            let next = self.transmit.next(&self.own, &self.theirs);
+            self.stats.violations += std::mem::take(&mut self.transmit.missing);
+            match next {
                 Ok(None) => return count,
                 Ok(Some((found, bytes))) => {
                     self.stats.messages += 1;
@@ -468,8 +479,11 @@ impl Channel {
     /// Asks the system whether the client lives, and reads its doorbells. Also done by
     /// [`poll_verdicts`](Self::poll_verdicts) every 5 ms of its clock, and by [`wait`](Self::wait).
     pub fn check_peer(&mut self) -> bool {
-        let strangers = self.control.listen();
-        self.stats.violations += strangers;
+        self.transmit.inbox.listen();
+        self.stats.violations += self.transmit.inbox.take_strangers();
+        if self.transmit.inbox.is_ended() {
+            self.control.dead.get_or_insert(Death::Closed);
+        }
         if let Some(pidfd) = &self.control.pidfd
             && self.control.dead.is_none()
             && sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false)
@@ -564,6 +578,7 @@ impl Channel {
         let mut stats = self.stats;
         stats.held = self.rx.frames.held();
         stats.out = self.held();
+        stats.oneshots_in = self.transmit.oneshots;
         // Relaxed: a claim, shown as one.
         stats.consumed = self.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
         stats
@@ -603,26 +618,6 @@ impl Control {
         if matches!(sys::send(&self.socket, &notice.emit(), &[]), Ok(Sent::Gone)) && self.dead.is_none() {
             self.dead = Some(Death::Closed);
         }
-    }
-
-    /// Reads doorbells; returns how many messages were something else.
-    fn listen(&mut self) -> u64 {
-        let mut strangers = 0;
-        // A client that keeps sending could otherwise keep us here.
-        for _ in 0..NOTICES {
-            let mut message = [0; NOTICE];
-            match sys::recv(&self.socket, &mut message) {
-                Ok(Received::Message(len, _)) => {
-                    strangers += u64::from(Notice::parse(&message[..len]) != Ok(Notice::Doorbell));
-                }
-                Ok(Received::Nothing) => break,
-                Ok(Received::End) | Err(_) => {
-                    self.dead.get_or_insert(Death::Closed);
-                    break;
-                }
-            }
-        }
-        strangers
     }
 }
 

@@ -7,15 +7,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::Seq;
-use crate::abi::{self, ENTRY_WORDS, INLINE_BYTES};
+use crate::abi::{self, ENTRY_WORDS};
 use crate::attach::{Attached, Options, attach};
 use crate::channel::Full;
 use crate::error::{AttachError, RecvError};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
 use crate::hello::{NOTICE, Notice};
 use crate::lane::consumer;
-use crate::lane::frames::NoRoom;
-use crate::lane::producer::{Entry, Producer};
+use crate::outbox::{self, Outbox};
 use crate::park::{Ringer, Sleeper};
 use crate::region::{Access, Payload};
 use crate::sync::Ordering;
@@ -83,7 +82,7 @@ enum Place {
 pub struct Consumer {
     ring: Attached,
     rx: consumer::Consumer,
-    tx: Producer,
+    outbox: Outbox,
     /// By first frame.
     mine: Box<[Mine]>,
     /// Received and undecided, oldest first; some were decided or held since.
@@ -119,6 +118,8 @@ pub struct ConsumerStats {
     pub sleeps: u64,
     /// Doorbells rung.
     pub wakeups: u64,
+    /// Messages and replacements sent in a memory of their own.
+    pub oneshots: u64,
 }
 
 /// A replacement that could not be handed over; the frame is still there to be decided.
@@ -176,7 +177,7 @@ impl Consumer {
                 layout.rx_notes(),
                 layout.rx_entries(),
             ),
-            tx: Producer::new(layout.tx, layout.tx_headers(), layout.tx_notes(), layout.tx_entries()),
+            outbox: Outbox::new(&layout),
             mine: vec![none; layout.rx.frame_nr as usize].into(),
             undecided: VecDeque::new(),
             announced: VecDeque::new(),
@@ -332,7 +333,7 @@ impl Consumer {
     /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
     ///
     /// # Errors
-    /// [`NotReplaced`] gives the frame back: the payload is larger than that ring, or the engine is gone.
+    /// [`NotReplaced`] gives the frame back: the payload is larger than the engine takes, or the engine is gone.
     pub fn replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
         let mut frame = frame;
         loop {
@@ -350,7 +351,7 @@ impl Consumer {
     fn wait_for_room(&mut self) -> Result<(), Full> {
         self.flush();
         self.sleeper.arm(&self.ring.own);
-        if !self.tx_is_returned() && !self.ended {
+        if !self.outbox.is_returned(&self.ring.theirs) && !self.ended {
             self.stats.sleeps += 1;
             // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
             let _ = sys::wait(&[self.ring.socket.as_fd()], None);
@@ -375,15 +376,16 @@ impl Consumer {
                 self.answer(&frame, Verdict::Replace(at).into());
                 Ok(())
             }
-            Err(why) => Err(NotReplaced { frame, why: why.into() }),
+            Err(why) => Err(NotReplaced { frame, why }),
         }
     }
 
-    /// Sends a message to the engine; waits while the ring towards it is full. Whether engines listen to messages is
+    /// Sends a message to the engine; waits while the ring towards it is full. One that is larger than that ring goes in a
+    /// memory of its own. Whether engines listen to messages is
     /// theirs to say ([`crate::Config::messages`]).
     ///
     /// # Errors
-    /// [`Full`]: the message is larger than that ring, or the engine is gone.
+    /// [`Full`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone.
     pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
         loop {
             match self.try_send(payload, meta) {
@@ -465,7 +467,7 @@ impl Consumer {
     /// What this consumer has done.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.stats
+        ConsumerStats { oneshots: self.outbox.oneshots, ..self.stats }
     }
 
     fn recv_until(&mut self, end: Option<Instant>) -> Result<Option<Frame>, RecvError> {
@@ -569,44 +571,17 @@ impl Consumer {
     }
 
     /// Publishes a TX frame; returns its first frame.
-    fn transmit(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, NoRoom> {
-        let room = self.tx.room(payload.len()).or_else(|_| {
-            self.reclaim();
-            self.tx.room(payload.len())
-        })?;
-        let inline = payload.len() <= INLINE_BYTES;
-        let header = meta.header(payload.len(), if inline { FLAG_INLINE } else { 0 });
-        if !inline {
-            let offset = self.tx.payload_offset(room.at);
-            self.ring.tx_payload.bytes_mut(offset, payload.len()).copy_from_slice(payload);
-        }
-        self.tx.publish(&self.ring.own, room, &header, if inline { payload } else { &[] });
+    fn transmit(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+        let way = outbox::Way {
+            own: &self.ring.own,
+            theirs: &self.ring.theirs,
+            payload: &mut self.ring.tx_payload,
+            socket: &self.ring.socket,
+            oneshot_max: self.ring.oneshot_max,
+        };
+        let at = self.outbox.send(way, payload, meta)?;
         self.unflushed = true;
-        Ok(room.at as u16)
-    }
-
-    /// Takes back the TX frames that the engine is done with.
-    fn reclaim(&mut self) {
-        let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
-        while seq != end {
-            if let Some(at) = self.tx.frames.find(seq)
-                && matches!(self.tx.entry(&self.ring.theirs, at), Entry::Says(w) if w.verdict != Verdict::Hold)
-            {
-                self.tx.frames.release(at);
-            }
-            seq = seq.next();
-        }
-    }
-
-    fn tx_is_returned(&self) -> bool {
-        let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
-        while seq != end {
-            if self.tx.frames.find(seq).is_some_and(|at| self.tx.has_entry(&self.ring.theirs, at)) {
-                return true;
-            }
-            seq = seq.next();
-        }
-        false
+        Ok(at)
     }
 
     /// Reads what the engine sent over the socket.
@@ -614,7 +589,7 @@ impl Consumer {
         let mut message = [0; NOTICE];
         // Bounded: an engine that keeps ringing could otherwise keep us here.
         for _ in 0..NOTICES {
-            match sys::recv_with_fds(&self.ring.socket, &mut message)? {
+            match sys::recv_with_fds::<1>(&self.ring.socket, &mut message)? {
                 Received::Message(len, fds) => match (Notice::parse(&message[..len]), fds.into_iter().next())
                 {
                     (Ok(Notice::Doorbell), _) => {}

@@ -59,7 +59,8 @@ pub struct Config {
     pub overdue_max: Option<u64>,
     /// Most connections that have not said hello yet; one more ends the oldest of them.
     pub pending_max: usize,
-    /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message.
+    /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message, in
+    /// both directions.
     pub oneshot_max: u64,
     /// Whether messages from clients are wanted; then [`Channel::poll_messages`] must be called. The default is not.
     pub messages: bool,

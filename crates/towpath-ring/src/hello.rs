@@ -77,10 +77,18 @@ pub(crate) struct Welcome {
     pub(crate) answer: Reply,
 }
 
+/// What an engine gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) layout: Layout,
+    /// Largest message, in bytes, that may be sent in a memory of its own.
+    pub(crate) oneshot_max: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// The channel: the descriptors come with this message.
-    Attached(Layout),
+    Attached(Terms),
     /// No, and why.
     Refused(Refusal, String),
 }
@@ -104,7 +112,7 @@ impl Welcome {
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
         match &self.answer {
-            Reply::Attached(layout) => {
+            Reply::Attached(Terms { layout, oneshot_max }) => {
                 let words = [&layout.rx, &layout.tx]
                     .into_iter()
                     .flat_map(|g| [g.block_size, g.block_nr, g.frame_size, g.frame_nr])
@@ -112,6 +120,7 @@ impl Welcome {
                 for (at, word) in out[16..].chunks_exact_mut(4).zip(words) {
                     at.copy_from_slice(&word.to_le_bytes());
                 }
+                out[56..64].copy_from_slice(&oneshot_max.to_le_bytes());
             }
             Reply::Refused(why, text) => {
                 out[6] = match why {
@@ -151,7 +160,9 @@ impl Welcome {
                     })
                 };
                 let (rx, tx) = (geometry()?, geometry()?);
-                Reply::Attached(Layout { rx, tx, records: word()? })
+                let layout = Layout { rx, tx, records: word()? };
+                let oneshot_max = bytes.get(56..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
+                Reply::Attached(Terms { layout, oneshot_max: u64::from_le_bytes(*oneshot_max) })
             }
             1 => Reply::Refused(Refusal::Version, text(64)),
             2 => Reply::Refused(Refusal::NotPermitted, text(64)),
@@ -167,7 +178,7 @@ impl Welcome {
 pub(crate) enum Notice {
     /// Look at the lanes.
     Doorbell,
-    /// Here is the payload of this RX message, in a memfd of this many bytes.
+    /// Here is the payload of this message, in a memfd of this many bytes.
     OneShot { seq: Seq, len: u64 },
 }
 
@@ -210,7 +221,7 @@ mod tests {
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
         for answer in [
-            Reply::Attached(layout),
+            Reply::Attached(Terms { layout, oneshot_max: 1 << 40 }),
             Reply::Refused(Refusal::NotPermitted, "uid 7 may not".into()),
             Reply::Refused(Refusal::Limit, "ä".repeat(TEXT / 2)),
         ] {

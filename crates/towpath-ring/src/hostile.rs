@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
 use crate::attach::{Attached, Options, attach};
-use crate::hello::{Notice, Reply, Welcome};
+use crate::hello::{Notice, Reply, Terms, Welcome};
 use crate::region::{Access, Payload, Words};
 use crate::verdict::Word;
 use crate::{
@@ -26,8 +26,11 @@ fn small(frame_nr: u32) -> Geometry {
     Geometry { block_size: 4096, block_nr: frame_nr / 16, frame_size: 256, frame_nr }
 }
 
+const ONESHOT_MAX: u64 = 8000;
+
 fn config() -> Config {
     Config {
+        oneshot_max: ONESHOT_MAX,
         rx: small(32),
         tx: small(16),
         records: 4,
@@ -83,6 +86,8 @@ enum Op {
     /// A TX header, often one that claims to be a replacement: frame, number, length, flags, kind.
     Transmit(u32, u32, u32, u16, u16),
     Message(Vec<u8>),
+    /// A memory for a message: number, claimed length, size, whether it is sealed, how many copies come.
+    OneShot(u32, u64, usize, bool, usize),
     Arm,
     Close,
 }
@@ -99,6 +104,8 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (0..16u32, 0..40u32, prop_oneof![0..70u32, 0..5000u32, any::<u32>()], 0..8u16, 5..8u16)
             .prop_map(|(at, back, len, flags, kind)| Op::Transmit(at, back, len, flags, kind)),
         1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Op::Message),
+        2 => (1..5u32, prop_oneof![0..9000u64, any::<u64>()], 0..9000usize, any::<bool>(), 0..4usize)
+            .prop_map(|(seq, len, size, sealed, fds)| Op::OneShot(seq, len, size, sealed, fds)),
         1 => Just(Op::Arm),
         1 => Just(Op::Close),
     ]
@@ -126,7 +133,7 @@ impl Ledger {
                 matches!(decision.verdict, Verdict::Replace(_)),
                 "a replacement without a payload"
             );
-            assert!(decision.replacement.is_none_or(|r| r.len() <= small(16).bytes()));
+            assert!(decision.replacement.is_none_or(|r| r.len() <= ONESHOT_MAX as usize));
         });
         assert_eq!(channel.held() as usize, self.out.len());
         channel.poll_messages(|header, payload| {
@@ -186,6 +193,17 @@ fn apply(op: Op, raw: &mut Option<Attached>, channel: &mut Channel, ledger: &mut
         }
         Op::Message(bytes) => {
             let _ = sys::send(&client.socket, &bytes, &[]);
+        }
+        Op::OneShot(seq, len, size, sealed, copies) => {
+            let bytes = vec![1; size.max(1)];
+            let memory =
+                if sealed { sys::frozen(&bytes) } else { sys::memfd("hostile", bytes.len()) }.unwrap();
+            let fds = vec![memory.as_fd(); copies];
+            let _ = sys::send(&client.socket, &Notice::OneShot { seq: Seq(seq), len }.emit(), &fds);
+            // And a frame that says it is there.
+            let header = layout.tx_headers() + (seq as usize % 16) * HEADER_WORDS;
+            store(header + 1, len & 0xffff_ffff | 6 << 32 | u64::from(crate::header::FLAG_ONESHOT) << 48);
+            store(header, seq.into());
         }
         Op::Close => *raw = None,
         Op::Send(_) | Op::Poll(_) | Op::Arm => unreachable!("done above"),
@@ -310,6 +328,7 @@ fn hostile_engine() -> HostileEngine {
     let attached = Attached {
         socket: theirs,
         layout,
+        oneshot_max: 20_000,
         theirs: words(&engine, layout.engine_bytes(), Access::Lent),
         own: words(&client, layout.client_bytes(), Access::Own),
         rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),
@@ -428,7 +447,10 @@ fn attach_to(welcome: [u8; crate::hello::WELCOME], fds: Vec<OwnedFd>) -> AttachE
 #[test]
 fn memory_that_is_not_safe_to_map_is_refused() {
     let layout = Layout { rx: small(32), tx: small(16), records: 4 };
-    let welcome = |layout| Welcome { version: abi::VERSION, answer: Reply::Attached(layout) }.emit();
+    let welcome = |layout| {
+        let terms = Terms { layout, oneshot_max: 0 };
+        Welcome { version: abi::VERSION, answer: Reply::Attached(terms) }.emit()
+    };
     let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];
     let seals = [sys::READ_ONLY, sys::READ_ONLY, sys::WRITABLE, sys::WRITABLE];
     let fds = |wrong: usize, seal, size: usize| {

@@ -35,11 +35,15 @@ mod header;
 mod hello;
 #[cfg(all(test, not(loom)))]
 mod hostile;
+#[cfg(not(loom))]
+mod inbox;
 mod lane;
 #[cfg(not(loom))]
 mod limits;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(loom))]
+mod outbox;
 #[cfg(not(loom))]
 mod overload;
 mod park;

@@ -15,11 +15,13 @@ pub struct Limits {
     pub channels_per_user: usize,
     /// Most channels of all users. The default is 256.
     pub channels: usize,
+    /// Most descriptors that a client may have passed and that were not used yet; more are closed. The default is 16.
+    pub descriptors: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { bytes_per_user: 256 << 20, channels_per_user: 64, channels: 256 }
+        Self { bytes_per_user: 256 << 20, channels_per_user: 64, channels: 256, descriptors: 16 }
     }
 }
 
@@ -59,7 +61,7 @@ impl Shares {
     /// Takes a share of `bytes`, or says which limit stands against it and who holds what.
     pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Share, String> {
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        let Limits { bytes_per_user, channels_per_user, channels } = self.limits;
+        let Limits { bytes_per_user, channels_per_user, channels, .. } = self.limits;
         let uid = peer.uid;
         let theirs: Vec<&Holder> = book.holders.values().filter(|h| h.uid == uid).collect();
         let held: u64 = theirs.iter().map(|h| h.bytes).sum();
@@ -103,7 +105,12 @@ mod tests {
 
     #[test]
     fn a_limit_names_itself_and_the_holders() {
-        let shares = Shares::new(Limits { bytes_per_user: 100, channels_per_user: 2, channels: 3 });
+        let shares = Shares::new(Limits {
+            bytes_per_user: 100,
+            channels_per_user: 2,
+            channels: 3,
+            ..Limits::default()
+        });
         let peer = |uid, pid| Credentials { pid, uid, gid: 0 };
         let take = |uid, pid, bytes| shares.take(&peer(uid, pid), "ids", bytes);
         let first = take(7, 11, 60).unwrap();

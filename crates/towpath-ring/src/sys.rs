@@ -48,6 +48,22 @@ pub(crate) fn frozen(mut bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Appends the first `len` bytes of `fd`.
+pub(crate) fn read_exactly(fd: &OwnedFd, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    let start = into.len();
+    into.resize(start + len, 0);
+    let mut done = 0;
+    while done < len {
+        match rustix::io::pread(fd, &mut into[start + done..], done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn seal(fd: &OwnedFd, seals: SealFlags) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, seals)?)
 }
@@ -159,10 +175,11 @@ pub(crate) enum Received {
     End,
 }
 
-/// Receives one message and its descriptors. Never blocks.
-pub(crate) fn recv_with_fds(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
+/// Receives one message and at least the first `FDS` of its descriptors, at most [`MAX_FDS`]; the rest are closed. Never
+/// blocks.
+pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(FDS))]);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
     // A peer that closed without reading what we sent resets the connection; that is said once, and before what it had

@@ -5,40 +5,52 @@
 use crate::Seq;
 use crate::abi::{self, Layout};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Kind};
+use crate::inbox::Inbox;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::region::{Payload, Words};
 use crate::verdict::{Flags, Verdict, Word};
 
+/// A copy of a message that is larger is not kept for the next one.
+const SCRATCH: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Transmit {
+    pub(crate) inbox: Inbox,
     lane: Consumer,
     payload: Payload,
     frame_nr: u32,
     /// Where payloads are copied to; kept, so that it is allocated once.
     scratch: Vec<u8>,
+    /// Messages that came in a memory of their own.
+    pub(crate) oneshots: u64,
+    /// Messages that were announced so and were not there.
+    pub(crate) missing: u64,
 }
 
 impl Transmit {
-    pub(crate) fn new(layout: &Layout, payload: Payload) -> Self {
+    pub(crate) fn new(layout: &Layout, payload: Payload, inbox: Inbox) -> Self {
         Self {
+            inbox,
             lane: Consumer::new(layout.tx, layout.tx_headers(), layout.tx_notes(), layout.tx_entries()),
             payload,
             frame_nr: layout.tx.frame_nr,
             scratch: Vec::new(),
+            oneshots: 0,
+            missing: 0,
         }
     }
 
     /// The next message, its payload copied, if there is one. Replacements are passed over: their verdicts name them.
     pub(crate) fn next(&mut self, own: &Words, theirs: &Words) -> Result<Option<(Found, Vec<u8>)>, Nonsense> {
-        let Some(found) = self.peek(theirs)? else { return Ok(None) };
-        self.lane.step(&found)?;
-        if found.header.flags & FLAG_ONESHOT != 0 {
-            return Err(Nonsense::Length(found.header.len));
+        // At most once round, as in peek.
+        for _ in 0..self.frame_nr {
+            let Some(found) = self.peek(theirs)? else { return Ok(None) };
+            self.lane.step(&found)?;
+            if let Some(bytes) = self.take(own, theirs, &found) {
+                return Ok(Some((found, bytes)));
+            }
         }
-        let bytes = self.copy(theirs, &found);
-        let word = Word { seq: found.seq, verdict: Verdict::Pass, flags: Flags::default() };
-        self.lane.release(own, found.at, word, 0, 0);
-        Ok(Some((found, bytes)))
+        Ok(None)
     }
 
     /// Whether there is a message, or nonsense in the place of one.
@@ -72,32 +84,45 @@ impl Transmit {
         }
         let found = self.lane.named(theirs, at).ok()?;
         // A frame meant for another packet could otherwise be sent in this one's place.
-        if found.header.kind != Kind::REPLACEMENT
-            || found.header.port != of.0
-            || found.header.flags & FLAG_ONESHOT != 0
-        {
+        if found.header.kind != Kind::REPLACEMENT || found.header.port != of.0 {
             return None;
         }
-        let bytes = self.copy(theirs, &found);
-        let word = Word { seq: found.seq, verdict: Verdict::Pass, flags: Flags::default() };
-        self.lane.release(own, at, word, 0, 0);
-        Some(bytes)
+        self.take(own, theirs, &found)
     }
 
-    pub(crate) fn put_back(&mut self, bytes: Vec<u8>) {
+    pub(crate) fn put_back(&mut self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        bytes.shrink_to(SCRATCH);
         self.scratch = bytes;
     }
 
-    fn copy(&mut self, theirs: &Words, found: &Found) -> Vec<u8> {
+    /// A copy of the payload; the frame is given back. None when the payload is not where the header says: then there is
+    /// no message, and nothing else is wrong.
+    fn take(&mut self, own: &Words, theirs: &Words, found: &Found) -> Option<Vec<u8>> {
+        let bytes = self.copy(theirs, found);
+        let verdict = if bytes.is_some() { Verdict::Pass } else { Verdict::Drop };
+        let word = Word { seq: found.seq, verdict, flags: Flags::default() };
+        self.lane.release(own, found.at, word, 0, 0);
+        bytes
+    }
+
+    fn copy(&mut self, theirs: &Words, found: &Found) -> Option<Vec<u8>> {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         let len = found.header.len as usize;
-        if found.header.flags & FLAG_INLINE != 0 {
+        if found.header.flags & FLAG_ONESHOT != 0 {
+            if !self.inbox.oneshot(found.seq, found.header.len, &mut bytes) {
+                self.missing += 1;
+                self.put_back(bytes);
+                return None;
+            }
+            self.oneshots += 1;
+        } else if found.header.flags & FLAG_INLINE != 0 {
             let inline: [u8; abi::INLINE_BYTES] = self.lane.inline(theirs, found.at);
             bytes.extend_from_slice(&inline[..len]);
         } else {
             self.payload.copy_out(self.lane.payload_offset(found.at), len, &mut bytes);
         }
-        bytes
+        Some(bytes)
     }
 }

@@ -152,6 +152,58 @@ fn a_message_larger_than_the_ring_comes_through_the_same_call() {
     client.succeeds();
 }
 
+/// The same call, the same content, the other way.
+#[test]
+fn a_message_larger_than_the_ring_goes_to_the_engine_through_the_same_call() {
+    let tx = towpath_ring::Geometry::with(16 << 10, 1024).expect("a geometry");
+    let config = Config { tx, deadline: None, oneshot_max: 5 << 20, messages: true, ..Config::default() };
+    let mut world = World::new(config);
+    let client = world.spawn("client_sends_large_messages");
+    let mut channel = world.accept();
+    let mut got = 0;
+    while got < LARGE {
+        let found = channel.poll_messages(|header, payload| {
+            got += 1;
+            assert_eq!(header.mark, got);
+            assert!(payload == message(got, large_to_engine(got)), "message {got} is damaged");
+        });
+        if found == 0 {
+            channel.wait(Some(world::PATIENCE)).expect("wait");
+        }
+    }
+    // And as the payload of a verdict.
+    channel.send(&message(1, 100), &Meta::default()).expect("room");
+    let mut replaced = false;
+    settle(&mut channel, |_, d| replaced = d.replacement == Some(&message(7, 3 << 20)[..]));
+    assert!(replaced);
+    let large = (1..=LARGE).filter(|n| large_to_engine(*n) > 16 << 10).count() as u64;
+    assert_eq!((channel.stats().oneshots_in, channel.stats().violations), (large + 1, 0));
+    assert_conserved(&channel);
+    drop(channel);
+    client.succeeds();
+}
+
+const LARGE: u32 = 60;
+
+fn large_to_engine(n: u32) -> usize {
+    [10, 16 << 10, (16 << 10) + 1][n as usize % 3] + n as usize / 3 * 100_000 * usize::from(n % 3 == 2)
+}
+
+#[test]
+#[ignore = "the client of a_message_larger_than_the_ring_goes_to_the_engine_through_the_same_call"]
+fn client_sends_large_messages() {
+    let mut queue = consumer();
+    for n in 1..=LARGE {
+        queue.send(&message(n, large_to_engine(n)), &Meta { mark: n, ..Meta::default() }).expect("sent");
+    }
+    assert_eq!(queue.send(&vec![0; (5 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
+    let frame = queue.recv().expect("received").expect("a frame");
+    let payload = message(7, 3 << 20);
+    queue.replace(frame, &payload).expect("replaced");
+    assert!(queue.recv().expect("the end").is_none());
+    assert!(queue.stats().oneshots > 1);
+}
+
 fn large(n: u32) -> usize {
     [100, 64 << 10, 1 << 20][n as usize % 3] + n as usize / 3 * 100_000 * usize::from(n % 3 == 2)
 }

@@ -1,0 +1,94 @@
+//! What a client sends over the socket: doorbells, and the memories of messages that are larger than its ring.
+//!
+//! A descriptor is kept until the frame that it belongs to is read, and only so many of them: more are closed. A memory is
+//! read, never mapped: nothing that its sender does to it can fault in this process.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::Seq;
+use crate::hello::{NOTICE, Notice};
+use crate::sys::{self, Received};
+
+/// Most messages read from a client's socket at a time.
+const NOTICES: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    socket: OwnedFd,
+    announced: Vec<(Seq, u64, OwnedFd)>,
+    descriptors_max: usize,
+    oneshot_max: u64,
+    strangers: u64,
+    ended: bool,
+}
+
+impl Inbox {
+    pub(crate) fn new(socket: OwnedFd, descriptors_max: usize, oneshot_max: u64) -> Self {
+        Self { socket, announced: Vec::new(), descriptors_max, oneshot_max, strangers: 0, ended: false }
+    }
+
+    /// Reads what has come; a bounded number of messages.
+    pub(crate) fn listen(&mut self) {
+        // A client that keeps sending could otherwise keep us here.
+        for _ in 0..NOTICES {
+            let mut message = [0; NOTICE];
+            match sys::recv_with_fds::<1>(&self.socket, &mut message) {
+                Ok(Received::Message(len, fds)) => self.handle(&message[..len], fds),
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) | Err(_) => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
+        let count = fds.len();
+        match (Notice::parse(message), fds.into_iter().next()) {
+            (Ok(Notice::Doorbell), None) => {}
+            // More would let a client fill our table of descriptors.
+            (Ok(Notice::OneShot { seq, len }), Some(fd))
+                if count == 1 && self.announced.len() < self.descriptors_max =>
+            {
+                self.announced.push((seq, len, fd));
+            }
+            // What came with it is closed here.
+            _ => self.strangers += 1,
+        }
+    }
+
+    /// Messages without a meaning since this was last asked.
+    pub(crate) fn take_strangers(&mut self) -> u64 {
+        std::mem::take(&mut self.strangers)
+    }
+
+    /// Whether the client has closed the socket.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Appends a copy of the `len` bytes that were announced for message `seq`; false when there is no such memory, or not
+    /// as it should be.
+    pub(crate) fn oneshot(&mut self, seq: Seq, len: u32, into: &mut Vec<u8>) -> bool {
+        let position = |announced: &[(Seq, u64, OwnedFd)]| announced.iter().position(|(s, ..)| *s == seq);
+        let index = position(&self.announced).or_else(|| {
+            self.listen();
+            position(&self.announced)
+        });
+        let Some((_, announced, fd)) = index.map(|i| self.announced.swap_remove(i)) else { return false };
+        let Ok((seals, size)) = sys::sealed(fd.as_fd()) else { return false };
+        // Not sealed, it could change between a check of what it says and the use of it; without seals it may be a file
+        // of any kind, whose reading blocks.
+        let safe = seals.contains(sys::FROZEN) && announced == u64::from(len) && size >= announced;
+        safe && announced > 0
+            && announced <= self.oneshot_max
+            && sys::read_exactly(&fd, len as usize, into).is_ok()
+    }
+}
+
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
