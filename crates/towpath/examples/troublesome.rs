@@ -3,6 +3,7 @@
 //! `troublesome die N` passes N frames and is then gone without a word, with frames in its hands;
 //! `troublesome stall N` passes N frames and then answers no more;
 //! `troublesome upper` replaces every payload by itself in capitals;
+//! `troublesome reject` rejects every frame;
 //! `troublesome hold` holds every frame and then decides them from the last to the first.
 
 use std::error::Error;
@@ -36,6 +37,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 queue.replace(frame, &bytes)?;
             }
         }
+        ["reject"] => {
+            while let Some(frame) = queue.recv()? {
+                queue.verdict(frame, Verdict::Reject);
+            }
+        }
         ["hold"] => {
             let mut batch = Vec::new();
             while queue.recv_batch(&mut batch, 64)? > 0 {
@@ -47,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
             }
         }
-        _ => return Err("usage: troublesome die N | stall N | upper | hold".into()),
+        _ => return Err("usage: troublesome die N | stall N | upper | reject | hold".into()),
     }
     Ok(())
 }

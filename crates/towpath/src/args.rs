@@ -98,6 +98,12 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,
 
+    /// Write the answers to rejected packets (ICMP unreachable, TCP RST, SCTP ABORT), as --out writes
+    ///
+    /// They are what a port that can send would have sent back: at most 200 a second of the capture's time and port.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) replies: Option<PathBuf>,
+
     /// How long an inspector may keep a packet, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub(crate) deadline: Duration,

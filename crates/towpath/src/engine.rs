@@ -20,6 +20,7 @@
 //! The engine has no clock and no port of its own: both come through [`Edge`].
 
 mod path;
+mod replies;
 
 use std::collections::VecDeque;
 
@@ -33,6 +34,7 @@ use self::path::{
     BUCKETS, Decision, Fate, Kind, Next, Progress, Settled, Wait, advance, apply, bucket, detoured, label,
     leave,
 };
+use self::replies::Replies;
 use crate::conversations::Conversations;
 use crate::queue::{Channel, DefaultVerdict, Offer, Policy, Queue};
 use crate::report::{self, Report};
@@ -55,6 +57,13 @@ pub trait Edge {
     ///
     /// The engine gives the error to its caller; the packet counts as passed.
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error>;
+
+    /// Sends the answer to a rejected packet out by `port`, where that packet came in. False when the port cannot send,
+    /// or not now: the answer is then lost, and counted.
+    fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
+        let _ = (port, frame, meta);
+        false
+    }
 }
 
 /// What a port says about a frame.
@@ -125,6 +134,7 @@ pub struct Engine<E: Edge> {
     /// Per flow bucket, the packets whose walk will go on after a verdict.
     continuing: Box<[u32; BUCKETS]>,
     conversations: Conversations,
+    replies: Replies,
     totals: Totals,
     /// A packet that is changed on its way out.
     scratch: Vec<u8>,
@@ -186,6 +196,7 @@ impl<E: Edge> Engine<E> {
             settled: Vec::new(),
             continuing: Box::new([0; BUCKETS]),
             conversations: Conversations::default(),
+            replies: Replies::default(),
             totals: Totals::default(),
             scratch: Vec::new(),
             clock: Time::default(),
@@ -252,6 +263,7 @@ impl<E: Edge> Engine<E> {
             rejected: totals.rejected,
             inspected: totals.inspected,
             undecodable: totals.undecodable,
+            replies: self.replies.counts,
             conversations: report::Conversations {
                 tcp: self.conversations.tcp(),
                 udp: self.conversations.udp(),
@@ -300,7 +312,13 @@ impl<E: Edge> Engine<E> {
         let mut progress = Progress::new(arrival);
         match advance(&mut self.gate, packet, &mut progress, self.clock) {
             Next::Out => return self.out(frame, meta, progress.walk.edits()),
-            Next::Gone(fate) => self.count(fate, 1),
+            Next::Gone(fate) => {
+                self.count(fate, 1);
+                if let Fate::Rejected(reject) = fate {
+                    let Self { replies, gate, clock, edge, .. } = self;
+                    replies.answer(reject, packet, (arrival, &meta), 1, gate, *clock, edge);
+                }
+            }
             next => {
                 let ticket = self.window.push_waiting(frame, meta, progress);
                 self.drive(ticket, next);
@@ -336,7 +354,7 @@ impl<E: Edge> Engine<E> {
     fn count(&mut self, fate: Fate, parts: u32) {
         match fate {
             Fate::Dropped => self.totals.dropped += u64::from(parts),
-            Fate::Rejected => self.totals.rejected += u64::from(parts),
+            Fate::Rejected(_) => self.totals.rejected += u64::from(parts),
         }
     }
 
@@ -578,6 +596,13 @@ impl<E: Edge> Engine<E> {
                 self.window.pass(ticket);
             }
             Some(fate) => {
+                if let Fate::Rejected(reject) = fate
+                    && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
+                {
+                    let came = (progress.arrival, &stored.meta);
+                    let Self { replies, gate, clock, edge, .. } = self;
+                    replies.answer(reject, &packet, came, parts, gate, *clock, edge);
+                }
                 self.count(fate, parts);
                 self.window.discard(ticket);
             }

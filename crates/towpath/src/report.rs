@@ -19,8 +19,10 @@ pub struct Report {
     pub passed: u64,
     /// Packets that a rule, an inspector or a full table dropped.
     pub dropped: u64,
-    /// Packets that a rule or an inspector rejected (a port that can send would have answered).
+    /// Packets that a rule or an inspector rejected.
     pub rejected: u64,
+    /// What became of the answers to them.
+    pub replies: Replies,
     /// Packets that were handed to at least one inspector.
     pub inspected: u64,
     /// Malformed packets: they never met a rule.
@@ -50,6 +52,19 @@ pub struct Conversations {
     pub tcp: u64,
     /// UDP.
     pub udp: u64,
+}
+
+/// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Replies {
+    /// Sent, or written to the file of `--replies`.
+    pub sent: u64,
+    /// None was due: the packet is one that may not be answered, or its fragments were answered as one.
+    pub silent: u64,
+    /// Not sent, because the port had sent 200 within a second.
+    pub limited: u64,
+    /// Not sent, because the port cannot.
+    pub unsent: u64,
 }
 
 /// Dynamic states over the run.
@@ -123,6 +138,14 @@ impl fmt::Display for Report {
         line(f, "passed", &self.passed.to_string())?;
         line(f, "dropped", &self.dropped.to_string())?;
         line(f, "rejected", &self.rejected.to_string())?;
+        let Replies { sent, silent, limited, unsent } = self.replies;
+        if self.rejected > 0 {
+            line(
+                f,
+                "replies",
+                &format!("{sent} sent, {silent} not due, {limited} over the rate, {unsent} unsent"),
+            )?;
+        }
         line(f, "inspected", &self.inspected.to_string())?;
         line(f, "undecodable", &self.undecodable.to_string())?;
         line(f, "conversations", &format!("{} tcp, {} udp", self.conversations.tcp, self.conversations.udp))?;
@@ -230,11 +253,12 @@ mod tests {
         };
         assert_eq!(
             keys(&value),
-            "bytes conversations dropped inspected packets passed queues rejected rules seconds states undecodable"
+            "bytes conversations dropped inspected packets passed queues rejected replies rules seconds states undecodable"
         );
         assert_eq!(keys(&value["queues"][0]), "dropped frames lost number passed replaced");
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
         assert_eq!(keys(&value["states"]), "created left peak");
         assert_eq!(keys(&value["conversations"]), "tcp udp");
+        assert_eq!(keys(&value["replies"]), "limited sent silent unsent");
     }
 }

@@ -63,6 +63,8 @@ impl Bench {
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let sum = ["passed", "dropped", "rejected", "undecodable"].map(|key| number(&report, key));
         assert_eq!(number(&report, "packets"), sum.iter().sum::<u64>(), "{report}");
+        let answers = ["sent", "silent", "limited", "unsent"].map(|key| number(&report["replies"], key));
+        assert_eq!(number(&report, "rejected"), answers.iter().sum::<u64>(), "{report}");
         for queue in report["queues"].as_array().unwrap() {
             let sum = ["passed", "dropped", "replaced", "lost"].map(|key| number(queue, key));
             assert_eq!(number(queue, "frames"), sum.iter().sum::<u64>(), "{queue}");
@@ -100,6 +102,51 @@ fn udp_capture(path: &Path, n: u32, flows: u16) {
         writer.write(frame, None).unwrap();
     }
     writer.finish().unwrap();
+}
+
+#[test]
+fn rejected_packets_are_answered() {
+    let bench = Bench::new(
+        "add inspect 1 udp from any to any 1023\nadd reset tcp from any to any\nadd unreach port udp from any to any",
+    );
+    let write = |name: &str, packets: &[String]| {
+        let path = bench.path(name);
+        let mut writer = Writer::create(&path).unwrap();
+        for (time_ns, words) in (0..).step_by(1_000_000).zip(packets) {
+            let bytes = towpath_gate::gate::Written::parse(words).unwrap().frame;
+            let wire_len = bytes.len() as u32;
+            let frame = Frame { bytes: &bytes, wire_len, time_ns, link: LinkType::ETHERNET, interface: 0 };
+            writer.write(frame, None).unwrap();
+        }
+        writer.finish().unwrap();
+        path
+    };
+    let counts =
+        |report: &Value| ["sent", "silent", "limited", "unsent"].map(|key| number(&report["replies"], key));
+    let replies = bench.path("replies.pcap");
+    let file = ["--replies", replies.to_str().unwrap()];
+
+    let mut packets: Vec<_> = (0..300).map(|port| format!("tcp 10.0.0.1:{port} > 10.0.0.2:80 syn")).collect();
+    packets.insert(0, "udp 10.0.0.1:1000 > 10.0.0.2:54 vlan 7".to_owned());
+    packets.push("udp 10.0.0.1:1000 > 224.0.0.1:54".to_owned());
+    let capture = write("in.pcap", &packets);
+    assert_eq!(counts(&bench.report(&capture, &file)), [200, 1, 101, 0]);
+    let sent = frames(&replies);
+    assert_eq!(sent.len(), 200);
+    // ICMP's type and code behind the tag; the rest are resets.
+    assert_eq!((&sent[0][12..16], &sent[0][38..40]), (&[0x81, 0, 0, 7][..], &[3, 3][..]));
+    assert!(sent[1..].iter().all(|frame| frame[23] == 6 && frame[47] == 0x14));
+    assert_eq!(sent[1][..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+    assert_eq!(counts(&bench.report(&capture, &[])), [0, 1, 101, 200]);
+
+    let capture = write("inspected.pcap", &["udp 10.0.0.1:1000 > 10.0.0.2:1023 len 20".to_owned()]);
+    let queue = format!("1={}", troublesome("reject"));
+    let report = bench.report(&capture, &[&file[..], &["--queue", &queue]].concat());
+    assert_eq!(counts(&report), [1, 0, 0, 0]);
+    assert_eq!(frames(&replies)[0][34..36], [3, 13]);
+
+    let same = bench.run(&capture, &["--out", "x.pcap", "--replies", "x.pcap"]);
+    assert_eq!(same.status.code(), Some(64), "{}", text(&same.stderr));
 }
 
 #[test]

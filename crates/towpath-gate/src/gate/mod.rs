@@ -30,6 +30,7 @@ mod pipe;
 mod port;
 mod program;
 mod reload;
+mod reply;
 mod run;
 mod walk;
 mod written;
@@ -41,6 +42,7 @@ pub use explain::{Explained, Explanation, Lead, Outcome};
 pub use log::{Logged, PacketLog};
 pub use port::{PortId, Ports, Route, Routes};
 pub use reload::{Diff, StatePolicy};
+pub use reply::{Limit, REPLIES_PER_SECOND, Silent};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};
 pub use written::{BadPacket, Written};
 

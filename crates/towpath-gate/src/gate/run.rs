@@ -5,12 +5,13 @@
 //! a state (check-state, keep-state, limit), then the body, then the installation of a state, then log, tag, action. A
 //! state that is found runs the log, tag and action of the rule that made it, and counts there.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use super::index::Candidate;
 use super::insn::{Sight, all_hold};
 use super::log::Logged;
 use super::program::{Act, Installs, Jump, Ready};
+use super::reply::{reset, unreach};
 use super::walk::{CALL_DEPTH, Dir, DropReason, Memo, Reject, Step, Walk};
 use super::{Counter, Gate};
 use crate::Time;
@@ -420,69 +421,6 @@ fn placed(mut flow: Flow, walk: &Walk) -> Flow {
         *zone = port.map_or(0, |port| u32::from(port.0) + 1);
     }
     flow
-}
-
-/// An unreachable message, unless the packet must not be answered (RFC 1122 3.2.2, RFC 4443 2.4). As in ipfw, a rule of
-/// IPv4 answers an IPv6 packet too, with the code that means the same there.
-fn unreach(packet: &Packet<'_>, answer: Reject) -> Reject {
-    match (packet.addresses, answer) {
-        (Addresses::V4(_, dst), Reject::Unreach { .. }) if answerable4(packet, dst) => answer,
-        (Addresses::V6(_, dst), Reject::Unreach { code, .. }) if answerable6(packet, dst) => {
-            Reject::Unreach6 { code: code6(code) }
-        }
-        (Addresses::V6(_, dst), Reject::Unreach6 { .. }) if answerable6(packet, dst) => answer,
-        _ => Reject::Silent,
-    }
-}
-
-/// Of ICMP only the queries are answered: echo, router solicitation, timestamp, information, address mask.
-fn answerable4(packet: &Packet<'_>, dst: Ipv4Addr) -> bool {
-    let query = packet.proto != proto::ICMP || matches!(packet.icmp_type, 8 | 10 | 13 | 15 | 17);
-    query && packet.fragment != Fragment::Later && !to_many4(packet, dst)
-}
-
-/// Of ICMPv6 only the queries are answered: echo, multicast listener, node information (once "who are you").
-fn answerable6(packet: &Packet<'_>, dst: Ipv6Addr) -> bool {
-    let query = packet.proto != proto::ICMP6 || matches!(packet.icmp_type, 128 | 130 | 139);
-    query && packet.fragment != Fragment::Later && !to_many6(packet, dst)
-}
-
-/// The ICMPv6 code for an ICMP one (RFC 7915 4.2): no route, port, and for all others administratively prohibited.
-/// ipfw's answer to an unreachable protocol is that too, where the RFC has a parameter problem.
-fn code6(code: u8) -> u8 {
-    match code {
-        0 | 1 | 5 | 6 | 7 | 11 | 12 => 0,
-        3 => 4,
-        _ => 1,
-    }
-}
-
-/// A reset or abort, for the protocol that knows it, in the family that the rule names. To ipfw, `reset` and `abort` are
-/// codes of `unreach` that mean nothing in IPv6: an IPv6 packet is answered as administratively prohibited.
-fn reset(packet: &Packet<'_>, answer: Reject, six: bool) -> Reject {
-    let known = match answer {
-        Reject::Reset => packet.proto == proto::TCP && packet.tcp_flags & super::insn::RST == 0,
-        _ => packet.proto == proto::SCTP,
-    };
-    match packet.addresses {
-        Addresses::V4(_, dst) if !six && known && answerable4(packet, dst) => answer,
-        Addresses::V6(_, dst) if six && known && answerable6(packet, dst) => answer,
-        Addresses::V6(_, dst) if !six && answerable6(packet, dst) => Reject::Unreach6 { code: 1 },
-        _ => Reject::Silent,
-    }
-}
-
-fn to_many4(packet: &Packet<'_>, dst: Ipv4Addr) -> bool {
-    dst.is_multicast() || dst.is_broadcast() || group_mac(packet)
-}
-
-fn to_many6(packet: &Packet<'_>, dst: Ipv6Addr) -> bool {
-    dst.is_multicast() || group_mac(packet)
-}
-
-/// The frame was sent to a group of stations.
-fn group_mac(packet: &Packet<'_>) -> bool {
-    packet.macs().is_some_and(|macs| macs.dst[0] & 1 == 1)
 }
 
 fn forward(hop: NextHop, packet: &Packet<'_>, tablearg: Option<Value>) -> Step {

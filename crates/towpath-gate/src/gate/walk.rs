@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::port::PortId;
+use super::reply::Silent;
 use crate::state::{Lookup, Name, Refused, RuleId};
 
 /// Deepest nesting of `call`, as in ipfw.
@@ -209,7 +210,7 @@ impl fmt::Display for Step {
         match self {
             Self::Pass => f.write_str("pass"),
             Self::Drop(reason) => write!(f, "drop ({})", reason.as_str()),
-            Self::Reject(Reject::Silent) => f.write_str("reject without an answer"),
+            Self::Reject(Reject::Silent(reason)) => write!(f, "reject without an answer: it is {reason}"),
             Self::Reject(Reject::Unreach { code, .. }) => {
                 write!(f, "reject with ICMP unreachable, code {code}")
             }
@@ -281,8 +282,8 @@ impl DropReason {
 /// How a rejected packet is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reject {
-    /// Not at all: it is an ICMP error, a multicast or broadcast, a later fragment, or of the wrong protocol.
-    Silent,
+    /// Not at all.
+    Silent(Silent),
     /// ICMP destination unreachable.
     Unreach {
         /// Code.

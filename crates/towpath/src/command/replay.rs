@@ -10,6 +10,7 @@ use towpath::engine::{Edge, Engine, Meta};
 use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::Report;
+use towpath_gate::gate::PortId;
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 
@@ -40,7 +41,9 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let (gate, arrivals) = args.wiring.gate(&args.rules, None)?;
     let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
     let mut captures = captures.map_err(Failure::NoCapture)?;
-    let out = args.out.as_ref().map(|path| writer(path, args)).transpose()?;
+    let writer = |path: &PathBuf, option| writer(path, option, args);
+    let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
+    let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
 
     let policy = Policy {
         deadline: u64::try_from(args.deadline.as_nanos()).unwrap_or(u64::MAX),
@@ -50,7 +53,7 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         },
     };
     let queues = queues(args, policy)?;
-    let edge = Outside { start: Instant::now(), out };
+    let edge = Outside { start: Instant::now(), out, replies, failed: None };
     let mut engine = Engine::new(edge, gate, arrivals, queues, policy);
 
     let start = Instant::now();
@@ -64,8 +67,10 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
 
     let report = Report { seconds, captures: captures.len(), ..engine.report() };
     tell_warnings(&captures, &report);
-    if let Some(out) = engine.into_edge().out {
-        out.finish().map_err(Failure::Output)?;
+    let Outside { out, replies, failed, .. } = engine.into_edge();
+    failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
+    for file in [out, replies].into_iter().flatten() {
+        file.finish().map_err(Failure::Output)?;
     }
     Ok(report)
 }
@@ -79,8 +84,9 @@ fn take(
     let mut burst = Burst::new(BURST);
     while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
         // A pcapng capture knows its resolution only once it has come to its first packet.
-        if let (Some(out), Resolution::Nanos) = (&mut engine.edge_mut().out, capture.resolution()) {
-            out.set_resolution(Resolution::Nanos);
+        if capture.resolution() == Resolution::Nanos {
+            let Outside { out, replies, .. } = engine.edge_mut();
+            [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
         }
         let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
         engine.handle_burst(frames).map_err(Failure::Output)?;
@@ -116,12 +122,15 @@ fn queues(args: &Replay, policy: Policy) -> Result<Vec<Queue<Inspector>>, Failur
     Ok(queues)
 }
 
-/// The output file, once it is sure that it is none of the captures.
-fn writer(path: &Path, args: &Replay) -> Result<pcap::Writer, Failure> {
+/// An output file, once it is sure that it is none of the captures, nor the other one.
+fn writer(path: &Path, option: &str, args: &Replay) -> Result<pcap::Writer, Failure> {
+    if args.out == args.replies {
+        return Err(Failure::Usage("--out and --replies name the same file".to_owned()));
+    }
     let same = |capture: &PathBuf| matches!((capture.canonicalize(), path.canonicalize()), (Ok(from), Ok(to)) if from == to);
     if args.captures.iter().any(same) {
         return Err(Failure::Usage(format!(
-            "--out {} would overwrite a capture that is read",
+            "{option} {} would overwrite a capture that is read",
             path.display()
         )));
     }
@@ -146,10 +155,13 @@ fn tell_warnings(captures: &[pcap::Reader], report: &Report) {
     }
 }
 
-/// The clock and the output file.
+/// The clock and the output files.
 struct Outside {
     start: Instant,
     out: Option<pcap::Writer>,
+    replies: Option<pcap::Writer>,
+    /// Why an answer could not be written.
+    failed: Option<towpath_port::Error>,
 }
 
 impl Edge for Outside {
@@ -162,14 +174,29 @@ impl Edge for Outside {
 
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
         let Some(out) = &mut self.out else { return Ok(()) };
-        let frame = Frame {
-            bytes: frame,
-            wire_len: meta.wire_len,
-            time_ns: meta.time,
-            link: LinkType(meta.link_type),
-            interface: meta.interface,
-        };
-        out.write(frame, None)
+        out.write(captured(frame, meta), None)
+    }
+
+    fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
+        let Some(replies) = &mut self.replies else { return false };
+        match replies.write(captured(frame, meta), None) {
+            Ok(()) => true,
+            Err(error) => {
+                self.failed.get_or_insert(error);
+                false
+            }
+        }
+    }
+}
+
+/// A frame as a capture has it.
+fn captured<'a>(bytes: &'a [u8], meta: &Meta) -> Frame<'a> {
+    Frame {
+        bytes,
+        wire_len: meta.wire_len,
+        time_ns: meta.time,
+        link: LinkType(meta.link_type),
+        interface: meta.interface,
     }
 }
 

@@ -1,6 +1,6 @@
 //! One packet's place on its path, and the step from one place to the next: values in, values out.
 
-use towpath_gate::gate::{Dir, Edits, PortId, Step, Walk};
+use towpath_gate::gate::{Dir, Edits, PortId, Reject, Step, Walk};
 use towpath_gate::packet::Addresses;
 use towpath_gate::state::{Ends, Flow};
 use towpath_gate::wire::{self, edit};
@@ -61,7 +61,8 @@ pub(super) enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Dropped,
-    Rejected,
+    /// How it is answered, if a rule said so: an inspector only rejects.
+    Rejected(Option<Reject>),
 }
 
 /// A decision in the engine's own memory.
@@ -114,7 +115,7 @@ pub(super) fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progr
         Step::Pass | Step::Forward(..) => leave(gate, packet, progress, now),
         Step::Reassemble => Next::Reassemble,
         Step::Drop(_) => Next::Gone(Fate::Dropped),
-        Step::Reject(_) => Next::Gone(Fate::Rejected),
+        Step::Reject(reject) => Next::Gone(Fate::Rejected(Some(reject))),
         Step::Inspect(queue) => Next::Queue(queue, Kind::Inspect),
         Step::Divert(queue) => Next::Queue(queue, Kind::Divert),
         Step::Tee(queue) => Next::Queue(queue, Kind::Tee),
@@ -201,7 +202,7 @@ impl Decision {
         match answer {
             Answer::Pass => Self::Pass,
             Answer::Drop => Self::Gone(Fate::Dropped),
-            Answer::Reject => Self::Gone(Fate::Rejected),
+            Answer::Reject => Self::Gone(Fate::Rejected(None)),
             Answer::Queue(number) => Self::Queue(number),
             Answer::Repeat => Self::Repeat,
             Answer::Replace(bytes) => match room.checked_sub(bytes.len()) {

@@ -1,0 +1,56 @@
+//! Answers to rejected packets: at most so many a second and port, each counted.
+
+use towpath_gate::gate::{Limit, PortId, Reject};
+use towpath_gate::{Gate, Packet, Time};
+
+use super::{Edge, Meta};
+use crate::report;
+
+/// What the engine keeps for answering.
+#[derive(Debug, Default)]
+pub(super) struct Replies {
+    /// By port, made with a port's first answer.
+    limits: Vec<Option<Limit>>,
+    frame: Vec<u8>,
+    pub(super) counts: report::Replies,
+}
+
+impl Replies {
+    /// Answers a packet that came in by `arrival`, as `reject` says; without it, as an inspector's rejection is answered.
+    /// `parts` is how many packets it stands for: they are answered once.
+    #[expect(clippy::too_many_arguments, reason = "each is another's: the packet's, the engine's, the edge")]
+    pub(super) fn answer<E: Edge>(
+        &mut self,
+        reject: Option<Reject>,
+        packet: &Packet<'_>,
+        (arrival, meta): (PortId, &Meta),
+        parts: u32,
+        gate: &Gate,
+        now: Time,
+        edge: &mut E,
+    ) {
+        self.counts.silent += u64::from(parts.saturating_sub(1));
+        let reject = reject.unwrap_or_else(|| Reject::by_inspector(packet));
+        if reject.reply(packet, gate.ports().addresses(arrival), &mut self.frame).is_err() {
+            self.counts.silent += 1;
+            return;
+        }
+        if !self.limit(arrival).take(now) {
+            self.counts.limited += 1;
+            return;
+        }
+        let meta = Meta { wire_len: self.frame.len() as u32, ..*meta };
+        match edge.reply(arrival, &self.frame, &meta) {
+            true => self.counts.sent += 1,
+            false => self.counts.unsent += 1,
+        }
+    }
+
+    fn limit(&mut self, port: PortId) -> &mut Limit {
+        let at = usize::from(port.0);
+        if self.limits.len() <= at {
+            self.limits.resize(at + 1, None);
+        }
+        self.limits[at].get_or_insert_default()
+    }
+}
