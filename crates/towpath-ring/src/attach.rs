@@ -61,6 +61,11 @@ pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachE
     let hello = Hello { version: VERSION, gaps: options.gaps, name: options.name.clone() }.emit();
     // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
+    receive(socket, path)
+}
+
+/// Takes what the engine at the other end of `socket`, which listens at `path`, hands over.
+pub(crate) fn receive(socket: OwnedFd, path: &Path) -> Result<Attached, AttachError> {
     let (welcome, fds) = welcome(&socket, path)?;
     let terms = match welcome.answer {
         Reply::Attached(terms) => terms,

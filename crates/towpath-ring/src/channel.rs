@@ -426,7 +426,7 @@ impl Channel {
     }
 
     /// Takes the messages that the client has sent (with [`Config::messages`]) and gives a copy of each to `f`: its
-    /// header, of which only the length was checked, and its payload. A bounded number per call; returns how many.
+    /// header, of which the length was checked and the sender is the kernel's word, and its payload. A bounded number per call; returns how many.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
         for count in 0..MESSAGES {
             if self.control.dead == Some(Death::Violations) || !self.messages {
@@ -438,7 +438,9 @@ impl Channel {
                 Ok(None) => return count,
                 Ok(Some((found, bytes))) => {
                     self.stats.messages += 1;
-                    f(&found.header, &bytes);
+                    // Who sends is what the kernel said, not what the sender says.
+                    let Credentials { pid, uid, gid } = self.control.peer;
+                    f(&Header { pid, uid, gid, ..found.header }, &bytes);
                     self.transmit.put_back(bytes);
                 }
                 Err(_) => {

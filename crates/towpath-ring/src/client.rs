@@ -439,6 +439,12 @@ impl Consumer {
         }
     }
 
+    /// Whether a message of `len` bytes would find room in the ring towards the engine. In an event loop: after
+    /// [`arm`](Self::arm), which makes the engine ring also when it gives room back.
+    pub fn has_room(&mut self, len: usize) -> bool {
+        self.outbox.has_room(&self.ring.theirs, len)
+    }
+
     /// For event loops: says that we are about to sleep on [`as_fd`](AsFd::as_fd). False when there is a frame already.
     #[must_use]
     pub fn arm(&mut self) -> bool {

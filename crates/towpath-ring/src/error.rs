@@ -63,6 +63,30 @@ pub enum AttachError {
     },
 }
 
+impl AttachError {
+    /// The error's number for interfaces that have nothing else (errno(3)): EPERM for [`NotPermitted`](Self::NotPermitted),
+    /// EPROTONOSUPPORT for [`Version`](Self::Version), ENOBUFS for [`Limit`](Self::Limit).
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        use rustix::io::Errno;
+        let errno = match self {
+            Self::NoSocket => Errno::DESTADDRREQ,
+            Self::Connect { source, .. } | Self::System { source, .. } => {
+                return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+            }
+            Self::Version { .. } => Errno::PROTONOSUPPORT,
+            Self::NotPermitted(_) => Errno::PERM,
+            Self::Limit(_) => Errno::NOBUFS,
+            Self::Engine(_) => Errno::IO,
+            Self::TimedOut(_) => Errno::TIMEDOUT,
+            Self::Closed => Errno::CONNRESET,
+            Self::NotTowpath(_) | Self::Unsafe(_) => Errno::PROTO,
+            Self::Geometry(_) => Errno::INVAL,
+        };
+        errno.raw_os_error()
+    }
+}
+
 /// Why receiving ended.
 #[derive(Debug, Error)]
 pub enum RecvError {

@@ -4,7 +4,7 @@
 //! frame, and takes their verdicts back the same way. What one side writes the other side can only read; what it
 //! reads it copies and checks. The layout of the shared memory is in `docs/ring-abi.md`.
 //!
-//! Feature `tokio`: `AsyncConsumer`, the same client for tokio.
+//! Feature `tokio`: `AsyncConsumer`, the same client for tokio. Feature `test-util`: `mock`, peers that lie, for fuzzing.
 //!
 //! After memory-mapped netlink (Linux 3.10 to 4.5) and what was learnt from its removal.
 #![deny(unsafe_code)]
@@ -40,6 +40,8 @@ mod inbox;
 mod lane;
 #[cfg(not(loom))]
 mod limits;
+#[cfg(all(any(test, feature = "test-util"), not(loom)))]
+pub mod mock;
 #[cfg(all(test, loom))]
 mod model;
 #[cfg(not(loom))]

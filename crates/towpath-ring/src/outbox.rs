@@ -64,6 +64,12 @@ impl Outbox {
         Ok(room.at as u16)
     }
 
+    /// Whether a message of `len` bytes finds room in the ring.
+    pub(crate) fn has_room(&mut self, theirs: &Words, len: usize) -> bool {
+        self.reclaim(theirs);
+        self.tx.room(len).is_ok()
+    }
+
     fn send_oneshot(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
         let len = payload.len() as u64;
         if len > way.oneshot_max.min(u32::MAX.into()) {

@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
-use towpath_ring::{Cause, Config, Consumer, Death, Full, Meta, Verdict};
+use towpath_ring::{Cause, Config, Consumer, Death, Full, Limits, Meta, Options, Verdict};
 use world::{PATIENCE, World, assert_conserved, consumer, message, send};
 
 /// The client ends itself here, without a chance to tidy up.
@@ -69,6 +69,73 @@ fn a_client_may_die_at_any_step() {
         assert_eq!(other.poll_verdicts(0, |_, _| {}), 1, "{name}");
         assert!(!other.is_dead());
     }
+}
+
+/// The client dies inside of the protocol: connected, half a hello, hello, welcome unread.
+#[test]
+fn a_client_may_die_before_it_is_attached() {
+    let limits = Limits { channels: 1, ..Limits::default() };
+    for step in ["connected", "half a hello", "hello", "welcome"] {
+        let mut world = World::new(Config { deadline: None, limits, ..Config::default() });
+        let client = world.spawn_with("client_dies_early", step);
+        // One that greets and goes at once may be gone when the engine answers.
+        let channel = loop {
+            if let Some(channel) = world.endpoint.accept().expect("accept") {
+                break Some(channel);
+            }
+            if world.endpoint.stats().failed > 0 {
+                break None;
+            }
+            world.endpoint.wait(Some(PATIENCE)).expect("wait");
+        };
+        assert!(channel.is_some() || step != "welcome", "{step}");
+        if let Some(mut channel) = channel {
+            assert!(matches!(step, "hello" | "welcome"), "{step}");
+            // The engine does not know yet: what it sends comes back whole.
+            let mut sent = 0;
+            while !channel.is_dead() {
+                sent += u64::from(channel.send(&message(1, 1500), &Meta::default()).is_ok());
+                channel.wait(Some(PATIENCE)).expect("wait");
+                assert_eq!(channel.poll_verdicts(0, |seq, _| panic!("{step}: {seq} decided")), 0);
+            }
+            let mut back = 0;
+            channel.drain_held(|_| back += 1);
+            assert_eq!(back, sent, "{step}");
+            assert_conserved(&channel);
+        }
+        drop(client);
+        // Its share of the limits is free again: there may be one channel, and this is it.
+        let (mut channel, mut next) = world.attach(Options::default());
+        channel.send(b"next", &Meta::default()).expect("room");
+        let frame = next.recv().expect("received").expect("a frame");
+        assert_eq!(next.payload(&frame), b"next", "{step}");
+        next.verdict(frame, Verdict::Pass);
+    }
+}
+
+#[test]
+#[ignore = "the client of a_client_may_die_before_it_is_attached"]
+fn client_dies_early() {
+    use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketType};
+    let path = std::env::var("TOWPATH_SOCKET").expect("TOWPATH_SOCKET");
+    let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    net::connect(&socket, &SocketAddrUnix::new(path).expect("an address")).expect("connected");
+    // As docs/ring-abi.md has it.
+    let mut hello = [0; 64];
+    hello[..4].copy_from_slice(b"TPRG");
+    hello[4..6].copy_from_slice(&towpath_ring::VERSION.to_le_bytes());
+    let say = |bytes: &[u8]| net::send(&socket, bytes, SendFlags::empty()).expect("sent");
+    match std::env::var("STEP").as_deref() {
+        Ok("half a hello") => drop(say(&hello[..32])),
+        Ok("hello") => drop(say(&hello)),
+        Ok("welcome") => {
+            say(&hello);
+            let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut fds, None).expect("poll");
+        }
+        _ => {}
+    }
+    kill_9();
 }
 
 #[test]

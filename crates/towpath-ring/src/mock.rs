@@ -1,0 +1,416 @@
+//! The other side, played badly: a client that writes anything anywhere it may, and an engine whose memory is random.
+//!
+//! One harness for the property tests and for the fuzzer. What must hold: no panic, nothing read outside of the memory,
+//! each frame decided at most once, the sum right.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
+use crate::attach::{Attached, receive};
+use crate::hello::{Hello, Notice, Welcome};
+use crate::limits::Shares;
+use crate::region::{Access, Payload, Words};
+use crate::{Channel, Config, Consumer, Credentials, Full, Geometry, Kind, Limits, Meta, Seq, Verdict, sys};
+
+/// Most operations of one run.
+const OPS: usize = 400;
+/// Most bytes of a message in a memory of its own.
+const ONESHOT_MAX: u64 = 8000;
+
+/// A client's control messages, ring and socket in the hands of the fuzzer.
+///
+/// # Panics
+/// When the engine's side breaks a promise.
+pub fn hostile_client(input: &[u8]) {
+    let _ = Hello::parse(input);
+    let _ = Notice::parse(input);
+    let mut input = Input(input);
+    run_client(std::iter::from_fn(|| Op::decode(&mut input)).take(OPS));
+}
+
+/// An engine's welcome, ring and socket in the hands of the fuzzer.
+///
+/// # Panics
+/// When the client's side breaks a promise.
+pub fn hostile_engine(input: &[u8]) {
+    let _ = Welcome::parse(input);
+    let mut input = Input(input);
+    run_engine(std::iter::from_fn(|| EngineOp::decode(&mut input)).take(OPS));
+}
+
+/// Numbers from a fuzzer's bytes.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn number(&mut self, bytes: usize) -> u64 {
+        let (head, rest) = self.0.split_at(bytes.min(self.0.len()));
+        self.0 = rest;
+        head.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.number(if end <= 256 { 1 } else { 2 }) % end
+    }
+
+    /// Small, middling, or anything.
+    fn any(&mut self, small: u64, middling: u64) -> u64 {
+        match self.below(3) {
+            0 => self.below(small),
+            1 => self.below(middling),
+            _ => self.number(8),
+        }
+    }
+
+    fn bytes(&mut self, max: usize) -> Vec<u8> {
+        let len = (self.below(max as u64) as usize).min(self.0.len());
+        let (head, rest) = self.0.split_at(len);
+        self.0 = rest;
+        head.to_vec()
+    }
+}
+
+pub(crate) fn small(frame_nr: u32) -> Geometry {
+    Geometry { block_size: 4096, block_nr: frame_nr / 16, frame_size: 256, frame_nr }
+}
+
+pub(crate) fn config() -> Config {
+    Config {
+        oneshot_max: ONESHOT_MAX,
+        rx: small(32),
+        tx: small(16),
+        records: 4,
+        held_max: 8,
+        deadline: Some(Duration::from_nanos(1000)),
+        violations_max: u64::MAX,
+        messages: true,
+        ..Config::default()
+    }
+}
+
+fn sockets() -> (OwnedFd, OwnedFd) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).expect("sockets")
+}
+
+/// Both ends of a channel, without an endpoint.
+fn channel(config: &Config) -> (Channel, Attached) {
+    let (ours, theirs) = sockets();
+    let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
+    let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
+    let hello = Hello { version: abi::VERSION, gaps: true, name: "mock".into() };
+    let channel = Channel::open(config, &ours, peer, hello, share).expect("a channel");
+    (channel, receive(theirs, std::path::Path::new("mock")).expect("attached"))
+}
+
+/// What the hostile client or the engine does next.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Send(usize),
+    Poll(u64),
+    /// Any word of the memory that the client writes.
+    Word(usize, u64),
+    /// A release entry that looks right: frame, number relative to the last, verdict, flags, argument.
+    Entry(u32, u32, u8, u8, u16),
+    /// A record likewise, and how many are claimed to be there.
+    Record(u32, u32, u8, u16, u32),
+    /// A TX header, often one that claims to be a replacement: frame, number, length, flags, kind.
+    Transmit(u32, u32, u32, u16, u16),
+    Message(Vec<u8>),
+    /// A memory for a message: number, claimed length, size, whether it is sealed, how many copies come.
+    OneShot(u32, u64, usize, bool, usize),
+    Arm,
+    Close,
+}
+
+impl Op {
+    fn decode(i: &mut Input<'_>) -> Option<Self> {
+        if i.0.is_empty() {
+            return None;
+        }
+        Some(match i.below(20) {
+            0..3 => Self::Send(i.below(9000) as usize),
+            3..6 => Self::Poll(i.below(400)),
+            6 => Self::Word(i.number(4) as usize, i.number(8)),
+            7..11 => Self::Entry(
+                i.below(32) as u32,
+                i.below(40) as u32,
+                i.below(9) as u8,
+                i.below(5) as u8,
+                i.below(20) as u16,
+            ),
+            11..13 => Self::Record(
+                i.below(4) as u32,
+                i.below(40) as u32,
+                i.below(9) as u8,
+                i.number(2) as u16,
+                i.below(6) as u32,
+            ),
+            13..16 => Self::Transmit(
+                i.below(16) as u32,
+                i.below(40) as u32,
+                i.any(70, 5000) as u32,
+                i.below(8) as u16,
+                5 + i.below(3) as u16,
+            ),
+            16 => Self::Message(i.bytes(40)),
+            17 => Self::OneShot(
+                1 + i.below(4) as u32,
+                i.any(70, 9000),
+                i.below(9000) as usize,
+                i.below(2) == 0,
+                i.below(4) as usize,
+            ),
+            18 => Self::Arm,
+            _ => Self::Close,
+        })
+    }
+}
+
+/// The engine's view of what it published, and the check that each is decided once.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    out: BTreeSet<u32>,
+}
+
+impl Ledger {
+    pub(crate) fn send(&mut self, channel: &mut Channel, len: usize) {
+        if let Ok(seq) = channel.send(&vec![0xa5; len], &Meta::default()) {
+            assert!(self.out.insert(seq.0));
+        }
+    }
+
+    pub(crate) fn poll(&mut self, channel: &mut Channel, now: u64) {
+        channel.poll_verdicts(now, |seq, decision| {
+            assert!(self.out.remove(&seq.0), "{seq} was decided twice or never published");
+            assert_ne!(decision.verdict, Verdict::Hold);
+            assert_eq!(
+                decision.replacement.is_some(),
+                matches!(decision.verdict, Verdict::Replace(_)),
+                "a replacement without a payload"
+            );
+            assert!(decision.replacement.is_none_or(|r| r.len() <= ONESHOT_MAX as usize));
+        });
+        assert_eq!(channel.held() as usize, self.out.len());
+        channel.poll_messages(|header, payload| {
+            assert_ne!(header.kind, Kind::REPLACEMENT);
+            assert_eq!(header.len as usize, payload.len());
+        });
+    }
+
+    pub(crate) fn finish(&mut self, channel: &mut Channel) {
+        channel.drain_held(|seq| assert!(self.out.remove(&seq.0), "{seq} came back twice"));
+        assert!(self.out.is_empty());
+        let s = channel.stats();
+        assert_eq!(s.published, s.decided + s.overdue + s.garbage + s.drained);
+        assert_eq!(channel.send(&[1], &Meta::default()), Err(Full::Dead));
+    }
+}
+
+pub(crate) fn apply(
+    op: Op,
+    raw: &mut Option<Attached>,
+    channel: &mut Channel,
+    ledger: &mut Ledger,
+    now: &mut u64,
+) {
+    let last = channel.stats().published as u32;
+    match op {
+        Op::Send(len) => return ledger.send(channel, len),
+        Op::Poll(later) => {
+            *now += later;
+            return ledger.poll(channel, *now);
+        }
+        Op::Arm => {
+            let _ = channel.arm();
+            channel.check_peer();
+            return channel.disarm();
+        }
+        _ => {}
+    }
+    let Some(client) = raw else { return };
+    let layout = client.layout;
+    let store = |index: usize, word: u64| client.own.word(index).store(word, Ordering::Relaxed);
+    let word = |back: u32, verdict: u8, flags: u8, arg: u16| {
+        u64::from(last.wrapping_sub(back).wrapping_add(2))
+            | u64::from(verdict) << 32
+            | u64::from(flags) << 40
+            | u64::from(arg) << 48
+    };
+    match op {
+        Op::Word(index, word) => store(index % (layout.client_bytes() / 8), word),
+        Op::Entry(at, back, verdict, flags, arg) => {
+            store(layout.rx_entries() + at as usize * ENTRY_WORDS + 1, word(back, verdict, flags, arg));
+        }
+        Op::Record(index, back, verdict, arg, more) => {
+            store(layout.record_ring() + index as usize * ENTRY_WORDS + 1, word(back, verdict, 0, arg));
+            let taken = client.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Relaxed);
+            store(abi::CLIENT_RECORDS, taken.wrapping_add(more.into()));
+        }
+        Op::Transmit(at, back, len, flags, kind) => {
+            let header = layout.tx_headers() + at as usize * HEADER_WORDS;
+            store(header, u64::from(back % 4 + 1));
+            store(header + 1, u64::from(len) | u64::from(kind) << 32 | u64::from(flags) << 48);
+            store(header + 4, u64::from(last.wrapping_sub(back).wrapping_add(2)) << 32);
+        }
+        Op::Message(bytes) => {
+            let _ = sys::send(&client.socket, &bytes, &[]);
+        }
+        Op::OneShot(seq, len, size, sealed, copies) => {
+            let bytes = vec![1; size.max(1)];
+            let memory =
+                if sealed { sys::frozen(&bytes) } else { sys::memfd("hostile", bytes.len()) }.unwrap();
+            let fds = vec![memory.as_fd(); copies];
+            let _ = sys::send(&client.socket, &Notice::OneShot { seq: Seq(seq), len }.emit(), &fds);
+            // And a frame that says it is there.
+            let header = layout.tx_headers() + (seq as usize % 16) * HEADER_WORDS;
+            store(header + 1, len & 0xffff_ffff | 6 << 32 | u64::from(crate::header::FLAG_ONESHOT) << 48);
+            store(header, seq.into());
+        }
+        Op::Close => *raw = None,
+        Op::Send(_) | Op::Poll(_) | Op::Arm => unreachable!("done above"),
+    }
+}
+
+/// The operations, on an engine's channel and the client's raw memory.
+pub(crate) fn run_client(ops: impl IntoIterator<Item = Op>) {
+    let (mut channel, raw) = channel(&config());
+    let (mut raw, mut ledger, mut now) = (Some(raw), Ledger::default(), 0);
+    for op in ops {
+        apply(op, &mut raw, &mut channel, &mut ledger, &mut now);
+    }
+    ledger.poll(&mut channel, now);
+    ledger.finish(&mut channel);
+}
+
+/// An engine's memory in the hands of the harness.
+struct HostileEngine {
+    socket: OwnedFd,
+    own: Words,
+    layout: Layout,
+    client: Consumer,
+}
+
+fn engine() -> HostileEngine {
+    let layout = Layout { rx: small(32), tx: small(16), records: 4 };
+    let memory = |bytes| sys::memfd("test", bytes).unwrap();
+    let (engine, rx, client, tx) = (
+        memory(layout.engine_bytes()),
+        memory(layout.rx.bytes()),
+        memory(layout.client_bytes()),
+        memory(layout.tx.bytes()),
+    );
+    let words = |fd: &OwnedFd, bytes, access| Words::map(fd.as_fd(), bytes, access).unwrap();
+    let payload = |fd: &OwnedFd, bytes, access| Payload::map(fd.as_fd(), bytes, access).unwrap();
+    let (socket, theirs) = sockets();
+    let attached = Attached {
+        socket: theirs,
+        layout,
+        oneshot_max: 20_000,
+        theirs: words(&engine, layout.engine_bytes(), Access::Lent),
+        own: words(&client, layout.client_bytes(), Access::Own),
+        rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),
+        tx_payload: payload(&tx, layout.tx.bytes(), Access::Own),
+    };
+    let own = words(&engine, layout.engine_bytes(), Access::Own);
+    HostileEngine { socket, own, layout, client: Consumer::over(attached) }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum EngineOp {
+    Word(usize, u64),
+    /// A header: frame, number, length, flags.
+    Header(u32, u32, u32, u16),
+    Note(u32, u32),
+    Notice(u32, u64, bool),
+    Message(Vec<u8>),
+    Recv,
+    Verdict(usize),
+    Hold(usize),
+    Replace(usize, usize),
+    Upto(u32),
+}
+
+impl EngineOp {
+    fn decode(i: &mut Input<'_>) -> Option<Self> {
+        if i.0.is_empty() {
+            return None;
+        }
+        Some(match i.below(28) {
+            0..2 => Self::Word(i.number(4) as usize, i.number(8)),
+            2..10 => {
+                Self::Header(i.below(32) as u32, i.below(3) as u32, i.any(70, 9000) as u32, i.below(8) as u16)
+            }
+            10..12 => Self::Note(i.below(3) as u32, i.below(40) as u32),
+            12 => Self::Notice(i.below(3) as u32, i.any(70, 200), i.below(2) == 0),
+            13 => Self::Message(i.bytes(40)),
+            14..20 => Self::Recv,
+            20..23 => Self::Verdict(i.number(1) as usize),
+            23 => Self::Hold(i.number(1) as usize),
+            24..26 => Self::Replace(i.number(1) as usize, i.below(5000) as usize),
+            _ => Self::Upto(i.number(1) as u32),
+        })
+    }
+}
+
+/// The operations, on an engine's raw memory and the client library.
+pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
+    let HostileEngine { socket, own, layout, mut client } = engine();
+    let mut frames = Vec::new();
+    let mut expected = 1u32;
+    let mut at_next = 0;
+    for op in ops {
+        match op {
+            EngineOp::Word(i, w) => own.word(i % (layout.engine_bytes() / 8)).store(w, Ordering::Relaxed),
+            EngineOp::Header(at, ahead, len, flags) => {
+                // Mostly where the client looks.
+                let at = if ahead == 0 { at_next } else { at };
+                let header = layout.rx_headers() + at as usize * HEADER_WORDS;
+                own.word(header + 1).store(u64::from(len) | u64::from(flags) << 48, Ordering::Relaxed);
+                own.word(header).store(expected.wrapping_add(ahead).into(), Ordering::Release);
+            }
+            EngineOp::Note(ahead, at) => {
+                let seq = expected.wrapping_add(ahead);
+                own.word(layout.rx_notes() + (seq & 31) as usize)
+                    .store(abi::note(Seq(seq), at), Ordering::Release);
+            }
+            EngineOp::Notice(ahead, len, with_fd) => {
+                let fd = sys::frozen(&[1; 100]).unwrap();
+                let notice = Notice::OneShot { seq: Seq(expected.wrapping_add(ahead)), len };
+                let fds = [fd.as_fd()];
+                let _ = sys::send(&socket, &notice.emit(), if with_fd { &fds } else { &[] });
+            }
+            EngineOp::Message(bytes) => {
+                let _ = sys::send(&socket, &bytes, &[]);
+            }
+            EngineOp::Recv => {
+                let Ok(Some(frame)) = client.try_recv() else { continue };
+                expected = frame.seq().0.wrapping_add(1);
+                let payload = client.payload(&frame);
+                assert_eq!(payload.len(), frame.header().len as usize);
+                // Read to the last byte: an address that is not ours would end the test.
+                std::hint::black_box(payload.iter().map(|b| u64::from(*b)).sum::<u64>());
+                at_next = (at_next + layout.rx.frames_for(payload.len()) as u32) % 32;
+                frames.push(frame);
+            }
+            EngineOp::Verdict(i) if !frames.is_empty() => {
+                let frame = frames.swap_remove(i % frames.len());
+                client.verdict(frame, Verdict::Pass);
+            }
+            EngineOp::Hold(i) if !frames.is_empty() => client.hold(&frames[i % frames.len()]),
+            EngineOp::Replace(i, len) if !frames.is_empty() => {
+                let frame = frames.swap_remove(i % frames.len());
+                if let Err(not) = client.try_replace(frame, &vec![1; len]) {
+                    frames.push(not.frame);
+                }
+            }
+            EngineOp::Upto(seq) => {
+                client.verdict_upto(Seq(expected.wrapping_sub(1 + seq % 8)), Verdict::Drop);
+                frames.retain(|f| client.has(f));
+            }
+            _ => {}
+        }
+    }
+}
