@@ -16,6 +16,7 @@
 //! Reference: Linux, Documentation/networking/strparser.rst and kcm.rst.
 
 mod body;
+mod cassandra;
 mod cause;
 mod clause;
 mod compile;
@@ -139,6 +140,7 @@ enum Coded {
     PostgresFrontend,
     PostgresBackend,
     Dnp3,
+    Cassandra,
 }
 
 impl Framing {
@@ -263,6 +265,7 @@ impl Framing {
             Kind::Coded(Coded::PostgresFrontend) => postgres::frontend(bytes, state),
             Kind::Coded(Coded::PostgresBackend) => postgres::backend(bytes, state),
             Kind::Coded(Coded::Dnp3) => dnp3::step(bytes),
+            Kind::Coded(Coded::Cassandra) => cassandra::step(bytes, state),
             Kind::Program(program) => checked(program::step(program, bytes, state), bytes.len()),
             Kind::Custom(custom) => checked(custom.step(bytes, state), bytes.len()),
         };

@@ -52,13 +52,11 @@ pub const PRESETS: &[Preset] = &[
            offset=3 length=4 be adjust=8 tail=0xce"#,
     ),
     text("bgp", "", "BGP messages (RFC 4271, section 4.1)", "when ff*16 (offset=16 length=2 be min=19)"),
-    text(
+    coded(
         "cassandra4",
         "cassandra",
         "CQL binary protocol, versions 1 to 4 and the handshake of 5 (native_protocol_v4.spec, section 2)",
-        "when 03/7f (offset=5 length=4 be adjust=9 max=257M) when 04/7f (offset=5 length=4 be adjust=9 max=257M)
-         when 05/7f (offset=5 length=4 be adjust=9 max=257M)
-         when 01/7f (offset=4 length=4 be adjust=8 max=257M) when 02/7f (offset=4 length=4 be adjust=8 max=257M)",
+        Coded::Cassandra,
     ),
     text("diameter", "", "Diameter messages (RFC 6733, section 3)", "when 01 (offset=1 length=3 be min=20)"),
     coded("dnp3", "", "DNP3 link frames (IEEE 1815, 9.2)", Coded::Dnp3),
@@ -74,7 +72,12 @@ pub const PRESETS: &[Preset] = &[
            else (length=3 be adjust=9 max=0x1000008)"#,
     ),
     text("iec104", "", "IEC 60870-5-104 APDUs (section 5)", "when 68 (offset=1 length=1 adjust=2 min=6)"),
-    text("kafka", "", "Kafka requests and responses (protocol guide, \"Common request and response structure\")", "length=4 be adjust=4 max=101M"),
+    text(
+        "kafka",
+        "",
+        "Kafka requests and responses (protocol guide, \"Common request and response structure\")",
+        "length=4 be adjust=4 max=101M",
+    ),
     text("kerberos-tcp", "kerberos", "Kerberos over TCP (RFC 4120, section 7.2.2)", "length=4 be adjust=4"),
     text(
         "ldap",
@@ -82,32 +85,113 @@ pub const PRESETS: &[Preset] = &[
         "LDAP messages (RFC 4511, section 5.1), also in SASL buffers (RFC 4422, section 3.7)",
         "when 30 (offset=1 ber) when 00 (length=4 be adjust=4) when 16 03 (giveback)",
     ),
-    text("line", "", "Lines that end with LF or CR LF", r#"delimiter="\r\n" delimiter="\n" strip=delimiter max=64K"#),
-    text("memcached-binary", "", "memcached's binary protocol (BinaryProtocolRevamped)", "when 80-81 (offset=8 length=4 be adjust=24)"),
-    text("modbus-tcp", "modbus", "Modbus over TCP (Messaging Implementation Guide, 3.1.3)", "when .. .. 00 00 (offset=4 length=2 be adjust=6 min=8)"),
-    text("mongodb", "mongo", "MongoDB wire protocol (\"Standard Message Header\")", "length=4 le min=16 max=48_100_000"),
-    text("mqtt", "", "MQTT control packets, 3.1 to 5.0 (section 2.1)", "when 10-ff (offset=1 varint=4 max=257M)"),
-    coded("mysql-packet", "mysql", "MySQL packets, chains joined, until TLS or compression begins", Coded::Mysql),
-    text("nbss", "smb", "SMB on NetBIOS sessions or TCP (RFC 1002, section 4.3; MS-SMB2, 2.1)", "when 00 (offset=1 length=3 be adjust=4 max=17M) when 81-85 (offset=1 length=3 be adjust=4)"),
-    text("netstring", "", "Netstrings: decimal length, colon, bytes, comma", r#"digits=":" adjust=1 tail="," strip=head trim=1"#),
-    text("onc-rpc", "rpc", "ONC RPC records, fragments joined (RFC 5531, section 11)", "length=4 be mask=0x7fffffff last=0x80000000 adjust=4"),
-    text("opcua", "", "OPC UA connection protocol (part 6, 7.1.2.2)", "when 41-5a 41-5a 41-5a 41-46 (offset=4 length=4 le min=8)"),
-    text("openflow", "", "OpenFlow messages (header of every version)", "when 01-06 (offset=2 length=2 be min=8)"),
+    text(
+        "line",
+        "",
+        "Lines that end with LF or CR LF",
+        r#"delimiter="\r\n" delimiter="\n" strip=delimiter max=64K"#,
+    ),
+    text(
+        "memcached-binary",
+        "",
+        "memcached's binary protocol (BinaryProtocolRevamped)",
+        "when 80-81 (offset=8 length=4 be adjust=24)",
+    ),
+    text(
+        "modbus-tcp",
+        "modbus",
+        "Modbus over TCP (Messaging Implementation Guide, 3.1.3)",
+        "when .. .. 00 00 (offset=4 length=2 be adjust=6 min=8)",
+    ),
+    text(
+        "mongodb",
+        "mongo",
+        "MongoDB wire protocol (\"Standard Message Header\")",
+        "length=4 le min=16 max=48_100_000",
+    ),
+    text(
+        "mqtt",
+        "",
+        "MQTT control packets, 3.1 to 5.0 (section 2.1)",
+        "when 10-ff (offset=1 varint=4 max=257M)",
+    ),
+    coded(
+        "mysql-packet",
+        "mysql",
+        "MySQL packets, chains joined, until TLS or compression begins",
+        Coded::Mysql,
+    ),
+    text(
+        "nbss",
+        "smb",
+        "SMB on NetBIOS sessions or TCP (RFC 1002, section 4.3; MS-SMB2, 2.1)",
+        "when 00 (offset=1 length=3 be adjust=4 max=17M) when 81-85 (offset=1 length=3 be adjust=4)",
+    ),
+    text(
+        "netstring",
+        "",
+        "Netstrings: decimal length, colon, bytes, comma",
+        r#"digits=":" adjust=1 tail="," strip=head trim=1"#,
+    ),
+    text(
+        "onc-rpc",
+        "rpc",
+        "ONC RPC records, fragments joined (RFC 5531, section 11)",
+        "length=4 be mask=0x7fffffff last=0x80000000 adjust=4",
+    ),
+    text(
+        "opcua",
+        "",
+        "OPC UA connection protocol (part 6, 7.1.2.2)",
+        "when 41-5a 41-5a 41-5a 41-46 (offset=4 length=4 le min=8)",
+    ),
+    text(
+        "openflow",
+        "",
+        "OpenFlow messages (header of every version)",
+        "when 01-06 (offset=2 length=2 be min=8)",
+    ),
     text("openwire", "", "ActiveMQ OpenWire commands", "length=4 be adjust=4 max=101M"),
-    coded("postgres-backend", "", "PostgreSQL, server to client, until encryption begins", Coded::PostgresBackend),
-    coded("postgres-frontend", "", "PostgreSQL, client to server, until encryption begins", Coded::PostgresFrontend),
+    coded(
+        "postgres-backend",
+        "",
+        "PostgreSQL, server to client, until encryption begins",
+        Coded::PostgresBackend,
+    ),
+    coded(
+        "postgres-frontend",
+        "",
+        "PostgreSQL, client to server, until encryption begins",
+        Coded::PostgresFrontend,
+    ),
     text(
         "rdp",
         "",
-        "RDP: TPKT and fast-path units (MS-RDPBCGR, 2.2.9.1.2)",
-        "when 03 00 (offset=2 length=2 be min=7)
+        "RDP: TPKT and fast-path units, until TLS begins (MS-RDPBCGR, 2.2.9.1.2)",
+        "when 03 00 (offset=2 length=2 be min=7) when 16 03 (giveback)
          when 00/03 80/80 (offset=1 length=2 be mask=0x7fff) when 00/03 (offset=1 length=1)",
     ),
     coded("resp", "redis", "RESP2 and RESP3, and inline commands (Redis)", Coded::Resp),
     text("smpp", "", "SMPP PDUs (version 3.4, section 3.2)", "length=4 be min=16"),
-    text("synphasor", "", "Synchrophasor frames (IEEE C37.118.2, 6.2)", "when aa (offset=2 length=2 be min=14)"),
-    text("syslog", "", "Syslog, octet counting or lines (RFC 6587, section 3.4)", r#"when 31-39 (digits=" " max=64K) when "<" (delimiter="\n" max=64K)"#),
-    text("thrift-framed", "thrift", "Thrift's framed transport", "length=4 be adjust=4 max=16_384_000"),
+    text(
+        "synphasor",
+        "",
+        "Synchrophasor frames (IEEE C37.118.2, 6.2)",
+        "when aa (offset=2 length=2 be min=14)",
+    ),
+    text(
+        "syslog",
+        "",
+        "Syslog, octet counting or lines (RFC 6587, section 3.4)",
+        r#"when 31-39 (digits=" " max=64K) when "<" (delimiter="\n" max=64K)"#,
+    ),
+    text(
+        "thrift-framed",
+        "thrift",
+        "Thrift's framed transport",
+        r#"when 80 01 (refuse="Thrift's binary protocol without the framed transport")
+           else (length=4 be adjust=4 max=16_384_000)"#,
+    ),
     text(
         "tls-record",
         "tls",
@@ -115,7 +199,12 @@ pub const PRESETS: &[Preset] = &[
         "when 14-18 03 00-04 (offset=3 length=2 be adjust=5 max=18_437)
          when 80/80 .. 01 (length=2 be mask=0x7fff adjust=2)",
     ),
-    text("tpkt", "", "TPKT, under COTP, S7 and H.225 (RFC 1006, section 6)", "when 03 (offset=2 length=2 be min=7)"),
+    text(
+        "tpkt",
+        "",
+        "TPKT, under COTP, S7 and H.225, until TLS begins (RFC 1006, section 6)",
+        "when 03 (offset=2 length=2 be min=7) when 16 03 (giveback)",
+    ),
     text(
         "websocket",
         "",
@@ -123,6 +212,7 @@ pub const PRESETS: &[Preset] = &[
         r#"start (
              when "GET " (delimiter="\r\n\r\n" max=64K)
              when "HTTP/1.1 101" (delimiter="\r\n\r\n" max=64K)
+             when "HTTP/" (refuse="the server did not switch to WebSocket")
              else (
                when .. fe/ff (offset=2 length=2 be adjust=8) when .. 7e/ff (offset=2 length=2 be adjust=4)
                when .. ff/ff (offset=2 length=8 be adjust=14) when .. 7f/ff (offset=2 length=8 be adjust=10)

@@ -47,7 +47,7 @@ enum Action {
         #[arg(long, value_name = "N", default_value_t = 1_000_000)]
         fuel: u64,
         /// The connection's state before the run: up to five numbers for cb[0] to cb[4]
-        #[arg(long, value_name = "N,...", value_delimiter = ',', num_args = 1..=5, value_parser = word)]
+        #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = word)]
         cb: Vec<u32>,
     },
     /// List a program's instructions, accepted or not
@@ -148,6 +148,9 @@ fn check(source: &Source, code: &Code, stats: Stats) -> u8 {
 
 fn run_once(source: &Source, program: &Program, message: &[u8], fuel: u64, cb: &[u32]) -> u8 {
     let mut context = Context::new();
+    if cb.len() > context.cb.len() {
+        return source.fails(exit::USAGE, "--cb takes at most five numbers");
+    }
     for (word, value) in context.cb.iter_mut().zip(cb) {
         *word = *value;
     }

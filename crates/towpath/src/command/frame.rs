@@ -10,11 +10,11 @@ use serde::Serialize;
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
-use towpath_gate::packet::{Addresses, Fragment};
+use towpath_gate::packet::{Addresses, Fragment, Link};
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::{Time, wire};
 use towpath_mux::framing::{Framing, PRESETS};
-use towpath_port::{Burst, Port, Received, pcap};
+use towpath_port::{Burst, LinkType, Port, Received, pcap};
 
 use crate::args::exit;
 use crate::command::{fail, link, warn};
@@ -30,7 +30,7 @@ const MOST_SAMPLES: usize = 2048;
 /// The streams are put together as their receivers did it: retransmissions once, reordered segments in order, the first
 /// data for a sequence number kept. FRAMING says where a message ends: the name of a preset, the declarative form in a
 /// line, or a file with it in TOML or with a BPF program made for KCM (an object of clang, raw instructions, or tcpdump
-/// -ddd's output). `postgres` is postgres-frontend for what clients send and postgres-backend for what servers send.
+/// -ddd's output; `FILE:NAME` for one program of an object with several). `postgres` is postgres-frontend for what clients send and postgres-backend for what servers send.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Examples:
@@ -107,12 +107,19 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
     };
     let mut fragments = Reassembler::new();
     let mut malformed = 0u64;
+    // Frames whose link header nobody reads, by its number.
+    let mut unread: BTreeMap<u16, u64> = BTreeMap::new();
     for path in &args.captures {
         let mut capture = pcap::Reader::open(path).map_err(Failure::Capture)?;
         let mut burst = Burst::new(BURST);
         while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
             for frame in burst.iter() {
+                let LinkType(number) = frame.link;
                 let link = link(frame.link);
+                if link == Link::Other {
+                    *unread.entry(number).or_default() += 1;
+                    continue;
+                }
                 let Ok(packet) = wire::parse(link, frame.bytes, frame.wire_len) else {
                     malformed += 1;
                     continue;
@@ -138,6 +145,11 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
     streams.handle_end(&mut chosen);
     if malformed > 0 {
         warn(format_args!("{malformed} malformed packets were left out"));
+    }
+    for (number, frames) in unread {
+        warn(format_args!(
+            "{frames} packets were left out: link type {number} is not one that is looked into"
+        ));
     }
     tell(&streams.counters());
     Ok(())
@@ -175,9 +187,13 @@ fn messages(args: &Frame) -> Result<(), Failure> {
 /// A preset, the declarative form, or a file.
 fn framing(text: &str) -> Result<Framing, Failure> {
     let refused = |error: &dyn std::fmt::Display| Failure::Framing(format!("--framing {text}: {error}"));
-    let path = Path::new(text);
+    let (path, name) = file(text);
     if Framing::preset(text).is_ok() || !path.is_file() {
-        return Framing::parse(text).map_err(|error| refused(&error));
+        let looks_like_a_file = text.contains(['/', '.']) && !text.contains(['=', '(', ' ']);
+        return match Framing::parse(text) {
+            Err(_) if looks_like_a_file => Err(refused(&"no such file, and no framing either")),
+            result => result.map_err(|error| refused(&error)),
+        };
     }
     let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
     // An object, raw instructions, or the numbers of tcpdump -ddd: no TOML begins like any of them.
@@ -186,10 +202,21 @@ fn framing(text: &str) -> Result<Framing, Failure> {
         Ok(document) if !numbers && !document.contains('\0') => {
             Framing::from_toml(document).map_err(|error| Failure::Framing(format!("{text}:{error}")))
         }
-        _ => match towpath_bpf::Program::load(&bytes, &towpath_bpf::LoadOptions::default()) {
-            Ok(program) => Ok(Framing::program(text, program)),
-            Err(error) => Err(refused(&error)),
-        },
+        _ => {
+            let options = towpath_bpf::LoadOptions { name, ..towpath_bpf::LoadOptions::default() };
+            match towpath_bpf::Program::load(&bytes, &options) {
+                Ok(program) => Ok(Framing::program(text, program)),
+                Err(error) => Err(refused(&error)),
+            }
+        }
+    }
+}
+
+/// `FILE`, or `FILE:NAME` for one program of an object.
+fn file(text: &str) -> (&Path, Option<String>) {
+    match text.rsplit_once(':') {
+        Some((file, name)) if !Path::new(text).is_file() => (Path::new(file), Some(name.to_owned())),
+        _ => (Path::new(text), None),
     }
 }
 

@@ -93,7 +93,9 @@ impl Messages {
         let assembler = self.ways.entry(key).or_insert_with(|| {
             let framing = framings[usize::from(!way.is_client())].clone();
             let state = State { midstream: way.midstream, ..State::default() };
-            Some(Assembler::with_state(framing, assembler::Limits::default(), state))
+            // How long a message may be is the framing's to say.
+            let limits = assembler::Limits { message: MOST_HELD, ..assembler::Limits::default() };
+            Some(Assembler::with_state(framing, limits, state))
         });
         let Some(open) = assembler else { return };
         let before = open.held();
@@ -150,5 +152,33 @@ fn drain(assembler: &mut Assembler, ending: Ending, out: &mut impl FnMut(Found<'
             Event::Failed(failure) => Found::Failed(failure),
             Event::End { offset, inside, length } => Found::End { offset, inside, length, ending },
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    /// A framing's own bound holds, above the assembler's default too.
+    #[test]
+    fn long_messages() {
+        let ends = [SocketAddr::from(([192, 0, 2, 1], 4242)), SocketAddr::from(([192, 0, 2, 2], 80))];
+        let way = Way { stream: 0, direction: 0, src: ends[0], dst: ends[1], midstream: false };
+        let length = 20usize << 20;
+        for (text, expected) in [("length=4 max=20M", length), ("length=4 max=19M", 0), ("length=4", 0)] {
+            let framing = Framing::parse(text).expect("a framing");
+            let mut messages = Messages::new(framing.clone(), framing);
+            let mut found = 0;
+            let mut take = |_: &Way, what: Found<'_>| match what {
+                Found::Message { bytes, .. } => found += bytes.len(),
+                Found::Failed(failure) => assert!(failure.to_string().contains("EMSGSIZE"), "{failure}"),
+                other => panic!("{other:?}"),
+            };
+            messages.handle_chunk(&way, Chunk::Data(&(length as u32).to_be_bytes()), &mut take);
+            messages.handle_chunk(&way, Chunk::Data(&vec![0; length - 4]), &mut take);
+            assert_eq!(found, expected, "{text}");
+        }
     }
 }

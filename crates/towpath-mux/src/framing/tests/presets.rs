@@ -28,6 +28,24 @@ fn rows() -> Vec<Row> {
         ("bgp", "feff", &[], foreign()),
         ("cassandra4", "04 00 0001 05 00000002 aabb 84 00 0001 06 00000000", &[11, 9], None),
         ("cassandra4", "02 00 01 05 00000001 aa", &[9], None),
+        ("cassandra4", "06", &[], malformed("no version of CQL's protocol, 1 to 5")),
+        // OPTIONS, STARTUP, and a segment whose first byte looks like version 5.
+        (
+            "cassandra4",
+            "05 00 0001 05 00000000 05 00 0002 01 00000002 0000 050002 aabbcc",
+            &[9, 11],
+            Some(Step::GiveBack),
+        ),
+        // SUPPORTED, AUTHENTICATE, a segment.
+        (
+            "cassandra4",
+            "85 00 0001 06 00000000 85 00 0002 03 00000001 aa 8500020000",
+            &[9, 10],
+            Some(Step::GiveBack),
+        ),
+        // The beta of version 5, and version 4, have none.
+        ("cassandra4", "05 10 0001 01 00000000 05 10 0002 07 00000000", &[9, 9], None),
+        ("cassandra4", "84 00 0001 02 00000000 84 00 0002 08 00000000", &[9, 9], None),
         ("diameter", "01 000014 80000101 00000000 00000000 00000000", &[20], None),
         ("dnp3", "0564 05 c0 0100 0000 aaaa 0564 08 44 0100 0000 aaaa 010203 bbbb", &[10, 15], None),
         ("dnp3", "0565", &[], malformed("a DNP3 frame that does not start with 05 64")),
@@ -63,6 +81,52 @@ fn rows() -> Vec<Row> {
             &[36],
             Some(Step::GiveBack),
         ),
+        // A login that asks for compression; a query as it is, packed by nothing, by zlib, by zstd.
+        ("mysql-packet", "050000 01 20a20000ff 050000 00 0353454c45", &[9, 9], None),
+        ("mysql-packet", "050000 01 20a20000ff 010000 00 0e", &[9, 5], None),
+        (
+            "mysql-packet",
+            "050000 01 20a20000ff 020000 03 aabb 090000 00 000000 050000 00 0353454c45",
+            &[9, 6],
+            Some(Step::GiveBack),
+        ),
+        (
+            "mysql-packet",
+            "050000 01 00a20000ff 090000 00 000000 050000 00 0353454c45",
+            &[9, 13],
+            Some(Step::Need(4)),
+        ),
+        (
+            "mysql-packet",
+            "050000 01 20a20000ff 090000 00 400000 789c 00000000000000",
+            &[9],
+            Some(Step::GiveBack),
+        ),
+        (
+            "mysql-packet",
+            "050000 01 00a20004ff 090000 00 400000 28b5 2ffd0000000000",
+            &[9],
+            Some(Step::GiveBack),
+        ),
+        // A server's greeting, more of the handshake, OK, and the answers to plain and packed commands.
+        (
+            "mysql-packet",
+            "030000 00 0a3500 020000 02 0104 070000 03 00000002000000 070000 01 00000002000000 010000 01 02",
+            &[7, 6, 11, 11, 5],
+            None,
+        ),
+        (
+            "mysql-packet",
+            "030000 00 0a3500 070000 02 00000002000000 0b0000 01 000000 070000 01 00000002000000",
+            &[7, 11],
+            Some(Step::GiveBack),
+        ),
+        (
+            "mysql-packet",
+            "030000 00 0a3500 070000 02 00000002000000 0b0000 01 500000 785e 000000000000000000",
+            &[7, 11],
+            Some(Step::GiveBack),
+        ),
         ("mysql-packet", "ffffff 00 00000000", &[], Some(Step::Need(0x0100_0003 + 3))),
         ("nbss", "00 000004 ff534d42 85 000000", &[8, 4], None),
         ("netstring", "'5:hello,0:,'", &[8, 3], None),
@@ -89,6 +153,7 @@ fn rows() -> Vec<Row> {
         ("postgres-backend", "52 00000008 00000000 53 00000006 6100", &[9, 7], None),
         ("postgres-backend", "45 00000003", &[], Some(Step::Error(Cause::BadLength { length: 4, least: 5 }))),
         ("rdp", "0300 0007 02f080 00 05 aabbcc 44 8004 aa", &[7, 5, 4], None),
+        ("rdp", "0300 0007 02f080 16 0303", &[7], Some(Step::GiveBack)),
         (
             "resp",
             "'*2' 0d0a '$4' 0d0a 'ECHO' 0d0a '$2' 0d0a 'hi' 0d0a '+OK' 0d0a '$-1' 0d0a '*-1' 0d0a '*0' 0d0a",
@@ -106,10 +171,18 @@ fn rows() -> Vec<Row> {
         ("synphasor", "aa01 0012 003c 00000000 00000000 0000 0000", &[18], None),
         ("syslog", "'5 <1>ab<1>cd' 0a '2 ' 0000", &[7, 6, 4], None),
         ("thrift-framed", "00000004 80010001", &[8], None),
+        (
+            "thrift-framed",
+            "80010001",
+            &[],
+            malformed("Thrift's binary protocol without the framed transport"),
+        ),
         ("tls-record", "16 0301 0002 0100 17 0303 0001 aa", &[7, 6], None),
         ("tls-record", "8003 01 0301", &[5], None),
         ("tls-record", "'GET '", &[], foreign()),
         ("tpkt", "0300 0007 02f080", &[7], None),
+        ("tpkt", "0300 0007 02f080 16 0301", &[7], Some(Step::GiveBack)),
+        ("websocket", "'HTTP/1.1 400 Bad Request'", &[], malformed("the server did not switch to WebSocket")),
         (
             "websocket",
             "'GET / HTTP/1.1' 0d0a0d0a 81 82 00000000 aabb 81 fe 0001 00000000 aa 8a 80 00000000",
