@@ -316,8 +316,8 @@ impl<L: Listener> Queue<L> {
         Offer::Queued
     }
 
-    /// Tells the listener that would have had the frame.
-    fn lose(&mut self, loss: Loss, meta: &Meta, cpu: u32) {
+    /// Tells the listener that would have had the frame that it is lost, when the caller decides so.
+    pub fn lose(&mut self, loss: Loss, meta: &Meta, cpu: u32) {
         if let Some(index) = self.choose(meta, cpu) {
             self.members[index].listener.lose(loss);
         }

@@ -1,12 +1,16 @@
 //! The command line's grammar. What each command does is in `command/`.
 
+use std::fmt::Display;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::ValueHint;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use towpath_ring::{Fanout, Overload};
 
 use crate::command::bpf::Bpf;
 use crate::command::explain::Explain;
@@ -84,12 +88,22 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) rules: PathBuf,
 
-    /// Start COMMAND as the inspector of queue N; may be repeated
+    /// Start COMMAND as an inspector of queue N; may be repeated, also for one queue
     ///
     /// COMMAND is split into words as a shell would, and started without a shell; as its first word, `towpath` means
     /// this very program. It finds the socket in TOWPATH_SOCKET and must attach within 5 seconds.
     #[arg(long = "queue", value_name = "N=COMMAND", value_parser = queue)]
     pub(crate) queues: Vec<QueueArg>,
+
+    /// How queue N treats its inspectors; KEY:VALUE pairs with commas between them
+    ///
+    /// workers:COUNT starts each of the queue's commands so often. fanout:exclusive|flow|cpu|least|broadcast|tap says
+    /// which of several inspectors gets a packet (flow). overload:block|drop-newest|drop-oldest:COUNT|pass|drop|queue:N
+    /// says what becomes of a packet whose inspector has no room (block: it waits, up to the deadline). An inspector
+    /// that has high:COUNT packets has no room until it has low:COUNT. deadline:SECONDS and default:pass|drop take the
+    /// place of --deadline and --default-verdict.
+    #[arg(long = "queue-policy", value_name = "N=KEY:VALUE,...", value_parser = queue_policy)]
+    pub(crate) queue_policies: Vec<QueuePolicy>,
 
     #[command(flatten)]
     pub(crate) wiring: Wiring,
@@ -161,6 +175,10 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "VERDICT")]
     pub(crate) verdict: PassOrDrop,
 
+    /// Give the verdict for packets that match to their whole flow from now on
+    #[arg(long)]
+    pub(crate) flow: bool,
+
     /// The engine's socket
     #[arg(long, value_name = "PATH", env = "TOWPATH_SOCKET", value_hint = ValueHint::FilePath)]
     pub(crate) socket: PathBuf,
@@ -184,6 +202,19 @@ pub(crate) enum PassOrDrop {
 pub(crate) struct QueueArg {
     pub(crate) number: u16,
     pub(crate) words: Vec<String>,
+}
+
+/// `N=KEY:VALUE,...`
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QueuePolicy {
+    pub(crate) number: u16,
+    pub(crate) workers: Option<usize>,
+    pub(crate) fanout: Option<Fanout>,
+    pub(crate) overload: Option<Overload>,
+    pub(crate) high: Option<u32>,
+    pub(crate) low: Option<u32>,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) default_verdict: Option<PassOrDrop>,
 }
 
 /// `NAME=vlan:ID`
@@ -210,15 +241,81 @@ pub(crate) struct AddressArg {
 
 fn queue(text: &str) -> Result<QueueArg, String> {
     let (number, command) = split(text, "N=COMMAND")?;
-    let number = match number.parse() {
-        Ok(0) | Err(_) => return Err(format!("queue number `{number}` is not in 1..65535")),
-        Ok(number) => number,
-    };
+    let number = queue_number(number)?;
     let words = shell_words::split(command).map_err(|error| format!("`{command}`: {error}"))?;
     if words.is_empty() {
         return Err(format!("queue {number} has no command"));
     }
     Ok(QueueArg { number, words })
+}
+
+fn queue_number(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err(format!("queue number `{text}` is not in 1..65535")),
+        Ok(number) => Ok(number),
+    }
+}
+
+fn queue_policy(text: &str) -> Result<QueuePolicy, String> {
+    let (number, pairs) = split(text, "N=KEY:VALUE,...")?;
+    let mut policy = QueuePolicy { number: queue_number(number)?, ..QueuePolicy::default() };
+    for pair in pairs.split(',') {
+        let (key, value) = pair.split_once(':').ok_or_else(|| format!("`{pair}` is not KEY:VALUE"))?;
+        match key {
+            "workers" => policy.workers = Some(within(value, 1..=64)?),
+            "fanout" => policy.fanout = Some(fanout(value)?),
+            "overload" => policy.overload = Some(overload(value)?),
+            "high" => policy.high = Some(within(value, 1..=65_536)?),
+            "low" => policy.low = Some(within(value, 0..=65_536)?),
+            "deadline" => policy.deadline = Some(seconds(value)?),
+            "default" => policy.default_verdict = Some(PassOrDrop::from_str(value, false)?),
+            _ => {
+                return Err(format!(
+                    "`{key}` is no policy; there are workers, fanout, overload, high, low, deadline and default"
+                ));
+            }
+        }
+    }
+    if policy.low.is_some() && policy.high.is_none_or(|high| policy.low.is_some_and(|low| low >= high)) {
+        return Err("low: needs a high: that is larger".to_owned());
+    }
+    Ok(policy)
+}
+
+fn fanout(text: &str) -> Result<Fanout, String> {
+    Ok(match text {
+        "exclusive" => Fanout::Exclusive,
+        "flow" => Fanout::FlowHash,
+        "cpu" => Fanout::Cpu,
+        "least" => Fanout::LeastLoaded,
+        "broadcast" => Fanout::Broadcast,
+        "tap" => Fanout::Tap,
+        _ => return Err(format!("fanout `{text}` is not exclusive, flow, cpu, least, broadcast or tap")),
+    })
+}
+
+fn overload(text: &str) -> Result<Overload, String> {
+    Ok(match text.split_once(':').unwrap_or((text, "")) {
+        ("block", "") => Overload::Block,
+        ("drop-newest", "") => Overload::DropNewest,
+        ("drop-oldest", count) => Overload::DropOldest(within(count, 1..=4096)?),
+        ("pass", "") => Overload::Pass,
+        ("drop", "") => Overload::Drop,
+        ("queue", number) => Overload::Queue(queue_number(number)?),
+        _ => {
+            return Err(format!(
+                "overload `{text}` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N"
+            ));
+        }
+    })
+}
+
+/// A number in a range.
+fn within<N: FromStr + PartialOrd + Display>(text: &str, range: RangeInclusive<N>) -> Result<N, String> {
+    match text.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => Err(format!("`{text}` is not a number in {}..{}", range.start(), range.end())),
+    }
 }
 
 pub(crate) fn vlan_port(text: &str) -> Result<VlanPort, String> {
@@ -280,6 +377,26 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_policy_has_many_parts() {
+        let policy = queue_policy(
+            "3=workers:2,fanout:least,overload:drop-oldest:9,high:5,low:2,deadline:0.5,default:pass",
+        );
+        assert_eq!(
+            policy,
+            Ok(QueuePolicy {
+                number: 3,
+                workers: Some(2),
+                fanout: Some(Fanout::LeastLoaded),
+                overload: Some(Overload::DropOldest(9)),
+                high: Some(5),
+                low: Some(2),
+                deadline: Some(Duration::from_millis(500)),
+                default_verdict: Some(PassOrDrop::Pass),
+            })
+        );
+    }
+
+    #[test]
     fn a_prefix_without_a_length_is_one_address() {
         let one = |text| route(text).map(|route| (route.net.to_string(), route.len, route.port));
         assert_eq!(one("10.0.0.1=a"), Ok(("10.0.0.1".into(), 32, "a".into())));
@@ -300,6 +417,18 @@ mod tests {
             (route("::/129=a").unwrap_err(), "prefix length of `::/129` is not in 0..128"),
             (route("10.0.0/8=a").unwrap_err(), "`10.0.0` is not an IP address"),
             (address("cap0=1.2.3").unwrap_err(), "`1.2.3` is not an IP address"),
+            (queue_policy("1=x").unwrap_err(), "`x` is not KEY:VALUE"),
+            (queue_policy("1=workers:65").unwrap_err(), "`65` is not a number in 1..64"),
+            (queue_policy("1=high:4,low:4").unwrap_err(), "low: needs a high: that is larger"),
+            (
+                queue_policy("1=fanout:hash").unwrap_err(),
+                "fanout `hash` is not exclusive, flow, cpu, least, broadcast or tap",
+            ),
+            (queue_policy("1=overload:drop-oldest").unwrap_err(), "`` is not a number in 1..4096"),
+            (
+                queue_policy("1=overload:pass:1").unwrap_err(),
+                "overload `pass:1` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N",
+            ),
             (seconds("0").unwrap_err(), "a deadline is between 0.001 and 3600 seconds"),
         ];
         for (got, expected) in rows {

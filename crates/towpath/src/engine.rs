@@ -31,8 +31,8 @@ use towpath_gate::wire::{self, checksum};
 use towpath_gate::{Gate, Packet, Time};
 
 use self::path::{
-    BUCKETS, Decision, Fate, Kind, Next, Progress, Settled, Wait, advance, apply, bucket, detoured, label,
-    leave,
+    BUCKETS, Decision, Fate, Kind, Next, Progress, Settled, Wait, advance, apply, begins, detoured, goes_on,
+    label, obey,
 };
 use self::replies::Replies;
 use crate::conversations::Conversations;
@@ -155,6 +155,8 @@ enum Handed {
     Dropped,
     /// There is no room.
     Full,
+    /// There is no room, and the policy is to hand it to this queue.
+    Other(u16),
 }
 
 /// Packets that may wait at one time.
@@ -302,15 +304,19 @@ impl<E: Edge> Engine<E> {
             return Ok(());
         };
         self.conversations.observe(packet);
+        let arrival = self.arrivals.port(packet);
+        let mut progress = Progress::new(arrival);
+        if !self.queues.is_empty() {
+            progress.look(packet);
+        }
         if self.window.waiting() > 0 {
-            let bucket = bucket(packet);
+            let bucket = progress.bucket();
             while self.continuing[bucket] > 0 {
                 self.wait()?;
             }
         }
-        let arrival = self.arrivals.port(packet);
-        let mut progress = Progress::new(arrival);
-        match advance(&mut self.gate, packet, &mut progress, self.clock) {
+        let next = advance(&mut self.gate, packet, &mut progress, self.clock);
+        match self.follow_rulings(packet, &mut progress, next) {
             Next::Out => return self.out(frame, meta, progress.walk.edits()),
             Next::Gone(fate) => {
                 self.count(fate, 1);
@@ -351,6 +357,17 @@ impl<E: Edge> Engine<E> {
         Ok(())
     }
 
+    /// What comes next for a packet where an inspector has decided about its flow: it does not go to the queue.
+    fn follow_rulings(&mut self, packet: &Packet<'_>, progress: &mut Progress, mut next: Next) -> Next {
+        while let Next::Queue(number, kind @ (Kind::Inspect | Kind::Divert)) = next {
+            let queue = self.queues.iter_mut().find(|queue| queue.number() == number && queue.has_rulings());
+            let ruling = queue.and_then(|queue| queue.ruling(&packet.flow()?, begins(packet), self.clock));
+            let Some(ruling) = ruling else { break };
+            next = obey(ruling, &mut self.gate, packet, progress, kind, self.clock);
+        }
+        next
+    }
+
     fn count(&mut self, fate: Fate, parts: u32) {
         match fate {
             Fate::Dropped => self.totals.dropped += u64::from(parts),
@@ -378,8 +395,8 @@ impl<E: Edge> Engine<E> {
         if let Some(queue) = packet.map(|wait| wait.queue).or_else(copy) {
             let due =
                 packet.and_then(|wait| wait.since).map(|since| since + self.queues[queue].policy().deadline);
-            // Only one queue can wake us: while others have packets too, look again soon.
-            let alone = self.queues.iter().filter(|queue| queue.open() > 0).count() <= 1;
+            // Only one inspector can wake us: while others have packets too, look again soon.
+            let alone = self.queues.iter_mut().map(Queue::busy).sum::<usize>() <= 1;
             let look = if alone { u64::MAX } else { self.wall + LOOK };
             let until = due.unwrap_or(u64::MAX).min(look);
             self.queues[queue].wait(self.wall, until);
@@ -411,8 +428,14 @@ impl<E: Edge> Engine<E> {
     /// Acts on a decision about a packet that waits.
     fn settle(&mut self, ticket: Ticket, decision: Settled) {
         let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
-        let Settled { outcome, mark: (mark, mask) } = decision;
-        progress.walk.set_mark(progress.walk.mark() & !mask | mark & mask);
+        let Settled { outcome, mark: (mark, mask), ruling } = decision;
+        progress.set_mark(mark, mask);
+        if let Some(ruling) = ruling
+            && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
+            && let Some(flow) = packet.flow()
+        {
+            self.queues[progress.wait.queue].rule(&flow, ruling, self.clock);
+        }
         let next = match outcome {
             Decision::Repeat | Decision::Queue(_) if detoured(progress) => Next::Gone(Fate::Dropped),
             Decision::Gone(fate) => Next::Gone(fate),
@@ -432,13 +455,22 @@ impl<E: Edge> Engine<E> {
                 self.step(ticket)
             }
             // A queue that neither rules nor the command line know: an inspector's word does not make one.
-            Decision::Queue(number) if !self.queues.iter().any(|queue| queue.counters().number == number) => {
+            Decision::Queue(number) if !self.queues.iter().any(|queue| queue.number() == number) => {
                 match self.unserved.default {
                     DefaultVerdict::Pass => self.step(ticket),
                     DefaultVerdict::Drop => Next::Gone(Fate::Dropped),
                 }
             }
             Decision::Queue(number) => Next::Queue(number, progress.wait.kind),
+            // Once: a packet that kills its inspector shall not kill them all.
+            Decision::Orphan if progress.orphaned => match self.queues[progress.wait.queue].abandon() {
+                DefaultVerdict::Pass => self.step(ticket),
+                DefaultVerdict::Drop => Next::Gone(Fate::Dropped),
+            },
+            Decision::Orphan => {
+                progress.orphaned = true;
+                Next::Queue(self.queues[progress.wait.queue].number(), progress.wait.kind)
+            }
         };
         self.drive(ticket, next);
     }
@@ -451,10 +483,8 @@ impl<E: Edge> Engine<E> {
             // It parsed when it came: an inspector has put something malformed in its place.
             return Next::Gone(Fate::Dropped);
         };
-        match progress.wait.kind {
-            Kind::Inspect => leave(gate, &packet, progress, *clock),
-            Kind::Divert | Kind::Tee => advance(gate, &packet, progress, *clock),
-        }
+        progress.look(&packet);
+        goes_on(gate, &packet, progress, progress.wait.kind, *clock)
     }
 
     /// Takes the packet of `ticket` along its path until it is decided or somebody holds it.
@@ -466,14 +496,15 @@ impl<E: Edge> Engine<E> {
                 Next::Queue(number, kind) => {
                     let queue = self.queue_index(number);
                     self.set_wait(ticket, Wait { queue, kind, since: None });
-                    match self.offer(ticket) {
-                        Handed::Held => return,
-                        Handed::On => self.step(ticket),
-                        Handed::Dropped => Next::Gone(Fate::Dropped),
-                        Handed::Full => {
-                            self.set_wait(ticket, Wait { queue, kind, since: Some(self.wall) });
-                            return self.backlog.push_back(ticket);
-                        }
+                    match self.ruled(ticket, kind) {
+                        Some(next) => next,
+                        None => match self.offer(ticket) {
+                            Handed::Full => return self.put_off(ticket, queue, kind),
+                            handed => match self.act(ticket, handed) {
+                                Some(next) => next,
+                                None => return,
+                            },
+                        },
                     }
                 }
                 Next::Reassemble => match self.reassemble(ticket) {
@@ -481,6 +512,46 @@ impl<E: Edge> Engine<E> {
                     None => return,
                 },
             }
+        }
+    }
+
+    /// What comes next after a packet was offered; nothing while an inspector has it.
+    fn act(&mut self, ticket: Ticket, handed: Handed) -> Option<Next> {
+        match handed {
+            Handed::Held | Handed::Full => None,
+            Handed::On => Some(self.step(ticket)),
+            Handed::Dropped => Some(Next::Gone(Fate::Dropped)),
+            Handed::Other(number) => {
+                let (_, progress) = self.window.waiting_mut(ticket)?;
+                let kind = progress.wait.kind;
+                match detoured(progress) {
+                    false => Some(Next::Queue(number, kind)),
+                    true if kind == Kind::Tee => Some(self.step(ticket)),
+                    true => Some(Next::Gone(Fate::Dropped)),
+                }
+            }
+        }
+    }
+
+    /// What comes next for a packet that waits, where an inspector has decided about its flow.
+    fn ruled(&mut self, ticket: Ticket, kind: Kind) -> Option<Next> {
+        let (stored, progress) = self.window.waiting_mut(ticket)?;
+        if kind == Kind::Tee || !self.queues[progress.wait.queue].has_rulings() {
+            return None;
+        }
+        let packet = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len).ok()?;
+        let flow = packet.flow()?;
+        let ruling = self.queues[progress.wait.queue].ruling(&flow, begins(&packet), self.clock)?;
+        Some(obey(ruling, &mut self.gate, &packet, progress, kind, self.clock))
+    }
+
+    /// The packet waits for room.
+    fn put_off(&mut self, ticket: Ticket, queue: usize, kind: Kind) {
+        self.set_wait(ticket, Wait { queue, kind, since: Some(self.wall) });
+        match self.queues[queue].enqueue(ticket) {
+            Ok(None) => {}
+            Ok(Some(oldest)) => self.end(oldest, Some(Fate::Dropped)),
+            Err(ticket) => self.backlog.push_back(ticket),
         }
     }
 
@@ -508,42 +579,53 @@ impl<E: Edge> Engine<E> {
     }
 
     fn queue_index(&mut self, number: u16) -> usize {
-        let known = self.queues.iter().position(|queue| queue.counters().number == number);
+        let known = self.queues.iter().position(|queue| queue.number() == number);
         known.unwrap_or_else(|| {
-            self.queues.push(Queue::new(number, None, self.unserved));
+            self.queues.push(Queue::new(number, self.unserved));
             self.queues.len() - 1
         })
     }
 
-    /// Offers what the backlog holds, oldest first, as long as there is room; gives up on what waits too long.
+    /// Offers what waits for room, oldest first, as long as there is some; gives up on what waits too long.
     fn retry(&mut self) {
         while let Some(&ticket) = self.backlog.front() {
-            let Some(wait) = self.window.waiting_mut(ticket).map(|(_, progress)| progress.wait) else {
-                self.backlog.pop_front();
-                continue;
-            };
-            let handed = match self.offer(ticket) {
-                Handed::Full => {
-                    let queue = &mut self.queues[wait.queue];
-                    if self.wall.saturating_sub(wait.since.unwrap_or(self.wall)) <= queue.policy().deadline {
-                        return;
-                    }
-                    match queue.give_up() {
-                        DefaultVerdict::Drop if wait.kind != Kind::Tee => Handed::Dropped,
-                        _ => Handed::On,
-                    }
-                }
-                handed => handed,
-            };
+            let Some(handed) = self.offer_again(ticket) else { break };
             self.backlog.pop_front();
-            match handed {
-                Handed::Held | Handed::Full => {}
-                Handed::Dropped => self.end(ticket, Some(Fate::Dropped)),
-                Handed::On => {
-                    let next = self.step(ticket);
-                    self.drive(ticket, next);
-                }
+            self.go_on(ticket, handed);
+        }
+        for queue in 0..self.queues.len() {
+            while let Some(ticket) = self.queues[queue].next_in_backlog() {
+                let Some(handed) = self.offer_again(ticket) else { break };
+                self.queues[queue].leave_backlog();
+                self.go_on(ticket, handed);
             }
+        }
+    }
+
+    fn go_on(&mut self, ticket: Ticket, handed: Handed) {
+        if let Some(next) = self.act(ticket, handed) {
+            self.drive(ticket, next);
+        }
+    }
+
+    /// Offers a packet that waits for room; nothing when it still has to wait.
+    fn offer_again(&mut self, ticket: Ticket) -> Option<Handed> {
+        let Some((_, progress)) = self.window.waiting_mut(ticket) else { return Some(Handed::Held) };
+        let wait = progress.wait;
+        match self.offer(ticket) {
+            Handed::Full => {
+                let (stored, progress) = self.window.waiting_mut(ticket)?;
+                let queue = &mut self.queues[wait.queue];
+                if self.wall.saturating_sub(wait.since.unwrap_or(self.wall)) <= queue.policy().deadline {
+                    return None;
+                }
+                let verdict = queue.give_up(&label(&stored.meta, progress), stored.meta.interface);
+                Some(match verdict {
+                    DefaultVerdict::Drop if wait.kind != Kind::Tee => Handed::Dropped,
+                    _ => Handed::On,
+                })
+            }
+            handed => Some(handed),
         }
     }
 
@@ -551,17 +633,20 @@ impl<E: Edge> Engine<E> {
     fn offer(&mut self, ticket: Ticket) -> Handed {
         let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return Handed::Dropped };
         let Wait { queue, kind, .. } = progress.wait;
-        let label = label(&stored.bytes, &stored.meta, progress);
+        let label = label(&stored.meta, progress);
         let answer_to = (kind != Kind::Tee).then_some(ticket);
-        let offer = self.queues[queue].offer(&stored.bytes, &label, answer_to);
-        if offer == Offer::Held && !std::mem::replace(&mut progress.inspected, true) {
+        // Of a capture, the interface stands for the processor that the packet came on.
+        let cpu = stored.meta.interface;
+        let offer = self.queues[queue].offer(&stored.bytes, &label, cpu, self.wall, answer_to);
+        if matches!(offer, Offer::Held | Offer::Copied) && !std::mem::replace(&mut progress.inspected, true) {
             self.totals.inspected += u64::from(progress.parts);
         }
         match offer {
             Offer::Full => Handed::Full,
+            Offer::Queue(number) => Handed::Other(number),
             Offer::Held if kind != Kind::Tee => Handed::Held,
             Offer::Lost(DefaultVerdict::Drop) if kind != Kind::Tee => Handed::Dropped,
-            Offer::Held | Offer::Lost(_) => Handed::On,
+            Offer::Held | Offer::Copied | Offer::Lost(_) => Handed::On,
         }
     }
 
@@ -572,11 +657,8 @@ impl<E: Edge> Engine<E> {
         // The inspector sees what the rules have changed so far.
         apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
         let goes_on = wait.kind != Kind::Inspect || !gate.routes().is_empty();
-        if goes_on
-            && progress.bucket.is_none()
-            && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
-        {
-            let bucket = bucket(&packet);
+        if goes_on && progress.bucket.is_none() {
+            let bucket = progress.bucket();
             continuing[bucket] += 1;
             progress.bucket = Some(bucket);
         }

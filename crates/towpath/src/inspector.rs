@@ -1,6 +1,7 @@
 //! An inspector process: started, attached, and at the other end of a ring.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,10 @@ use tempfile::TempDir;
 use thiserror::Error;
 use towpath_port::MAX_FRAME;
 use towpath_ring::{
-    self as ring, Cause, Config, Death, Decision, Endpoint, Flags, Full, Kind, Layers, Meta, Seq, Verdict,
+    self as ring, Cause, Config, Death, Decision, Endpoint, Flags, Full, Loss, Meta, Seq, Verdict,
 };
 
-use crate::queue::{Answer, Channel, Label, Policy, Reply};
+use crate::queue::{Answer, Channel, Gone, Outcome, Policy, Reply};
 
 /// How long a process has to attach.
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,28 +76,33 @@ pub enum Error {
     },
 }
 
+/// Where a queue's inspectors attach. Needed only to start them.
+#[derive(Debug)]
+pub struct Socket {
+    queue: u16,
+    path: PathBuf,
+    endpoint: Endpoint,
+    /// Holds the socket; removed with it.
+    _directory: TempDir,
+}
+
 /// A process on a queue. Dropping it closes the channel and waits for the process to end.
 #[derive(Debug)]
 pub struct Inspector {
     /// `None` once closed.
     channel: Option<ring::Channel>,
-    queue: u16,
     child: Child,
-    /// Holds the socket; removed with it.
-    _directory: TempDir,
+    attached: bool,
 }
 
-impl Inspector {
-    /// Starts `words` as a process, with the socket's path in `TOWPATH_SOCKET`, and waits until it has attached.
-    ///
-    /// The first word `towpath` means this very program. The process has no standard input, and its standard output
-    /// goes to our standard error.
+impl Socket {
+    /// Makes the socket of a queue, in a directory that only this user can reach.
     ///
     /// # Errors
-    /// Why there is no inspector; the process has been ended.
-    pub fn start(queue: u16, words: &[String], policy: Policy) -> Result<Self, Error> {
+    /// It could not be made.
+    pub fn bind(queue: u16, policy: Policy) -> Result<Self, Error> {
         let system = |source| Error::System { queue, source };
-        // Only this user can even reach the socket: the directory has mode 0700.
+        // tempdir gives it mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
         let path = directory.path().join(format!("queue-{queue}.sock"));
         let config = Config {
@@ -105,58 +111,62 @@ impl Inspector {
             violations_max: 0,
             ..Config::default()
         };
-        let mut endpoint = Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue, source })?;
+        let endpoint = Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue, source })?;
+        Ok(Self { queue, path, endpoint, _directory: directory })
+    }
 
+    /// Starts `words` as a process, with the socket's path in `TOWPATH_SOCKET`, and waits until it has attached.
+    ///
+    /// The first word `towpath` means this very program. The process has no standard input, and its standard output
+    /// goes to our standard error.
+    ///
+    /// # Errors
+    /// Why there is no inspector; the process has been ended.
+    pub fn start(&mut self, words: &[String]) -> Result<Inspector, Error> {
+        let queue = self.queue;
         let (first, rest) = words.split_first().expect("a command has a first word");
         let program = match first.as_str() {
-            "towpath" => std::env::current_exe().map_err(system)?,
+            "towpath" => std::env::current_exe().map_err(|source| Error::System { queue, source })?,
             other => other.into(),
         };
         let child = Command::new(program)
             .args(rest)
-            .env("TOWPATH_SOCKET", &path)
+            .env("TOWPATH_SOCKET", &self.path)
             .stdin(Stdio::null())
             .stdout(io::stderr())
             .spawn()
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
-        let mut inspector = Self { channel: None, queue, child, _directory: directory };
-        inspector.channel = Some(inspector.attach(&mut endpoint, first)?);
+        let mut inspector = Inspector { channel: None, child, attached: false };
+        inspector.channel = Some(self.attach(&mut inspector.child, first)?);
+        inspector.attached = true;
         Ok(inspector)
     }
 
-    fn attach(&mut self, endpoint: &mut Endpoint, program: &str) -> Result<ring::Channel, Error> {
+    fn attach(&mut self, child: &mut Child, program: &str) -> Result<ring::Channel, Error> {
         let queue = self.queue;
         let system = |source| Error::System { queue, source };
         let start = Instant::now();
         while start.elapsed() < ATTACH_TIMEOUT {
-            if let Some(channel) = endpoint.accept().map_err(system)? {
+            if let Some(channel) = self.endpoint.accept().map_err(system)? {
                 return Ok(channel);
             }
-            if let Some(status) = self.child.try_wait().map_err(system)? {
+            if let Some(status) = child.try_wait().map_err(system)? {
                 return Err(Error::Ended { queue, program: program.to_owned(), status });
             }
-            endpoint.wait(Some(LOOK)).map_err(system)?;
+            self.endpoint.wait(Some(LOOK)).map_err(system)?;
         }
         Err(Error::Late { queue, program: program.to_owned() })
     }
 }
 
 impl Channel for Inspector {
-    fn publish(&mut self, frame: &[u8], label: &Label) -> Option<u32> {
-        let channel = self.channel.as_mut()?;
-        let meta = Meta {
-            kind: Kind::PACKET,
-            wire_len: label.wire_len,
-            time: label.time,
-            mark: label.mark,
-            port: label.port.into(),
-            group: self.queue.into(),
-            layers: Layers { link: label.link, network: label.network, payload: label.payload },
-            ..Meta::default()
-        };
-        match channel.send(frame, &meta) {
-            Ok(Seq(sequence)) => Some(sequence),
-            Err(Full::TooLarge | Full::Lent | Full::Held | Full::Dead) => None,
+    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        self.channel.as_mut().ok_or(Full::Dead)?.send(frame, meta)
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        if let Some(channel) = &mut self.channel {
+            channel.lose(loss);
         }
     }
 
@@ -166,18 +176,17 @@ impl Channel for Inspector {
         }
     }
 
-    fn poll(&mut self, now: u64, each: &mut dyn FnMut(u32, Option<Reply<'_>>)) -> usize {
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
         let Some(channel) = &mut self.channel else { return 0 };
-        let mut decided =
-            channel.poll_verdicts(now, |Seq(sequence), decision| each(sequence, reply(decision)));
+        let mut decided = channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
         let Some(death) = channel.death() else { return decided };
         if death != Death::Violations {
             // What it decided before it went counts. Of one that broke the protocol nothing more does.
-            decided += channel.poll_verdicts(now, |Seq(sequence), decision| each(sequence, reply(decision)));
+            decided += channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
         }
-        channel.drain_held(|Seq(sequence)| {
+        channel.drain_held(|seq| {
             decided += 1;
-            each(sequence, None);
+            each(seq, Outcome::Orphan);
         });
         decided
     }
@@ -190,21 +199,35 @@ impl Channel for Inspector {
         let _ = channel.wait(timeout);
     }
 
-    fn gone(&mut self) -> Option<String> {
+    fn unreturned(&self) -> u32 {
+        let Some(channel) = &self.channel else { return 0 };
+        let stats = channel.stats();
+        u32::try_from(stats.overdue.saturating_sub(stats.late)).unwrap_or(u32::MAX)
+    }
+
+    fn is_dead(&self) -> bool {
+        self.channel.as_ref().is_none_or(ring::Channel::is_dead)
+    }
+
+    fn gone(&mut self) -> Option<Gone> {
         let channel = self.channel.as_ref()?;
         let death = channel.death()?;
-        let violations = channel.stats().violations;
-        Some(match violations {
-            0 => format!("the inspector is gone: {death}"),
-            n => format!("the inspector was detached: it wrote {n} words that have no meaning"),
-        })
+        let distrusted = death == Death::Violations;
+        let why = match channel.stats().violations {
+            n if distrusted => format!("the inspector was detached: it wrote {n} words that have no meaning"),
+            _ => format!("the inspector is gone: {death}"),
+        };
+        // Its memory is given back now; the process is waited for when the run is over, not by the engine.
+        self.channel = None;
+        Some(Gone { why, distrusted })
     }
 }
 
 impl Drop for Inspector {
     fn drop(&mut self) {
+        self.channel = None;
         // The end of its socket tells it to go; one that never attached has not been told anything.
-        let patience = if self.channel.take().is_some() { EXIT_TIMEOUT } else { Duration::ZERO };
+        let patience = if self.attached { EXIT_TIMEOUT } else { Duration::ZERO };
         let start = Instant::now();
         while start.elapsed() < patience {
             match self.child.try_wait() {
@@ -217,10 +240,11 @@ impl Drop for Inspector {
     }
 }
 
-/// The inspector's answer, unless the default verdict has to stand in for it.
-fn reply(decision: Decision<'_>) -> Option<Reply<'_>> {
-    if matches!(decision.cause, Cause::Overdue | Cause::Garbage) {
-        return None;
+fn outcome(decision: Decision<'_>) -> Outcome<'_> {
+    match decision.cause {
+        Cause::Overdue => return Outcome::Overdue,
+        Cause::Garbage => return Outcome::Garbage,
+        Cause::Single | Cause::Cumulative => {}
     }
     let answer = match (decision.verdict, decision.replacement) {
         (Verdict::Pass, _) => Answer::Pass,
@@ -230,8 +254,8 @@ fn reply(decision: Decision<'_>) -> Option<Reply<'_>> {
         (Verdict::Repeat, _) => Answer::Repeat,
         (Verdict::Replace(_), Some(bytes)) if bytes.len() <= MAX_FRAME => Answer::Replace(bytes),
         // No packet: nothing that a port could send.
-        (Verdict::Replace(_), _) => return None,
+        (Verdict::Replace(_), _) => return Outcome::Garbage,
     };
     let mark = if decision.flags.has(Flags::MARK) { (decision.mark, decision.mask) } else { (0, 0) };
-    Some(Reply { answer, mark })
+    Outcome::Answer(Reply { answer, mark, flow: decision.flags.has(Flags::FLOW) })
 }

@@ -5,6 +5,7 @@
 
 pub mod conversations;
 pub mod engine;
+pub mod flows;
 pub mod inspector;
 pub mod queue;
 pub mod report;

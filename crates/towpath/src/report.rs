@@ -106,14 +106,40 @@ pub struct Queue {
     pub dropped: u64,
     /// Frames that the inspector let through with a payload of its own.
     pub replaced: u64,
-    /// Frames decided by the default verdict: the inspector died, was detached, was too slow, or there is none.
+    /// Frames that no inspector decided: they died, were detached, too slow, overloaded, or there is none.
     pub lost: u64,
+    /// Why frames were lost.
+    pub lost_by: LostBy,
+    /// Frames that went to another queue because this one had no room; they do not count here.
+    pub handed_on: u64,
+    /// Frames that went to another inspector of the queue because theirs was gone; each counts once.
+    pub redelivered: u64,
+    /// Packets that a verdict for their flow decided; no inspector got them, and they are not frames.
+    pub by_flow: u64,
+    /// Frames that inspectors have now.
+    #[serde(skip)]
+    pub open: u64,
     /// Most frames that the inspector held at one time.
     #[serde(skip)]
     pub high_water: u64,
     /// What went wrong, if something did.
     #[serde(skip)]
     pub trouble: Option<String>,
+}
+
+/// Why frames of a queue were lost. The sum is [`Queue::lost`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LostBy {
+    /// The inspector let the deadline pass.
+    pub overdue: u64,
+    /// The inspector's answer had no meaning.
+    pub garbage: u64,
+    /// The inspector was gone.
+    pub died: u64,
+    /// The inspector had no room.
+    pub overload: u64,
+    /// There was no inspector.
+    pub no_listener: u64,
 }
 
 impl From<Shown> for Rule {
@@ -177,6 +203,20 @@ impl fmt::Display for Queue {
             self.lost,
             self.high_water
         )?;
+        let LostBy { overdue, garbage, died, overload, no_listener } = self.lost_by;
+        let more = [
+            (overdue, "overdue"),
+            (garbage, "answered with garbage"),
+            (died, "left by the dead"),
+            (overload, "without room"),
+            (no_listener, "without inspector"),
+            (self.handed_on, "handed on"),
+            (self.redelivered, "redelivered"),
+            (self.by_flow, "decided by flow"),
+        ];
+        for (n, what) in more.into_iter().filter(|(n, _)| *n > 0) {
+            write!(f, ", {n} {what}")?;
+        }
         match &self.trouble {
             Some(trouble) => write!(f, "; {trouble}"),
             None => Ok(()),
@@ -255,7 +295,11 @@ mod tests {
             keys(&value),
             "bytes conversations dropped inspected packets passed queues rejected replies rules seconds states undecodable"
         );
-        assert_eq!(keys(&value["queues"][0]), "dropped frames lost number passed replaced");
+        assert_eq!(
+            keys(&value["queues"][0]),
+            "by_flow dropped frames handed_on lost lost_by number passed redelivered replaced"
+        );
+        assert_eq!(keys(&value["queues"][0]["lost_by"]), "died garbage no_listener overdue overload");
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
         assert_eq!(keys(&value["states"]), "created left peak");
         assert_eq!(keys(&value["conversations"]), "tcp udp");

@@ -252,6 +252,107 @@ fn an_inspector_that_dies_costs_its_packets_the_default_verdict() {
 }
 
 #[test]
+fn several_inspectors_share_a_queue() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 3_000, 100);
+    let inspector = "1=towpath inspect --queue 1 --match 7$ --verdict drop";
+    // Policy, frames that three inspectors get in all.
+    for (policy, frames) in [
+        ("1=fanout:exclusive", 3_000),
+        ("1=fanout:flow", 3_000),
+        ("1=fanout:cpu", 3_000),
+        ("1=fanout:least", 3_000),
+        ("1=fanout:broadcast,workers:1", 9_000),
+    ] {
+        let report = bench.report(
+            &capture,
+            &["--queue", inspector, "--queue", inspector, "--queue", inspector, "--queue-policy", policy],
+        );
+        let queue = &report["queues"][0];
+        assert_eq!(number(queue, "frames"), frames, "{policy}: {queue}");
+        assert_eq!((number(&report, "dropped"), number(&report, "inspected")), (300, 3_000), "{policy}");
+        assert_eq!(number(queue, "lost"), 0, "{policy}");
+    }
+    let report = bench.report(&capture, &["--queue", inspector, "--queue-policy", "1=fanout:tap,workers:2"]);
+    assert_eq!(number(&report, "passed"), 3_000, "what a tap says changes nothing");
+    assert_eq!(number(&report["queues"][0], "frames"), 6_000);
+}
+
+#[test]
+fn what_one_of_several_inspectors_had_goes_to_another() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 5_000, 100);
+    let dies = format!("1={}", troublesome("die 300"));
+    let stays = "1=towpath inspect --queue 1 --match payload --verdict pass";
+    let args = ["--queue", &dies, "--queue", stays, "--queue-policy", "1=fanout:least"];
+    let report = bench.report(&capture, &args);
+    assert_eq!(number(&report, "passed"), 5_000, "{report}");
+    assert!(number(&report["queues"][0], "redelivered") > 0, "{report}");
+    // Two that die take their packets with them: one is offered once more, not for ever.
+    let report = bench.report(&capture, &["--queue", &dies, "--queue", &dies]);
+    assert_eq!(number(&report["queues"][0], "passed"), 600);
+    assert_eq!(number(&report, "dropped"), 4_400);
+}
+
+#[test]
+fn overload_policies_decide_about_packets_that_find_no_room() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 1_000, 10);
+    // It takes packets and never answers; the mark leaves room for four until the deadline.
+    let stalls = format!("1={}", troublesome("stall 0"));
+    // Policy of queue 1; packets that passed, frames lost for want of room, the first packet that passed.
+    let rows = [
+        ("overload:drop-newest", 0, 996, None),
+        ("overload:drop", 0, 996, None),
+        ("overload:pass", 996, 996, Some("payload 0000000004")),
+        ("overload:pass,default:pass", 1_000, 996, Some("payload 0000000000")),
+        // The last hundred wait until the deadline.
+        ("overload:drop-oldest:100,default:pass", 104, 996, Some("payload 0000000000")),
+        ("overload:queue:2", 996, 0, Some("payload 0000000004")),
+    ];
+    std::thread::scope(|scope| {
+        for (policy, passed, overload, first) in rows {
+            let (bench, capture, stalls) = (&bench, &capture, &stalls);
+            scope.spawn(move || {
+                let out = bench.path(&format!("{policy}.pcap"));
+                let policy = format!("1=high:4,deadline:3,{policy}");
+                let other = "2=towpath inspect --queue 2 --match payload --verdict pass";
+                let out_arg = out.to_str().unwrap();
+                let args = ["--queue", stalls, "--queue", other, "--queue-policy", &policy, "--out", out_arg];
+                let report = bench.report(capture, &args);
+                let queue = &report["queues"][0];
+                assert_eq!(number(&report, "passed"), passed, "{policy}: {queue}");
+                assert_eq!(number(&queue["lost_by"], "overload"), overload, "{policy}: {queue}");
+                let written = frames(&out).first().map(|frame| text(&frame[42..]));
+                assert_eq!(written.as_deref(), first, "{policy}");
+            });
+        }
+    });
+    // Who blocks waits for the deadline, and then for nobody until an answer comes.
+    let report = bench.report(&capture, &["--queue", &stalls, "--queue-policy", "1=high:4,deadline:0.1"]);
+    let lost = &report["queues"][0]["lost_by"];
+    assert_eq!((number(lost, "overdue"), number(lost, "overload")), (4, 996), "{report}");
+}
+
+#[test]
+fn a_verdict_for_the_flow_spares_its_later_packets() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 1_000, 10);
+    // One packet of each of three flows matches.
+    let queue = "1=towpath inspect --queue 1 --match 000001[345]$ --verdict drop --flow";
+    let report = bench.report(&capture, &["--queue", queue, "--queue-policy", "1=high:1"]);
+    let queue = &report["queues"][0];
+    assert_eq!(number(&report, "dropped"), 3 * 99, "the first ten packets of the capture passed: {report}");
+    assert_eq!(number(queue, "dropped") + number(queue, "by_flow"), 3 * 99);
+    assert!(number(queue, "by_flow") > 3 * 80, "{queue}");
+    assert_eq!(number(queue, "frames") + number(queue, "by_flow"), 1_000);
+}
+
+#[test]
 fn an_inspector_that_stops_answering_costs_one_deadline() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");

@@ -16,6 +16,7 @@
 // (and so swallows the rest of the file), drops the reason of an IO error, and allocates for every packet with options.
 // The tests have it read what our writer writes.
 
+mod blocks;
 mod classic;
 mod input;
 mod ng;
@@ -23,6 +24,7 @@ mod order;
 mod reader;
 mod writer;
 
+pub use blocks::{Blocks, Options};
 pub use reader::{Damage, Progress, Reader, Warning};
 pub use writer::{Format, Resolution, Writer};
 

@@ -1,10 +1,10 @@
-use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use super::{classic, ng};
+use super::blocks::{Blocks, Options, words};
+use super::classic;
 use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
 
 /// A capture file as a port that only sends.
@@ -51,18 +51,8 @@ pub enum Resolution {
 /// What the file has begun with.
 enum Begun {
     Pcap(LinkType),
-    PcapNg(Interfaces),
+    PcapNg(Blocks),
 }
-
-/// Numbers of the interfaces that have been described.
-#[derive(Default)]
-struct Interfaces {
-    numbers: HashMap<(LinkType, u32), u32>,
-    last: Option<((LinkType, u32), u32)>,
-}
-
-/// Interfaces that one file describes; those beyond share one for each link type.
-const MAX_INTERFACES: usize = 1 << 16;
 
 impl Format {
     /// The format that the name of `path` asks for: pcapng when it ends in `.pcapng` or `.ntar`, pcap otherwise.
@@ -132,7 +122,7 @@ impl Writer {
         let header = match (&self.begun, self.format) {
             (Some(_), _) => Ok(()),
             (None, Format::Pcap) => self.pcap_header(LinkType::ETHERNET),
-            (None, Format::PcapNg) => self.section_header(),
+            (None, Format::PcapNg) => Blocks::new().section(&mut self.out),
         };
         header.and_then(|()| self.out.flush()).map_err(|source| self.io(source))
     }
@@ -159,7 +149,7 @@ impl Writer {
         };
         let caplen = frame.bytes.len() as u32;
         let header = [seconds, fraction, caplen, frame.wire_len.max(caplen)];
-        let written = self.words(&header).and_then(|()| self.out.write_all(frame.bytes));
+        let written = words(&mut self.out, &header).and_then(|()| self.out.write_all(frame.bytes));
         written.map_err(|source| self.io(source))
     }
 
@@ -169,71 +159,16 @@ impl Writer {
             Resolution::Nanos => classic::MAGIC_NANOS,
         };
         let version = 4 << 16 | 2;
-        self.words(&[magic, version, 0, 0, MAX_FRAME as u32, u32::from(link.0)])
+        words(&mut self.out, &[magic, version, 0, 0, MAX_FRAME as u32, u32::from(link.0)])
     }
 
     fn write_pcapng(&mut self, frame: Frame<'_>, comment: Option<&str>) -> io::Result<()> {
-        let interface = self.interface(frame.link, frame.interface)?;
-        let comment = comment.map(|comment| &comment[..comment.floor_char_boundary(usize::from(u16::MAX))]);
-        let option = comment.map_or(0, |comment| 4 + comment.len().next_multiple_of(4) + 4);
-        let caplen = frame.bytes.len();
-        let len = (32 + caplen.next_multiple_of(4) + option) as u32;
-        let (high, low) = ((frame.time_ns >> 32) as u32, frame.time_ns as u32);
-        let wire_len = frame.wire_len.max(caplen as u32);
-        self.words(&[ng::ENHANCED_PACKET, len, interface, high, low, caplen as u32, wire_len])?;
-        self.padded(frame.bytes)?;
-        if let Some(comment) = comment {
-            self.words(&[(comment.len() as u32) << 16 | OPT_COMMENT])?;
-            self.padded(comment.as_bytes())?;
-            self.words(&[OPT_ENDOFOPT])?;
-        }
-        self.words(&[len])
-    }
-
-    /// The file's number for an interface of the frames, described first if it is new.
-    fn interface(&mut self, link: LinkType, interface: u32) -> io::Result<u32> {
         if self.begun.is_none() {
-            self.section_header()?;
+            Blocks::new().section(&mut self.out)?;
         }
-        let begun = self.begun.get_or_insert_with(|| Begun::PcapNg(Interfaces::default()));
-        let Begun::PcapNg(known) = begun else { unreachable!("a file keeps its format") };
-        let key = (link, interface);
-        if let Some((last, number)) = known.last
-            && last == key
-        {
-            return Ok(number);
-        }
-        let key = if known.numbers.len() < MAX_INTERFACES { key } else { (link, u32::MAX) };
-        if let Some(&number) = known.numbers.get(&key) {
-            known.last = Some((key, number));
-            return Ok(number);
-        }
-        let number = known.numbers.len() as u32;
-        known.numbers.insert(key, number);
-        known.last = Some((key, number));
-        let (resolution, nanos) = (1 << 16 | u32::from(ng::IF_TSRESOL), 9);
-        let link = u32::from(link.0);
-        let block =
-            [ng::INTERFACE_DESCRIPTION, 32, link, MAX_FRAME as u32, resolution, nanos, OPT_ENDOFOPT, 32];
-        self.words(&block)?;
-        Ok(number)
-    }
-
-    fn section_header(&mut self) -> io::Result<()> {
-        let (version, unknown_length) = (1, u32::MAX);
-        let block =
-            [ng::SECTION_HEADER, 28, ng::BYTE_ORDER_MAGIC, version, unknown_length, unknown_length, 28];
-        self.words(&block)
-    }
-
-    fn padded(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.out.write_all(bytes)?;
-        self.out.write_all(&[0; 3][..bytes.len().next_multiple_of(4) - bytes.len()])
-    }
-
-    /// Writes little-endian words, as both formats are written.
-    fn words(&mut self, words: &[u32]) -> io::Result<()> {
-        words.iter().try_for_each(|word| self.out.write_all(&word.to_le_bytes()))
+        let begun = self.begun.get_or_insert_with(|| Begun::PcapNg(Blocks::new()));
+        let Begun::PcapNg(blocks) = begun else { unreachable!("a file keeps its format") };
+        blocks.packet(&mut self.out, frame, &Options { comment, ..Options::default() })
     }
 
     fn io(&self, source: io::Error) -> Error {
@@ -277,7 +212,3 @@ impl fmt::Debug for Writer {
             .finish_non_exhaustive()
     }
 }
-
-// Options, as the word that code and length make.
-const OPT_ENDOFOPT: u32 = 0;
-const OPT_COMMENT: u32 = 1;

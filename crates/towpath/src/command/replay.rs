@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
@@ -13,8 +13,9 @@ use towpath::report::Report;
 use towpath_gate::gate::PortId;
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
+use towpath_ring::Overload;
 
-use crate::args::{PassOrDrop, Replay, exit};
+use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::command::wiring::Wrong;
 use crate::command::{answer, fail, link, warn};
 
@@ -45,13 +46,8 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
 
-    let policy = Policy {
-        deadline: u64::try_from(args.deadline.as_nanos()).unwrap_or(u64::MAX),
-        default: match args.default_verdict {
-            PassOrDrop::Pass => DefaultVerdict::Pass,
-            PassOrDrop::Drop => DefaultVerdict::Drop,
-        },
-    };
+    let policy =
+        Policy { deadline: nanos(args.deadline), default: args.default_verdict.into(), ..Policy::default() };
     let queues = queues(args, policy)?;
     let edge = Outside { start: Instant::now(), out, replies, failed: None };
     let mut engine = Engine::new(edge, gate, arrivals, queues, policy);
@@ -112,14 +108,73 @@ fn queues(args: &Replay, policy: Policy) -> Result<Vec<Queue<Inspector>>, Failur
         // (it can be on every Linux) the rings are as safe as without it.
         let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
-    let mut queues = Vec::new();
-    for (index, arg) in args.queues.iter().enumerate() {
-        if args.queues[..index].iter().any(|earlier| earlier.number == arg.number) {
-            return Err(Failure::Usage(format!("queue {} is given twice", arg.number)));
+    let mut numbers: Vec<u16> = args.queues.iter().map(|arg| arg.number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    for (index, policy) in args.queue_policies.iter().enumerate() {
+        let number = policy.number;
+        if !numbers.contains(&number) {
+            return Err(Failure::Usage(format!(
+                "--queue-policy {number}: there is no --queue {number}=COMMAND"
+            )));
         }
-        queues.push(Queue::new(arg.number, Some(Inspector::start(arg.number, &arg.words, policy)?), policy));
+        if args.queue_policies[..index].iter().any(|earlier| earlier.number == number) {
+            return Err(Failure::Usage(format!("queue {number} has two policies")));
+        }
+        if let Some(Overload::Queue(other)) = policy.overload
+            && (other == number || !numbers.contains(&other))
+        {
+            return Err(Failure::Usage(format!(
+                "queue {number} hands packets to queue {other}, which is no other queue"
+            )));
+        }
+    }
+    let mut queues = Vec::new();
+    let mut channels = 0;
+    for number in numbers {
+        let of_queue = args.queue_policies.iter().find(|policy| policy.number == number);
+        let of_queue = of_queue.cloned().unwrap_or_default();
+        let policy = of_queue.over(policy);
+        let mut queue = Queue::new(number, policy);
+        let mut socket = inspector::Socket::bind(number, policy)?;
+        for arg in args.queues.iter().filter(|arg| arg.number == number) {
+            for _ in 0..of_queue.workers.unwrap_or(1) {
+                channels += 1;
+                queue.join(channels, socket.start(&arg.words)?);
+            }
+        }
+        queues.push(queue);
     }
     Ok(queues)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl QueuePolicy {
+    /// This policy where it says something, `general` elsewhere.
+    fn over(&self, general: Policy) -> Policy {
+        let high = self.high.unwrap_or(general.high);
+        Policy {
+            deadline: self.deadline.map_or(general.deadline, nanos),
+            default: self.default_verdict.map_or(general.default, DefaultVerdict::from),
+            fanout: self.fanout.unwrap_or(general.fanout),
+            overload: self.overload.unwrap_or(general.overload),
+            high,
+            // Without a low mark there is room again as soon as there are fewer than the high one.
+            low: self.low.unwrap_or(if high == u32::MAX { general.low } else { high - 1 }),
+        }
+    }
+}
+
+impl From<PassOrDrop> for DefaultVerdict {
+    fn from(verdict: PassOrDrop) -> Self {
+        match verdict {
+            PassOrDrop::Pass => Self::Pass,
+            PassOrDrop::Drop => Self::Drop,
+        }
+    }
 }
 
 /// An output file, once it is sure that it is none of the captures, nor the other one.

@@ -6,8 +6,12 @@ use towpath_gate::state::{Ends, Flow};
 use towpath_gate::wire::{self, edit};
 use towpath_gate::{Gate, Packet, Time};
 
+use towpath_gate::wire::proto;
+use towpath_ring::{self as ring, Layers};
+
 use super::Meta;
-use crate::queue::{Answer, Decided, DefaultVerdict, Label, Reply};
+use crate::flows::{self, Ruling};
+use crate::queue::{Answer, Decided, DefaultVerdict, Reply};
 
 /// Where a packet is on its path.
 #[derive(Debug)]
@@ -27,6 +31,12 @@ pub(super) struct Progress {
     pub(super) parts: u32,
     /// It was handed to an inspector before.
     pub(super) inspected: bool,
+    /// The inspector that had it is gone, and it was offered to another.
+    pub(super) orphaned: bool,
+    /// Where its layers begin, for the inspectors.
+    layers: Layers,
+    /// Hash of its flow, the same for both directions.
+    hash: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +80,8 @@ pub(super) struct Settled {
     pub(super) outcome: Decision,
     /// New bits of the mark, and which.
     pub(super) mark: (u32, u32),
+    /// It is for the flow from now on.
+    pub(super) ruling: Option<Ruling>,
 }
 
 pub(super) enum Decision {
@@ -78,6 +90,8 @@ pub(super) enum Decision {
     Queue(u16),
     Repeat,
     Gone(Fate),
+    /// Its inspector is gone, and there are others.
+    Orphan,
 }
 
 /// Flows are told apart by this many buckets while they wait; two flows in one bucket only wait for each other.
@@ -98,7 +112,31 @@ impl Progress {
             detours: 0,
             parts: 1,
             inspected: false,
+            orphaned: false,
+            layers: Layers::default(),
+            hash: 0,
         }
+    }
+
+    /// Notes what inspectors are told about the packet, so that nobody has to parse it again.
+    pub(super) fn look(&mut self, packet: &Packet<'_>) {
+        let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+        self.layers = Layers {
+            link: 0,
+            network: offset(packet.network),
+            payload: offset(packet.payload_range().start),
+        };
+        self.hash = hash(packet);
+    }
+
+    /// Sets the bits of the packet's mark that `mask` names.
+    pub(super) fn set_mark(&mut self, mark: u32, mask: u32) {
+        self.walk.set_mark(self.walk.mark() & !mask | mark & mask);
+    }
+
+    /// The packet's place in `Engine::continuing`.
+    pub(super) fn bucket(&self) -> usize {
+        (self.hash >> (u32::BITS - BUCKETS.trailing_zeros())) as usize
     }
 }
 
@@ -122,8 +160,46 @@ pub(super) fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progr
     }
 }
 
+/// An inspector has let the packet through that a rule handed over as `kind`.
+pub(super) fn goes_on(
+    gate: &mut Gate,
+    packet: &Packet<'_>,
+    progress: &mut Progress,
+    kind: Kind,
+    now: Time,
+) -> Next {
+    match kind {
+        Kind::Inspect => leave(gate, packet, progress, now),
+        Kind::Divert | Kind::Tee => advance(gate, packet, progress, now),
+    }
+}
+
+/// An inspector has decided about the packet's flow.
+pub(super) fn obey(
+    ruling: Ruling,
+    gate: &mut Gate,
+    packet: &Packet<'_>,
+    progress: &mut Progress,
+    kind: Kind,
+    now: Time,
+) -> Next {
+    progress.set_mark(ruling.mark.0, ruling.mark.1);
+    match ruling.verdict {
+        flows::Verdict::Pass => goes_on(gate, packet, progress, kind, now),
+        flows::Verdict::Drop => Next::Gone(Fate::Dropped),
+        flows::Verdict::Reject => Next::Gone(Fate::Rejected(None)),
+        flows::Verdict::Queue(_) if detoured(progress) => Next::Gone(Fate::Dropped),
+        flows::Verdict::Queue(number) => Next::Queue(number, kind),
+    }
+}
+
+/// Whether the packet begins a connection: a SYN without ACK.
+pub(super) fn begins(packet: &Packet<'_>) -> bool {
+    packet.proto == proto::TCP && packet.tcp_flags & 0x12 == 0x02
+}
+
 /// A walk has ended with pass: the second one, if the packet has a way out and has not had it yet.
-pub(super) fn leave(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+fn leave(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
     let destination = match packet.addresses {
         Addresses::V4(_, dst) => dst.into(),
         Addresses::V6(_, dst) => dst.into(),
@@ -156,8 +232,8 @@ pub(super) fn apply(edits: Edits, frame: &mut [u8], meta: &Meta) {
     }
 }
 
-/// A bucket for the packet's flow, the same for both directions.
-pub(super) fn bucket(packet: &Packet<'_>) -> usize {
+/// A hash of the packet's flow, the same for both directions; 0 when it has none.
+fn hash(packet: &Packet<'_>) -> u32 {
     let Some(Flow { ends, proto, src_port, dst_port, .. }) = packet.flow() else { return 0 };
     let (src, dst) = match ends {
         Ends::V4(src, dst) => (u128::from(src.to_bits()), u128::from(dst.to_bits())),
@@ -167,20 +243,20 @@ pub(super) fn bucket(packet: &Packet<'_>) -> usize {
     let ports = u64::from(src_port) + u64::from(dst_port);
     let folded = (ends as u64) ^ ((ends >> 64) as u64) ^ (ports << 20) ^ u64::from(proto);
     // Fibonacci hashing: the top bits of the product are well mixed.
-    (folded.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - BUCKETS.trailing_zeros())) as usize
+    (folded.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> u32::BITS) as u32
 }
 
-pub(super) fn label(frame: &[u8], meta: &Meta, progress: &Progress) -> Label {
-    let packet = wire::parse(meta.link, frame, meta.wire_len).ok();
-    let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-    Label {
+/// What an inspector is told about a packet, apart from its bytes and its queue.
+pub(super) fn label(meta: &Meta, progress: &Progress) -> ring::Meta {
+    ring::Meta {
+        kind: ring::Kind::PACKET,
         wire_len: meta.wire_len,
         time: meta.time,
         mark: progress.walk.mark(),
-        link: meta.link_type,
-        port: progress.arrival.0,
-        network: packet.map_or(0, |packet| offset(packet.network)),
-        payload: packet.map_or(0, |packet| offset(packet.payload_range().start)),
+        port: progress.arrival.0.into(),
+        hash: progress.hash,
+        layers: Layers { link: meta.link_type, ..progress.layers },
+        ..ring::Meta::default()
     }
 }
 
@@ -188,12 +264,24 @@ impl Settled {
     /// Copies a decision; `room` is how many bytes of replacements may still be copied in this turn. Replacements beyond
     /// it are dropped: only an inspector that sends them faster than packets come gets there.
     pub(super) fn new(decided: Decided<'_>, room: &mut usize) -> Self {
-        let (outcome, mark) = match decided {
-            Decided::Lost(DefaultVerdict::Pass) => (Decision::Pass, (0, 0)),
-            Decided::Lost(DefaultVerdict::Drop) => (Decision::Gone(Fate::Dropped), (0, 0)),
-            Decided::Answer(Reply { answer, mark }) => (Decision::new(answer, room), mark),
-        };
-        Self { outcome, mark }
+        let plain = |outcome| Self { outcome, mark: (0, 0), ruling: None };
+        match decided {
+            Decided::Lost(DefaultVerdict::Pass) => plain(Decision::Pass),
+            Decided::Lost(DefaultVerdict::Drop) => plain(Decision::Gone(Fate::Dropped)),
+            Decided::Orphan => plain(Decision::Orphan),
+            Decided::Answer(Reply { answer, mark, flow }, channel) => {
+                let verdict = match answer {
+                    _ if !flow => None,
+                    Answer::Pass => Some(flows::Verdict::Pass),
+                    Answer::Drop => Some(flows::Verdict::Drop),
+                    Answer::Reject => Some(flows::Verdict::Reject),
+                    Answer::Queue(number) => Some(flows::Verdict::Queue(number)),
+                    Answer::Replace(_) | Answer::Repeat => None,
+                };
+                let ruling = verdict.map(|verdict| Ruling { verdict, mark, channel });
+                Self { outcome: Decision::new(answer, room), mark, ruling }
+            }
+        }
     }
 }
 

@@ -1,0 +1,475 @@
+//! One queue: the frames that rules send to inspectors, and what came back.
+//!
+//! Several inspectors may serve one queue. Who gets a frame, and what becomes of one that finds no room, is
+//! [`towpath_ring::Queue`]'s work; here is which packet waits for which frame.
+//!
+//! Invariant: `frames = passed + dropped + replaced + lost + held`, where held is what the inspectors have now; at the
+//! end of a run held is 0. A frame is `lost` when no inspector decided it. A broadcast packet is one frame for each
+//! inspector that got it. A packet that goes to another inspector because its first one died counts once.
+//!
+//! The channel to an inspector is behind a trait, so that what is here can be tested without a process.
+
+mod listener;
+#[cfg(test)]
+mod tests;
+mod votes;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use towpath_gate::Time;
+use towpath_gate::state::Flow;
+use towpath_ring::{self as ring, Fanout, Full, Loss, Meta, Overload, Seq};
+
+pub use self::listener::Listener;
+use self::listener::Slot;
+use self::votes::Votes;
+use crate::flows::{Flows, Ruling};
+use crate::report;
+use crate::window::Ticket;
+
+/// The link to one inspector process. Later frames have later sequence numbers.
+pub trait Channel {
+    /// Publishes one frame.
+    ///
+    /// # Errors
+    /// There is no room for it now.
+    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, Full>;
+
+    /// Counts a frame that was meant for the inspector, and tells it.
+    fn lose(&mut self, loss: Loss);
+
+    /// Tells the inspector about what was published, if it sleeps.
+    fn kick(&mut self);
+
+    /// Gives each frame that was decided to `each`, once. Returns how many there were.
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize;
+
+    /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`. May return early.
+    fn wait(&mut self, now: u64, until: u64);
+
+    /// Frames that were decided without the inspector because they were overdue, and that it still has.
+    fn unreturned(&self) -> u32;
+
+    /// Whether the inspector is known to be gone: it gets no more frames.
+    fn is_dead(&self) -> bool;
+
+    /// How the inspector went, once it has and every frame it had has come back through [`Channel::poll`].
+    fn gone(&mut self) -> Option<Gone>;
+}
+
+/// How an inspector went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// For people.
+    pub why: String,
+    /// It broke the protocol: nothing of what it said counts any more.
+    pub distrusted: bool,
+}
+
+/// What came of a frame that an inspector had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome<'a> {
+    /// The inspector decided.
+    Answer(Reply<'a>),
+    /// It let the deadline pass.
+    Overdue,
+    /// What it said has no meaning.
+    Garbage,
+    /// It is gone.
+    Orphan,
+}
+
+/// An inspector's verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// Let it go on.
+    Pass,
+    /// Drop it.
+    Drop,
+    /// Drop it and tell the sender.
+    Reject,
+    /// Let it go on with these bytes in its place.
+    Replace(&'a [u8]),
+    /// Hand it to another queue.
+    Queue(u16),
+    /// Walk the rules again from the first.
+    Repeat,
+}
+
+/// An inspector's verdict, and what goes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply<'a> {
+    /// The verdict.
+    pub answer: Answer<'a>,
+    /// New bits of the mark, and which bits change.
+    pub mark: (u32, u32),
+    /// It is for the packet's flow from now on.
+    pub flow: bool,
+}
+
+/// What becomes of a frame that no inspector decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DefaultVerdict {
+    /// Fail open.
+    Pass,
+    /// Fail closed.
+    #[default]
+    Drop,
+}
+
+/// How a queue treats its inspectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// How long an inspector may keep a frame, and how long one may wait for room, in nanoseconds of wall-clock time.
+    pub deadline: u64,
+    /// The verdict for frames that no inspector decides.
+    pub default: DefaultVerdict,
+    /// Which inspector gets a frame.
+    pub fanout: Fanout,
+    /// What becomes of a frame whose inspector has no room.
+    pub overload: Overload,
+    /// An inspector that has so many frames is overloaded ...
+    pub high: u32,
+    /// ... until it has so many or fewer.
+    pub low: u32,
+}
+
+impl Default for Policy {
+    /// One second, fail closed, by flow; a full ring makes the packet wait.
+    fn default() -> Self {
+        Self {
+            deadline: 1_000_000_000,
+            default: DefaultVerdict::Drop,
+            fanout: Fanout::FlowHash,
+            overload: Overload::Block,
+            high: u32::MAX,
+            low: u32::MAX,
+        }
+    }
+}
+
+/// What [`Queue::offer`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// An inspector has it, and its verdict will come.
+    Held,
+    /// Copies went out, and nobody waits for what is said of them.
+    Copied,
+    /// There is no room: wait for verdicts, then offer it again.
+    Full,
+    /// It was decided without an inspector.
+    Lost(DefaultVerdict),
+    /// The policy hands it to this queue.
+    Queue(u16),
+}
+
+/// What became of a packet that was held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decided<'a> {
+    /// This inspector decided (its channel's number).
+    Answer(Reply<'a>, u32),
+    /// Nobody did: the default verdict.
+    Lost(DefaultVerdict),
+    /// Its inspector is gone, and there are others. [`Queue::abandon`] if it is not offered again.
+    Orphan,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Queue<C> {
+    members: ring::Queue<Listener<C>>,
+    policy: Policy,
+    /// Broadcast packets that have not heard from everybody.
+    votes: BTreeMap<Ticket, Votes>,
+    /// Packets that wait for room, oldest first ([`Overload::DropOldest`]).
+    backlog: VecDeque<Ticket>,
+    /// What inspectors said about flows.
+    flows: Flows,
+    /// A frame waited for room until its deadline: until an inspector answers again nobody waits for one.
+    stalled: bool,
+    counters: report::Queue,
+}
+
+impl<C: Channel> Queue<C> {
+    /// A queue that nobody serves yet: every frame is lost.
+    pub fn new(number: u16, policy: Policy) -> Self {
+        let overload = match policy.overload {
+            // The packets wait here, where they can be named.
+            Overload::DropOldest(_) => Overload::Block,
+            other => other,
+        };
+        let Policy { fanout, high, low, .. } = policy;
+        Self {
+            members: ring::Queue::new(ring::Policy { fanout, overload, high, low }),
+            policy,
+            votes: BTreeMap::new(),
+            backlog: VecDeque::new(),
+            flows: Flows::default(),
+            stalled: false,
+            counters: report::Queue { number, ..report::Queue::default() },
+        }
+    }
+
+    /// An inspector attaches; `number` names its channel.
+    pub fn join(&mut self, number: u32, channel: C) {
+        self.members.join(Listener::new(number, channel));
+    }
+
+    /// Hands a frame over; it came on `cpu`. `ticket` names the packet that waits for the verdict; a copy has none.
+    ///
+    /// A frame counts once it is held or lost, not when the answer is `Full` or `Queue`.
+    pub fn offer(&mut self, frame: &[u8], meta: &Meta, cpu: u32, now: u64, ticket: Option<Ticket>) -> Offer {
+        let number = self.counters.number;
+        let meta = Meta { group: number.into(), ..*meta };
+        let fanout = self.policy.fanout;
+        match self.members.offer(frame, &meta, cpu) {
+            ring::Offer::Sent(index, _) => {
+                if let Some(listener) = self.members.listeners().nth(index) {
+                    listener.name_newest(ticket, now);
+                }
+                self.hold(1)
+            }
+            ring::Offer::SentTo(copies) => {
+                let ticket = ticket.filter(|_| fanout == Fanout::Broadcast);
+                for listener in self.members.listeners() {
+                    listener.name_newest(ticket, now);
+                }
+                if let Some(ticket) = ticket.filter(|_| copies > 1) {
+                    self.votes.insert(ticket, Votes::new(copies));
+                }
+                self.hold(copies as u64);
+                if ticket.is_some() { Offer::Held } else { Offer::Copied }
+            }
+            // A copy is not worth a place in the backlog.
+            ring::Offer::Block if self.stalled || self.has_backlog() && ticket.is_none() => {
+                self.lose_overload(&meta, cpu, self.policy.default)
+            }
+            ring::Offer::Block | ring::Offer::Queued => Offer::Full,
+            ring::Offer::Lost | ring::Offer::Drop => self.count_overload(DefaultVerdict::Drop),
+            ring::Offer::Pass => self.count_overload(DefaultVerdict::Pass),
+            ring::Offer::Queue(number) => {
+                self.counters.handed_on += 1;
+                Offer::Queue(number)
+            }
+            ring::Offer::NoListener => {
+                self.counters.lost_by.no_listener += 1;
+                self.count_lost(self.policy.default)
+            }
+        }
+    }
+
+    fn hold(&mut self, copies: u64) -> Offer {
+        let counters = &mut self.counters;
+        counters.frames += copies;
+        counters.open += copies;
+        counters.high_water = counters.high_water.max(counters.open);
+        Offer::Held
+    }
+
+    /// Gives up on a frame that found no room within the deadline; from now on nobody waits for the inspectors until
+    /// one answers again.
+    pub fn give_up(&mut self, meta: &Meta, cpu: u32) -> DefaultVerdict {
+        self.stalled = true;
+        self.lose_overload(meta, cpu, self.policy.default);
+        self.policy.default
+    }
+
+    /// Gives up on a frame whose inspector is gone.
+    pub fn abandon(&mut self) -> DefaultVerdict {
+        self.counters.lost_by.died += 1;
+        self.count_lost(self.policy.default);
+        self.policy.default
+    }
+
+    /// The packet waits in the queue's backlog, if the policy has one. Returns the packet that had to give way (counted
+    /// as lost: drop it), or the packet back when there is no backlog.
+    ///
+    /// # Errors
+    /// The packet back: this queue has no backlog.
+    pub fn enqueue(&mut self, ticket: Ticket) -> Result<Option<Ticket>, Ticket> {
+        let Overload::DropOldest(max) = self.policy.overload else { return Err(ticket) };
+        self.backlog.push_back(ticket);
+        if self.backlog.len() <= max.max(1) {
+            return Ok(None);
+        }
+        self.count_overload(DefaultVerdict::Drop);
+        if let Some(listener) = self.members.listeners().find(|l| !ring::Listener::is_dead(*l)) {
+            ring::Listener::lose(listener, Loss::Oldest);
+        }
+        Ok(self.backlog.pop_front())
+    }
+
+    /// The packet that has waited longest in the backlog.
+    pub fn next_in_backlog(&self) -> Option<Ticket> {
+        self.backlog.front().copied()
+    }
+
+    /// The packet of [`next_in_backlog`](Self::next_in_backlog) waits no more.
+    pub fn leave_backlog(&mut self) {
+        self.backlog.pop_front();
+    }
+
+    /// Collects what was decided: verdicts, deadlines that passed, and all that inspectors had who are gone. Returns
+    /// how many frames there were.
+    ///
+    /// `now` is wall-clock time in nanoseconds.
+    pub fn poll(&mut self, now: u64, mut each: impl FnMut(Ticket, Decided<'_>)) -> usize {
+        let Self { members, policy, votes, flows, stalled, counters, .. } = self;
+        let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Tap);
+        let alive = members.listeners().filter(|l| !ring::Listener::is_dead(*l)).count();
+        let mut decided = 0;
+        for listener in members.listeners() {
+            let others = alive - usize::from(!ring::Listener::is_dead(listener));
+            let number = listener.number();
+            decided += listener.poll(now, &mut |slot, outcome| {
+                counters.open -= 1;
+                if outcome == Outcome::Orphan
+                    && others > 0
+                    && single
+                    && let Slot::Packet(ticket) = slot
+                {
+                    counters.frames -= 1;
+                    counters.redelivered += 1;
+                    return each(ticket, Decided::Orphan);
+                }
+                *stalled &= !matches!(outcome, Outcome::Answer(_));
+                counters.count(&outcome);
+                let Slot::Packet(ticket) = slot else { return };
+                match votes.get_mut(&ticket) {
+                    None => each(ticket, decide(outcome, policy.default, number)),
+                    Some(open) => {
+                        if open.cast(outcome, policy.default) {
+                            open.announce(|reply| each(ticket, Decided::Answer(reply, number)));
+                            votes.remove(&ticket);
+                        }
+                    }
+                }
+            });
+            if let Some(Gone { why, distrusted }) = listener.take_end() {
+                let trouble = counters.trouble.get_or_insert_default();
+                if !trouble.is_empty() {
+                    trouble.push_str("; ");
+                }
+                trouble.push_str(&why);
+                if distrusted {
+                    flows.forget(number);
+                }
+            }
+        }
+        decided
+    }
+
+    /// Tells the inspectors about new frames, those that sleep.
+    pub fn kick(&mut self) {
+        self.members.listeners().for_each(Listener::kick);
+    }
+
+    /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`.
+    pub fn wait(&mut self, now: u64, until: u64) {
+        if let Some(listener) = self.members.listeners().find(|listener| listener.open() > 0) {
+            listener.wait(now, until);
+        }
+    }
+
+    /// Inspectors that have frames now.
+    pub fn busy(&mut self) -> usize {
+        if self.counters.open == 0 {
+            return 0;
+        }
+        self.members.listeners().filter(|listener| listener.open() > 0).count()
+    }
+
+    /// The inspectors, those that are gone included.
+    pub fn listeners(&mut self) -> impl Iterator<Item = &mut Listener<C>> {
+        self.members.listeners()
+    }
+
+    /// What an inspector said about the flow from then on, if one did.
+    pub fn ruling(&mut self, flow: &Flow, new: bool, now: Time) -> Option<Ruling> {
+        let ruling = self.flows.find(flow, new, now)?;
+        self.counters.by_flow += 1;
+        Some(ruling)
+    }
+
+    /// Whether inspectors said anything about flows.
+    pub fn has_rulings(&self) -> bool {
+        !self.flows.is_empty()
+    }
+
+    /// An inspector said this about the flow, from now on.
+    pub fn rule(&mut self, flow: &Flow, ruling: Ruling, now: Time) {
+        self.flows.insert(flow, ruling, now);
+    }
+
+    /// What inspectors said about flows.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// The queue's number.
+    pub fn number(&self) -> u16 {
+        self.counters.number
+    }
+
+    /// How the queue treats its inspectors.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Frames that inspectors have now.
+    pub fn open(&self) -> u64 {
+        self.counters.open
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &report::Queue {
+        &self.counters
+    }
+
+    fn has_backlog(&self) -> bool {
+        matches!(self.policy.overload, Overload::DropOldest(_))
+    }
+
+    fn lose_overload(&mut self, meta: &Meta, cpu: u32, verdict: DefaultVerdict) -> Offer {
+        self.members.lose(Loss::NoRoom, meta, cpu);
+        self.count_overload(verdict)
+    }
+
+    fn count_overload(&mut self, verdict: DefaultVerdict) -> Offer {
+        self.counters.lost_by.overload += 1;
+        self.count_lost(verdict)
+    }
+
+    fn count_lost(&mut self, verdict: DefaultVerdict) -> Offer {
+        self.counters.frames += 1;
+        self.counters.lost += 1;
+        Offer::Lost(verdict)
+    }
+}
+
+fn decide(outcome: Outcome<'_>, default: DefaultVerdict, number: u32) -> Decided<'_> {
+    match outcome {
+        Outcome::Answer(reply) => Decided::Answer(reply, number),
+        Outcome::Overdue | Outcome::Garbage | Outcome::Orphan => Decided::Lost(default),
+    }
+}
+
+impl report::Queue {
+    fn count(&mut self, outcome: &Outcome<'_>) {
+        let lost = match outcome {
+            Outcome::Answer(reply) => {
+                match reply.answer {
+                    Answer::Pass | Answer::Queue(_) | Answer::Repeat => self.passed += 1,
+                    Answer::Drop | Answer::Reject => self.dropped += 1,
+                    Answer::Replace(_) => self.replaced += 1,
+                }
+                return;
+            }
+            Outcome::Overdue => &mut self.lost_by.overdue,
+            Outcome::Garbage => &mut self.lost_by.garbage,
+            Outcome::Orphan => &mut self.lost_by.died,
+        };
+        *lost += 1;
+        self.lost += 1;
+    }
+}
