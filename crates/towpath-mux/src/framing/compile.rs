@@ -34,15 +34,18 @@ const NETTY: &[&str] = &[
     "lengthAdjustment",
     "initialBytesToStrip",
     "byteOrder",
+    "failFast",
 ];
 const TOKIO: &[&str] = &[
     "length_field_offset",
     "length_field_length",
+    "length_field_type",
     "length_adjustment",
     "num_skip",
     "max_frame_length",
     "big_endian",
     "little_endian",
+    "native_endian",
 ];
 /// Keys that go with any spelling.
 const NEUTRAL: &[&str] = &["fixed", "delimiter", "giveback", "refuse", "min", "tail", "mark", "key"];
@@ -209,7 +212,9 @@ impl<'a> Terms<'a> {
             (End::Fixed(length), Some(clause)) if *length < rule.min || *length > rule.max => {
                 Err(Fault::new(clause.at, "fixed is outside min and max"))
             }
-            (_, Some(clause)) if rule.min > rule.max => Err(Fault::new(clause.at, "min is above max")),
+            (_, Some(clause)) if rule.min > rule.max => {
+                Err(Fault::new(clause.at, format!("min, {}, is above max, {}", rule.min, rule.max)))
+            }
             _ => Ok(rule),
         }
     }
@@ -333,6 +338,12 @@ impl<'a> Terms<'a> {
                 _ => return Err(Fault::new(clause.at, "byteOrder is BIG_ENDIAN or LITTLE_ENDIAN")),
             },
         };
+        // A frame that is too long is always an error at once.
+        if let Some(clause) = self.get("failFast")
+            && !matches!(clause.value.as_ref().map_or("true", |value| value.text.as_str()), "true" | "false")
+        {
+            return Err(Fault::new(clause.at, "failFast is true or false"));
+        }
         let width = self.width("lengthFieldLength")?;
         let offset = self.bounded("lengthFieldOffset", MOST_OFFSET)?.unwrap_or(0);
         let adjust = self.adjustment("lengthAdjustment")?;
@@ -340,18 +351,30 @@ impl<'a> Terms<'a> {
     }
 
     fn tokio(&self) -> Result<End, Fault> {
-        if let (Some(_), Some(second)) = (self.get("big_endian"), self.get("little_endian")) {
-            return Err(Fault::new(second.at, "big_endian and little_endian"));
-        }
-        let width = match self.get("length_field_length") {
-            Some(_) => self.width("length_field_length")?,
-            None => 4,
+        let orders = ["big_endian", "little_endian", "native_endian"].map(|key| self.get(key));
+        let mut orders = orders.into_iter().flatten();
+        let big = match (orders.next(), orders.next()) {
+            (Some(_), Some(second)) => return Err(Fault::new(second.at, "the byte order is said twice")),
+            (Some(order), None) if order.key == "native_endian" => cfg!(target_endian = "big"),
+            (order, _) => order.is_none_or(|order| order.key == "big_endian"),
+        };
+        let width = match (self.get("length_field_length"), self.get("length_field_type")) {
+            (Some(_), Some(second)) => return Err(Fault::new(second.at, "the field's width is said twice")),
+            (Some(_), None) => self.width("length_field_length")?,
+            (None, Some(of)) => match of.value.as_ref().map_or("", |value| value.text.as_str()) {
+                "u8" => 1,
+                "u16" => 2,
+                "u32" => 4,
+                "u64" => 8,
+                _ => return Err(Fault::new(of.at, "length_field_type is u8, u16, u32 or u64")),
+            },
+            (None, None) => 4,
         };
         let offset = self.bounded("length_field_offset", MOST_OFFSET)?.unwrap_or(0);
         let skip = self.bounded("num_skip", MOST_OFFSET)?.unwrap_or(offset + width);
         let adjust = self.adjustment("length_adjustment")? + skip as i64;
         let max = self.size("max_frame_length")?.map_or(TOKIO_MAX, |max| max as u64);
-        Ok(plain(offset, width, self.get("little_endian").is_none(), adjust, max))
+        Ok(plain(offset, width, big, adjust, max))
     }
 
     fn strip(&self, spelling: Spelling, end: &End) -> Result<Strip, Fault> {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use super::{Chunk, Counters, Ending};
 
 /// Pieces that wait, of whatever length: bounds what a piece costs beside its bytes.
-const MOST_PIECES: usize = 4096;
+const MOST_PIECES: usize = 8192;
 
 #[derive(Debug, Default)]
 pub(super) struct Direction {
@@ -19,6 +19,8 @@ pub(super) struct Direction {
     base: Option<u32>,
     /// Whether `base` comes from a SYN or its acknowledgement.
     started: bool,
+    /// Whether `base` is the number of a segment without data: perhaps of a keep-alive, which is one too low.
+    bare: bool,
     next: u64,
     early: BTreeMap<u64, Vec<u8>>,
     waiting: usize,
@@ -85,7 +87,7 @@ impl Direction {
             counters.stray += segment.payload.len() as u64;
             return;
         }
-        let base = *self.base.get_or_insert(seq);
+        let base = self.base(seq, segment);
         let next_seq = base.wrapping_add(self.next as u32);
         let distance = i64::from(seq.wrapping_sub(next_seq) as i32);
         let signed = self.next as i64 + distance;
@@ -131,6 +133,22 @@ impl Direction {
             }
         }
         self.end_at_fin(out);
+    }
+
+    /// The sequence number of offset 0. Where no handshake says it, the first segment does; a keep-alive repeats the last
+    /// number that was sent (RFC 9293, 3.8.4), so data right behind it is where the stream starts.
+    fn base(&mut self, seq: u32, segment: &Segment<'_>) -> u32 {
+        let data = segment.length > 0;
+        match self.base {
+            Some(base) if !(data && self.bare && seq == base.wrapping_add(1)) => {
+                self.bare &= !data;
+                base
+            }
+            known => {
+                self.bare = known.is_none() && !data && !segment.syn && !segment.fin;
+                *self.base.insert(seq)
+            }
+        }
     }
 
     /// Ends the direction, whatever is missing.

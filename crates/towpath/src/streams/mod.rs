@@ -45,7 +45,8 @@ const ACK: u8 = 0x10;
 pub struct Limits {
     /// Streams that are followed at once; beyond it the eighth that was silent longest is ended. 65,536.
     pub streams: usize,
-    /// Bytes of one direction that wait for earlier ones; beyond it the hole before them is a gap. 1 MiB.
+    /// Bytes of one direction that wait for earlier ones; beyond it the hole before them is a gap. 8 MiB: more than the
+    /// window that Linux gives a connection by itself (tcp_rmem, 6 MiB), so that a retransmission comes in time.
     pub waiting: usize,
     /// Bytes of all directions that wait. 64 MiB.
     pub waiting_total: usize,
@@ -53,7 +54,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { streams: 1 << 16, waiting: 1 << 20, waiting_total: 64 << 20 }
+        Self { streams: 1 << 16, waiting: 8 << 20, waiting_total: 64 << 20 }
     }
 }
 

@@ -104,6 +104,49 @@ fn stories() {
             &["0.0:a", "0.0.Capture", "0.1.Capture"],
         ),
         (
+            "keep-alive, and nothing before it",
+            &[(0, ACK, 6999, ""), (0, ACK, 6999, ""), (0, ACK, 7000, "ab"), (0, ACK, 7001, "bc")],
+            &["0.0:ab", "0.0:c", "0.0.Capture", "0.1.Capture"],
+        ),
+        (
+            "an acknowledgement, then disorder",
+            &[(0, ACK, 7000, ""), (0, ACK, 7002, "cd"), (0, ACK, 7000, "ab"), (0, ACK, 7001, "bc")],
+            &["0.0:ab", "0.0:cd", "0.0.Capture", "0.1.Capture"],
+        ),
+        (
+            "data only tells where the first byte is",
+            &[(0, ACK, 7000, "a"), (0, ACK, 7002, "c"), (0, ACK, 7001, "b")],
+            &["0.0:a", "0.0:b", "0.0:c", "0.0.Capture", "0.1.Capture"],
+        ),
+        (
+            "both open at once",
+            &[
+                (0, SYN, 99, ""),
+                (1, SYN, 499, ""),
+                (0, SYN | ACK, 99, ""),
+                (1, SYN | ACK, 499, ""),
+                (0, ACK, 100, "ab"),
+                (1, ACK, 500, "xy"),
+            ],
+            &["0.0:ab", "0.1:xy", "0.0.Capture", "0.1.Capture"],
+        ),
+        (
+            "a full window is probed",
+            &[
+                (0, SYN, 99, ""),
+                (0, ACK, 100, "ab"),
+                (0, ACK, 102, "c"),
+                (0, ACK, 102, "c"),
+                (0, ACK, 102, "cd"),
+            ],
+            &["0.0:ab", "0.0:c", "0.0:d", "0.0.Capture", "0.1.Capture"],
+        ),
+        (
+            "the end comes first",
+            &[(0, SYN, 99, ""), (0, ACK | FIN, 102, "c"), (0, ACK, 100, "ab")],
+            &["0.0:ab", "0.0:c", "0.0.Fin", "0.1.Capture"],
+        ),
+        (
             "numbers wrap",
             &[(0, SYN, u32::MAX - 1, ""), (0, ACK, u32::MAX, "ab"), (0, ACK, 1, "cd"), (0, ACK, 3, "e")],
             &["0.0:ab", "0.0:cd", "0.0:e", "0.0.Capture", "0.1.Capture"],

@@ -65,11 +65,29 @@ fn declared_lengths() {
             "ca 0001 fe aa",
             &[5],
         ),
+        // The rest of its documentation's examples, in other orders.
+        ("initialBytesToStrip=2 lengthFieldLength=2", "000c 48454c4c4f2c20574f524c44", &[14]),
+        ("lengthAdjustment=0 lengthFieldLength=3 lengthFieldOffset=2", "cafe 000003 aabbcc", &[8]),
+        ("lengthAdjustment=2 lengthFieldLength=3", "000003 cafe aabbcc", &[8]),
+        (
+            "failFast=false initialBytesToStrip=3 lengthAdjustment=-3 lengthFieldLength=2 lengthFieldOffset=1",
+            "ca 0006 fe aabb",
+            &[6],
+        ),
+        ("lengthFieldLength=8 maxFrameLength=9 failFast=true", "0000000000000001 aa", &[9]),
         // tokio-util: with num_skip=0 the value counts from the frame's start.
         ("length_field_length=2", "0001 aa", &[3]),
         ("length_field_length=2 num_skip=0 length_adjustment=2 big_endian", "0001 aa", &[3]),
         ("length_field_length=2 num_skip=0", "0003 aa", &[3]),
         ("little_endian", "01000000 aa", &[5]),
+        ("length_field_type=u16 length_adjustment=-2", "0003 aa", &[3]),
+        (
+            "length_adjustment=-2 num_skip=4 length_field_offset=1 length_field_length=2",
+            "ca 0005 fe aabbcc",
+            &[7],
+        ),
+        ("num_skip=9 length_field_length=1", "02 0000000000000000 aabb", &[11]),
+        ("native_endian length_field_type=u8", "01 aa", &[2]),
     ];
     for (text, stream, expected) in rows {
         let framing = Framing::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -186,7 +204,10 @@ fn what_is_wrong_and_where() {
         ("delimiter=\"", "column 11: a quote is not closed: \" is missing"),
         ("delimiter=0x0", "column 11: \"0x0\" is no run of hex bytes such as 0x0d0a"),
         ("fixed=4 max=2", "column 9: fixed is outside min and max"),
-        ("length=4 min=9 max=8", "column 10: min is above max"),
+        ("length=4 min=9 max=8", "column 10: min, 9, is above max, 8"),
+        ("big_endian little_endian", "column 12: the byte order is said twice"),
+        ("length_field_type=i16", "column 1: length_field_type is u8, u16, u32 or u64"),
+        ("lengthFieldLength=2 failFast=no", "column 21: failFast is true or false"),
         ("kafak", "column 1: unknown preset \"kafak\"; did you mean \"kafka\"?"),
         ("length=4 =", "column 10: expected a key such as length=4, found '='"),
     ];
