@@ -14,6 +14,8 @@ const LONGEST: u64 = 0x3fff_fffe;
 const GSS_REQUEST: u32 = 80_877_104;
 const CANCEL_REQUEST: u32 = 80_877_102;
 
+/// The first byte of a TLS record with a part of a handshake (RFC 8446, 5.1).
+const TLS_HANDSHAKE: u8 = 0x16;
 const FRONTEND_TYPES: &[u8] = b"BCDEFHPQSXcdfp";
 const BACKEND_TYPES: &[u8] = b"123ACDEGHIKNRSTVWZcdnstv";
 
@@ -27,7 +29,7 @@ const ENCRYPTED: u32 = 2;
 pub(super) fn frontend(bytes: &[u8], state: &mut State) -> Step {
     match bytes.first() {
         // A TLS handshake record; no message has this type.
-        Some(0x16) => Step::GiveBack,
+        Some(&TLS_HANDSHAKE) => Step::GiveBack,
         Some(0) => startup(bytes, state),
         Some(kind) if FRONTEND_TYPES.contains(kind) => typed(bytes),
         _ => Step::Error(Cause::malformed("no message type of a PostgreSQL client")),
@@ -47,6 +49,8 @@ pub(super) fn backend(bytes: &[u8], state: &mut State) -> Step {
             }
             state.cb[0] = TYPED;
         }
+        // A client may begin with TLS at once: the server answers so (PostgreSQL 17, "Direct SSL").
+        _ if *kind == TLS_HANDSHAKE => return Step::GiveBack,
         _ => match kind {
             b'N' => return Step::from(1),
             b'S' | b'G' => {

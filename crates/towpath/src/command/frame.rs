@@ -172,10 +172,9 @@ fn tell(counters: &Counters) {
 fn messages(args: &Frame) -> Result<(), Failure> {
     let request = args.framing.as_deref().unwrap_or_default();
     let reply = args.reply.as_deref().unwrap_or(request);
-    let [request, reply] = match (request, reply) {
-        ("postgres", "postgres") => ["postgres-frontend", "postgres-backend"],
-        framings => framings.into(),
-    };
+    // One name for the two ends of the same protocol.
+    let request = if request == "postgres" { "postgres-frontend" } else { request };
+    let reply = if reply == "postgres" { "postgres-backend" } else { reply };
     let mut messages = Messages::new(framing(request)?, framing(reply)?);
     let mut printer = Printer::new(args.json);
     follow(args, &mut |way, chunk| {
@@ -197,7 +196,7 @@ fn framing(text: &str) -> Result<Framing, Failure> {
     }
     let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
     // An object, raw instructions, or the numbers of tcpdump -ddd: no TOML begins like any of them.
-    let numbers = bytes.first().is_some_and(u8::is_ascii_digit);
+    let numbers = bytes.trim_ascii_start().first().is_some_and(u8::is_ascii_digit);
     match std::str::from_utf8(&bytes) {
         Ok(document) if !numbers && !document.contains('\0') => {
             Framing::from_toml(document).map_err(|error| Failure::Framing(format!("{text}:{error}")))

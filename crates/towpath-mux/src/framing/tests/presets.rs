@@ -150,6 +150,7 @@ fn rows() -> Vec<Row> {
         ("postgres-frontend", "'GET /'", &[], malformed("no message type of a PostgreSQL client")),
         ("postgres-backend", "'N' 52 00000008 00000000 5a 00000005 49", &[1, 9, 6], None),
         ("postgres-backend", "'S' 16 0303", &[1], Some(Step::GiveBack)),
+        ("postgres-backend", "16 0303", &[], Some(Step::GiveBack)),
         ("postgres-backend", "52 00000008 00000000 53 00000006 6100", &[9, 7], None),
         ("postgres-backend", "45 00000003", &[], Some(Step::Error(Cause::BadLength { length: 4, least: 5 }))),
         ("rdp", "0300 0007 02f080 00 05 aabbcc 44 8004 aa", &[7, 5, 4], None),
