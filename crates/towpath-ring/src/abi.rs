@@ -9,7 +9,7 @@ use crate::header::{Header, Kind, Layers};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// First word of a hello, a welcome and the engine's memory: "TPRG".
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 

@@ -9,6 +9,7 @@ use rustix::fs::SealFlags;
 use crate::abi::{self, Layout, MAGIC, VERSION};
 use crate::error::AttachError;
 use crate::hello::{Hello, Refusal, Reply, Terms, WELCOME, Welcome};
+use crate::park::Fences;
 use crate::region::{Access, Payload, Words};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
@@ -48,6 +49,8 @@ pub(crate) struct Attached {
     pub(crate) layout: Layout,
     /// Largest message that may be sent in a memory of its own.
     pub(crate) oneshot_max: u64,
+    /// Who makes the fences between work and sleep.
+    pub(crate) fences: Fences,
     /// The engine's memory.
     pub(crate) theirs: Words,
     /// The memory that we write.
@@ -58,17 +61,20 @@ pub(crate) struct Attached {
 
 pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachError> {
     let socket = sys::connect(path).map_err(|source| AttachError::Connect { path: path.into(), source })?;
-    let hello = Hello { version: VERSION, gaps: options.gaps, name: options.name.clone() }.emit();
+    let fences = Fences::offer();
+    let hello = Hello { version: VERSION, gaps: options.gaps, fences, name: options.name.clone() }.emit();
     // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
-    receive(socket, path)
+    receive(socket, path, fences)
 }
 
-/// Takes what the engine at the other end of `socket`, which listens at `path`, hands over.
-pub(crate) fn receive(socket: OwnedFd, path: &Path) -> Result<Attached, AttachError> {
+/// Takes what the engine at the other end of `socket`, which listens at `path`, hands over to a client that offered
+/// `fences`.
+pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Attached, AttachError> {
     let (welcome, fds) = welcome(&socket, path)?;
     let terms = match welcome.answer {
-        Reply::Attached(terms) => terms,
+        // What was not offered is not agreed on.
+        Reply::Attached(terms) => Terms { fences: terms.fences.and(fences), ..terms },
         Reply::Refused(Refusal::Version, _) => {
             return Err(AttachError::Version { engine: welcome.version, client: VERSION });
         }
@@ -103,7 +109,7 @@ fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), Att
 }
 
 fn map(socket: OwnedFd, terms: Terms, fds: Vec<OwnedFd>) -> Result<Attached, AttachError> {
-    let Terms { layout, oneshot_max } = terms;
+    let Terms { layout, oneshot_max, fences } = terms;
     layout.check()?;
     if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
         return Err(AttachError::Unsafe(format!("{} records", layout.records)));
@@ -125,7 +131,7 @@ fn map(socket: OwnedFd, terms: Terms, fds: Vec<OwnedFd>) -> Result<Attached, Att
     if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
         return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
     }
-    Ok(Attached { socket, layout, oneshot_max, theirs, own, rx_payload, tx_payload })
+    Ok(Attached { socket, layout, oneshot_max, fences, theirs, own, rx_payload, tx_payload })
 }
 
 /// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes.

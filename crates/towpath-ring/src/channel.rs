@@ -23,7 +23,7 @@ use crate::lane::frames::{NoRoom, Room};
 use crate::lane::producer::Producer;
 use crate::limits::Share;
 use crate::park::{Ringer, Sleeper};
-use crate::region::{Access, Payload, Words};
+use crate::region::{Access, Payload, Use, Words};
 use crate::sync::Ordering;
 use crate::sys::{self, Sent};
 use crate::transmit::Transmit;
@@ -195,7 +195,7 @@ impl Channel {
         hello: Hello,
         share: Share,
     ) -> std::io::Result<Self> {
-        let layout = config.layout();
+        let (layout, fences) = (config.layout(), hello.fences);
         let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
         let payload_fd = sys::memfd("towpath-rx", layout.rx.bytes())?;
         let client_fd = sys::memfd("towpath-client", layout.client_bytes())?;
@@ -213,7 +213,7 @@ impl Channel {
         own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
 
         let (socket_copy, pidfd) = (socket.try_clone()?, sys::pidfd(peer.pid));
-        let terms = Terms { layout, oneshot_max: config.oneshot_max };
+        let terms = Terms { layout, oneshot_max: config.oneshot_max, fences };
         let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
         let inbox = Inbox::new(socket.try_clone()?, config.limits.descriptors, config.oneshot_max);
         let fds = [engine_fd.as_fd(), payload_fd.as_fd(), client_fd.as_fd(), tx_fd.as_fd()];
@@ -237,8 +237,8 @@ impl Channel {
             rx: Producer::new(layout.rx, layout.rx_headers(), layout.rx_notes(), layout.rx_entries()),
             verdicts: Verdicts::new(config),
             transmit: Transmit::new(&layout, tx_payload, inbox),
-            sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP),
-            ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP),
+            sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, fences),
+            ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP, fences),
             oneshots: Vec::new(),
             oneshot_max: config.oneshot_max,
             messages: config.messages,
@@ -290,7 +290,11 @@ impl Channel {
         }
         let offset = self.rx.payload_offset(room.at);
         self.payload.bytes_mut(offset, bytes.len()).copy_from_slice(bytes);
-        Ok(self.publish(room, bytes.len(), 0, meta, &[]))
+        let seq = self.publish(room, bytes.len(), 0, meta, &[]);
+        // The next message is likely of the same size, and the client has read what is there now.
+        let next = self.rx.payload_offset(self.rx.frames.position());
+        self.payload.prefetch(next, bytes.len(), Use::Write);
+        Ok(seq)
     }
 
     fn room(&mut self, len: usize) -> Result<Room, Full> {
@@ -563,8 +567,8 @@ impl Channel {
         // Relaxed: a statistic for the other side. It lies on a line that the client reads with each verdict, so it is
         // written only when we are about to sleep.
         self.own.word(abi::ENGINE_PUBLISHED).store(self.rx.frames.next_seq().0.into(), Ordering::Relaxed);
-        self.sleeper.arm(&self.own);
-        self.control.dead.is_none()
+        self.sleeper.arm(&self.own)
+            && self.control.dead.is_none()
             && !self.verdicts.is_ready(&self.theirs, &self.rx)
             && !(self.messages && self.transmit.is_ready(&self.theirs))
     }

@@ -16,7 +16,7 @@ use crate::hello::{NOTICE, Notice};
 use crate::lane::consumer;
 use crate::outbox::{self, Outbox};
 use crate::park::{Ringer, Sleeper};
-use crate::region::{Access, Payload};
+use crate::region::{Access, Payload, Use};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
 use crate::verdict::{Answer, Verdict, Word};
@@ -94,6 +94,8 @@ pub struct Consumer {
     /// Everything up to here was decided by records.
     upto: Seq,
     records: u32,
+    /// How many of them the engine had taken when that was last of interest.
+    records_taken: u32,
     sleeper: Sleeper,
     ringer: Ringer,
     /// Something was written that the engine has not been woken for.
@@ -184,8 +186,9 @@ impl Consumer {
             oneshots: Vec::new(),
             upto: Seq(0),
             records: 0,
-            sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP),
-            ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP),
+            records_taken: 0,
+            sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, ring.fences),
+            ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, ring.fences),
             unflushed: false,
             ended: false,
             gaps: true,
@@ -287,9 +290,12 @@ impl Consumer {
             return;
         }
         let ring = self.ring.layout.records;
-        // Acquire: pairs with the engine's release store; the slots it has taken may be written again.
-        let taken = self.ring.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Acquire) as u32;
-        let full = self.records.wrapping_sub(taken) >= ring;
+        if self.records.wrapping_sub(self.records_taken) >= ring {
+            // Acquire: pairs with the engine's release store; the slots it has taken may be written again.
+            let taken = self.ring.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Acquire);
+            self.records_taken = taken as u32;
+        }
+        let full = self.records.wrapping_sub(self.records_taken) >= ring;
         while let Some((seq, at)) = self.undecided.front().copied()
             && !upto.is_before(seq)
         {
@@ -350,8 +356,7 @@ impl Consumer {
     /// Waits until the engine has given a TX frame back.
     fn wait_for_room(&mut self) -> Result<(), Full> {
         self.flush();
-        self.sleeper.arm(&self.ring.own);
-        if !self.outbox.is_returned(&self.ring.theirs) && !self.ended {
+        if self.sleeper.arm(&self.ring.own) && !self.outbox.is_returned(&self.ring.theirs) && !self.ended {
             self.stats.sleeps += 1;
             // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
             let _ = sys::wait(&[self.ring.socket.as_fd()], None);
@@ -451,8 +456,7 @@ impl Consumer {
         self.flush();
         // Relaxed: a statistic for the other side.
         self.ring.own.word(abi::CLIENT_CONSUMED).store(self.rx.expected().0.into(), Ordering::Relaxed);
-        self.sleeper.arm(&self.ring.own);
-        !self.rx.is_ready(&self.ring.theirs) && !self.ended
+        self.sleeper.arm(&self.ring.own) && !self.rx.is_ready(&self.ring.theirs) && !self.ended
     }
 
     /// For event loops: awake again; reads what rang.
@@ -513,6 +517,8 @@ impl Consumer {
         } else if header.flags & FLAG_INLINE != 0 {
             Place::Inline
         } else {
+            // Asked for now, read when the caller has taken its batch.
+            self.ring.rx_payload.prefetch(self.rx.payload_offset(at), header.len as usize, Use::Read);
             Place::Ring
         };
         self.mine[at as usize] = Mine { seq, len: header.len, place, held: false };

@@ -13,6 +13,7 @@ use crate::geometry::Geometry;
 use crate::header::Credentials;
 use crate::hello::{HELLO, Hello, Refusal, Reply, Welcome};
 use crate::limits::{Limits, Shares};
+use crate::park::Fences;
 use crate::sys::{self, Received};
 use crate::verdict::Verdict;
 
@@ -158,6 +159,7 @@ pub struct Endpoint {
     /// Oldest first.
     pending: VecDeque<Pending>,
     shares: Shares,
+    fences: Fences,
     stats: Stats,
 }
 
@@ -209,6 +211,7 @@ impl Endpoint {
             path: path.into(),
             shares: Shares::new(config.limits),
             config,
+            fences: Fences::offer(),
             pending: VecDeque::new(),
             stats: Stats::default(),
         })
@@ -310,7 +313,7 @@ impl Endpoint {
 
     fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Channel> {
         let Pending { socket, peer } = pending;
-        let Ok(hello) = Hello::parse(hello) else {
+        let Ok(mut hello) = Hello::parse(hello) else {
             self.stats.failed += 1;
             return None;
         };
@@ -321,6 +324,8 @@ impl Endpoint {
             refuse(&socket, Refusal::Version, text);
             return None;
         }
+        // What the client offers and we cannot take part in is not agreed on.
+        hello.fences = hello.fences.and(self.fences);
         let share = match self.shares.take(&peer, &hello.name, self.config.layout().total_bytes()) {
             Ok(share) => share,
             Err(over) => {

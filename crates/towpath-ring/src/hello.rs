@@ -6,6 +6,7 @@
 use crate::Seq;
 use crate::abi::{Layout, MAGIC, VERSION};
 use crate::geometry::Geometry;
+use crate::park::Fences;
 
 /// Bytes of a hello.
 pub(crate) const HELLO: usize = 64;
@@ -14,6 +15,10 @@ pub(crate) const WELCOME: usize = 64 + TEXT;
 const TEXT: usize = 448;
 /// Flag of a hello: no gap records, as `NETLINK_NO_ENOBUFS` of netlink(7).
 const NO_GAPS: u8 = 1;
+/// Flag of a hello: this process is registered for membarrier(2), and calls it before it sleeps.
+const MEMBARRIER: u8 = 2;
+/// Flag of a welcome: so does the engine, and nobody has fences of its own.
+const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
 
@@ -23,6 +28,8 @@ pub(crate) struct Hello {
     pub(crate) version: u16,
     /// Whether the client wants gap records.
     pub(crate) gaps: bool,
+    /// What the client can take part in.
+    pub(crate) fences: Fences,
     /// What the client calls itself, for people; at most 32 bytes.
     pub(crate) name: String,
 }
@@ -36,7 +43,7 @@ impl Hello {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
-        out[6] = if self.gaps { 0 } else { NO_GAPS };
+        out[6] = if self.gaps { 0 } else { NO_GAPS } | fence_flag(self.fences, MEMBARRIER);
         let name = &self.name.as_bytes()[..self.name.len().min(32)];
         out[32..32 + name.len()].copy_from_slice(name);
         out
@@ -46,19 +53,28 @@ impl Hello {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
-            return Ok(Self { version, gaps: true, name: String::new() });
+            return Ok(Self { version, gaps: true, fences: Fences::Both, name: String::new() });
         }
         let flags = bytes.get(6).copied().ok_or(NotOurs)?;
         // A bit without a meaning today asks for something that this engine cannot give.
-        if flags & !NO_GAPS != 0 {
+        if flags & !(NO_GAPS | MEMBARRIER) != 0 {
             return Err(NotOurs);
         }
         let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
         // A name goes into logs and tables: nothing that moves a terminal's cursor.
         let name =
             name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
-        Ok(Self { version, gaps: flags & NO_GAPS == 0, name: name.collect() })
+        let (gaps, fences) = (flags & NO_GAPS == 0, fences_of(flags, MEMBARRIER));
+        Ok(Self { version, gaps, fences, name: name.collect() })
     }
+}
+
+fn fence_flag(fences: Fences, flag: u8) -> u8 {
+    if fences == Fences::Membarrier { flag } else { 0 }
+}
+
+fn fences_of(flags: u8, flag: u8) -> Fences {
+    if flags & flag == 0 { Fences::Both } else { Fences::Membarrier }
 }
 
 fn parse_head(bytes: &[u8]) -> Result<u16, NotOurs> {
@@ -83,6 +99,8 @@ pub(crate) struct Terms {
     pub(crate) layout: Layout,
     /// Largest message, in bytes, that may be sent in a memory of its own.
     pub(crate) oneshot_max: u64,
+    /// Who makes the fences between work and sleep.
+    pub(crate) fences: Fences,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +130,8 @@ impl Welcome {
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
         match &self.answer {
-            Reply::Attached(Terms { layout, oneshot_max }) => {
+            Reply::Attached(Terms { layout, oneshot_max, fences }) => {
+                out[7] = fence_flag(*fences, AGREED_MEMBARRIER);
                 let words = [&layout.rx, &layout.tx]
                     .into_iter()
                     .flat_map(|g| [g.block_size, g.block_nr, g.frame_size, g.frame_nr])
@@ -162,7 +181,8 @@ impl Welcome {
                 let (rx, tx) = (geometry()?, geometry()?);
                 let layout = Layout { rx, tx, records: word()? };
                 let oneshot_max = bytes.get(56..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
-                Reply::Attached(Terms { layout, oneshot_max: u64::from_le_bytes(*oneshot_max) })
+                let fences = fences_of(bytes[7], AGREED_MEMBARRIER);
+                Reply::Attached(Terms { layout, oneshot_max: u64::from_le_bytes(*oneshot_max), fences })
             }
             1 => Reply::Refused(Refusal::Version, text(64)),
             2 => Reply::Refused(Refusal::NotPermitted, text(64)),
@@ -215,13 +235,14 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        for gaps in [true, false] {
-            let hello = Hello { version: VERSION, gaps, name: "ids-1".into() };
+        for (gaps, fences) in [(true, Fences::Both), (false, Fences::Both), (true, Fences::Membarrier)] {
+            let hello = Hello { version: VERSION, gaps, fences, name: "ids-1".into() };
             assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
         for answer in [
-            Reply::Attached(Terms { layout, oneshot_max: 1 << 40 }),
+            Reply::Attached(Terms { layout, oneshot_max: 1 << 40, fences: Fences::Both }),
+            Reply::Attached(Terms { layout, oneshot_max: 0, fences: Fences::Membarrier }),
             Reply::Refused(Refusal::NotPermitted, "uid 7 may not".into()),
             Reply::Refused(Refusal::Limit, "ä".repeat(TEXT / 2)),
         ] {
@@ -235,8 +256,11 @@ mod tests {
 
     #[test]
     fn another_version_is_named_and_not_read() {
-        let theirs = Hello { version: 9, gaps: true, name: "x".into() }.emit();
-        assert_eq!(Hello::parse(&theirs[..6]), Ok(Hello { version: 9, gaps: true, name: String::new() }));
+        let theirs = Hello { version: 9, gaps: true, fences: Fences::Both, name: "x".into() }.emit();
+        assert_eq!(
+            Hello::parse(&theirs[..6]),
+            Ok(Hello { version: 9, gaps: true, fences: Fences::Both, name: String::new() })
+        );
         let mut theirs =
             Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();
         theirs[6] = 0;

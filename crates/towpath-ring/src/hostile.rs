@@ -15,6 +15,7 @@ use crate::abi::{self, ENTRY_WORDS, Layout};
 use crate::attach::{Options, attach};
 use crate::hello::{Reply, Terms, Welcome};
 use crate::mock::{self, EngineOp, Ledger, Op, apply, config, run_engine, small};
+use crate::park::Fences;
 use crate::region::{Access, Words};
 use crate::verdict::Word;
 use crate::{
@@ -207,7 +208,7 @@ fn attach_to(welcome: [u8; crate::hello::WELCOME], fds: Vec<OwnedFd>) -> AttachE
 fn memory_that_is_not_safe_to_map_is_refused() {
     let layout = Layout { rx: small(32), tx: small(16), records: 4 };
     let welcome = |layout| {
-        let terms = Terms { layout, oneshot_max: 0 };
+        let terms = Terms { layout, oneshot_max: 0, fences: Fences::Both };
         Welcome { version: abi::VERSION, answer: Reply::Attached(terms) }.emit()
     };
     let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];
@@ -295,7 +296,8 @@ fn an_endpoint_survives_what_is_no_hello() {
         socket
     };
     let silent: Vec<_> = (0..5).map(|_| connect(b"")).collect();
-    let wrong = crate::hello::Hello { version: 9, gaps: true, name: "old".into() }.emit();
+    let wrong =
+        crate::hello::Hello { version: 9, gaps: true, fences: Fences::Both, name: "old".into() }.emit();
     let (strange, old, long) = (connect(b"GET / HTTP/1.1"), connect(&wrong), connect(&[b'x'; 500]));
     for _ in 0..10 {
         assert!(pair.endpoint.accept().unwrap().is_none());

@@ -12,6 +12,7 @@ use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
 use crate::attach::{Attached, receive};
 use crate::hello::{Hello, Notice, Welcome};
 use crate::limits::Shares;
+use crate::park::Fences;
 use crate::region::{Access, Payload, Words};
 use crate::{Channel, Config, Consumer, Credentials, Full, Geometry, Kind, Limits, Meta, Seq, Verdict, sys};
 
@@ -100,9 +101,9 @@ fn channel(config: &Config) -> (Channel, Attached) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
     let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
-    let hello = Hello { version: abi::VERSION, gaps: true, name: "mock".into() };
+    let hello = Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, name: "mock".into() };
     let channel = Channel::open(config, &ours, peer, hello, share).expect("a channel");
-    (channel, receive(theirs, std::path::Path::new("mock")).expect("attached"))
+    (channel, receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached"))
 }
 
 /// What the hostile client or the engine does next.
@@ -309,6 +310,7 @@ fn engine() -> HostileEngine {
         socket: theirs,
         layout,
         oneshot_max: 20_000,
+        fences: Fences::Both,
         theirs: words(&engine, layout.engine_bytes(), Access::Lent),
         own: words(&client, layout.client_bytes(), Access::Own),
         rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),

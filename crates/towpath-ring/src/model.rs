@@ -11,7 +11,7 @@ use crate::geometry::Geometry;
 use crate::header::{Header, Kind, Meta};
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
-use crate::park::{Ringer, Sleeper};
+use crate::park::{Fences, Ringer, Sleeper};
 use crate::region::Words;
 use crate::verdict::{Flags, Verdict, Word};
 
@@ -133,20 +133,25 @@ fn a_note_leads_to_the_frame() {
 /// Whoever publishes while the other side falls asleep rings, or is seen by the second look. Both sides use it.
 #[test]
 fn no_wake_up_is_lost() {
-    loom::model(|| {
+    for fences in [Fences::Both, Fences::Membarrier] {
+        no_wake_up_is_lost_with(fences);
+    }
+}
+
+fn no_wake_up_is_lost_with(fences: Fences) {
+    loom::model(move || {
         let shared = shared();
         let rang = Arc::new(AtomicBool::new(false));
         let client = {
             let shared = shared.clone();
             thread::spawn(move || {
-                let mut sleeper = Sleeper::new(SLEEP);
+                let mut sleeper = Sleeper::new(SLEEP, fences);
                 let consumer = consumer();
-                sleeper.arm(&shared.theirs);
-                consumer.is_ready(&shared.ours)
+                !sleeper.arm(&shared.theirs) || consumer.is_ready(&shared.ours)
             })
         };
         let mut producer = producer();
-        let mut ringer = Ringer::new(SLEEP);
+        let mut ringer = Ringer::new(SLEEP, fences);
         publish(&mut producer, &shared);
         if ringer.should_ring(&shared.theirs) {
             rang.store(true, Ordering::Relaxed);

@@ -8,29 +8,72 @@
 //!
 //! Both can be true, which costs a doorbell for nothing; none can not. One doorbell is rung for each sleep: the ringer
 //! keeps the number that it has answered, because the word is not its to clear.
+//!
+//! The ringer is there for every message and the sleeper seldom, so with [`Fences::Membarrier`] the sleeper makes both
+//! fences: membarrier(2), `MEMBARRIER_CMD_GLOBAL_EXPEDITED`, makes every running thread of every registered process
+//! pass a full fence while the call lasts, and a thread that does not run passes one when it is switched. The ringer
+//! only keeps the compiler from swapping its two steps. Its fence F lies somewhere among its steps:
+//! - if its publication is before F, the sleeper, whose second look is after the call, finds the work;
+//! - if its publication is after F, so is its look at the word, whose store was before the call: it rings.
+//!
+//! It holds only for a ringer that is registered, and a sleeper that makes the call, so both say in the attach that
+//! they can; else both have their fence. A client that lies about it misses its own doorbells, or delays its own
+//! verdicts until the engine looks for another reason.
 
 use crate::region::Words;
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, compiler_fence, fence, membarrier};
+
+/// Who makes the two fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fences {
+    /// Each side makes its own.
+    Both,
+    /// The sleeper makes them all, with membarrier(2).
+    Membarrier,
+}
+
+impl Fences {
+    /// The best that this process can take part in; registers it for membarrier(2).
+    #[cfg(not(loom))]
+    pub(crate) fn offer() -> Self {
+        match crate::sys::membarrier_register() {
+            Ok(()) => Self::Membarrier,
+            Err(e) => {
+                log::debug!("membarrier(2) is refused ({e}): every doorbell check costs a fence");
+                Self::Both
+            }
+        }
+    }
+
+    /// What two sides agree on.
+    pub(crate) fn and(self, other: Self) -> Self {
+        if self == other { self } else { Self::Both }
+    }
+}
 
 /// Our own "I sleep" word.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     word: usize,
     sleeps: u64,
+    fences: Fences,
 }
 
 impl Sleeper {
-    pub(crate) fn new(word: usize) -> Self {
-        Self { word, sleeps: 0 }
+    pub(crate) fn new(word: usize, fences: Fences) -> Self {
+        Self { word, sleeps: 0, fences }
     }
 
-    /// Says that we are about to sleep. The caller must look for work once more before it does.
-    pub(crate) fn arm(&mut self, own: &Words) {
+    /// Says that we are about to sleep. The caller must look for work once more before it does, and must not sleep
+    /// when the answer is false: the system has refused the fence on which the other side relies.
+    #[must_use]
+    pub(crate) fn arm(&mut self, own: &Words) -> bool {
         self.sleeps += 1;
         // Relaxed: ordered by the fence.
         own.word(self.word).store(self.sleeps, Ordering::Relaxed);
-        // SeqCst: pairs with the fence in Ringer::should_ring; see the head of this file.
+        // SeqCst: pairs with the fence in Ringer::should_ring, or with the one that membarrier makes the other side pass.
         fence(Ordering::SeqCst);
+        self.fences == Fences::Both || membarrier().is_ok()
     }
 
     /// Says that we are awake.
@@ -45,17 +88,23 @@ impl Sleeper {
 pub(crate) struct Ringer {
     word: usize,
     answered: u64,
+    fences: Fences,
 }
 
 impl Ringer {
-    pub(crate) fn new(word: usize) -> Self {
-        Self { word, answered: 0 }
+    pub(crate) fn new(word: usize, fences: Fences) -> Self {
+        Self { word, answered: 0, fences }
     }
 
     /// Whether the other side sleeps and nobody has rung for this sleep yet. Called after work was published.
+    #[inline]
     pub(crate) fn should_ring(&mut self, theirs: &Words) -> bool {
-        // SeqCst: pairs with the fence in Sleeper::arm.
-        fence(Ordering::SeqCst);
+        match self.fences {
+            // SeqCst: pairs with the fence in Sleeper::arm.
+            Fences::Both => fence(Ordering::SeqCst),
+            // SeqCst, for the compiler alone: Sleeper::arm makes this processor pass a fence before or after.
+            Fences::Membarrier => compiler_fence(Ordering::SeqCst),
+        }
         // Relaxed: ordered by the fence.
         let sleep = theirs.word(self.word).load(Ordering::Relaxed);
         let ring = sleep != 0 && sleep != self.answered;

@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::thread::MembarrierCommand;
 
 use crate::header::Credentials;
 
@@ -26,6 +27,16 @@ pub(crate) const FROZEN: SealFlags =
 
 /// Most descriptors in one message: those of a channel's lane.
 pub(crate) const MAX_FDS: usize = 4;
+
+/// Lets other processes make this one pass a full fence (membarrier(2), Linux 4.16).
+pub(crate) fn membarrier_register() -> io::Result<()> {
+    Ok(rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited)?)
+}
+
+/// Every running thread of every registered process has passed a full fence when this returns.
+pub(crate) fn membarrier() -> io::Result<()> {
+    Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
+}
 
 /// A memfd of `bytes`, all of them allocated, so that running out of memory is an error here and no SIGBUS later.
 pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {

@@ -70,6 +70,8 @@ pub(crate) struct Verdicts {
     records: u32,
     /// Records taken so far.
     taken: u32,
+    /// How many of them the client was told.
+    told: u32,
     /// Everything up to here is decided by records.
     upto: Seq,
     /// Where the search for far verdicts goes on.
@@ -90,6 +92,7 @@ impl Verdicts {
             record_ring: config.layout().record_ring(),
             records: config.records,
             taken: 0,
+            told: 0,
             upto: Seq(0),
             far: Seq::FIRST,
             far_aside: 0,
@@ -154,8 +157,13 @@ impl Verdicts {
             self.taken = self.taken.wrapping_add(1);
             self.take_record(lane, mark, word, f);
         }
-        // Release: pairs with the acquire load in Consumer::verdict_upto: the slots may be written again.
-        lane.own.word(abi::ENGINE_RECORDS).store(self.taken.into(), Ordering::Release);
+        // Seldom, because a client reads this line with each verdict. It never waits for it: when the records look
+        // full, it writes single verdicts.
+        if self.taken.wrapping_sub(self.told) >= self.records.div_ceil(4) {
+            self.told = self.taken;
+            // Release: pairs with the acquire load in Consumer::verdict_upto: the slots may be written again.
+            lane.own.word(abi::ENGINE_RECORDS).store(self.taken.into(), Ordering::Release);
+        }
     }
 
     fn take_record(&mut self, lane: &mut Lane<'_>, mark: u64, raw: u64, f: &mut Emit<'_>) {

@@ -5,7 +5,7 @@ use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
 use crate::geometry::Geometry;
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
-use crate::region::Words;
+use crate::region::{Use, Words};
 use crate::sync::{AtomicU64, Ordering};
 use crate::verdict::Word;
 
@@ -56,18 +56,24 @@ impl Consumer {
 
     /// The next message, if it is published.
     pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
-        let found = self.peek(theirs)?;
-        if let Some(found) = &found {
-            self.step(found)?;
-        }
-        Ok(found)
+        let Some((found, frames)) = self.look(theirs)? else { return Ok(None) };
+        self.cursor.step(frames);
+        Ok(Some(found))
     }
 
     /// The next message, not taken.
     pub(crate) fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+        Ok(self.look(theirs)?.map(|(found, _)| found))
+    }
+
+    /// The next message, not taken, and how many frames it takes.
+    #[inline]
+    fn look(&mut self, theirs: &Words) -> Result<Option<(Found, u32)>, Nonsense> {
         if !self.is_here(theirs) {
             let note = self.note(theirs);
             if !self.cursor.is_noted(note) {
+                // Both lines of a small message then come at once.
+                theirs.prefetch(self.inline_index(self.cursor.position()), Use::Read);
                 return Ok(None);
             }
             // The message is published before its note, so a note that leads to something else lies.
@@ -76,8 +82,8 @@ impl Consumer {
             }
         }
         let header = abi::load_header(self.header_words(theirs));
-        self.frames(&header)?;
-        Ok(Some(Found { seq: self.cursor.expected(), at: self.cursor.position(), header }))
+        let frames = self.frames(&header)?;
+        Ok(Some((Found { seq: self.cursor.expected(), at: self.cursor.position(), header }, frames)))
     }
 
     /// Takes the message that [`peek`](Self::peek) found.

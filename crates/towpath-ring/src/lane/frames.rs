@@ -159,6 +159,16 @@ impl Frames {
         count
     }
 
+    /// Where the next message goes, unless something is in the way.
+    pub(crate) fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// The frame that lies two messages of `frames` frames after the next one's.
+    pub(crate) fn ahead(&self, frames: u32) -> u32 {
+        self.forward(self.forward(self.position, frames), frames)
+    }
+
     /// Finds `frames` adjacent free frames.
     pub(crate) fn room(&self, frames: u32) -> Result<Room, NoRoom> {
         let all = self.frame_nr();

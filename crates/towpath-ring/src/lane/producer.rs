@@ -5,7 +5,7 @@ use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
 use crate::geometry::Geometry;
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
-use crate::region::Words;
+use crate::region::{Use, Words};
 use crate::sync::Ordering;
 use crate::verdict::{Verdict, Word};
 
@@ -69,11 +69,18 @@ impl Producer {
         let frames = if elsewhere { 1 } else { self.geometry.frames_for(header.len as usize) as u32 };
         let seq = self.frames.publish(room, frames);
         let words: &[_; HEADER_WORDS] = own.line(self.headers + room.at as usize * HEADER_WORDS);
-        abi::store_header(words, header);
+        // The line with the number last, and all of it together: a consumer that waits for the number takes that line
+        // away as soon as it is written.
         abi::store_inline(words, inline);
+        abi::store_header(words, header);
         // Release: pairs with the acquire load in Consumer::next. A consumer that sees the number sees the header and
         // the payload; one that does not will look again.
         words[0].store(seq.0.into(), Ordering::Release);
+        // The consumer has copies of the lines of last time round. They are taken from it ahead of time, or each of the
+        // stores above would wait for that in turn.
+        let soon = self.headers + self.frames.ahead(frames) as usize * HEADER_WORDS;
+        own.prefetch(soon, Use::Write);
+        own.prefetch(soon + abi::INLINE, Use::Write);
         if room.from != room.at {
             let index = seq.0 as usize & (abi::notes(&self.geometry) - 1);
             // Release: pairs with the acquire load of the note in Consumer::next; who sees it sees the message. The
