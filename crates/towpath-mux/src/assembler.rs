@@ -349,6 +349,41 @@ impl Assembler {
         }
     }
 
+    /// Lends the buffer out with what it holds at its front, so that a socket is read straight into it. Until
+    /// [`Assembler::restore`] the assembler is as empty as it looks.
+    pub(crate) fn lend(&mut self) -> Vec<u8> {
+        self.consume();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.truncate(self.end);
+        buffer.drain(..self.start);
+        (self.start, self.end) = (0, 0);
+        buffer
+    }
+
+    /// Takes the buffer back, with what arrived behind what it held. Offset [`Assembler::offset`] is its first byte.
+    pub(crate) fn restore(&mut self, buffer: Vec<u8>) {
+        debug_assert!(self.start == self.end && self.buffer.is_empty());
+        self.start = 0;
+        self.end = buffer.len();
+        self.buffer = buffer;
+    }
+
+    /// Parts with the buffer in which the messages since [`Assembler::restore`] lie; what is held behind them moves to
+    /// a buffer of its size.
+    pub(crate) fn detach(&mut self) -> Vec<u8> {
+        self.consume();
+        let rest = self.buffer[self.start..self.end].to_vec();
+        (self.start, self.end) = (0, rest.len());
+        std::mem::replace(&mut self.buffer, rest)
+    }
+
+    /// The time until `now` does not count: nobody read the socket.
+    pub(crate) fn excuse(&mut self, now: Time) {
+        if let Some(since) = &mut self.since {
+            *since = (*since).max(now);
+        }
+    }
+
     /// Whether the stream ended with bytes that the framing has not seen, because it needs more of them: it may refuse them.
     fn last_words(&self, held: usize) -> bool {
         self.phase == Phase::Ending && held > self.asked

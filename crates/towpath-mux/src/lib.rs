@@ -1,8 +1,9 @@
 //! Messages, not bytes, over TCP connections.
 //!
-//! Two parts so far, both without IO:
+//! Three parts without IO:
 //! - [`framing`]: where a message ends, said in a line, by a preset's name, or by a Rust function;
-//! - [`assembler`]: bytes in any cut go in, whole messages come out.
+//! - [`assembler`]: bytes in any cut go in, whole messages come out;
+//! - [`mux`]: messages of many connections go to the worker that is free, and answers to the connection that asked.
 //!
 //! No descriptor, no clock, no thread: bytes and a [`Time`] go in, messages and causes come out.
 //!
@@ -35,5 +36,6 @@ mod time;
 
 pub mod assembler;
 pub mod framing;
+pub mod mux;
 
 pub use time::Time;

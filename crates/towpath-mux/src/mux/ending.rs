@@ -1,0 +1,146 @@
+//! How connections end: at once, or when what they hold is done.
+
+use bytes::Bytes;
+
+use super::event::{Cause, End, Event};
+use super::psock::{self, Interest, Phase};
+use super::receive::count_refusal;
+use super::{Mux, worker};
+use crate::Time;
+
+impl Mux {
+    /// Gives the connection back to whoever attached it: nothing more is read, its messages are done and answered, then
+    /// [`Event::Ended`] has the bytes that were read behind the last message. From `deadline` on it is not waited for.
+    pub fn unattach(&mut self, id: psock::Id, deadline: Option<Time>, now: Time) {
+        self.now = self.now.max(now);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if !psock.is_open() {
+            return;
+        }
+        self.totals.unattach_rsvd += u64::from(psock.outstanding > 0);
+        psock.deadline = deadline;
+        self.close(id, Cause::Unattached, true);
+        self.settle(id);
+    }
+
+    /// Ends the connection when its messages are done and its answers sent; from `deadline` on it is not waited for.
+    pub fn drain_psock(&mut self, id: psock::Id, deadline: Option<Time>, now: Time) {
+        self.now = self.now.max(now);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if !psock.is_dead() {
+            psock.deadline = psock.deadline.into_iter().chain(deadline).min();
+            self.close(id, Cause::Drained, false);
+            self.settle(id);
+        }
+    }
+
+    /// Drains every connection, takes no new one, and says [`Event::Drained`] when the last has gone.
+    pub fn drain(&mut self, deadline: Option<Time>, now: Time) {
+        self.draining = true;
+        for id in self.psocks.keys().collect::<Vec<_>>() {
+            self.drain_psock(id, deadline, now);
+        }
+    }
+
+    /// What to wait for on the connection's socket.
+    pub fn interest(&self, id: psock::Id) -> Interest {
+        let Some(psock) = self.psocks.get(id) else { return Interest::default() };
+        let room = !psock.full && !psock.send_full && !self.full;
+        Interest {
+            read: room && psock.is_open() && !psock.assembler.is_over(),
+            write: psock.blocked && !psock.is_dead(),
+        }
+    }
+
+    /// Nothing more is read; it ends when what it holds is done.
+    pub(super) fn close(&mut self, id: psock::Id, cause: Cause, hand_back: bool) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if !psock.is_open() {
+            return;
+        }
+        if let Cause::Framing(failure) = &cause {
+            count_refusal(&mut psock.stats, &failure.cause);
+        }
+        psock.stats.rx_aborts += u64::from(!cause.is_clean());
+        psock.phase = Phase::Closing { cause, hand_back };
+        self.least.remove(&(psock.send_bytes, id));
+    }
+
+    /// It ends now; its messages are still worked on, but nobody is there to be answered.
+    pub(super) fn abort(&mut self, id: psock::Id, cause: Cause) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if psock.is_dead() {
+            return;
+        }
+        match cause {
+            Cause::Memory => psock.stats.rx_mem_fail += 1,
+            Cause::Reset(_) => psock.stats.rx_aborts += u64::from(psock.is_open()),
+            _ => {}
+        }
+        psock.phase = Phase::Dead { untold: Some(cause) };
+        psock.blocked = false;
+        if psock.lent.is_none() {
+            psock.assembler.lend();
+        }
+        self.least.remove(&(psock.send_bytes, id));
+        self.recount_buffer(id);
+        self.end_dead(id);
+    }
+
+    /// Tells the end of a connection that is gone, once nobody writes to it.
+    pub(super) fn end_dead(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let Phase::Dead { untold } = &mut psock.phase else { return };
+        if psock.sending {
+            return;
+        }
+        if let Some(cause) = untold.take() {
+            self.tell_end(id, cause, false);
+        }
+        self.settle(id);
+    }
+
+    /// What follows from a change of a connection: its bounds, what to wait for, its end, its timers.
+    pub(super) fn settle(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        psock.full = self.config.psock_bytes.is_full(psock.full, psock.memory);
+        psock.send_full = self.config.send_bytes.is_full(psock.send_full, psock.send_bytes);
+        let free = psock.is_free();
+        match &mut psock.phase {
+            Phase::Open => {}
+            Phase::Closing { cause, hand_back } if free && psock.send_bytes == 0 => {
+                let (cause, hand_back) = (cause.clone(), *hand_back);
+                psock.phase = Phase::Dead { untold: None };
+                self.tell_end(id, cause, hand_back);
+                return self.remove(id);
+            }
+            Phase::Closing { .. } => {}
+            Phase::Dead { untold: None } if free => return self.remove(id),
+            Phase::Dead { .. } => return,
+        }
+        self.tell_interest(id);
+        self.arm(id);
+    }
+
+    fn tell_end(&mut self, id: psock::Id, cause: Cause, hand_back: bool) {
+        let unsent = self.drop_queue(id);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let rest = Bytes::copy_from_slice(psock.assembler.rest());
+        let outstanding = psock.outstanding;
+        self.totals.unattach += 1;
+        self.events.push_back(Event::Ended(End { psock: id, cause, hand_back, rest, unsent, outstanding }));
+    }
+
+    fn remove(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.remove(id) else { return };
+        self.totals.psocks.add(&psock.stats);
+        self.recount(psock.buffered, 0);
+    }
+
+    /// A leaving worker's time is over.
+    pub(super) fn expire_worker(&mut self, id: worker::Id) {
+        let now = self.now;
+        self.handle_worker_died(id, now);
+        self.events.push_back(Event::Left(id));
+    }
+}

@@ -1,0 +1,326 @@
+//! From bytes to messages that wait for a worker.
+
+use std::fmt;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::event::{Cause, Event};
+use super::message::{Message, Ticket};
+use super::psock::{self, Psock};
+use super::{Mux, Order};
+use crate::Time;
+use crate::assembler::{self, Assembler, Limits};
+use crate::framing::{self, Framing, State};
+
+/// Buffers that are kept for the next reads.
+const SPARES: usize = 4;
+/// From this many bytes of an unfinished message on, the rest is read behind them rather than into a spare buffer.
+const LARGE: usize = 16 << 10;
+/// The most that one read is given room for, when a message is known to be that long.
+const READ_MOST: usize = 1 << 20;
+
+/// Why a connection cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachError {
+    /// The mux drains.
+    Draining,
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the mux drains: it takes no new connection")
+    }
+}
+
+impl std::error::Error for AttachError {}
+
+/// Where a message lies in the buffer it was read into.
+struct Found {
+    range: Range<usize>,
+    skip: usize,
+    trim: usize,
+    mark: u32,
+    hash: u32,
+}
+
+/// What the assembler said last about a stream that goes on no further.
+enum Last {
+    GiveBack { inside: bool },
+    Failed(assembler::Failure),
+    End { inside: usize, length: Option<usize> },
+}
+
+impl Mux {
+    /// Attaches a connection at the start of a message. Bytes that were read of it already go to [`Mux::handle_bytes`] first.
+    ///
+    /// # Errors
+    ///
+    /// When the mux drains.
+    pub fn attach(&mut self, framing: Framing, limits: Limits, now: Time) -> Result<psock::Id, AttachError> {
+        self.attach_with_state(framing, limits, State::default(), now)
+    }
+
+    /// Attaches a connection of which the framing knows something already.
+    ///
+    /// # Errors
+    ///
+    /// When the mux drains.
+    pub fn attach_with_state(
+        &mut self,
+        framing: Framing,
+        limits: Limits,
+        state: State,
+        now: Time,
+    ) -> Result<psock::Id, AttachError> {
+        if self.draining {
+            return Err(AttachError::Draining);
+        }
+        self.now = self.now.max(now);
+        let assembler = Assembler::with_state(framing, limits, state);
+        let id = self.psocks.insert(Psock::new(assembler, now));
+        self.totals.attach += 1;
+        if self.config.connected {
+            self.least.insert((0, id));
+            self.room();
+        }
+        self.settle(id);
+        Ok(id)
+    }
+
+    /// A buffer to read the connection's socket into: what arrives goes behind what is there, into its spare capacity, and
+    /// then to [`Mux::handle_read`]. `None` when the connection is not to be read now.
+    pub fn reserve(&mut self, id: psock::Id) -> Option<Vec<u8>> {
+        if !self.interest(id).read {
+            self.settle(id);
+            return None;
+        }
+        let read = self.config.read;
+        let psock = self.psocks.get_mut(id)?;
+        let need = psock.assembler.need();
+        let mut buffer = psock.assembler.lend();
+        if buffer.len() < LARGE {
+            let mut room = self.spare.pop().unwrap_or_default();
+            room.extend_from_slice(&buffer);
+            buffer = room;
+        }
+        psock.lent = Some(buffer.len());
+        buffer.reserve(read.max(need.min(READ_MOST)));
+        Some(buffer)
+    }
+
+    /// Takes back what [`Mux::reserve`] gave, with what was read behind it. Says how many bytes that was.
+    pub fn handle_read(&mut self, id: psock::Id, buffer: Vec<u8>, now: Time) -> usize {
+        self.now = self.now.max(now);
+        let Some(psock) = self.psocks.get_mut(id) else { return 0 };
+        let Some(before) = psock.lent.take() else { return 0 };
+        let came = buffer.len() - before;
+        psock.assembler.restore(buffer);
+        if came > 0 {
+            psock.active = self.now;
+        }
+        if psock.is_open() {
+            self.absorb(id);
+        } else {
+            if !psock.is_dead() {
+                self.recount_buffer(id);
+            }
+            self.settle(id);
+        }
+        came
+    }
+
+    /// Takes bytes that were read elsewhere. Says how many: none of them when the connection is not to be read now.
+    pub fn handle_bytes(&mut self, id: psock::Id, bytes: &[u8], now: Time) -> usize {
+        let Some(mut buffer) = self.reserve(id) else { return 0 };
+        buffer.extend_from_slice(bytes);
+        self.handle_read(id, buffer, now)
+    }
+
+    /// The peer has sent its last byte. It may still be answered.
+    pub fn handle_eof(&mut self, id: psock::Id, now: Time) {
+        self.now = self.now.max(now);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if psock.is_open() {
+            psock.assembler.handle_end();
+            self.absorb(id);
+        }
+    }
+
+    /// A read or a write failed with this error: the connection is gone.
+    pub fn handle_error(&mut self, id: psock::Id, errno: i32, now: Time) {
+        self.now = self.now.max(now);
+        self.abort(id, Cause::Reset(errno));
+    }
+
+    /// The least bytes that make a difference: what to give SO_RCVLOWAT.
+    pub fn need(&self, id: psock::Id) -> usize {
+        self.psocks.get(id).map_or(1, |psock| psock.assembler.need())
+    }
+
+    /// Takes the messages that are whole, and what ends the stream.
+    pub(super) fn absorb(&mut self, id: psock::Id) {
+        let now = self.now;
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let base = psock.assembler.offset();
+        let (mut found, mut last) = (Vec::new(), None);
+        let asked = psock.assembler.need() > 1;
+        while let Some(event) = psock.assembler.poll(now) {
+            match event {
+                assembler::Event::Message(message) => found.push(place_of(&message, base)),
+                assembler::Event::GiveBack { .. } => {
+                    last = Some(Last::GiveBack { inside: asked && found.is_empty() });
+                }
+                assembler::Event::Failed(failure) => last = Some(Last::Failed(failure)),
+                assembler::Event::End { inside, length, .. } => last = Some(Last::End { inside, length }),
+            }
+        }
+        if psock.assembler.held() > 0 && last.is_none() {
+            psock.stats.rx_need_more += 1;
+        }
+        if found.is_empty() {
+            self.tidy(id);
+        } else {
+            self.part(id, &found);
+        }
+        self.recount_buffer(id);
+        match last {
+            None => {}
+            Some(Last::End { inside: 0, .. }) => self.close(id, Cause::Clean, false),
+            Some(Last::End { inside, length }) => {
+                self.close(id, Cause::Inside { bytes: inside, length }, false)
+            }
+            Some(Last::Failed(failure)) => self.close(id, Cause::Framing(failure), false),
+            Some(Last::GiveBack { inside }) => {
+                if let Some(psock) = self.psocks.get_mut(id) {
+                    psock.stats.rx_intr += u64::from(!inside);
+                    psock.stats.rx_unrecov_intr += u64::from(inside);
+                }
+                self.close(id, Cause::GivenBack, true);
+            }
+        }
+        self.settle(id);
+        self.relieve();
+    }
+
+    /// Nothing is whole: the buffer is kept as small as what it holds.
+    fn tidy(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let held = psock.assembler.held();
+        if held >= LARGE || psock.assembler.memory() <= 2 * held {
+            return;
+        }
+        let buffer = psock.assembler.detach();
+        self.recycle(buffer);
+    }
+
+    /// Parts the messages found from the buffer: they keep it, or a copy of what they need of it when that is much less.
+    fn part(&mut self, id: psock::Id, found: &[Found]) {
+        let now = self.now;
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let mut buffer = psock.assembler.detach();
+        let used = found.last().map_or(0, |found| found.range.end);
+        let (bytes, memory, buffer) = if used >= buffer.capacity() / 2 {
+            let memory = buffer.capacity();
+            buffer.truncate(used);
+            (Bytes::from(buffer), memory, None)
+        } else {
+            (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
+        };
+        let (share, mut rest) = (memory / found.len(), memory % found.len());
+        for found in found {
+            let charge = share + std::mem::take(&mut rest) + size_of::<Message>();
+            let bytes = bytes.slice(found.range.clone());
+            let Some(psock) = self.psocks.get_mut(id) else { return };
+            let ticket = Ticket { psock: id, number: psock.next };
+            psock.next += 1;
+            psock.stats.rx_msgs += 1;
+            psock.stats.rx_bytes += bytes.len() as u64;
+            psock.outstanding += 1;
+            psock.memory += charge;
+            if self.config.order == Order::Replies {
+                psock.answers.push_back(psock::Answer::default());
+            }
+            self.bytes += charge;
+            self.totals.received += 1;
+            self.totals.queued += 1;
+            let Found { skip, trim, mark, hash, .. } = *found;
+            self.place(Message { ticket, bytes, skip, trim, mark, hash, received: now, charge, deaths: 0 });
+        }
+        self.recount(0, 0);
+        if let Some(buffer) = buffer {
+            self.recycle(buffer);
+        }
+    }
+
+    fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARES && buffer.capacity() <= 2 * self.config.read {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Counts the assembler's memory anew.
+    pub(super) fn recount_buffer(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let (before, after) = (psock.buffered, psock.assembler.memory());
+        psock.buffered = after;
+        self.recount(before, after);
+    }
+
+    /// When the mux is full and no worker can make room, the connection that holds most ends.
+    fn relieve(&mut self) {
+        while self.full && self.totals.queued == 0 && self.totals.in_hand == 0 {
+            let most = self
+                .psocks
+                .iter()
+                .filter(|(_, psock)| !psock.is_dead())
+                .max_by_key(|(_, psock)| psock.buffered + psock.send_bytes);
+            let Some((id, psock)) = most else { return };
+            if psock.buffered + psock.send_bytes == 0 {
+                return;
+            }
+            self.abort(id, Cause::Memory);
+        }
+    }
+
+    /// Says again what is to be waited for, if that has changed.
+    pub(super) fn tell_interest(&mut self, id: psock::Id) {
+        let interest = self.interest(id);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if psock.told == interest {
+            return;
+        }
+        if self.full && psock.told.read && !interest.read {
+            self.held_off.push(id);
+        }
+        if interest.read && !psock.told.read {
+            // Its timers do not run while we are the ones who wait.
+            psock.assembler.excuse(self.now);
+        }
+        psock.told = interest;
+        self.events.push_back(Event::Interest(id));
+    }
+}
+
+fn place_of(message: &assembler::Message<'_>, base: u64) -> Found {
+    let start = (message.offset - base) as usize;
+    let skip = message.payload.as_ptr().addr() - message.bytes.as_ptr().addr();
+    Found {
+        range: start..start + message.bytes.len(),
+        skip,
+        trim: message.bytes.len() - skip - message.payload.len(),
+        mark: message.mark,
+        hash: message.hash,
+    }
+}
+
+/// The counter of KCM's for what the framing refused.
+pub(super) fn count_refusal(stats: &mut psock::Stats, cause: &framing::Cause) {
+    match cause {
+        framing::Cause::TooBig { .. } | framing::Cause::HeadTooBig { .. } => stats.rx_msg_too_big += 1,
+        framing::Cause::BadLength { .. } => stats.rx_bad_hdr_len += 1,
+        framing::Cause::Timeout { .. } => stats.rx_msg_timeouts += 1,
+        framing::Cause::Malformed(_) | framing::Cause::Program(_) => {}
+    }
+}

@@ -1,0 +1,457 @@
+//! Which worker gets which message.
+//!
+//! What: messages that any worker may take wait in one queue, the oldest first, and a worker that is free takes from its front;
+//! so none waits behind a busy worker. [`Order::Sticky`] has a queue for each worker besides. [`Order::Serial`] and
+//! [`Order::Key`] let a message into the queue when the one before it is done.
+//!
+//! A turn is one message; or more, as long as all of them take no longer than waking another worker would, or a few
+//! times that when no other is idle. If one of them takes longer after all, its worker is asked to hand back the rest.
+//!
+//! Races: none, this is one thread's data. A worker that was woken and one that was awake may both ask for the same
+//! message: the first has it, the other sleeps again.
+
+use super::event::Event;
+use super::message::{Message, Ticket};
+use super::worker::{self, Activity, Worker};
+use super::{Mux, Order};
+use crate::Time;
+
+/// How many wake-ups' time a turn may take when nobody is idle.
+const BUSY_TURN: u64 = 10;
+
+impl Mux {
+    /// Adds a worker that may hold up to `credit` messages (KCM's SIOCKCMCLONE). It is taken to ask for messages soon.
+    pub fn clone_worker(&mut self, credit: usize, now: Time) -> worker::Id {
+        self.now = self.now.max(now);
+        self.awake += 1;
+        let id = self.workers.insert(Worker::new(credit.max(1), now));
+        self.pin_all();
+        id
+    }
+
+    /// Gives a worker what it is to do now, oldest first, and says how many messages that are. With none it is idle, and
+    /// [`Event::Wake`] says when to ask again.
+    pub fn poll_batch(&mut self, id: worker::Id, now: Time, batch: &mut Vec<Message>) -> usize {
+        self.now = self.now.max(now);
+        let now = self.now;
+        self.end_turn(id);
+        let share = self.share(id);
+        let Some(worker) = self.workers.get_mut(id) else { return 0 };
+        if worker.in_hand.is_empty() {
+            worker.since = now;
+        }
+        let mut given = 0;
+        while given < share
+            && worker.enabled
+            && worker.in_hand.len() < worker.credit
+            && (worker.in_hand.is_empty() || worker.in_hand_bytes < self.config.worker_bytes)
+        {
+            let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };
+            let wait = now.since(message.received);
+            self.queue_wait.saturating_record(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
+            batch.push(message.clone());
+            if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
+                psock.stats.reserved += u64::from(psock.in_hand == 0);
+                psock.in_hand += 1;
+            }
+            worker.give(message);
+            given += 1;
+        }
+        self.totals.queued -= given;
+        self.totals.in_hand += given;
+        let busy = given > 0 || !worker.in_hand.is_empty();
+        self.set_activity(id, if busy { Activity::Awake } else { Activity::Idle });
+        if !busy {
+            self.recall();
+        }
+        given
+    }
+
+    /// The worker has done this message. `false` when it does not hold it (any more).
+    pub fn done(&mut self, id: worker::Id, ticket: Ticket, now: Time) -> bool {
+        self.now = self.now.max(now);
+        let Some(worker) = self.workers.get_mut(id) else { return false };
+        let Some(held) = worker.take(ticket) else { return false };
+        worker.finished += 1;
+        self.totals.in_hand -= 1;
+        self.totals.done += 1;
+        self.unhold(ticket);
+        self.finish(&held.message);
+        self.check_left(id);
+        true
+    }
+
+    /// The worker hands back messages that it has not begun: others get them, before what came later.
+    pub fn handle_hand_back(&mut self, id: worker::Id, tickets: &[Ticket], now: Time) {
+        self.now = self.now.max(now);
+        let mut back = Vec::with_capacity(tickets.len());
+        for &ticket in tickets {
+            let Some(worker) = self.workers.get_mut(id) else { return };
+            let Some(held) = worker.take(ticket) else { continue };
+            worker.stats.handed_back += 1;
+            self.totals.handed_back += 1;
+            back.push(held.message);
+        }
+        if let Some(worker) = self.workers.get_mut(id) {
+            worker.recalled = false;
+        }
+        self.return_to_queue(id, back);
+        self.check_left(id);
+    }
+
+    /// Stops (`true`) or resumes giving messages to a worker (KCM_RECV_DISABLE). What waits for it goes to others.
+    pub fn disable(&mut self, id: worker::Id, disable: bool, now: Time) {
+        self.now = self.now.max(now);
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        if worker.leaving || worker.enabled != disable {
+            return;
+        }
+        worker.enabled = !disable;
+        if disable {
+            self.unpin(id);
+            return;
+        }
+        self.pin_all();
+        let Some(worker) = self.workers.get(id) else { return };
+        if worker.activity == Activity::Idle && !self.ready.is_empty() {
+            self.events.push_back(Event::Wake(id));
+            self.set_activity(id, Activity::Woken);
+        }
+    }
+
+    /// The worker gets nothing more; what it holds it still does, until `deadline` if there is one. Then it is gone
+    /// ([`Event::Left`]).
+    pub fn leave(&mut self, id: worker::Id, deadline: Option<Time>, now: Time) {
+        self.now = self.now.max(now);
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        worker.enabled = false;
+        worker.leaving = true;
+        worker.deadline = deadline;
+        self.unpin(id);
+        self.check_left(id);
+    }
+
+    /// The worker died. What it had not answered goes to others, or comes back as [`Event::Undone`] when too many died
+    /// with it.
+    pub fn handle_worker_died(&mut self, id: worker::Id, now: Time) {
+        self.now = self.now.max(now);
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        worker.enabled = false;
+        self.unpin(id);
+        self.set_activity(id, Activity::Awake);
+        self.awake -= 1;
+        let Some(worker) = self.workers.remove(id) else { return };
+        self.totals.workers.add(&worker.stats);
+        let mut again = Vec::new();
+        for held in worker.in_hand {
+            let mut message = held.message;
+            message.deaths += 1;
+            if held.answered {
+                self.totals.in_hand -= 1;
+                self.totals.done += 1;
+                self.unhold(message.ticket);
+                self.finish(&message);
+            } else if message.deaths > self.config.redeliver {
+                self.totals.in_hand -= 1;
+                self.totals.undone += 1;
+                self.unhold(message.ticket);
+                self.finish(&message);
+                self.events.push_back(Event::Undone(message));
+            } else {
+                self.totals.redelivered += 1;
+                again.push(message);
+            }
+        }
+        self.return_to_queue(id, again);
+    }
+
+    /// Messages that wait for a worker, whichever.
+    pub fn queued(&self) -> usize {
+        self.totals.queued
+    }
+
+    /// Puts a message where it waits.
+    pub(super) fn place(&mut self, message: Message) {
+        match self.config.order {
+            Order::None | Order::Replies => self.ready.push_back(message),
+            Order::Key if message.hash == 0 => self.ready.push_back(message),
+            Order::Key => match self.keys.entry(message.hash) {
+                std::collections::hash_map::Entry::Occupied(mut lane) => {
+                    lane.get_mut().pending.push_back(message);
+                }
+                std::collections::hash_map::Entry::Vacant(lane) => {
+                    lane.insert_entry(super::Lane::default());
+                    self.ready.push_back(message);
+                }
+            },
+            Order::Serial => {
+                let Some(psock) = self.psocks.get_mut(message.ticket.psock) else { return };
+                if psock.busy {
+                    psock.pending.push_back(message);
+                } else {
+                    psock.busy = true;
+                    self.ready.push_back(message);
+                }
+            }
+            Order::Sticky => {
+                let id = message.ticket.psock;
+                let Some(psock) = self.psocks.get_mut(id) else { return };
+                psock.pending.push_back(message);
+                self.pin(id);
+            }
+        }
+    }
+
+    /// [`Order::Sticky`]: gives what waits at a connection to its worker, or to a new one if no other is at it.
+    fn pin(&mut self, id: super::psock::Id) {
+        let Some(psock) = self.psocks.get(id) else { return };
+        let bound =
+            psock.bound.filter(|&worker| self.workers.get(worker).is_some_and(|worker| worker.enabled));
+        let worker = match bound {
+            Some(worker) => worker,
+            None if psock.in_hand > 0 => return,
+            None => match self.freest() {
+                Some(worker) => worker,
+                None => return,
+            },
+        };
+        let (Some(psock), Some(other)) = (self.psocks.get_mut(id), self.workers.get_mut(worker)) else {
+            return;
+        };
+        psock.bound = Some(worker);
+        if psock.pending.is_empty() {
+            return;
+        }
+        other.pinned.append(&mut psock.pending);
+        if other.activity == Activity::Idle {
+            self.events.push_back(Event::Wake(worker));
+            self.set_activity(worker, Activity::Woken);
+        }
+    }
+
+    /// [`Order::Sticky`]: a worker has come; connections may have waited for one.
+    fn pin_all(&mut self) {
+        if self.config.order != Order::Sticky {
+            return;
+        }
+        let waiting = self.psocks.iter().filter(|(_, psock)| !psock.pending.is_empty());
+        for id in waiting.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.pin(id);
+        }
+    }
+
+    /// An idle worker, or the one with the shortest queue.
+    fn freest(&self) -> Option<worker::Id> {
+        let load = |worker: &Worker| worker.pinned.len() + worker.in_hand.len();
+        self.workers
+            .iter()
+            .filter(|(_, worker)| worker.enabled)
+            .min_by_key(|(_, worker)| (worker.activity != Activity::Idle, load(worker)))
+            .map(|(id, _)| id)
+    }
+
+    /// Takes back what waits for this worker only.
+    fn unpin(&mut self, id: worker::Id) {
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        let back = std::mem::take(&mut worker.pinned);
+        worker.stats.handed_back += back.len() as u64;
+        self.totals.handed_back += back.len() as u64;
+        self.requeue(back.into());
+    }
+
+    /// Messages that a worker held, the oldest first, wait again.
+    fn return_to_queue(&mut self, id: worker::Id, back: Vec<Message>) {
+        for message in &back {
+            self.unhold(message.ticket);
+        }
+        self.totals.in_hand -= back.len();
+        self.totals.queued += back.len();
+        if self.config.order != Order::Sticky || !self.workers.get(id).is_some_and(|worker| worker.enabled) {
+            return self.requeue(back);
+        }
+        // They stay its own, unless their connection was taken from it meanwhile.
+        let bound = |message: &Message| self.psocks.get(message.ticket.psock).and_then(|psock| psock.bound);
+        let (own, others) = back.into_iter().partition(|message| bound(message) == Some(id));
+        self.requeue(others);
+        let own: Vec<Message> = own;
+        if let Some(worker) = self.workers.get_mut(id) {
+            for message in own.into_iter().rev() {
+                worker.pinned.push_front(message);
+            }
+        }
+    }
+
+    /// Messages that had their turn to be ready are so again, before all others.
+    fn requeue(&mut self, back: Vec<Message>) {
+        if self.config.order != Order::Sticky {
+            for message in back.into_iter().rev() {
+                self.ready.push_front(message);
+            }
+            return;
+        }
+        let psocks: Vec<_> = back.iter().map(|message| message.ticket.psock).collect();
+        for message in back.into_iter().rev() {
+            if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
+                psock.bound = None;
+                psock.pending.push_front(message);
+            }
+        }
+        for psock in psocks {
+            self.pin(psock);
+        }
+    }
+
+    /// A message is not with a worker any more.
+    fn unhold(&mut self, ticket: Ticket) {
+        let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
+        psock.in_hand -= 1;
+        psock.stats.unreserved += u64::from(psock.in_hand == 0);
+    }
+
+    /// A message is done with: what waited behind it goes on.
+    fn finish(&mut self, message: &Message) {
+        let ticket = message.ticket;
+        let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
+        psock.outstanding -= 1;
+        psock.memory -= message.charge;
+        if psock.outstanding == 0 {
+            psock.active = self.now;
+        }
+        match self.config.order {
+            Order::None => {}
+            Order::Replies => self.answered(ticket),
+            Order::Serial => match psock.pending.pop_front() {
+                Some(next) => self.ready.push_back(next),
+                None => psock.busy = false,
+            },
+            Order::Sticky => {
+                if !psock.pending.is_empty() {
+                    self.pin(ticket.psock);
+                }
+            }
+            Order::Key => {
+                if let Some(lane) = self.keys.get_mut(&message.hash) {
+                    match lane.pending.pop_front() {
+                        Some(next) => self.ready.push_back(next),
+                        None => drop(self.keys.remove(&message.hash)),
+                    }
+                }
+            }
+        }
+        self.recount(message.charge, 0);
+        self.settle(ticket.psock);
+    }
+
+    /// A worker that leaves and holds nothing has left.
+    fn check_left(&mut self, id: worker::Id) {
+        let Some(worker) = self.workers.get(id) else { return };
+        if worker.leaving && worker.in_hand.is_empty() {
+            self.end_turn(id);
+            self.set_activity(id, Activity::Awake);
+            self.awake -= 1;
+            if let Some(worker) = self.workers.remove(id) {
+                self.totals.workers.add(&worker.stats);
+            }
+            self.events.push_back(Event::Left(id));
+        }
+    }
+
+    /// How many messages the worker gets in this turn.
+    fn share(&self, id: worker::Id) -> usize {
+        let most = self.config.batch as u64;
+        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
+        let budget =
+            if self.idle.iter().any(|&idle| idle != id) { cost } else { cost.saturating_mul(BUSY_TURN) };
+        if self.mean == 0 {
+            return 1;
+        }
+        (budget / self.mean).clamp(1, most) as usize
+    }
+
+    /// Counts how long the messages took that the worker has finished since it last asked.
+    fn end_turn(&mut self, id: worker::Id) {
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        if worker.finished == 0 {
+            return;
+        }
+        let took = u64::try_from(self.now.since(worker.since).as_nanos()).unwrap_or(u64::MAX);
+        let each = (took / worker.finished).max(1);
+        self.service_time.saturating_record_n(each, worker.finished);
+        worker.finished = 0;
+        worker.since = self.now;
+        // A sixteenth of what is new; a turn counts once, so that one slow message is not drowned by a batch of fast ones.
+        self.mean = if self.mean == 0 { each } else { (self.mean - self.mean / 16 + each / 16).max(1) };
+    }
+
+    pub(super) fn set_activity(&mut self, id: worker::Id, activity: Activity) {
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        let before = std::mem::replace(&mut worker.activity, activity);
+        match before {
+            Activity::Awake => self.awake -= 1,
+            Activity::Woken => self.woken -= 1,
+            Activity::Idle => self.idle.retain(|&idle| idle != id),
+        }
+        match activity {
+            Activity::Awake => self.awake += 1,
+            Activity::Woken => self.woken += 1,
+            Activity::Idle => self.idle.push_back(id),
+        }
+    }
+
+    /// The idle worker that is to be woken now, if one is: exactly one at a time, who sees to the next.
+    pub(super) fn wake(&mut self) -> Option<worker::Id> {
+        if self.woken > 0 || self.awake > 0 && !self.is_worth_waking() {
+            return None;
+        }
+        self.ready.front()?;
+        let idle = self
+            .idle
+            .iter()
+            .copied()
+            .find(|&id| self.workers.get(id).is_some_and(|worker| worker.enabled))?;
+        self.set_activity(idle, Activity::Woken);
+        Some(idle)
+    }
+
+    /// Whether what is ready would keep those that are awake for longer than waking another takes.
+    fn is_worth_waking(&self) -> bool {
+        let Some(oldest) = self.ready.front() else { return false };
+        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
+        self.mean == 0
+            || self.mean.saturating_mul(self.ready.len() as u64) >= cost
+            || self.now.since(oldest.received) >= self.config.patience
+    }
+
+    /// Asks the worker that has been longest at its turn for what it has not begun, if somebody is idle.
+    pub(super) fn recall(&mut self) {
+        if self.idle.is_empty() || !self.ready.is_empty() || self.config.order == Order::Sticky {
+            return;
+        }
+        let now = self.now;
+        let patience = self.config.wake_cost;
+        let slowest = self
+            .workers
+            .iter_mut()
+            .filter(|(_, worker)| worker.in_hand.len() > 1 && !worker.recalled)
+            .filter(|(_, worker)| now.since(worker.since) > patience)
+            .min_by_key(|(_, worker)| worker.since);
+        if let Some((id, worker)) = slowest {
+            worker.recalled = true;
+            self.events.push_back(Event::Recall(id));
+        }
+    }
+
+    /// When the scheduler wants to look again: somebody is idle, and what seemed soon done may not be.
+    pub(super) fn schedule_timeout(&self) -> Option<Time> {
+        if self.idle.is_empty() {
+            return None;
+        }
+        let ready = match self.ready.front() {
+            Some(oldest) if self.woken == 0 => Some(oldest.received + self.config.patience),
+            _ => None,
+        };
+        let held = self.workers.values().filter(|worker| worker.in_hand.len() > 1 && !worker.recalled);
+        let held = held.map(|worker| worker.since + self.config.patience).min();
+        [ready, held].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,83 @@
+//! When to look at connections again though nothing happens on them.
+//!
+//! Each connection has one entry that counts among the timers, never later than the earliest of its deadlines. Deadlines that
+//! move back leave it where it is: it comes, finds nothing due, and is set anew.
+
+use std::cmp::Reverse;
+
+use super::event::Cause;
+use super::psock;
+use super::{Mux, worker};
+use crate::Time;
+
+impl Mux {
+    /// When to call [`Mux::handle_timeout`].
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let timer = self.timers.peek().map(|Reverse((time, _))| *time);
+        let leaving = self.workers.values().filter_map(|worker| worker.deadline).min();
+        [timer, leaving, self.schedule_timeout()].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        while let Some(Reverse((time, id))) = self.timers.peek().copied()
+            && time <= self.now
+        {
+            self.timers.pop();
+            let Some(psock) = self.psocks.get_mut(id) else { continue };
+            if psock.armed != Some(time) {
+                continue;
+            }
+            psock.armed = None;
+            self.expire(id);
+        }
+        let due = |worker: &worker::Worker| worker.deadline.is_some_and(|deadline| deadline <= self.now);
+        let late: Vec<_> = self.workers.iter().filter(|(_, worker)| due(worker)).map(|(id, _)| id).collect();
+        for worker in late {
+            self.expire_worker(worker);
+        }
+        self.recall();
+    }
+
+    /// Sets the connection's timer, if what it has is later than needed.
+    pub(super) fn arm(&mut self, id: psock::Id) {
+        let Some(deadline) = self.deadline(id).map(|(time, _)| time) else { return };
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if psock.armed.is_none_or(|armed| deadline < armed) {
+            psock.armed = Some(deadline);
+            self.timers.push(Reverse((deadline, id)));
+        }
+    }
+
+    fn expire(&mut self, id: psock::Id) {
+        match self.deadline(id) {
+            Some((time, cause)) if time <= self.now => match cause {
+                Some(cause) => self.abort(id, cause),
+                None => self.absorb(id),
+            },
+            _ => self.arm(id),
+        }
+    }
+
+    /// The earliest of a connection's deadlines, and what it ends with then; no cause when the assembler will say.
+    fn deadline(&self, id: psock::Id) -> Option<(Time, Option<Cause>)> {
+        let psock = self.psocks.get(id).filter(|psock| !psock.is_dead())?;
+        let config = &self.config;
+        let quiet = psock.is_open() && psock.outstanding == 0 && psock.send_bytes == 0;
+        let idle = config.idle.filter(|_| quiet).map(|time| psock.active + time);
+        let send = config.send_time.filter(|_| !psock.send.is_empty() || psock.sending);
+        let send = send.map(|time| psock.progress + time);
+        let reading = psock.is_open() && psock.told.read && psock.lent.is_none();
+        let assembly = if reading { psock.assembler.poll_timeout() } else { None };
+        [
+            idle.map(|time| (time, Some(Cause::Idle))),
+            send.map(|time| (time, Some(Cause::SendTimeout))),
+            psock.deadline.map(|time| (time, Some(Cause::DrainTimeout))),
+            assembly.map(|time| (time, None)),
+        ]
+        .into_iter()
+        .flatten()
+        .min_by_key(|(time, _)| *time)
+    }
+}

@@ -1,0 +1,331 @@
+//! From workers to the sockets: answers, and messages of the connected mode.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::event::{Cause, Event, SendError, Undelivered};
+use super::message::Ticket;
+use super::psock::{self, Outgoing};
+use super::{Mux, Order, Retry, worker};
+use crate::Time;
+
+/// What is to be written to one connection's socket now, whole messages in order. The mux gives it to one writer at a time.
+#[derive(Debug)]
+pub struct Transmit {
+    psock: psock::Id,
+    queue: VecDeque<Outgoing>,
+    /// Bytes of the first that have left.
+    left: usize,
+    /// Bytes that have left since the mux gave this.
+    sent: usize,
+    /// Messages that have.
+    messages: u64,
+}
+
+/// How writing went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The socket took all of it, or more may be tried at once.
+    Taken,
+    /// The socket takes no more for now (EAGAIN).
+    Blocked,
+    /// It failed with this error number.
+    Failed(i32),
+}
+
+impl Transmit {
+    /// Whose it is.
+    pub const fn psock(&self) -> psock::Id {
+        self.psock
+    }
+
+    /// The bytes to write, in order, for writev(2).
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        let first = self.queue.front().map(|first| &first.bytes[self.left..]);
+        first.into_iter().chain(self.queue.iter().skip(1).map(|out| &out.bytes[..]))
+    }
+
+    /// The socket took the next `bytes` of it.
+    ///
+    /// # Panics
+    ///
+    /// When there are fewer.
+    pub fn advance(&mut self, bytes: usize) {
+        self.sent += bytes;
+        self.left += bytes;
+        while let Some(first) = self.queue.front() {
+            if self.left < first.bytes.len() {
+                return;
+            }
+            self.left -= first.bytes.len();
+            self.messages += 1;
+            self.queue.pop_front();
+        }
+        assert_eq!(self.left, 0, "more bytes were taken than there are");
+    }
+
+    /// Whether all of it has left.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+}
+
+impl Mux {
+    /// Answers a message that the worker holds, on the connection that it came from. A message may have several
+    /// answers, until it is done.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::Gone`] when the worker does not hold it, or its connection has ended.
+    pub fn reply(
+        &mut self,
+        id: worker::Id,
+        ticket: Ticket,
+        bytes: impl Into<Bytes>,
+        now: Time,
+    ) -> Result<(), SendError> {
+        self.now = self.now.max(now);
+        let bytes = bytes.into();
+        let worker = self.workers.get_mut(id).ok_or(SendError::Gone)?;
+        worker.holds(ticket).ok_or(SendError::Gone)?.answered = true;
+        let psock = self.psocks.get_mut(ticket.psock).filter(|psock| !psock.is_dead());
+        let psock = psock.ok_or(SendError::Gone)?;
+        worker.stats.tx_msgs += 1;
+        worker.stats.tx_bytes += bytes.len() as u64;
+        let behind = ticket.number - psock.first;
+        if self.config.order == Order::Replies && behind > 0 {
+            if let Some(answer) = psock.answers.get_mut(behind as usize) {
+                let (before, length) = (psock.send_bytes, bytes.len());
+                psock.send_bytes += length;
+                answer.replies.push(bytes);
+                self.reorder(ticket.psock, before);
+                self.recount(0, length);
+                self.sent_more(ticket.psock);
+            }
+            return Ok(());
+        }
+        self.queue_out(ticket.psock, Outgoing { bytes, connected: false });
+        Ok(())
+    }
+
+    /// Sends a message, which may be one that a worker received, to this connection, without copying it.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::Gone`] when the connection has ended.
+    pub fn forward(&mut self, id: psock::Id, bytes: impl Into<Bytes>, now: Time) -> Result<(), SendError> {
+        self.now = self.now.max(now);
+        if !self.psocks.get(id).is_some_and(psock::Psock::is_open) {
+            return Err(SendError::Gone);
+        }
+        self.queue_out(id, Outgoing { bytes: bytes.into(), connected: false });
+        Ok(())
+    }
+
+    /// Connected mode: sends a message on the connection that has the least to send.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::NotConnected`] when none is open, [`SendError::Full`] when all have as much to send as may wait.
+    ///
+    /// # Panics
+    ///
+    /// When the mux is not in connected mode ([`super::Config::connected`]).
+    pub fn send(&mut self, bytes: impl Into<Bytes>, now: Time) -> Result<psock::Id, SendError> {
+        assert!(self.config.connected, "only a mux in connected mode chooses a connection");
+        self.now = self.now.max(now);
+        let &(waits, id) = self.least.first().ok_or(SendError::NotConnected)?;
+        if waits >= self.config.send_bytes.high {
+            self.wants_room = true;
+            return Err(SendError::Full);
+        }
+        self.queue_out(id, Outgoing { bytes: bytes.into(), connected: true });
+        Ok(id)
+    }
+
+    /// What is to be written to this connection's socket now; `None` when there is nothing, somebody is at it, or the socket
+    /// took no more.
+    pub fn transmit(&mut self, id: psock::Id) -> Option<Transmit> {
+        let psock = self.psocks.get_mut(id)?;
+        psock.transmit_told = false;
+        if psock.sending || psock.blocked || psock.send.is_empty() {
+            return None;
+        }
+        psock.sending = true;
+        let queue = std::mem::take(&mut psock.send);
+        Some(Transmit { psock: id, queue, left: std::mem::take(&mut psock.left), sent: 0, messages: 0 })
+    }
+
+    /// Takes back what [`Mux::transmit`] gave, with what of it has left.
+    pub fn handle_transmitted(&mut self, transmit: Transmit, outcome: Outcome, now: Time) {
+        self.now = self.now.max(now);
+        let Transmit { psock: id, mut queue, left, sent, messages } = transmit;
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        psock.sending = false;
+        psock.stats.tx_msgs += messages;
+        psock.stats.tx_bytes += sent as u64;
+        self.totals.tx_msgs += messages;
+        self.totals.tx_bytes += sent as u64;
+        if sent > 0 {
+            psock.progress = self.now;
+            psock.active = self.now;
+        }
+        queue.append(&mut psock.send);
+        psock.send = queue;
+        psock.left = left;
+        if psock.is_dead() {
+            return self.end_dead(id);
+        }
+        self.release_sent(id, sent);
+        match outcome {
+            Outcome::Failed(errno) => return self.abort(id, Cause::Reset(errno)),
+            Outcome::Blocked => {
+                if let Some(psock) = self.psocks.get_mut(id) {
+                    psock.blocked = true;
+                }
+            }
+            Outcome::Taken => self.tell_transmit(id),
+        }
+        self.settle(id);
+    }
+
+    /// The connection's socket takes bytes again.
+    pub fn handle_writable(&mut self, id: psock::Id, now: Time) {
+        self.now = self.now.max(now);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        psock.blocked = false;
+        self.tell_transmit(id);
+        self.settle(id);
+    }
+
+    pub(super) fn queue_out(&mut self, id: psock::Id, out: Outgoing) {
+        let length = out.bytes.len();
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if length == 0 {
+            return;
+        }
+        if psock.send_bytes == 0 {
+            psock.progress = self.now;
+        }
+        let before = psock.send_bytes;
+        psock.send_bytes += length;
+        psock.send.push_back(out);
+        self.reorder(id, before);
+        self.recount(0, length);
+        self.tell_transmit(id);
+        self.sent_more(id);
+    }
+
+    /// [`Order::Replies`]: this message is done; answers that waited for it leave.
+    pub(super) fn answered(&mut self, ticket: Ticket) {
+        let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
+        let at = (ticket.number - psock.first) as usize;
+        if let Some(answer) = psock.answers.get_mut(at) {
+            answer.done = true;
+        }
+        while psock.answers.front().is_some_and(|answer| answer.done) {
+            psock.answers.pop_front();
+            psock.first += 1;
+            // What is answered next may go on directly from here on.
+            let Some(next) = psock.answers.front_mut() else { break };
+            let replies = std::mem::take(&mut next.replies);
+            if psock.send_bytes == 0 {
+                psock.progress = self.now;
+            }
+            psock.send.extend(replies.into_iter().map(|bytes| Outgoing { bytes, connected: false }));
+        }
+        self.tell_transmit(ticket.psock);
+    }
+
+    fn tell_transmit(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        if psock.send.is_empty() || psock.sending || psock.blocked || psock.transmit_told || psock.is_dead() {
+            return;
+        }
+        psock.transmit_told = true;
+        self.events.push_back(Event::Transmit(id));
+    }
+
+    /// A connection has more to send than before: it ends when that is too much.
+    fn sent_more(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get(id) else { return };
+        if psock.send_bytes > self.config.send_most {
+            self.abort(id, Cause::SendFull);
+        } else {
+            self.settle(id);
+        }
+    }
+
+    /// So many bytes do not wait to be sent any more.
+    fn release_sent(&mut self, id: psock::Id, bytes: usize) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let before = psock.send_bytes;
+        psock.send_bytes -= bytes;
+        self.reorder(id, before);
+        self.recount(bytes, 0);
+        if self.config.connected {
+            self.room();
+        }
+    }
+
+    /// Connected mode: the connection's place among the others changed.
+    fn reorder(&mut self, id: psock::Id, before: usize) {
+        if self.least.remove(&(before, id))
+            && let Some(psock) = self.psocks.get(id)
+        {
+            self.least.insert((psock.send_bytes, id));
+        }
+    }
+
+    /// Says that there is room, if somebody was told that there is none.
+    pub(super) fn room(&mut self) {
+        let roomy = self.least.first().is_some_and(|&(waits, _)| waits <= self.config.send_bytes.low);
+        if self.wants_room && roomy {
+            self.wants_room = false;
+            self.events.push_back(Event::Room);
+        }
+    }
+
+    /// Drops what was to be sent on a connection that ended, and says how many replies that were. What may go to another
+    /// connection does.
+    pub(super) fn drop_queue(&mut self, id: psock::Id) -> usize {
+        let Some(psock) = self.psocks.get_mut(id) else { return 0 };
+        let queue = std::mem::take(&mut psock.send);
+        let left = std::mem::take(&mut psock.left);
+        let mut replies = 0;
+        for answer in &mut psock.answers {
+            replies += answer.replies.len();
+            answer.replies.clear();
+        }
+        let bytes = std::mem::take(&mut psock.send_bytes);
+        self.least.remove(&(bytes, id));
+        self.recount(bytes, 0);
+        for (at, out) in queue.into_iter().enumerate() {
+            if !out.connected {
+                replies += 1;
+                continue;
+            }
+            let left = if at == 0 { left } else { 0 };
+            let again = match self.config.retry {
+                Retry::Never => false,
+                Retry::IfNoByteLeft => left == 0,
+                Retry::Always => true,
+            };
+            match self.least.first() {
+                Some(&(_, other)) if again => {
+                    self.totals.tx_retries += 1;
+                    self.queue_out(other, out);
+                }
+                _ => self.events.push_back(Event::Undelivered(Undelivered { bytes: out.bytes, left })),
+            }
+        }
+        self.totals.unsent += replies as u64;
+        if replies > 0
+            && let Some(psock) = self.psocks.get_mut(id)
+        {
+            psock.stats.tx_aborts += 1;
+        }
+        replies
+    }
+}

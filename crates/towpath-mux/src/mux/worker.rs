@@ -1,0 +1,102 @@
+//! A worker: KCM's socket, a handle through which one thread or process gets messages.
+
+use std::collections::VecDeque;
+
+use super::message::{Message, Ticket};
+use crate::Time;
+
+slotmap::new_key_type! {
+    /// Names a worker; not valid for another one later.
+    pub struct Id;
+}
+
+/// Whether a worker will ask for messages by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activity {
+    /// It works, and asks when it is done.
+    Awake,
+    /// It asked, and there was nothing.
+    Idle,
+    /// It was idle and is told to ask.
+    Woken,
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) activity: Activity,
+    /// Messages that it may hold.
+    pub(super) credit: usize,
+    pub(super) enabled: bool,
+    pub(super) leaving: bool,
+    /// When a leaving worker is taken for dead.
+    pub(super) deadline: Option<Time>,
+    /// Messages for this worker only.
+    pub(super) pinned: VecDeque<Message>,
+    pub(super) in_hand: VecDeque<InHand>,
+    pub(super) in_hand_bytes: usize,
+    /// When its turn began, and how many messages it finished since.
+    pub(super) since: Time,
+    pub(super) finished: u64,
+    pub(super) recalled: bool,
+    pub(super) stats: Stats,
+}
+
+/// A message that a worker holds.
+#[derive(Debug)]
+pub(super) struct InHand {
+    pub(super) message: Message,
+    /// Something was answered: it must not be done again by another.
+    pub(super) answered: bool,
+}
+
+/// A worker's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Messages that it got.
+    pub rx_msgs: u64,
+    /// Their bytes.
+    pub rx_bytes: u64,
+    /// Messages that it sent.
+    pub tx_msgs: u64,
+    /// Their bytes.
+    pub tx_bytes: u64,
+    /// Messages that it handed back, or that were taken back from it.
+    pub handed_back: u64,
+}
+
+impl Worker {
+    pub(super) fn new(credit: usize, now: Time) -> Self {
+        Self {
+            activity: Activity::Awake,
+            credit,
+            enabled: true,
+            leaving: false,
+            deadline: None,
+            pinned: VecDeque::new(),
+            in_hand: VecDeque::new(),
+            in_hand_bytes: 0,
+            since: now,
+            finished: 0,
+            recalled: false,
+            stats: Stats::default(),
+        }
+    }
+
+    pub(super) fn holds(&mut self, ticket: Ticket) -> Option<&mut InHand> {
+        self.in_hand.iter_mut().find(|held| held.message.ticket == ticket)
+    }
+
+    pub(super) fn give(&mut self, message: Message) {
+        self.in_hand_bytes += message.bytes.len();
+        self.stats.rx_msgs += 1;
+        self.stats.rx_bytes += message.bytes.len() as u64;
+        self.in_hand.push_back(InHand { message, answered: false });
+    }
+
+    pub(super) fn take(&mut self, ticket: Ticket) -> Option<InHand> {
+        let at = self.in_hand.iter().position(|held| held.message.ticket == ticket)?;
+        let held = self.in_hand.remove(at)?;
+        self.in_hand_bytes -= held.message.bytes.len();
+        Some(held)
+    }
+}
