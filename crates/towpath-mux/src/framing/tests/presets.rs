@@ -183,6 +183,9 @@ fn rows() -> Vec<Row> {
         ("tls-record", "'GET '", &[], foreign()),
         ("tpkt", "0300 0007 02f080", &[7], None),
         ("tpkt", "0300 0007 02f080 16 0301", &[7], Some(Step::GiveBack)),
+        ("websocket", "'POST /'", &[], malformed("a reserved bit of a WebSocket frame")),
+        ("websocket", "c1 01 61 87 00", &[3], malformed("a reserved opcode of WebSocket")),
+        ("websocket", "0b 00", &[], malformed("a reserved opcode of WebSocket")),
         ("websocket", "'HTTP/1.1 400 Bad Request'", &[], malformed("the server did not switch to WebSocket")),
         (
             "websocket",
