@@ -1,0 +1,216 @@
+//! The sender on tokio.
+//!
+//! Completions are EPOLLERR, which tokio takes for the end of the writing half: a socket registered with it would be "ready"
+//! for ever after the first one. So the socket is in an epoll of its own, edge-triggered (one edge for each completion), and
+//! that epoll's descriptor is what tokio watches.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{sleep, timeout};
+
+use crate::buffer::Buffer;
+use crate::counters::Counters;
+use crate::error::{SendError, Unarmed};
+use crate::policy::Mode;
+use crate::pump::{Done, Pump, Turn};
+use crate::sender::{Closed, Options, Socket};
+use crate::sys;
+use crate::time::Time;
+
+/// Nothing is waited for longer without another look.
+const LOOK: Duration = Duration::from_secs(1);
+const BUSY_WAIT: Duration = Duration::from_millis(1);
+
+/// [`Sender`](crate::Sender) for tokio: the same buffers, counters and end. It needs a runtime with IO and time enabled.
+///
+/// A future that is dropped loses nothing that it had queued: the next call sends it. There is no limit of time in it
+/// ([`Options::stall`] is not looked at): use `tokio::time::timeout`.
+#[derive(Debug)]
+pub struct AsyncSender {
+    pump: Pump<Socket>,
+    /// An epoll that has the socket.
+    ready: AsyncFd<OwnedFd>,
+    origin: Instant,
+    max_frames: usize,
+    gather: u64,
+}
+
+impl AsyncSender {
+    /// A sender for a connected socket (`std`'s, or tokio's after `into_std`).
+    ///
+    /// # Errors
+    /// As [`Sender::new`](crate::Sender::new), and what the reactor says.
+    ///
+    /// # Panics
+    /// Outside of a runtime with IO enabled.
+    pub fn new(socket: impl Into<OwnedFd>, options: Options) -> Result<Self, SendError> {
+        let (socket, engine) = Socket::open(socket.into(), &options, Time::default())?;
+        let epoll = watch(&socket).map_err(|error| SendError::Io(error.into()))?;
+        let ready = sys::reactor(epoll).map_err(SendError::Io)?;
+        Ok(Self {
+            pump: Pump::new(socket, engine, options.keep_done, options.tamper_check),
+            ready,
+            origin: Instant::now(),
+            max_frames: options.max_frames.max(1),
+            gather: options.gather as u64,
+        })
+    }
+
+    /// Sends a buffer: resolves when the kernel took all of it and of those queued before.
+    ///
+    /// # Errors
+    /// The connection is gone, or a datagram is too long.
+    pub async fn send(&mut self, buffer: impl Into<Buffer>) -> Result<(), SendError> {
+        self.queue(0, buffer).await?;
+        self.flush().await
+    }
+
+    /// Queues a buffer; waits only while the quota is used up.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
+        let buffer = buffer.into();
+        self.drive(|sender| sender.pump.has_room(sender.max_frames)).await?;
+        // There is room, and nobody else to use it.
+        let pushed = self.pump.push(token, buffer);
+        debug_assert!(pushed.is_ok());
+        if self.pump.engine.unsent() >= self.gather {
+            self.pump.turn(self.now())?;
+        }
+        Ok(())
+    }
+
+    /// Resolves when the kernel took everything that is queued.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn flush(&mut self) -> Result<(), SendError> {
+        self.drive(|sender| sender.pump.engine.is_flushed()).await
+    }
+
+    /// Resolves when everything is sent and every completion came.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn drain(&mut self) -> Result<(), SendError> {
+        self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await
+    }
+
+    /// A buffer that the kernel is done with, with [`Options::keep_done`]. Never waits.
+    ///
+    /// # Errors
+    /// The error queue could not be read.
+    pub fn reclaim(&mut self) -> Result<Option<Done>, SendError> {
+        if self.pump.engine.outstanding() > 0 {
+            self.pump.read(self.now())?;
+        }
+        Ok(self.pump.poll_done())
+    }
+
+    /// Ends the connection, as [`Sender::close`](crate::Sender::close).
+    ///
+    /// # Errors
+    /// The error queue could not be read.
+    pub async fn close(mut self, patience: Duration) -> Result<Closed, SendError> {
+        let end = async |sender: &mut Self| -> Result<(), SendError> {
+            sender.flush().await?;
+            sender.pump.backend.shutdown().map_err(SendError::Io)?;
+            sender.drain().await
+        };
+        let finished = matches!(timeout(patience, end(&mut self)).await, Ok(Ok(())));
+        if !finished {
+            self.pump.backend.reset();
+            sleep(BUSY_WAIT).await;
+            self.pump.read(self.now())?;
+        }
+        let remains = self.pump.abandon(self.now());
+        Ok(Closed { finished, remains, counters: self.counters().clone() })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        self.pump.engine.counters()
+    }
+
+    /// How it sends now.
+    pub fn mode(&self) -> Mode {
+        self.pump.engine.mode()
+    }
+
+    /// Why it sends plain whatever happens, when it does.
+    pub fn unarmed(&self) -> Option<Unarmed> {
+        self.pump.backend.unarmed
+    }
+
+    async fn drive(&mut self, until: impl Fn(&Self) -> bool) -> Result<(), SendError> {
+        loop {
+            let turn = self.pump.turn(self.now())?;
+            if until(self) {
+                return Ok(());
+            }
+            let before = self.pump.progress;
+            self.pump.read(self.now())?;
+            if until(self) {
+                return Ok(());
+            }
+            if self.pump.progress != before {
+                continue;
+            }
+            if turn == Turn::Busy {
+                sleep(BUSY_WAIT).await;
+                continue;
+            }
+            let Ok(ready) = timeout(LOOK, self.ready.readable()).await else { continue };
+            // What happens from here on is another edge; what happened before is seen by the turn that follows.
+            ready.map_err(SendError::Io)?.clear_ready();
+            let failed = self.take_edges()?.contains(EventFlags::ERR);
+            let before = self.pump.progress;
+            if failed
+                && self.pump.read(self.now())?
+                && self.pump.progress == before
+                && let Some(error) = self.pump.backend.error()
+            {
+                return Err(SendError::Gone(error));
+            }
+        }
+    }
+
+    /// What happened to the socket since it was asked last.
+    fn take_edges(&self) -> Result<EventFlags, SendError> {
+        let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
+        match epoll::wait(self.ready.get_ref(), &mut events[..], Some(&Timespec::default())) {
+            Ok(0) | Err(Errno::INTR) => Ok(EventFlags::empty()),
+            Ok(_) => Ok(events[0].flags),
+            Err(error) => Err(SendError::Io(error.into())),
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+fn watch(socket: &Socket) -> rustix::io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&epoll, &socket.fd, EventData::new_u64(0), EventFlags::OUT | EventFlags::ET)?;
+    Ok(epoll)
+}
+
+impl AsFd for AsyncSender {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pump.backend.fd.as_fd()
+    }
+}
+
+impl Drop for AsyncSender {
+    fn drop(&mut self) {
+        let now = self.now();
+        self.pump.abandon(now);
+    }
+}

@@ -1,0 +1,149 @@
+//! How much one connection may pin: locked memory, and the kernel's notes about it (optmem).
+//!
+//! ENOBUFS has two causes that errno does not tell apart. (a) Locked memory, per user: see [`LockedMemory`]. (b) Option
+//! memory, per socket: each group of calls is an skb of about 576 bytes, charged to the socket until its notification is
+//! READ; net.core.optmem_max bounds it. On TCP a group takes calls until 512 KiB as long as they are unsent, so the number of
+//! groups is known only roughly; every datagram is one.
+//!
+//! Both budgets are halved at ENOBUFS and doubled after ten quiet seconds. Room that is missing means a plain send, which
+//! always goes: progress does not depend on completions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::locked::LockedMemory;
+use crate::time::Time;
+
+/// sizeof(struct sk_buff) and its charge, sock_omalloc (net/core/sock.c), rounded.
+const GROUP_COST: u64 = 576;
+/// Bytes of one group on TCP: `msg_zerocopy_realloc`'s byte_limit (net/core/skbuff.c).
+const GROUP_BYTES: u64 = 512 << 10;
+/// A halved budget is not made smaller than this.
+const LEAST: u64 = 64 << 10;
+/// Without an ENOBUFS for this long, a halved budget is doubled.
+const QUIET: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Budget {
+    locked: Arc<LockedMemory>,
+    /// Most bytes and groups, and what is left of them after ENOBUFS.
+    ceiling: Limits,
+    limits: Limits,
+    /// Whether calls share groups.
+    stream: bool,
+    bytes: u64,
+    calls: u64,
+    quiet_since: Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limits {
+    bytes: u64,
+    groups: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(locked: Arc<LockedMemory>, bytes: u64, optmem: u64, stream: bool) -> Self {
+        let groups = (optmem / 4 * 3 / GROUP_COST).max(1);
+        let ceiling = Limits { bytes: bytes.min(locked.limit()).max(LEAST), groups };
+        Self { locked, ceiling, limits: ceiling, stream, bytes: 0, calls: 0, quiet_since: Time::default() }
+    }
+
+    /// Bytes that this connection may pin now.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limits.bytes
+    }
+
+    /// The longest call for which there is room now.
+    pub(crate) fn room(&mut self, now: Time) -> u64 {
+        if self.limits != self.ceiling && now.since(self.quiet_since) >= QUIET {
+            self.quiet_since = now;
+            self.limits.bytes = self.limits.bytes.saturating_mul(2).min(self.ceiling.bytes);
+            self.limits.groups = (self.limits.groups * 2).min(self.ceiling.groups);
+        }
+        let by_groups = if self.stream {
+            (self.limits.groups * GROUP_BYTES).saturating_sub(self.bytes)
+        } else if self.calls < self.limits.groups {
+            u64::MAX
+        } else {
+            0
+        };
+        self.limits.bytes.saturating_sub(self.bytes).min(by_groups).min(self.locked.room())
+    }
+
+    pub(crate) fn take(&mut self, bytes: u64) {
+        self.locked.take(bytes);
+        self.bytes += bytes;
+        self.calls += 1;
+    }
+
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        self.locked.give_back(bytes);
+        self.bytes -= bytes;
+        self.calls -= 1;
+    }
+
+    /// The kernel said ENOBUFS although the queue had been read.
+    pub(crate) fn halve(&mut self, now: Time) {
+        self.quiet_since = now;
+        self.limits.bytes = (self.limits.bytes / 2).max(LEAST.min(self.ceiling.bytes));
+        self.limits.groups = (self.limits.groups / 2).max(1);
+    }
+
+    /// Gives back everything at once: the frames went into quarantine, where they stay charged to the kernel's account but
+    /// are no longer this connection's.
+    pub(crate) fn abandon(&mut self, calls: impl Iterator<Item = u64>) {
+        for bytes in calls {
+            self.give_back(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(locked: u64, optmem: u64, stream: bool) -> Budget {
+        Budget::new(Arc::new(LockedMemory::new(locked)), 8 << 20, optmem, stream)
+    }
+
+    #[test]
+    fn the_least_of_the_limits_counts() {
+        let now = Time::default();
+        // 16 pages, two of which are for the call itself.
+        assert_eq!(budget(64 << 10, 1 << 20, true).room(now), 56 << 10);
+        assert_eq!(budget(1 << 40, 1500, true).room(now), 512 << 10);
+        assert_eq!(budget(1 << 40, 1 << 20, true).room(now), 8 << 20);
+        let mut datagrams = budget(1 << 40, 1500, false);
+        datagrams.take(100);
+        assert_eq!(datagrams.room(now), 0, "one group of 576 bytes");
+        datagrams.give_back(100);
+        assert_eq!(datagrams.room(now), 8 << 20);
+    }
+
+    #[test]
+    fn halved_and_doubled_again() {
+        let mut budget = budget(1 << 40, 1 << 20, true);
+        let mut now = Time::default();
+        for _ in 0..40 {
+            budget.halve(now);
+        }
+        assert_eq!((budget.limit(), budget.room(now)), (LEAST, LEAST));
+        for _ in 0..11 {
+            now = now + QUIET;
+            budget.room(now);
+        }
+        assert_eq!(budget.limit(), 8 << 20);
+        assert_eq!(budget.limits, budget.ceiling);
+    }
+
+    #[test]
+    fn connections_share_locked_memory() {
+        let locked = Arc::new(LockedMemory::new(1 << 20));
+        let mut budgets = [(); 2].map(|()| Budget::new(locked.clone(), 8 << 20, 1 << 20, true));
+        budgets[0].take(1000 << 10);
+        assert!(budgets[1].room(Time::default()) < 24 << 10);
+        budgets[0].abandon([1000 << 10].into_iter());
+        assert_eq!(locked.used(), 0);
+    }
+}

@@ -1,0 +1,299 @@
+//! What is sent from: memory that stays where it is, and that nobody writes, until the kernel is done with it.
+
+use std::fmt;
+use std::hash::Hasher;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use twox_hash::XxHash3_64;
+
+use crate::sys::{Pages, Part, Region, Slot};
+
+/// Frames of private memory: whole pages each, so that no two share one, and in huge pages where there are some, for which
+/// the kernel has less to pin.
+///
+/// A frame that is dropped (by whoever took it, or by the sender at its completion) is there to be taken again.
+#[derive(Debug)]
+pub struct Pool {
+    free: Receiver<Slot>,
+    back: SyncSender<Slot>,
+    pages: Pages,
+    frame_size: usize,
+}
+
+impl Pool {
+    /// `frames` frames with at least `frame_size` bytes each, rounded up to whole pages; `huge` asks for huge pages.
+    ///
+    /// # Errors
+    /// Not enough memory, or a size of zero.
+    pub fn new(frames: usize, frame_size: usize, huge: bool) -> io::Result<Self> {
+        let (slots, pages) = Slot::allocate(frames, frame_size, huge)?;
+        let frame_size = slots.first().map_or(0, |slot| slot.bytes().len());
+        // Of a fixed size: frames go back without an allocation, and always find room.
+        let (back, free) = sync_channel(frames);
+        for slot in slots {
+            let _ = back.try_send(slot);
+        }
+        Ok(Self { free, back, pages, frame_size })
+    }
+
+    /// A free frame, empty; none when all are in use.
+    pub fn take(&mut self) -> Option<Frame> {
+        let slot = self.free.try_recv().ok()?;
+        Some(Frame { slot: Some(slot), back: self.back.clone(), head: 0, end: 0 })
+    }
+
+    /// The pages that the frames lie in.
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// Bytes of each frame.
+    pub fn frame_size(&self) -> usize {
+        self.frame_size
+    }
+}
+
+/// A frame of a [`Pool`]: its filled part is what is sent. It dereferences to the bytes that are filled.
+pub struct Frame {
+    /// Always there, until it is dropped.
+    slot: Option<Slot>,
+    back: SyncSender<Slot>,
+    head: usize,
+    end: usize,
+}
+
+impl Frame {
+    /// Leaves room in front of what will be filled, for a header that is known later: see [`prepend`](Self::prepend).
+    /// Forgets what was filled. At most the frame's size.
+    pub fn reserve_head(&mut self, bytes: usize) {
+        self.head = bytes.min(self.size());
+        self.end = self.head;
+    }
+
+    /// Puts `header` in front. Whether there was room for it.
+    pub fn prepend(&mut self, header: &[u8]) -> bool {
+        let Some(head) = self.head.checked_sub(header.len()) else { return false };
+        let range = head..self.head;
+        self.all()[range].copy_from_slice(header);
+        self.head = head;
+        true
+    }
+
+    /// Appends as many of `bytes` as there is room for, and says how many.
+    pub fn put(&mut self, bytes: &[u8]) -> usize {
+        let spare = self.spare();
+        let len = bytes.len().min(spare.len());
+        spare[..len].copy_from_slice(&bytes[..len]);
+        self.end += len;
+        len
+    }
+
+    /// What is not filled yet, to be read into; then [`filled`](Self::filled).
+    pub fn spare(&mut self) -> &mut [u8] {
+        let end = self.end;
+        &mut self.all()[end..]
+    }
+
+    /// The first `bytes` of [`spare`](Self::spare) are filled; at most all of it.
+    pub fn filled(&mut self, bytes: usize) {
+        self.end = (self.end + bytes).min(self.size());
+    }
+
+    fn size(&self) -> usize {
+        self.slot.as_ref().map_or(0, |slot| slot.bytes().len())
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        self.slot.as_mut().map_or(&mut [], Slot::bytes_mut)
+    }
+}
+
+impl Deref for Frame {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.slot.as_ref().map_or(&[], |slot| &slot.bytes()[self.head..self.end])
+    }
+}
+
+impl DerefMut for Frame {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let range = self.head..self.end;
+        &mut self.all()[range]
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            // It has room for every slot; when the pool is gone, the memory goes with the last slot.
+            let _ = self.back.try_send(slot);
+        }
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frame({} of {} bytes)", self.len(), self.size())
+    }
+}
+
+/// Memory to send from, given to a sender and got back when the kernel is done with it.
+///
+/// Made from a [`Frame`], a `Vec<u8>`, an `Arc<[u8]>` (which nobody can write), or a part of a [`Region`].
+#[derive(Debug)]
+pub struct Buffer(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    Frame(Frame),
+    Vec(Vec<u8>),
+    Shared(Arc<[u8]>),
+    Region(Region, Range<usize>),
+}
+
+impl Buffer {
+    /// A part of memory of others; none when it is not in the region.
+    pub fn region(region: &Region, span: Range<usize>) -> Option<Self> {
+        region.part(span.start, span.end.checked_sub(span.start)?)?;
+        Some(Self(Memory::Region(region.clone(), span)))
+    }
+
+    /// Bytes that are sent.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Memory::Region(_, span) => span.len(),
+            _ => self.bytes().len(),
+        }
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The frame, when it is made of one.
+    pub fn into_frame(self) -> Option<Frame> {
+        if let Memory::Frame(frame) = self.0 { Some(frame) } else { None }
+    }
+
+    /// The vector, when it is made of one.
+    pub fn into_vec(self) -> Option<Vec<u8>> {
+        if let Memory::Vec(vec) = self.0 { Some(vec) } else { None }
+    }
+
+    /// The part `span` of it, for one call.
+    pub(crate) fn part(&self, span: Range<usize>) -> Part<'_> {
+        match &self.0 {
+            Memory::Region(region, all) => {
+                region.part(all.start + span.start, span.len()).unwrap_or(Part::NONE)
+            }
+            _ => Part::of(self.bytes().get(span).unwrap_or(&[])),
+        }
+    }
+
+    /// What its bytes are now.
+    pub(crate) fn checksum(&self) -> u64 {
+        let mut hash = XxHash3_64::new();
+        if let Memory::Region(region, span) = &self.0 {
+            let mut copy = [0; 4096];
+            for at in span.clone().step_by(copy.len()) {
+                let len = copy.len().min(span.end - at);
+                region.copy_out(at, &mut copy[..len]);
+                hash.write(&copy[..len]);
+            }
+        }
+        hash.write(self.bytes());
+        hash.finish()
+    }
+
+    /// Bytes of ours: nothing of a region.
+    fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Memory::Frame(frame) => frame,
+            Memory::Vec(vec) => vec,
+            Memory::Shared(bytes) => bytes,
+            Memory::Region(..) => &[],
+        }
+    }
+}
+
+impl From<Frame> for Buffer {
+    fn from(frame: Frame) -> Self {
+        Self(Memory::Frame(frame))
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Memory::Vec(bytes))
+    }
+}
+
+impl From<Arc<[u8]>> for Buffer {
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Self(Memory::Shared(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_and_do_not_overlap() {
+        for huge in [false, true] {
+            let mut pool = Pool::new(3, 5000, huge).unwrap();
+            assert_eq!(pool.frame_size(), 8192);
+            let mut frames: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+            assert_eq!(frames.len(), 3);
+            for (fill, frame) in (1..).zip(&mut frames) {
+                frame.filled(usize::MAX >> 1);
+                frame.fill(fill);
+            }
+            for (fill, frame) in (1..).zip(&frames) {
+                assert!(frame.len() == 8192 && frame.iter().all(|byte| *byte == fill));
+            }
+            frames.pop();
+            let again = pool.take().expect("the one that was dropped");
+            assert!(again.is_empty() && pool.take().is_none());
+        }
+        assert!(Pool::new(0, 4096, false).is_err());
+    }
+
+    #[test]
+    fn a_frame_outlives_its_pool() {
+        let mut frame = Pool::new(1, 1, false).unwrap().take().unwrap();
+        assert_eq!(frame.put(&[7; 5000]), 4096);
+        assert_eq!(frame.put(b"x"), 0);
+        assert!(frame.iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn headers_go_in_front() {
+        let mut frame = Pool::new(1, 100, false).unwrap().take().unwrap();
+        frame.reserve_head(6);
+        frame.put(b"body");
+        assert!(frame.prepend(b"len "));
+        assert!(!frame.prepend(b"too long"));
+        assert!(frame.prepend(b"v1"));
+        assert_eq!(&frame[..], b"v1len body");
+    }
+
+    #[test]
+    fn regions_are_looked_at_where_they_are() {
+        let fd = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&fd, &[9; 6000]).unwrap();
+        let region = Region::map(&fd, 6000).unwrap();
+        assert!(Region::map(&fd, 6001).is_err());
+        assert!(Buffer::region(&region, 0..6001).is_none());
+        let buffer = Buffer::region(&region, 100..5900).unwrap();
+        assert_eq!(buffer.len(), 5800);
+        assert_eq!(buffer.checksum(), Buffer::from(vec![9; 5800]).checksum());
+        rustix::io::pwrite(&fd, &[8], 5000).unwrap();
+        assert_ne!(buffer.checksum(), Buffer::from(vec![9; 5800]).checksum());
+    }
+}

@@ -1,0 +1,452 @@
+//! The completion engine: what to hand to the kernel next, how, and which frames it is done with.
+//!
+//! No IO: whoever has the socket asks [`poll_transmit`](Engine::poll_transmit), makes the call, and tells the outcome
+//! ([`handle_sent`](Engine::handle_sent), [`handle_no_buffers`](Engine::handle_no_buffers)); reads the error queue when
+//! [`wants_notifications`](Engine::wants_notifications) says so and hands over what it finds
+//! ([`handle_notification`](Engine::handle_notification)); and takes back frames ([`poll_done`](Engine::poll_done)).
+//!
+//! What always holds: a frame comes back once, after all its bytes were handed over and all numbers that touched it were
+//! completed. Nothing ever waits for a completion to make progress: where zero copy cannot go on, a plain send can.
+
+use std::ops::Range as Span;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::budget::Budget;
+use crate::counters::{Counters, PlainCause};
+use crate::flight::{Abandoned, Flight};
+use crate::locked::LockedMemory;
+use crate::notification::Range;
+use crate::policy::{Decision, Mode, Policy};
+use crate::time::Time;
+
+/// Most frames of one call (UIO_MAXIOV is 1024; beyond some tens nothing is gained).
+pub const MAX_PARTS: usize = 64;
+/// Messages below this are copied for a peer that is stuck.
+const STUCK_SMALL: u64 = 64 << 10;
+/// A peer is stuck when a frame is pinned for longer than this, and than eight round trips.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+const STUCK_RTTS: u32 = 8;
+
+/// What kind of socket it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes in order: TCP. Frames are gathered, and a call may take a part.
+    Stream,
+    /// Each frame is one call: UDP. `segmented`: UDP_SEGMENT is set, without which the kernel copies.
+    Datagram {
+        /// UDP generic segmentation offload is on.
+        segmented: bool,
+    },
+}
+
+/// Which way to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// Zero copy where probes show that it works, plain elsewhere.
+    #[default]
+    Adaptive,
+    /// Zero copy for all that is long enough.
+    Zerocopy,
+    /// Plain sends.
+    Plain,
+}
+
+/// What an engine is told about its connection.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The socket's kind.
+    pub kind: Kind,
+    /// SO_ZEROCOPY was set and read back, and the socket is no MPTCP or kTLS one.
+    pub armed: bool,
+    /// Which way to send.
+    pub choice: Choice,
+    /// The destination is this machine.
+    pub local: bool,
+    /// Shorter calls are sent plain, bytes.
+    pub min_zerocopy: usize,
+    /// Adjacent frames of a stream are put into one call until it has this many bytes; 0 does not gather.
+    pub gather: usize,
+    /// The error queue is read when so many calls were made since it was read last.
+    pub read_every: usize,
+    /// Most frames that the connection holds: queued, and pinned. At least 1.
+    pub max_frames: usize,
+    /// Most bytes that it pins.
+    pub max_pinned: u64,
+    /// Most numbers outstanding at once.
+    pub max_numbers: usize,
+    /// Locked memory, shared with other connections.
+    pub locked: Arc<LockedMemory>,
+    /// net.core.optmem_max, bytes.
+    pub optmem: u64,
+    /// The socket's first number: 0 for a fresh socket; tests begin near 2^32.
+    pub first_number: u64,
+}
+
+impl Default for Config {
+    /// A stream that is armed and adaptive, without a limit of locked memory.
+    fn default() -> Self {
+        Self {
+            kind: Kind::Stream,
+            armed: true,
+            choice: Choice::Adaptive,
+            local: false,
+            min_zerocopy: 16 << 10,
+            gather: 64 << 10,
+            read_every: 32,
+            max_frames: 1024,
+            max_pinned: 64 << 20,
+            max_numbers: 4096,
+            locked: Arc::new(LockedMemory::of_rlimit(None)),
+            optmem: 128 << 10,
+            first_number: 0,
+        }
+    }
+}
+
+/// How to make a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// With MSG_ZEROCOPY.
+    Zerocopy,
+    /// Without.
+    Plain(PlainCause),
+}
+
+/// One call to make: the bytes are those of [`Engine::parts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Bytes of the call; zero only for an empty datagram.
+    pub bytes: usize,
+    /// Frames that they lie in.
+    pub parts: usize,
+    /// With the flag or without.
+    pub how: How,
+    probe: bool,
+}
+
+/// A frame that there is no room for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full<T>(pub T);
+
+/// After an ENOBUFS: what to try next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    No,
+    /// Once more with the flag: the queue has been read since.
+    Once,
+    /// Plain, until a call succeeds.
+    Twice,
+}
+
+/// The engine of one connection. `T` is what the caller knows a frame by; it comes back when the frame is done.
+#[derive(Debug)]
+pub struct Engine<T> {
+    config: Config,
+    flight: Flight<T>,
+    policy: Policy,
+    budget: Budget,
+    counters: Counters,
+    calls_since_read: usize,
+    refused: Refused,
+    transmit: Option<Transmit>,
+    rtt: Duration,
+}
+
+impl<T> Engine<T> {
+    /// An engine for a connection on which nothing has been sent with the flag.
+    pub fn new(mut config: Config, now: Time) -> Self {
+        config.max_frames = config.max_frames.max(1);
+        let mut counters = Counters::default();
+        let (policy, reason) = match config.choice {
+            _ if !config.armed => (Policy::fixed(Mode::Copying), None),
+            Choice::Adaptive => Policy::adaptive(config.local, now),
+            Choice::Zerocopy => (Policy::fixed(Mode::Zerocopy), None),
+            Choice::Plain => (Policy::fixed(Mode::Copying), None),
+        };
+        if let Some(reason) = reason {
+            counters.switches[reason as usize] += 1;
+        }
+        let stream = config.kind == Kind::Stream;
+        let budget = Budget::new(config.locked.clone(), config.max_pinned, config.optmem, stream);
+        Self {
+            flight: Flight::new(config.first_number),
+            policy,
+            budget,
+            counters,
+            calls_since_read: 0,
+            refused: Refused::No,
+            transmit: None,
+            rtt: Duration::ZERO,
+            config,
+        }
+    }
+
+    /// Takes a frame of `len` bytes, to be sent after those taken before.
+    ///
+    /// # Errors
+    /// The quota of frames is used up: the frame comes back.
+    pub fn push(&mut self, token: T, len: usize) -> Result<(), Full<T>> {
+        if self.flight.held() >= self.config.max_frames {
+            return Err(Full(token));
+        }
+        self.flight.push(token, len);
+        Ok(())
+    }
+
+    /// The call to make next; none when everything is handed over.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
+        let stream = self.config.kind == Kind::Stream;
+        let (mut bytes, mut parts) = (0, 0);
+        for (_, left) in self.flight.waiting().take(if stream { MAX_PARTS } else { 1 }) {
+            bytes += left.len();
+            parts += 1;
+            if bytes > 0 && bytes >= self.config.gather {
+                break;
+            }
+        }
+        if parts == 0 {
+            return None;
+        }
+        if stream && bytes == 0 {
+            // Messages without bytes are sent by not sending them.
+            self.flight.advance(0, false, now);
+            return self.poll_transmit(now);
+        }
+        let (how, most, probe) = self.choose(bytes as u64, now);
+        let bytes = bytes.min(usize::try_from(most).unwrap_or(usize::MAX));
+        self.transmit = Some(Transmit { bytes, parts, how, probe });
+        self.transmit
+    }
+
+    /// The frames and bytes of the call that [`poll_transmit`](Self::poll_transmit) asked for last; nothing before it.
+    pub fn parts(&self) -> impl Iterator<Item = (&T, Span<usize>)> {
+        let (parts, mut left) = self.transmit.map_or((0, 0), |transmit| (transmit.parts, transmit.bytes));
+        self.flight.waiting().take(parts).map(move |(token, span)| {
+            let part = span.len().min(left);
+            left -= part;
+            (token, span.start..span.start + part)
+        })
+    }
+
+    /// The kernel took `bytes` of the call.
+    pub fn handle_sent(&mut self, bytes: usize, now: Time) {
+        let Some(transmit) = self.transmit.take() else { return };
+        let bytes = bytes.min(transmit.bytes) as u64;
+        self.refused = Refused::No;
+        // A call of no bytes has no number.
+        let with_number = transmit.how == How::Zerocopy && bytes > 0;
+        if transmit.probe && with_number {
+            self.policy.handle_probe(self.flight.next_number());
+        }
+        self.flight.advance(bytes, with_number, now);
+        match transmit.how {
+            How::Zerocopy if with_number => {
+                self.calls_since_read += 1;
+                self.budget.take(bytes);
+                self.counters.numbers += 1;
+                self.counters.zerocopy_bytes += bytes;
+            }
+            How::Zerocopy => {}
+            How::Plain(cause) => self.counters.add_plain(cause, bytes),
+        }
+    }
+
+    /// The call with the flag failed with ENOBUFS, and the error queue has been read since: once more, then plain.
+    pub fn handle_no_buffers(&mut self, now: Time) {
+        self.counters.no_buffers += 1;
+        let drained = self.flight.outstanding() == 0 || self.refused == Refused::Once;
+        if !drained {
+            self.refused = Refused::Once;
+            return;
+        }
+        self.refused = Refused::Twice;
+        self.budget.halve(now);
+    }
+
+    /// The call with the flag failed because of the flag (EINVAL, EOPNOTSUPP): never again.
+    pub fn handle_unsupported(&mut self) {
+        self.config.armed = false;
+        let reason = self.policy.refuse();
+        self.counters.switches[reason as usize] += 1;
+    }
+
+    /// A range of numbers came from the error queue.
+    pub fn handle_notification(&mut self, range: Range, now: Time) {
+        let (counters, budget) = (&mut self.counters, &mut self.budget);
+        let completed = self.flight.complete(range, |bytes, at| {
+            budget.give_back(bytes);
+            counters.add_pin_time(now.since(at));
+        });
+        counters.notifications += 1;
+        counters.per_notification.add(completed.numbers);
+        counters.completed += completed.numbers;
+        counters.duplicates += completed.duplicates;
+        counters.unknown += completed.unknown;
+        counters.out_of_order += u64::from(completed.out_of_order);
+        if range.copied {
+            counters.copied += completed.numbers;
+            counters.copied_bytes += completed.bytes;
+        }
+        let Some(first) = completed.first.filter(|_| completed.numbers > 0) else { return };
+        let sent = self.sent();
+        let (judged, reason) = self.policy.handle_range(first, range.count(), range.copied, sent, now);
+        if let Some(copied) = judged {
+            self.counters.probes[usize::from(copied)] += 1;
+        }
+        if let Some(reason) = reason {
+            self.counters.switches[reason as usize] += 1;
+        }
+    }
+
+    /// Whether it is time to read the error queue: many calls since, or few frames left. (It is read also at EAGAIN, at
+    /// ENOBUFS, when idle, and at the end.)
+    pub fn wants_notifications(&self) -> bool {
+        let few_left = self.flight.held() >= self.config.max_frames - self.config.max_frames / 4;
+        self.flight.outstanding() > 0
+            && self.calls_since_read >= if few_left { 1 } else { self.config.read_every.max(1) }
+    }
+
+    /// The error queue was read until it was empty, or as far as one reading goes.
+    pub fn handle_queue_read(&mut self) {
+        self.calls_since_read = 0;
+    }
+
+    /// A frame that the kernel is done with.
+    pub fn poll_done(&mut self) -> Option<T> {
+        self.flight.poll_done()
+    }
+
+    /// When something is to be looked at although nothing happened: the moment at which the peer counts as stuck.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        Some(self.flight.oldest_at()? + self.stuck_after())
+    }
+
+    /// The connection's round-trip time, when the caller knows it.
+    pub fn handle_rtt(&mut self, rtt: Duration) {
+        self.rtt = rtt;
+    }
+
+    /// Whether a frame has been pinned for longer than the larger of a second and eight round trips.
+    pub fn is_stuck(&self, now: Time) -> bool {
+        self.flight.oldest_at().is_some_and(|at| now.since(at) > self.stuck_after())
+    }
+
+    /// Whether everything is handed over to the kernel.
+    pub fn is_flushed(&self) -> bool {
+        self.flight.waiting().next().is_none()
+    }
+
+    /// Whether there is room for a frame.
+    pub fn has_room(&self) -> bool {
+        self.flight.held() < self.config.max_frames
+    }
+
+    /// Whether each frame is one datagram.
+    pub fn is_datagram(&self) -> bool {
+        self.config.kind != Kind::Stream
+    }
+
+    /// Numbers that are outstanding.
+    pub fn outstanding(&self) -> usize {
+        self.flight.outstanding()
+    }
+
+    /// Frames that were pushed and are not done.
+    pub fn held(&self) -> usize {
+        self.flight.held()
+    }
+
+    /// Bytes that outstanding numbers pin.
+    pub fn pinned(&self) -> u64 {
+        self.flight.pinned()
+    }
+
+    /// Bytes that are not handed over yet.
+    pub fn unsent(&self) -> u64 {
+        self.flight.unsent()
+    }
+
+    /// Bytes that may be pinned at once: less than configured after an ENOBUFS.
+    pub fn budget(&self) -> u64 {
+        self.budget.limit()
+    }
+
+    /// How the connection sends now.
+    pub fn mode(&self) -> Mode {
+        self.policy.mode()
+    }
+
+    /// Whether the socket takes the flag.
+    pub fn is_armed(&self) -> bool {
+        self.config.armed
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    /// Ends: the connection was closed or reset, and no further completion will be seen.
+    pub fn abandon(&mut self) -> Abandoned<T> {
+        self.budget.abandon(self.flight.outstanding_bytes());
+        self.transmit = None;
+        self.flight.take_all()
+    }
+
+    fn sent(&self) -> u64 {
+        self.counters.zerocopy_bytes + self.counters.plain_bytes()
+    }
+
+    fn stuck_after(&self) -> Duration {
+        STUCK_AFTER.max(self.rtt * STUCK_RTTS)
+    }
+
+    /// With the flag or not, how much, and whether it is a probe.
+    fn choose(&mut self, bytes: u64, now: Time) -> (How, u64, bool) {
+        let plain = |cause| (How::Plain(cause), bytes, false);
+        let least = self.config.min_zerocopy.max(1) as u64;
+        if !self.config.armed || self.config.choice == Choice::Plain {
+            return plain(PlainCause::Unarmed);
+        }
+        if self.config.kind == (Kind::Datagram { segmented: false }) && self.config.choice != Choice::Zerocopy
+        {
+            return plain(PlainCause::NoSegmentation);
+        }
+        if bytes < least {
+            return plain(PlainCause::Small);
+        }
+        if self.refused == Refused::Twice {
+            return plain(PlainCause::NoBuffers);
+        }
+        if bytes < STUCK_SMALL && self.is_stuck(now) {
+            return plain(PlainCause::Stuck);
+        }
+        let (decision, reason) = self.policy.decide(self.sent(), self.flight.outstanding(), now);
+        if let Some(reason) = reason {
+            self.counters.switches[reason as usize] += 1;
+        }
+        match decision {
+            Decision::Plain => return plain(PlainCause::Copying),
+            Decision::Beside => return plain(PlainCause::Probing),
+            Decision::Zerocopy | Decision::Probe => {}
+        }
+        let room = self.budget.room(now);
+        let fits = if self.config.kind == Kind::Stream { room >= least } else { room >= bytes };
+        if !fits || self.flight.window() >= self.config.max_numbers {
+            return plain(PlainCause::Budget);
+        }
+        (How::Zerocopy, room, decision == Decision::Probe)
+    }
+}
+
+impl<T> Drop for Engine<T> {
+    /// Gives its share of locked memory back.
+    fn drop(&mut self) {
+        self.budget.abandon(self.flight.outstanding_bytes());
+    }
+}

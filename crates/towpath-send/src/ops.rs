@@ -1,0 +1,278 @@
+//! One harness for the completion engine: operations, run against the engine and against a model that knows the plain truth.
+//!
+//! The same harness serves the property test and the fuzzer: operations come from bytes. The model is the kernel's side: a
+//! list of all calls with the frames whose bytes they carried, and for each whether it was notified.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Choice, Config, Engine, How, Kind};
+use crate::locked::LockedMemory;
+use crate::notification::Range;
+use crate::time::Time;
+
+/// Bytes that make one operation.
+pub const OP_BYTES: usize = 4;
+
+/// Something that happens to a connection.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// A frame of so many bytes is pushed.
+    Push(usize),
+    /// A call is made, and the kernel takes this many 255ths of it.
+    Send(u8),
+    /// The call is refused with ENOBUFS.
+    NoBuffers,
+    /// A range of outstanding numbers is notified: from which of them, how many, with which code.
+    Notify(u8, u8, bool),
+    /// Any range is notified: the distance of its first number from the next one, and its length.
+    Stray(i8, u32),
+    /// Time passes.
+    Advance(Duration),
+}
+
+impl Op {
+    /// The operation that these bytes are.
+    pub fn from_bytes(bytes: [u8; OP_BYTES]) -> Self {
+        let [op, a, b, c] = bytes;
+        match op % 16 {
+            0..4 => Self::Push(usize::from(a) << (b % 12)),
+            4..9 => Self::Send(a),
+            9 => Self::NoBuffers,
+            10..14 => Self::Notify(a, b, c % 2 == 1),
+            14 => Self::Stray(a as i8, u32::from(b) << (c % 32)),
+            _ => Self::Advance(Duration::from_millis(u64::from(a) << (b % 9))),
+        }
+    }
+}
+
+/// A call that the kernel took with the flag.
+struct Call {
+    frames: Vec<u32>,
+    bytes: u64,
+    notified: bool,
+}
+
+/// An engine and its model.
+pub struct World {
+    engine: Engine<u32>,
+    locked: Arc<LockedMemory>,
+    first: u64,
+    now: Time,
+    pushed: u32,
+    pushed_bytes: u64,
+    /// Of each frame that is not back: its length, and how much of it was handed over.
+    frames: BTreeMap<u32, (usize, usize)>,
+    calls: Vec<Call>,
+    returned: BTreeSet<u32>,
+    stray: bool,
+}
+
+impl World {
+    /// A connection whose kind and limits are picked by `shape`, with numbers that begin shortly before they wrap.
+    pub fn new(shape: u8) -> Self {
+        let first = [0, (1 << 32) - 3, (1 << 32) - 40, (7 << 32) - 1][usize::from(shape & 3)];
+        let locked = Arc::new(LockedMemory::new(if shape & 4 == 0 { u64::MAX } else { 96 << 10 }));
+        let config = Config {
+            kind: if shape & 8 == 0 { Kind::Stream } else { Kind::Datagram { segmented: true } },
+            choice: if shape & 16 == 0 { Choice::Zerocopy } else { Choice::Adaptive },
+            min_zerocopy: if shape & 32 == 0 { 1 } else { 4096 },
+            gather: if shape & 64 == 0 { 16 << 10 } else { 0 },
+            optmem: if shape & 128 == 0 { 128 << 10 } else { 1500 },
+            max_frames: 40,
+            max_numbers: 24,
+            locked: locked.clone(),
+            first_number: first,
+            ..Config::default()
+        };
+        let now = Time::default();
+        Self {
+            engine: Engine::new(config, now),
+            locked,
+            first,
+            now,
+            pushed: 0,
+            pushed_bytes: 0,
+            frames: BTreeMap::new(),
+            calls: Vec::new(),
+            returned: BTreeSet::new(),
+            stray: false,
+        }
+    }
+
+    /// Does one operation and checks everything that must hold after it.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn step(&mut self, op: Op) {
+        match op {
+            Op::Push(len) => self.push(len),
+            Op::Send(share) => self.send(share),
+            Op::NoBuffers => self.no_buffers(),
+            Op::Notify(from, count, copied) => self.notify(from, count, copied),
+            Op::Stray(distance, len) => self.stray(distance, len),
+            Op::Advance(time) => self.now = self.now + time,
+        }
+        self.check();
+    }
+
+    /// Sends what is left, notifies every number, and checks that all frames come back.
+    ///
+    /// # Panics
+    /// When one does not, or when nothing moves any more.
+    pub fn finish(mut self) {
+        for _ in 0..10_000 {
+            if self.engine.is_flushed() {
+                break;
+            }
+            self.send(255);
+            self.check();
+        }
+        assert!(self.engine.is_flushed(), "sending stalls although the kernel takes everything");
+        while self.engine.outstanding() > 0 {
+            self.notify(0, 255, false);
+            self.check();
+        }
+        assert!(self.frames.is_empty(), "frames that never came back: {:?}", self.frames);
+        assert_eq!((self.engine.held(), self.engine.pinned(), self.engine.unsent()), (0, 0, 0));
+        assert_eq!(self.locked.used(), 0);
+        let counters = self.engine.counters();
+        assert_eq!(counters.completed, counters.numbers);
+    }
+
+    fn push(&mut self, len: usize) {
+        let room = self.frames.len() < 40;
+        assert_eq!(self.engine.push(self.pushed, len).is_ok(), room);
+        if room {
+            self.frames.insert(self.pushed, (len, 0));
+            self.pushed += 1;
+            self.pushed_bytes += len as u64;
+        }
+    }
+
+    fn send(&mut self, share: u8) {
+        let Some(transmit) = self.engine.poll_transmit(self.now) else {
+            return assert!(self.engine.is_flushed());
+        };
+        let parts: Vec<_> = self.engine.parts().map(|(token, span)| (*token, span)).collect();
+        assert_eq!(parts.iter().map(|(_, span)| span.len()).sum::<usize>(), transmit.bytes);
+        for (token, span) in &parts {
+            let (len, sent) = self.frames[token];
+            assert!(span.start == sent && span.end <= len, "frame {token}: {span:?} of {sent}..{len}");
+        }
+        let whole = self.engine.is_datagram();
+        let bytes = match transmit.bytes * usize::from(share) / 255 {
+            _ if whole => transmit.bytes,
+            0 => 1,
+            bytes => bytes,
+        };
+        self.engine.handle_sent(bytes, self.now);
+        let mut left = bytes;
+        let mut touched = Vec::new();
+        for (token, span) in parts {
+            let part = span.len().min(left);
+            left -= part;
+            if let Some((_, sent)) = self.frames.get_mut(&token) {
+                *sent += part;
+            }
+            if part > 0 {
+                touched.push(token);
+            }
+        }
+        if transmit.how == How::Zerocopy {
+            self.calls.push(Call { frames: touched, bytes: bytes as u64, notified: false });
+        }
+    }
+
+    fn no_buffers(&mut self) {
+        let Some(transmit) = self.engine.poll_transmit(self.now) else { return };
+        if transmit.how != How::Zerocopy {
+            return;
+        }
+        self.engine.handle_no_buffers(self.now);
+        if self.engine.outstanding() == 0 {
+            let next = self.engine.poll_transmit(self.now).expect("it is still there");
+            assert!(matches!(next.how, How::Plain(_)), "waits for a completion that will not come");
+        }
+    }
+
+    fn notify(&mut self, from: u8, count: u8, copied: bool) {
+        let open: Vec<usize> = (0..self.calls.len()).filter(|&at| !self.calls[at].notified).collect();
+        if open.is_empty() {
+            return;
+        }
+        let first = open[usize::from(from) % open.len()];
+        let last = (first + usize::from(count % 16)).min(self.calls.len() - 1);
+        for call in &mut self.calls[first..=last] {
+            call.notified = true;
+        }
+        let wire = |at: usize| (self.first + at as u64) as u32;
+        self.engine.handle_notification(Range { first: wire(first), last: wire(last), copied }, self.now);
+        self.engine.handle_queue_read();
+    }
+
+    fn stray(&mut self, distance: i8, len: u32) {
+        let next = self.first + self.calls.len() as u64;
+        let first = (next as u32).wrapping_add_signed(i32::from(distance));
+        let range = Range { first, last: first.wrapping_add(len), copied: false };
+        self.engine.handle_notification(range, self.now);
+        self.stray = true;
+        // Those of it that are real are as good as notified.
+        let from = self.calls.len() as i64 + i64::from(distance);
+        for at in from.max(0)..(from + range.count() as i64).min(self.calls.len() as i64) {
+            self.calls[at as usize].notified = true;
+        }
+    }
+
+    fn check(&mut self) {
+        while let Some(token) = self.engine.poll_done() {
+            assert!(self.returned.insert(token), "frame {token} came back twice");
+            let (len, sent) = self.frames.remove(&token).expect("a frame that is out");
+            assert_eq!(sent, len, "frame {token} came back before it was handed over");
+            let pinned = self.calls.iter().any(|call| !call.notified && call.frames.contains(&token));
+            assert!(!pinned, "frame {token} came back while the kernel has it");
+        }
+        for (token, (len, sent)) in &self.frames {
+            let pinned = self.calls.iter().any(|call| !call.notified && call.frames.contains(token));
+            assert!(sent < len || pinned || *len == 0, "frame {token} is kept although nothing has it");
+        }
+        let open = self.calls.iter().filter(|call| !call.notified);
+        assert_eq!(self.engine.pinned(), open.clone().map(|call| call.bytes).sum::<u64>());
+        assert_eq!(self.engine.outstanding(), open.count());
+        let counters = self.engine.counters();
+        assert_eq!(counters.numbers, self.calls.len() as u64);
+        assert_eq!(
+            self.pushed_bytes,
+            counters.zerocopy_bytes + counters.plain_bytes() + self.engine.unsent()
+        );
+        assert_eq!(counters.numbers, counters.completed + self.engine.outstanding() as u64);
+        if !self.stray {
+            assert_eq!(counters.unknown, 0);
+        }
+        assert!(self.engine.outstanding() <= 24);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn frames_come_back_when_the_kernel_is_done(
+            shape: u8,
+            ops in proptest::collection::vec(any::<[u8; OP_BYTES]>(), 0..200),
+        ) {
+            let mut world = World::new(shape);
+            for op in ops {
+                world.step(Op::from_bytes(op));
+            }
+            world.finish();
+        }
+    }
+}

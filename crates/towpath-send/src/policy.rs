@@ -1,0 +1,312 @@
+//! When to send without a copy: only where it is known to work, and known by a probe of its own.
+//!
+//! SO_EE_CODE_ZEROCOPY_COPIED is lossy: the kernel extends the last entry of the error queue by an adjacent range and keeps
+//! that entry's code, and calls that share a group share one bit. So only an isolated call is judged: one that is sent while
+//! no number is outstanding, and beside which none is sent until its notification is read. Many COPIED ranges in a row while
+//! zero copy is on are a suspicion, no judgement: they lead to a probe.
+//!
+//! ```text
+//! Copying --(64 MiB or 1 s, doubling to 60 s)--> Probing --a probe was not copied--> Zerocopy
+//!    ^                                              |  ^                                |
+//!    +-------- three probes in a row copied --------+  +--- 16 COPIED ranges in a row --+
+//! ```
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// COPIED probes in a row that end zero copy.
+const STREAK: u8 = 3;
+/// COPIED ranges in a row that raise the suspicion.
+const SUSPICIOUS: u8 = 16;
+/// After so many bytes or so much time a connection that copies probes again; both double each time it was in vain.
+const FIRST_BYTES: u64 = 64 << 20;
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// How a connection sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Plain sends.
+    Copying,
+    /// One zero-copy call at a time shows whether the kernel copies; the rest goes plain.
+    Probing,
+    /// Everything that is long enough goes without a copy.
+    Zerocopy,
+}
+
+/// Why a connection's mode changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The destination is this machine, where the kernel copies always: it begins by copying.
+    Local,
+    /// Time or bytes have passed: a probe.
+    Again,
+    /// A probe was sent without a copy.
+    NotCopied,
+    /// Three probes in a row were copied.
+    Copied,
+    /// Many COPIED ranges in a row: a probe.
+    Suspicion,
+    /// The socket refused the flag.
+    Refused,
+}
+
+impl Reason {
+    /// All of them, in the order of [`Counters::switches`](crate::Counters::switches).
+    pub const ALL: [Self; 6] =
+        [Self::Local, Self::Again, Self::NotCopied, Self::Copied, Self::Suspicion, Self::Refused];
+
+    /// A word for tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Again => "again",
+            Self::NotCopied => "not-copied",
+            Self::Copied => "copied",
+            Self::Suspicion => "suspicion",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What to do with the next call that is long enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Plain,
+    Zerocopy,
+    /// An isolated zero-copy call, to be reported as a probe.
+    Probe,
+    /// Plain, because a probe is out or is to be sent as soon as nothing is.
+    Beside,
+}
+
+#[derive(Debug)]
+pub(crate) struct Policy {
+    mode: Mode,
+    /// Whether the mode may change.
+    adaptive: bool,
+    streak: u8,
+    suspicion: u8,
+    /// The number of the probe that is out.
+    probe: Option<u64>,
+    /// What the next pause is, and when the present one ends.
+    pause: (u64, Duration),
+    resume: (u64, Time),
+}
+
+impl Policy {
+    /// A connection that stays in `mode`.
+    pub(crate) fn fixed(mode: Mode) -> Self {
+        Self { adaptive: false, ..Self::begin(mode) }
+    }
+
+    /// A connection that finds out; `local` says that the destination is this machine.
+    pub(crate) fn adaptive(local: bool, now: Time) -> (Self, Option<Reason>) {
+        let mut policy = Self::begin(if local { Mode::Copying } else { Mode::Probing });
+        if local {
+            policy.rest(0, now);
+        }
+        (policy, local.then_some(Reason::Local))
+    }
+
+    fn begin(mode: Mode) -> Self {
+        Self {
+            mode,
+            adaptive: true,
+            streak: 0,
+            suspicion: 0,
+            probe: None,
+            pause: (FIRST_BYTES, FIRST_WAIT),
+            resume: (0, Time::default()),
+        }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What to do with the next call, after `sent` bytes were sent altogether and while `outstanding` numbers are out.
+    pub(crate) fn decide(&mut self, sent: u64, outstanding: usize, now: Time) -> (Decision, Option<Reason>) {
+        let mut reason = None;
+        if self.mode == Mode::Copying && self.adaptive && (sent >= self.resume.0 || now >= self.resume.1) {
+            self.mode = Mode::Probing;
+            // Once in vain is enough after a pause that followed three probes.
+            self.streak = if self.pause.1 == FIRST_WAIT { 0 } else { STREAK - 1 };
+            reason = Some(Reason::Again);
+        }
+        let decision = match self.mode {
+            Mode::Copying => Decision::Plain,
+            Mode::Zerocopy => Decision::Zerocopy,
+            Mode::Probing if outstanding == 0 => Decision::Probe,
+            Mode::Probing => Decision::Beside,
+        };
+        (decision, reason)
+    }
+
+    /// A probe was sent, with this number.
+    pub(crate) fn handle_probe(&mut self, number: u64) {
+        self.probe = Some(number);
+    }
+
+    /// A range came: its first number, how many of it were outstanding, its code. Says what a probe showed (whether it
+    /// was copied), and why the mode changed.
+    pub(crate) fn handle_range(
+        &mut self,
+        first: u64,
+        count: u64,
+        copied: bool,
+        sent: u64,
+        now: Time,
+    ) -> (Option<bool>, Option<Reason>) {
+        if !self.adaptive {
+            return (None, None);
+        }
+        match self.mode {
+            Mode::Copying => (None, None),
+            Mode::Zerocopy => (None, self.suspect(copied)),
+            Mode::Probing => match self.probe {
+                Some(probe) if probe == first && count == 1 => {
+                    self.probe = None;
+                    (Some(copied), self.judge(copied, sent, now))
+                }
+                // Numbers from before the suspicion; or a range that tells nothing.
+                _ => (None, None),
+            },
+        }
+    }
+
+    /// The socket does not take the flag after all.
+    pub(crate) fn refuse(&mut self) -> Reason {
+        *self = Self::fixed(Mode::Copying);
+        Reason::Refused
+    }
+
+    fn judge(&mut self, copied: bool, sent: u64, now: Time) -> Option<Reason> {
+        if !copied {
+            self.mode = Mode::Zerocopy;
+            (self.streak, self.suspicion) = (0, 0);
+            self.pause = (FIRST_BYTES, FIRST_WAIT);
+            return Some(Reason::NotCopied);
+        }
+        self.streak += 1;
+        if self.streak < STREAK {
+            return None;
+        }
+        self.mode = Mode::Copying;
+        self.rest(sent, now);
+        Some(Reason::Copied)
+    }
+
+    fn rest(&mut self, sent: u64, now: Time) {
+        let (bytes, wait) = self.pause;
+        self.resume = (sent.saturating_add(bytes), now + wait);
+        if wait < LONGEST_WAIT {
+            self.pause = (bytes.saturating_mul(2), (wait * 2).min(LONGEST_WAIT));
+        }
+    }
+
+    fn suspect(&mut self, copied: bool) -> Option<Reason> {
+        self.suspicion = if copied { self.suspicion + 1 } else { 0 };
+        if self.suspicion < SUSPICIOUS {
+            return None;
+        }
+        self.mode = Mode::Probing;
+        (self.suspicion, self.streak, self.probe) = (0, 0, None);
+        Some(Reason::Suspicion)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_nanos(0);
+
+    /// Sends a probe and answers it.
+    fn probe(policy: &mut Policy, number: u64, copied: bool, now: Time) -> Option<Reason> {
+        let (decision, _) = policy.decide(0, 0, now);
+        assert_eq!(decision, Decision::Probe);
+        policy.handle_probe(number);
+        assert_eq!(policy.decide(0, 1, now).0, Decision::Beside, "nothing goes beside a probe");
+        let (judged, reason) = policy.handle_range(number, 1, copied, 0, now);
+        assert_eq!(judged, Some(copied));
+        reason
+    }
+
+    #[test]
+    fn three_copied_probes_in_a_row_and_not_two() {
+        let (mut policy, _) = Policy::adaptive(false, NOW);
+        assert_eq!(probe(&mut policy, 0, true, NOW), None);
+        assert_eq!(probe(&mut policy, 1, true, NOW), None);
+        assert_eq!(probe(&mut policy, 2, false, NOW), Some(Reason::NotCopied));
+        assert_eq!(policy.decide(0, 9, NOW), (Decision::Zerocopy, None));
+
+        let (mut policy, _) = Policy::adaptive(false, NOW);
+        assert_eq!(probe(&mut policy, 0, true, NOW), None);
+        assert_eq!(probe(&mut policy, 1, true, NOW), None);
+        assert_eq!(probe(&mut policy, 2, true, NOW), Some(Reason::Copied));
+        assert_eq!(policy.decide(0, 0, NOW), (Decision::Plain, None));
+    }
+
+    #[test]
+    fn a_range_that_is_not_the_probe_alone_judges_nothing() {
+        let (mut policy, _) = Policy::adaptive(false, NOW);
+        assert_eq!(policy.decide(0, 0, NOW).0, Decision::Probe);
+        policy.handle_probe(4);
+        for (first, count) in [(3, 2), (4, 2), (5, 1), (3, 1)] {
+            assert_eq!(policy.handle_range(first, count, true, 0, NOW), (None, None));
+        }
+        assert_eq!(policy.mode(), Mode::Probing);
+    }
+
+    #[test]
+    fn pauses_double_to_a_minute_and_bytes_end_them_too() {
+        let (mut policy, reason) = Policy::adaptive(true, NOW);
+        assert_eq!((policy.mode(), reason), (Mode::Copying, Some(Reason::Local)));
+        assert_eq!(policy.decide(FIRST_BYTES - 1, 0, NOW), (Decision::Plain, None));
+        let mut now = NOW;
+        let mut waits = Vec::new();
+        for number in 0..10 {
+            let began = now;
+            while policy.decide(0, 0, now).0 == Decision::Plain {
+                now = now + Duration::from_secs(1);
+            }
+            waits.push(now.since(began).as_secs());
+            while policy.mode() == Mode::Probing {
+                probe(&mut policy, number, true, now);
+            }
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);
+
+        let (mut policy, _) = Policy::adaptive(true, NOW);
+        assert_eq!(policy.decide(FIRST_BYTES, 0, NOW), (Decision::Probe, Some(Reason::Again)));
+    }
+
+    #[test]
+    fn suspicion_asks_and_does_not_judge() {
+        let (mut policy, _) = Policy::adaptive(false, NOW);
+        probe(&mut policy, 0, false, NOW);
+        for number in 1..u64::from(SUSPICIOUS) {
+            assert_eq!(policy.handle_range(number, 3, true, 0, NOW).1, None);
+        }
+        assert_eq!(policy.handle_range(90, 3, false, 0, NOW).1, None, "one that was not copied clears it");
+        for number in 100..99 + u64::from(SUSPICIOUS) {
+            assert_eq!(policy.handle_range(number, 3, true, 0, NOW).1, None);
+        }
+        assert_eq!(policy.handle_range(200, 3, true, 0, NOW).1, Some(Reason::Suspicion));
+        assert_eq!(policy.decide(0, 5, NOW).0, Decision::Beside, "the probe waits until nothing is out");
+        assert_eq!(probe(&mut policy, 201, false, NOW), Some(Reason::NotCopied));
+    }
+
+    #[test]
+    fn what_is_fixed_stays() {
+        let mut policy = Policy::fixed(Mode::Zerocopy);
+        for number in 0..100 {
+            assert_eq!(policy.handle_range(number, 1, true, 0, NOW), (None, None));
+        }
+        assert_eq!(policy.decide(1 << 40, 3, NOW), (Decision::Zerocopy, None));
+        assert_eq!(policy.refuse(), Reason::Refused);
+        assert_eq!(policy.decide(1 << 40, 0, Time::from_nanos(u64::MAX)), (Decision::Plain, None));
+    }
+}

@@ -1,0 +1,206 @@
+//! The engine and a back end, joined: what blocking, tokio and the tests share. Waiting is the caller's.
+
+use std::collections::VecDeque;
+use std::io;
+
+use crate::buffer::Buffer;
+use crate::engine::{Engine, Full, How, MAX_PARTS};
+use crate::error::SendError;
+use crate::notification::{Event, ExtendedError};
+use crate::quarantine::Quarantine;
+use crate::sys::Part;
+use crate::time::Time;
+
+/// Entries of the error queue that are read at once: reading is bounded work.
+const MOST_EVENTS: usize = 64;
+/// Entries that are not about zero copy, kept until somebody takes them.
+const MOST_OTHERS: usize = 64;
+
+/// What carries bytes and brings completions: a socket; a kernel that a test plays.
+pub(crate) trait Backend {
+    /// One call. Never blocks.
+    fn transmit(&mut self, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize>;
+    /// The next entry of the error queue. Never blocks.
+    fn event(&mut self) -> io::Result<Option<Event>>;
+}
+
+/// A buffer that the kernel is done with.
+#[derive(Debug)]
+pub struct Done {
+    /// What it was given with.
+    pub token: u64,
+    /// The buffer, to be used again.
+    pub buffer: Buffer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) done: Done,
+    /// Its checksum when it was given, where that is checked.
+    checksum: Option<u64>,
+}
+
+/// What one turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Everything is handed over.
+    Flushed,
+    /// The socket takes no more now: wait until it is writable.
+    Full,
+    /// A queue below the socket is full, which nothing tells the end of: wait a moment.
+    Busy,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pump<B> {
+    pub(crate) backend: B,
+    pub(crate) engine: Engine<Item>,
+    others: VecDeque<ExtendedError>,
+    done: VecDeque<Done>,
+    keep_done: bool,
+    tamper_check: bool,
+    /// Counts whatever moves: bytes that are taken, numbers that complete.
+    pub(crate) progress: u64,
+}
+
+impl<B: Backend> Pump<B> {
+    pub(crate) fn new(backend: B, engine: Engine<Item>, keep_done: bool, tamper_check: bool) -> Self {
+        Self {
+            backend,
+            engine,
+            others: VecDeque::new(),
+            done: VecDeque::new(),
+            keep_done,
+            tamper_check,
+            progress: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, token: u64, buffer: Buffer) -> Result<(), Full<Done>> {
+        if !self.engine.has_room() {
+            return Err(Full(Done { token, buffer }));
+        }
+        let len = buffer.len();
+        let checksum = self.tamper_check.then(|| buffer.checksum());
+        let item = Item { done: Done { token, buffer }, checksum };
+        self.engine.push(item, len).map_err(|Full(item)| Full(item.done))
+    }
+
+    /// Hands over as much as the back end takes.
+    pub(crate) fn turn(&mut self, now: Time) -> Result<Turn, SendError> {
+        loop {
+            if self.engine.wants_notifications() {
+                self.read(now)?;
+            }
+            let Some(transmit) = self.engine.poll_transmit(now) else { return Ok(Turn::Flushed) };
+            let mut parts = [Part::NONE; MAX_PARTS];
+            let mut count = 0;
+            for (place, (item, span)) in parts.iter_mut().zip(self.engine.parts()) {
+                *place = item.done.buffer.part(span);
+                count += 1;
+            }
+            let zerocopy = transmit.how == How::Zerocopy;
+            let error = match self.backend.transmit(&parts[..count], zerocopy) {
+                Ok(bytes) => {
+                    self.progress += 1;
+                    self.engine.handle_sent(bytes, now);
+                    self.collect();
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => {
+                    self.read(now)?;
+                    return Ok(Turn::Full);
+                }
+                Some(libc::ENOBUFS) if zerocopy => {
+                    self.read(now)?;
+                    self.engine.handle_no_buffers(now);
+                }
+                Some(libc::ENOBUFS) => return Ok(Turn::Busy),
+                Some(libc::EINVAL | libc::EOPNOTSUPP) if zerocopy => self.engine.handle_unsupported(),
+                Some(libc::EMSGSIZE) => return Err(SendError::TooLong { bytes: transmit.bytes }),
+                Some(
+                    libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN | libc::ETIMEDOUT | libc::ECONNREFUSED,
+                ) => {
+                    return Err(SendError::Gone(error));
+                }
+                _ => return Err(SendError::Io(error)),
+            }
+        }
+    }
+
+    /// Reads the error queue, until it is empty or enough was read. Whether it was emptied.
+    pub(crate) fn read(&mut self, now: Time) -> Result<bool, SendError> {
+        let mut emptied = false;
+        for _ in 0..MOST_EVENTS {
+            match self.backend.event().map_err(SendError::Queue)? {
+                None => {
+                    emptied = true;
+                    break;
+                }
+                Some(Event::Zerocopy(range)) => {
+                    self.progress += 1;
+                    self.engine.handle_notification(range, now);
+                }
+                Some(Event::Other(_)) if self.others.len() >= MOST_OTHERS => {
+                    self.engine.counters_mut().events_lost += 1;
+                }
+                Some(Event::Other(other)) => self.others.push_back(other),
+            }
+        }
+        self.engine.handle_queue_read();
+        self.collect();
+        Ok(emptied)
+    }
+
+    /// Takes back what is done.
+    fn collect(&mut self) {
+        while let Some(item) = self.engine.poll_done() {
+            if item.checksum.is_some_and(|before| before != item.done.buffer.checksum()) {
+                self.engine.counters_mut().tampered += 1;
+            }
+            if self.keep_done {
+                self.done.push_back(item.done);
+            }
+        }
+    }
+
+    pub(crate) fn poll_done(&mut self) -> Option<Done> {
+        self.done.pop_front()
+    }
+
+    /// Whether a frame may be pushed: the quota counts those that are done and not taken.
+    pub(crate) fn has_room(&self, max_frames: usize) -> bool {
+        self.engine.has_room() && self.engine.held() + self.done.len() < max_frames
+    }
+
+    pub(crate) fn poll_other(&mut self) -> Option<ExtendedError> {
+        self.others.pop_front()
+    }
+
+    /// Ends: what the kernel may still read goes into quarantine, the rest comes back.
+    pub(crate) fn abandon(&mut self, now: Time) -> Remains {
+        self.collect();
+        let abandoned = self.engine.abandon();
+        let mut quarantine = Quarantine::new();
+        quarantine.hold(abandoned.in_flight.into_iter().map(|item| item.done), now);
+        let mut done: Vec<Done> = self.done.drain(..).collect();
+        done.extend(abandoned.done.into_iter().map(|item| item.done));
+        let unsent = abandoned.unsent.into_iter().map(|item| item.done).collect();
+        Remains { done, unsent, quarantine }
+    }
+}
+
+/// What a sender leaves behind when it ends.
+#[derive(Debug, Default)]
+pub struct Remains {
+    /// Buffers that the kernel is done with, as far as they were to be kept.
+    pub done: Vec<Done>,
+    /// Buffers that were not handed over to their ends, and that the kernel does not read.
+    pub unsent: Vec<Done>,
+    /// Buffers that the kernel may still read: keep the quarantine, or drop it and lose their memory.
+    pub quarantine: Quarantine<Done>,
+}

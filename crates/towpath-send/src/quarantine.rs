@@ -1,0 +1,101 @@
+//! Frames that the kernel may still be reading although nobody will ever be told when it is done.
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// How long a frame stays away after its connection was reset: the reset empties the socket's queue, but copies of packets
+/// may still be in a queueing discipline or in a device.
+pub const HOLD: Duration = Duration::from_secs(60);
+
+/// Frames of connections that ended before their completions came, each until its time is over.
+///
+/// What is still in it when it is dropped is leaked on purpose: giving that memory to somebody else would put his bytes on
+/// the wire.
+#[derive(Debug)]
+pub struct Quarantine<T> {
+    held: VecDeque<(Time, ManuallyDrop<T>)>,
+}
+
+impl<T> Quarantine<T> {
+    /// An empty quarantine.
+    pub const fn new() -> Self {
+        Self { held: VecDeque::new() }
+    }
+
+    /// Holds `frames` until [`HOLD`] after `now`.
+    pub fn hold(&mut self, frames: impl IntoIterator<Item = T>, now: Time) {
+        let until = now + HOLD;
+        self.held.extend(frames.into_iter().map(|frame| (until, ManuallyDrop::new(frame))));
+    }
+
+    /// A frame whose time is over.
+    pub fn poll(&mut self, now: Time) -> Option<T> {
+        let (until, _) = self.held.front()?;
+        if *until > now {
+            return None;
+        }
+        self.held.pop_front().map(|(_, frame)| ManuallyDrop::into_inner(frame))
+    }
+
+    /// Adds what another quarantine holds, each frame until its own time.
+    pub fn append(&mut self, mut other: Self) {
+        self.held.append(&mut other.held);
+        self.held.make_contiguous().sort_by_key(|(until, _)| *until);
+    }
+
+    /// When the next frame's time is over.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.held.front().map(|(until, _)| *until)
+    }
+
+    /// Frames that are held.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+impl<T> Default for Quarantine<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_out_when_its_time_is_over() {
+        let (early, late) = (Time::from_nanos(5), Time::from_nanos(5) + Duration::from_secs(1));
+        let mut quarantine = Quarantine::new();
+        quarantine.hold(["late"], late);
+        let mut other = Quarantine::new();
+        other.hold(["early"], early);
+        quarantine.append(other);
+        assert_eq!(quarantine.poll(early), None);
+        assert_eq!(quarantine.poll_timeout(), Some(early + HOLD));
+        assert_eq!(quarantine.poll(early + HOLD), Some("early"));
+        assert_eq!(quarantine.poll(early + HOLD), None);
+        assert_eq!(quarantine.poll(late + HOLD), Some("late"));
+        assert!(quarantine.is_empty());
+    }
+
+    #[test]
+    fn what_is_held_is_never_dropped() {
+        let frame = Rc::new(());
+        let mut quarantine = Quarantine::new();
+        quarantine.hold([frame.clone()], Time::default());
+        drop(quarantine);
+        assert_eq!(Rc::strong_count(&frame), 2);
+    }
+}

@@ -1,0 +1,431 @@
+//! The sender over real sockets: every kind that takes zero copy, those that refuse it, and peers that misbehave.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
+use towpath_send::{Buffer, Choice, Closed, LockedMemory, Options, Pool, Region, SendError, Sender, Unarmed};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Zero copy for every byte, and every frame checked at its completion.
+fn zerocopy() -> Options {
+    Options {
+        choice: Choice::Zerocopy,
+        min_zerocopy: 1,
+        gather: 0,
+        tamper_check: true,
+        stall: Some(PATIENCE),
+        ..Options::default()
+    }
+}
+
+/// Bytes that tell their place in the stream.
+fn pattern(from: u64, len: usize) -> Vec<u8> {
+    (from..from + len as u64).map(byte_at).collect()
+}
+
+fn byte_at(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+fn pair(address: SocketAddr) -> Option<(TcpStream, TcpStream)> {
+    let listener = match TcpListener::bind(SocketAddr::new(
+        if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() },
+        0,
+    )) {
+        Ok(listener) => listener,
+        Err(error) => {
+            println!("skipped: {address}: {error}");
+            return None;
+        }
+    };
+    let mut to = address;
+    to.set_port(listener.local_addr().unwrap().port());
+    let sender = TcpStream::connect(to).unwrap();
+    Some((sender, listener.accept().unwrap().0))
+}
+
+fn v4() -> (TcpStream, TcpStream) {
+    pair(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap()
+}
+
+/// Reads to the end, checks every byte by its place, and says how many there were.
+fn check(mut stream: impl Read + Send + 'static) -> JoinHandle<u64> {
+    thread::spawn(move || {
+        let (mut at, mut buffer) = (0, vec![0; 256 << 10]);
+        loop {
+            let len = stream.read(&mut buffer).unwrap();
+            if len == 0 {
+                return at;
+            }
+            for byte in &buffer[..len] {
+                assert_eq!(*byte, byte_at(at), "byte {at}");
+                at += 1;
+            }
+        }
+    })
+}
+
+/// Everything that must hold of a connection that ended well.
+fn finished(closed: &Closed) {
+    assert!(closed.finished);
+    let counters = &closed.counters;
+    assert_eq!((counters.completed, counters.duplicates, counters.unknown), (counters.numbers, 0, 0));
+    assert_eq!(counters.tampered, 0);
+    assert!(closed.remains.quarantine.is_empty() && closed.remains.unsent.is_empty());
+}
+
+/// The lengths of the kernel's own test, tools/testing/selftests/net/msg_zerocopy: none, one, smaller than a header, a
+/// page, odd, as long as it goes.
+const LENGTHS: [usize; 9] = [0, 1, 13, 39, 4096, 4097, 65_535, 1 << 20, (8 << 20) + 3];
+
+#[test]
+fn tcp_of_every_family_corked_and_not() {
+    let mapped = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
+    for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into(), mapped.into()] {
+        for corked in [false, true] {
+            let Some((stream, peer)) = pair(SocketAddr::new(address, 0)) else { continue };
+            sockopt::set_tcp_cork(&stream, corked).unwrap();
+            let reader = check(peer);
+            let mut sender = Sender::new(stream, zerocopy()).unwrap();
+            let mut at = 0;
+            for len in LENGTHS {
+                sender.send(pattern(at, len)).unwrap();
+                at += len as u64;
+            }
+            let closed = sender.close(PATIENCE).unwrap();
+            finished(&closed);
+            assert_eq!(reader.join().unwrap(), at, "{address} corked {corked}");
+            assert!(closed.counters.numbers >= 8, "one for each length but 0: {address}");
+            assert_eq!(closed.counters.zerocopy_bytes, at, "{address}");
+        }
+    }
+}
+
+#[test]
+fn udp_with_and_without_segmentation() {
+    for host in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))] {
+        let Ok(peer) = UdpSocket::bind(host) else { continue };
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let connected = || {
+            let socket = UdpSocket::bind(host).unwrap();
+            socket.connect(peer.local_addr().unwrap()).unwrap();
+            socket
+        };
+        let mut buffer = vec![0; 70_000];
+        for choice in [Choice::Zerocopy, Choice::Adaptive] {
+            let mut sender = Sender::new(connected(), Options { choice, ..zerocopy() }).unwrap();
+            for len in [0, 1, 7, 1472, 4096, 9001, 65_507 - 20] {
+                sender.send(pattern(3, len)).unwrap();
+                let got = peer.recv(&mut buffer).unwrap();
+                assert!(buffer[..got] == pattern(3, len), "{len}");
+            }
+            let too_long = sender.send(vec![0; 66_000]);
+            assert!(matches!(too_long, Err(SendError::TooLong { bytes: 66_000 })), "{too_long:?}");
+            let counters = sender.counters();
+            assert_eq!(counters.numbers == 0, choice == Choice::Adaptive, "without segmentation it is plain");
+        }
+
+        let segmented = Options { segment: Some(1400), ..zerocopy() };
+        let mut sender = match Sender::new(connected(), segmented) {
+            Err(SendError::Segmentation(error)) => return println!("skipped: UDP_SEGMENT: {error}"),
+            sender => sender.unwrap(),
+        };
+        let sent = pattern(0, 40 * 1400 + 17);
+        sender.send(sent.clone()).unwrap();
+        for segment in sent.chunks(1400) {
+            let got = peer.recv(&mut buffer).unwrap();
+            assert!(buffer[..got] == *segment);
+        }
+        finished(&sender.close(PATIENCE).unwrap());
+    }
+}
+
+#[test]
+fn sockets_that_refuse_are_sent_plain_or_said_to_refuse() {
+    let refused = |socket: OwnedFd, peer: OwnedFd, why: Unarmed| {
+        let reader = check(std::fs::File::from(peer));
+        let again = socket.try_clone().unwrap();
+        let not = Sender::new(again, zerocopy());
+        assert!(matches!(not, Err(SendError::NotSupported { why: said }) if said == why), "{not:?}");
+        let adaptive = Options { choice: Choice::Adaptive, ..zerocopy() };
+        let mut sender = Sender::new(socket, adaptive).unwrap();
+        assert_eq!(sender.unarmed(), Some(why));
+        sender.send(pattern(0, 1 << 20)).unwrap();
+        let closed = sender.close(PATIENCE).unwrap();
+        finished(&closed);
+        assert_eq!((closed.counters.numbers, closed.counters.plain_bytes()), (0, 1 << 20));
+        assert_eq!(reader.join().unwrap(), 1 << 20);
+    };
+    let (one, other) = UnixStream::pair().unwrap();
+    refused(one.into(), other.into(), Unarmed::Refused);
+
+    let mptcp =
+        || rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(rustix::net::ipproto::MPTCP));
+    let (Ok(listener), Ok(socket)) = (mptcp(), mptcp()) else { return println!("skipped: no MPTCP here") };
+    rustix::net::bind(&listener, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    rustix::net::connect(&socket, &rustix::net::getsockname(&listener).unwrap()).unwrap();
+    refused(socket, rustix::net::accept(&listener).unwrap(), Unarmed::Mptcp);
+}
+
+#[test]
+fn no_socket_is_an_error() {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(matches!(Sender::new(file, Options::default()), Err(SendError::NotASocket(_))));
+}
+
+/// Random lengths, from frames of a pool, queued so that they are gathered. `TOWPATH_SEND_MESSAGES` says how many.
+#[test]
+fn messages_of_random_sizes_arrive_whole() {
+    let messages = std::env::var("TOWPATH_SEND_MESSAGES").ok().and_then(|text| text.parse().ok());
+    let messages: u64 = messages.unwrap_or(20_000);
+    for (gather, choice) in
+        [(0, Choice::Zerocopy), (64 << 10, Choice::Zerocopy), (64 << 10, Choice::Adaptive)]
+    {
+        let (stream, peer) = v4();
+        let reader = check(peer);
+        let options = Options { gather, choice, max_frames: 200, min_zerocopy: 512, ..zerocopy() };
+        let mut pool = Pool::new(202, 32 << 10, true).unwrap();
+        let mut sender = Sender::new(stream, options).unwrap();
+        let source = pattern(0, 64 << 10);
+        let (mut at, mut random) = (0_u64, 1_u64);
+        for _ in 0..messages / 3 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Short ones are as likely as long ones.
+            let len = (random >> 33) as usize % (1 << (1 + (random >> 20) % 15));
+            let mut frame = pool.take().expect("the quota is less than the pool");
+            // Every byte tells its place.
+            match usize::try_from(at).ok().and_then(|at| source.get(at..at + len)) {
+                Some(bytes) => frame.put(bytes),
+                None => frame.put(&pattern(at, len)),
+            };
+            sender.queue(0, frame).unwrap();
+            at += len as u64;
+        }
+        let closed = sender.close(PATIENCE).unwrap();
+        finished(&closed);
+        assert_eq!(reader.join().unwrap(), at);
+        assert_eq!(closed.counters.zerocopy_bytes + closed.counters.plain_bytes(), at);
+    }
+}
+
+#[test]
+fn a_frame_that_is_overwritten_in_flight_is_noticed() {
+    let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let len = 16 << 20;
+    rustix::fs::ftruncate(&fd, len as u64).unwrap();
+    let region = Region::map(&fd, len).unwrap();
+    let (stream, mut peer) = v4();
+    let mut sender = Sender::new(stream, Options { keep_done: true, ..zerocopy() }).unwrap();
+    let part = len / 64;
+    let mut queued = 0;
+    for n in 0..64 {
+        sender
+            .queue(n, Buffer::region(&region, n as usize * part..(n as usize + 1) * part).unwrap())
+            .unwrap();
+        queued += 1;
+    }
+    // The peer reads nothing: the last frame is still ours, or in the socket's queue.
+    rustix::io::pwrite(&fd, &[1; 100], len as u64 - 100).unwrap();
+    let reader = thread::spawn(move || {
+        let mut all = Vec::new();
+        peer.read_to_end(&mut all).map(|_| all)
+    });
+    let closed = sender.close(PATIENCE).unwrap();
+    assert!(closed.finished);
+    assert_eq!(closed.counters.tampered, 1);
+    assert_eq!(closed.remains.done.len(), queued);
+    let all = reader.join().unwrap().unwrap();
+    assert_eq!((all.len(), all[len - 101], all[len - 1]), (len, 0, 1), "nobody else's bytes are wrong");
+}
+
+/// Pushes until the sender says that it is over, and counts what comes back.
+fn push_until_error(sender: &mut Sender) -> (usize, SendError) {
+    for pushed in 0.. {
+        if let Err(error) = sender.send(vec![7; 256 << 10]) {
+            return (pushed + 1, error);
+        }
+        assert!(pushed < 10_000, "the peer does not read, and everything is taken");
+    }
+    unreachable!()
+}
+
+fn all_are_somewhere(closed: &Closed, pushed: usize) {
+    let remains = &closed.remains;
+    assert!(!closed.finished);
+    assert_eq!(remains.done.len() + remains.unsent.len() + remains.quarantine.len(), pushed);
+    let counters = &closed.counters;
+    assert!(remains.quarantine.len() as u64 <= counters.numbers - counters.completed);
+}
+
+#[test]
+fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
+    for choice in [Choice::Zerocopy, Choice::Plain] {
+        let (stream, mut peer) = v4();
+        let options = Options { choice, keep_done: true, ..zerocopy() };
+        let mut sender = Sender::new(stream, options).unwrap();
+        let reset = thread::spawn(move || {
+            peer.read_exact(&mut vec![0; 3 << 20]).unwrap();
+            sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        });
+        let mut pushed = 0;
+        let error = loop {
+            pushed += 1;
+            match sender.send(vec![7; 256 << 10]) {
+                Ok(()) if pushed % 64 == 0 => {
+                    while sender.reclaim().unwrap().is_some_and(|_| {
+                        pushed -= 1;
+                        true
+                    }) {}
+                }
+                Ok(()) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, SendError::Gone(_)), "{error}");
+        reset.join().unwrap();
+        all_are_somewhere(&sender.close(PATIENCE).unwrap(), pushed);
+    }
+}
+
+#[test]
+fn a_peer_that_stops_reading_costs_its_own_frames_only() {
+    for choice in [Choice::Zerocopy, Choice::Plain] {
+        let (stream, peer) = v4();
+        let stall = Some(Duration::from_millis(50));
+        let options = Options { choice, stall, keep_done: true, max_frames: 500, ..zerocopy() };
+        let mut sender = Sender::new(stream, options).unwrap();
+        let (pushed, error) = push_until_error(&mut sender);
+        assert!(matches!(error, SendError::Stalled(_)), "{error}");
+        all_are_somewhere(&sender.close(Duration::from_millis(10)).unwrap(), pushed);
+        drop(peer);
+    }
+}
+
+#[test]
+fn close_waits_for_what_is_in_flight() {
+    let (stream, peer) = v4();
+    let mut sender = Sender::new(stream, Options { keep_done: true, ..zerocopy() }).unwrap();
+    for n in 0..8 {
+        sender.queue(n, pattern(n << 20, 1 << 20)).unwrap();
+    }
+    let reader = thread::spawn(move || check(peer).join().unwrap());
+    let closed = sender.close(PATIENCE).unwrap();
+    finished(&closed);
+    let mut tokens: Vec<_> = closed.remains.done.iter().map(|done| done.token).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..8).collect::<Vec<_>>());
+    assert_eq!(reader.join().unwrap(), 8 << 20);
+}
+
+#[test]
+fn without_locked_memory_nothing_stalls_and_nothing_is_lost() {
+    // The capability is this thread's; the limit is the process's, and harms no test.
+    let limit = Rlimit { current: Some(256 << 10), maximum: getrlimit(Resource::Memlock).maximum };
+    if setrlimit(Resource::Memlock, limit).is_err() {
+        return println!("skipped: RLIMIT_MEMLOCK cannot be set");
+    }
+    let mut sets = rustix::thread::capabilities(None).unwrap();
+    sets.effective.remove(CapabilitySet::IPC_LOCK);
+    rustix::thread::set_capabilities(None, sets).unwrap();
+    // Once with the limit unknown, so that the kernel refuses; once known.
+    for locked in [Some(Arc::new(LockedMemory::of_rlimit(None))), None] {
+        let known = locked.is_none();
+        let (stream, peer) = v4();
+        let reader = check(peer);
+        let mut sender = Sender::new(stream, Options { locked, ..zerocopy() }).unwrap();
+        for n in 0..24 {
+            sender.send(pattern(n << 20, 1 << 20)).unwrap();
+        }
+        let closed = sender.close(PATIENCE).unwrap();
+        finished(&closed);
+        assert_eq!(reader.join().unwrap(), 24 << 20);
+        if !known {
+            assert!(closed.counters.no_buffers > 0, "a call of a mebibyte cannot be locked");
+        }
+    }
+}
+
+/// Runs `name`, which is ignored, in a network namespace with `optmem` bytes of option memory.
+fn in_namespace(name: &str, optmem: u32) {
+    let script = format!(
+        "ip link set lo up && echo {optmem} > /proc/sys/net/core/optmem_max && exec \"$0\" --exact {name} --ignored --nocapture"
+    );
+    let program = std::env::current_exe().unwrap();
+    let words = ["--net", "sh", "-c", &script];
+    let output = Command::new("unshare").args(words).arg(program).output();
+    let Ok(output) = output else { return println!("skipped: no unshare(1)") };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !said.contains("running 1 test") {
+        return println!("skipped: no namespace: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn without_option_memory_nothing_stalls_and_nothing_is_lost() {
+    in_namespace("with_little_option_memory", 1500);
+}
+
+#[test]
+#[ignore = "run by another test, in a namespace of its own"]
+fn with_little_option_memory() {
+    let (stream, peer) = v4();
+    let mut sender = Sender::new(stream, Options { stall: None, ..zerocopy() }).unwrap();
+    // The peer reads nothing until groups have run out.
+    let mut queued = 0;
+    while sender.counters().numbers < 8 && queued < 64 {
+        sender.queue(0, pattern(queued << 20, 1 << 20)).unwrap();
+        queued += 1;
+    }
+    let reader = check(peer);
+    for n in queued..64 {
+        sender.send(pattern(n << 20, 1 << 20)).unwrap();
+    }
+    let closed = sender.close(PATIENCE).unwrap();
+    finished(&closed);
+    assert_eq!(reader.join().unwrap(), 64 << 20);
+    assert_eq!(closed.counters.zerocopy_bytes + closed.counters.plain_bytes(), 64 << 20);
+}
+
+/// A loopback connection begins by copying, and says why.
+#[test]
+fn local_destinations_are_copied_at_first() {
+    let (stream, peer) = v4();
+    let reader = check(peer);
+    let mut sender = Sender::new(stream, Options { choice: Choice::Adaptive, ..zerocopy() }).unwrap();
+    assert_eq!(sender.mode(), towpath_send::Mode::Copying);
+    sender.send(pattern(0, 4 << 20)).unwrap();
+    let closed = sender.close(PATIENCE).unwrap();
+    finished(&closed);
+    assert_eq!(closed.counters.switches[towpath_send::Reason::Local as usize], 1);
+    assert_eq!(closed.counters.numbers, 0);
+    assert_eq!(reader.join().unwrap(), 4 << 20);
+}
+
+/// What is sent and what is received share the socket.
+#[test]
+fn the_other_direction_is_untouched() {
+    let (stream, mut peer) = v4();
+    let mut answers = stream.try_clone().unwrap();
+    let mut sender = Sender::new(stream, zerocopy()).unwrap();
+    for n in 0..100_u8 {
+        sender.send(vec![n; 1000]).unwrap();
+        let mut got = [0; 1000];
+        peer.read_exact(&mut got).unwrap();
+        peer.write_all(&got[..1]).unwrap();
+        answers.read_exact(&mut got[..1]).unwrap();
+        assert_eq!(got[0], n);
+    }
+    assert!(sender.drain(PATIENCE).unwrap());
+}
