@@ -1,11 +1,13 @@
-//! How long rules take to load, and what a packet costs: `cargo run --release -p towpath-gate --example rules_speed`.
+//! How long rules take to load, and what a packet costs: `cargo run --release -p towpath-gate --example rules_speed [tables|rules|states]`.
 
 use std::fmt::Write;
 use std::hint::black_box;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::gate::{Dir, Gate, Ports, Walk, Written};
 use towpath_gate::rules::Ruleset;
+use towpath_gate::rules::table::{Key, Table, Value};
 use towpath_gate::state::Settings;
 use towpath_gate::{Packet, Time, wire};
 
@@ -91,13 +93,72 @@ fn cost(gate: &mut Gate, packets: &[Packet<'_>], straight: bool) -> f64 {
     best
 }
 
+/// Tables of so many prefixes: time to fill, memory, and nanoseconds a lookup of addresses that are mostly in them.
+fn tables(count: u64) {
+    for six in [false, true] {
+        let before = resident();
+        let mut random = Random(3);
+        let mut table = Table::default();
+        let mut known = Vec::new();
+        let start = Instant::now();
+        while (table.len() as u64) < count {
+            let bits = u128::from(random.below(1 << 31)) << 33 | u128::from(random.below(1 << 31));
+            let (key, ip) = if six {
+                let len = [32, 40, 44, 48, 48, 48, 56, 64][random.below(8) as usize];
+                // 2000::/3, what is given out of IPv6.
+                let ip = 1u128 << 125 | bits << 61;
+                (Key::Net6(ip & !(u128::MAX >> len), len), IpAddr::V6(ip.into()))
+            } else {
+                let len = [16, 20, 22, 24, 24, 24, 28, 32][random.below(8) as usize];
+                let ip = (bits >> 32) as u32;
+                let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
+                (Key::Net4(ip & mask, len), IpAddr::V4(ip.into()))
+            };
+            if table.add(&key, Value::legacy(random.below(100) as u32)).is_ok() && known.len() < 1 << 20 {
+                known.push(ip);
+            }
+        }
+        let filled = start.elapsed();
+        table.settle();
+        let settled = start.elapsed() - filled;
+        let memory = (resident() - before) >> 20;
+        let mut random = Random(4);
+        let asked: Vec<IpAddr> =
+            (0..1 << 20).map(|_| known[random.below(known.len() as u64) as usize]).collect();
+        let mut best = f64::MAX;
+        for _ in 0..3 {
+            let start = Instant::now();
+            for ip in &asked {
+                black_box(table.lookup_ip(*ip));
+            }
+            best = best.min(start.elapsed().as_nanos() as f64 / asked.len() as f64);
+        }
+        let family = if six { "IPv6" } else { "IPv4" };
+        println!(
+            "{count} {family} prefixes: filled {filled:.1?}, settled {settled:.1?}, {memory} MiB, {best:.1} ns a lookup"
+        );
+    }
+}
+
+/// Bytes of memory that this process has.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4096
+}
+
 fn main() {
+    let only = std::env::args().nth(1);
+    let asked = |what: &str| only.as_deref().is_none_or(|only| only == what);
+    if asked("tables") {
+        tables(5_000_000);
+    }
     let frames = packets(4096);
     let parsed: Vec<Packet<'_>> = frames
         .iter()
         .filter_map(|frame| wire::parse(towpath_gate::packet::Link::Ethernet, frame, frame.len() as u32).ok())
         .collect();
-    for count in [100, 1_000, 10_000, 100_000] {
+    let counts: &[usize] = if asked("rules") { &[100, 1_000, 10_000, 100_000] } else { &[] };
+    for &count in counts {
         let text = rules(count);
         let start = Instant::now();
         let ruleset = Ruleset::parse("speed", &text).ruleset.unwrap_or_else(|errors| panic!("{}", errors[0]));
@@ -119,6 +180,9 @@ fn main() {
         ("20 rules, state hit", twenty.clone()),
         ("20 rules, no state", twenty.replace("add check-state\n", "").replace(" keep-state", "")),
     ] {
+        if !asked("states") {
+            continue;
+        }
         let mut gate = gate(&text);
         for set in [64, 2048] {
             println!(

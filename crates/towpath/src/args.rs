@@ -133,8 +133,8 @@ pub(crate) struct Replay {
 
 /// Check a rule file: every error at once, with line, column and a hint
 ///
-/// Without errors it prints the rules as they were understood, in ipfw's own order of words, and warns of rules that an
-/// earlier rule leaves no packet for.
+/// Without errors it prints the file as it was understood: tables, pipes, labels, rules in ipfw's own order of words, sets.
+/// What it prints reads back as the same. It warns of rules that an earlier rule leaves no packet for.
 #[derive(Debug, Parser)]
 pub(crate) struct Check {
     /// The rule file

@@ -529,7 +529,7 @@ fn check_names_what_is_covered_unused_and_changed() {
     let output = towpath(&["check", &p("rules.ipfw")]);
     assert!(output.status.success());
     assert!(
-        text(&output.stdout).starts_with("00100 allow udp from any to any\n00200 "),
+        text(&output.stdout).starts_with("add 00100 allow udp from any to any\nadd 00200 "),
         "{}",
         text(&output.stdout)
     );
@@ -547,8 +547,47 @@ fn check_names_what_is_covered_unused_and_changed() {
     let unused: Vec<u64> =
         json["unused"].as_array().unwrap().iter().map(|rule| number(rule, "number")).collect();
     assert_eq!(unused, [200, 300]);
+    let shadowed = &json["warnings"][0];
+    assert_eq!((&shadowed["kind"], number(shadowed, "line")), (&"shadowed".into(), 2), "{json}");
     assert_eq!(json["changes"]["removed"].as_array().unwrap().len(), 1, "{json}");
     assert_eq!(json["changes"]["added"].as_array().unwrap().len(), 2, "{json}");
+}
+
+/// What `check` prints is a rule file that says the same, tables, labels and sets included; and every error has its place.
+#[test]
+fn check_prints_the_whole_file_and_names_every_error() {
+    let rules = "ipfw -q table t create type addr valtype skipto,tag limit 9\ntable t add 10.0.0.0/8 :end,7\n\
+                 pipe 3 config bw 1Mbit/s\nadd skipto :end ip from table(t) to any // on\n\
+                 add set 4 pipe 3 ip from any to any\n:end\nadd 900 allow ip from any to me\nset disable 4\n";
+    let bench = Bench::new(rules);
+    let printed = |name: &str| {
+        let output = towpath(&["check", bench.path(name).to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let once = printed("rules.ipfw");
+    for line in ["table t create type addr valtype skipto,tag limit 9", "pipe 3 ", ":end", "set disable 4"] {
+        assert!(once.contains(line), "{line} in {once}");
+    }
+    fs::write(bench.path("again.ipfw"), &once).unwrap();
+    assert_eq!(printed("again.ipfw"), once);
+
+    fs::write(bench.path("bad.ipfw"), "add allow tcp form any to any 80,x\nadd allow ip\u{0} from\nfoo\n")
+        .unwrap();
+    let bad = bench.path("bad.ipfw");
+    let output = towpath(&["check", bad.to_str().unwrap(), "--json"]);
+    assert_eq!(output.status.code(), Some(3));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let places: Vec<_> = json["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| {
+            assert_eq!((&error["file"], &error["kind"]), (&bad.to_str().unwrap().into(), &"error".into()));
+            (number(error, "line"), number(error, "column"), number(error, "end"))
+        })
+        .collect();
+    assert_eq!(places, [(1, 15, 19), (1, 34, 35), (2, 11, 14), (3, 1, 4)], "{json}");
 }
 
 #[test]

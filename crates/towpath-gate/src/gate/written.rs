@@ -2,7 +2,7 @@
 //! `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`.
 //!
 //! Direction and port may be left out (in, no port). The protocol is a name or number, `ip` for none in particular, or
-//! `arp`. Behind the addresses come any of: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`,
+//! `arp`, or `ether TYPE` for any frame that is not IP. Behind the addresses come any of: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`,
 //! `tos N`, `id N`, `df`, `mf`, `offset N` (units of 8 bytes), `len N` (payload bytes), `mss N`, `seq N`, `ackno N`,
 //! `win N`, `flow N`, `vlan N`, `dmac MAC`, `smac MAC`, `ext NAME` (hopopt, route, dstopt).
 
@@ -61,7 +61,7 @@ impl Written {
         let arrow = words.iter().position(|word| *word == ">");
         let port_named = match arrow {
             Some(arrow) => arrow == at + 3,
-            None => words.len() == at + 2,
+            None => matches!(words.get(at + 1), Some(&("arp" | "ether"))),
         };
         let port = if port_named { words.get(at).map(|word| (*word).to_owned()) } else { None };
         at += usize::from(port_named);
@@ -70,6 +70,13 @@ impl Written {
         if word == "arp" {
             packet.options(words.get(at + 1..).unwrap_or_default())?;
             return Ok(Self { dir, port, frame: packet.ethernet(0x0806, &[0; 28]) });
+        }
+        if word == "ether" {
+            let kind = words.get(at + 1).copied().unwrap_or_default();
+            let kind = u16::from_str_radix(kind.strip_prefix("0x").unwrap_or(kind), 16)
+                .map_err(|_| bad(format!("\"{kind}\" is no ethertype: write it as 0x88cc")))?;
+            packet.options(words.get(at + 2..).unwrap_or_default())?;
+            return Ok(Self { dir, port, frame: packet.ethernet(kind, &vec![0; packet.len.max(46)]) });
         }
         packet.proto = match Protocol::parse(word) {
             Some(Protocol::Number(number)) => number,

@@ -21,6 +21,8 @@ pub struct Diagnostic {
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
+    /// The column just behind the word; [`Diagnostic::column`] where something is missing.
+    pub end: u32,
     /// What is wrong.
     pub message: String,
     /// What to do about it.
@@ -76,6 +78,7 @@ impl Fault {
             file: file.clone(),
             line: self.at.line,
             column: self.at.column,
+            end: self.at.column,
             message: self.message,
             hint: self.hint,
         }

@@ -22,6 +22,7 @@
 
 pub mod address;
 mod diagnostic;
+mod flat;
 pub mod option;
 mod parse;
 pub mod ports;

@@ -87,6 +87,17 @@ impl Ruleset {
         self.disabled_sets >> (set & 31) & 1 == 0
     }
 
+    /// Whether both say the same: rules, tables with their entries, pipes and sets. Where a rule stands in its file does
+    /// not matter.
+    pub fn same_as(&self, other: &Self) -> bool {
+        let rule = |a: &Rule, b: &Rule| Rule { at: b.at, ..a.clone() } == *b;
+        self.rules.len() == other.rules.len()
+            && self.rules.iter().zip(&other.rules).all(|(a, b)| rule(a, b))
+            && self.tables.len() == other.tables.len()
+            && self.tables.iter().zip(&other.tables).all(|(a, b)| a.0 == b.0 && a.1.same_as(b.1))
+            && (&self.pipes, self.disabled_sets) == (&other.pipes, other.disabled_sets)
+    }
+
     /// The whole configuration as a rule file that reads back as the same.
     pub fn to_text(&self) -> String {
         use std::fmt::Write;

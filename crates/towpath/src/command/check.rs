@@ -15,8 +15,11 @@ use crate::command::{answer, fail, link, warn};
 struct Report {
     file: String,
     ok: bool,
+    /// The normalised file: it reads back as the same rules, tables, pipes and sets.
+    text: String,
     rules: Vec<Rule>,
     errors: Vec<Finding>,
+    /// Rules that an earlier rule covers among them, as `shadowed`.
     warnings: Vec<Finding>,
     /// With `--capture`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,8 +53,12 @@ struct Rule {
 
 #[derive(Serialize)]
 struct Finding {
+    kind: &'static str,
+    file: String,
     line: u32,
     column: u32,
+    /// Behind the word.
+    end: u32,
     message: String,
     hint: Option<String>,
 }
@@ -62,11 +69,14 @@ impl From<&rules::Rule> for Rule {
     }
 }
 
-impl From<&Diagnostic> for Finding {
-    fn from(found: &Diagnostic) -> Self {
+impl Finding {
+    fn new(kind: &'static str, found: &Diagnostic) -> Self {
         Self {
+            kind,
+            file: found.file.to_string(),
             line: found.line,
             column: found.column,
+            end: found.end,
             message: found.message.clone(),
             hint: found.hint.clone(),
         }
@@ -101,13 +111,14 @@ impl From<towpath_port::Error> for Failure {
 fn check(args: &Check) -> Result<u8, Failure> {
     let text = read(&args.file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
     let file = args.file.display().to_string();
-    let Parsed { ruleset, mut warnings } = Ruleset::parse(&file, &text);
+    let Parsed { ruleset, warnings } = Ruleset::parse(&file, &text);
     let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
     let mut code = exit::OK;
-    let mut errors = Vec::new();
+    let (mut errors, mut shadowed) = (Vec::new(), Vec::new());
     match ruleset {
         Ok(ruleset) => {
-            warnings.extend(ruleset.shadowed(&report.file));
+            shadowed = ruleset.shadowed(&report.file);
+            report.text = ruleset.to_text();
             report.rules = ruleset.rules().iter().map(Rule::from).collect();
             if let Some(old) = &args.against {
                 let (gate, _) = args.wiring.gate(old, None)?;
@@ -123,12 +134,13 @@ fn check(args: &Check) -> Result<u8, Failure> {
         }
     }
     if args.json {
-        report.errors = errors.iter().map(Finding::from).collect();
-        report.warnings = warnings.iter().map(Finding::from).collect();
+        report.errors = errors.iter().map(|error| Finding::new("error", error)).collect();
+        report.warnings = warnings.iter().map(|warning| Finding::new("warning", warning)).collect();
+        report.warnings.extend(shadowed.iter().map(|rule| Finding::new("shadowed", rule)));
         let text = serde_json::to_string(&report).expect("strings and numbers serialise");
         return Ok(answer(code, &(text + "\n")));
     }
-    warnings.iter().for_each(warn);
+    warnings.iter().chain(&shadowed).for_each(warn);
     errors.iter().for_each(|error| eprintln!("{error}"));
     Ok(answer(code, &report.text()))
 }
@@ -163,7 +175,7 @@ impl Report {
         let line = |rule: &Rule| format!("{:05} {}\n", rule.number, rule.text);
         let mut text = String::new();
         if self.unused.is_none() && self.changes.is_none() {
-            text.extend(self.rules.iter().map(line));
+            text += &self.text;
         }
         if let Some(changes) = &self.changes {
             text.extend(changes.removed.iter().map(|rule| format!("- {rule}\n")));

@@ -4,6 +4,7 @@
 pub(crate) mod action;
 mod body;
 mod cursor;
+mod drafts;
 pub(crate) mod option;
 mod pipe;
 mod table;
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::cursor::{Cursor, Parse};
+use self::drafts::Drafts;
 use self::words::{COMMANDS, NO_COMMANDS, refused};
 use super::address::Address;
 use super::diagnostic::{Diagnostic, Fault, Position, quoted};
@@ -27,12 +29,12 @@ use super::token::{Line, lines};
 const AUTOINC_STEP: u32 = 100;
 /// Most errors that are reported for one file; the rest is counted.
 const MAX_ERRORS: usize = 10_000;
+/// Columns up to which the ends of words are looked for.
+const MAX_COLUMN: u32 = 65_536;
 /// Among more names than these nobody is told which was probably meant: it costs their number times the unknown ones'.
 const MAX_SUGGESTED_FROM: usize = 500;
 /// Most unknown labels, or tables, for which the one that was probably meant is looked for.
 const MAX_SUGGESTIONS: usize = 100;
-/// Most rules that `delete`, `flush` and `set` may look at in one file, over all such lines: each looks at all rules.
-const MAX_RULES_VISITED: usize = 100_000_000;
 
 /// `ip from any to any`.
 pub(super) fn any_to_any() -> Body {
@@ -92,6 +94,7 @@ pub(super) fn file(name: &str, text: &str) -> Parsed {
     faults.truncate(MAX_ERRORS);
     let end = faults.last().map(|fault| fault.at).unwrap_or_default();
     let mut errors: Vec<Diagnostic> = faults.into_iter().map(|fault| fault.in_file(&file)).collect();
+    find_ends(text, &mut errors);
     if unreported > 0 || unshown > 0 {
         let rest = match unreported {
             0 => format!("{unshown} more are not shown"),
@@ -102,7 +105,29 @@ pub(super) fn file(name: &str, text: &str) -> Parsed {
     }
     let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
     warnings.sort_by_key(|warning| (warning.line, warning.column));
+    find_ends(text, &mut warnings);
     Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }
+}
+
+/// Finds where the word of each finding ends. The findings are in the order of the text.
+fn find_ends(text: &str, findings: &mut [Diagnostic]) {
+    let mut lines = text.split('\n').zip(1u32..);
+    let mut line = lines.next();
+    for finding in findings {
+        while line.is_some_and(|(_, number)| number < finding.line) {
+            line = lines.next();
+        }
+        let Some((text, _)) = line else { return };
+        // In a line as long as a file the start of the word has to do.
+        if finding.column > MAX_COLUMN {
+            continue;
+        }
+        let mut rest = text.chars().skip(finding.column.saturating_sub(1) as usize);
+        let Some(first) = rest.next().filter(|c| !c.is_whitespace()) else { continue };
+        let breaks = |c: &char| !c.is_whitespace() && !matches!(c, ',' | '{' | '}' | '(' | ')' | '#');
+        let more = if breaks(&first) { rest.take(MAX_COLUMN as usize).take_while(breaks).count() } else { 0 };
+        finding.end = finding.column + 1 + more as u32;
+    }
 }
 
 /// A table entry whose value is a label.
@@ -116,7 +141,9 @@ struct LabelValue {
 
 /// The configuration so far.
 struct Builder {
+    /// The default rule, tables and pipes; the rules join at the end.
     ruleset: Ruleset,
+    drafts: Drafts,
     /// Highest rule number so far.
     last: u32,
     /// Labels: the number of the rule below; `None` while there is none yet.
@@ -124,31 +151,19 @@ struct Builder {
     open_labels: Vec<Box<str>>,
     label_values: Vec<LabelValue>,
     warnings: Vec<Fault>,
-    /// Rules that lines which look at all of them have looked at.
-    visited: usize,
 }
 
 impl Builder {
     fn new() -> Self {
         Self {
             ruleset: Ruleset::empty(),
+            drafts: Drafts::default(),
             last: 0,
             labels: HashMap::new(),
             open_labels: Vec::new(),
             label_values: Vec::new(),
             warnings: Vec::new(),
-            visited: 0,
         }
-    }
-
-    /// Before all rules are looked at: refuses when such lines have taken too much time already.
-    fn visit_rules(&mut self, at: Position) -> Parse<()> {
-        self.visited = self.visited.saturating_add(self.ruleset.rules.len());
-        if self.visited <= MAX_RULES_VISITED {
-            return Ok(());
-        }
-        Err(Fault::new(at, "too many \"delete\", \"flush\" and \"set\" commands for so many rules")
-            .hint("leave out the rules that are deleted, and add rules to the set that they end in"))
     }
 
     fn line(&mut self, line: &Line<'_>, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
@@ -176,8 +191,8 @@ impl Builder {
             "delete" => self.delete(cursor),
             "flush" => {
                 cursor.nothing_left("\"flush\"")?;
-                self.visit_rules(at)?;
-                self.keep_rules(|rule| rule.set == RESERVED_SET);
+                self.drafts.flush();
+                self.last = self.drafts.last_number();
                 Ok(())
             }
             // A file that is read has no counters yet.
@@ -219,7 +234,7 @@ impl Builder {
             self.labels.insert(label, Some(number));
         }
         let rule = rule(cursor, number, set, at)?;
-        self.ruleset.rules.push(rule);
+        self.drafts.add(rule);
         Ok(())
     }
 
@@ -248,10 +263,9 @@ impl Builder {
             return Err(Fault::new(cursor.here(), "the rule number is missing"));
         }
         if cursor.eat("set") {
-            let at = cursor.here();
             let set = cursor.number("set", 0, 31)? as u8;
-            self.visit_rules(at)?;
-            self.keep_rules(|rule| rule.set != set);
+            self.drafts.delete_set(set);
+            self.last = self.drafts.last_number();
             return cursor.nothing_left("\"delete set N\"");
         }
         while let Some(token) = cursor.take() {
@@ -263,21 +277,13 @@ impl Builder {
             if lo == DEFAULT_RULE && hi == DEFAULT_RULE {
                 return Err(Fault::new(token.position(), "the default rule cannot be deleted"));
             }
-            self.visit_rules(token.position())?;
-            let before = self.ruleset.rules.len();
-            self.keep_rules(|rule| !(lo..=hi).contains(&rule.number));
-            if self.ruleset.rules.len() == before {
+            let any = self.drafts.delete(lo, hi);
+            self.last = self.drafts.last_number();
+            if !any {
                 self.warnings.push(Fault::new(token.position(), format!("there is no rule {}", token.text)));
             }
         }
         Ok(())
-    }
-
-    /// Deletes the rules for which `keep` is false, never the default rule.
-    fn keep_rules(&mut self, keep: impl Fn(&Rule) -> bool) {
-        self.ruleset.rules.retain(|rule| rule.number == DEFAULT_RULE || keep(rule));
-        let numbers = self.ruleset.rules.iter().map(|rule| rule.number);
-        self.last = numbers.filter(|number| *number != DEFAULT_RULE).max().unwrap_or(0);
     }
 
     /// `set disable N ... enable N ...`, `set move [rule] N to N`, `set swap N N`, `set show`.
@@ -314,25 +320,16 @@ impl Builder {
                     return Err(Fault::new(cursor.here(), "\"to\" is missing"));
                 }
                 let to = cursor.number("set", 0, 31)? as u8;
-                self.visit_rules(token.position())?;
-                for rule in self.ruleset.rules.iter_mut().filter(|rule| rule.number != DEFAULT_RULE) {
-                    let moves = if one_rule { rule.number == from } else { u32::from(rule.set) == from };
-                    if moves {
-                        rule.set = to;
-                    }
+                match u8::try_from(from) {
+                    _ if one_rule => self.drafts.move_rule(from, to),
+                    Ok(from @ 0..=RESERVED_SET) => self.drafts.move_set(from, to),
+                    _ => {}
                 }
                 cursor.nothing_left("\"set move\"")
             }
             "swap" => {
                 let (a, b) = (cursor.number("set", 0, 30)? as u8, cursor.number("set", 0, 30)? as u8);
-                self.visit_rules(token.position())?;
-                for rule in &mut self.ruleset.rules {
-                    rule.set = match rule.set {
-                        set if set == a => b,
-                        set if set == b => a,
-                        set => set,
-                    };
-                }
+                self.drafts.swap_sets(a, b);
                 cursor.nothing_left("\"set swap\"")
             }
             other => Err(Fault::new(token.position(), format!("unknown set command {}", quoted(other)))
@@ -358,6 +355,8 @@ impl Builder {
     /// Orders the rules and resolves the labels.
     fn finish(mut self) -> (Ruleset, Vec<Fault>, Vec<Fault>) {
         let mut faults = Vec::new();
+        // Behind them, the default rule.
+        self.ruleset.rules.splice(0..0, self.drafts.finish());
         for label in self.open_labels.drain(..) {
             self.labels.insert(label, Some(DEFAULT_RULE));
         }
@@ -410,31 +409,31 @@ impl Builder {
                 let _ = table.replace(key, value);
             }
         }
-        self.ruleset.rules.sort_by_key(|rule| order(rule.number));
-        let warnings = self.unfilled_tables();
+        self.ruleset.tables.values_mut().for_each(super::table::Table::settle);
+        let warnings = unfilled_tables(&mut self.ruleset);
         self.warnings.extend(warnings);
         (self.ruleset, faults, self.warnings)
     }
+}
 
-    /// Makes the tables that only rules name, and says so.
-    fn unfilled_tables(&mut self) -> Vec<Fault> {
-        let mut warnings = Vec::new();
-        for rule in &self.ruleset.rules {
-            for name in tables_of(rule) {
-                if !self.ruleset.tables.contains_key(name) {
-                    let fault =
-                        Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
-                    let few = self.ruleset.tables.len() <= MAX_SUGGESTED_FROM;
-                    warnings.push(match few && warnings.len() < MAX_SUGGESTIONS {
-                        true => fault.did_you_mean(name, self.ruleset.tables.keys().map(|name| &**name)),
-                        false => fault,
-                    });
-                    self.ruleset.tables.insert(name.into(), super::table::Table::default());
-                }
+/// Makes the tables that only rules name, and says so.
+fn unfilled_tables(ruleset: &mut Ruleset) -> Vec<Fault> {
+    let Ruleset { rules, tables, .. } = ruleset;
+    let mut warnings = Vec::new();
+    for rule in &*rules {
+        for name in tables_of(rule) {
+            if !tables.contains_key(name) {
+                let fault = Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
+                let few = tables.len() <= MAX_SUGGESTED_FROM;
+                warnings.push(match few && warnings.len() < MAX_SUGGESTIONS {
+                    true => fault.did_you_mean(name, tables.keys().map(|name| &**name)),
+                    false => fault,
+                });
+                tables.insert(name.into(), super::table::Table::default());
             }
         }
-        warnings
     }
+    warnings
 }
 
 /// The tables that a rule names.

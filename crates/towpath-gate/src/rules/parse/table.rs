@@ -337,7 +337,8 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> 
                 Some(0)
             }
             (Column::Ipv6, _) => {
-                value.ipv6 = Some(text.parse().map_err(|_| wrong())?);
+                let hop: std::net::Ipv6Addr = text.parse().map_err(|_| wrong())?;
+                value.ipv6 = if hop.is_unspecified() { None } else { Some(hop) };
                 None
             }
             (Column::Ipv4, _) => Some(text.parse::<std::net::Ipv4Addr>().map_err(|_| wrong())?.to_bits()),
@@ -345,7 +346,7 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> 
                 (Some(number), _) => Some(number),
                 (None, Ok(std::net::IpAddr::V4(ip))) => Some(ip.to_bits()),
                 (None, Ok(std::net::IpAddr::V6(ip))) => {
-                    value.ipv6 = Some(ip);
+                    value.ipv6 = if ip.is_unspecified() { None } else { Some(ip) };
                     None
                 }
                 (None, Err(_)) => return Err(wrong()),

@@ -1,0 +1,252 @@
+//! The ranges that nested prefixes cut the address space into, in one sorted array: how large tables of prefixes are looked
+//! up.
+//!
+//! What: in a trie of millions of prefixes, a lookup waits for memory once per level. Here it waits for the index over the
+//! upper bits, and for the few ranges that the index leaves: two or three times.
+//!
+//! Invariant: for every address outside the prefixes in `changed`, [`Flat::get`] is what the trie gives that it was made
+//! from. For the others [`Flat::knows`] is false, and the trie is asked.
+
+use prefix_trie::PrefixMap;
+
+/// A prefix; one of IPv4 has its address in the upper 32 bits.
+pub(super) type Prefix = (u128, u8);
+/// No prefix holds the range.
+const NONE: u32 = u32::MAX;
+/// Of so many changed prefixes in proportion to all, it is time for another array.
+const CHANGED_SHARE: usize = 16;
+
+#[derive(Clone)]
+pub(super) struct Flat {
+    ranges: Ranges,
+    /// Prefixes that were added, deleted or given another value since.
+    changed: PrefixMap<Prefix, ()>,
+    /// Prefixes that it was made from.
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Ranges {
+    /// No prefix is longer than 64 bits: the upper halves of addresses are enough.
+    Upper(Sorted<u64>),
+    Whole(Sorted<u128>),
+}
+
+impl Flat {
+    /// Of prefixes in order, shorter ones first where several begin, each with the number of its value. `len` is how many
+    /// there are, and `long` whether one of them is longer than 64 bits.
+    pub(super) fn new(prefixes: impl Iterator<Item = (Prefix, u32)>, len: usize, long: bool) -> Self {
+        let ranges = ranges(prefixes);
+        let ranges = if long {
+            Ranges::Whole(Sorted::new(ranges))
+        } else {
+            Ranges::Upper(Sorted::new(ranges.map(|(start, value)| ((start >> 64) as u64, value))))
+        };
+        Self { ranges, changed: PrefixMap::new(), len }
+    }
+
+    /// Whether [`Flat::get`] is right for this address.
+    #[inline]
+    pub(super) fn knows(&self, ip: u128) -> bool {
+        self.changed.is_empty() || self.changed.get_lpm(&(ip, 128)).is_none()
+    }
+
+    /// The value of the longest prefix.
+    #[inline]
+    pub(super) fn get(&self, ip: u128) -> Option<u32> {
+        let value = match &self.ranges {
+            Ranges::Upper(sorted) => sorted.get((ip >> 64) as u64),
+            Ranges::Whole(sorted) => sorted.get(ip),
+        };
+        (value != NONE).then_some(value)
+    }
+
+    /// A prefix has changed in the trie; false when so many have that this array is of no more use.
+    pub(super) fn change(&mut self, prefix: Prefix) -> bool {
+        self.changed.insert(prefix, ());
+        self.changed.len() <= self.len / CHANGED_SHARE
+    }
+}
+
+/// Where each range starts, and its value; the first starts at 0.
+fn ranges(prefixes: impl Iterator<Item = (Prefix, u32)>) -> impl Iterator<Item = (u128, u32)> {
+    // The prefixes around the place that the sweep has come to, the innermost last: last address and value.
+    let mut around: Vec<(u128, u32)> = Vec::new();
+    let mut prefixes = prefixes.map(|((start, len), value)| {
+        let last = start | u128::MAX.checked_shr(len.into()).unwrap_or(0);
+        (start, last, value)
+    });
+    let mut next = prefixes.next();
+    let mut first = Some((0, NONE));
+    std::iter::from_fn(move || {
+        if let Some(first) = first.take() {
+            return Some(first);
+        }
+        loop {
+            match (next, around.last()) {
+                // The innermost ends before the next begins: what is around it goes on.
+                (_, Some(&(last, _))) if next.is_none_or(|(start, ..)| start > last) => {
+                    around.pop();
+                    let value = around.last().map_or(NONE, |(_, value)| *value);
+                    if let Some(start) = last.checked_add(1) {
+                        return Some((start, value));
+                    }
+                }
+                (Some((start, last, value)), _) => {
+                    around.push((last, value));
+                    next = prefixes.next();
+                    return Some((start, value));
+                }
+                (None, None) => return None,
+                // No arm is left for it: with something around, the first one takes it.
+                (None, Some(_)) => return None,
+            }
+        }
+    })
+}
+
+/// Sorted starts of ranges, with an index over their upper bits.
+#[derive(Clone)]
+struct Sorted<K> {
+    ranges: Vec<(K, u32)>,
+    /// For each slot of addresses the first range that starts in it or later; one more at the end.
+    slots: Vec<u32>,
+    /// The first slot begins at `base`, and each has this many bits.
+    base: K,
+    bits: u32,
+}
+
+/// An address, or the upper half of one.
+trait Bits: Copy + Ord {
+    const ZERO: Self;
+    fn minus(self, other: Self) -> Self;
+    fn slot(self, bits: u32) -> usize;
+    fn width(self) -> u32;
+}
+
+macro_rules! bits {
+    ($kind:ty) => {
+        impl Bits for $kind {
+            const ZERO: Self = 0;
+            #[inline]
+            fn minus(self, other: Self) -> Self {
+                self - other
+            }
+            #[inline]
+            fn slot(self, bits: u32) -> usize {
+                usize::try_from(self.checked_shr(bits).unwrap_or(0)).unwrap_or(usize::MAX)
+            }
+            fn width(self) -> u32 {
+                Self::BITS - self.leading_zeros()
+            }
+        }
+    };
+}
+
+bits!(u64);
+bits!(u128);
+
+impl<K: Bits> Sorted<K> {
+    fn new(starts: impl Iterator<Item = (K, u32)>) -> Self {
+        let mut ranges: Vec<(K, u32)> = Vec::new();
+        for (start, value) in starts {
+            match ranges.last_mut() {
+                // A prefix that begins where the one around it begins, or where the one before it ends.
+                Some(last) if last.0 == start => last.1 = value,
+                Some(last) if last.1 == value => {}
+                _ => ranges.push((start, value)),
+            }
+        }
+        ranges.shrink_to_fit();
+        let base = ranges.get(1).map_or(K::ZERO, |(start, _)| *start);
+        let span = ranges.last().map_or(K::ZERO, |(start, _)| *start).max(base).minus(base);
+        // About two ranges a slot.
+        let wanted = (ranges.len() / 2).max(1).ilog2();
+        let bits = span.width().saturating_sub(wanted);
+        let count = span.slot(bits) + 1;
+        let mut slots = vec![0u32; count + 1];
+        for (start, _) in &ranges {
+            if *start >= base {
+                slots[start.minus(base).slot(bits) + 1] += 1;
+            }
+        }
+        // The range at 0 lies before the first slot, unless it begins there.
+        let before = ranges.iter().take_while(|(start, _)| *start < base).count() as u32;
+        let mut sum = before;
+        for slot in &mut slots {
+            sum += *slot;
+            *slot = sum;
+        }
+        Self { ranges, slots, base, bits }
+    }
+
+    /// The value of the range that holds `key`.
+    #[inline]
+    fn get(&self, key: K) -> u32 {
+        if key < self.base {
+            return self.ranges[0].1;
+        }
+        let slot = key.minus(self.base).slot(self.bits).min(self.slots.len() - 2);
+        let (from, to) = (self.slots[slot] as usize, self.slots[slot + 1] as usize);
+        let after = from + self.ranges[from..to].partition_point(|(start, _)| *start <= key);
+        self.ranges[after - 1].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Addresses that are close to each other, at either end of the space and in between.
+    fn address() -> impl Strategy<Value = u128> {
+        (0u8..4, 0u128..64, 0u32..60).prop_map(|(place, low, shift)| match place {
+            0 => low << shift,
+            1 => u128::MAX - (low << shift),
+            2 => 0x2001_0db8 << 96 | low << (shift + 30),
+            _ => 0x2001_0db8 << 96 | low << 64,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn says_what_the_trie_says(
+            prefixes in proptest::collection::vec((address(), 0u8..=128, 0u32..5), 0..60),
+            changes in proptest::collection::vec((address(), 0u8..=128, proptest::option::of(0u32..5)), 0..4),
+            asked in proptest::collection::vec(address(), 40),
+            upper: bool,
+        ) {
+            let net = |address: u128, len: u8| {
+                let len = if upper { len / 2 } else { len };
+                (address & !u128::MAX.checked_shr(len.into()).unwrap_or(0), len)
+            };
+            let mut trie = PrefixMap::new();
+            for (address, len, value) in &prefixes {
+                trie.insert(net(*address, *len), *value);
+            }
+            let entries = trie.iter().map(|(prefix, value)| (prefix, *value));
+            let mut flat = Flat::new(entries, trie.len(), trie.iter().any(|((_, len), _)| len > 64));
+            let wanted = |trie: &PrefixMap<Prefix, u32>, ip: u128| trie.get_lpm(&(ip, 128)).map(|(_, value)| *value);
+            let edges = trie.iter().flat_map(|((start, len), _)| {
+                let last = start | u128::MAX.checked_shr(len.into()).unwrap_or(0);
+                [start, last, start.wrapping_sub(1), last.wrapping_add(1)]
+            });
+            let asked: Vec<u128> = edges.chain(asked).collect();
+            for ip in &asked {
+                prop_assert!(flat.knows(*ip));
+                prop_assert_eq!(flat.get(*ip), wanted(&trie, *ip), "{:032x}", ip);
+            }
+            for (address, len, value) in changes {
+                let prefix = net(address, len);
+                match value {
+                    Some(value) => drop(trie.insert(prefix, value)),
+                    None => drop(trie.remove(&prefix)),
+                }
+                flat.change(prefix);
+            }
+            for ip in &asked {
+                prop_assert!(!flat.knows(*ip) || flat.get(*ip) == wanted(&trie, *ip), "{:032x}", ip);
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The rules of a file while it is read: added, deleted, and moved between sets.
+//!
+//! What: a command costs what it changes and no look at the rules, however many there are. Rules that one command may take
+//! together share a unit (one number, one set when they were added); units are in groups, and a set is a list of groups.
+//! So a number is deleted or moved by its units, and a set is moved, swapped or deleted by its groups.
+//!
+//! Invariant: what is gone (a unit, or its group) never comes back, and units only ever grow together: each is cleared
+//! away, or joined with another, once.
+//!
+//! References: union-find with path halving (Tarjan and van Leeuwen 1984).
+
+use std::collections::BTreeMap;
+
+use super::order;
+use crate::rules::{RESERVED_SET, Rule};
+
+/// Sets are 0 to 31.
+const SETS: usize = 32;
+
+#[derive(Default)]
+pub(super) struct Drafts {
+    /// Each with its unit, as that was when the rule was added.
+    rules: Vec<(Rule, u32)>,
+    units: Vec<Unit>,
+    /// The units of each number; some of them may be gone.
+    by_number: BTreeMap<u32, Vec<u32>>,
+    /// Whether a group's rules are there.
+    groups: Vec<bool>,
+    /// The groups of each set; new rules go into the last one.
+    sets: [Vec<u32>; SETS],
+}
+
+struct Unit {
+    /// The unit that this one has joined, or its own index.
+    joined: u32,
+    /// `None` when it is deleted.
+    group: Option<u32>,
+}
+
+impl Drafts {
+    pub(super) fn add(&mut self, rule: Rule) {
+        let group = self.group_of(rule.set);
+        let units = self.by_number.entry(rule.number).or_default();
+        let unit = match units.last() {
+            Some(last) if self.units[*last as usize].group == Some(group) => *last,
+            _ => {
+                let unit = self.units.len() as u32;
+                self.units.push(Unit { joined: unit, group: Some(group) });
+                units.push(unit);
+                unit
+            }
+        };
+        self.rules.push((rule, unit));
+    }
+
+    /// The highest number in use; 0 when there is no rule.
+    pub(super) fn last_number(&mut self) -> u32 {
+        while let Some(mut entry) = self.by_number.last_entry() {
+            while let Some(unit) = entry.get().last() {
+                if self.units[*unit as usize].group.is_some_and(|group| self.groups[group as usize]) {
+                    return *entry.key();
+                }
+                entry.get_mut().pop();
+            }
+            entry.remove();
+        }
+        0
+    }
+
+    /// Deletes the rules with these numbers. Whether there were any.
+    pub(super) fn delete(&mut self, lo: u32, hi: u32) -> bool {
+        let mut any = false;
+        while let Some((&number, _)) = (lo <= hi).then(|| self.by_number.range(lo..=hi).next()).flatten() {
+            for unit in self.by_number.remove(&number).unwrap_or_default() {
+                let group = self.units[unit as usize].group.take();
+                any |= group.is_some_and(|group| self.groups[group as usize]);
+            }
+        }
+        any
+    }
+
+    pub(super) fn delete_set(&mut self, set: u8) {
+        for group in std::mem::take(&mut self.sets[usize::from(set)]) {
+            self.groups[group as usize] = false;
+        }
+    }
+
+    /// Deletes all rules but those of set 31.
+    pub(super) fn flush(&mut self) {
+        (0..RESERVED_SET).for_each(|set| self.delete_set(set));
+    }
+
+    pub(super) fn move_set(&mut self, from: u8, to: u8) {
+        if from == to {
+            return;
+        }
+        let mut moved = std::mem::take(&mut self.sets[usize::from(from)]);
+        let there = &mut self.sets[usize::from(to)];
+        // The shorter list joins the longer one, so that a group is moved a few times at most.
+        if moved.len() > there.len() {
+            std::mem::swap(&mut moved, there);
+        }
+        there.append(&mut moved);
+    }
+
+    pub(super) fn swap_sets(&mut self, a: u8, b: u8) {
+        self.sets.swap(usize::from(a), usize::from(b));
+    }
+
+    /// Moves the rules of one number.
+    pub(super) fn move_rule(&mut self, number: u32, to: u8) {
+        let group = self.group_of(to);
+        let Self { units, groups, by_number, .. } = self;
+        let Some(list) = by_number.get_mut(&number) else { return };
+        list.retain(|unit| units[*unit as usize].group.is_some_and(|group| groups[group as usize]));
+        let Some(&first) = list.first() else { return };
+        for unit in list.drain(1..) {
+            units[unit as usize].joined = first;
+        }
+        units[first as usize].group = Some(group);
+    }
+
+    /// The rules that are there, in order, each in the set that it ended in.
+    pub(super) fn finish(mut self) -> Vec<Rule> {
+        let mut set_of = vec![None; self.groups.len()];
+        for (set, groups) in self.sets.iter().enumerate() {
+            groups.iter().for_each(|group| set_of[*group as usize] = Some(set as u8));
+        }
+        let mut rules = Vec::with_capacity(self.rules.len() + 1);
+        for (rule, unit) in std::mem::take(&mut self.rules) {
+            let unit = self.joined(unit);
+            let group = self.units[unit as usize].group;
+            if let Some(set) = group.and_then(|group| set_of[group as usize]) {
+                rules.push(Rule { set, ..rule });
+            }
+        }
+        rules.sort_by_key(|rule| order(rule.number));
+        rules
+    }
+
+    /// The unit that a unit is in now.
+    fn joined(&mut self, mut unit: u32) -> u32 {
+        loop {
+            let next = self.units[unit as usize].joined;
+            if next == unit {
+                return unit;
+            }
+            self.units[unit as usize].joined = self.units[next as usize].joined;
+            unit = next;
+        }
+    }
+
+    /// The group that rules of this set go into.
+    fn group_of(&mut self, set: u8) -> u32 {
+        let groups = &mut self.sets[usize::from(set)];
+        if let Some(group) = groups.last() {
+            return *group;
+        }
+        let group = self.groups.len() as u32;
+        self.groups.push(true);
+        groups.push(group);
+        group
+    }
+}
