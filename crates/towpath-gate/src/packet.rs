@@ -116,12 +116,16 @@ impl Packet<'_> {
         Some(Flow { ends, proto: self.proto, src_port, dst_port, tenant: 0 })
     }
 
-    /// What the packet contributes to its state. Bytes are those of the IP packet, as ipfw counts them; of
-    /// the frame when not IP.
+    /// The bytes that count: those of the IP packet, as in ipfw; of the frame on the wire when not IP.
+    #[inline]
+    pub fn counted_bytes(&self) -> u32 {
+        if self.ip_len == 0 { self.wire_len } else { self.ip_len }
+    }
+
+    /// What the packet contributes to its state, with its [`Packet::counted_bytes`].
     #[inline]
     pub fn segment(&self) -> Segment {
-        let bytes = if self.ip_len == 0 { self.wire_len } else { self.ip_len };
-        let base = Segment { bytes, ..Segment::default() };
+        let base = Segment { bytes: self.counted_bytes(), ..Segment::default() };
         match self.proto {
             proto::TCP => Segment {
                 tcp_flags: self.tcp_flags,

@@ -196,6 +196,12 @@ impl Index {
         Candidate { position: next as usize, holds }
     }
 
+    /// Whether the rule at this position looks a state up, as long as that can tell something new: then it is the next.
+    #[inline]
+    pub(super) fn probes_at(&self, at: usize, memo: Memo) -> bool {
+        self.next_probe(at, memo) as usize == at
+    }
+
     #[inline]
     fn next_probe(&self, at: usize, memo: Memo) -> u32 {
         let first = self.probe[at];

@@ -44,9 +44,15 @@ impl Gate {
     /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
     /// next one. `now` never goes back.
     pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
-        let mut lanes = self.program.index.lanes(packet, walk.dir);
+        let dir = walk.dir;
+        let mut lanes = None;
         self.walk_rules(walk, packet, now, |gate, at, memo| {
-            gate.program.index.next(at, &mut lanes, packet, memo)
+            // A state ends most walks at their first rule: nothing is put together before that.
+            let index = &gate.program.index;
+            if index.probes_at(at, memo) {
+                return Candidate { position: at, holds: false };
+            }
+            index.next(at, lanes.get_or_insert_with(|| index.lanes(packet, dir)), packet, memo)
         })
     }
 
@@ -222,6 +228,9 @@ impl Gate {
         self.count(at, packet, now);
         let rule = &self.program.rules[at];
         let act = rule.act;
+        if matches!(act, Act::Allow) && rule.log.is_none() && rule.tag.is_none() {
+            return self.stop(at, walk, Step::Pass);
+        }
         if rule.log.is_some() {
             self.log_packet(at, walk, packet, now);
         }
@@ -308,7 +317,7 @@ impl Gate {
     fn count(&mut self, at: usize, packet: &Packet<'_>, now: Time) {
         let counter: &mut Counter = &mut self.counters[at];
         counter.packets += 1;
-        counter.bytes += u64::from(packet.segment().bytes);
+        counter.bytes += u64::from(packet.counted_bytes());
         counter.last = now;
     }
 
@@ -375,7 +384,7 @@ impl Gate {
     fn police(&mut self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time, pipe: u32) -> Next {
         let step = match self.pipes.get_mut(&pipe) {
             None => Step::Drop(DropReason::NoPipe),
-            Some(bucket) => match bucket.take(packet.segment().bytes.into(), now) {
+            Some(bucket) => match bucket.take(packet.counted_bytes().into(), now) {
                 true => Step::Pass,
                 false => Step::Drop(DropReason::Policed),
             },

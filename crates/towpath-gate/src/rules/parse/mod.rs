@@ -29,6 +29,11 @@ use super::token::{Line, lines};
 const AUTOINC_STEP: u32 = 100;
 /// Most errors that are reported for one file; the rest is counted.
 const MAX_ERRORS: usize = 10_000;
+/// Words that begin a line of a shell script.
+const SHELL: &[&str] = &[
+    "if", "then", "else", "elif", "fi", "for", "do", "done", "while", "until", "case", "esac", ".", "export",
+    "echo", "exit", "kldload", "route", "ifconfig", "{", "}",
+];
 /// Columns up to which the ends of words are looked for.
 const MAX_COLUMN: u32 = 65_536;
 /// Among more names than these nobody is told which was probably meant: it costs their number times the unknown ones'.
@@ -127,6 +132,14 @@ fn find_ends(text: &str, findings: &mut [Diagnostic]) {
         let breaks = |c: &char| !c.is_whitespace() && !matches!(c, ',' | '{' | '}' | '(' | ')' | '#');
         let more = if breaks(&first) { rest.take(MAX_COLUMN as usize).take_while(breaks).count() } else { 0 };
         finding.end = finding.column + 1 + more as u32;
+        let word = || text.chars().skip(finding.column.saturating_sub(1) as usize).take(1 + more);
+        if word().any(|c| matches!(c, '$' | '`')) {
+            let hint =
+                "variables are the shell's: write what it stands for, or let the shell write this file";
+            finding.hint = Some(hint.to_owned());
+        } else if word().any(|c| c == '\\') {
+            finding.hint = Some("leave the backslash out: no shell reads this file".to_owned());
+        }
     }
 }
 
@@ -205,7 +218,7 @@ impl Builder {
                 Some((reason, instead)) => {
                     Fault::new(at, format!("command \"{other}\" is not supported: {reason}")).hint(instead)
                 }
-                None if other.contains(['=', '$', '`']) => {
+                None if other.contains(['=', '`', '[', '(']) || SHELL.contains(&other) => {
                     Fault::new(at, format!("unknown command {}", quoted(other)))
                         .hint("a rule file holds ipfw commands, not a shell script")
                 }
