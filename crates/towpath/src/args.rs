@@ -13,6 +13,7 @@ use clap_complete::Shell;
 use towpath_ring::{Fanout, Overload};
 
 use crate::command::bpf::Bpf;
+use crate::command::ctl::Ctl;
 use crate::command::explain::Explain;
 use crate::command::frame::Frame;
 use crate::command::wiring::Wiring;
@@ -29,6 +30,8 @@ pub(crate) mod exit {
     pub(crate) const BAD_RULES: u8 = 3;
     /// An inspector could not be started, did not attach, or its socket refused us.
     pub(crate) const INSPECTOR: u8 = 4;
+    /// There is no engine at the control socket, it does not let us in, or it cannot have the socket.
+    pub(crate) const NO_ENGINE: u8 = 5;
     /// Wrong usage (`EX_USAGE` of sysexits.h).
     pub(crate) const USAGE: u8 = 64;
 }
@@ -42,12 +45,13 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
-4 an inspector did not start or attach, 64 wrong usage.";
+4 an inspector did not start or attach, 5 no engine or no control socket, 64 wrong usage.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Replay(Replay),
     Check(Check),
+    Ctl(Ctl),
     Explain(Explain),
     Inspect(Inspect),
     Frame(Frame),
@@ -117,6 +121,10 @@ pub(crate) struct Replay {
     /// They are what a port that can send would have sent back: at most 200 a second of the capture's time and port.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) replies: Option<PathBuf>,
+
+    /// Serve `towpath ctl` on a Unix socket at PATH, for this user and root
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) control: Option<PathBuf>,
 
     /// How long an inspector may keep a packet, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]

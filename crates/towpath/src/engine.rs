@@ -21,6 +21,7 @@
 
 mod path;
 mod replies;
+mod view;
 
 use std::collections::VecDeque;
 
@@ -35,6 +36,8 @@ use self::path::{
     label, obey,
 };
 use self::replies::Replies;
+use self::view::View;
+use crate::control::Observed;
 use crate::conversations::Conversations;
 use crate::queue::{Channel, DefaultVerdict, Offer, Policy, Queue};
 use crate::report::{self, Report};
@@ -57,6 +60,13 @@ pub trait Edge {
     ///
     /// The engine gives the error to its caller; the packet counts as passed.
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error>;
+
+    /// Answers those who look at the engine from outside; called once per burst, and while the engine waits. Returns for
+    /// how many nanoseconds at most the engine may sleep before it calls this again. The default: nobody looks.
+    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+        let _ = engine;
+        u64::MAX
+    }
 
     /// Sends the answer to a rejected packet out by `port`, where that packet came in. False when the port cannot send,
     /// or not now: the answer is then lost, and counted.
@@ -225,12 +235,23 @@ impl<E: Edge> Engine<E> {
         self.gate.expire(self.clock, EXPIRE_BUDGET);
         let late = self.reassembler.expire(self.clock);
         self.count(Fate::Dropped, late);
+        self.attend();
         if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
             return Ok(());
         }
         for queue in &mut self.queues {
             queue.kick();
         }
+        self.poll().map(drop)
+    }
+
+    /// Nothing has come for a while: collects what inspectors have decided meanwhile, and answers those who look.
+    ///
+    /// # Errors
+    ///
+    /// What [`Edge::send`] said.
+    pub fn idle(&mut self) -> Result<(), E::Error> {
+        self.attend();
         self.poll().map(drop)
     }
 
@@ -368,6 +389,12 @@ impl<E: Edge> Engine<E> {
         next
     }
 
+    /// Lets others look; how long the engine may sleep.
+    fn attend(&mut self) -> u64 {
+        let Self { edge, queues, gate, wall, .. } = self;
+        edge.attend(&mut View { queues, ports: gate.ports(), wall: *wall })
+    }
+
     fn count(&mut self, fate: Fate, parts: u32) {
         match fate {
             Fate::Dropped => self.totals.dropped += u64::from(parts),
@@ -388,6 +415,7 @@ impl<E: Edge> Engine<E> {
                 std::hint::spin_loop();
             }
         }
+        let patience = self.attend();
         let backlogged = self.backlog.front().copied();
         let oldest = backlogged.or_else(|| self.window.oldest_waiting());
         let packet = oldest.and_then(|ticket| self.window.waiting_mut(ticket)).map(|(_, p)| p.wait);
@@ -398,7 +426,7 @@ impl<E: Edge> Engine<E> {
             // Only one inspector can wake us: while others have packets too, look again soon.
             let alone = self.queues.iter_mut().map(Queue::busy).sum::<usize>() <= 1;
             let look = if alone { u64::MAX } else { self.wall + LOOK };
-            let until = due.unwrap_or(u64::MAX).min(look);
+            let until = due.unwrap_or(u64::MAX).min(look).min(self.wall.saturating_add(patience));
             self.queues[queue].wait(self.wall, until);
         }
         self.poll().map(drop)

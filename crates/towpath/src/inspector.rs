@@ -9,10 +9,10 @@ use tempfile::TempDir;
 use thiserror::Error;
 use towpath_port::MAX_FRAME;
 use towpath_ring::{
-    self as ring, Cause, Config, Death, Decision, Endpoint, Flags, Full, Loss, Meta, Seq, Verdict,
+    self as ring, Cause, Config, Death, Decision, Endpoint, Flags, FrameOut, Full, Loss, Meta, Seq, Verdict,
 };
 
-use crate::queue::{Answer, Channel, Gone, Outcome, Policy, Reply};
+use crate::queue::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
 
 /// How long a process has to attach.
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,6 +93,8 @@ pub struct Inspector {
     channel: Option<ring::Channel>,
     child: Child,
     attached: bool,
+    /// What is left of a channel that is gone.
+    last: Option<About>,
 }
 
 impl Socket {
@@ -136,7 +138,7 @@ impl Socket {
             .stdout(io::stderr())
             .spawn()
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
-        let mut inspector = Inspector { channel: None, child, attached: false };
+        let mut inspector = Inspector { channel: None, child, attached: false, last: None };
         inspector.channel = Some(self.attach(&mut inspector.child, first)?);
         inspector.attached = true;
         Ok(inspector)
@@ -209,6 +211,20 @@ impl Channel for Inspector {
         self.channel.as_ref().is_none_or(ring::Channel::is_dead)
     }
 
+    fn about(&self) -> Option<About> {
+        let Some(channel) = &self.channel else { return self.last.clone() };
+        Some(About {
+            peer: channel.peer(),
+            name: channel.name().to_owned(),
+            geometry: channel.geometry(),
+            stats: channel.stats(),
+        })
+    }
+
+    fn frames(&self) -> Vec<FrameOut> {
+        self.channel.as_ref().map_or(Vec::new(), |channel| channel.frames().collect())
+    }
+
     fn gone(&mut self) -> Option<Gone> {
         let channel = self.channel.as_ref()?;
         let death = channel.death()?;
@@ -217,6 +233,7 @@ impl Channel for Inspector {
             n if distrusted => format!("the inspector was detached: it wrote {n} words that have no meaning"),
             _ => format!("the inspector is gone: {death}"),
         };
+        self.last = self.about();
         // Its memory is given back now; the process is waited for when the run is over, not by the engine.
         self.channel = None;
         Some(Gone { why, distrusted })

@@ -3,6 +3,7 @@
 //! The command line `towpath` is a thin layer over this library.
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod conversations;
 pub mod engine;
 pub mod flows;

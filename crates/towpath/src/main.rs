@@ -20,8 +20,10 @@ fn main() -> ExitCode {
             return code.into();
         }
     };
+    command::log::start();
     let code = match cli.command {
         Command::Replay(args) => command::replay::run(&args),
+        Command::Ctl(args) => command::ctl::run(&args),
         Command::Check(args) => command::check::run(&args),
         Command::Explain(args) => command::explain::run(&args),
         Command::Inspect(args) => command::inspect::run(&args),

@@ -2,9 +2,11 @@
 
 pub(crate) mod bpf;
 pub(crate) mod check;
+pub(crate) mod ctl;
 pub(crate) mod explain;
 pub(crate) mod frame;
 pub(crate) mod inspect;
+pub(crate) mod log;
 pub(crate) mod pages;
 pub(crate) mod replay;
 pub(crate) mod wiring;

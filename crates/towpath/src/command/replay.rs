@@ -2,10 +2,12 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
+use towpath::control::{self, Desk, Observed, Server};
 use towpath::engine::{Edge, Engine, Meta};
 use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
@@ -21,6 +23,12 @@ use crate::command::{answer, fail, link, warn};
 
 /// Frames of one burst.
 const BURST: usize = 64;
+
+/// Bursts between the thread that reads a slow capture and the engine.
+const BURSTS: usize = 4;
+
+/// How long the engine leaves inspectors and `towpath ctl` alone while nothing comes.
+const IDLE: Duration = Duration::from_millis(5);
 
 pub(crate) fn run(args: &Replay) -> u8 {
     let text = match replay(args) {
@@ -41,28 +49,39 @@ pub(crate) fn run(args: &Replay) -> u8 {
 fn replay(args: &Replay) -> Result<Report, Failure> {
     let (gate, arrivals) = args.wiring.gate(&args.rules, None)?;
     let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
-    let mut captures = captures.map_err(Failure::NoCapture)?;
+    let captures = captures.map_err(Failure::NoCapture)?;
     let writer = |path: &PathBuf, option| writer(path, option, args);
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
 
     let policy =
         Policy { deadline: nanos(args.deadline), default: args.default_verdict.into(), ..Policy::default() };
+    let (_server, desk) = match &args.control {
+        Some(path) => Server::open(path).map(|(server, desk)| (Some(server), Some(desk)))?,
+        None => (None, None),
+    };
     let queues = queues(args, policy)?;
-    let edge = Outside { start: Instant::now(), out, replies, failed: None };
+    let edge = Outside { start: Instant::now(), out, replies, failed: None, desk };
     let mut engine = Engine::new(edge, gate, arrivals, queues, policy);
 
     let start = Instant::now();
     let mut progress = Progress::new(&captures);
-    for capture in &mut captures {
-        take(capture, &mut engine, &mut progress)?;
+    let mut taken = Vec::new();
+    for (path, mut capture) in args.captures.iter().zip(captures) {
+        // Standard input may be a capture that is still being made: nobody else has to wait for it.
+        if path.as_os_str() == "-" && (args.control.is_some() || !args.queues.is_empty()) {
+            taken.extend(take_slow(capture, &mut engine)?);
+        } else {
+            take(&mut capture, &mut engine, &mut progress)?;
+            taken.push(capture);
+        }
     }
     engine.finish().map_err(Failure::Output)?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
-    let report = Report { seconds, captures: captures.len(), ..engine.report() };
-    tell_warnings(&captures, &report);
+    let report = Report { seconds, captures: args.captures.len(), ..engine.report() };
+    tell_warnings(&taken, &report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
     failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
     for file in [out, replies].into_iter().flatten() {
@@ -79,17 +98,61 @@ fn take(
 ) -> Result<(), Failure> {
     let mut burst = Burst::new(BURST);
     while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
-        // A pcapng capture knows its resolution only once it has come to its first packet.
-        if capture.resolution() == Resolution::Nanos {
-            let Outside { out, replies, .. } = engine.edge_mut();
-            [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
-        }
-        let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
-        engine.handle_burst(frames).map_err(Failure::Output)?;
+        take_burst(&burst, capture.resolution(), engine)?;
         progress.advance(capture);
     }
     progress.finish(capture);
     Ok(())
+}
+
+/// Takes a capture that may keep us waiting: a thread reads it, so that inspectors are heard meanwhile. The thread is not
+/// waited for when something fails here; it may be reading for ever.
+fn take_slow(
+    mut capture: pcap::Reader,
+    engine: &mut Engine<Outside>,
+) -> Result<Option<pcap::Reader>, Failure> {
+    let (empty, empties) = sync_channel(BURSTS);
+    let (full, fulls) = sync_channel(BURSTS);
+    for _ in 0..BURSTS {
+        let _ = empty.send(Burst::new(BURST));
+    }
+    let reader = std::thread::spawn(move || {
+        while let Ok(mut burst) = empties.recv() {
+            let received = capture.receive(&mut burst);
+            let last = !matches!(received, Ok(Received::Frames));
+            if full.send((received, burst, capture.resolution())).is_err() || last {
+                break;
+            }
+        }
+        capture
+    });
+    loop {
+        let (received, burst, resolution) = match fulls.recv_timeout(IDLE) {
+            Ok(full) => full,
+            Err(RecvTimeoutError::Timeout) => {
+                engine.idle().map_err(Failure::Output)?;
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        if received.map_err(Failure::Capture)? != Received::Frames {
+            break;
+        }
+        take_burst(&burst, resolution, engine)?;
+        let _ = empty.send(burst);
+    }
+    // It has ended, or panicked and said so.
+    Ok(reader.join().ok())
+}
+
+fn take_burst(burst: &Burst, resolution: Resolution, engine: &mut Engine<Outside>) -> Result<(), Failure> {
+    // A pcapng capture knows its resolution only once it has come to its first packet.
+    if resolution == Resolution::Nanos {
+        let Outside { out, replies, .. } = engine.edge_mut();
+        [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
+    }
+    let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
+    engine.handle_burst(frames).map_err(Failure::Output)
 }
 
 fn meta(frame: &Frame<'_>) -> Meta {
@@ -217,6 +280,8 @@ struct Outside {
     replies: Option<pcap::Writer>,
     /// Why an answer could not be written.
     failed: Option<towpath_port::Error>,
+    /// Where `towpath ctl` is answered.
+    desk: Option<Desk>,
 }
 
 impl Edge for Outside {
@@ -230,6 +295,10 @@ impl Edge for Outside {
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
         let Some(out) = &mut self.out else { return Ok(()) };
         out.write(captured(frame, meta), None)
+    }
+
+    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine))
     }
 
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
@@ -299,6 +368,8 @@ enum Failure {
     /// What passed cannot be written.
     Output(towpath_port::Error),
     Inspector(inspector::Error),
+    /// There is no control socket.
+    Control(control::BindError),
 }
 
 impl Failure {
@@ -309,6 +380,7 @@ impl Failure {
             Self::NoCapture(error) => fail(exit::NO_CAPTURE, error),
             Self::Capture(error) | Self::Output(error) => fail(exit::FAILED, error),
             Self::Inspector(error) => fail(exit::INSPECTOR, error),
+            Self::Control(error) => fail(exit::NO_ENGINE, format_args!("--control: {error}")),
         }
     }
 }
@@ -316,6 +388,12 @@ impl Failure {
 impl From<Wrong> for Failure {
     fn from(wrong: Wrong) -> Self {
         Self::Wrong(wrong)
+    }
+}
+
+impl From<control::BindError> for Failure {
+    fn from(error: control::BindError) -> Self {
+        Self::Control(error)
     }
 }
 

@@ -2,10 +2,15 @@
 
 use std::collections::VecDeque;
 
-use towpath_ring::{self as ring, Full, Loss, Meta, Seq};
+use towpath_ring::{self as ring, Fanout, FrameOut, Full, Loss, Meta, Overload, Seq};
 
-use super::{Channel, Gone, Outcome};
+use super::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
+use crate::control::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
+use crate::control::{Note, Tap};
 use crate::window::Ticket;
+
+/// Traces of one channel at a time.
+const TAPS: usize = 8;
 
 /// Who waits for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub struct Listener<C> {
     /// Frames that it has now.
     open: u32,
     gone: Option<Gone>,
+    verdicts: Verdicts,
+    taps: Vec<Tap>,
     /// It has been late once.
     late: bool,
     /// Its end was told.
@@ -55,6 +62,8 @@ impl<C: Channel> Listener<C> {
             first: 0,
             open: 0,
             gone: None,
+            verdicts: Verdicts::default(),
+            taps: Vec::new(),
             late: false,
             ended: false,
         }
@@ -85,15 +94,95 @@ impl<C: Channel> Listener<C> {
         self.gone.as_ref()
     }
 
-    /// Of an undecided frame: how many bytes it has, and when it was handed over.
-    pub fn frame(&self, Seq(sequence): Seq) -> Option<(u32, u64)> {
-        let held = self.held.get(sequence.wrapping_sub(self.first) as usize)?;
-        (held.slot != Slot::Decided).then_some((held.len, held.since))
+    /// The channel and its ring, as they are at `now`.
+    pub fn ring(&self, queue: u16, policy: &Policy, now: u64) -> Ring {
+        let ring = Ring {
+            channel: self.number,
+            queue,
+            gone: self.gone.as_ref().map(|gone| gone.why.clone()),
+            fanout: fanout_word(policy.fanout).to_owned(),
+            overload: overload_words(policy.overload),
+            depth: self.open,
+            oldest: self.held.front().map(|held| now.saturating_sub(held.since)),
+            traces: self.taps.len() as u32,
+            ..Ring::default()
+        };
+        let Some(About { peer, name, geometry, stats }) = self.channel.about() else { return ring };
+        let lost = |loss: Loss| stats.lost_by[loss as usize];
+        let lost = Lost {
+            no_room: lost(Loss::NoRoom),
+            oldest: lost(Loss::Oldest),
+            dropped: lost(Loss::Dropped),
+            passed: lost(Loss::Passed),
+            handed_on: lost(Loss::HandedOn),
+            too_large: lost(Loss::TooLarge),
+            other: 0,
+        };
+        let Lost { no_room, oldest, dropped, passed, handed_on, too_large, .. } = lost;
+        let named = no_room + oldest + dropped + passed + handed_on + too_large;
+        Ring {
+            name,
+            pid: peer.pid,
+            uid: peer.uid,
+            block_size: geometry.block_size,
+            block_nr: geometry.block_nr,
+            frame_size: geometry.frame_size,
+            frame_nr: geometry.frame_nr,
+            used: self.channel.frames().iter().map(|frame| frame.frames).sum(),
+            high_water: stats.high_water,
+            held: stats.held,
+            published: stats.published,
+            bytes: stats.bytes,
+            verdicts: Verdicts { decided: stats.decided, cumulative: stats.cumulative, ..self.verdicts },
+            defaults: Defaults { overdue: stats.overdue, garbage: stats.garbage, drained: stats.drained },
+            lost: Lost { other: stats.lost.saturating_sub(named), ..lost },
+            full: stats.full,
+            late: stats.late,
+            violations: stats.violations,
+            wakeups: stats.wakeups,
+            oneshots: stats.oneshots,
+            gaps: stats.gaps,
+            ..ring
+        }
     }
 
-    /// When the oldest frame that it has was handed over.
-    pub fn oldest(&self) -> Option<u64> {
-        self.held.front().map(|held| held.since)
+    /// The frames that are not free, as they are at `now`.
+    pub fn frames(&self, now: u64) -> Vec<Frame> {
+        let frame_size = self.channel.about().map_or(0, |about| about.geometry.frame_size);
+        let row = |out: FrameOut| {
+            let held = self.held.get(out.seq.0.wrapping_sub(self.first) as usize);
+            let held = held.filter(|held| held.slot != Slot::Decided);
+            let len = held.map(|held| held.len);
+            let alone = len.is_some_and(|len| u64::from(len) > u64::from(out.frames) * u64::from(frame_size));
+            Frame {
+                seq: out.seq.0,
+                first: out.first,
+                frames: out.frames,
+                state: match (out.overdue, out.held) {
+                    (true, _) => State::Overdue,
+                    (false, true) => State::Skip,
+                    (false, false) if alone => State::Copy,
+                    (false, false) => State::Valid,
+                },
+                len,
+                kind: if held.is_some() { Kind::Packet } else { Kind::Other },
+                age: held.map(|held| now.saturating_sub(held.since)),
+            }
+        };
+        self.channel.frames().into_iter().map(row).collect()
+    }
+
+    /// Copies of what it gets go to `tap` from now on.
+    ///
+    /// # Errors
+    /// The tap back: the inspector is gone, or traced too often already.
+    pub fn trace(&mut self, tap: Tap) -> Result<(), Tap> {
+        self.taps.retain(|tap| !tap.is_over());
+        if self.gone.is_some() || self.taps.len() >= TAPS {
+            return Err(tap);
+        }
+        self.taps.push(tap);
+        Ok(())
     }
 
     /// Says who waits for the frame that was published just now, if one was.
@@ -107,18 +196,20 @@ impl<C: Channel> Listener<C> {
     }
 
     pub(super) fn poll(&mut self, now: u64, each: &mut dyn FnMut(Slot, Outcome<'_>)) -> usize {
-        let Self { channel, held, first, open, gone, late, .. } = self;
+        let Self { channel, held, first, open, gone, late, verdicts, taps, .. } = self;
         if gone.is_some() {
             return 0;
         }
         let mut decided = 0;
         channel.poll(now, &mut |Seq(sequence), outcome| {
             let index = sequence.wrapping_sub(*first) as usize;
-            let slot = held
-                .get_mut(index)
-                .map_or(Slot::Decided, |held| std::mem::replace(&mut held.slot, Slot::Decided));
-            if slot == Slot::Decided {
+            let Some(held) = held.get_mut(index).filter(|held| held.slot != Slot::Decided) else {
                 return debug_assert!(false, "frame {sequence} was decided twice");
+            };
+            let slot = std::mem::replace(&mut held.slot, Slot::Decided);
+            count(verdicts, &outcome);
+            for tap in &mut *taps {
+                tap.decided(Seq(sequence), now.saturating_sub(held.since), || note(&outcome));
             }
             decided += 1;
             *open -= 1;
@@ -129,7 +220,11 @@ impl<C: Channel> Listener<C> {
             held.pop_front();
             *first = first.wrapping_add(1);
         }
+        taps.retain(|tap| !tap.is_over());
         *gone = channel.gone();
+        if gone.is_some() {
+            taps.clear();
+        }
         debug_assert!(gone.is_none() || held.is_empty(), "every frame comes back before the channel goes");
         decided
     }
@@ -165,6 +260,9 @@ impl<C: Channel> ring::Listener for Listener<C> {
         }
         self.held.push_back(Held { slot: Slot::New, len, since: 0 });
         self.open += 1;
+        for tap in &mut self.taps {
+            tap.given(seq, bytes, meta);
+        }
         Ok(seq)
     }
 
@@ -179,5 +277,59 @@ impl<C: Channel> ring::Listener for Listener<C> {
 
     fn is_dead(&self) -> bool {
         self.gone.is_some() || self.channel.is_dead()
+    }
+}
+
+fn count(verdicts: &mut Verdicts, outcome: &Outcome<'_>) {
+    let Outcome::Answer(Reply { answer, flow, .. }) = outcome else { return };
+    verdicts.flow += u64::from(*flow);
+    match answer {
+        Answer::Pass | Answer::Queue(_) | Answer::Repeat => verdicts.pass += 1,
+        Answer::Drop => verdicts.drop += 1,
+        Answer::Reject => verdicts.reject += 1,
+        Answer::Replace(_) => verdicts.replace += 1,
+    }
+}
+
+fn note(outcome: &Outcome<'_>) -> Note {
+    match *outcome {
+        Outcome::Overdue => Note::Overdue,
+        Outcome::Garbage => Note::Garbage,
+        Outcome::Orphan => Note::Orphan,
+        Outcome::Answer(Reply { answer, mark, flow }) => {
+            let verdict = match answer {
+                Answer::Pass => "pass".to_owned(),
+                Answer::Drop => "drop".to_owned(),
+                Answer::Reject => "reject".to_owned(),
+                Answer::Replace(bytes) => format!("replace by {} bytes", bytes.len()),
+                Answer::Queue(number) => format!("queue {number}"),
+                Answer::Repeat => "repeat".to_owned(),
+            };
+            Note::Verdict { verdict, mark, flow }
+        }
+    }
+}
+
+/// The word of the command line.
+fn fanout_word(fanout: Fanout) -> &'static str {
+    match fanout {
+        Fanout::Exclusive => "exclusive",
+        Fanout::FlowHash => "flow",
+        Fanout::Cpu => "cpu",
+        Fanout::LeastLoaded => "least",
+        Fanout::Broadcast => "broadcast",
+        Fanout::Tap => "tap",
+    }
+}
+
+/// The words of the command line.
+fn overload_words(overload: Overload) -> String {
+    match overload {
+        Overload::Block => "block".to_owned(),
+        Overload::DropNewest => "drop-newest".to_owned(),
+        Overload::DropOldest(max) => format!("drop-oldest:{max}"),
+        Overload::Pass => "pass".to_owned(),
+        Overload::Drop => "drop".to_owned(),
+        Overload::Queue(number) => format!("queue:{number}"),
     }
 }

@@ -18,7 +18,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use towpath_gate::Time;
 use towpath_gate::state::Flow;
-use towpath_ring::{self as ring, Fanout, Full, Loss, Meta, Overload, Seq};
+use towpath_ring::{
+    self as ring, ChannelStats, Credentials, Fanout, FrameOut, Full, Geometry, Loss, Meta, Overload, Seq,
+};
 
 pub use self::listener::Listener;
 use self::listener::Slot;
@@ -53,8 +55,31 @@ pub trait Channel {
     /// Whether the inspector is known to be gone: it gets no more frames.
     fn is_dead(&self) -> bool;
 
+    /// Who is at the other end, and what the channel has done; nothing for one that has neither.
+    fn about(&self) -> Option<About> {
+        None
+    }
+
+    /// The frames that are not free.
+    fn frames(&self) -> Vec<FrameOut> {
+        Vec::new()
+    }
+
     /// How the inspector went, once it has and every frame it had has come back through [`Channel::poll`].
     fn gone(&mut self) -> Option<Gone>;
+}
+
+/// Who is at the other end of a channel, and what the channel has done.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The process.
+    pub peer: Credentials,
+    /// What it calls itself.
+    pub name: String,
+    /// The ring towards it.
+    pub geometry: Geometry,
+    /// What the channel has done.
+    pub stats: ChannelStats,
 }
 
 /// How an inspector went.

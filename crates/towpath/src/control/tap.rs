@@ -1,0 +1,189 @@
+//! A trace: copies of what one channel gets, with the verdicts that came for them.
+//!
+//! A copy waits in the tap until its frame is decided, and then goes to whoever traces. Both places are bounded; what
+//! finds no room is dropped and counted, and nothing that the channel does ever waits for a tap.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use towpath_ring::{Meta, Seq};
+
+/// Copies that wait for their verdict, and their bytes.
+const UNDECIDED: usize = 4096;
+const UNDECIDED_BYTES: usize = 8 << 20;
+
+/// Copies that wait to be read.
+const READY: usize = 1024;
+
+/// A packet that was traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traced {
+    /// Its number on the channel.
+    pub seq: u32,
+    /// Capture time, nanoseconds since the epoch.
+    pub time: u64,
+    /// Bytes on the wire.
+    pub wire_len: u32,
+    /// Link type, pcap's number.
+    pub link: u16,
+    /// The port that it came in on.
+    pub port: u32,
+    /// The queue.
+    pub queue: u32,
+    /// The packet.
+    pub bytes: Box<[u8]>,
+    /// How long the inspector had it, in nanoseconds of the engine's clock.
+    pub after: u64,
+    /// What came of it.
+    pub note: Note,
+}
+
+/// What came of a frame, for a comment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// A verdict, its mark and mask, and whether it is for the flow.
+    Verdict {
+        /// Its name, with what belongs to it.
+        verdict: String,
+        /// New bits of the mark, and which.
+        mark: (u32, u32),
+        /// From now on.
+        flow: bool,
+    },
+    /// The deadline passed.
+    Overdue,
+    /// An answer without meaning.
+    Garbage,
+    /// The inspector is gone.
+    Orphan,
+}
+
+/// The engine's end of a trace.
+#[derive(Debug)]
+pub struct Tap {
+    undecided: VecDeque<Traced>,
+    bytes: usize,
+    ready: SyncSender<Traced>,
+    /// Counted here, read by who traces. Relaxed: a statistic, which orders nothing.
+    dropped: Arc<AtomicU64>,
+    over: bool,
+}
+
+/// The other end.
+#[derive(Debug)]
+pub(super) struct Spout {
+    pub(super) ready: Receiver<Traced>,
+    pub(super) dropped: Arc<AtomicU64>,
+}
+
+impl Tap {
+    pub(super) fn new() -> (Self, Spout) {
+        let (tx, ready) = sync_channel(READY);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let tap = Self {
+            undecided: VecDeque::new(),
+            bytes: 0,
+            ready: tx,
+            dropped: Arc::clone(&dropped),
+            over: false,
+        };
+        (tap, Spout { ready, dropped })
+    }
+
+    /// True when nobody traces any more.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// The channel gets this frame.
+    pub fn given(&mut self, Seq(seq): Seq, bytes: &[u8], meta: &Meta) {
+        if self.over {
+            return;
+        }
+        if self.undecided.len() >= UNDECIDED || self.bytes + bytes.len() > UNDECIDED_BYTES {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.bytes += bytes.len();
+        let traced = Traced {
+            seq,
+            time: meta.time,
+            wire_len: meta.wire_len,
+            link: meta.layers.link,
+            port: meta.port,
+            queue: meta.group,
+            bytes: bytes.into(),
+            after: 0,
+            note: Note::Orphan,
+        };
+        self.undecided.push_back(traced);
+    }
+
+    /// What came of frame `seq`, which the inspector had for `after` nanoseconds.
+    pub fn decided(&mut self, Seq(seq): Seq, after: u64, note: impl FnOnce() -> Note) {
+        // Sequence numbers are given in order: the distance from the first is at most an index.
+        let place = self.undecided.binary_search_by_key(&0, |traced| traced.seq.wrapping_sub(seq) as i32);
+        let Ok(index) = place else { return };
+        let Some(mut traced) = self.undecided.remove(index) else { return };
+        self.bytes -= traced.bytes.len();
+        traced.after = after;
+        traced.note = note();
+        match self.ready.try_send(traced) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(TrySendError::Disconnected(_)) => {
+                self.over = true;
+                self.undecided.clear();
+                self.bytes = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(tap: &mut Tap, seq: u32, len: usize) {
+        tap.given(Seq(seq), &vec![0; len], &Meta { wire_len: len as u32, ..Meta::default() });
+    }
+
+    #[test]
+    fn a_copy_comes_out_when_its_frame_is_decided() {
+        let (mut tap, spout) = Tap::new();
+        for seq in [u32::MAX, 0, 1] {
+            given(&mut tap, seq, 10);
+        }
+        tap.decided(Seq(0), 50, || Note::Overdue);
+        tap.decided(Seq(0), 50, || Note::Overdue);
+        tap.decided(Seq(7), 50, || Note::Overdue);
+        tap.decided(Seq(u32::MAX), 60, || Note::Orphan);
+        let got: Vec<_> =
+            spout.ready.try_iter().map(|traced| (traced.seq, traced.after, traced.note)).collect();
+        assert_eq!(got, [(0, 50, Note::Overdue), (u32::MAX, 60, Note::Orphan)]);
+        drop(spout);
+        tap.decided(Seq(1), 70, || Note::Overdue);
+        assert!(tap.is_over());
+    }
+
+    #[test]
+    fn what_finds_no_room_is_dropped_and_counted() {
+        let (mut tap, spout) = Tap::new();
+        for seq in 0..5000 {
+            given(&mut tap, seq, 1);
+        }
+        assert_eq!(spout.dropped.load(Ordering::Relaxed), 5000 - UNDECIDED as u64);
+        for seq in 0..5000 {
+            tap.decided(Seq(seq), 9, || Note::Garbage);
+        }
+        assert_eq!(spout.dropped.load(Ordering::Relaxed), 5000 - READY as u64);
+        assert_eq!(spout.ready.try_iter().count(), READY);
+        given(&mut tap, 6000, UNDECIDED_BYTES);
+        given(&mut tap, 6001, 1);
+        assert_eq!(spout.dropped.load(Ordering::Relaxed), 5001 - READY as u64);
+    }
+}

@@ -1,0 +1,429 @@
+//! `towpath ctl` against a running `towpath replay`: what it shows, what it traces, and who tries to break it.
+//!
+//! The engine runs for as long as its standard input, a capture, is open. Nothing here waits by the clock: what should
+//! come is asked for again until it is there.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use towpath_port::pcap::Reader;
+use towpath_port::{Burst, Port, Received};
+
+/// How often something is asked for until it is there. A process is started each time, so this takes minutes.
+const TRIES: usize = 20_000;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn troublesome(words: &str) -> String {
+    let program = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("troublesome");
+    assert!(program.exists(), "{} is missing: `cargo test -p towpath` builds it", program.display());
+    format!("1={} {words}", program.display())
+}
+
+/// A replay whose capture is still being made.
+struct Engine {
+    directory: tempfile::TempDir,
+    child: Child,
+    capture: Option<ChildStdin>,
+    packets: u32,
+}
+
+impl Engine {
+    fn start(more: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let rules = directory.path().join("rules.ipfw");
+        fs::write(&rules, "add inspect 1 udp from any to any\nadd allow ip from any to any\n").unwrap();
+        let socket = directory.path().join("ctl.sock");
+        let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["replay", "-", "--json", "--deadline", "600", "--rules", rules.to_str().unwrap()])
+            .args(["--control", socket.to_str().unwrap()])
+            .args(more)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut engine = Self { directory, child, capture: None, packets: 0 };
+        engine.capture = engine.child.stdin.take();
+        // pcap, microseconds, version 2.4, Ethernet.
+        let mut header = Vec::new();
+        for word in [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 262_144, 1u32] {
+            header.extend(word.to_le_bytes());
+        }
+        engine.write(&header);
+        // Up, with its inspectors.
+        engine.until(&["show", "rings", "--json"], |output| output.status.success());
+        engine
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("ctl.sock")
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let capture = self.capture.as_mut().expect("the capture is open");
+        capture.write_all(bytes).unwrap();
+        capture.flush().unwrap();
+    }
+
+    /// `n` more UDP packets, of a flow each.
+    fn packets(&mut self, n: u32) {
+        let mut records = Vec::new();
+        for _ in 0..n {
+            let mut frame = vec![0; 12];
+            frame.extend([0x08, 0x00, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+            frame.extend((1024 + (self.packets % 60_000) as u16).to_be_bytes());
+            frame.extend([0, 53, 0, 26, 0, 0]);
+            frame.extend(format!("payload {:010}", self.packets).as_bytes());
+            for word in [0, self.packets, frame.len() as u32, frame.len() as u32] {
+                records.extend(word.to_le_bytes());
+            }
+            records.extend(&frame);
+            self.packets += 1;
+        }
+        self.write(&records);
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+        command.args(["ctl", "--socket", self.socket().to_str().unwrap()]).args(args);
+        command
+    }
+
+    fn ctl(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let output = self.ctl(&[args, &["--json"]].concat());
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The first channel.
+    fn ring(&self) -> Value {
+        self.json(&["show", "rings"])["rings"][0].clone()
+    }
+
+    fn until(&self, args: &[&str], done: impl Fn(&Output) -> bool) {
+        let last = (0..TRIES).map(|_| self.ctl(args)).find(|output| done(output));
+        assert!(last.is_some(), "{args:?} never came to an end: {}", text(&self.ctl(args).stderr));
+    }
+
+    fn until_ring(&self, done: impl Fn(&Value) -> bool) -> Value {
+        let found = (0..TRIES).map(|_| self.ring()).find(done);
+        found.unwrap_or_else(|| panic!("it never came to this: {}", self.ring()))
+    }
+
+    /// Ends the capture; the report, and what was said meanwhile.
+    fn finish(mut self) -> (Value, String) {
+        self.capture = None;
+        let mut said = String::new();
+        let mut report = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{said}");
+        assert!(!self.socket().exists(), "the socket is removed");
+        (serde_json::from_str(&report).unwrap(), said)
+    }
+
+    /// Says these bytes on a connection of their own and nothing more; the answers that are JSON.
+    fn say(&self, bytes: &[u8]) -> Vec<Value> {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        // The engine may close before it has read everything.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+        let mut answers = Vec::new();
+        let mut rest = &said[..];
+        while let Some((length, after)) = rest.split_first_chunk::<4>() {
+            let (message, after) = after.split_at(u32::from_le_bytes(*length) as usize);
+            answers
+                .extend((message[0] == 1).then(|| serde_json::from_slice::<Value>(&message[1..]).unwrap()));
+            rest = after;
+        }
+        answers
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A request as it stands in docs/ctl.md.
+fn request(object: &Value) -> Vec<u8> {
+    let object = object.to_string();
+    [&(object.len() as u32 + 1).to_le_bytes()[..], &[1], object.as_bytes()].concat()
+}
+
+fn kill(pid: u64, signal: &str) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn rings_and_frames_of_an_inspector_that_holds() {
+    let mut engine = Engine::start(&["--queue", &troublesome("stall 2")]);
+    engine.packets(10);
+    let ring = engine.until_ring(|ring| ring["depth"] == 8 && ring["verdicts"]["pass"] == 2);
+    for (key, value) in [
+        ("channel", json!(1)),
+        ("queue", json!(1)),
+        ("used", json!(8)),
+        ("published", json!(10)),
+        ("bytes", json!(600)),
+        ("fanout", json!("flow")),
+        ("overload", json!("block")),
+        ("frame_nr", json!(4096)),
+        ("violations", json!(0)),
+        ("gone", Value::Null),
+    ] {
+        assert_eq!(ring[key], value, "{key}: {ring}");
+    }
+    assert!(ring["oldest"].as_u64().unwrap() > 0, "{ring}");
+    assert!(ring["high_water"].as_u64().unwrap() >= 8, "{ring}");
+    let frames = engine.json(&["show", "frames", "1"]);
+    let frames = frames["frames"].as_array().unwrap();
+    assert_eq!(frames.len(), 8);
+    assert!(frames.iter().all(|frame| frame["state"] == "VALID" && frame["len"] == 60), "{frames:?}");
+    assert_eq!(frames[0]["seq"].as_u64().unwrap() + 7, frames[7]["seq"].as_u64().unwrap());
+    let table = text(&engine.ctl(&["show", "frames", "1"]).stdout);
+    assert_eq!((table.lines().count(), table.matches("VALID").count()), (9, 8), "{table}");
+    let table = text(&engine.ctl(&["show", "rings"]).stdout);
+    assert!(table.contains("verdicts: 2 pass"), "{table}");
+    let output = engine.ctl(&["show", "frames", "7"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("there is no channel 7"), "{}", text(&output.stderr));
+
+    // Killed, it is still shown, and what it had was decided.
+    kill(ring["pid"].as_u64().unwrap(), "-KILL");
+    let ring = engine.until_ring(|ring| !ring["gone"].is_null());
+    assert_eq!((ring["depth"].clone(), ring["defaults"]["drained"].clone()), (json!(0), json!(8)));
+    let (report, _) = engine.finish();
+    assert_eq!((&report["passed"], &report["dropped"]), (&json!(2), &json!(8)));
+    assert_eq!(report["queues"][0]["lost_by"]["died"], 8);
+}
+
+#[test]
+fn a_trace_is_a_capture_of_what_the_inspector_got_and_said() {
+    let inspect = "1=towpath inspect --queue 1 --match 3$ --verdict drop";
+    let mut engine = Engine::start(&["--queue", inspect]);
+    let out = engine.directory.path().join("trace.pcapng");
+    let mut trace = engine.command(&["trace", "1", "--count", "5", "--out", out.to_str().unwrap()]);
+    let trace = trace.stderr(Stdio::piped()).spawn().unwrap();
+    engine.until_ring(|ring| ring["traces"] == 1);
+    engine.packets(20);
+    let trace = trace.wait_with_output().unwrap();
+    assert!(trace.status.success(), "{}", text(&trace.stderr));
+    assert!(text(&trace.stderr).contains("5 packets traced, 0 left out"), "{}", text(&trace.stderr));
+
+    let mut reader = Reader::open(&out).unwrap();
+    let mut burst = Burst::new(64);
+    assert_eq!(reader.receive(&mut burst).unwrap(), Received::Frames);
+    let payloads: Vec<String> = burst.iter().map(|frame| text(&frame.bytes[42..])).collect();
+    assert_eq!(payloads, (0..5).map(|n| format!("payload {n:010}")).collect::<Vec<_>>());
+    assert_eq!(burst.iter().map(|frame| frame.time_ns).collect::<Vec<_>>(), [0, 1000, 2000, 3000, 4000]);
+    assert!(reader.warning().is_none());
+    let capture = text(&fs::read(&out).unwrap());
+    assert_eq!(
+        (capture.matches(": pass, after ").count(), capture.matches(": drop, after ").count()),
+        (4, 1)
+    );
+    assert!(capture.contains("cap0"), "the port's name");
+    if let Ok(output) = Command::new("capinfos").arg(&out).output() {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let (report, _) = engine.finish();
+    assert_eq!(report["passed"], 18);
+}
+
+#[test]
+fn a_trace_that_nobody_reads_slows_nobody_and_one_that_is_killed_ends() {
+    let inspect = "1=towpath inspect --queue 1 --match x --verdict drop";
+    let mut engine = Engine::start(&["--queue", inspect]);
+    let mut silent = UnixStream::connect(engine.socket()).unwrap();
+    silent.write_all(&request(&json!({"towpath": 1, "do": "trace", "channel": 1}))).unwrap();
+    let mut killed = engine.command(&["trace", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    engine.until_ring(|ring| ring["traces"] == 2);
+    engine.packets(100);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    for _ in 0..200 {
+        engine.packets(1000);
+    }
+    let ring = engine.until_ring(|ring| ring["published"].as_u64() >= Some(200_100) && ring["traces"] == 1);
+    assert_eq!(ring["lost"]["no_room"], 0);
+    // When the capture ends, it is told how much it missed.
+    engine.capture = None;
+    let mut said = Vec::new();
+    silent.read_to_end(&mut said).unwrap();
+    let said = text(&said);
+    let dropped = said.rfind("\"dropped\":").map(|at| said[at + 10..].split([',', '}']).next());
+    let dropped = dropped.flatten().and_then(|n| n.parse::<u64>().ok());
+    assert!(dropped > Some(100_000), "{dropped:?}");
+    let (report, _) = engine.finish();
+    assert_eq!(report["passed"], 200_100);
+}
+
+#[test]
+fn garbage_on_the_socket_is_answered_or_closed_and_the_engine_goes_on() {
+    let mut engine = Engine::start(&["--queue", "1=towpath inspect --queue 1 --match x --verdict drop"]);
+    let rows: &[(Vec<u8>, &str, &str)] = &[
+        (request(&json!({"towpath": 2, "do": "show-rings"})), "version", "version 1, the client 2"),
+        (request(&json!({"towpath": 1, "do": "fly"})), "request", "fly"),
+        (request(&json!({"do": "show-rings"})), "request", "towpath"),
+        (request(&json!([1, 2])), "request", "towpath"),
+        (b"GET / HTTP/1.0\r\n\r\n".to_vec(), "too-long", "4096"),
+        (vec![0xff; 100_000], "too-long", "4096"),
+        (vec![0; 100_000], "request", "JSON"),
+        ([&9u32.to_le_bytes()[..], &[1], b"\xff\xfe{{{{{{"].concat(), "request", "not JSON"),
+    ];
+    for (bytes, code, words) in rows {
+        let answers = engine.say(bytes);
+        let answer = answers.first().unwrap_or_else(|| panic!("{code}: no answer"));
+        assert_eq!((&answer["answer"], &answer["code"]), (&json!("error"), &json!(code)), "{answer}");
+        assert!(answer["message"].as_str().unwrap().contains(words), "{answer}");
+    }
+    // Half a request, and then the end: nothing to answer.
+    assert_eq!(engine.say(&request(&json!({"towpath": 1, "do": "show-rings"}))[..20]), Vec::<Value>::new());
+    // Many requests, one behind the other.
+    let many = request(&json!({"towpath": 1, "do": "show-rings"})).repeat(200);
+    assert_eq!(engine.say(&many).len(), 200);
+    // Noise, as it comes.
+    let mut noise: u64 = 0x9e37_79b9_7f4a_7c15;
+    for _ in 0..300 {
+        let bytes: Vec<u8> = (0..noise % 700)
+            .map(|_| {
+                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (noise >> 56) as u8
+            })
+            .collect();
+        noise = noise.wrapping_add(1);
+        engine.say(&bytes);
+    }
+    engine.packets(100);
+    engine.until_ring(|ring| ring["verdicts"]["pass"] == 100);
+    assert_eq!(engine.finish().0["passed"], 100);
+}
+
+#[test]
+fn a_thousand_connections_get_an_answer_or_a_refusal() {
+    let mut engine = Engine::start(&["--queue", "1=towpath inspect --queue 1 --match x --verdict drop"]);
+    let ask = request(&json!({"towpath": 1, "do": "show-rings"}));
+    // They connect and say nothing; the first ones keep their places.
+    let silent: Vec<UnixStream> =
+        (0..1000).map_while(|_| UnixStream::connect(engine.socket()).ok()).collect();
+    assert!(silent.len() > 64, "{}", silent.len());
+    let answers = engine.say(&ask);
+    assert!(answers.is_empty() || answers[0]["code"] == "busy", "{answers:?}");
+    let output = engine.ctl(&["show", "rings"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("64 clients"), "{}", text(&output.stderr));
+    drop(silent);
+    engine.until(&["show", "rings"], |output| output.status.success());
+    engine.packets(10);
+    assert_eq!(engine.finish().0["passed"], 10);
+}
+
+#[test]
+fn who_may_not_is_refused_and_named_in_the_log() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can be another user");
+        return;
+    }
+    let engine = Engine::start(&[]);
+    // The program where everybody can run it, and a socket that lets everybody in but for the engine's word.
+    let program = engine.directory.path().join("towpath");
+    fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
+    for (path, mode) in [(engine.directory.path(), 0o755), (&program, 0o755), (&engine.socket(), 0o666)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let ctl = |mode| {
+        fs::set_permissions(engine.socket(), fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new(&program);
+        command.args(["ctl", "--socket", engine.socket().to_str().unwrap(), "show", "rings"]);
+        let output = command.uid(65_534).gid(65_534).current_dir("/").output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, said) = ctl(0o666);
+    assert_eq!(code, Some(5), "{said}");
+    assert!(said.contains("user 65534 may not look into an engine of user 0"), "{said}");
+    let (code, said) = ctl(0o600);
+    assert_eq!(code, Some(5), "{said}");
+    assert!(said.contains("only the engine's user and root may"), "{said}");
+    let (_, said) = engine.finish();
+    assert!(said.contains("warn: control: refused process"), "{said}");
+    assert!(said.contains("of user 65534"), "{said}");
+}
+
+#[test]
+fn a_socket_is_one_engines() {
+    let engine = Engine::start(&[]);
+    let rules = engine.directory.path().join("rules.ipfw");
+    let office = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/office.pcap");
+    let replay = |socket: &Path| {
+        Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["replay", office.to_str().unwrap(), "--rules", rules.to_str().unwrap()])
+            .args(["--control", socket.to_str().unwrap()])
+            .output()
+            .unwrap()
+    };
+    let stale = engine.directory.path().join("stale.sock");
+    drop(UnixListener::bind(&stale).unwrap());
+    let rows = [
+        (engine.socket(), Some(5), "another engine listens on"),
+        (rules.clone(), Some(5), "is there already and no socket"),
+        (engine.directory.path().join("none/ctl.sock"), Some(5), "cannot listen on"),
+        (stale.clone(), Some(0), ""),
+    ];
+    for (socket, code, words) in rows {
+        let output = replay(&socket);
+        assert_eq!(output.status.code(), code, "{}: {}", socket.display(), text(&output.stderr));
+        assert!(text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    }
+    assert!(rules.exists() && !stale.exists());
+    assert!(engine.ctl(&["show", "rings"]).status.success(), "the first engine has its socket");
+    let socket = engine.socket();
+    engine.finish();
+    let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["ctl", "--socket", socket.to_str().unwrap(), "show", "rings"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    assert!(text(&output.stderr).contains("no engine is there"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn an_inspector_beyond_the_limit_is_told_which_and_who_holds_what() {
+    let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["replay", "/dev/null", "--rules", "/dev/null"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "an empty file is no capture");
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("rules.ipfw");
+    fs::write(&rules, "add allow ip from any to any\n").unwrap();
+    let office = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/office.pcap");
+    let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["replay", office.to_str().unwrap(), "--rules", rules.to_str().unwrap()])
+        .args(["--queue", "1=towpath inspect --queue 1 --match x --verdict drop"])
+        .args(["--queue-policy", "1=workers:64"])
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("268435456 bytes for user"), "{said}");
+    assert!(said.contains("held by: "), "{said}");
+}
