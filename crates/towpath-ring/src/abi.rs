@@ -6,6 +6,7 @@
 use crate::Seq;
 use crate::geometry::{Geometry, GeometryError, PAGE};
 use crate::header::{Header, Kind, Layers};
+use crate::lane::records;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
@@ -46,6 +47,17 @@ pub(crate) const CLIENT_NEED_WAKEUP: usize = CLIENT_CONSUMED + 1;
 pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
 /// Word of the client's memory: the sequence number after the last published TX frame.
 pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
+
+/// Word of a log: the sequence number after the last published message.
+pub(crate) const LOG_PUBLISHED: usize = 2 * LINE;
+/// Word of a log: its first header.
+#[cfg(not(loom))]
+pub(crate) const LOG_SLOTS: usize = PAGE_WORDS;
+/// A model checker is lost in many words.
+#[cfg(loom)]
+pub(crate) const LOG_SLOTS: usize = 3 * LINE;
+/// Bytes of the memory that a tap writes: its need_wakeup, where a client has it.
+pub(crate) const TAP_BYTES: usize = PAGE as usize;
 
 /// Where things lie in the two memories that both sides map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +106,16 @@ impl Layout {
         self.rx_entries() + self.rx.frame_nr as usize * ENTRY_WORDS
     }
 
+    /// The records of the lane.
+    pub(crate) const fn records_place(&self) -> records::Place {
+        records::Place {
+            ring: self.record_ring(),
+            records: self.records,
+            written: CLIENT_RECORDS,
+            taken: ENGINE_RECORDS,
+        }
+    }
+
     /// First word of the TX headers, in the client's memory; headers start on a pair of lines.
     pub(crate) const fn tx_headers(&self) -> usize {
         (self.record_ring() + self.records as usize * ENTRY_WORDS).next_multiple_of(HEADER_WORDS)
@@ -120,7 +142,7 @@ pub(crate) const fn notes(ring: &Geometry) -> usize {
     ring.frame_nr.next_power_of_two() as usize
 }
 
-const fn pages(words: usize) -> usize {
+pub(crate) const fn pages(words: usize) -> usize {
     (words * 8).next_multiple_of(PAGE as usize)
 }
 
@@ -207,6 +229,7 @@ const _: () = {
             && ENGINE_LOST * 8 == 192
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
+    assert!(LOG_PUBLISHED * 8 == 128 && TAP_BYTES == 4096 && (cfg!(loom) || LOG_SLOTS * 8 == 4096));
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);
     assert!(layout.rx_headers() * 8 == 4096);
     assert!(layout.rx_notes() * 8 == 4096 + 4096 * 128);

@@ -13,6 +13,8 @@ use crate::park::Fences;
 use crate::region::{Access, Payload, Words};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
+use crate::tap;
+use crate::taplog::Shape;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -60,29 +62,57 @@ pub(crate) struct Attached {
 }
 
 pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachError> {
+    let (socket, fences) = greet(path, options, false)?;
+    receive(socket, path, fences)
+}
+
+/// The same for a tap.
+pub(crate) fn tap(path: &Path, options: &Options) -> Result<tap::Attached, AttachError> {
+    let (socket, fences) = greet(path, options, true)?;
+    let (terms, fds) = terms(&socket, path, fences)?;
+    let area = terms.layout.rx;
+    area.check()?;
+    let [log, payload, own] = descriptors(fds)?;
+    verify("log", &log, sys::READ_ONLY, Shape { area }.bytes())?;
+    verify("payload", &payload, sys::READ_ONLY, area.bytes())?;
+    verify("tap's", &own, sys::WRITABLE, abi::TAP_BYTES)?;
+    tap::map(socket, terms, log.as_fd(), payload.as_fd(), own.as_fd()).map_err(system("mapping the log"))
+}
+
+fn greet(path: &Path, options: &Options, tap: bool) -> Result<(OwnedFd, Fences), AttachError> {
     let socket = sys::connect(path).map_err(|source| AttachError::Connect { path: path.into(), source })?;
     let fences = Fences::offer();
-    let hello = Hello { version: VERSION, gaps: options.gaps, fences, name: options.name.clone() }.emit();
+    let Options { name, gaps } = options.clone();
+    let hello = Hello { version: VERSION, gaps, fences, tap, name }.emit();
     // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
-    receive(socket, path, fences)
+    Ok((socket, fences))
 }
 
 /// Takes what the engine at the other end of `socket`, which listens at `path`, hands over to a client that offered
 /// `fences`.
 pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Attached, AttachError> {
-    let (welcome, fds) = welcome(&socket, path)?;
-    let terms = match welcome.answer {
-        // What was not offered is not agreed on.
-        Reply::Attached(terms) => Terms { fences: terms.fences.and(fences), ..terms },
-        Reply::Refused(Refusal::Version, _) => {
-            return Err(AttachError::Version { engine: welcome.version, client: VERSION });
-        }
-        Reply::Refused(Refusal::NotPermitted, text) => return Err(AttachError::NotPermitted(text)),
-        Reply::Refused(Refusal::Limit, text) => return Err(AttachError::Limit(text)),
-        Reply::Refused(Refusal::Failed, text) => return Err(AttachError::Engine(text)),
-    };
+    let (terms, fds) = terms(&socket, path, fences)?;
     map(socket, terms, fds)
+}
+
+fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
+    let (welcome, fds) = welcome(socket, path)?;
+    match welcome.answer {
+        // What was not offered is not agreed on.
+        Reply::Attached(terms) => Ok((Terms { fences: terms.fences.and(fences), ..terms }, fds)),
+        Reply::Refused(Refusal::Version, _) => {
+            Err(AttachError::Version { engine: welcome.version, client: VERSION })
+        }
+        Reply::Refused(Refusal::NotPermitted, text) => Err(AttachError::NotPermitted(text)),
+        Reply::Refused(Refusal::Limit, text) => Err(AttachError::Limit(text)),
+        Reply::Refused(Refusal::Failed, text) => Err(AttachError::Engine(text)),
+    }
+}
+
+fn descriptors<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], AttachError> {
+    let count = fds.len();
+    fds.try_into().map_err(|_| AttachError::Unsafe(format!("{count} descriptors instead of {N}")))
 }
 
 fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
@@ -114,9 +144,7 @@ fn map(socket: OwnedFd, terms: Terms, fds: Vec<OwnedFd>) -> Result<Attached, Att
     if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
         return Err(AttachError::Unsafe(format!("{} records", layout.records)));
     }
-    let count = fds.len();
-    let [engine, rx, client, tx]: [OwnedFd; 4] =
-        fds.try_into().map_err(|_| AttachError::Unsafe(format!("{count} descriptors instead of 4")))?;
+    let [engine, rx, client, tx] = descriptors(fds)?;
     verify("header", &engine, sys::READ_ONLY, layout.engine_bytes())?;
     verify("payload", &rx, sys::READ_ONLY, layout.rx.bytes())?;
     verify("client", &client, sys::WRITABLE, layout.client_bytes())?;

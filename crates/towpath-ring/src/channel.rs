@@ -59,6 +59,8 @@ pub struct Channel {
     messages: bool,
     pub(crate) dump: Option<Dump>,
     gaps: Gaps,
+    /// Whether the frames are a group's, which publishes.
+    shared: bool,
     stats: ChannelStats,
     /// What this channel counts against its user's limits; given back when it is dropped.
     _share: Share,
@@ -108,6 +110,9 @@ pub enum Full {
     /// The client is gone.
     #[error("the client is gone")]
     Dead,
+    /// The client listens to a group, and its frames are the group's: [`Group::send`](crate::Group::send).
+    #[error("the client shares its frames with a group: send to the group")]
+    Shared,
 }
 
 impl From<NoRoom> for Full {
@@ -194,17 +199,24 @@ impl Channel {
         peer: Credentials,
         hello: Hello,
         share: Share,
+        area: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<Self> {
         let (layout, fences) = (config.layout(), hello.fences);
         let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
-        let payload_fd = sys::memfd("towpath-rx", layout.rx.bytes())?;
         let client_fd = sys::memfd("towpath-client", layout.client_bytes())?;
         let tx_fd = sys::memfd("towpath-tx", layout.tx.bytes())?;
         // What only we write is mapped before the seal: afterwards nobody can map it for writing, nor write(2) to it.
         let own = Words::map(engine_fd.as_fd(), layout.engine_bytes(), Access::Own)?;
-        let payload = Payload::map(payload_fd.as_fd(), layout.rx.bytes(), Access::Own)?;
+        let (payload_fd, access) = match area {
+            // Sealed, and filled by the group.
+            Some(area) => (area.try_clone_to_owned()?, Access::Lent),
+            None => (sys::memfd("towpath-rx", layout.rx.bytes())?, Access::Own),
+        };
+        let payload = Payload::map(payload_fd.as_fd(), layout.rx.bytes(), access)?;
         sys::seal(&engine_fd, sys::READ_ONLY)?;
-        sys::seal(&payload_fd, sys::READ_ONLY)?;
+        if area.is_none() {
+            sys::seal(&payload_fd, sys::READ_ONLY)?;
+        }
         sys::seal(&client_fd, sys::WRITABLE)?;
         sys::seal(&tx_fd, sys::WRITABLE)?;
         let theirs = Words::map(client_fd.as_fd(), layout.client_bytes(), Access::Foreign)?;
@@ -220,7 +232,12 @@ impl Channel {
         if sys::send(socket, &welcome.emit(), &fds)? != Sent::Yes {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }
+        let mut rx = Producer::new(layout.rx, layout.rx_headers(), layout.rx_notes(), layout.rx_entries());
+        if area.is_some() {
+            rx.frames.note_freed();
+        }
         Ok(Self {
+            shared: area.is_some(),
             control: Control {
                 socket: socket_copy,
                 pidfd,
@@ -234,7 +251,7 @@ impl Channel {
             own,
             theirs,
             payload,
-            rx: Producer::new(layout.rx, layout.rx_headers(), layout.rx_notes(), layout.rx_entries()),
+            rx,
             verdicts: Verdicts::new(config),
             transmit: Transmit::new(&layout, tx_payload, inbox),
             sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, fences),
@@ -297,9 +314,12 @@ impl Channel {
         Ok(seq)
     }
 
-    fn room(&mut self, len: usize) -> Result<Room, Full> {
+    pub(crate) fn room(&mut self, len: usize) -> Result<Room, Full> {
         if self.control.dead.is_some() {
             return Err(Full::Dead);
+        }
+        if self.shared {
+            return Err(Full::Shared);
         }
         if self.gaps.is_pending() {
             self.tell_gaps(self.rx.geometry().frames_for(len));
@@ -308,21 +328,28 @@ impl Channel {
     }
 
     fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
-        let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
-        let len = bytes.len() as u64;
-        if len > self.oneshot_max.min(u32::MAX.into()) || bytes.is_empty() {
+        if bytes.len() as u64 > self.oneshot_max || bytes.is_empty() {
             return Err(Full::TooLarge);
         }
+        let room = self.rx.room(0)?;
+        let fd = sys::frozen(bytes).map_err(|e| {
+            log::warn!("no memory for a message of {} bytes: {e}", bytes.len());
+            Full::TooLarge
+        })?;
+        self.hand_over(&fd, bytes.len())?;
+        Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
+    }
+
+    /// Sends the memory of the message that is published next.
+    pub(crate) fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), Full> {
+        let (seq, len) = (self.rx.frames.next_seq(), len as u64);
+        if len > self.oneshot_max.min(u32::MAX.into()) {
+            return Err(Full::TooLarge);
+        }
+        let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
         if under_way + len > self.oneshot_max {
             return Err(Full::Lent);
         }
-        let room = self.rx.room(0)?;
-        let seq = self.rx.frames.next_seq();
-        let refused = |e| {
-            log::warn!("no memory for a message of {len} bytes: {e}");
-            Full::TooLarge
-        };
-        let fd = sys::frozen(bytes).map_err(refused)?;
         // Sent before it is published: when the client sees the header, the descriptor is there.
         match sys::send(&self.control.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
@@ -331,11 +358,14 @@ impl Channel {
                 self.die(Death::Closed);
                 return Err(Full::Dead);
             }
-            Err(e) => return Err(refused(e)),
+            Err(e) => {
+                log::warn!("a message of {len} bytes cannot be handed over: {e}");
+                return Err(Full::TooLarge);
+            }
         }
         self.oneshots.push((seq, len));
         self.stats.oneshots += 1;
-        Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
+        Ok(())
     }
 
     pub(crate) fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
@@ -375,10 +405,50 @@ impl Channel {
         }
     }
 
+    /// Whether there is a gap record to be published, in a group.
+    pub(crate) fn has_gap(&self) -> bool {
+        self.gaps.is_pending() && self.control.dead.is_none()
+    }
+
+    /// Publishes a gap record in the group's frame at `at`.
+    pub(crate) fn publish_gap(&mut self, at: u32) {
+        let Some(meta) = self.gaps.next() else { return };
+        let seq = self.publish_at(at, 0, FLAG_INLINE, &meta, &[]);
+        self.gaps.told(seq);
+        self.stats.gaps += 1;
+    }
+
+    /// Publishes what the group has put at `at`.
+    pub(crate) fn publish_at(&mut self, at: u32, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
+        self.publish(self.rx.frames.room_at(at), len, flags, meta, inline)
+    }
+
+    /// Whether `frames` more of the group's frames are within `quota`.
+    pub(crate) fn may_have(&self, frames: u32, quota: u32) -> bool {
+        self.rx.frames.has_number() && self.frames_left().saturating_add(frames) <= quota
+    }
+
+    /// Frames that the client has.
+    pub(crate) fn frames_left(&self) -> u32 {
+        self.rx.frames.frame_nr() - self.rx.frames.free()
+    }
+
+    /// The group's messages that have come back since this was last asked, by first frame.
+    pub(crate) fn take_freed(&mut self) -> Vec<u32> {
+        self.rx.frames.take_freed()
+    }
+
+    /// Whether a dead client reads its frames no more: it has closed its end, or its process is gone.
+    pub(crate) fn has_left(&self) -> bool {
+        let gone = |pidfd: &OwnedFd| sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false);
+        matches!(self.control.dead, Some(Death::Closed | Death::Exited))
+            || self.control.pidfd.as_ref().is_some_and(gone)
+    }
+
     /// Wakes the client if it sleeps. Called once after a batch of commits.
     pub fn kick(&mut self) {
         // Without a message that follows, a loss is told when the client has caught up by half.
-        if self.gaps.is_pending() && self.control.dead.is_none() {
+        if self.gaps.is_pending() && self.control.dead.is_none() && !self.shared {
             self.tell_gaps(self.rx.frames.frame_nr() as usize / 2);
         }
         if self.ringer.should_ring(&self.theirs) {

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::Seq;
-use crate::abi::{self, ENTRY_WORDS};
+use crate::abi;
 use crate::attach::{Attached, Options, attach};
 use crate::channel::Full;
 use crate::error::{AttachError, RecvError};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
 use crate::hello::{NOTICE, Notice};
-use crate::lane::consumer;
+use crate::lane::{consumer, records};
 use crate::outbox::{self, Outbox};
 use crate::park::{Ringer, Sleeper};
 use crate::region::{Access, Payload, Use};
@@ -93,9 +93,7 @@ pub struct Consumer {
     oneshots: Vec<(u32, Payload)>,
     /// Everything up to here was decided by records.
     upto: Seq,
-    records: u32,
-    /// How many of them the engine had taken when that was last of interest.
-    records_taken: u32,
+    records: records::Writer,
     sleeper: Sleeper,
     ringer: Ringer,
     /// Something was written that the engine has not been woken for.
@@ -185,8 +183,7 @@ impl Consumer {
             announced: VecDeque::new(),
             oneshots: Vec::new(),
             upto: Seq(0),
-            records: 0,
-            records_taken: 0,
+            records: records::Writer::new(layout.records_place()),
             sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, ring.fences),
             ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, ring.fences),
             unflushed: false,
@@ -289,13 +286,7 @@ impl Consumer {
         if !self.upto.is_before(upto) {
             return;
         }
-        let ring = self.ring.layout.records;
-        if self.records.wrapping_sub(self.records_taken) >= ring {
-            // Acquire: pairs with the engine's release store; the slots it has taken may be written again.
-            let taken = self.ring.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Acquire);
-            self.records_taken = taken as u32;
-        }
-        let full = self.records.wrapping_sub(self.records_taken) >= ring;
+        let full = self.records.is_full(&self.ring.theirs);
         while let Some((seq, at)) = self.undecided.front().copied()
             && !upto.is_before(seq)
         {
@@ -313,17 +304,8 @@ impl Consumer {
             return;
         }
         self.upto = upto;
-        let index = (self.records & (ring - 1)) as usize;
-        let record: &[_; ENTRY_WORDS] =
-            self.ring.own.line(self.ring.layout.record_ring() + index * ENTRY_WORDS);
         let word = Word { seq: upto, verdict: answer.verdict, flags: answer.flags };
-        // Relaxed: ordered by the release store below.
-        record[0].store(u64::from(answer.mark) | u64::from(answer.mask) << 32, Ordering::Relaxed);
-        record[1].store(word.emit(), Ordering::Relaxed);
-        self.records = self.records.wrapping_add(1);
-        // Release: pairs with the acquire load in Verdicts::take_records: the record is there, and so is every single
-        // verdict that was given before it.
-        self.ring.own.word(abi::CLIENT_RECORDS).store(self.records.into(), Ordering::Release);
+        self.records.write(&self.ring.own, word, answer.mark, answer.mask);
     }
 
     /// Keeps the frame: later ones go on, this one is decided later, in any order. Frames that are neither decided nor

@@ -88,7 +88,7 @@ impl Channel {
                     self.lose(Loss::TooLarge);
                     dump.pending = false;
                 }
-                Err(Full::Lent | Full::Held | Full::Dead) => {
+                Err(Full::Lent | Full::Held | Full::Dead | Full::Shared) => {
                     dump.pending = true;
                     break;
                 }
@@ -100,7 +100,7 @@ impl Channel {
     }
 
     fn done(&mut self, dump: Dump) -> Progress {
-        let Ok(room) = self.rx.room(0) else {
+        let Ok(room) = self.room(0) else {
             self.dump = Some(dump);
             return Progress::Running;
         };

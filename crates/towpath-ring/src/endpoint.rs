@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::Channel;
-use crate::abi::{Layout, VERSION};
+use crate::abi::{self, Layout, VERSION};
 use crate::error::BindError;
 use crate::geometry::Geometry;
+use crate::group::{Seat, Shared};
 use crate::header::Credentials;
-use crate::hello::{HELLO, Hello, Refusal, Reply, Welcome};
+use crate::hello::{HELLO, Hello, Refusal, Reply, Terms, Welcome};
 use crate::limits::{Limits, Shares};
 use crate::park::Fences;
 use crate::sys::{self, Received};
@@ -107,6 +108,13 @@ impl Config {
     }
 }
 
+/// Who has attached.
+#[derive(Debug)]
+pub(crate) enum Newcomer {
+    Client(Box<Channel>),
+    Tap(Box<Seat>),
+}
+
 /// A connection that has not said hello.
 #[derive(Debug)]
 struct Pending {
@@ -159,6 +167,8 @@ pub struct Endpoint {
     /// Oldest first.
     pending: VecDeque<Pending>,
     shares: Shares,
+    /// A group's memory.
+    shared: Option<Shared>,
     fences: Fences,
     stats: Stats,
 }
@@ -184,7 +194,10 @@ impl Endpoint {
     /// # Errors
     /// The rule that the configuration breaks, a live engine at `path`, or what the system said.
     pub fn bind(path: impl AsRef<Path>, config: Config) -> Result<Self, BindError> {
-        let path = path.as_ref();
+        Self::bind_as(path.as_ref(), config, None)
+    }
+
+    fn bind_as(path: &Path, config: Config, shared: Option<Shared>) -> Result<Self, BindError> {
         config.check()?;
         let failed = |source| BindError::Listen { path: path.into(), source };
         let listener = match sys::listen(path, 64) {
@@ -211,10 +224,16 @@ impl Endpoint {
             path: path.into(),
             shares: Shares::new(config.limits),
             config,
+            shared,
             fences: Fences::offer(),
             pending: VecDeque::new(),
             stats: Stats::default(),
         })
+    }
+
+    /// Listens for the listeners and taps of a group.
+    pub(crate) fn shared(path: &Path, config: Config, shared: Shared) -> Result<Self, BindError> {
+        Self::bind_as(path, config, Some(shared))
     }
 
     /// Where it listens.
@@ -234,9 +253,17 @@ impl Endpoint {
     /// # Errors
     /// When accept(2) fails for a reason that is ours, such as too many open files.
     pub fn accept(&mut self) -> std::io::Result<Option<Channel>> {
+        Ok(match self.newcomer()? {
+            Some(Newcomer::Client(channel)) => Some(*channel),
+            Some(Newcomer::Tap(_)) => unreachable!("an endpoint without a group refuses taps"),
+            None => None,
+        })
+    }
+
+    pub(crate) fn newcomer(&mut self) -> std::io::Result<Option<Newcomer>> {
         for _ in 0..self.config.pending_max.max(1) {
-            if let Some(channel) = self.hear() {
-                return Ok(Some(channel));
+            if let Some(newcomer) = self.hear() {
+                return Ok(Some(newcomer));
             }
             let Some(socket) = sys::accept(&self.listener)? else { return Ok(None) };
             self.admit(socket);
@@ -253,7 +280,7 @@ impl Endpoint {
     }
 
     /// Reads the hellos that have come.
-    fn hear(&mut self) -> Option<Channel> {
+    fn hear(&mut self) -> Option<Newcomer> {
         let mut i = 0;
         while let Some(pending) = self.pending.get(i) {
             // Longer than a hello, so that what is too long is not taken for one.
@@ -271,8 +298,8 @@ impl Endpoint {
                 self.stats.failed += 1;
                 continue;
             };
-            if let Some(channel) = self.attach(pending, &hello[..len]) {
-                return Some(channel);
+            if let Some(newcomer) = self.attach(pending, &hello[..len]) {
+                return Some(newcomer);
             }
         }
         None
@@ -311,7 +338,7 @@ impl Endpoint {
         );
     }
 
-    fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Channel> {
+    fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Newcomer> {
         let Pending { socket, peer } = pending;
         let Ok(mut hello) = Hello::parse(hello) else {
             self.stats.failed += 1;
@@ -326,7 +353,14 @@ impl Endpoint {
         }
         // What the client offers and we cannot take part in is not agreed on.
         hello.fences = hello.fences.and(self.fences);
-        let share = match self.shares.take(&peer, &hello.name, self.config.layout().total_bytes()) {
+        if hello.tap && self.shared.is_none() {
+            self.stats.failed += 1;
+            let text = format!("{} is no group's socket, so there is nothing to tap", self.path.display());
+            refuse(&socket, Refusal::Failed, text);
+            return None;
+        }
+        let bytes = if hello.tap { abi::TAP_BYTES as u64 } else { self.config.layout().total_bytes() };
+        let share = match self.shares.take(&peer, &hello.name, bytes) {
             Ok(share) => share,
             Err(over) => {
                 log::warn!("{}: refused process {}: {over}", self.path.display(), peer.pid);
@@ -335,10 +369,26 @@ impl Endpoint {
                 return None;
             }
         };
-        match Channel::open(&self.config, &socket, peer, hello, share) {
-            Ok(channel) => {
+        let newcomer = match &self.shared {
+            Some(shared) if hello.tap => {
+                let terms = Terms {
+                    layout: self.config.layout(),
+                    oneshot_max: self.config.oneshot_max,
+                    fences: hello.fences,
+                };
+                Seat::open(terms, shared, socket.try_clone(), peer, hello.name, share)
+                    .map(|seat| Newcomer::Tap(Box::new(seat)))
+            }
+            shared => {
+                let area = shared.as_ref().map(|s| s.payload.as_fd());
+                Channel::open(&self.config, &socket, peer, hello, share, area)
+                    .map(|channel| Newcomer::Client(Box::new(channel)))
+            }
+        };
+        match newcomer {
+            Ok(newcomer) => {
                 self.stats.attached += 1;
-                Some(channel)
+                Some(newcomer)
             }
             Err(e) => {
                 log::warn!("{}: cannot attach process {}: {e}", self.path.display(), peer.pid);

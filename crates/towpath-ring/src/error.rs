@@ -120,6 +120,15 @@ pub enum BindError {
         /// The rule.
         rule: GeometryError,
     },
+    /// A group's listeners all see the same memory, and this one does not say who they may be.
+    #[error("a group needs an allow-list that names its users: they all see the same memory")]
+    GroupOfAny,
+    /// The group's memory could not be made.
+    #[error("cannot make the group's memory: {source}")]
+    Memory {
+        /// What the system said.
+        source: io::Error,
+    },
     /// The number of records breaks a rule.
     #[error("{0} records: the number must be a power of two from 2 to 65536")]
     Records(u32),

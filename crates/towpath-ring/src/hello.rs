@@ -17,6 +17,8 @@ const TEXT: usize = 448;
 const NO_GAPS: u8 = 1;
 /// Flag of a hello: this process is registered for membarrier(2), and calls it before it sleeps.
 const MEMBARRIER: u8 = 2;
+/// Flag of a hello: a tap.
+const TAP: u8 = 4;
 /// Flag of a welcome: so does the engine, and nobody has fences of its own.
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
@@ -30,6 +32,8 @@ pub(crate) struct Hello {
     pub(crate) gaps: bool,
     /// What the client can take part in.
     pub(crate) fences: Fences,
+    /// Whether it only looks on.
+    pub(crate) tap: bool,
     /// What the client calls itself, for people; at most 32 bytes.
     pub(crate) name: String,
 }
@@ -43,7 +47,9 @@ impl Hello {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
-        out[6] = if self.gaps { 0 } else { NO_GAPS } | fence_flag(self.fences, MEMBARRIER);
+        out[6] = if self.gaps { 0 } else { NO_GAPS }
+            | fence_flag(self.fences, MEMBARRIER)
+            | if self.tap { TAP } else { 0 };
         let name = &self.name.as_bytes()[..self.name.len().min(32)];
         out[32..32 + name.len()].copy_from_slice(name);
         out
@@ -53,11 +59,11 @@ impl Hello {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
-            return Ok(Self { version, gaps: true, fences: Fences::Both, name: String::new() });
+            return Ok(Self { version, gaps: true, fences: Fences::Both, tap: false, name: String::new() });
         }
         let flags = bytes.get(6).copied().ok_or(NotOurs)?;
         // A bit without a meaning today asks for something that this engine cannot give.
-        if flags & !(NO_GAPS | MEMBARRIER) != 0 {
+        if flags & !(NO_GAPS | MEMBARRIER | TAP) != 0 {
             return Err(NotOurs);
         }
         let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
@@ -65,7 +71,7 @@ impl Hello {
         let name =
             name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
         let (gaps, fences) = (flags & NO_GAPS == 0, fences_of(flags, MEMBARRIER));
-        Ok(Self { version, gaps, fences, name: name.collect() })
+        Ok(Self { version, gaps, fences, tap: flags & TAP != 0, name: name.collect() })
     }
 }
 
@@ -236,7 +242,7 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         for (gaps, fences) in [(true, Fences::Both), (false, Fences::Both), (true, Fences::Membarrier)] {
-            let hello = Hello { version: VERSION, gaps, fences, name: "ids-1".into() };
+            let hello = Hello { version: VERSION, gaps, fences, tap: !gaps, name: "ids-1".into() };
             assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
@@ -256,10 +262,11 @@ mod tests {
 
     #[test]
     fn another_version_is_named_and_not_read() {
-        let theirs = Hello { version: 9, gaps: true, fences: Fences::Both, name: "x".into() }.emit();
+        let theirs =
+            Hello { version: 9, gaps: true, fences: Fences::Both, tap: true, name: "x".into() }.emit();
         assert_eq!(
             Hello::parse(&theirs[..6]),
-            Ok(Hello { version: 9, gaps: true, fences: Fences::Both, name: String::new() })
+            Ok(Hello { version: 9, gaps: true, fences: Fences::Both, tap: false, name: String::new() })
         );
         let mut theirs =
             Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();

@@ -3,6 +3,7 @@
 //! What must hold: no panic, nothing read outside of the memory, each frame decided at most once, the sum right, and
 //! an honest client beside the hostile one notices nothing.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -13,13 +14,14 @@ use proptest::prelude::*;
 
 use crate::abi::{self, ENTRY_WORDS, Layout};
 use crate::attach::{Options, attach};
-use crate::hello::{Reply, Terms, Welcome};
-use crate::mock::{self, EngineOp, Ledger, Op, apply, config, run_engine, small};
+use crate::hello::{Notice, Reply, Terms, Welcome};
+use crate::mock::{self, EngineOp, Ledger, Op, apply, config, poke, run_engine, small};
 use crate::park::Fences;
 use crate::region::{Access, Words};
 use crate::verdict::Word;
 use crate::{
-    AttachError, Channel, Config, Consumer, Death, Endpoint, Flags, Geometry, Limits, Meta, Seq, Verdict, sys,
+    AttachError, Channel, Config, Consumer, Death, Endpoint, Flags, Geometry, Group, Limits, Meta, Seq,
+    Verdict, sys,
 };
 
 struct Pair {
@@ -92,6 +94,45 @@ proptest! {
         ledger.poll(&mut channel, now);
         ledger.finish(&mut channel);
         prop_assert_eq!(honest.stats().violations, 0);
+    }
+}
+
+fn join<T: Send + 'static>(group: &mut Group, client: impl FnOnce(PathBuf) -> T + Send + 'static) -> T {
+    let path = group.endpoint().path().to_path_buf();
+    let client = thread::spawn(move || client(path));
+    while group.accept().unwrap().is_none() {
+        group.wait(Some(Duration::from_secs(5))).unwrap();
+    }
+    client.join().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_listener_that_lies_costs_the_rest_of_its_group_nothing(ops in prop::collection::vec(op(), 1..150)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut group = Group::bind(dir.path().join("g"), Config { deadline: None, ..config() }).unwrap();
+        let mut honest = join(&mut group, |path| Consumer::attach_as(path, "honest").unwrap());
+        let mut raw = Some(join(&mut group, |path| attach(&path, &Options::named("hostile")).unwrap()));
+        let mut decided = BTreeSet::new();
+        for (n, op) in ops.into_iter().enumerate() {
+            let last = group.members().nth(1).map_or(0, |(_, channel)| channel.stats().published as u32);
+            poke(op, &mut raw, last);
+            let text = [n as u8; 300];
+            prop_assert!(group.send(&text, &Meta::default()) >= 1);
+            let frame = honest.try_recv().unwrap().expect("the honest listener has its frame");
+            prop_assert_eq!(honest.payload(&frame), &text[..]);
+            honest.verdict(frame, Verdict::Pass);
+            group.poll_verdicts(0, |id, seq, _| assert!(decided.insert((id, seq.0)), "{seq} twice"));
+            group.remove_dead(|id, seq| assert!(decided.insert((id, seq.0)), "{seq} twice"));
+        }
+        for (_, channel) in group.members() {
+            let s = channel.stats();
+            prop_assert_eq!(s.published, s.decided + s.overdue + s.garbage + s.drained + u64::from(s.out));
+        }
+        let (_, channel) = group.members().next().unwrap();
+        prop_assert_eq!((channel.name(), channel.stats().violations, channel.stats().lost), ("honest", 0, 0));
     }
 }
 
@@ -286,6 +327,21 @@ fn a_refused_client_is_told_why() {
 }
 
 #[test]
+fn descriptors_beyond_the_limit_are_closed_and_counted() {
+    let limits = Limits { descriptors: 2, ..Limits::default() };
+    let mut pair = pair(Config { limits, deadline: None, ..config() });
+    let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap());
+    let fd = sys::frozen(&[1; 100]).unwrap();
+    let one = |seq| Notice::OneShot { seq: Seq(seq), len: 100 };
+    // Three more than may wait; two at once; one with a doorbell, which has none.
+    for (notice, fds) in (1..=5).map(|n| (one(n), 1)).chain([(one(6), 2), (Notice::Doorbell, 1)]) {
+        sys::send(&raw.socket, &notice.emit(), &vec![fd.as_fd(); fds]).unwrap();
+    }
+    assert!(channel.check_peer());
+    assert_eq!(channel.stats().violations, 5);
+}
+
+#[test]
 fn an_endpoint_survives_what_is_no_hello() {
     let mut pair = pair(Config { pending_max: 2, ..config() });
     let connect = |say: &[u8]| {
@@ -297,7 +353,8 @@ fn an_endpoint_survives_what_is_no_hello() {
     };
     let silent: Vec<_> = (0..5).map(|_| connect(b"")).collect();
     let wrong =
-        crate::hello::Hello { version: 9, gaps: true, fences: Fences::Both, name: "old".into() }.emit();
+        crate::hello::Hello { version: 9, gaps: true, fences: Fences::Both, tap: false, name: "old".into() }
+            .emit();
     let (strange, old, long) = (connect(b"GET / HTTP/1.1"), connect(&wrong), connect(&[b'x'; 500]));
     for _ in 0..10 {
         assert!(pair.endpoint.accept().unwrap().is_none());

@@ -1,7 +1,8 @@
 //! Frames in shared memory between processes that do not trust each other.
 //!
 //! An engine ([`Endpoint`], [`Channel`]) hands frames to clients ([`Consumer`]) without a system call or a copy per
-//! frame, and takes their verdicts back the same way. What one side writes the other side can only read; what it
+//! frame, and takes their verdicts back the same way. A [`Group`] gives each message to several clients from one copy, and
+//! to those that only look on ([`Tap`]). What one side writes the other side can only read; what it
 //! reads it copies and checks. The layout of the shared memory is in `docs/ring-abi.md`.
 //!
 //! Feature `tokio`: `AsyncConsumer`, the same client for tokio. Feature `test-util`: `mock`, peers that lie, for fuzzing.
@@ -30,6 +31,8 @@ mod error;
 #[cfg(not(loom))]
 mod gap;
 mod geometry;
+#[cfg(not(loom))]
+mod group;
 mod header;
 #[cfg(not(loom))]
 mod hello;
@@ -55,6 +58,9 @@ mod sync;
 #[cfg(not(loom))]
 mod sys;
 #[cfg(not(loom))]
+mod tap;
+mod taplog;
+#[cfg(not(loom))]
 mod transmit;
 mod verdict;
 #[cfg(not(loom))]
@@ -78,12 +84,16 @@ pub use error::{AttachError, BindError, RecvError};
 #[cfg(not(loom))]
 pub use gap::{Gap, Loss};
 pub use geometry::{Geometry, GeometryError};
+#[cfg(not(loom))]
+pub use group::{Group, GroupStats, Joined, MemberId};
 pub use header::{Credentials, Header, Kind, Layers, Meta};
 #[cfg(not(loom))]
 pub use limits::Limits;
 #[cfg(not(loom))]
 pub use overload::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
 pub use seq::Seq;
+#[cfg(not(loom))]
+pub use tap::{Tap, Tapped};
 pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]
 pub use verdicts::{Cause, Decision};

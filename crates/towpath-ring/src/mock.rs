@@ -101,8 +101,9 @@ fn channel(config: &Config) -> (Channel, Attached) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
     let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
-    let hello = Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, name: "mock".into() };
-    let channel = Channel::open(config, &ours, peer, hello, share).expect("a channel");
+    let hello =
+        Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, tap: false, name: "mock".into() };
+    let channel = Channel::open(config, &ours, peer, hello, share, None).expect("a channel");
     (channel, receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached"))
 }
 
@@ -219,18 +220,22 @@ pub(crate) fn apply(
 ) {
     let last = channel.stats().published as u32;
     match op {
-        Op::Send(len) => return ledger.send(channel, len),
+        Op::Send(len) => ledger.send(channel, len),
         Op::Poll(later) => {
             *now += later;
-            return ledger.poll(channel, *now);
+            ledger.poll(channel, *now);
         }
         Op::Arm => {
             let _ = channel.arm();
             channel.check_peer();
-            return channel.disarm();
+            channel.disarm();
         }
-        _ => {}
+        op => poke(op, raw, last),
     }
+}
+
+/// What the hostile client does to its memory and its socket; `last` is the number of the last frame it was sent.
+pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
     let Some(client) = raw else { return };
     let layout = client.layout;
     let store = |index: usize, word: u64| client.own.word(index).store(word, Ordering::Relaxed);
@@ -271,7 +276,7 @@ pub(crate) fn apply(
             store(header, seq.into());
         }
         Op::Close => *raw = None,
-        Op::Send(_) | Op::Poll(_) | Op::Arm => unreachable!("done above"),
+        Op::Send(_) | Op::Poll(_) | Op::Arm => {}
     }
 }
 

@@ -9,13 +9,12 @@
 //! more from where the last poll left off, so that a verdict far behind an undecided frame is found too.
 
 use crate::Seq;
-use crate::abi::{self, ENTRY_WORDS};
 use crate::channel::ChannelStats;
 use crate::endpoint::Config;
 use crate::lane::deadline::Deadline;
 use crate::lane::producer::{Entry, Producer};
+use crate::lane::records;
 use crate::region::Words;
-use crate::sync::Ordering;
 use crate::transmit::Transmit;
 use crate::verdict::{Flags, Verdict, Word};
 
@@ -65,13 +64,7 @@ pub(crate) struct Verdicts {
     default: Verdict,
     held_max: u32,
     deadline: Option<Deadline>,
-    /// First word of the record ring, in the client's memory.
-    record_ring: usize,
-    records: u32,
-    /// Records taken so far.
-    taken: u32,
-    /// How many of them the client was told.
-    told: u32,
+    records: records::Reader,
     /// Everything up to here is decided by records.
     upto: Seq,
     /// Where the search for far verdicts goes on.
@@ -89,10 +82,7 @@ impl Verdicts {
             default: config.default_verdict,
             held_max: config.held_max,
             deadline: config.deadline.map(Deadline::new),
-            record_ring: config.layout().record_ring(),
-            records: config.records,
-            taken: 0,
-            told: 0,
+            records: records::Reader::new(config.layout().records_place()),
             upto: Seq(0),
             far: Seq::FIRST,
             far_aside: 0,
@@ -106,9 +96,7 @@ impl Verdicts {
 
     /// Whether a poll would find something.
     pub(crate) fn is_ready(&self, theirs: &Words, rx: &Producer) -> bool {
-        // Relaxed: a poll loads it again before anything is believed.
-        let written = theirs.word(abi::CLIENT_RECORDS).load(Ordering::Relaxed) as u32;
-        if written != self.taken {
+        if self.records.is_ready(theirs) {
             return true;
         }
         let (mut seq, end) = (rx.frames.oldest(), rx.frames.next_seq());
@@ -137,33 +125,15 @@ impl Verdicts {
     }
 
     fn take_records(&mut self, lane: &mut Lane<'_>, f: &mut Emit<'_>) {
-        // Acquire: pairs with the release store of the number in Consumer::verdict_upto: the records are there, and so
-        // is every single verdict that was given before them.
-        let written = lane.theirs.word(abi::CLIENT_RECORDS).load(Ordering::Acquire) as u32;
-        // A number that is too far ahead could otherwise keep us here for 2^32 rounds.
-        if written.wrapping_sub(self.taken) > self.records {
+        let Ok(count) = self.records.look(lane.theirs) else {
             lane.stats.violations += 1;
-            self.taken = written;
             return;
-        }
-        if written == self.taken {
-            return;
-        }
-        while self.taken != written {
-            let index = (self.taken & (self.records - 1)) as usize;
-            let at: &[_; ENTRY_WORDS] = lane.theirs.line(self.record_ring + index * ENTRY_WORDS);
-            // Relaxed: ordered by the acquire load above; a client that writes on is torn at its own cost.
-            let (mark, word) = (at[0].load(Ordering::Relaxed), at[1].load(Ordering::Relaxed));
-            self.taken = self.taken.wrapping_add(1);
+        };
+        for _ in 0..count {
+            let (mark, word) = self.records.next(lane.theirs);
             self.take_record(lane, mark, word, f);
         }
-        // Seldom, because a client reads this line with each verdict. It never waits for it: when the records look
-        // full, it writes single verdicts.
-        if self.taken.wrapping_sub(self.told) >= self.records.div_ceil(4) {
-            self.told = self.taken;
-            // Release: pairs with the acquire load in Consumer::verdict_upto: the slots may be written again.
-            lane.own.word(abi::ENGINE_RECORDS).store(self.taken.into(), Ordering::Release);
-        }
+        self.records.acknowledge(lane.own);
     }
 
     fn take_record(&mut self, lane: &mut Lane<'_>, mark: u64, raw: u64, f: &mut Emit<'_>) {

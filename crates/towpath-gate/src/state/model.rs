@@ -31,7 +31,10 @@ struct State {
     window: Option<Window>,
     /// SCTP chunks and who sent them.
     chunks: Vec<(u8, Direction)>,
+    /// Its place among those that may be evicted.
+    queued: u64,
     replied: bool,
+    used: bool,
     capped: bool,
 }
 
@@ -50,6 +53,7 @@ pub struct Model {
     states: Vec<State>,
     parents: Vec<Parent>,
     counters: Counters,
+    sequence: u64,
 }
 
 impl Model {
@@ -60,6 +64,7 @@ impl Model {
             states: Vec::new(),
             parents: Vec::new(),
             counters: Counters::default(),
+            sequence: 0,
         };
         model.set_settings(settings);
         model
@@ -103,7 +108,12 @@ impl Model {
                 return Ok(Some(hit));
             }
             packet(state, direction, segment, &self.settings, now);
-            state.replied |= direction == Direction::Reverse;
+            state.used = true;
+            if direction == Direction::Reverse && !state.replied {
+                state.replied = true;
+                self.sequence += 1;
+                state.queued = self.sequence;
+            }
             return Ok(Some(hit));
         }
         Ok(None)
@@ -136,16 +146,15 @@ impl Model {
         hit
     }
 
-    /// See [`States::install`](super::States::install). Of states that may be evicted with equal right those go that are
-    /// not `kept`.
+    /// See [`States::install`](super::States::install).
     pub fn install(
         &mut self,
-        (flow, name): (&Flow, Name),
+        flow: &Flow,
+        name: Name,
         segment: &Segment,
         rule: RuleId,
         install: &Install,
         now: Time,
-        kept: &[(Flow, Name)],
     ) -> Result<Installed, Refused> {
         self.expire(now);
         if self.find(flow, Lookup::Named(name), segment, now)?.is_some() {
@@ -183,7 +192,7 @@ impl Model {
             return Err(Refused::OverSource);
         }
         if self.settings.dyn_evict {
-            self.evict(kept);
+            self.evict();
         }
         if self.states.len() >= self.settings.dyn_max as usize {
             self.counters.full += 1;
@@ -204,9 +213,12 @@ impl Model {
             turn: None,
             window: None,
             chunks: Vec::new(),
+            queued: self.sequence + 1,
             replied: false,
+            used: false,
             capped: cap != 0,
         };
+        self.sequence += 1;
         if strict {
             state.window = Some(Window::default());
             fit(&mut state, Direction::Forward, segment);
@@ -267,20 +279,24 @@ impl Model {
         self.settings = settings;
     }
 
-    /// Makes room: one that was never replied to goes, or else, of all, the one that would end first.
-    fn evict(&mut self, kept: &[(Flow, Name)]) {
-        for _ in 0..64 {
+    /// Makes room: the unreplied that was made first, or else the first in the queue of the replied that had no packet
+    /// since it came there; of the used ones 16 are spared.
+    fn evict(&mut self) {
+        for look in 0..64 {
             if self.states.len() < self.settings.dyn_max as usize || self.states.is_empty() {
                 return;
             }
-            let order =
-                |state: &State| (state.replied, if state.replied { Some(state.expire) } else { None });
-            let first = self.states.iter().map(order).min();
-            let kept = |state: &State| kept.contains(&(state.flow, state.name));
-            let goes = |state: &State| Some(order(state)) == first && !kept(state);
-            let gone = self.states.iter().position(goes);
-            self.states.remove(gone.expect("one of those that should be evicted is kept no more"));
-            self.counters.evicted += 1;
+            let place = |at: &usize| (self.states[*at].replied, self.states[*at].queued);
+            let first = (0..self.states.len()).min_by_key(place).expect("there are states");
+            let state = &mut self.states[first];
+            if look < 16 && state.replied && state.used {
+                state.used = false;
+                self.sequence += 1;
+                state.queued = self.sequence;
+            } else {
+                self.states.remove(first);
+                self.counters.evicted += 1;
+            }
         }
     }
 
@@ -292,11 +308,6 @@ impl Model {
     /// States.
     pub fn len(&self) -> usize {
         self.states.len()
-    }
-
-    /// States that were never replied to.
-    pub fn unreplied(&self) -> usize {
-        self.states.iter().filter(|state| !state.replied).count()
     }
 
     /// Whether there are no states.

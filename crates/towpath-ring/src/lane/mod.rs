@@ -21,3 +21,4 @@ pub(crate) mod cursor;
 pub(crate) mod deadline;
 pub(crate) mod frames;
 pub(crate) mod producer;
+pub(crate) mod records;
