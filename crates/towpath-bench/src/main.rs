@@ -4,6 +4,8 @@
 //! towpath-bench ring [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench replay [--json]
 //! towpath-bench framing [--json]
+//! towpath-bench gate [--json] [--seconds N] [--reps N] [--only NAME]
+//! towpath-bench instructions [--json] [--write]
 //! ```
 //!
 //! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
@@ -12,7 +14,9 @@
 mod bar;
 mod clock;
 mod engine;
+mod flows;
 mod mapping;
+mod memory;
 mod mmsg;
 mod packet;
 mod payload;
@@ -42,6 +46,8 @@ enum Command {
     Ring(Ring),
     Replay(Replay),
     Framing(Framing),
+    Gate(Gate),
+    Instructions(Instructions),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -68,6 +74,42 @@ struct Ring {
     /// Only the bars whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+}
+
+/// The state table beside concurrent maps, what memory gives, and itself at other sizes
+///
+/// One row for each bar. Ends with 0 when every bar that was measured holds, else with 1.
+#[derive(Debug, Parser)]
+struct Gate {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// How long each measurement runs
+    #[arg(long, value_name = "N", default_value = "0.4", value_parser = seconds)]
+    seconds: Duration,
+
+    /// How often each measurement is made, ours and the peer's in turns
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Only the bars whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// Instructions of a packet's path through the gate, beside those that are kept (needs valgrind)
+///
+/// Ends with 0 when no step takes 5% more than what is kept, else with 1.
+#[derive(Debug, Parser)]
+struct Instructions {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// Keep the counts in the repository
+    #[arg(long)]
+    write: bool,
 }
 
 /// A million packets through `towpath replay`
@@ -97,12 +139,16 @@ enum Role {
     IceoryxRate { service: String, read: String, cpu: usize },
     IceoryxEcho { ping: String, pong: String, len: usize, cpu: usize },
     Flood { len: usize, cpu: usize },
+    Instructions { step: String, times: u32 },
+    Map { map: String, flows: u32, milliseconds: u64, cpu: usize },
     Nfqueue { queue: u16, queues: u16, len: usize, batch: usize, milliseconds: u64, cpu: usize },
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ring(args) => subject::ring::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        Command::Gate(args) => subject::gate::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        Command::Instructions(args) => subject::instructions::run(args.json, args.write),
         Command::Replay(args) => subject::replay::run(args.json),
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Side(role) => side(role).map(|()| true),
@@ -126,6 +172,10 @@ fn side(role: Role) -> Result<()> {
         Role::Seqpacket { socket, len, batch, cpu } => peer::seqpacket::rate_side(socket, len, batch, cpu),
         Role::IceoryxRate { service, read, cpu } => peer::iceoryx::rate_side(&service, read == "read", cpu),
         Role::IceoryxEcho { ping, pong, len, cpu } => peer::iceoryx::echo_side(&ping, &pong, len, cpu),
+        Role::Instructions { step, times } => subject::instructions::side(&step, times),
+        Role::Map { map, flows, milliseconds, cpu } => {
+            peer::maps::side(&map, flows, Duration::from_millis(milliseconds), cpu)
+        }
         Role::Flood { len, cpu } => peer::flood::side(len, cpu),
         Role::Nfqueue { queue, queues, len, batch, milliseconds, cpu } => {
             peer::nfqueue::side(queue, queues, len, batch, Duration::from_millis(milliseconds), cpu)

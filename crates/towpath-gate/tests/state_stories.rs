@@ -603,24 +603,27 @@ fn a_flood_evicts_its_own() {
     }
     assert!(established.iter().all(|&flow| world.find(flow, Lookup::Any).is_some()));
     assert_eq!(world.states.counters().evicted, 10_000 - 40);
-    // The oldest of the flood went first.
-    assert!(world.find(tcp_flow(2, 9_960), Lookup::Any).is_none());
-    assert!(world.find(tcp_flow(2, 9_961), Lookup::Any).is_some());
+    // What is left of the flood is its end.
+    assert!(world.find(tcp_flow(2, 9_900), Lookup::Any).is_none());
+    assert!(world.find(tcp_flow(2, 10_000), Lookup::Any).is_some());
 }
 
 #[test]
-fn of_replied_states_the_unused_go_first() {
+fn of_replied_states_the_first_to_end_goes() {
     let mut world = World::new(Settings { dyn_max: 3, dyn_evict: true, ..Settings::default() });
-    (1..=3).for_each(|port| connect(&mut world, tcp_flow(1, port)));
-    // All three were used when they were opened: each is spared once, and then the first goes.
+    for port in [2, 3, 1] {
+        connect(&mut world, tcp_flow(1, port));
+        world.wait(1);
+    }
     syn(&mut world, tcp_flow(2, 1)).unwrap();
-    assert!(world.find(tcp_flow(1, 1), Lookup::Any).is_none());
-    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
-    // That lookup was a use; the third had none.
-    connect(&mut world, tcp_flow(2, 1));
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_none());
+    // As long as there is a state without a reply, it goes.
     syn(&mut world, tcp_flow(2, 2)).unwrap();
+    assert!(world.find(tcp_flow(2, 1), Lookup::Any).is_none());
+    connect(&mut world, tcp_flow(2, 2));
+    syn(&mut world, tcp_flow(2, 3)).unwrap();
     assert!(world.find(tcp_flow(1, 3), Lookup::Any).is_none());
-    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+    assert!(world.find(tcp_flow(1, 1), Lookup::Any).is_some());
 }
 
 #[test]
@@ -822,34 +825,19 @@ fn a_dump_goes_on_where_it_was() {
 }
 
 #[test]
-fn both_families_are_in_one_queue() {
+fn both_families_make_room_for_each_other() {
     let mut world = World::new(Settings { dyn_max: 2, dyn_evict: true, ..Settings::default() });
     let v6 = |src_port| Flow { src_port, ..flow6(6) };
     connect(&mut world, tcp_flow(1, 1));
+    world.wait(1);
     connect(&mut world, v6(1));
-    // Both were used: both are spared, and the IPv4 one is first again.
-    connect(&mut world, tcp_flow(1, 2));
+    world.wait(1);
+    connect(&mut world, v6(2));
     assert_eq!(world.find(tcp_flow(1, 1), Lookup::Any), None);
-    // The IPv6 one was spared before the new one came, and was not used since.
-    connect(&mut world, tcp_flow(1, 3));
-    assert_eq!(world.find(v6(1), Lookup::Any), None);
-    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
-}
-
-#[test]
-fn a_spared_state_goes_behind_the_other_family() {
-    let mut world = World::new(Settings { dyn_max: 3, dyn_evict: true, ..Settings::default() });
-    let v6 = Flow { src_port: 1, ..flow6(6) };
-    connect(&mut world, tcp_flow(1, 1));
+    world.wait(1);
     connect(&mut world, tcp_flow(1, 2));
-    connect(&mut world, v6);
-    // All marks are cleared, and the first goes.
-    connect(&mut world, Flow { src_port: 2, ..v6 });
-    // The older of the two that were there is used again: it is spared, and the IPv6 one goes.
-    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
-    syn(&mut world, tcp_flow(1, 4)).unwrap();
-    assert_eq!(world.find(v6, Lookup::Any), None);
-    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_some());
+    assert_eq!(world.find(v6(1), Lookup::Any), None);
+    assert!(world.find(v6(2), Lookup::Any).is_some());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 pub(crate) mod flood;
 pub(crate) mod iceoryx;
+pub(crate) mod maps;
 pub(crate) mod netns;
 pub(crate) mod nfqueue;
 pub(crate) mod seqpacket;

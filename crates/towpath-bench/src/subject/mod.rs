@@ -1,5 +1,7 @@
 //! What is measured.
 
 pub(crate) mod framing;
+pub(crate) mod gate;
+pub(crate) mod instructions;
 pub(crate) mod replay;
 pub(crate) mod ring;

@@ -1,449 +1,371 @@
-//! The states of one address family.
+//! The states of one address family: slots, the index that finds them, and the list of the states of one flow.
 //!
-//! Invariant: every state is in one of two queues by age: of those whose first reply is still to come, in the order of
-//! their making, or of the others. A full table evicts from the first queue before it touches the second. The second
-//! is a clock (Corbató 1969): a state that had packets since it was last passed over is spared once and goes to the
-//! end, so that a hit costs a mark and no list is touched.
+//! What: the index has one entry for a flow. It leads to the state that was made last, and that to the one before it,
+//! under another name. Most flows have one state.
+//!
+//! Invariant: whoever links or unlinks a state holds the locks of its flow ([`super::index`]). So threads that make the
+//! same state at once make one, and those that unlink it unlink it once. A reader follows the list meanwhile: a new state
+//! is whole and linked to the rest before it becomes the first; one that is unlinked still leads to the rest.
+//!
+//! Growth: when three quarters of the entries are used, an index of twice the lines is made, and the flows move, some
+//! with every call that may ([`Family::move_some`]) and those of a flow that is written first. When the stash is used
+//! although there is room, the secret may be known to somebody: the flows move to an index of the same size with another
+//! one.
 
-use slab::Slab;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::chain::{Chains, List, NONE};
+use super::cell::Cell;
 use super::hash::Secret;
-use super::key::{Key, Side, Unpack};
-use super::list::{Kind, Listed};
-use super::parents::Parents;
-use super::sources::Sources;
-use super::table::{Body, Entry, Table};
-use super::tcp::{Life, RST, SYN, Tcp};
-use super::window::{Fit, Window};
-use super::{Direction, Hit, Lookup, Name, RuleId, Segment, Settings, Tracking, sctp};
+use super::index::{Index, Locked, Moved, Probe};
+use super::key::Key;
+use super::memory::Pages;
+use super::slab::Slab;
+use super::sync::{AtomicU64, Ordering};
+use super::{Lookup, Name};
 use crate::Time;
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const SCTP: u8 = 132;
-const UDP_LITE: u8 = 136;
+/// Lines of the first index, as a power of two.
+#[cfg(not(loom))]
+const FIRST_BITS: u32 = 6;
+#[cfg(loom)]
+const FIRST_BITS: u32 = 1;
 
-/// What a state remembers.
-#[derive(Clone, Debug)]
-struct State {
-    /// The end that the first packet came from.
-    forward: Side,
-    /// A packet came from the other end.
-    replied: bool,
-    /// A packet came since eviction last looked.
-    used: bool,
-    /// The state counts in its source's cap.
-    capped: bool,
-    lifetime: Option<u32>,
-    /// The slot of the parent that counts this state, or `NONE`.
-    parent: u32,
-    /// The index of the connection's windows, or `NONE` without strict tracking.
-    window: u32,
-    /// When the state came into its queue, and when it was made: numbers of one sequence.
-    queued: u64,
-    made: u64,
-    tcp: Tcp,
-    sctp: sctp::Phase,
-    packets: [u64; 2],
-    bytes: [u64; 2],
-}
+/// Lines that move to the next index with one call.
+const MOVE: u64 = 4;
 
-impl Body for State {
-    fn held(&self) -> bool {
-        false
-    }
-}
-
-/// What both families use.
-#[derive(Clone, Debug)]
-pub(super) struct Shared {
-    pub(super) settings: Settings,
-    pub(super) secret: Secret,
-    pub(super) parents: Parents,
-    pub(super) sources: Sources,
-    /// Of the states with strict tracking.
-    pub(super) windows: Slab<Window>,
-    /// Numbers what happens to states, so that they have an age.
-    pub(super) sequence: u64,
-}
-
-impl Shared {
-    fn tick(&mut self) -> u64 {
-        self.sequence += 1;
-        self.sequence
-    }
-}
-
-/// One packet as a state sees it.
-pub(super) struct Seen<'a> {
-    pub(super) proto: u8,
-    pub(super) segment: &'a Segment,
-    pub(super) now: Time,
-}
-
-/// What a new state takes from its rule.
-pub(super) struct Template {
-    pub(super) name: Name,
-    pub(super) rule: RuleId,
-    pub(super) lifetime: Option<u32>,
-    pub(super) parent: u32,
-    pub(super) capped: bool,
-    pub(super) tracking: Tracking,
-}
-
-/// What came of a packet.
-pub(super) enum Found {
-    Hit(Hit),
-    Miss,
-    /// The state tracks strictly, and the packet does not fit.
-    Invalid,
-}
-
-/// A state that may be evicted; the least goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Candidate {
-    replied: bool,
-    queued: u64,
-    slot: u32,
-}
+/// Nanoseconds of a tick, as a power of two: how exactly it is known beforehand which states may have ended.
+const TICK_BITS: u32 = 28;
 
 /// The states of one family.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Family<const N: usize> {
-    table: Table<N, State>,
-    ages: Chains,
-    unreplied: List,
-    replied: List,
-    unreplied_len: usize,
+    pub(super) slab: Slab<N>,
+    /// The index to begin with.
+    current: Mutex<Arc<Index>>,
+    /// The next index, made and touched ahead of its use, and the first line that is not.
+    spare: Mutex<Option<(Index, Option<usize>)>>,
+    seed: AtomicU64,
+    longest: AtomicU64,
+    /// Where whoever collects, and whoever evicts, goes on.
+    hand: AtomicU64,
+    evicting: AtomicU64,
+    pages: Pages,
+    /// States that are linked.
+    live: AtomicU64,
 }
 
-impl<const N: usize> Family<N>
-where
-    Key<N>: Unpack,
-{
-    pub(super) fn new() -> Self {
+/// What became of a state that was to be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Published {
+    /// It is there; a state that had ended made room for it.
+    Made {
+        /// The slot of the latter.
+        instead_of: Option<u32>,
+    },
+    /// A live state of the same flow and name is in this slot.
+    Exists(u32),
+    /// The index has no room.
+    Full,
+}
+
+impl<const N: usize> Family<N> {
+    pub(super) fn new(seed: u64, pages: Pages) -> Self {
         Self {
-            table: Table::new(),
-            ages: Chains::default(),
-            unreplied: List::EMPTY,
-            replied: List::EMPTY,
-            unreplied_len: 0,
+            slab: Slab::new(pages),
+            current: Mutex::new(Arc::new(Index::new(FIRST_BITS, Secret::new(seed), pages))),
+            spare: Mutex::new(None),
+            seed: AtomicU64::new(seed),
+            longest: AtomicU64::new(0),
+            hand: AtomicU64::new(0),
+            evicting: AtomicU64::new(0),
+            pages,
+            live: AtomicU64::new(0),
         }
     }
 
+    /// The index to begin with, for a worker to keep until there is another one.
+    pub(super) fn index(&self) -> Arc<Index> {
+        Arc::clone(&locked(&self.current))
+    }
+
     #[inline]
-    pub(super) fn len(&self) -> usize {
-        self.table.len()
+    pub(super) fn cell(&self, slot: u32) -> Cell<'_, N> {
+        Cell(self.slab.words(slot))
     }
 
-    pub(super) fn unreplied(&self) -> usize {
-        self.unreplied_len
+    /// States that are linked, those included that have ended and were not collected.
+    #[inline]
+    pub(super) fn len(&self) -> u64 {
+        // Relaxed, here and where it changes: the count of slots is what bounds the states.
+        self.live.load(Ordering::Relaxed)
     }
 
+    /// The most states of one flow that have stood beside each other.
     pub(super) fn longest(&self) -> usize {
-        self.table.longest()
+        self.longest.load(Ordering::Relaxed) as usize
     }
 
-    pub(super) fn count_of(&self, rule: RuleId) -> usize {
-        self.table.count_of(rule)
-    }
-
-    /// Finds a live state, counts the packet in it and refreshes it.
+    /// The slot of a live state of the flow.
     #[inline]
-    pub(super) fn hit(
-        &mut self,
-        shared: &mut Shared,
-        key: &Key<N>,
-        side: Side,
-        lookup: Lookup,
-        packet: &Seen<'_>,
-    ) -> Found {
-        let hash = shared.secret.hash(&key.0);
-        let Some(slot) = self.find(hash, key, lookup, packet.now) else { return Found::Miss };
-        let entry = self.table.get_mut(slot);
-        let state = &mut entry.body;
-        let hit = Hit { rule: entry.rule, direction: side.direction(state.forward) };
-        if state.window != NONE {
-            match state.fit(&mut shared.windows, hit.direction, packet.segment) {
-                Fit::Fits => {}
-                Fit::Ignored => {
-                    state.count(hit.direction, packet);
-                    return Found::Hit(hit);
-                }
-                Fit::Invalid => return Found::Invalid,
-            }
-        }
-        state.used = true;
-        let first_reply = hit.direction == Direction::Reverse && !state.replied;
-        if let Some(expire) = state.packet(hit.direction, packet, &shared.settings) {
-            self.table.set_expire(slot, expire, packet.now);
-        }
-        if first_reply {
-            self.reply(shared, slot);
-        }
-        Found::Hit(hit)
-    }
-
-    /// Finds the live state that an error from `side` is about.
-    pub(super) fn related(
+    pub(super) fn find(
         &self,
-        shared: &Shared,
+        index: &Index,
+        probe: Probe,
         key: &Key<N>,
-        side: Side,
         lookup: Lookup,
-        seq: Option<u32>,
         now: Time,
-    ) -> Option<Hit> {
-        let entry = self.table.get(self.find(shared.secret.hash(&key.0), key, lookup, now)?);
-        let direction = side.direction(entry.body.forward);
-        if let (Some(seq), Some(window)) = (seq, shared.windows.get(entry.body.window as usize)) {
-            // Who makes an error up would have to know where the connection is (RFC 5927, 4.1).
-            let sender =
-                if direction == Direction::Forward { Direction::Reverse } else { Direction::Forward };
-            if !window.sent(sender, seq) {
-                return None;
+    ) -> Option<u32> {
+        match index.find(probe, |slot| self.cell(slot).is(key)) {
+            Some(first) => self.choose(first, lookup, now),
+            None => self.find_moved(index.next()?, key, lookup, now),
+        }
+    }
+
+    /// The same in the next index, if the flows are moving.
+    #[cold]
+    fn find_moved(&self, mut index: &Index, key: &Key<N>, lookup: Lookup, now: Time) -> Option<u32> {
+        loop {
+            match index.find(index.probe(key), |slot| self.cell(slot).is(key)) {
+                Some(first) => return self.choose(first, lookup, now),
+                None => index = index.next()?,
             }
         }
-        Some(Hit { rule: entry.rule, direction })
     }
 
-    /// Makes a state; no live one has its key and name. How many expired ones it replaced: 0 or 1.
-    pub(super) fn make(
-        &mut self,
-        shared: &mut Shared,
-        key: Key<N>,
-        side: Side,
-        template: Template,
-        packet: &Seen<'_>,
-    ) -> u64 {
-        let Template { name, rule, lifetime, parent, capped, tracking } = template;
-        let hash = shared.secret.hash(&key.0);
-        let expired = self.table.find(hash, &key, name);
-        if let Some(slot) = expired {
-            self.remove(shared, slot, packet.now);
+    /// The slot of the flow's state under `name`, over or not.
+    pub(super) fn find_any(&self, index: &Index, key: &Key<N>, name: Name) -> Option<u32> {
+        let mut index = index;
+        loop {
+            match index.find(index.probe(key), |slot| self.cell(slot).is(key)) {
+                Some(first) => return self.search(first, |slot| self.cell(slot).maker().is_named(name)).0,
+                None => index = index.next()?,
+            }
         }
-        shared.parents.add(parent);
-        if capped {
-            shared.sources.add(&shared.secret, &key.flow(side));
-        }
-        let number = shared.tick();
-        let tcp = packet.proto == TCP;
-        let window = if tcp && tracking == Tracking::Strict {
-            let mut window = Window::default();
-            window.segment(Direction::Forward, packet.segment);
-            shared.windows.insert(window) as u32
-        } else {
-            NONE
-        };
-        let mut body = State {
-            forward: side,
-            replied: false,
-            used: false,
-            capped,
-            lifetime,
-            parent,
-            window,
-            queued: number,
-            made: number,
-            tcp: Tcp::default(),
-            sctp: sctp::Phase::default(),
-            packets: [0; 2],
-            bytes: [0; 2],
-        };
-        if tcp && tracking == Tracking::Loose && packet.segment.tcp_flags & (SYN | RST) == 0 {
-            body.tcp.assume_established();
-        }
-        let expire = body.packet(Direction::Forward, packet, &shared.settings);
-        // No refresh yet: a connection that is taken for established.
-        let expire = expire.unwrap_or(after(packet.now, shared.settings.dyn_syn_lifetime));
-        let entry = Entry { key, name, rule, orphaned: false, expire, body };
-        let slot = self.table.insert(&shared.secret, hash, entry, packet.now);
-        self.ages.push(&mut self.unreplied, slot);
-        self.unreplied_len += 1;
-        u64::from(expired.is_some())
     }
 
-    /// The state to evict first, of this family.
-    pub(super) fn candidate(&self) -> Option<Candidate> {
-        let slot = self.unreplied.first().or(self.replied.first())?;
-        let State { replied, queued, .. } = self.table.get(slot).body;
-        Some(Candidate { replied, queued, slot })
+    /// Of the states of one flow the one that is wanted, if it is live.
+    #[inline(always)]
+    pub(super) fn choose(&self, first: u32, lookup: Lookup, now: Time) -> Option<u32> {
+        let mut slot = first;
+        loop {
+            let cell = self.cell(slot);
+            match lookup {
+                Lookup::Named(name) if cell.maker().is_named(name) => return cell.live(now).then_some(slot),
+                Lookup::Any if cell.live(now) => return Some(slot),
+                _ => slot = self.slab.sibling(slot)?,
+            }
+        }
     }
 
-    /// Evicts the candidate; with `spare`, one that was replied to and was used since goes to the end of its queue
-    /// instead. Whether it was evicted.
-    pub(super) fn evict(
-        &mut self,
-        shared: &mut Shared,
-        candidate: Candidate,
-        spare: bool,
-        now: Time,
-    ) -> bool {
-        let Candidate { replied, slot, .. } = candidate;
-        let state = &mut self.table.get_mut(slot).body;
-        if spare && replied && std::mem::take(&mut state.used) {
-            state.queued = shared.tick();
-            self.ages.take(&mut self.replied, slot);
-            self.ages.push(&mut self.replied, slot);
+    /// Links the state in `slot`, which is written and known to the caller alone.
+    pub(super) fn publish(&self, index: &Index, key: &Key<N>, name: Name, slot: u32, now: Time) -> Published {
+        let published = self.with_flow(index, key, |mut flow| {
+            let Some((place, first)) = flow.find(|slot| self.cell(slot).is(key)) else {
+                self.slab.set_sibling(slot, None);
+                // Whoever collects may see it before it is linked, and finds nothing to unlink then.
+                self.slab.occupy(slot, tick(self.cell(slot).end(now)));
+                if !flow.add(slot) {
+                    self.slab.set_link(slot, 0);
+                    return Published::Full;
+                }
+                self.longest.fetch_max(1, Ordering::Relaxed);
+                return Published::Made { instead_of: None };
+            };
+            let is_it = |slot| self.cell(slot).maker().is_named(name);
+            let (same, before, states) = self.search(first, is_it);
+            if let Some(same) = same
+                && self.cell(same).live(now)
+            {
+                return Published::Exists(same);
+            }
+            let rest = if same == Some(first) { self.slab.sibling(first) } else { Some(first) };
+            self.slab.set_sibling(slot, rest);
+            self.slab.occupy(slot, tick(self.cell(slot).end(now)));
+            flow.replace(place, slot);
+            if let (Some(same), Some(before)) = (same, before) {
+                self.slab.set_sibling(before, self.slab.sibling(same));
+            }
+            if let Some(same) = same {
+                self.slab.set_link(same, 0);
+            }
+            let states = states + u64::from(same.is_none());
+            // Relaxed: a number for people.
+            self.longest.fetch_max(states, Ordering::Relaxed);
+            Published::Made { instead_of: same }
+        });
+        if published == (Published::Made { instead_of: None }) {
+            self.live.fetch_add(1, Ordering::Relaxed);
+        }
+        published
+    }
+
+    /// Unlinks the state in `slot` if `still` says so of it. False when it does not, or somebody else did.
+    pub(super) fn unlink(&self, index: &Index, slot: u32, still: impl Fn(Cell<'_, N>) -> bool) -> bool {
+        let key = self.cell(slot).key();
+        let unlinked = self.with_flow(index, &key, |flow| {
+            let Some((place, first)) = flow.find(|slot| self.cell(slot).is(&key)) else { return false };
+            let (Some(_), before, _) = self.search(first, |at| at == slot) else { return false };
+            if !still(self.cell(slot)) {
+                return false;
+            }
+            match (before, self.slab.sibling(slot)) {
+                (Some(before), next) => self.slab.set_sibling(before, next),
+                (None, Some(next)) => flow.replace(place, next),
+                (None, None) => flow.remove(place),
+            }
+            self.slab.set_link(slot, 0);
+            true
+        });
+        if unlinked {
+            self.live.fetch_sub(1, Ordering::Relaxed);
+        }
+        unlinked
+    }
+
+    /// The first slot of a flow's list that `is` it, the one before it, and how many there are.
+    fn search(&self, first: u32, is: impl Fn(u32) -> bool) -> (Option<u32>, Option<u32>, u64) {
+        let (mut found, mut before, mut states) = (None, None, 0);
+        let mut at = Some(first);
+        while let Some(slot) = at {
+            states += 1;
+            if found.is_none() {
+                if is(slot) {
+                    found = Some(slot);
+                } else {
+                    before = Some(slot);
+                }
+            }
+            at = self.slab.sibling(slot);
+        }
+        (found, if found.is_some() { before } else { None }, states)
+    }
+
+    /// Does something with the flow's lines locked, in the index where they are.
+    fn with_flow<T>(&self, index: &Index, key: &Key<N>, work: impl FnOnce(Locked<'_>) -> T) -> T {
+        let mut index = index;
+        loop {
+            let probe = index.probe(key);
+            if index.next().is_none()
+                && let Some(flow) = index.lock(probe)
+            {
+                return work(flow);
+            }
+            index.move_flow(probe, |slot| self.cell(slot).key());
+            if let Some(next) = index.next() {
+                index = next;
+            }
+        }
+    }
+
+    /// Lets flows move on, if they are moving. True when `index` is done with: [`Family::index`] is another one.
+    pub(super) fn move_some(&self, index: &Arc<Index>) -> bool {
+        let Some(next) = index.next() else { return false };
+        if index.move_some(MOVE, |slot| self.cell(slot).key()) == Moved::Some {
             return false;
         }
-        self.remove(shared, slot, now);
+        let mut current = locked(&self.current);
+        if Arc::ptr_eq(&current, index) {
+            *current = Arc::clone(next);
+        }
         true
     }
 
-    /// Removes the states of the rules that `gone` names. How many.
-    pub(super) fn remove_where(
-        &mut self,
-        shared: &mut Shared,
-        gone: impl FnMut(RuleId) -> bool,
-        now: Time,
-    ) -> usize {
-        let mut removed = 0;
-        for rule in self.table.rules_where(gone) {
-            while let Some(slot) = self.table.any_of(rule) {
-                self.remove(shared, slot, now);
-                removed += 1;
-            }
-        }
-        removed
-    }
-
-    /// Removes one state, live or not; `None` when there is none, else whether it was live.
-    pub(super) fn remove_one(
-        &mut self,
-        shared: &mut Shared,
-        key: &Key<N>,
-        name: Name,
-        now: Time,
-    ) -> Option<bool> {
-        let slot = self.table.find(shared.secret.hash(&key.0), key, name)?;
-        let live = self.table.get(slot).live(now);
-        self.remove(shared, slot, now);
-        Some(live)
-    }
-
-    pub(super) fn orphan_where(&mut self, gone: impl FnMut(RuleId) -> bool) -> usize {
-        self.table.rules_where(gone).into_iter().map(|rule| self.table.orphan(rule)).sum()
-    }
-
-    /// Collects states whose time was over when the current tick of the wheel began. How many.
-    pub(super) fn collect(&mut self, shared: &mut Shared, now: Time, budget: &mut usize) -> u64 {
-        let mut expired = 0;
-        while let Some(slot) = self.table.due(now, budget) {
-            self.remove(shared, slot, now);
-            expired += 1;
-        }
-        expired
-    }
-
-    /// Collects states whose time was over since.
-    pub(super) fn collect_just_due(&mut self, shared: &mut Shared, now: Time, budget: &mut usize) -> u64 {
-        let mut expired = 0;
-        while let Some(slot) = self.table.just_due(now, budget) {
-            self.remove(shared, slot, now);
-            expired += 1;
-        }
-        expired
-    }
-
-    pub(super) fn list_from(&self, slot: u32, now: Time) -> impl Iterator<Item = (u32, Listed)> {
-        self.table.live_from(slot, now).map(move |(slot, entry)| {
-            let State { forward, parent, tcp, packets, bytes, .. } = &entry.body;
-            let kind = if *parent == NONE { Kind::State } else { Kind::Limit };
-            let common = Listed::new(entry, entry.key.flow(*forward), kind, now);
-            let seen =
-                Listed { packets: *packets, bytes: *bytes, tcp_seen: tcp.seen, tcp_ack: tcp.ack, ..common };
-            (slot, seen)
-        })
-    }
-
-    /// The slot of a live state.
-    #[inline]
-    fn find(&self, hash: u64, key: &Key<N>, lookup: Lookup, now: Time) -> Option<u32> {
-        match lookup {
-            Lookup::Named(name) => {
-                let slot = self.table.find(hash, key, name)?;
-                self.table.get(slot).live(now).then_some(slot)
-            }
-            Lookup::Any => self.table.newest(hash, key, now, |state| state.made),
-        }
-    }
-
+    /// Begins to grow, or to change the secret, when it is time to.
     #[cold]
-    fn reply(&mut self, shared: &mut Shared, slot: u32) {
-        self.ages.take(&mut self.unreplied, slot);
-        self.ages.push(&mut self.replied, slot);
-        self.unreplied_len -= 1;
-        let state = &mut self.table.get_mut(slot).body;
-        state.replied = true;
-        state.queued = shared.tick();
-    }
-
-    /// Takes a state out, and out of all that counts it.
-    fn remove(&mut self, shared: &mut Shared, slot: u32, now: Time) {
-        let Entry { key, body: State { forward, replied, capped, parent, window, .. }, .. } =
-            self.table.remove(&shared.secret, slot);
-        if replied {
-            self.ages.take(&mut self.replied, slot);
-        } else {
-            self.ages.take(&mut self.unreplied, slot);
-            self.unreplied_len -= 1;
+    pub(super) fn grow(&self) {
+        let states = self.len();
+        let current = locked(&self.current);
+        if current.next().is_some() {
+            return;
         }
-        if window != NONE {
-            shared.windows.remove(window as usize);
-        }
-        shared.parents.subtract(parent, now);
-        if capped {
-            shared.sources.subtract(&shared.secret, &key.flow(forward));
-        }
-    }
-}
-
-impl State {
-    /// Takes a packet in. The state's new end, or `None` when it keeps the one that it has.
-    #[inline]
-    fn packet(&mut self, direction: Direction, packet: &Seen<'_>, settings: &Settings) -> Option<Time> {
-        self.count(direction, packet);
-        let seconds = match packet.proto {
-            TCP => match self.tcp.segment(direction, packet.segment.tcp_flags, packet.segment.tcp_ack)? {
-                Life::Ack => self.lifetime.unwrap_or(settings.dyn_ack_lifetime),
-                Life::Syn => settings.dyn_syn_lifetime,
-                Life::Fin => settings.dyn_fin_lifetime,
-                Life::Rst => settings.dyn_rst_lifetime,
-            },
-            SCTP if settings.dyn_sctp => match self.sctp.packet(direction, packet.segment.sctp_chunk)? {
-                sctp::Life::Short => self.lifetime.unwrap_or(settings.dyn_short_lifetime),
-                sctp::Life::Ack => self.lifetime.unwrap_or(settings.dyn_ack_lifetime),
-                sctp::Life::Syn => settings.dyn_syn_lifetime,
-                sctp::Life::Fin => settings.dyn_fin_lifetime,
-                sctp::Life::Rst => settings.dyn_rst_lifetime,
-            },
-            UDP | UDP_LITE => self.lifetime.unwrap_or(settings.dyn_udp_lifetime),
-            _ => self.lifetime.unwrap_or(settings.dyn_short_lifetime),
+        let bits = match current.room() {
+            room if states * 4 > room * 3 || current.stashed() && states * 2 > room => current.bits() + 1,
+            _ if current.stashed() => current.bits(),
+            _ => return,
         };
-        Some(after(packet.now, seconds))
+        let spare = locked(&self.spare).take().map(|(spare, _)| spare).filter(|spare| spare.bits() == bits);
+        current.begin(Arc::new(spare.unwrap_or_else(|| self.make_index(bits))));
     }
 
-    #[inline]
-    fn count(&mut self, direction: Direction, packet: &Seen<'_>) {
-        let side = direction as usize;
-        self.packets[side] += 1;
-        self.bytes[side] += u64::from(packet.segment.bytes);
-    }
-
-    /// What a segment is to the connection of a state with strict tracking.
-    fn fit(&mut self, windows: &mut Slab<Window>, direction: Direction, segment: &Segment) -> Fit {
-        let window = &mut windows[self.window as usize];
-        if direction == Direction::Forward && self.tcp.ended() && Window::begins(segment) {
-            (*window, self.tcp) = (Window::default(), Tcp::default());
+    /// Makes and touches memory that is going to be needed when there are more states, some of it. Whether there is more
+    /// to do.
+    pub(super) fn prepare(&self) -> bool {
+        let states = self.len();
+        /// Lines, and slots, that are touched with one call: 256 KiB.
+        const TOUCH: usize = 4096;
+        if self.slab.prepare((states / 4).clamp(TOUCH as u64, 1 << 20) as u32, TOUCH as u32) {
+            return true;
         }
-        window.segment(direction, segment)
+        let current = self.index();
+        if current.next().is_some() || states * 2 <= current.room() {
+            return false;
+        }
+        let mut spare = locked(&self.spare);
+        let (index, touched) = match spare.take() {
+            Some((index, touched)) if index.bits() > current.bits() => (index, touched),
+            _ => (self.make_index(current.bits() + 1), Some(0)),
+        };
+        let left = touched.and_then(|from| index.prepare(from, TOUCH));
+        *spare = Some((index, left));
+        left.is_some()
+    }
+
+    /// The next `count` slots for whoever collects, no more than there are.
+    pub(super) fn next_slots(&self, count: u32) -> impl Iterator<Item = u32> + use<N> {
+        // Relaxed: who looks at which slots first does not matter.
+        self.slots(self.hand.fetch_add(count.min(self.slab.len()).into(), Ordering::Relaxed), count)
+    }
+
+    /// The next `count` slots for whoever evicts, no more than there are.
+    pub(super) fn next_candidates(&self, count: u32) -> impl Iterator<Item = u32> + use<N> {
+        // Relaxed: as above.
+        self.slots(self.evicting.load(Ordering::Relaxed), count)
+    }
+
+    /// Whoever evicts next begins after `slot`.
+    pub(super) fn candidates_after(&self, slot: u32) {
+        self.evicting.store(u64::from(slot) + 1, Ordering::Relaxed);
+    }
+
+    /// The slots from one on, round all of them once at most.
+    fn slots(&self, from: u64, count: u32) -> impl Iterator<Item = u32> + use<N> {
+        let len = self.slab.len();
+        let from = if len == 0 { 0 } else { (from % u64::from(len)) as u32 };
+        (0..count.min(len)).map(move |n| if n < len - from { from + n } else { n - (len - from) })
+    }
+
+    /// Whether the state in `slot` may have ended, without a look at it.
+    #[inline]
+    pub(super) fn may_be_over(&self, slot: u32, now: Time) -> bool {
+        self.slab.tick(slot).is_some_and(|at| !super::slab::tick_before(tick(now), at))
+    }
+
+    /// Has the state in `slot` looked at again when it ends.
+    pub(super) fn look_later(&self, slot: u32, now: Time) {
+        if let Some(before) = self.slab.tick(slot) {
+            self.slab.reschedule(slot, before, tick(self.cell(slot).end(now)));
+        }
+    }
+
+    /// Has the state in `slot` looked at no later than `end`.
+    pub(super) fn look_sooner(&self, slot: u32, end: Time) {
+        self.slab.hasten(slot, tick(end));
+    }
+
+    fn make_index(&self, bits: u32) -> Index {
+        // Relaxed: each index has a number of its own, and with it a secret.
+        let seed = self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        Index::new(bits, Secret::new(seed ^ 0x6a09_e667_f3bc_c908), self.pages)
     }
 }
 
-/// `seconds` after `now`.
+/// The lock's contents, whoever panicked with it: what is kept under these locks is whole at every step.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The tick of a time, modulo 2^31.
 #[inline]
-pub(super) fn after(now: Time, seconds: u32) -> Time {
-    Time::from_nanos(now.as_nanos().saturating_add(u64::from(seconds) * 1_000_000_000))
+fn tick(time: Time) -> u32 {
+    (time.as_nanos() >> TICK_BITS) as u32 & (u32::MAX >> 1)
 }

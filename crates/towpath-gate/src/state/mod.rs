@@ -11,7 +11,9 @@
 //! - Full tables may evict, sources may be capped, ICMP identifiers and SCTP chunks may be looked at: settings that
 //!   are off ([`Settings`]). TCP may be tracked strictly or loosely: per rule ([`Tracking`]).
 //!
-//! Not supported yet: keepalives, and any number of threads at once.
+//! Any number of threads use the same states, each by its own [`States`] ([`States::worker`]).
+//!
+//! Not supported yet: keepalives.
 //!
 //! ```
 //! use towpath_gate::Time;
@@ -36,25 +38,37 @@
 //! assert!(states.lookup(&reply, Lookup::Any, &packet, Time::from_secs(19)).is_none());
 //! ```
 
+mod cell;
 mod chain;
+mod epoch;
 mod family;
 mod hash;
+mod index;
+#[cfg(all(test, loom))]
+mod interleavings;
 mod key;
+mod limbo;
 mod list;
+mod memory;
 #[doc(hidden)]
 pub mod model;
 #[doc(hidden)]
 pub mod ops;
 mod parents;
 mod related;
+mod rules;
 mod sctp;
 mod settings;
+mod slab;
 mod sources;
 mod states;
+mod sync;
 mod table;
+mod tally;
 mod tcp;
 mod wheel;
 mod window;
+mod windows;
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -62,6 +76,7 @@ use std::num::NonZeroU16;
 use std::ops::BitOr;
 
 pub use list::{Cursor, Kind, Line, Listed};
+pub use memory::Pages;
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
 pub use states::{Counters, Gauge, States};

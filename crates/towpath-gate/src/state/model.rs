@@ -31,10 +31,7 @@ struct State {
     window: Option<Window>,
     /// SCTP chunks and who sent them.
     chunks: Vec<(u8, Direction)>,
-    /// Its place among those that may be evicted.
-    queued: u64,
     replied: bool,
-    used: bool,
     capped: bool,
 }
 
@@ -53,7 +50,6 @@ pub struct Model {
     states: Vec<State>,
     parents: Vec<Parent>,
     counters: Counters,
-    sequence: u64,
 }
 
 impl Model {
@@ -64,7 +60,6 @@ impl Model {
             states: Vec::new(),
             parents: Vec::new(),
             counters: Counters::default(),
-            sequence: 0,
         };
         model.set_settings(settings);
         model
@@ -108,12 +103,7 @@ impl Model {
                 return Ok(Some(hit));
             }
             packet(state, direction, segment, &self.settings, now);
-            state.used = true;
-            if direction == Direction::Reverse && !state.replied {
-                state.replied = true;
-                self.sequence += 1;
-                state.queued = self.sequence;
-            }
+            state.replied |= direction == Direction::Reverse;
             return Ok(Some(hit));
         }
         Ok(None)
@@ -146,15 +136,16 @@ impl Model {
         hit
     }
 
-    /// See [`States::install`](super::States::install).
+    /// See [`States::install`](super::States::install). Of states that may be evicted with equal right those go that are
+    /// not `kept`.
     pub fn install(
         &mut self,
-        flow: &Flow,
-        name: Name,
+        (flow, name): (&Flow, Name),
         segment: &Segment,
         rule: RuleId,
         install: &Install,
         now: Time,
+        kept: &[(Flow, Name)],
     ) -> Result<Installed, Refused> {
         self.expire(now);
         if self.find(flow, Lookup::Named(name), segment, now)?.is_some() {
@@ -192,7 +183,7 @@ impl Model {
             return Err(Refused::OverSource);
         }
         if self.settings.dyn_evict {
-            self.evict();
+            self.evict(kept);
         }
         if self.states.len() >= self.settings.dyn_max as usize {
             self.counters.full += 1;
@@ -213,12 +204,9 @@ impl Model {
             turn: None,
             window: None,
             chunks: Vec::new(),
-            queued: self.sequence + 1,
             replied: false,
-            used: false,
             capped: cap != 0,
         };
-        self.sequence += 1;
         if strict {
             state.window = Some(Window::default());
             fit(&mut state, Direction::Forward, segment);
@@ -279,24 +267,20 @@ impl Model {
         self.settings = settings;
     }
 
-    /// Makes room: the unreplied that was made first, or else the first in the queue of the replied that had no packet
-    /// since it came there; of the used ones 16 are spared.
-    fn evict(&mut self) {
-        for look in 0..64 {
+    /// Makes room: one that was never replied to goes, or else, of all, the one that would end first.
+    fn evict(&mut self, kept: &[(Flow, Name)]) {
+        for _ in 0..64 {
             if self.states.len() < self.settings.dyn_max as usize || self.states.is_empty() {
                 return;
             }
-            let place = |at: &usize| (self.states[*at].replied, self.states[*at].queued);
-            let first = (0..self.states.len()).min_by_key(place).expect("there are states");
-            let state = &mut self.states[first];
-            if look < 16 && state.replied && state.used {
-                state.used = false;
-                self.sequence += 1;
-                state.queued = self.sequence;
-            } else {
-                self.states.remove(first);
-                self.counters.evicted += 1;
-            }
+            let order =
+                |state: &State| (state.replied, if state.replied { Some(state.expire) } else { None });
+            let first = self.states.iter().map(order).min();
+            let kept = |state: &State| kept.contains(&(state.flow, state.name));
+            let goes = |state: &State| Some(order(state)) == first && !kept(state);
+            let gone = self.states.iter().position(goes);
+            self.states.remove(gone.expect("one of those that should be evicted is kept no more"));
+            self.counters.evicted += 1;
         }
     }
 
@@ -308,6 +292,11 @@ impl Model {
     /// States.
     pub fn len(&self) -> usize {
         self.states.len()
+    }
+
+    /// States that were never replied to.
+    pub fn unreplied(&self) -> usize {
+        self.states.iter().filter(|state| !state.replied).count()
     }
 
     /// Whether there are no states.

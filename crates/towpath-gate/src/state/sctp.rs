@@ -46,6 +46,30 @@ pub(super) enum Life {
 }
 
 impl Phase {
+    /// Every phase, in the order of their numbers.
+    const ALL: [Self; 10] = [
+        Self::Unknown,
+        Self::Opening(Direction::Forward),
+        Self::Opening(Direction::Reverse),
+        Self::Cookie(Direction::Forward),
+        Self::Cookie(Direction::Reverse),
+        Self::Established(Direction::Forward),
+        Self::Established(Direction::Reverse),
+        Self::Shutdown,
+        Self::Closed,
+        Self::Aborted,
+    ];
+
+    /// The phase as a number below 16.
+    pub(super) fn bits(self) -> u64 {
+        Self::ALL.iter().position(|&phase| phase == self).unwrap_or(0) as u64
+    }
+
+    /// The phase with this number.
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self::ALL.get(bits as usize).copied().unwrap_or_default()
+    }
+
     /// Takes a packet in. The lifetime to refresh with, or `None` when the state keeps the expiry that it has.
     pub(super) fn packet(&mut self, direction: Direction, chunk: Option<u8>) -> Option<Life> {
         let before = *self;
@@ -132,6 +156,13 @@ mod tests {
             for (i, &(direction, chunk, life)) in OPEN.iter().chain(*story).enumerate() {
                 assert_eq!(phase.packet(direction, Some(chunk)), life, "{title}: packet {i}");
             }
+        }
+    }
+
+    #[test]
+    fn every_phase_has_a_number() {
+        for (number, phase) in Phase::ALL.into_iter().enumerate() {
+            assert_eq!((phase.bits(), Phase::from_bits(number as u64)), (number as u64, phase));
         }
     }
 

@@ -38,7 +38,7 @@ pub struct Settings {
     /// the same hosts are two states. Default off.
     pub dyn_icmp_id: bool,
     /// Ours: what happens when there are `dyn_max` states and one more is to be made. Off, it is refused, as in ipfw;
-    /// on, another one has to go: the oldest that was never replied to, or else one that had no packet for long.
+    /// on, another one has to go: one that was never replied to, or else, of a few, the one that would end first.
     /// Default off.
     pub dyn_evict: bool,
     /// Ours: the most states that one source, the side that sends the first packet, may have: an IPv4 address, or

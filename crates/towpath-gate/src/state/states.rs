@@ -1,29 +1,71 @@
-//! The states of one gate.
+//! The states of one gate, for any number of threads.
+//!
+//! What: what all threads share is in one place, and each has a handle on it ([`States`]) that is its place among the
+//! workers ([`super::epoch`]). A lookup goes through the index to the state and changes it by single atomic operations.
+//! What is only done once in a state's life (making it, taking it away, and the limits that count it) takes locks of
+//! its own: of the flow's lines, of the parents, of the sources.
+//!
+//! Invariant: a state that is linked has its parent's and its source's count, and a slot of those that `dyn_max`
+//! bounds. All three are reserved before it is linked, and given back when that fails; so no bound is ever overstepped.
+//! A slot counts until it is free again, not only until its state is gone.
+//!
+//! No lock is held while another is taken, but for those of a flow's lines in their order.
 
-use std::cmp::Ordering;
+use std::borrow::Cow;
+use std::cmp::Ordering as Order;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
-use slab::Slab;
+use hashbrown::HashMap;
 
+use super::cell::{
+    CAPPED, Cell, End, LIMITED, LONGEST_JUMP, Maker, ORPHANED, REPLIED, SPILLED, STRICT, Seen, Template,
+    after,
+};
 use super::chain::NONE;
-use super::family::{Family, Found, Seen, Shared, Template, after};
+use super::epoch::Epochs;
+use super::family::{Family, Published, locked};
 use super::hash::Secret;
-use super::key::{Key4, Key6};
-use super::list::{Cursor, Listed};
+use super::index::{Index, Probe};
+use super::key::{Key, Key4, Key6, Side, Unpack};
+use super::limbo::Limbo;
+use super::list::{Cursor, Kind, Listed};
+use super::memory::Pages;
 use super::parents::Parents;
+use super::rules::{Recent, Rules};
 use super::sources::Sources;
-use super::window::Window;
+use super::sync::{AtomicU64, Ordering};
+use super::tally::{Event, Tallies};
+use super::tcp::{RST, SYN};
+use super::window::{Fit, Window};
+use super::windows::Windows;
 use super::{
-    Ends, Flow, Hit, Install, Installed, Limit, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings,
-    Tracking,
+    Direction, Ends, Flow, Hit, Install, Installed, Limit, Lookup, Name, Quoted, Refused, RuleId, Segment,
+    Settings, Tracking,
 };
 use crate::Time;
 
-/// How much an install may look at to find room that expired states take up.
-const RECLAIM: usize = 256;
+/// At how many slots of each family an install may look to find room that ended states take up.
+const RECLAIM: u32 = 512;
 
-/// How many states an install may look at to evict one, and how many of these it may spare.
+/// How many states an install may evict, and at how many of each family it looks to choose one.
 const EVICT: usize = 64;
-const SPARE: usize = 16;
+const CANDIDATES: usize = 48;
+
+/// Slots looked at for each state that [`States::expire`] may look at: most need no look at the state.
+const GLANCES: usize = 4;
+
+/// How far time may go, in ns, before the others are told: a thread that was away for long learns from it.
+const TELL: u64 = 1 << 40;
+
+/// Every how many installs a worker asks whether the index is to grow.
+const GROW: u32 = 64;
+
+/// Packets that go through the stages of a burst together: so many lines are on their way at once.
+const BURST: usize = 32;
+
+/// Slots after which a long walk says that it knows none.
+const WALK: u32 = 4096;
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -76,76 +118,315 @@ pub struct Gauge {
     pub nearly_full: bool,
 }
 
+/// What all workers share.
+#[derive(Debug)]
+struct Shared {
+    epochs: Epochs,
+    /// Counts changes of the settings and of the indices to begin with.
+    news: AtomicU64,
+    /// Slots that are not free, of both families: what `dyn_max` bounds.
+    held: AtomicU64,
+    peak: AtomicU64,
+    nearly_full: AtomicU64,
+    /// A time that some worker has seen, in ns, and that none has passed by more than [`TELL`].
+    latest: AtomicU64,
+    settings: Mutex<Settings>,
+    v4: Family<2>,
+    v6: Family<6>,
+    secret: Secret,
+    parents: Mutex<Parents>,
+    /// How many parents there are, for those who only want to know that.
+    parents_held: AtomicU64,
+    sources: Mutex<Sources>,
+    windows: Windows,
+    rules: Rules,
+    tallies: Tallies,
+    /// What was counted before it could overflow: forward packets and bytes, reverse ones; by family and slot.
+    spilled: Mutex<HashMap<(bool, u32), [u64; 4]>>,
+    /// What workers that are gone had unlinked, and whether there is any.
+    adrift: Mutex<(Limbo, Limbo)>,
+    is_adrift: AtomicU64,
+}
+
 /// Dynamic states: ipfw's, found by a packet of either direction.
 ///
 /// A state is live until its expiry, to the nanosecond, and is never found after it; it is held, and counts in
-/// [`States::len`], until it is collected: by [`States::expire`], at most 0.3 s later when that is called often
-/// enough, or by an install that needs its room.
-#[derive(Clone, Debug)]
+/// [`States::len`], until it is collected: by [`States::expire`], which goes round all of them, or by an install that
+/// needs its room.
+///
+/// This is a handle: other threads have their own ([`States::worker`]), and all see the same states. A thread that does
+/// not call for long should say so ([`States::idle`]), as the room of states that are gone waits for it.
 pub struct States {
-    shared: Shared,
-    v4: Family<2>,
-    v6: Family<6>,
-    counters: Counters,
-    nearly_full: bool,
-    /// Which family collects first, in turn.
-    v6_first: bool,
+    shared: Arc<Shared>,
+    worker: usize,
+    /// The last epoch stamped; 0 is away.
+    seen: u64,
+    news: u64,
+    latest: u64,
+    installs: u32,
+    settings: Settings,
+    v4: Local,
+    v6: Local,
+    recent: Recent,
+}
+
+/// What a worker has of each family.
+#[derive(Debug)]
+struct Local {
+    index: Arc<Index>,
+    limbo: Limbo,
+}
+
+/// The family of keys of `N` words.
+trait Own<const N: usize>: Unpack {
+    const V6: bool;
+    fn family(shared: &Shared) -> &Family<N>;
+    fn local(states: &States) -> &Local;
+    fn limbo(states: &mut States) -> &mut Limbo;
+}
+
+impl Own<2> for Key4 {
+    const V6: bool = false;
+
+    #[inline]
+    fn family(shared: &Shared) -> &Family<2> {
+        &shared.v4
+    }
+
+    #[inline]
+    fn local(states: &States) -> &Local {
+        &states.v4
+    }
+
+    fn limbo(states: &mut States) -> &mut Limbo {
+        &mut states.v4.limbo
+    }
+}
+
+impl Own<6> for Key6 {
+    const V6: bool = true;
+
+    #[inline]
+    fn family(shared: &Shared) -> &Family<6> {
+        &shared.v6
+    }
+
+    #[inline]
+    fn local(states: &States) -> &Local {
+        &states.v6
+    }
+
+    fn limbo(states: &mut States) -> &mut Limbo {
+        &mut states.v6.limbo
+    }
+}
+
+/// What came of a packet.
+enum Found {
+    Hit(Hit),
+    Miss,
+    /// The state tracks strictly, and the packet does not fit.
+    Invalid,
+}
+
+/// What is reserved for a state that is to be made, besides its slot.
+struct Reserved {
+    parent: u32,
+    capped: bool,
+}
+
+/// A state that may be evicted; the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    replied: bool,
+    end: Time,
+    v6: bool,
+    slot: u32,
 }
 
 impl States {
-    /// An empty table. `seed` keys the hash and should be unpredictable to network peers.
+    /// An empty table in pages of the system. `seed` keys the hash and should be unpredictable to network peers.
     pub fn new(settings: Settings, seed: u64) -> Self {
+        Self::with_pages(settings, seed, Pages::Base)
+    }
+
+    /// An empty table in pages of that kind.
+    pub fn with_pages(settings: Settings, seed: u64, pages: Pages) -> Self {
+        let settings = settings.clamped();
         let shared = Shared {
-            settings: settings.clamped(),
-            secret: Secret::new(seed),
-            parents: Parents::new(),
-            sources: Sources::default(),
-            windows: Slab::new(),
-            sequence: 0,
+            epochs: Epochs::new(),
+            news: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            nearly_full: AtomicU64::new(0),
+            latest: AtomicU64::new(0),
+            settings: Mutex::new(settings),
+            v4: Family::new(seed, pages),
+            v6: Family::new(seed ^ 0x3c6e_f372_fe94_f82b, pages),
+            secret: Secret::new(seed ^ 0xbb67_ae85_84ca_a73b),
+            parents: Mutex::new(Parents::new()),
+            parents_held: AtomicU64::new(0),
+            sources: Mutex::default(),
+            windows: Windows::default(),
+            rules: Rules::default(),
+            tallies: Tallies::new(),
+            spilled: Mutex::default(),
+            adrift: Mutex::default(),
+            is_adrift: AtomicU64::new(0),
         };
-        Self {
+        Self::join(Arc::new(shared)).expect("the first worker finds a place")
+    }
+
+    /// Another handle on the same states, for another thread. `None` when there are 64 already.
+    pub fn worker(&self) -> Option<Self> {
+        Self::join(Arc::clone(&self.shared))
+    }
+
+    fn join(shared: Arc<Shared>) -> Option<Self> {
+        let worker = shared.epochs.join()?;
+        let local = |index| Local { index, limbo: Limbo::default() };
+        let news = shared.news.load(Ordering::Acquire);
+        let settings = locked(&shared.settings).clone();
+        let (v4, v6) = (local(shared.v4.index()), local(shared.v6.index()));
+        let latest = shared.latest.load(Ordering::Relaxed);
+        Some(Self {
             shared,
-            v4: Family::new(),
-            v6: Family::new(),
-            counters: Counters::default(),
-            nearly_full: false,
-            v6_first: false,
-        }
+            worker,
+            seen: 0,
+            news,
+            latest,
+            installs: 0,
+            settings,
+            v4,
+            v6,
+            recent: Recent::default(),
+        })
+    }
+
+    /// Says that this thread will not call for a while: room of states that are gone does not wait for it. The next call
+    /// comes back.
+    pub fn idle(&mut self) {
+        self.free();
+        self.shared.epochs.go(self.worker);
+        self.seen = 0;
+    }
+
+    /// Makes and touches memory that growth is going to need, and lets growth that has begun go on: some of it, for at
+    /// most about a millisecond. Whether there is more to do now. To be called outside the packets' path, from time to
+    /// time or by a thread of its own; who does not call it has the same work in [`States::install`] when it is needed.
+    pub fn prepare(&mut self) -> bool {
+        self.stamp();
+        let Shared { v4, v6, .. } = &*self.shared;
+        let more = v4.prepare() | v6.prepare();
+        self.grow();
+        self.move_some() | more
     }
 
     /// Finds the live state of a packet's flow, in either direction; the packet counts in it and refreshes it.
     #[inline]
     pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
-        match self.find(flow, lookup, segment, now) {
-            Found::Hit(hit) => Some(hit),
-            Found::Miss => None,
-            Found::Invalid => {
-                self.counters.invalid += 1;
-                None
+        self.begin(now);
+        let found = self.find(flow, lookup, segment, now);
+        self.hit_of(found)
+    }
+
+    /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
+    /// them found.
+    ///
+    /// # Panics
+    /// When there are not as many `hits` as `packets`.
+    pub fn lookup_burst(
+        &mut self,
+        packets: &[(Flow, Segment)],
+        lookup: Lookup,
+        now: Time,
+        hits: &mut [Option<Hit>],
+    ) {
+        assert_eq!(packets.len(), hits.len(), "a place for each packet's hit");
+        self.begin(now);
+        for (packets, hits) in packets.chunks(BURST).zip(hits.chunks_mut(BURST)) {
+            let mut burst4 = Burst::<2>::new();
+            let mut burst6 = Burst::<6>::new();
+            for (at, (flow, _)) in packets.iter().enumerate() {
+                let flow = &*self.keyed(flow);
+                match flow.ends {
+                    Ends::V4(src, dst) => burst4.add(self, at, Key4::new(src, dst, flow)),
+                    Ends::V6(src, dst, zone) => burst6.add(self, at, Key6::new(src, dst, zone, flow)),
+                }
             }
+            burst4.fetch(self);
+            burst6.fetch(self);
+            burst4.look_up(self, packets, lookup, now, hits);
+            burst6.look_up(self, packets, lookup, now, hits);
+        }
+    }
+
+    /// Finds the live state of each of the flows, in either direction, and leaves it as it is: for those who only ask.
+    ///
+    /// # Panics
+    /// When there are not as many `hits` as `flows`.
+    pub fn peek_burst(&mut self, flows: &[Flow], lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
+        assert_eq!(flows.len(), hits.len(), "a place for each flow's hit");
+        self.begin(now);
+        for (flows, hits) in flows.chunks(BURST).zip(hits.chunks_mut(BURST)) {
+            let mut burst4 = Burst::<2>::new();
+            let mut burst6 = Burst::<6>::new();
+            for (at, flow) in flows.iter().enumerate() {
+                let flow = &*self.keyed(flow);
+                match flow.ends {
+                    Ends::V4(src, dst) => burst4.add(self, at, Key4::new(src, dst, flow)),
+                    Ends::V6(src, dst, zone) => burst6.add(self, at, Key6::new(src, dst, zone, flow)),
+                }
+            }
+            burst4.fetch(self);
+            burst6.fetch(self);
+            burst4.peek(self, lookup, now, hits);
+            burst6.peek(self, lookup, now, hits);
+        }
+    }
+
+    /// Has what lookups of these flows will read on its way to the cache: for lookups that follow soon, one by one.
+    pub fn prefetch<'a>(&mut self, flows: impl Iterator<Item = &'a Flow>) {
+        self.stamp();
+        let mut flows = flows.peekable();
+        while flows.peek().is_some() {
+            let mut burst4 = Burst::<2>::new();
+            let mut burst6 = Burst::<6>::new();
+            for flow in flows.by_ref().take(BURST) {
+                let flow = &*self.keyed(flow);
+                match flow.ends {
+                    Ends::V4(src, dst) => burst4.add(self, 0, Key4::new(src, dst, flow)),
+                    Ends::V6(src, dst, zone) => burst6.add(self, 0, Key6::new(src, dst, zone, flow)),
+                }
+            }
+            burst4.fetch(self);
+            burst6.fetch(self);
         }
     }
 
     /// Finds the live state that an ICMP error is about: the direction is that of the error, against the packet that it
     /// quotes. The state stays as it is.
     pub fn lookup_related(&mut self, quoted: &Quoted, lookup: Lookup, now: Time) -> Option<Hit> {
-        let flow = &self.keyed(&quoted.flow);
+        self.begin(now);
+        let flow = &*self.keyed(&quoted.flow);
         let hit = match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
-                self.v4.related(&self.shared, &key, side.other(), lookup, quoted.tcp_seq, now)
+                self.related(&key, side.other(), lookup, quoted.tcp_seq, now)
             }
             Ends::V6(src, dst, zone) => {
                 let (key, side) = Key6::new(src, dst, zone, flow);
-                self.v6.related(&self.shared, &key, side.other(), lookup, quoted.tcp_seq, now)
+                self.related(&key, side.other(), lookup, quoted.tcp_seq, now)
             }
         };
-        self.counters.related += u64::from(hit.is_some());
+        if hit.is_some() {
+            self.count(Event::Related);
+        }
         hit
     }
 
     /// Makes a state for the flow under `name`, of which the packet is the first; or, when there is one, counts the
-    /// packet in it, whichever rule made it.
+    /// packet in it, whichever rule made it. Of several threads that install a flow at once one makes the state.
     ///
     /// # Errors
     /// The packet is to be denied: there is no room, or a limit is reached. Room that expired states take up is used
@@ -159,55 +440,53 @@ impl States {
         install: &Install,
         now: Time,
     ) -> Result<Installed, Refused> {
+        self.begin(now);
         let made = match self.find(flow, Lookup::Named(name), segment, now) {
             Found::Hit(_) => return Ok(Installed::Existing),
             Found::Miss => self.make(&self.keyed(flow), name, segment, rule, install, now),
             Found::Invalid => Err(Refused::Invalid),
         };
         match made {
-            Ok(()) => {
-                self.counters.created += 1;
-                self.counters.peak = self.counters.peak.max(self.len());
-                self.gauge_moved();
+            Ok(Installed::New) => {
+                self.count(Event::Created);
+                self.made();
             }
-            Err(Refused::Full) => self.counters.full += 1,
-            Err(Refused::OverLimit) => self.counters.over_limit += 1,
-            Err(Refused::ParentsFull) => self.counters.parents_full += 1,
-            Err(Refused::OverSource) => self.counters.over_source += 1,
-            Err(Refused::Invalid) => self.counters.invalid += 1,
+            Ok(Installed::Existing) => {}
+            Err(Refused::Full) => self.count(Event::Full),
+            Err(Refused::OverLimit) => self.count(Event::OverLimit),
+            Err(Refused::ParentsFull) => self.count(Event::ParentsFull),
+            Err(Refused::OverSource) => self.count(Event::OverSource),
+            Err(Refused::Invalid) => self.count(Event::Invalid),
         }
-        made.map(|()| Installed::New)
+        made
     }
 
     /// Removes the states of every rule that `gone` names, and their parents. How many states that were.
     ///
-    /// The work is in proportion to the rules that have states and to the states removed.
+    /// Packets go on meanwhile. When such a rule has states, the work is in proportion to all states, or less when they
+    /// are found before.
     pub fn remove_where(&mut self, mut gone: impl FnMut(RuleId) -> bool) -> usize {
-        // The parents go too, so it does not matter when they were last used.
-        let now = Time::default();
-        let mut removed = self.v4.remove_where(&mut self.shared, &mut gone, now);
-        removed += self.v6.remove_where(&mut self.shared, &mut gone, now);
-        let Shared { parents, secret, .. } = &mut self.shared;
-        parents.remove_where(secret, gone);
-        self.counters.removed += removed as u64;
+        self.stamp();
+        let (rules, most) = self.shared.rules.with_states(&mut gone);
+        let mut removed = 0;
+        self.walk_rules::<2>(&rules, most, &mut removed, Self::remove_of_rule::<2>);
+        self.walk_rules::<6>(&rules, most, &mut removed, Self::remove_of_rule::<6>);
+        self.with_parents(|parents, secret| parents.remove_where(secret, gone));
+        self.count_many(Event::Removed, removed);
+        self.free();
         self.gauge_moved();
-        removed
+        removed as usize
     }
 
     /// Removes the state of a flow (in either direction) under `name`. Whether there was a live one.
     pub fn remove(&mut self, flow: &Flow, name: Name, now: Time) -> bool {
-        let flow = &self.keyed(flow);
+        self.begin(now);
+        let flow = &*self.keyed(flow);
         let removed = match flow.ends {
-            Ends::V4(src, dst) => {
-                let (key, _) = Key4::new(src, dst, flow);
-                self.v4.remove_one(&mut self.shared, &key, name, now)
-            }
-            Ends::V6(src, dst, zone) => {
-                let (key, _) = Key6::new(src, dst, zone, flow);
-                self.v6.remove_one(&mut self.shared, &key, name, now)
-            }
+            Ends::V4(src, dst) => self.remove_one(&Key4::new(src, dst, flow).0, name, now),
+            Ends::V6(src, dst, zone) => self.remove_one(&Key6::new(src, dst, zone, flow).0, name, now),
         };
-        self.counters.removed += u64::from(removed.is_some());
+        self.count_many(Event::Removed, removed.is_some().into());
         self.gauge_moved();
         removed == Some(true)
     }
@@ -215,39 +494,54 @@ impl States {
     /// Marks the states of every rule that `gone` names as orphaned: they live on without their rule
     /// (`dyn_keep_states`). How many states that were. Their parents stay while they count one of them.
     pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool) -> usize {
-        self.shared.parents.orphan_where(&mut gone);
-        self.v4.orphan_where(&mut gone) + self.v6.orphan_where(&mut gone)
+        self.stamp();
+        let (rules, _) = self.shared.rules.with_states(&mut gone);
+        self.with_parents(|parents, _| parents.orphan_where(gone));
+        let mut orphaned = 0;
+        self.walk_rules::<2>(&rules, u64::MAX, &mut orphaned, |states, slot, _| {
+            states.shared.v4.cell(slot).mark(ORPHANED)
+        });
+        self.walk_rules::<6>(&rules, u64::MAX, &mut orphaned, |states, slot, _| {
+            states.shared.v6.cell(slot).mark(ORPHANED)
+        });
+        orphaned as usize
     }
 
     /// How many states `rule` has: an orphans' rule may be forgotten when it is 0.
     pub fn count_of(&self, rule: RuleId) -> usize {
-        self.v4.count_of(rule) + self.v6.count_of(rule)
+        self.shared.rules.count(rule) as usize
     }
 
-    /// Collects entries whose time is over, looking at no more than `budget`. To be called once per burst.
+    /// Collects entries whose time is over, looking at no more than `budget`. To be called once per burst. The calls of
+    /// all workers together go round all states.
     pub fn expire(&mut self, now: Time, mut budget: usize) {
-        self.v6_first = !self.v6_first;
-        let shared = &mut self.shared;
-        let mut expired = 0;
-        if self.v6_first {
-            expired += self.v6.collect(shared, now, &mut budget);
+        self.begin(now);
+        let glances = u32::try_from(budget.saturating_mul(GLANCES)).unwrap_or(u32::MAX);
+        let mut expired = self.sweep::<2>(Some(glances), now, &mut budget);
+        expired += self.sweep::<6>(Some(glances), now, &mut budget);
+        // Relaxed: only whether there is something to do.
+        if self.shared.parents_held.load(Ordering::Relaxed) > 0 {
+            self.with_parents(|parents, secret| parents.collect(secret, now, &mut budget));
         }
-        expired += self.v4.collect(shared, now, &mut budget);
-        expired += self.v6.collect(shared, now, &mut budget);
-        shared.parents.collect(&shared.secret, now, &mut budget);
         self.expired(expired);
+        self.move_some();
+        self.free();
     }
 
     /// Collects every entry whose time is over, whatever it costs. For a report or a test.
     pub fn expire_all(&mut self, now: Time) {
-        self.reclaim(now, usize::MAX);
-        self.reclaim_parents(now, usize::MAX);
+        self.begin(now);
+        let mut expired = self.sweep::<2>(None, now, &mut usize::MAX.clone());
+        expired += self.sweep::<6>(None, now, &mut usize::MAX.clone());
+        self.expired(expired);
+        self.free();
+        self.with_parents(|parents, secret| parents.collect_all(secret, now, &mut usize::MAX.clone()));
     }
 
     /// `dyn_count`: states held, those included that have expired and were not collected yet.
     #[inline]
     pub fn len(&self) -> usize {
-        self.v4.len() + self.v6.len()
+        (self.shared.v4.len() + self.shared.v6.len()) as usize
     }
 
     /// Whether there are no states.
@@ -257,50 +551,68 @@ impl States {
 
     /// `dyn_parent_count`: parents held.
     pub fn parents(&self) -> usize {
-        self.shared.parents.len()
+        self.shared.parents_held.load(Ordering::Relaxed) as usize
     }
 
     /// States made since the beginning.
     pub fn created(&self) -> u64 {
-        self.counters.created
+        self.shared.tallies.sum(Event::Created)
     }
 
     /// The most states held at once.
     pub fn peak(&self) -> usize {
-        self.counters.peak
+        self.shared.peak.load(Ordering::Relaxed) as usize
     }
 
     /// `curr_max_length`: the most states of one flow, under different names, that have stood beside each other.
     pub fn curr_max_length(&self) -> usize {
-        self.v4.longest().max(self.v6.longest())
+        self.shared.v4.longest().max(self.shared.v6.longest())
     }
 
-    /// What happened since the beginning.
+    /// What happened since the beginning, to all workers.
     pub fn counters(&self) -> Counters {
-        self.counters
+        let sum = |event| self.shared.tallies.sum(event);
+        Counters {
+            created: sum(Event::Created),
+            peak: self.peak(),
+            expired: sum(Event::Expired),
+            removed: sum(Event::Removed),
+            evicted: sum(Event::Evicted),
+            nearly_full: sum(Event::NearlyFull),
+            related: sum(Event::Related),
+            full: sum(Event::Full),
+            over_limit: sum(Event::OverLimit),
+            parents_full: sum(Event::ParentsFull),
+            over_source: sum(Event::OverSource),
+            invalid: sum(Event::Invalid),
+        }
     }
 
     /// How full the table is.
     pub fn gauge(&self) -> Gauge {
+        let sum = |event| self.shared.tallies.sum(event);
+        let replied = sum(Event::Replied).saturating_sub(sum(Event::RepliedGone)) as usize;
         Gauge {
             states: self.len(),
-            unreplied: self.v4.unreplied() + self.v6.unreplied(),
-            states_max: self.settings().dyn_max as usize,
+            unreplied: self.len().saturating_sub(replied),
+            states_max: self.settings.dyn_max as usize,
             parents: self.parents(),
-            parents_max: self.settings().dyn_parent_max as usize,
-            nearly_full: self.nearly_full,
+            parents_max: self.settings.dyn_parent_max as usize,
+            nearly_full: self.shared.nearly_full.load(Ordering::Relaxed) != 0,
         }
     }
 
-    /// The settings in force.
+    /// The settings in force, as this worker's last call saw them.
     pub fn settings(&self) -> &Settings {
-        &self.shared.settings
+        &self.settings
     }
 
-    /// Changes the settings. States that are there keep the expiry that they have until their next packet, and are
-    /// kept when `dyn_max` falls below their number.
+    /// Changes the settings, for all workers from their next call on. States that are there keep the expiry that they
+    /// have until their next packet, and are kept when `dyn_max` falls below their number.
     pub fn set_settings(&mut self, settings: Settings) {
-        self.shared.settings = settings.clamped();
+        *locked(&self.shared.settings) = settings.clamped();
+        self.shared.news.fetch_add(1, Ordering::Release);
+        self.catch_up();
         self.gauge_moved();
     }
 
@@ -311,43 +623,224 @@ impl States {
 
     /// [`States::list`] in pieces: each entry with the cursor that goes on after it, at any later time and whatever
     /// happened in between. No state comes twice, and none is missed that lived throughout.
+    ///
+    /// The room of states that go meanwhile waits until this worker's next call.
     pub fn dump(&self, from: Cursor, now: Time) -> impl Iterator<Item = (Listed, Cursor)> {
         // Parts before the cursor's are over, those after it begin at 0.
         let start = move |part: u8| match part.cmp(&from.part) {
-            Ordering::Less => u32::MAX,
-            Ordering::Equal => from.slot,
-            Ordering::Greater => 0,
+            Order::Less => u32::MAX,
+            Order::Equal => from.slot,
+            Order::Greater => 0,
         };
         let after = |part| move |(slot, listed)| (listed, Cursor { part, slot: slot + 1 });
-        let parents = self.shared.parents.list_from(start(0), now).map(after(0));
-        let v4 = self.v4.list_from(start(1), now).map(after(1));
-        let v6 = self.v6.list_from(start(2), now).map(after(2));
-        parents.chain(v4).chain(v6)
+        let parents: Vec<_> = match start(0) {
+            u32::MAX => Vec::new(),
+            slot => locked(&self.shared.parents).list_from(slot, now).collect(),
+        };
+        let v4 = self.list_from::<2>(start(1), now).map(after(1));
+        let v6 = self.list_from::<6>(start(2), now).map(after(2));
+        parents.into_iter().map(after(0)).chain(v4).chain(v6)
+    }
+}
+
+/// What a worker does on the way.
+impl States {
+    /// Every call begins with it: the worker knows no slots, and sees what is new.
+    #[inline]
+    fn begin(&mut self, now: Time) {
+        self.stamp();
+        if now.as_nanos() > self.latest.saturating_add(TELL) {
+            self.time_passed(now);
+        }
     }
 
     #[inline]
-    fn find(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
-        let flow = &self.keyed(flow);
+    fn stamp(&mut self) {
+        self.shared.epochs.stamp(self.worker, &mut self.seen);
+        // Acquire: pairs with the release where it is counted up.
+        if self.shared.news.load(Ordering::Acquire) != self.news {
+            self.catch_up();
+        }
+    }
+
+    #[cold]
+    fn catch_up(&mut self) {
+        self.news = self.shared.news.load(Ordering::Acquire);
+        self.settings = locked(&self.shared.settings).clone();
+        self.v4.index = self.shared.v4.index();
+        self.v6.index = self.shared.v6.index();
+    }
+
+    /// Tells the others what time it is. After a jump that could make an old end look like one to come, the states that
+    /// have ended are collected first.
+    #[cold]
+    fn time_passed(&mut self, now: Time) {
+        let latest = self.shared.latest.load(Ordering::Relaxed);
+        // The first time that is told is no jump: there are no states.
+        if latest != 0 && now.as_nanos().saturating_sub(latest) > LONGEST_JUMP {
+            let latest = Time::from_nanos(latest);
+            let mut expired = 0;
+            let over = |end: Time| end <= now;
+            for slot in 0..self.shared.v4.slab.len() {
+                let still = |cell: Cell<'_, 2>| over(cell.end(latest));
+                expired += u64::from(self.remove_if::<2>(slot, now, still));
+            }
+            for slot in 0..self.shared.v6.slab.len() {
+                let still = |cell: Cell<'_, 6>| over(cell.end(latest));
+                expired += u64::from(self.remove_if::<6>(slot, now, still));
+            }
+            self.expired(expired);
+        }
+        self.shared.latest.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        self.latest = self.shared.latest.load(Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn find(&self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
+        let flow = &*self.keyed(flow);
         let packet = Seen { proto: flow.proto, segment, now };
         match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
-                self.v4.hit(&mut self.shared, &key, side, lookup, &packet)
+                let probe = self.v4.index.probe(&key);
+                self.find_by(probe, &key, side, lookup, packet)
             }
             Ends::V6(src, dst, zone) => {
                 let (key, side) = Key6::new(src, dst, zone, flow);
-                self.v6.hit(&mut self.shared, &key, side, lookup, &packet)
+                let probe = self.v6.index.probe(&key);
+                self.find_by(probe, &key, side, lookup, packet)
+            }
+        }
+    }
+
+    #[inline]
+    fn find_by<const N: usize>(
+        &self,
+        probe: Probe,
+        key: &Key<N>,
+        side: Side,
+        lookup: Lookup,
+        packet: Seen<'_>,
+    ) -> Found
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        match family.find(&Key::<N>::local(self).index, probe, key, lookup, packet.now) {
+            Some(slot) => self.hit(family, slot, side, packet),
+            None => Found::Miss,
+        }
+    }
+
+    /// Takes a packet into the live state in `slot`.
+    #[inline]
+    fn hit<const N: usize>(&self, family: &Family<N>, slot: u32, side: Side, packet: Seen<'_>) -> Found
+    where
+        Key<N>: Own<N>,
+    {
+        let cell = family.cell(slot);
+        let maker = cell.maker();
+        let direction = side.direction(maker.forward());
+        let hit = Hit { rule: maker.rule(), direction };
+        let fit = if maker.has(STRICT) { self.fit(cell, slot, direction, packet) } else { Fit::Fits };
+        if fit == Fit::Invalid {
+            return Found::Invalid;
+        }
+        if cell.count(direction, packet.segment.bytes) {
+            self.spill(cell, slot);
+        }
+        if fit == Fit::Ignored {
+            return Found::Hit(hit);
+        }
+        if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
+            family.look_sooner(slot, end);
+        }
+        if direction == Direction::Reverse && !maker.has(REPLIED) && cell.mark(REPLIED) {
+            self.count(Event::Replied);
+        }
+        Found::Hit(hit)
+    }
+
+    /// What a segment is to the connection of a state with strict tracking.
+    #[cold]
+    fn fit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, packet: Seen<'_>) -> Fit
+    where
+        Key<N>: Own<N>,
+    {
+        let fit = |window: &mut Window| {
+            let again = direction == Direction::Forward && Window::begins(packet.segment);
+            if again && cell.tcp().ended() {
+                *window = Window::default();
+                cell.forget();
+            }
+            window.segment(direction, packet.segment)
+        };
+        self.shared.windows.with(Key::<N>::V6, slot, fit).unwrap_or(Fit::Fits)
+    }
+
+    /// Takes counts that are about to overflow to where there is more room.
+    #[cold]
+    fn spill<const N: usize>(&self, cell: Cell<'_, N>, slot: u32)
+    where
+        Key<N>: Own<N>,
+    {
+        let mut spilled = locked(&self.shared.spilled);
+        cell.mark(SPILLED);
+        let wide = spilled.entry((Key::<N>::V6, slot)).or_default();
+        for (at, direction) in [Direction::Forward, Direction::Reverse].into_iter().enumerate() {
+            let [packets, bytes] = cell.take_count(direction);
+            wide[2 * at] += packets;
+            wide[2 * at + 1] += bytes;
+        }
+    }
+
+    fn related<const N: usize>(
+        &self,
+        key: &Key<N>,
+        side: Side,
+        lookup: Lookup,
+        seq: Option<u32>,
+        now: Time,
+    ) -> Option<Hit>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let index = &Key::<N>::local(self).index;
+        let slot = family.find(index, index.probe(key), key, lookup, now)?;
+        let maker = family.cell(slot).maker();
+        let direction = side.direction(maker.forward());
+        if let (Some(seq), true) = (seq, maker.has(STRICT)) {
+            // Who makes an error up would have to know where the connection is (RFC 5927, 4.1).
+            let sender =
+                if direction == Direction::Forward { Direction::Reverse } else { Direction::Forward };
+            let sent = self.shared.windows.with(Key::<N>::V6, slot, |window| window.sent(sender, seq));
+            if sent == Some(false) {
+                return None;
+            }
+        }
+        Some(Hit { rule: maker.rule(), direction })
+    }
+
+    #[inline]
+    fn hit_of(&self, found: Found) -> Option<Hit> {
+        match found {
+            Found::Hit(hit) => Some(hit),
+            Found::Miss => None,
+            Found::Invalid => {
+                self.count(Event::Invalid);
+                None
             }
         }
     }
 
     /// The flow as the key has it: without the identifiers of ICMP queries unless they count.
     #[inline]
-    fn keyed(&self, flow: &Flow) -> Flow {
-        if matches!(flow.proto, ICMP | ICMP6) && !self.settings().dyn_icmp_id {
-            return Flow { src_port: 0, dst_port: 0, ..*flow };
+    fn keyed<'a>(&self, flow: &'a Flow) -> Cow<'a, Flow> {
+        if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
+            return Cow::Owned(Flow { src_port: 0, dst_port: 0, ..*flow });
         }
-        *flow
+        Cow::Borrowed(flow)
     }
 
     fn make(
@@ -358,36 +851,106 @@ impl States {
         rule: RuleId,
         install: &Install,
         now: Time,
-    ) -> Result<(), Refused> {
+    ) -> Result<Installed, Refused> {
         if install.tracking == Tracking::Strict && flow.proto == TCP && !Window::begins(segment) {
             return Err(Refused::Invalid);
         }
         if self.is_full() {
-            self.reclaim(now, RECLAIM);
+            self.reclaim(now);
         }
         let parent = match install.limit {
             Some(limit) => self.parent(flow, name, rule, limit, now)?,
             None => NONE,
         };
-        let capped = self.cap(flow, now)?;
-        self.make_room(now)?;
-        let Install { lifetime, tracking, .. } = *install;
-        let template = Template { name, rule, lifetime, parent, capped, tracking };
+        let mut reserved = Reserved { parent, capped: false };
+        match self.cap(flow, now) {
+            Ok(capped) => reserved.capped = capped,
+            Err(refused) => {
+                self.give_back(&reserved, flow, now);
+                return Err(refused);
+            }
+        }
+        if let Err(refused) = self.make_room(now) {
+            self.give_back(&reserved, flow, now);
+            return Err(refused);
+        }
         let packet = Seen { proto: flow.proto, segment, now };
-        self.counters.expired += match flow.ends {
+        let made = match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
-                self.v4.make(&mut self.shared, key, side, template, &packet)
+                self.publish(key, side, name, rule, install, &reserved, packet)
             }
             Ends::V6(src, dst, zone) => {
                 let (key, side) = Key6::new(src, dst, zone, flow);
-                self.v6.make(&mut self.shared, key, side, template, &packet)
+                self.publish(key, side, name, rule, install, &reserved, packet)
             }
         };
-        Ok(())
+        if made != Ok(Installed::New) {
+            self.shared.held.fetch_sub(1, Ordering::Relaxed);
+            self.give_back(&reserved, flow, now);
+        }
+        made
     }
 
-    /// The parent that has room to count one more state.
+    #[expect(clippy::too_many_arguments, reason = "all that a state is made of, once")]
+    fn publish<const N: usize>(
+        &mut self,
+        key: Key<N>,
+        side: Side,
+        name: Name,
+        rule: RuleId,
+        install: &Install,
+        reserved: &Reserved,
+        packet: Seen<'_>,
+    ) -> Result<Installed, Refused>
+    where
+        Key<N>: Own<N>,
+    {
+        let shared = Arc::clone(&self.shared);
+        let family = Key::<N>::family(&shared);
+        let slot = family.slab.take().ok_or(Refused::Full)?;
+        let tcp = packet.proto == TCP;
+        let mark = |mark, on| if on { mark } else { 0 };
+        let strict = tcp && install.tracking == Tracking::Strict;
+        let marks =
+            mark(CAPPED, reserved.capped) | mark(LIMITED, reserved.parent != NONE) | mark(STRICT, strict);
+        let loose = tcp && install.tracking == Tracking::Loose;
+        let established = loose && packet.segment.tcp_flags & (SYN | RST) == 0;
+        let Install { lifetime, .. } = *install;
+        let parent = reserved.parent;
+        let template = Template { key, side, rule, name, marks, parent, lifetime, established };
+        family.cell(slot).write(&template, packet, &self.settings);
+        if strict {
+            let mut window = Window::default();
+            window.segment(Direction::Forward, packet.segment);
+            shared.windows.insert(Key::<N>::V6, slot, window);
+        }
+        // Before it is linked: a count may not be taken away before it was there.
+        self.recent.add(&shared.rules, rule);
+        let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, packet.now);
+        if let Published::Made { instead_of } = published {
+            if let Some(old) = instead_of {
+                self.gone::<N>(old, packet.now);
+                self.count(Event::Expired);
+            }
+            return Ok(Installed::New);
+        }
+        self.recent.subtract(&shared.rules, rule);
+        if strict {
+            shared.windows.remove(Key::<N>::V6, slot);
+        }
+        family.slab.give(slot, slot);
+        let Published::Exists(other) = published else {
+            family.grow();
+            return Err(Refused::Full);
+        };
+        match self.hit(family, other, side, packet) {
+            Found::Invalid => Err(Refused::Invalid),
+            _ => Ok(Installed::Existing),
+        }
+    }
+
+    /// The parent, which counts one more state.
     fn parent(
         &mut self,
         flow: &Flow,
@@ -396,101 +959,556 @@ impl States {
         limit: Limit,
         now: Time,
     ) -> Result<u32, Refused> {
-        let wanted = Parents::wanted(&self.shared.secret, flow, limit.mask, name, rule);
-        let expire = after(now, self.settings().dyn_short_lifetime);
-        let full = |states: &Self| states.parents() >= states.settings().dyn_parent_max as usize;
-        let mut found = self.shared.parents.find(&wanted, now);
-        // A parent past its time may be there only because its children were not collected yet.
-        if full(self) && found.is_none_or(|(_, past)| past) {
-            self.reclaim(now, RECLAIM);
-            self.reclaim_parents(now, RECLAIM);
-            found = self.shared.parents.find(&wanted, now);
-        }
-        let slot = match found {
-            Some((slot, _)) => {
-                self.shared.parents.touch(slot, expire, now);
-                slot
+        let mut reclaimed = false;
+        loop {
+            let taken = self.take_parent(flow, name, rule, limit, now, reclaimed);
+            match taken {
+                // What is counted, or counts, may be there only because it was not collected yet.
+                Err(_) if !reclaimed => {
+                    self.reclaim(now);
+                    self.with_parents(|parents, secret| {
+                        parents.collect_all(secret, now, &mut (RECLAIM as usize));
+                    });
+                    reclaimed = true;
+                }
+                _ => return taken,
             }
-            None if full(self) => return Err(Refused::ParentsFull),
-            None => self.shared.parents.insert(&self.shared.secret, wanted, expire, now),
-        };
-        if self.shared.parents.count(slot) >= limit.max {
-            self.reclaim(now, RECLAIM);
         }
-        if self.shared.parents.count(slot) >= limit.max {
-            return Err(Refused::OverLimit);
-        }
-        Ok(slot)
     }
 
-    /// Whether the state is to be counted for its source; an error when the source has too many.
+    fn take_parent(
+        &self,
+        flow: &Flow,
+        name: Name,
+        rule: RuleId,
+        limit: Limit,
+        now: Time,
+        reclaimed: bool,
+    ) -> Result<u32, Refused> {
+        let expire = after(now, self.settings.dyn_short_lifetime);
+        let most = self.settings.dyn_parent_max as usize;
+        self.with_parents(|parents, secret| {
+            let wanted = Parents::wanted(secret, flow, limit.mask, name, rule);
+            let full = parents.len() >= most;
+            let slot = match parents.find(&wanted, now) {
+                Some((_, true)) if full && !reclaimed => return Err(Refused::ParentsFull),
+                Some((slot, _)) => {
+                    parents.touch(slot, expire, now);
+                    slot
+                }
+                None if full => return Err(Refused::ParentsFull),
+                None => parents.insert(secret, wanted, expire, now),
+            };
+            if parents.count(slot) >= limit.max {
+                return Err(Refused::OverLimit);
+            }
+            parents.add(slot);
+            Ok(slot)
+        })
+    }
+
+    /// Whether the state is counted for its source, which has one more then; an error when the source has too many.
     fn cap(&mut self, flow: &Flow, now: Time) -> Result<bool, Refused> {
-        let max = self.settings().dyn_source_max;
+        let max = self.settings.dyn_source_max;
         if max == 0 {
             return Ok(false);
         }
-        let over = |states: &Self| states.shared.sources.count(&states.shared.secret, flow) >= max;
-        if over(self) {
-            self.reclaim(now, RECLAIM);
+        let secret = &self.shared.secret;
+        let take = |sources: &mut Sources| {
+            let room = sources.count(secret, flow) < max;
+            if room {
+                sources.add(secret, flow);
+            }
+            room
+        };
+        if take(&mut locked(&self.shared.sources)) {
+            return Ok(true);
         }
-        if over(self) { Err(Refused::OverSource) } else { Ok(true) }
+        self.reclaim(now);
+        let secret = &self.shared.secret;
+        let mut sources = locked(&self.shared.sources);
+        if sources.count(secret, flow) >= max {
+            return Err(Refused::OverSource);
+        }
+        sources.add(secret, flow);
+        Ok(true)
     }
 
-    /// Evicts states while there is no room, if that is the policy.
+    fn give_back(&self, reserved: &Reserved, flow: &Flow, now: Time) {
+        if reserved.parent != NONE {
+            self.with_parents(|parents, _| parents.subtract(reserved.parent, now));
+        }
+        if reserved.capped {
+            locked(&self.shared.sources).subtract(&self.shared.secret, flow);
+        }
+    }
+
+    /// Takes one of the `dyn_max` slots, and evicts states while there is none, if that is the policy.
     fn make_room(&mut self, now: Time) -> Result<(), Refused> {
-        if !self.is_full() {
-            return Ok(());
-        }
-        if !self.settings().dyn_evict {
-            return Err(Refused::Full);
-        }
-        for look in 0..EVICT {
-            let spare = look < SPARE;
-            let evicted = match (self.v4.candidate(), self.v6.candidate()) {
-                (Some(v4), v6) if v6.is_none_or(|v6| v4 < v6) => {
-                    self.v4.evict(&mut self.shared, v4, spare, now)
-                }
-                (_, Some(v6)) => self.v6.evict(&mut self.shared, v6, spare, now),
-                (_, None) => break,
-            };
-            self.counters.evicted += u64::from(evicted);
-            if !self.is_full() {
+        for _ in 0..EVICT {
+            if self.take_room() {
                 return Ok(());
             }
+            if !self.settings.dyn_evict || !self.evict(now) {
+                break;
+            }
+            if self.free() == 0 {
+                // The room is there when the others have been seen.
+                break;
+            }
         }
-        Err(Refused::Full)
+        if self.take_room() { Ok(()) } else { Err(Refused::Full) }
+    }
+
+    fn take_room(&self) -> bool {
+        let max = u64::from(self.settings.dyn_max);
+        // Relaxed: a count that bounds; the slots themselves are given over elsewhere.
+        let take = |held| (held < max).then_some(held + 1);
+        self.shared.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Evicts one state: one that was never replied to, or, when there is none, of those that it looks at the one that
+    /// would end first. Whether there was one. When there are such that were never replied to, but not where it looks,
+    /// none is evicted: a flood costs no connection.
+    fn evict(&mut self, now: Time) -> bool {
+        let candidates = [self.candidate::<2>(now), self.candidate::<6>(now)];
+        let Some(first) = candidates.into_iter().flatten().min() else { return false };
+        if first.replied && self.gauge().unreplied > 0 {
+            return false;
+        }
+        let evicted = match first.v6 {
+            false => self.remove_if::<2>(first.slot, now, |_| true),
+            true => self.remove_if::<6>(first.slot, now, |_| true),
+        };
+        self.count_many(Event::Evicted, evicted.into());
+        evicted
+    }
+
+    /// The first state of a family that was never replied to, from where somebody looked last, or else the one of a few
+    /// that would end first.
+    fn candidate<const N: usize>(&self, now: Time) -> Option<Candidate>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let mut replied: Option<Candidate> = None;
+        let mut looks = 0;
+        for slot in family.next_candidates(RECLAIM) {
+            if family.slab.tick(slot).is_none() {
+                continue;
+            }
+            let cell = family.cell(slot);
+            let end = cell.end(now);
+            let candidate = Candidate { replied: cell.maker().has(REPLIED), end, v6: Key::<N>::V6, slot };
+            if !candidate.replied {
+                family.candidates_after(slot);
+                return Some(candidate);
+            }
+            looks += 1;
+            if looks <= CANDIDATES {
+                replied = Some(replied.map_or(candidate, |before| before.min(candidate)));
+            }
+        }
+        replied
     }
 
     fn is_full(&self) -> bool {
-        self.len() >= self.settings().dyn_max as usize
+        self.shared.held.load(Ordering::Relaxed) >= u64::from(self.settings.dyn_max)
     }
 
-    /// Collects expired states to make room, those included that expired just now.
-    fn reclaim(&mut self, now: Time, mut budget: usize) {
-        let shared = &mut self.shared;
-        let mut expired = self.v4.collect(shared, now, &mut budget);
-        expired += self.v6.collect(shared, now, &mut budget);
-        expired += self.v4.collect_just_due(shared, now, &mut budget);
-        expired += self.v6.collect_just_due(shared, now, &mut budget);
+    /// Collects states that have ended to make room.
+    fn reclaim(&mut self, now: Time) {
+        let mut expired = self.sweep::<2>(Some(RECLAIM), now, &mut usize::MAX.clone());
+        expired += self.sweep::<6>(Some(RECLAIM), now, &mut usize::MAX.clone());
         self.expired(expired);
+        self.free();
     }
 
-    fn reclaim_parents(&mut self, now: Time, mut budget: usize) {
-        let Shared { parents, secret, .. } = &mut self.shared;
-        parents.collect_all(secret, now, &mut budget);
+    /// Collects ended states of a family, looking at so many slots, or at all, and at `budget` states.
+    fn sweep<const N: usize>(&mut self, slots: Option<u32>, now: Time, budget: &mut usize) -> u64
+    where
+        Key<N>: Own<N>,
+    {
+        let mut expired = 0;
+        let len = Key::<N>::family(&self.shared).slab.len();
+        match slots {
+            Some(slots) => {
+                for slot in Key::<N>::family(&self.shared).next_slots(slots) {
+                    if *budget == 0 {
+                        break;
+                    }
+                    expired += self.look_at::<N>(slot, now, budget);
+                }
+            }
+            None => {
+                for slot in 0..len {
+                    if slot % WALK == 0 {
+                        self.stamp();
+                    }
+                    expired += self.look_at::<N>(slot, now, budget);
+                }
+            }
+        }
+        expired
     }
 
-    fn expired(&mut self, states: u64) {
-        self.counters.expired += states;
+    /// Collects the state in `slot` if it has ended.
+    #[inline]
+    fn look_at<const N: usize>(&mut self, slot: u32, now: Time, budget: &mut usize) -> u64
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        if !family.may_be_over(slot, now) {
+            return 0;
+        }
+        *budget = budget.saturating_sub(1);
+        if family.cell(slot).live(now) {
+            family.look_later(slot, now);
+            return 0;
+        }
+        u64::from(self.remove_if::<N>(slot, now, |cell| !cell.live(now)))
+    }
+
+    /// Unlinks the state in `slot`, if there is one and `still` says so of it.
+    fn remove_if<const N: usize>(&mut self, slot: u32, now: Time, still: impl Fn(Cell<'_, N>) -> bool) -> bool
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let unlinked =
+            family.slab.tick(slot).is_some() && family.unlink(&Key::<N>::local(self).index, slot, still);
+        if unlinked {
+            self.gone::<N>(slot, now);
+        }
+        unlinked
+    }
+
+    /// Removes one state, live or not; `None` when there is none, else whether it was live.
+    fn remove_one<const N: usize>(&mut self, key: &Key<N>, name: Name, now: Time) -> Option<bool>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let slot = family.find_any(&Key::<N>::local(self).index, key, name)?;
+        let live = family.cell(slot).live(now);
+        self.remove_if::<N>(slot, now, |_| true).then_some(live)
+    }
+
+    fn remove_of_rule<const N: usize>(&mut self, slot: u32, maker: Maker) -> bool
+    where
+        Key<N>: Own<N>,
+    {
+        // The parents go too, so it does not matter when they were last used.
+        self.remove_if::<N>(slot, Time::default(), |cell| cell.maker().rule() == maker.rule())
+    }
+
+    /// Does something with every state of these rules, `most` of them.
+    fn walk_rules<const N: usize>(
+        &mut self,
+        rules: &[RuleId],
+        most: u64,
+        done: &mut u64,
+        mut work: impl FnMut(&mut Self, u32, Maker) -> bool,
+    ) where
+        Key<N>: Own<N>,
+    {
+        if rules.is_empty() {
+            return;
+        }
+        for slot in 0..Key::<N>::family(&self.shared).slab.len() {
+            if *done == most {
+                return;
+            }
+            if slot % WALK == 0 {
+                self.stamp();
+            }
+            let family = Key::<N>::family(&self.shared);
+            if family.slab.tick(slot).is_none() {
+                continue;
+            }
+            let maker = family.cell(slot).maker();
+            if rules.binary_search(&maker.rule()).is_ok() {
+                *done += u64::from(work(self, slot, maker));
+            }
+        }
+    }
+
+    /// Takes a state that is unlinked out of all that counts it.
+    fn gone<const N: usize>(&mut self, slot: u32, now: Time)
+    where
+        Key<N>: Own<N>,
+    {
+        let shared = Arc::clone(&self.shared);
+        let cell = Key::<N>::family(&shared).cell(slot);
+        // Who replies now, too late, finds the mark set.
+        if !cell.mark(REPLIED) {
+            self.count(Event::RepliedGone);
+        }
+        let maker = cell.maker();
+        self.recent.subtract(&shared.rules, maker.rule());
+        if maker.has(LIMITED) {
+            self.with_parents(|parents, _| parents.subtract(cell.parent(), now));
+        }
+        if maker.has(CAPPED) {
+            locked(&shared.sources).subtract(&shared.secret, &cell.key().flow(maker.forward()));
+        }
+        if maker.has(STRICT) {
+            shared.windows.remove(Key::<N>::V6, slot);
+        }
+        if maker.has(SPILLED) {
+            locked(&shared.spilled).remove(&(Key::<N>::V6, slot));
+        }
+        Key::<N>::limbo(self).add(&Key::<N>::family(&shared).slab, slot);
+    }
+
+    /// Frees slots that nobody knows any more; how many. The worker knows none.
+    fn free(&mut self) -> u64 {
+        let Self { shared, worker, seen, v4, v6, .. } = self;
+        // Relaxed: whoever sees it late frees it later.
+        if shared.is_adrift.load(Ordering::Relaxed) != 0 {
+            let mut adrift = locked(&shared.adrift);
+            v4.limbo.adopt(&shared.v4.slab, std::mem::take(&mut adrift.0));
+            v6.limbo.adopt(&shared.v6.slab, std::mem::take(&mut adrift.1));
+            shared.is_adrift.store(0, Ordering::Relaxed);
+        }
+        let freed = v4.limbo.free(&shared.v4.slab, &shared.epochs, *worker, seen)
+            + v6.limbo.free(&shared.v6.slab, &shared.epochs, *worker, seen);
+        if freed > 0 {
+            // Relaxed: see take_room().
+            shared.held.fetch_sub(freed, Ordering::Relaxed);
+        }
+        freed
+    }
+
+    /// Lets growth go on; whether it goes on after this.
+    fn move_some(&mut self) -> bool {
+        let done = self.shared.v4.move_some(&self.v4.index) | self.shared.v6.move_some(&self.v6.index);
+        if done {
+            // Release: pairs with the acquire in stamp().
+            self.shared.news.fetch_add(1, Ordering::Release);
+            self.catch_up();
+        }
+        self.v4.index.next().is_some() || self.v6.index.next().is_some()
+    }
+
+    fn grow(&self) {
+        self.shared.v4.grow();
+        self.shared.v6.grow();
+    }
+
+    /// A state was made.
+    fn made(&mut self) {
+        self.installs = self.installs.wrapping_add(1);
+        if self.installs.is_multiple_of(GROW) {
+            self.grow();
+        }
+        // Whoever makes states lets growth go on, so that it is over before it is time to grow again.
+        if self.v4.index.next().is_some() || self.v6.index.next().is_some() {
+            self.move_some();
+        }
+        let len = self.len() as u64;
+        // Relaxed: a number for people.
+        if len > self.shared.peak.load(Ordering::Relaxed) {
+            self.shared.peak.fetch_max(len, Ordering::Relaxed);
+        }
+        self.gauge_moved();
+    }
+
+    fn expired(&self, states: u64) {
         if states > 0 {
+            self.count_many(Event::Expired, states);
             self.gauge_moved();
         }
     }
 
-    fn gauge_moved(&mut self) {
-        let (states, max) = (self.len() as u64, u64::from(self.settings().dyn_max));
-        let full = states * 10 >= max * if self.nearly_full { 8 } else { 9 };
-        self.counters.nearly_full += u64::from(full && !self.nearly_full);
-        self.nearly_full = full;
+    fn gauge_moved(&self) {
+        let (states, max) = (self.len() as u64, u64::from(self.settings.dyn_max));
+        // Relaxed: whoever changes it counts the change.
+        let before = self.shared.nearly_full.load(Ordering::Relaxed);
+        let full = u64::from(states * 10 >= max * if before != 0 { 8 } else { 9 });
+        if full != before {
+            let turned = self.shared.nearly_full.swap(full, Ordering::Relaxed) != full;
+            self.count_many(Event::NearlyFull, u64::from(turned && full != 0));
+        }
+    }
+
+    #[inline]
+    fn count(&self, event: Event) {
+        self.count_many(event, 1);
+    }
+
+    fn count_many(&self, event: Event, times: u64) {
+        self.shared.tallies.count(self.worker, event, times);
+    }
+
+    fn with_parents<T>(&self, work: impl FnOnce(&mut Parents, &Secret) -> T) -> T {
+        let mut parents = locked(&self.shared.parents);
+        let done = work(&mut parents, &self.shared.secret);
+        // Relaxed: a number for people.
+        self.shared.parents_held.store(parents.len() as u64, Ordering::Relaxed);
+        done
+    }
+
+    fn list_from<const N: usize>(&self, from: u32, now: Time) -> impl Iterator<Item = (u32, Listed)>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let live = move |&slot: &u32| family.slab.tick(slot).is_some() && family.cell(slot).live(now);
+        (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
+    }
+
+    fn listed<const N: usize>(&self, family: &Family<N>, slot: u32, now: Time) -> Listed
+    where
+        Key<N>: Own<N>,
+    {
+        let cell = family.cell(slot);
+        let (maker, key, tcp) = (cell.maker(), cell.key(), cell.tcp());
+        let flow = key.flow(maker.forward());
+        let mut counts = [cell.counted(Direction::Forward), cell.counted(Direction::Reverse)];
+        if maker.has(SPILLED)
+            && let Some(wide) = locked(&self.shared.spilled).get(&(Key::<N>::V6, slot))
+        {
+            counts = [0, 1].map(|at| [counts[at][0] + wide[2 * at], counts[at][1] + wide[2 * at + 1]]);
+        }
+        let is_tcp = flow.proto == TCP;
+        Listed {
+            kind: if maker.has(LIMITED) { Kind::Limit } else { Kind::State },
+            rule: maker.rule(),
+            name: maker.name(),
+            orphaned: maker.has(ORPHANED),
+            flow,
+            packets: counts.map(|[packets, _]| packets),
+            bytes: counts.map(|[_, bytes]| bytes),
+            remaining: cell.end(now).since(now),
+            tcp_seen: if is_tcp { tcp.seen } else { 0 },
+            tcp_ack: tcp.ack,
+        }
     }
 }
+
+impl Drop for States {
+    fn drop(&mut self) {
+        self.free();
+        let Shared { adrift, is_adrift, v4, v6, epochs, .. } = &*self.shared;
+        if self.v4.limbo.len() + self.v6.limbo.len() > 0 {
+            let mut adrift = locked(adrift);
+            adrift.0.adopt(&v4.slab, std::mem::take(&mut self.v4.limbo));
+            adrift.1.adopt(&v6.slab, std::mem::take(&mut self.v6.limbo));
+            is_adrift.store(1, Ordering::Relaxed);
+        }
+        epochs.leave(self.worker);
+    }
+}
+
+impl fmt::Debug for States {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("States").field("worker", &self.worker).field("gauge", &self.gauge()).finish()
+    }
+}
+
+/// Packets of one family on their way through the stages of a burst.
+struct Burst<const N: usize> {
+    packets: [Option<Fetched<N>>; BURST],
+    len: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Fetched<const N: usize> {
+    at: u32,
+    /// A slot that the index has for the tag: nearly always the flow's.
+    guess: Option<u32>,
+    side: Side,
+    probe: Probe,
+    key: Key<N>,
+}
+
+impl<const N: usize> Burst<N>
+where
+    Key<N>: Own<N>,
+{
+    fn new() -> Self {
+        Self { packets: [None; BURST], len: 0 }
+    }
+
+    /// Takes a packet, and has its line of the index on its way.
+    #[inline]
+    fn add(&mut self, states: &States, at: usize, (key, side): (Key<N>, Side)) {
+        let index = &Key::<N>::local(states).index;
+        let probe = index.probe(&key);
+        index.prefetch(probe);
+        self.packets[self.len] = Some(Fetched { at: at as u32, guess: None, side, probe, key });
+        self.len += 1;
+    }
+
+    /// Has the states on their way, as far as the index tells by tags alone.
+    #[inline]
+    fn fetch(&mut self, states: &States) {
+        let family = Key::<N>::family(&states.shared);
+        let index = &Key::<N>::local(states).index;
+        let mut elsewhere = 0_u32;
+        for (at, packet) in self.packets[..self.len].iter_mut().flatten().enumerate() {
+            packet.guess = index.guess(packet.probe);
+            match packet.guess {
+                Some(slot) => family.slab.prefetch(slot),
+                None => elsewhere |= 1 << at,
+            }
+        }
+        while elsewhere != 0 {
+            if let Some(packet) = &mut self.packets[elsewhere.trailing_zeros() as usize] {
+                packet.guess = index.guess_second(packet.probe);
+                if let Some(slot) = packet.guess {
+                    family.slab.prefetch(slot);
+                }
+            }
+            elsewhere &= elsewhere - 1;
+        }
+    }
+
+    /// The slot of the packet's state. The guess was made in this call, so that a state of the flow in it is what a
+    /// lookup would have found then.
+    #[inline]
+    fn find(packet: &Fetched<N>, states: &States, lookup: Lookup, now: Time) -> Option<u32> {
+        let family = Key::<N>::family(&states.shared);
+        let Fetched { guess, probe, key, .. } = packet;
+        if let Some(first) = guess.filter(|&slot| family.cell(slot).is(key)) {
+            return family.choose(first, lookup, now);
+        }
+        family.find(&Key::<N>::local(states).index, *probe, key, lookup, now)
+    }
+
+    #[inline]
+    fn peek(&self, states: &States, lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
+        let family = Key::<N>::family(&states.shared);
+        for packet in self.packets[..self.len].iter().flatten() {
+            let maker = |slot| family.cell(slot).maker();
+            let direction = |maker: Maker| packet.side.direction(maker.forward());
+            let hit = |maker: Maker| Hit { rule: maker.rule(), direction: direction(maker) };
+            hits[packet.at as usize] = Self::find(packet, states, lookup, now).map(maker).map(hit);
+        }
+    }
+
+    #[inline]
+    fn look_up(
+        &self,
+        states: &States,
+        packets: &[(Flow, Segment)],
+        lookup: Lookup,
+        now: Time,
+        hits: &mut [Option<Hit>],
+    ) {
+        let family = Key::<N>::family(&states.shared);
+        for packet in self.packets[..self.len].iter().flatten() {
+            let (flow, segment) = &packets[packet.at as usize];
+            let seen = Seen { proto: flow.proto, segment, now };
+            let found = match Self::find(packet, states, lookup, now) {
+                Some(slot) => states.hit(family, slot, packet.side, seen),
+                None => Found::Miss,
+            };
+            hits[packet.at as usize] = states.hit_of(found);
+        }
+    }
+}
+
+const _: () = assert!(BURST <= u32::BITS as usize);

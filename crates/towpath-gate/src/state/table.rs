@@ -1,4 +1,4 @@
-//! The table behind states and behind parents: entries by key, by rule, and by expiry.
+//! The table behind parents: entries by key, by rule, and by expiry.
 //!
 //! What: entries sit in a slab, where they stay for life; an index of tags finds a slot by the key's hash; a chain
 //! per rule finds a rule's entries without walking the table; a timer wheel finds those that are due.
@@ -7,7 +7,7 @@
 //! whose time is over stays until it is collected, and counts as long, but nobody is shown it: every search takes
 //! `now`.
 //!
-//! One thread at a time, by `&mut`; the index grows by rehashing at once.
+//! One thread at a time, by `&mut`; the index grows by rehashing at once. The states themselves are in [`super::family`].
 
 use std::time::Duration;
 
@@ -65,7 +65,6 @@ pub(super) struct Table<const N: usize, B> {
     wheel: Wheel,
     rules: HashMap<RuleId, OfRule>,
     of_rule: Chains,
-    longest: usize,
 }
 
 impl<const N: usize, B: Body> Table<N, B> {
@@ -76,7 +75,6 @@ impl<const N: usize, B: Body> Table<N, B> {
             wheel: Wheel::new(),
             rules: HashMap::new(),
             of_rule: Chains::default(),
-            longest: 0,
         }
     }
 
@@ -84,11 +82,6 @@ impl<const N: usize, B: Body> Table<N, B> {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// The most entries of one key that have stood beside each other.
-    pub(super) fn longest(&self) -> usize {
-        self.longest
     }
 
     /// The slot of an entry of `key` with `name`, over or not.
@@ -99,17 +92,6 @@ impl<const N: usize, B: Body> Table<N, B> {
             entry.key == *key && entry.name == name
         };
         self.index.find(hash, is).copied()
-    }
-
-    /// The slot of the live entry of `key`, whatever its name, that was made last.
-    #[inline]
-    pub(super) fn newest(&self, hash: u64, key: &Key<N>, now: Time, made: impl Fn(&B) -> u64) -> Option<u32> {
-        let slots = self.index.iter_hash(hash).copied();
-        let of_key = slots.filter(|&slot| {
-            let entry = &self.entries[slot as usize];
-            entry.key == *key && entry.live(now)
-        });
-        of_key.max_by_key(|&slot| made(&self.entries[slot as usize].body))
     }
 
     #[inline]
@@ -142,12 +124,10 @@ impl<const N: usize, B: Body> Table<N, B> {
 
     /// Adds an entry; no other has its key and name.
     pub(super) fn insert(&mut self, secret: &Secret, hash: u64, entry: Entry<N, B>, now: Time) -> u32 {
-        let (key, rule, expire) = (entry.key, entry.rule, entry.expire);
+        let (rule, expire) = (entry.rule, entry.expire);
         let slot = self.entries.insert(entry) as u32;
         let entries = &self.entries;
         self.index.insert_unique(hash, slot, |&slot| secret.hash(&entries[slot as usize].key.0));
-        let same = self.index.iter_hash(hash).filter(|&&slot| entries[slot as usize].key == key).count();
-        self.longest = self.longest.max(same);
         let of_rule = self.rules.entry(rule).or_insert(OfRule { list: List::EMPTY, count: 0 });
         self.of_rule.push(&mut of_rule.list, slot);
         of_rule.count += 1;
@@ -197,11 +177,6 @@ impl<const N: usize, B: Body> Table<N, B> {
     /// The rules that have entries and that `gone` names.
     pub(super) fn rules_where(&self, mut gone: impl FnMut(RuleId) -> bool) -> Vec<RuleId> {
         self.rules.keys().copied().filter(|&rule| gone(rule)).collect()
-    }
-
-    /// How many entries `rule` has.
-    pub(super) fn count_of(&self, rule: RuleId) -> usize {
-        self.rules.get(&rule).map_or(0, |of_rule| of_rule.count)
     }
 
     /// Some entry of `rule`, if it has any.

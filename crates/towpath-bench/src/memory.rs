@@ -1,0 +1,67 @@
+#![allow(unsafe_code)]
+//! What memory gives: random cache lines, as many on their way at once as a burst has.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::flows::Random;
+
+const LINE: usize = 64;
+/// Reads on their way at once.
+const FLIGHT: usize = 16;
+
+/// Reads per second of random lines of `bytes` bytes in huge pages.
+pub(crate) fn random_reads(bytes: usize, time: Duration) -> Result<f64> {
+    let bytes = bytes.next_multiple_of(2 << 20);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+    let base = base.context("mapping memory")?;
+    // SAFETY: the range is the mapping that was just made; the advice changes no contents.
+    unsafe { madvise(base, bytes, Advice::LinuxHugepage) }.context("asking for huge pages")?;
+    let first = base.cast::<u64>();
+    // SAFETY: the mapping is this long, page-aligned, zeroed, and nobody else's; it is unmapped after the last use.
+    let words = unsafe { std::slice::from_raw_parts_mut(first, bytes / 8) };
+    words.iter_mut().step_by(512).for_each(|word| *word = 1);
+    let rate = measure(words, time);
+    // SAFETY: the mapping is as it was made, and `words` is not used any more.
+    unsafe { munmap(base, bytes) }.context("unmapping memory")?;
+    Ok(rate)
+}
+
+fn measure(words: &[u64], time: Duration) -> f64 {
+    let (lines, mut random) = ((words.len() * 8 / LINE) as u32, Random(7));
+    let (start, mut reads, mut sum) = (Instant::now(), 0_u64, 0_u64);
+    while start.elapsed() < time {
+        for _ in 0..256 {
+            let at: [usize; FLIGHT] = std::array::from_fn(|_| random.below(lines) as usize * (LINE / 8));
+            at.iter().for_each(|&at| prefetch(&words[at]));
+            sum = at.iter().fold(sum, |sum, &at| sum.wrapping_add(words[at]));
+        }
+        reads += 256 * FLIGHT as u64;
+    }
+    black_box(sum);
+    reads as f64 / start.elapsed().as_secs_f64()
+}
+
+#[inline]
+fn prefetch(word: &u64) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing and faults never.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    black_box(word);
+}
+
+/// Bytes of memory that this process holds.
+pub(crate) fn resident() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/statm").context("reading /proc/self/statm")?;
+    let pages = status.split_whitespace().nth(1).context("/proc/self/statm is short")?;
+    Ok(pages.parse::<u64>()? * 4096)
+}

@@ -1,0 +1,136 @@
+//! Instructions of a packet's path through the gate, counted by callgrind, beside those that are kept in the repository.
+//!
+//! Each step runs in a process of its own under `valgrind --tool=callgrind`, so often and twice as often; the difference
+//! is the step's. Counts depend on the compiler: they are compared with those of the same one only.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::hint::black_box;
+use std::io::ErrorKind;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use towpath_gate::state::{Lookup, Pages};
+
+use crate::bar::{Bar, Better, Report};
+use crate::flows::{Family, Load, PACKET, flow, frame, parsed};
+use crate::peer::Skipped;
+
+/// What is counted.
+pub(crate) const STEPS: [&str; 5] = ["parse", "lookup hit", "lookup miss", "update", "insert"];
+
+/// The counts that are kept, with the compiler they were taken with in the first line.
+const KEPT: &str = include_str!("../../instructions.tsv");
+
+/// How much more is told.
+const MORE: f64 = 1.05;
+
+/// How often a step runs.
+const TIMES: u32 = 2000;
+
+/// Counts and prints; whether no step takes 5% more than what is kept. `write` keeps the counts.
+pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
+    let compiler = compiler()?;
+    let mut report = Report::new(json);
+    let (kept_by, kept) = read(KEPT);
+    let mut text = format!("# {compiler}\n");
+    for step in STEPS {
+        let count = match count(step) {
+            Err(error) if error.is::<Skipped>() => {
+                eprintln!("instructions: {error}");
+                return Ok(report.finish()?);
+            }
+            count => count?,
+        };
+        writeln!(text, "{step}\t{count:.0}")?;
+        match kept.get(step) {
+            Some(before) if kept_by == compiler => {
+                let name = format!("instructions: {step}");
+                report.push(Bar::new(&name, count, *before, "each", Better::Lower, MORE));
+            }
+            _ => {
+                eprintln!("instructions: {step}: {count:.0}; what is kept is by another compiler ({kept_by})")
+            }
+        }
+    }
+    if write {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/instructions.tsv");
+        std::fs::write(path, text).with_context(|| format!("writing {path}"))?;
+    }
+    Ok(report.finish()?)
+}
+
+/// Runs a step so often, for callgrind to count.
+pub(crate) fn side(step: &str, times: u32) -> Result<()> {
+    let mut load = Load::new(Family::V4, 1000, Pages::Base)?;
+    let now = load.now;
+    let packets = frame(Family::V4);
+    let mut hit = [None];
+    for n in 0..times {
+        match step {
+            "parse" => drop(black_box(parsed(black_box(&packets)))),
+            "lookup hit" => {
+                load.states.peek_burst(&[flow(Family::V4, n % 1000)], Lookup::Any, now, black_box(&mut hit));
+            }
+            "lookup miss" => {
+                load.states.peek_burst(&[flow(Family::V4, 1000 + n)], Lookup::Any, now, black_box(&mut hit));
+            }
+            "update" => {
+                black_box(load.states.lookup(&flow(Family::V4, n % 1000), Lookup::Any, &PACKET, now));
+            }
+            "insert" => drop(black_box(load.install(1000 + n, now))),
+            _ => bail!("there is no step {step}"),
+        }
+    }
+    Ok(())
+}
+
+fn count(step: &str) -> Result<f64> {
+    let once = instructions(step, TIMES)?;
+    let twice = instructions(step, 2 * TIMES)?;
+    Ok((twice - once) / f64::from(TIMES))
+}
+
+/// All instructions of a process that runs the step so often.
+fn instructions(step: &str, times: u32) -> Result<f64> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program);
+    command.args(["side", "instructions", step, &times.to_string()]);
+    let output = match command.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(Skipped("the program valgrind is not installed".to_owned()).into());
+        }
+        output => output.context("starting valgrind")?,
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    let collected = said.lines().find_map(|line| line.split_once("Collected :"));
+    let (_, number) = collected.with_context(|| format!("callgrind counted nothing: {}", said.trim()))?;
+    number.trim().parse().with_context(|| format!("callgrind counted {number:?}"))
+}
+
+fn compiler() -> Result<String> {
+    let output = Command::new("rustc").arg("--version").output().context("starting rustc --version")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn read(text: &str) -> (&str, BTreeMap<&str, f64>) {
+    let by = text.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default();
+    let rows = text.lines().filter_map(|line| {
+        let (name, count) = line.split_once('\t')?;
+        Some((name, count.parse().ok()?))
+    });
+    (by, rows.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KEPT, STEPS, read};
+
+    #[test]
+    fn every_step_is_kept() {
+        let (by, kept) = read(KEPT);
+        assert!(by.starts_with("rustc "), "{by}");
+        assert!(STEPS.iter().all(|step| kept.contains_key(step)));
+    }
+}

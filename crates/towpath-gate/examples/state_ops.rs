@@ -1,0 +1,26 @@
+//! Random operations against the table of states and its model: `state_ops [OPERATIONS [SEED]]`.
+
+use towpath_gate::state::ops::{OP_BYTES, Op, World};
+
+/// Everything is compared after so many operations; what each of them answers, always.
+const COMPARE: u64 = 256;
+/// A world is left after so many.
+const LIFE: u64 = 100_000;
+
+fn main() {
+    let mut numbers = std::env::args().skip(1).map(|word| word.parse::<u64>().expect("a number"));
+    let (operations, seed) = (numbers.next().unwrap_or(100_000_000), numbers.next().unwrap_or(1));
+    let (mut world, mut random) = (World::new(COMPARE), seed | 1);
+    for n in 0..operations {
+        if n % LIFE == 0 {
+            world = World::new(COMPARE);
+        }
+        let bytes: [u8; OP_BYTES] = std::array::from_fn(|_| {
+            // Knuth's MMIX generator (The Art of Computer Programming, volume 2, 3.3.4).
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 56) as u8
+        });
+        world.step(&Op::new(&bytes));
+    }
+    println!("{operations} operations with seed {seed}: the table did what the model says");
+}

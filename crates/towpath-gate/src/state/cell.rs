@@ -1,0 +1,344 @@
+//! The words of one state, and what a packet does to them.
+//!
+//! What: behind the key are, a word each: who made the state (rule, name, marks); its clock, which is when it ends and
+//! what was seen of its connection; what it keeps (parent, lifetime); TCP's acknowledgement numbers; and the packets and
+//! bytes of each direction.
+//!
+//! Invariant: any number of threads may have a packet in one state. What was seen and when it ends are in one word,
+//! changed together (compare and exchange), so that no FIN is lost and no refresh outlives a reset. Packets and bytes
+//! are counted together in one word by one addition, and move to a wider place ([`Cell::take_count`]) before they could
+//! overflow.
+//!
+//! The end is kept modulo 2^55 ns, which is 417 days: lifetimes are at most a fourth of that, and whoever lets time jump
+//! farther cleans up first ([`LONGEST_JUMP`]).
+
+use super::key::{Key, Side};
+use super::sctp;
+use super::slab::Words;
+use super::sync::Ordering;
+use super::tcp::{Life, Tcp};
+use super::{Direction, Name, RuleId, Segment, Settings};
+use crate::Time;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SCTP: u8 = 132;
+const UDP_LITE: u8 = 136;
+
+/// Marks of a state, in the low bits of its word of who made it.
+pub(super) const FORWARD_HIGH: u64 = 1;
+pub(super) const CAPPED: u64 = 1 << 1;
+pub(super) const LIMITED: u64 = 1 << 2;
+pub(super) const STRICT: u64 = 1 << 3;
+pub(super) const ORPHANED: u64 = 1 << 4;
+pub(super) const REPLIED: u64 = 1 << 5;
+pub(super) const SPILLED: u64 = 1 << 6;
+
+/// The clock: the end above, what was seen below.
+const SEEN_BITS: u32 = 9;
+const SEEN: u64 = (1 << SEEN_BITS) - 1;
+
+/// Lifetimes are cut to this, in seconds: less than 2^53 ns.
+const LONGEST: u32 = 9_000_000;
+
+/// How far time may go between two packets, in ns, before states have to be looked at.
+pub(super) const LONGEST_JUMP: u64 = 1 << 52;
+
+/// No lifetime of its own.
+const NO_LIFETIME: u64 = 0xff_ffff;
+
+/// Bytes below, packets above. One packet is less than 2^17 bytes, so that 2^19 threads at once could not carry a count
+/// from the mark to the end of its half.
+const BYTE_BITS: u32 = 37;
+const SPILL: u64 = 1 << (BYTE_BITS - 1) | 1 << 63;
+
+/// One packet as a state sees it.
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    pub(super) proto: u8,
+    pub(super) segment: &'a Segment,
+    pub(super) now: Time,
+}
+
+/// What a new state is.
+pub(super) struct Template<const N: usize> {
+    pub(super) key: Key<N>,
+    pub(super) side: Side,
+    pub(super) rule: RuleId,
+    pub(super) name: Name,
+    /// [`CAPPED`], [`LIMITED`], [`STRICT`].
+    pub(super) marks: u64,
+    pub(super) parent: u32,
+    pub(super) lifetime: Option<u32>,
+    /// Taken for an established TCP connection.
+    pub(super) established: bool,
+}
+
+/// What became of a state's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It is as late as it was, or later.
+    Later,
+    /// It is sooner.
+    Sooner(Time),
+}
+
+/// The words of one state.
+#[derive(Clone, Copy)]
+pub(super) struct Cell<'a, const N: usize>(pub(super) Words<'a, N>);
+
+impl<'a, const N: usize> Cell<'a, N> {
+    const MAKER: usize = N;
+    const CLOCK: usize = N + 1;
+    const KEEP: usize = N + 2;
+    const ACKS: usize = N + 3;
+    const COUNTS: usize = N + 4;
+
+    /// Writes a new state, which nobody else knows yet, with its first packet.
+    pub(super) fn write(self, template: &Template<N>, packet: Seen<'_>, settings: &Settings) {
+        // Relaxed: the index publishes the state.
+        let put = |at: usize, word: u64| self.0.word(at).store(word, Ordering::Relaxed);
+        template.key.0.iter().enumerate().for_each(|(at, &word)| put(at, word));
+        let forward = if template.side == Side::High { FORWARD_HIGH } else { 0 };
+        let maker = u64::from(template.rule.0) << 32 | u64::from(template.name.0.get()) << 16;
+        put(Self::MAKER, maker | template.marks | forward);
+        let lifetime = template.lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(LONGEST).into());
+        put(Self::KEEP, u64::from(template.parent) << 32 | lifetime);
+        put(Self::ACKS, 0);
+        (0..2).for_each(|direction| put(Self::COUNTS + direction, 0));
+        let mut tcp = Tcp::default();
+        if template.established {
+            tcp.assume_established();
+        }
+        // For a first packet that refreshes nothing: a connection that is taken for established.
+        let end = after(packet.now, settings.dyn_syn_lifetime);
+        put(Self::CLOCK, stamp(end) | pack(tcp.seen));
+        let _ = self.count(Direction::Forward, packet.segment.bytes);
+        self.refresh(Direction::Forward, packet, settings);
+    }
+
+    #[inline]
+    pub(super) fn is(self, key: &Key<N>) -> bool {
+        // Relaxed, here and below: the slot was read with acquire after these words were written.
+        let differ = |(at, &word): (usize, &u64)| self.0.word(at).load(Ordering::Relaxed) ^ word;
+        key.0.iter().enumerate().map(differ).fold(0, |all, word| all | word) == 0
+    }
+
+    pub(super) fn key(self) -> Key<N> {
+        Key(std::array::from_fn(|at| self.0.word(at).load(Ordering::Relaxed)))
+    }
+
+    /// Rule, name and marks.
+    #[inline]
+    pub(super) fn maker(self) -> Maker {
+        Maker(self.0.word(Self::MAKER).load(Ordering::Relaxed))
+    }
+
+    /// Sets a mark; whether it was not set before.
+    pub(super) fn mark(self, mark: u64) -> bool {
+        // Relaxed: a mark publishes nothing.
+        self.0.word(Self::MAKER).fetch_or(mark, Ordering::Relaxed) & mark == 0
+    }
+
+    #[inline]
+    pub(super) fn live(self, now: Time) -> bool {
+        sooner(stamp(now), self.clock())
+    }
+
+    /// When the state ends, of two ends that differ by a multiple of 417 days the one next to `now`.
+    pub(super) fn end(self, now: Time) -> Time {
+        let ahead = (self.clock() & !SEEN).wrapping_sub(stamp(now)).cast_signed() >> SEEN_BITS;
+        Time::from_nanos(now.as_nanos().saturating_add_signed(ahead))
+    }
+
+    /// What was seen of a TCP connection, and its last acknowledgement numbers.
+    pub(super) fn tcp(self) -> Tcp {
+        self.tcp_of(self.clock(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
+    }
+
+    /// Forgets what was seen of a TCP connection, for another one in the same state.
+    pub(super) fn forget(self) {
+        self.0.word(Self::ACKS).store(0, Ordering::Relaxed);
+        self.0.word(Self::CLOCK).fetch_and(!SEEN, Ordering::Relaxed);
+    }
+
+    pub(super) fn parent(self) -> u32 {
+        (self.0.word(Self::KEEP).load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// Counts a packet. Whether the count is to be taken away soon.
+    #[inline]
+    #[must_use]
+    pub(super) fn count(self, direction: Direction, bytes: u32) -> bool {
+        let one = 1 << BYTE_BITS | u64::from(bytes);
+        // Relaxed: a count publishes nothing.
+        self.0.word(Self::COUNTS + direction as usize).fetch_add(one, Ordering::Relaxed) & SPILL != 0
+    }
+
+    /// Packets and bytes of a direction, as far as they are here.
+    pub(super) fn counted(self, direction: Direction) -> [u64; 2] {
+        let word = self.0.word(Self::COUNTS + direction as usize).load(Ordering::Relaxed);
+        [word >> BYTE_BITS, word & ((1 << BYTE_BITS) - 1)]
+    }
+
+    /// Takes away what was counted, which is returned.
+    pub(super) fn take_count(self, direction: Direction) -> [u64; 2] {
+        let counted = self.counted(direction);
+        let word = counted[0] << BYTE_BITS | counted[1];
+        self.0.word(Self::COUNTS + direction as usize).fetch_sub(word, Ordering::Relaxed);
+        counted
+    }
+
+    /// Takes a packet in.
+    #[inline(always)]
+    pub(super) fn refresh(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
+        let seconds = match packet.proto {
+            TCP => return self.refresh_tcp(direction, packet, settings),
+            SCTP if settings.dyn_sctp => return self.refresh_sctp(direction, packet, settings),
+            UDP | UDP_LITE => settings.dyn_udp_lifetime,
+            _ => settings.dyn_short_lifetime,
+        };
+        let end = after(packet.now, self.lifetime().unwrap_or(seconds));
+        // Nothing was seen that another thread could have changed: whoever stores last had the last packet.
+        let (before, new) = (self.clock(), stamp(end));
+        if new != before {
+            self.0.word(Self::CLOCK).store(new, Ordering::Relaxed);
+        }
+        if sooner(new, before) { End::Sooner(end) } else { End::Later }
+    }
+
+    #[inline]
+    fn refresh_tcp(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
+        let (clock, acks) = (self.0.word(Self::CLOCK), self.0.word(Self::ACKS));
+        loop {
+            let (before, acks_before) = (clock.load(Ordering::Relaxed), acks.load(Ordering::Relaxed));
+            let mut tcp = self.tcp_of(before, acks_before);
+            let life = tcp.segment(direction, packet.segment.tcp_flags, packet.segment.tcp_ack);
+            // Relaxed: each word is right by itself; nothing is read by way of it.
+            let new = u64::from(tcp.ack[0]) | u64::from(tcp.ack[1]) << 32;
+            if new != acks_before
+                && acks.compare_exchange(acks_before, new, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            // If the other exchange fails, the number that was just accepted will be accepted once more.
+            let end = life.map(|life| {
+                let seconds = match life {
+                    Life::Ack => self.lifetime().unwrap_or(settings.dyn_ack_lifetime),
+                    Life::Syn => settings.dyn_syn_lifetime,
+                    Life::Fin => settings.dyn_fin_lifetime,
+                    Life::Rst => settings.dyn_rst_lifetime,
+                };
+                after(packet.now, seconds)
+            });
+            if let Some(end) = self.exchange(before, end, pack(tcp.seen)) {
+                return end;
+            }
+        }
+    }
+
+    fn refresh_sctp(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
+        loop {
+            let before = self.clock();
+            let mut phase = sctp::Phase::from_bits(before & SEEN);
+            let life = phase.packet(direction, packet.segment.sctp_chunk);
+            let end = life.map(|life| {
+                let seconds = match life {
+                    sctp::Life::Short => self.lifetime().unwrap_or(settings.dyn_short_lifetime),
+                    sctp::Life::Ack => self.lifetime().unwrap_or(settings.dyn_ack_lifetime),
+                    sctp::Life::Syn => settings.dyn_syn_lifetime,
+                    sctp::Life::Fin => settings.dyn_fin_lifetime,
+                    sctp::Life::Rst => settings.dyn_rst_lifetime,
+                };
+                after(packet.now, seconds)
+            });
+            if let Some(end) = self.exchange(before, end, phase.bits()) {
+                return end;
+            }
+        }
+    }
+
+    /// Changes the clock from `before`, to another end if there is one. `None` when it was changed meanwhile.
+    #[inline]
+    fn exchange(self, before: u64, end: Option<Time>, seen: u64) -> Option<End> {
+        let new = end.map_or(before & !SEEN, stamp) | seen;
+        if new != before {
+            let clock = self.0.word(Self::CLOCK);
+            // Relaxed: see refresh_tcp().
+            clock.compare_exchange(before, new, Ordering::Relaxed, Ordering::Relaxed).ok()?;
+        }
+        Some(match end {
+            Some(end) if sooner(stamp(end), before) => End::Sooner(end),
+            _ => End::Later,
+        })
+    }
+
+    fn lifetime(self) -> Option<u32> {
+        let keep = self.0.word(Self::KEEP).load(Ordering::Relaxed) & NO_LIFETIME;
+        (keep != NO_LIFETIME).then_some(keep as u32)
+    }
+
+    fn clock(self) -> u64 {
+        self.0.word(Self::CLOCK).load(Ordering::Relaxed)
+    }
+
+    fn tcp_of(self, clock: u64, acks: u64) -> Tcp {
+        let seen = clock & 7 | (clock >> 3 & 7) << 8 | (clock >> 6 & 3) << 16;
+        Tcp { seen: seen as u32, ack: [acks as u32, (acks >> 32) as u32] }
+    }
+}
+
+/// Who made a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Maker(u64);
+
+impl Maker {
+    #[inline]
+    pub(super) fn rule(self) -> RuleId {
+        RuleId((self.0 >> 32) as u32)
+    }
+
+    #[inline]
+    pub(super) fn is_named(self, name: Name) -> bool {
+        (self.0 >> 16) as u16 == name.0.get()
+    }
+
+    pub(super) fn name(self) -> Name {
+        std::num::NonZeroU16::new((self.0 >> 16) as u16).map_or(Name::DEFAULT, Name)
+    }
+
+    #[inline]
+    pub(super) fn has(self, mark: u64) -> bool {
+        self.0 & mark != 0
+    }
+
+    /// The end that the first packet came from.
+    #[inline]
+    pub(super) fn forward(self) -> Side {
+        if self.has(FORWARD_HIGH) { Side::High } else { Side::Low }
+    }
+}
+
+/// `seconds`, or about a hundred days if that is more, after `now`.
+#[inline]
+pub(super) fn after(now: Time, seconds: u32) -> Time {
+    Time::from_nanos(now.as_nanos().saturating_add(u64::from(seconds.min(LONGEST)) * 1_000_000_000))
+}
+
+/// A time as it stands in a clock.
+#[inline]
+fn stamp(time: Time) -> u64 {
+    time.as_nanos() << SEEN_BITS
+}
+
+/// Whether clock `a` ends before clock `b`.
+#[inline]
+fn sooner(a: u64, b: u64) -> bool {
+    ((a & !SEEN).wrapping_sub(b & !SEEN)).cast_signed() < 0
+}
+
+/// ipfw's word of a TCP connection, without its gaps.
+#[inline]
+fn pack(seen: u32) -> u64 {
+    u64::from(seen & 7 | (seen >> 8 & 7) << 3 | (seen >> 16 & 3) << 6)
+}

@@ -1,0 +1,201 @@
+//! Every interleaving, and every reordering that the memory model permits, of what threads do to a table at once, explored
+//! by loom: `RUSTFLAGS="--cfg loom" cargo test --release -p towpath-gate --lib interleavings`
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::cell::{Cell, Seen, Template};
+use super::epoch::Epochs;
+use super::family::{Family, Published};
+use super::hash::Secret;
+use super::index::{Index, Moved};
+use super::key::{Key, Key4, Side};
+use super::limbo::Limbo;
+use super::memory::Pages;
+use super::{Direction, Lookup, Name, RuleId, Segment, Settings};
+use crate::Time;
+
+const NOW: Time = Time::from_secs(100);
+const TCP: u8 = 6;
+
+/// A table and its workers.
+struct World {
+    family: Family<2>,
+    epochs: Epochs,
+}
+
+fn explore(play: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    // More switches than that find nothing more in practice, and take days.
+    builder.preemption_bound = Some(2);
+    builder.check(play);
+}
+
+fn world() -> Arc<World> {
+    let world = World { family: Family::new(1, Pages::Base), epochs: Epochs::new() };
+    // The memory of the first slots is made by std's OnceLock, whose ordering loom does not see.
+    let slot = world.family.slab.take().unwrap();
+    world.family.slab.give(slot, slot);
+    Arc::new(world)
+}
+
+fn key(n: u64) -> Key4 {
+    Key([n, 7])
+}
+
+/// Makes the state of flow `n` for rule `n` in a slot of its own.
+fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, Published) {
+    let slot = family.slab.take().unwrap();
+    let template = Template {
+        key: key(n.into()),
+        side: Side::Low,
+        rule: RuleId(n),
+        name: Name::DEFAULT,
+        marks: 0,
+        parent: u32::MAX,
+        lifetime: None,
+        established: true,
+    };
+    let segment = Segment { tcp_flags: 0x10, ..Segment::default() };
+    let packet = Seen { proto: TCP, segment: &segment, now: NOW };
+    family.cell(slot).write(&template, packet, &Settings::default());
+    (slot, family.publish(index, &key(n.into()), Name::DEFAULT, slot, NOW))
+}
+
+fn find(family: &Family<2>, index: &Index, n: u32) -> Option<u32> {
+    let key = key(n.into());
+    family.find(index, index.probe(&key), &key, Lookup::Any, NOW)
+}
+
+#[test]
+fn of_two_that_make_a_state_one_does() {
+    explore(|| {
+        let world = world();
+        let make = |world: &World| publish(&world.family, &world.family.index(), 1);
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || make(&world))
+        };
+        let made = [make(&world), other.join().unwrap()];
+        let new = made.iter().filter(|(_, what)| matches!(what, Published::Made { .. })).count();
+        assert_eq!(new, 1);
+        let slot = find(&world.family, &world.family.index(), 1);
+        for (own, what) in made {
+            let is = if let Published::Exists(other) = what { other } else { own };
+            assert_eq!(slot, Some(is));
+        }
+    });
+}
+
+#[test]
+fn a_state_that_is_found_is_whole() {
+    explore(|| {
+        let world = world();
+        let maker = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || publish(&world.family, &world.family.index(), 1))
+        };
+        if let Some(slot) = find(&world.family, &world.family.index(), 1) {
+            assert_eq!(world.family.cell(slot).maker().rule(), RuleId(1));
+            assert!(world.family.cell(slot).is(&key(1)));
+        }
+        maker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_slot_is_not_used_again_while_somebody_reads_it() {
+    explore(|| {
+        let world = world();
+        publish(&world.family, &world.family.index(), 1);
+        let (remover, reader) = (world.epochs.join().unwrap(), world.epochs.join().unwrap());
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let (family, mut seen, mut limbo) = (&world.family, 0, Limbo::default());
+                let index = family.index();
+                world.epochs.stamp(remover, &mut seen);
+                let slot = find(family, &index, 1).unwrap();
+                assert!(family.unlink(&index, slot, |_| true));
+                limbo.add(&family.slab, slot);
+                limbo.free(&family.slab, &world.epochs, remover, &mut seen);
+                // In the same slot if it is free already.
+                publish(family, &index, 2);
+            })
+        };
+        let (family, index, mut seen) = (&world.family, world.family.index(), 0);
+        world.epochs.stamp(reader, &mut seen);
+        if let Some(slot) = find(family, &index, 1) {
+            family.cell(slot).refresh(
+                Direction::Forward,
+                Seen { proto: TCP, segment: &Segment::default(), now: NOW },
+                &Settings::default(),
+            );
+            assert_eq!(family.cell(slot).maker().rule(), RuleId(1));
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_flow_that_moves_is_found() {
+    explore(|| {
+        let world = world();
+        publish(&world.family, &world.family.index(), 1);
+        let mover = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let index = world.family.index();
+                index.begin(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                while index.move_some(4, |slot| world.family.cell(slot).key()) == Moved::Some {}
+            })
+        };
+        assert!(find(&world.family, &world.family.index(), 1).is_some());
+        mover.join().unwrap();
+        assert!(find(&world.family, &world.family.index(), 1).is_some());
+    });
+}
+
+#[test]
+fn a_flow_that_is_made_while_flows_move_is_made_once() {
+    explore(|| {
+        let world = world();
+        let index = world.family.index();
+        let mover = {
+            let (world, index) = (Arc::clone(&world), Arc::clone(&index));
+            thread::spawn(move || {
+                index.begin(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                publish(&world.family, &index, 1).1
+            })
+        };
+        let made = [publish(&world.family, &index, 1).1, mover.join().unwrap()];
+        let new = made.iter().filter(|what| matches!(what, Published::Made { .. })).count();
+        assert_eq!(new, 1);
+        assert!(find(&world.family, &index, 1).is_some());
+    });
+}
+
+#[test]
+fn no_fin_is_lost() {
+    explore(|| {
+        let world = world();
+        let (slot, _) = publish(&world.family, &world.family.index(), 1);
+        let fin = |cell: Cell<'_, 2>, direction| {
+            let segment = Segment { tcp_flags: 0x11, tcp_ack: 5, bytes: 40, ..Segment::default() };
+            let _ = cell.count(direction, segment.bytes);
+            cell.refresh(direction, Seen { proto: TCP, segment: &segment, now: NOW }, &Settings::default());
+        };
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || fin(world.family.cell(slot), Direction::Reverse))
+        };
+        fin(world.family.cell(slot), Direction::Forward);
+        other.join().unwrap();
+        let cell = world.family.cell(slot);
+        assert!(cell.tcp().ended());
+        assert_eq!(cell.end(NOW).since(NOW).as_secs(), 1);
+        assert_eq!(cell.counted(Direction::Forward), [2, 40]);
+        assert_eq!(cell.counted(Direction::Reverse), [1, 40]);
+    });
+}

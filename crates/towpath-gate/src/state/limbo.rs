@@ -1,0 +1,77 @@
+//! The slots that one worker has unlinked and that others may still be reading, as two lists: one that grows, and one
+//! that waits for its epoch to pass ([`super::epoch`]).
+
+use super::epoch::Epochs;
+use super::slab::Slab;
+
+/// A list of slots; the links are in the slab.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    first: u32,
+    last: u32,
+    slots: u64,
+}
+
+/// A worker's lists of one family.
+#[derive(Debug, Default)]
+pub(super) struct Limbo {
+    open: Option<List>,
+    closed: Option<(u64, List)>,
+}
+
+impl Limbo {
+    /// Adds a slot that is unlinked.
+    pub(super) fn add<const N: usize>(&mut self, slab: &Slab<N>, slot: u32) {
+        self.open = Some(match self.open {
+            None => List { first: slot, last: slot, slots: 1 },
+            Some(list) => {
+                slab.set_link(slot, list.first + 1);
+                List { first: slot, slots: list.slots + 1, ..list }
+            }
+        });
+    }
+
+    /// Slots in both lists.
+    pub(super) fn len(&self) -> u64 {
+        let closed = self.closed.map(|(_, list)| list);
+        [self.open, closed].into_iter().flatten().map(|list| list.slots).sum()
+    }
+
+    /// Frees what it may; how many slots. The worker, which knows none, stamps: `seen` is its last stamp.
+    pub(super) fn free<const N: usize>(
+        &mut self,
+        slab: &Slab<N>,
+        epochs: &Epochs,
+        worker: usize,
+        seen: &mut u64,
+    ) -> u64 {
+        let mut freed = 0;
+        loop {
+            if self.closed.is_none() {
+                let Some(list) = self.open.take() else { return freed };
+                self.closed = Some((epochs.close(), list));
+            }
+            epochs.stamp(worker, seen);
+            let Some((_, list)) = self.closed.take_if(|(epoch, _)| epochs.passed(*epoch)) else {
+                return freed;
+            };
+            slab.give(list.first, list.last);
+            freed += list.slots;
+        }
+    }
+
+    /// Takes over another worker's lists.
+    pub(super) fn adopt<const N: usize>(&mut self, slab: &Slab<N>, other: Limbo) {
+        let Limbo { open, closed } = other;
+        // A list that waited already waits once more: that is late, and right.
+        for list in [open, closed.map(|(_, list)| list)].into_iter().flatten() {
+            self.open = Some(match self.open {
+                None => list,
+                Some(own) => {
+                    slab.set_link(list.last, own.first + 1);
+                    List { first: list.first, last: own.last, slots: list.slots + own.slots }
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Every atomic of the states comes from here, so that loom can replace them.
+
+#[cfg(not(loom))]
+pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+#[cfg(loom)]
+pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Waits a moment for another writer; who waits long lets others run, in case they share a CPU.
+#[cfg(not(loom))]
+#[inline]
+pub(super) fn wait(turns: &mut u32) {
+    *turns += 1;
+    if *turns < 128 {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(loom)]
+pub(super) fn wait(_: &mut u32) {
+    loom::thread::yield_now();
+}

@@ -1,0 +1,296 @@
+//! Several threads with the same states: what must hold whatever they do at once.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+
+use towpath_gate::Time;
+use towpath_gate::state::{
+    Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Lookup, Name, Refused, RuleId, Segment, Settings,
+    States,
+};
+
+const THREADS: usize = 4;
+const NOW: Time = Time::from_secs(1_000);
+const PACKET: Segment = Segment {
+    tcp_flags: 0,
+    tcp_ack: 0,
+    tcp_seq: 0,
+    tcp_len: 0,
+    tcp_window: 0,
+    tcp_wscale: None,
+    sctp_chunk: None,
+    bytes: 100,
+};
+
+fn flow(n: u32) -> Flow {
+    let ends = Ends::V4(Ipv4Addr::from(0x0a00_0000 + n), [192, 0, 2, 1].into());
+    Flow { ends, proto: 17, src_port: 4000, dst_port: 53, tenant: 0 }
+}
+
+fn flow6(n: u32) -> Flow {
+    let src = (0x2001_0db8_u128 << 96 | u128::from(n)).into();
+    Flow { ends: Ends::V6(src, "2001:db8::1:1".parse().unwrap(), 0), ..flow(0) }
+}
+
+fn install(states: &mut States, flow: &Flow, install: &Install, now: Time) -> Result<Installed, Refused> {
+    states.install(flow, Name::DEFAULT, &PACKET, RuleId(1), install, now)
+}
+
+fn keep(states: &mut States, flow: &Flow) -> Result<Installed, Refused> {
+    install(states, flow, &Install::default(), NOW)
+}
+
+/// Runs the same on several threads, each with its number and its handle.
+fn threads<T: Send>(states: &States, work: impl Fn(usize, &mut States) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let run = |n| {
+            let (mut states, work) = (states.worker().unwrap(), &work);
+            scope.spawn(move || work(n, &mut states))
+        };
+        let running: Vec<_> = (0..THREADS).map(run).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn threads_that_install_the_same_flows_make_each_once() {
+    for make in [flow, flow6] {
+        let mut states = States::new(Settings::default(), 1);
+        let new = threads(&states, |n, states| {
+            // Some forward, some backward, so that they meet.
+            let flows = 0..5000_u32;
+            let flow_of = |i| if n.is_multiple_of(2) { make(i) } else { make(4999 - i).reversed() };
+            flows.filter(|&i| keep(states, &flow_of(i)) == Ok(Installed::New)).count()
+        });
+        assert_eq!(new.iter().sum::<usize>(), 5000);
+        assert_eq!((states.len(), states.created()), (5000, 5000));
+        let packets: u64 = states.list(NOW).map(|listed| listed.packets.iter().sum::<u64>()).sum();
+        let bytes: u64 = states.list(NOW).map(|listed| listed.bytes.iter().sum::<u64>()).sum();
+        assert_eq!((packets, bytes), (20_000, 2_000_000));
+        states.expire_all(NOW + std::time::Duration::from_secs(100));
+        assert!(states.is_empty());
+    }
+}
+
+#[test]
+fn limits_are_never_overstepped() {
+    let states = States::new(Settings::default(), 1);
+    let limit = Some(Limit { mask: LimitMask::DST_ADDR, max: 100 });
+    let limited = Install { limit, ..Install::default() };
+    let new = threads(&states, |n, states| {
+        let flows = (0..1000).map(|i| flow(i * THREADS as u32 + n as u32));
+        let made = |flow| install(states, &flow, &limited, NOW) == Ok(Installed::New);
+        flows.map(made).filter(|&made| made).count()
+    });
+    assert_eq!(new.iter().sum::<usize>(), 100);
+    assert_eq!(states.len(), 100);
+    let parents: Vec<_> = states.list(NOW).map(|listed| listed.kind).collect();
+    assert_eq!(parents.iter().find(|kind| **kind != Kind::Limit), Some(&Kind::Parent { count: 100 }));
+}
+
+#[test]
+fn a_limit_of_one_flow_is_not_reached_by_its_own_packets() {
+    // Threads that lose the race to make a state give back what they had reserved.
+    let states = States::new(Settings::default(), 1);
+    let limit = Some(Limit { mask: LimitMask::SRC_ADDR, max: THREADS as u32 });
+    let limited = Install { limit, ..Install::default() };
+    threads(&states, |_, states| {
+        (0..2000).for_each(|i| assert!(install(states, &flow(i), &limited, NOW).is_ok()));
+    });
+    assert_eq!(states.len(), 2000);
+    let counts = states.list(NOW).filter_map(|listed| match listed.kind {
+        Kind::Parent { count } => Some(count),
+        _ => None,
+    });
+    assert!(counts.into_iter().all(|count| count == 1));
+}
+
+#[test]
+fn no_packet_is_lost_in_the_counts() {
+    let mut states = States::new(Settings::default(), 1);
+    (0..64).for_each(|i| assert!(keep(&mut states, &flow(i)).is_ok()));
+    let rounds = 3000;
+    threads(&states, |n, states| {
+        let packets: Vec<_> = (0..64)
+            .map(|i| (if (i + n as u32).is_multiple_of(2) { flow(i) } else { flow(i).reversed() }, PACKET))
+            .collect();
+        let mut hits = vec![None; packets.len()];
+        for round in 0..rounds {
+            states.lookup_burst(
+                &packets,
+                Lookup::Any,
+                NOW + std::time::Duration::from_nanos(round),
+                &mut hits,
+            );
+            assert!(hits.iter().all(Option::is_some));
+        }
+        let flows: Vec<_> = packets.iter().map(|(flow, _)| *flow).collect();
+        let mut peeked = vec![None; flows.len()];
+        states.peek_burst(&flows, Lookup::Any, NOW, &mut peeked);
+        assert_eq!(peeked, hits);
+    });
+    for listed in states.list(NOW) {
+        let each = rounds * THREADS as u64 / 2;
+        assert_eq!(listed.packets, [each + 1, each]);
+        assert_eq!(listed.bytes, [100 * (each + 1), 100 * each]);
+    }
+    assert_eq!(states.gauge().unreplied, 0);
+}
+
+#[test]
+fn dyn_max_is_never_overstepped() {
+    for dyn_evict in [false, true] {
+        let settings = Settings { dyn_max: 500, dyn_evict, ..Settings::default() };
+        let mut states = States::new(settings, 1);
+        let most = AtomicUsize::new(0);
+        let new = threads(&states, |n, states| {
+            let mut new = 0;
+            for i in 0..5000 {
+                let make = if i % 2 == 0 { flow } else { flow6 };
+                new += u64::from(keep(states, &make(i * THREADS as u32 + n as u32)) == Ok(Installed::New));
+                most.fetch_max(states.len(), Ordering::Relaxed);
+                if i % 32 == 0 {
+                    states.expire(NOW, 10);
+                }
+            }
+            new
+        });
+        assert!(most.into_inner() <= 500 && states.peak() <= 500);
+        let counters = states.counters();
+        assert_eq!(
+            (counters.created, counters.evicted),
+            (new.iter().sum(), counters.created - states.len() as u64)
+        );
+        assert_eq!(counters.evicted > 0, dyn_evict);
+        // Not one slot was lost on the way.
+        let later = NOW + std::time::Duration::from_secs(60);
+        states.expire_all(later);
+        assert!(states.is_empty());
+        for i in 0..500 {
+            assert_eq!(install(&mut states, &flow(i), &Install::default(), later), Ok(Installed::New), "{i}");
+        }
+        assert_eq!(states.len(), 500);
+    }
+}
+
+#[test]
+fn a_worker_that_stands_still_costs_room_and_no_memory() {
+    let mut states = States::new(Settings { dyn_max: 1000, ..Settings::default() }, 1);
+    let mut still = states.worker().unwrap();
+    let mut now = NOW;
+    let mut round = |states: &mut States| {
+        now = now + std::time::Duration::from_secs(20);
+        states.expire_all(now);
+        (0..400).filter(|&i| install(states, &flow(i), &Install::default(), now).is_ok()).count()
+    };
+    // A call that never comes back would look like this to the others.
+    still.expire(NOW, 1);
+    let made: Vec<_> = (0..5).map(|_| round(&mut states)).collect();
+    assert_eq!(made, [400, 400, 200, 0, 0]);
+    still.idle();
+    assert_eq!(round(&mut states), 400);
+    // It comes back.
+    assert!(
+        still.lookup(&flow(1), Lookup::Any, &PACKET, NOW + std::time::Duration::from_secs(121)).is_some()
+    );
+    drop(still);
+    assert_eq!(round(&mut states), 400);
+}
+
+#[test]
+fn workers_that_go_leave_no_room_behind() {
+    let mut states = States::new(Settings { dyn_max: 100, ..Settings::default() }, 1);
+    let mut now = NOW;
+    for _ in 0..10 {
+        let mut other = states.worker().unwrap();
+        (0..100).for_each(|i| assert!(install(&mut other, &flow(i), &Install::default(), now).is_ok()));
+        now = now + std::time::Duration::from_secs(20);
+        // The slots wait for `states`, which is not seen before the other is gone.
+        states.expire(now, 0);
+        other.expire_all(now);
+        drop(other);
+        assert_eq!(install(&mut states, &flow(7), &Install::default(), now), Ok(Installed::New));
+        now = now + std::time::Duration::from_secs(20);
+        states.expire_all(now);
+    }
+}
+
+#[test]
+fn what_is_there_is_found_while_the_table_grows() {
+    let states = States::new(Settings::default(), 1);
+    let made = AtomicU32::new(0);
+    let count = 60_000;
+    threads(&states, |n, states| {
+        if n == 0 {
+            let new = (0..count).filter(|&i| {
+                let new = keep(states, &flow(i)) == Ok(Installed::New);
+                made.store(i + 1, Ordering::Release);
+                new
+            });
+            assert_eq!(new.count(), count as usize);
+            return;
+        }
+        let mut random = n as u32;
+        loop {
+            let there = made.load(Ordering::Acquire);
+            if there == count {
+                return;
+            }
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if let Some(i) = (random >> 8).checked_rem(there) {
+                assert!(states.lookup(&flow(i), Lookup::Any, &PACKET, NOW).is_some(), "{i} of {there}");
+            }
+            if n == 1 {
+                states.expire(NOW, 4);
+            }
+            if n == 2 && random.is_multiple_of(64) {
+                states.prepare();
+            }
+        }
+    });
+    assert_eq!(states.len(), count as usize);
+}
+
+#[test]
+fn a_connection_that_both_sides_end_at_once_has_ended() {
+    let tcp = |flags| Segment { tcp_flags: flags, tcp_ack: 1, ..PACKET };
+    let tcp_flow = |i| Flow { proto: 6, ..flow(i) };
+    let mut states = States::new(Settings::default(), 1);
+    for i in 0..2000 {
+        let flow = tcp_flow(i);
+        let (rule, how) = (RuleId(1), Install::default());
+        states.install(&flow, Name::DEFAULT, &tcp(0x02), rule, &how, NOW).unwrap();
+        states.lookup(&flow.reversed(), Lookup::Any, &tcp(0x12), NOW).unwrap();
+    }
+    threads(&states, |n, states| {
+        for i in 0..2000 {
+            let flow = if n.is_multiple_of(2) { tcp_flow(i) } else { tcp_flow(i).reversed() };
+            // After both FINs the state has a second to live, and time stands still here.
+            assert!(states.lookup(&flow, Lookup::Any, &tcp(0x11), NOW).is_some());
+        }
+    });
+    assert_eq!(states.len(), 2000);
+    assert!(states.list(NOW).all(|listed| listed.tcp_seen & 0x303 == 0x303 && listed.seconds() == 1));
+}
+
+#[test]
+fn rules_are_deleted_while_packets_come() {
+    let states = States::new(Settings::default(), 1);
+    let removed = threads(&states, |n, states| {
+        let mut removed = 0;
+        for i in 0..4000_u32 {
+            let rule = RuleId(1 + (i / 100) % 4);
+            let _ = states.install(&flow(i % 700), Name::DEFAULT, &PACKET, rule, &Install::default(), NOW);
+            if n == 0 && i % 50 == 0 {
+                removed += states.remove_where(|gone| gone == rule);
+            }
+        }
+        removed
+    });
+    let counters = states.counters();
+    assert_eq!(counters.removed, removed.iter().sum::<usize>() as u64);
+    assert_eq!(counters.created, counters.removed + states.len() as u64);
+    let by_rule: usize = (0..9).map(|rule| states.count_of(RuleId(rule))).sum();
+    assert_eq!((by_rule, states.list(NOW).count()), (states.len(), states.len()));
+}
