@@ -4,7 +4,7 @@
 //! Direction and port may be left out (in, no port). The protocol is a name or number, `ip` for none in particular, or
 //! `arp`, or `ether TYPE` for any frame that is not IP. Behind the addresses come any of: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`,
 //! `tos N`, `id N`, `df`, `mf`, `offset N` (units of 8 bytes), `len N` (payload bytes), `mss N`, `seq N`, `ackno N`,
-//! `win N`, `flow N`, `vlan N`, `dmac MAC`, `smac MAC`, `ext NAME` (hopopt, route, dstopt).
+//! `win N`, `ipopt NAME` (ssrr, lsrr, rr, ts), `tcpopt NAME` (window, sack, ts, cc), `flow N`, `vlan N`, `dmac MAC`, `smac MAC`, `ext NAME` (hopopt, route, dstopt).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -166,6 +166,9 @@ struct Parts {
     dmac: [u8; 6],
     smac: [u8; 6],
     extensions: Vec<u8>,
+    /// Options of the IPv4 and of the TCP header, padded to words.
+    ip_options: Vec<u8>,
+    tcp_options: Vec<u8>,
 }
 
 impl Default for Parts {
@@ -190,6 +193,8 @@ impl Default for Parts {
             dmac: [2, 0, 0, 0, 0, 2],
             smac: [2, 0, 0, 0, 0, 1],
             extensions: Vec::new(),
+            ip_options: Vec::new(),
+            tcp_options: Vec::new(),
         }
     }
 }
@@ -235,6 +240,8 @@ impl Parts {
                 "vlan" => self.vlan = Some(number(4095)? as u16),
                 "dmac" => self.dmac = mac(words.next())?,
                 "smac" => self.smac = mac(words.next())?,
+                "ipopt" => add_option(&mut self.ip_options, words.next(), IP_OPTIONS, 40)?,
+                "tcpopt" => add_option(&mut self.tcp_options, words.next(), TCP_OPTIONS, 36)?,
                 "ext" => self.extensions.push(match words.next() {
                     Some("hopopt") => proto::HOPOPT,
                     Some("route") => proto::ROUTE,
@@ -249,14 +256,16 @@ impl Parts {
 
     fn v4(&self, src: [u8; 4], dst: [u8; 4]) -> Vec<u8> {
         let upper = self.upper();
-        let length = (20 + upper.len()) as u16;
-        let mut header = vec![0x45, self.tos];
+        let header_len = 20 + self.ip_options.len();
+        let length = (header_len + upper.len()) as u16;
+        let mut header = vec![0x40 | (header_len / 4) as u8, self.tos];
         header.extend(length.to_be_bytes());
         header.extend(self.id.to_be_bytes());
         header.extend(self.fragment.to_be_bytes());
         header.extend([self.ttl, self.proto, 0, 0]);
         header.extend(src);
         header.extend(dst);
+        header.extend(&self.ip_options);
         let sum = checksum(&header);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
         header.extend(upper);
@@ -301,7 +310,7 @@ impl Parts {
             let ports = [self.ports.0.to_be_bytes(), self.ports.1.to_be_bytes()].concat();
             match self.proto {
                 proto::TCP => {
-                    let words: u8 = if self.mss.is_some() { 6 } else { 5 };
+                    let words = 5 + u8::from(self.mss.is_some()) + (self.tcp_options.len() / 4) as u8;
                     upper.extend(ports);
                     upper.extend(self.seq.to_be_bytes());
                     upper.extend(self.ack.to_be_bytes());
@@ -312,6 +321,7 @@ impl Parts {
                         upper.extend([2, 4]);
                         upper.extend(mss.to_be_bytes());
                     }
+                    upper.extend(&self.tcp_options);
                 }
                 proto::UDP | proto::UDPLITE => {
                     upper.extend(ports);
@@ -347,6 +357,29 @@ impl Parts {
         frame.extend(payload);
         frame
     }
+}
+
+/// Options by the names that rules have for them, as they stand in a header.
+type Options = &'static [(&'static str, &'static [u8])];
+const IP_OPTIONS: Options =
+    &[("ssrr", &[137, 3, 4]), ("lsrr", &[131, 3, 4]), ("rr", &[7, 3, 4]), ("ts", &[68, 4, 5, 0])];
+const TCP_OPTIONS: Options = &[
+    ("window", &[3, 3, 7]),
+    ("sack", &[4, 2]),
+    ("ts", &[8, 10, 0, 0, 0, 1, 0, 0, 0, 0]),
+    ("cc", &[11, 6, 0, 0, 0, 1]),
+];
+
+/// Adds an option, and no operation (1) up to the next word; `room` is how long all may be.
+fn add_option(all: &mut Vec<u8>, name: Option<&str>, known: Options, room: usize) -> Result<(), BadPacket> {
+    let option = known.iter().find(|(known, _)| Some(*known) == name);
+    let (_, bytes) = option.ok_or_else(|| {
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        bad(format!("no option \"{}\", there are {}", name.unwrap_or_default(), names.join(", ")))
+    })?;
+    all.extend(*bytes);
+    all.resize(all.len().next_multiple_of(4), 1);
+    if all.len() > room { Err(bad("more options than a header has room for")) } else { Ok(()) }
 }
 
 fn mac(text: Option<&str>) -> Result<[u8; 6], BadPacket> {

@@ -192,4 +192,38 @@ mod tests {
         let missing: Vec<_> = words.filter(|word| !has(word)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
+
+    /// Words that are about states have stories in place of rows.
+    const STORIES: &[&str] = &[
+        "defer-action",
+        "defer-immediate-action",
+        "keep-state",
+        "limit",
+        "record-state",
+        "set-limit",
+        "lifetime",
+        "strict",
+        "loose",
+    ];
+
+    /// Every option has a row that matches one packet and not another, or, as another name for one that has, a row that
+    /// prints it as that.
+    #[test]
+    fn every_option_has_a_row() {
+        let rows =
+            [include_str!("../../../tests/rows/match.in"), include_str!("../../../tests/rows/print.in")];
+        let words: std::collections::HashSet<&str> =
+            rows.iter().flat_map(|rows| rows.split(|c: char| c.is_whitespace() || c == '"')).collect();
+        let stories = include_str!("../../../tests/rules_stories.rs").to_owned()
+            + include_str!("../../../tests/rules_related.rs")
+            + rows[1];
+        for option in OPTIONS {
+            let shown =
+                if STORIES.contains(option) { stories.contains(option) } else { words.contains(option) };
+            assert!(shown, "{option}");
+        }
+        for action in ACTIONS {
+            assert!(words.contains(action) || stories.contains(&format!("{action} ")), "{action}");
+        }
+    }
 }
