@@ -5,7 +5,8 @@
 //! - [`assembler`]: bytes in any cut go in, whole messages come out;
 //! - [`mux`]: messages of many connections go to the worker that is free, and answers to the connection that asked.
 //!
-//! No descriptor, no clock, no thread: bytes and a [`Time`] go in, messages and causes come out.
+//! No descriptor, no clock, no thread: bytes and a [`Time`] go in, messages and causes come out. Feature `io` adds those, in a
+//! module of that name.
 //!
 //! # Examples
 //!
@@ -36,6 +37,8 @@ mod time;
 
 pub mod assembler;
 pub mod framing;
+#[cfg(feature = "io")]
+pub mod io;
 pub mod mux;
 
 pub use time::Time;

@@ -10,6 +10,8 @@
 //! Races: none, this is one thread's data. A worker that was woken and one that was awake may both ask for the same
 //! message: the first has it, the other sleeps again.
 
+use std::time::Duration;
+
 use super::event::Event;
 use super::message::{Message, Ticket};
 use super::worker::{self, Activity, Worker};
@@ -168,6 +170,16 @@ impl Mux {
     /// Messages that wait for a worker, whichever.
     pub fn queued(&self) -> usize {
         self.totals.queued
+    }
+
+    /// Whether a worker waits to be woken.
+    pub fn is_idle(&self, id: worker::Id) -> bool {
+        self.workers.get(id).is_some_and(|worker| worker.activity == Activity::Idle)
+    }
+
+    /// What a message takes, lately and on average; zero before the first.
+    pub const fn mean_service_time(&self) -> Duration {
+        Duration::from_nanos(self.mean)
     }
 
     /// Puts a message where it waits.

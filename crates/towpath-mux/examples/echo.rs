@@ -1,0 +1,39 @@
+//! An echo server for any framing, with a worker in each of some threads.
+//!
+//! ```text
+//! cargo run --release -p towpath-mux --features io --example echo -- 127.0.0.1:7007 line 4
+//! printf 'hello\nworld\n' | nc -N 127.0.0.1 7007
+//! ```
+
+use std::error::Error;
+use std::thread;
+use std::time::Duration;
+
+use towpath_mux::io::{Server, Worker};
+use towpath_mux::mux::Config;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let address = args.next().unwrap_or_else(|| "127.0.0.1:7007".to_owned());
+    let framing = args.next().unwrap_or_else(|| "line".to_owned()).parse()?;
+    let workers: usize = args.next().map_or(Ok(4), |workers| workers.parse())?;
+
+    let config = Config { idle: Some(Duration::from_secs(300)), ..Config::default() };
+    let server = Server::new(framing, config)?;
+    println!("listening on {}", server.listen(address)?);
+    let workers = (0..workers).map(|_| server.worker()).collect::<Result<Vec<_>, _>>()?;
+    let threads: Vec<_> = workers.into_iter().map(|worker| thread::spawn(|| echo(worker))).collect();
+    for thread in threads {
+        thread.join().expect("a worker does not panic")?;
+    }
+    Ok(())
+}
+
+/// The loop that a server writes: a message, its answer.
+fn echo(mut worker: Worker) -> std::io::Result<()> {
+    while let Some(message) = worker.recv()? {
+        // Not a copy: the answer leaves from the buffer that the message was read into.
+        worker.reply(&message, message.bytes().clone());
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! The multiplexor on real sockets (feature `io`): the threads that call [`Worker::recv`] are all there are.
+//!
+//! What: leader and followers over one epoll. A worker that has nothing to do and finds no leader becomes it: it waits for
+//! sockets, reads them, and does the first message itself; if that takes longer than waking somebody, another worker leads
+//! meanwhile. Everybody else who has nothing to do is parked. The core is behind one mutex that is held for bookkeeping
+//! only: never during a read, a write, a wait or a worker's work.
+//!
+//! Invariants:
+//! - there is at most one leader, and nobody else waits for sockets;
+//! - a socket is read by the leader only, and written by whoever holds its [`mux::Transmit`];
+//! - what has changed is done by whoever changed it, before they go on: writes and wake-ups behind the mutex, what epoll
+//!   watches under it, so that two changes cannot overtake each other;
+//! - when messages take less than a wake-up, a leader that works is not replaced; one parked worker, the deputy, then looks
+//!   every [`mux::Config::patience`] whether it has got stuck.
+//!
+//! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
+//! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket.
+//!
+//! Not supported: SO_RCVLOWAT, TLS, connecting outward by itself ([`Server::attach`] takes a connected socket).
+
+mod listener;
+mod state;
+mod worker;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+
+use crate::Time;
+use crate::assembler::Limits;
+use crate::framing::Framing;
+use crate::mux::{self, Mux, psock};
+use state::{State, Work};
+
+pub use listener::Listeners;
+pub use state::Ended;
+pub use worker::Worker;
+
+/// Connections, listeners and workers of one multiplexor. Cheap to clone.
+///
+/// # Examples
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use towpath_mux::io::Server;
+/// use towpath_mux::mux::Config;
+///
+/// let server = Server::new("line".parse()?, Config::default())?;
+/// let address = server.listen("127.0.0.1:0")?;
+/// let mut worker = server.worker()?;
+/// let echo = std::thread::spawn(move || {
+///     while let Some(message) = worker.recv()? {
+///         worker.reply(&message, message.bytes().clone());
+///     }
+///     Ok::<_, std::io::Error>(())
+/// });
+///
+/// let mut client = std::net::TcpStream::connect(address)?;
+/// client.write_all(b"hello\n")?;
+/// let mut answer = [0; 6];
+/// client.read_exact(&mut answer)?;
+/// assert_eq!(&answer, b"hello\n");
+///
+/// server.drain(None);
+/// echo.join().expect("it does not panic")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    epoll: OwnedFd,
+    /// Rung when the leader is wanted.
+    bell: OwnedFd,
+    start: Instant,
+    framing: Framing,
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+impl Server {
+    /// A multiplexor without listeners, connections and workers.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no epoll or eventfd.
+    pub fn new(framing: Framing, config: mux::Config) -> io::Result<Self> {
+        Self::with_limits(framing, Limits::default(), config)
+    }
+
+    /// The same, with bounds and timers for messages.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no epoll or eventfd.
+    pub fn with_limits(framing: Framing, limits: Limits, config: mux::Config) -> io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &bell, state::BELL, epoll::EventFlags::IN)?;
+        let state = Mutex::new(State::new(Mux::new(config)));
+        Ok(Self { shared: Arc::new(Shared { epoll, bell, start: Instant::now(), framing, limits, state }) })
+    }
+
+    /// Listens on a TCP address, and says which it is (a port of 0 is chosen).
+    ///
+    /// # Errors
+    ///
+    /// When the address cannot be listened on.
+    pub fn listen(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        self.shared.lock().listeners.add(&self.shared.epoll, listener.into(), true)?;
+        Ok(address)
+    }
+
+    /// Listens on a Unix stream socket at this path.
+    ///
+    /// # Errors
+    ///
+    /// When the path cannot be listened on.
+    pub fn listen_unix(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        self.shared.lock().listeners.add(&self.shared.epoll, listener.into(), false)
+    }
+
+    /// Attaches a connected stream socket, and makes it non-blocking. `read` has bytes that were read of it already.
+    ///
+    /// # Errors
+    ///
+    /// When the mux drains, or the system refuses to watch the descriptor.
+    pub fn attach(&self, socket: impl Into<OwnedFd>, read: &[u8]) -> io::Result<psock::Id> {
+        let socket = socket.into();
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let mut work = Work::default();
+        let mut state = self.shared.lock();
+        let id = state.attach(&self.shared, socket)?;
+        if !read.is_empty() {
+            state.mux.handle_bytes(id, read, self.shared.now());
+        }
+        state.pump(&self.shared, &mut work);
+        drop(state);
+        self.shared.perform(work);
+        Ok(id)
+    }
+
+    /// Gives a connection back: [`Server::poll_ended`] has it when its messages are done.
+    pub fn unattach(&self, id: psock::Id, patience: Option<Duration>) {
+        let now = self.shared.now();
+        self.shared.change(|mux| mux.unattach(id, patience.map(|patience| now + patience), now));
+    }
+
+    /// Ends a connection when its messages are done and answered.
+    pub fn drain_psock(&self, id: psock::Id, patience: Option<Duration>) {
+        let now = self.shared.now();
+        self.shared.change(|mux| mux.drain_psock(id, patience.map(|patience| now + patience), now));
+    }
+
+    /// Stops listening, drains every connection, and then lets the workers go: [`Worker::recv`] gives `None`.
+    pub fn drain(&self, patience: Option<Duration>) {
+        let now = self.shared.now();
+        self.shared.lock().listeners.close();
+        self.shared.change(|mux| mux.drain(patience.map(|patience| now + patience), now));
+    }
+
+    /// A new worker, for one thread.
+    ///
+    /// # Errors
+    ///
+    /// When the mux has drained.
+    pub fn worker(&self) -> io::Result<Worker> {
+        Worker::new(Arc::clone(&self.shared))
+    }
+
+    /// The next connection that ended, oldest first. Up to 1024 are kept.
+    pub fn poll_ended(&self) -> Option<Ended> {
+        self.shared.lock().ended.pop_front()
+    }
+
+    /// Everything as it stands.
+    pub fn show(&self) -> mux::Show {
+        self.shared.lock().mux.show()
+    }
+
+    /// The core, to be looked at.
+    pub fn look<T>(&self, look: impl FnOnce(&Mux) -> T) -> T {
+        look(&self.shared.lock().mux)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Changes the core, and does what follows from it.
+    fn change<T>(&self, change: impl FnOnce(&mut Mux) -> T) -> T {
+        let mut work = Work::default();
+        let mut state = self.lock();
+        let result = change(&mut state.mux);
+        state.pump(self, &mut work);
+        drop(state);
+        self.perform(work);
+        result
+    }
+
+    /// Writes and wakes, until nothing more follows.
+    fn perform(&self, mut work: Work) {
+        loop {
+            work.wake(self);
+            if work.writes.is_empty() {
+                return;
+            }
+            let outcomes: Vec<_> = work.writes.drain(..).map(state::write).collect();
+            let now = self.now();
+            let mut state = self.lock();
+            for (transmit, outcome) in outcomes {
+                state.mux.handle_transmitted(transmit, outcome, now);
+            }
+            state.pump(self, &mut work);
+        }
+    }
+
+    fn ring(&self) {
+        // It only fails when it has been rung 2^64 times: then it rings.
+        let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
+    }
+}

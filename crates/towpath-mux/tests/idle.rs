@@ -1,0 +1,55 @@
+//! What an idle connection costs. Alone in its process, because it looks at all of its memory.
+#![cfg(feature = "io")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+
+use rustix::process::{Resource, getrlimit};
+use towpath_mux::io::Server;
+use towpath_mux::mux::Config;
+
+/// 2 KiB in user space at most (10,000 connections, or as many as this process may open: both ends are in it), also after they
+/// have been used.
+#[test]
+fn idle_connections_are_small() {
+    let server =
+        Server::new("length=1 adjust=1".parse().expect("a framing"), Config::default()).expect("epoll");
+    let address = server.listen("127.0.0.1:0").expect("a port");
+    let mut worker = server.worker().expect("a worker");
+    let echo = thread::spawn(move || {
+        while let Some(message) = worker.recv().expect("epoll") {
+            worker.reply(&message, message.bytes().clone());
+        }
+    });
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let count = (limit.saturating_sub(200) / 2).min(10_000) as usize;
+    if count < 5000 {
+        println!("not measured: the limit of {limit} descriptors leaves {count} connections");
+    }
+    let before = resident();
+    let mut clients: Vec<_> = (0..count).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+    for client in &mut clients {
+        let asked = [[99].as_slice(), &[3; 99]].concat();
+        client.write_all(&asked).expect("it reads");
+        let mut answer = [0; 100];
+        client.read_exact(&mut answer).expect("an answer");
+        assert_eq!(answer[..], asked);
+    }
+    while server.look(|mux| mux.bytes()) > 0 {
+        thread::yield_now();
+    }
+    let each = resident().saturating_sub(before) / count.max(1);
+    println!("{each} bytes for each of {count} idle connections");
+    assert!(each <= 2048 || count < 5000, "{each} bytes for an idle connection");
+    drop(clients);
+    server.drain(None);
+    echo.join().expect("it does not panic");
+}
+
+/// Bytes of this process that are in memory (proc_pid_statm(5)).
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages: usize = statm.split(' ').nth(1).expect("resident").parse().expect("a number");
+    pages * rustix::param::page_size()
+}

@@ -1,0 +1,259 @@
+//! The mux on real sockets: what peers may do to it, and what it costs whom.
+#![cfg(feature = "io")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use towpath_mux::assembler::Limits;
+use towpath_mux::io::{Server, Worker};
+use towpath_mux::mux::{Bound, Cause, Config, Order};
+
+const FRAMING: &str = "length=4 be adjust=4";
+
+/// A server whose workers echo, and its address.
+fn echo(workers: usize, limits: Limits, config: Config) -> (Server, SocketAddr, Vec<JoinHandle<u64>>) {
+    let server = Server::with_limits(FRAMING.parse().expect("a framing"), limits, config).expect("epoll");
+    let address = server.listen("127.0.0.1:0").expect("a port");
+    let threads = (0..workers).map(|_| spawn(server.worker().expect("a worker"), u64::MAX)).collect();
+    (server, address, threads)
+}
+
+/// Echoes this many messages, and leaves.
+fn spawn(mut worker: Worker, most: u64) -> JoinHandle<u64> {
+    thread::spawn(move || {
+        let mut done = 0;
+        while done < most {
+            let Some(message) = worker.recv().expect("epoll") else { break };
+            worker.reply(&message, message.bytes().clone());
+            done += 1;
+        }
+        done
+    })
+}
+
+fn stop(server: &Server, threads: Vec<JoinHandle<u64>>) -> u64 {
+    server.drain(Some(Duration::from_secs(20)));
+    let done = threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum();
+    let show = server.show();
+    assert_eq!(show.psocks, [], "all have gone");
+    let totals = show.totals;
+    assert_eq!(totals.received, totals.done + totals.undone, "{totals:?}");
+    server.look(|mux| mux.check().expect("the counts fit"));
+    done
+}
+
+fn message(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_be_bytes()[..], body].concat()
+}
+
+fn ask(stream: &mut (impl Read + Write), body: &[u8]) -> std::io::Result<()> {
+    let asked = message(body);
+    stream.write_all(&asked)?;
+    let mut answer = vec![0; asked.len()];
+    stream.read_exact(&mut answer)?;
+    assert_eq!(answer, asked);
+    Ok(())
+}
+
+/// The cause with which the next connection ends.
+fn cause(server: &Server) -> Cause {
+    loop {
+        match server.poll_ended() {
+            Some(ended) => return ended.cause,
+            None => thread::yield_now(),
+        }
+    }
+}
+
+#[test]
+fn answers_come_back_in_every_order() {
+    for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
+        let (server, address, threads) = echo(4, Limits::default(), Config { order, ..Config::default() });
+        let clients: Vec<_> = (0..8)
+            .map(|client| {
+                thread::spawn(move || {
+                    let mut stream = TcpStream::connect(address).expect("it listens");
+                    let asked: Vec<Vec<u8>> = (0..2000u32)
+                        .map(|number| {
+                            message(
+                                &[&number.to_be_bytes()[..], &vec![client; number as usize % 300]].concat(),
+                            )
+                        })
+                        .collect();
+                    let mut reader = stream.try_clone().expect("a descriptor");
+                    let length = asked.iter().map(Vec::len).sum::<usize>();
+                    let answers = thread::spawn(move || {
+                        let mut answers = vec![0; length];
+                        reader.read_exact(&mut answers).expect("all answers");
+                        answers
+                    });
+                    for piece in asked.concat().chunks(7777) {
+                        stream.write_all(piece).expect("it reads");
+                    }
+                    let answers = answers.join().expect("it does not panic");
+                    let mut found = Vec::new();
+                    let mut rest = &answers[..];
+                    while let Some((head, _)) = rest.split_first_chunk::<4>() {
+                        let (one, more) = rest.split_at(4 + u32::from_be_bytes(*head) as usize);
+                        found.push(one.to_vec());
+                        rest = more;
+                    }
+                    if order == Order::None {
+                        found.sort_unstable_by_key(|one| one[4..8].to_vec());
+                    }
+                    assert_eq!(found, asked);
+                })
+            })
+            .collect();
+        for client in clients {
+            client.join().expect("it does not panic");
+        }
+        assert_eq!(stop(&server, threads), 16_000, "{order:?}");
+    }
+}
+
+#[test]
+fn large_messages_and_unix_sockets() {
+    let (server, _, threads) = echo(2, Limits::default(), Config::default());
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("mux");
+    server.listen_unix(&path).expect("a socket");
+    let mut stream = UnixStream::connect(&path).expect("it listens");
+    for length in [0, 1, 65_532, 65_533, 5 << 20] {
+        ask(&mut stream, &vec![7; length]).expect("an answer");
+    }
+    drop(stream);
+    assert_eq!(cause(&server), Cause::Clean);
+    stop(&server, threads);
+}
+
+/// Bytes one by one, a length of 4 GiB, garbage, an end inside a message: each costs that connection, and says why.
+#[test]
+fn bad_peers_cost_themselves() {
+    let limits = Limits {
+        message: 1 << 20,
+        body_time: Some(Duration::from_millis(200)),
+        head_time: Some(Duration::from_millis(200)),
+        ..Limits::default()
+    };
+    let config = Config {
+        send_bytes: Bound::of(1 << 16),
+        send_time: Some(Duration::from_millis(200)),
+        ..Config::default()
+    };
+    let (server, address, threads) = echo(2, limits, config);
+    let mut good = TcpStream::connect(address).expect("it listens");
+    let bad = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.write_all(bytes).expect("it reads");
+        stream
+    };
+    let name = |cause: &Cause| match cause {
+        Cause::Framing(failure) => failure.cause.name().to_owned(),
+        cause => cause.to_string(),
+    };
+
+    let drip = bad(b"\0\0\0");
+    assert_eq!(name(&cause(&server)), "ETIMEDOUT");
+    ask(&mut good, b"still here").expect("an answer");
+    let huge = bad(&[0xff; 4]);
+    assert_eq!(name(&cause(&server)), "EMSGSIZE");
+    let garbage = bad(b"GET / HTTP/1.1\r\n\r\n");
+    assert_eq!(name(&cause(&server)), "EMSGSIZE");
+    let cut = bad(b"\0\0\0\x09half");
+    cut.shutdown(Shutdown::Write).expect("it is open");
+    assert_eq!(cause(&server), Cause::Inside { bytes: 8, length: Some(13) });
+    ask(&mut good, b"still here").expect("an answer");
+
+    // It asks and asks, and reads nothing.
+    let mut deaf = TcpStream::connect(address).expect("it listens");
+    let request = message(&[1; 60_000]);
+    while let Ok(()) = deaf.write_all(&request) {}
+    assert!(matches!(cause(&server), Cause::SendTimeout | Cause::SendFull));
+    ask(&mut good, b"still here").expect("an answer");
+    drop((drip, huge, garbage, good));
+    stop(&server, threads);
+}
+
+/// Thousands of connections come, ask and are torn off, while workers come and leave.
+#[test]
+fn connections_and_workers_come_and_go() {
+    let (server, address, mut threads) = echo(1, Limits::default(), Config::default());
+    let over = AtomicBool::new(false);
+    let answered = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..4u32)
+            .map(|client| {
+                let answered = &answered;
+                scope.spawn(move || {
+                    for number in 0..500u32 {
+                        let mut stream = match TcpStream::connect(address) {
+                            Ok(stream) => stream,
+                            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => return,
+                            Err(error) => panic!("{error}"),
+                        };
+                        let body = vec![number as u8; (number * 37 + client) as usize % 2000];
+                        match number % 4 {
+                            0 => ask(&mut stream, &body).expect("an answer"),
+                            1 => stream.write_all(&message(&body)).expect("it reads"),
+                            2 => stream.write_all(&message(&body)[..2]).expect("it reads"),
+                            _ => {
+                                ask(&mut stream, &body).expect("an answer");
+                                ask(&mut stream, &body).expect("another answer");
+                            }
+                        }
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        let server = &server;
+        let over = &over;
+        let changing = scope.spawn(move || {
+            let mut done = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                let workers = [3, 20, 1].map(|most| spawn(server.worker().expect("a worker"), most));
+                done.extend(workers.map(|worker| worker.join().expect("it does not panic")));
+            }
+            done.into_iter().sum::<u64>()
+        });
+        for client in clients {
+            client.join().expect("it does not panic");
+        }
+        // Those that wait for messages get some, so that they end.
+        over.store(true, Ordering::Relaxed);
+        let mut last = TcpStream::connect(address).expect("it listens");
+        while !changing.is_finished() {
+            ask(&mut last, b"go").expect("an answer");
+        }
+        let done = changing.join().expect("it does not panic");
+        threads.push(thread::spawn(move || done));
+    });
+    let done = stop(&server, threads);
+    assert_eq!(done, server.show().totals.done);
+    assert_eq!(server.look(|mux| mux.bytes()), 0);
+}
+
+/// A worker that panics: its message goes to another one.
+#[test]
+fn a_worker_that_panics_loses_nothing() {
+    let (server, address, _) = echo(0, Limits::default(), Config::default());
+    let mut worker = server.worker().expect("a worker");
+    let dies = thread::spawn(move || {
+        let message = worker.recv().expect("epoll");
+        assert!(message.is_none(), "this worker panics on purpose");
+    });
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(&message(b"x")).expect("it reads");
+    assert!(dies.join().is_err());
+    let threads = vec![spawn(server.worker().expect("a worker"), u64::MAX)];
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).expect("an answer");
+    assert_eq!(answer[..], message(b"x"));
+    drop(stream);
+    assert_eq!(stop(&server, threads), 1);
+}
