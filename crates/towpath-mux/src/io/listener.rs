@@ -19,6 +19,8 @@ pub struct Listeners {
     all: Vec<(Arc<OwnedFd>, bool)>,
     /// Connections that were refused because no descriptor or memory was left for them.
     pub(super) refused: u64,
+    /// Not watched, because no descriptor was left for what they accept.
+    paused: bool,
 }
 
 impl Listeners {
@@ -32,6 +34,24 @@ impl Listeners {
     pub(super) fn close(&mut self) {
         // The event data of those that are left would be others': all go, and none comes any more.
         self.all.clear();
+    }
+
+    /// Leaves connections where they wait, until one that is open ends: they would be reported again and again.
+    pub(super) fn pause(&mut self, epoll: &OwnedFd) {
+        self.paused = true;
+        self.watch(epoll, epoll::EventFlags::empty());
+    }
+
+    pub(super) fn resume(&mut self, epoll: &OwnedFd) {
+        if std::mem::take(&mut self.paused) {
+            self.watch(epoll, epoll::EventFlags::IN);
+        }
+    }
+
+    fn watch(&self, epoll: &OwnedFd, flags: epoll::EventFlags) {
+        for (at, (listener, _)) in self.all.iter().enumerate() {
+            let _ = epoll::modify(epoll, listener, epoll::EventData::new_u64(FIRST + at as u64), flags);
+        }
     }
 
     pub(super) fn get(&self, data: u64) -> Option<(Arc<OwnedFd>, bool)> {

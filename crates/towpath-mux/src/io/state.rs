@@ -224,8 +224,10 @@ impl State {
         if socket.watched {
             let _ = epoll::delete(&shared.epoll, &socket.fd);
         }
+        self.listeners.resume(&shared.epoll);
         let socket = match end.hand_back {
-            true => Arc::try_unwrap(socket.fd).ok(),
+            // A writer may still hold it for a moment: then it is another descriptor of the same socket.
+            true => Arc::try_unwrap(socket.fd).or_else(|fd| fd.try_clone()).ok(),
             false => {
                 work.closes.push(socket.fd);
                 None

@@ -72,6 +72,9 @@ impl Worker {
         let tray = Arc::new(Tray::default());
         let now = shared.now();
         let mut state = shared.lock();
+        if state.closed {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux has drained"));
+        }
         let credit = state.mux.config().batch;
         let id = state.mux.clone_worker(credit, now);
         state.workers.insert(id, Seat { thread: None, tray: Arc::clone(&tray) });
@@ -365,7 +368,8 @@ impl Worker {
             }
             if let Some(errno) = failed {
                 state.listeners.refused += 1;
-                log::warn!("cannot accept: {errno}");
+                state.listeners.pause(&shared.epoll);
+                log::warn!("cannot accept until a connection ends: {errno}");
             }
         }
         // What came is for this thread first; who waits is woken for the rest when it has begun.
