@@ -11,6 +11,7 @@ use crate::geometry::Geometry;
 use crate::header::{Header, Kind, Meta};
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
+use crate::lane::records;
 use crate::park::{Fences, Ringer, Sleeper};
 use crate::region::Words;
 use crate::verdict::{Flags, Verdict, Word};
@@ -130,6 +131,53 @@ fn a_note_leads_to_the_frame() {
     });
 }
 
+/// A single verdict that was given before a record is seen by whoever sees the record; a slot is written again only when it
+/// was read.
+#[test]
+fn a_record_comes_after_what_was_said_before_it() {
+    // Behind the entries: the counter, then two records. And where the producer says how many it took.
+    let place = records::Place { ring: SLEEP + 2, records: 2, written: SLEEP + 1, taken: NOTES + 2 };
+    loom::model(move || {
+        let shared = Arc::new(Shared {
+            ours: Words::heap(NOTES + 3),
+            theirs: Words::heap(place.ring + 2 * crate::abi::ENTRY_WORDS),
+        });
+        let mut producer = producer();
+        publish(&mut producer, &shared);
+        publish(&mut producer, &shared);
+        let client = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let mut writer = records::Writer::new(place);
+                let drop = Word { seq: Seq(1), verdict: Verdict::Drop, flags: Flags::default() };
+                consumer().release(&shared.theirs, 0, drop, 0, 0);
+                for n in 2..=4 {
+                    if !writer.is_full(&shared.ours) {
+                        writer.write(&shared.theirs, pass(Seq(n)), n, !n);
+                    }
+                }
+            })
+        };
+        let mut reader = records::Reader::new(place);
+        let mut expected = 2;
+        for _ in 0..2 {
+            let count = reader.look(&shared.theirs).expect("no more than there can be");
+            if expected == 2 && count > 0 {
+                let first = producer.entry(&shared.theirs, 0);
+                assert!(matches!(first, Entry::Says(w) if w.verdict == Verdict::Drop), "{first:?}");
+            }
+            for _ in 0..count {
+                let (mark, word) = reader.next(&shared.theirs);
+                assert_eq!(word, pass(Seq(expected)).emit());
+                assert_eq!(mark, u64::from(expected) | u64::from(!expected) << 32);
+                expected += 1;
+            }
+            reader.acknowledge(&shared.ours);
+        }
+        client.join().unwrap();
+    });
+}
+
 /// Whoever publishes while the other side falls asleep rings, or is seen by the second look. Both sides use it.
 #[test]
 fn no_wake_up_is_lost() {
@@ -162,5 +210,37 @@ fn no_wake_up_is_lost_with(fences: Fences) {
         if rang.load(Ordering::Relaxed) {
             assert!(!ringer.should_ring(&shared.theirs));
         }
+    });
+}
+
+/// A tap reads a frame while it is overwritten: what it has copied is that message, or it knows that it is not. (The sequence
+/// lock of the header has the same two fences, and too many words for a model checker.)
+#[test]
+fn a_tap_knows_what_was_overwritten() {
+    use crate::taplog::{Look, Reader, Shape, Writer};
+
+    let shape = Shape { area: Geometry { frame_nr: 1, ..geometry() } };
+    loom::model(move || {
+        // One slot and one stamp; the payload of the frame is one word behind them.
+        let payload = crate::abi::LOG_SLOTS + crate::abi::HEADER_WORDS + 1;
+        let memory = Arc::new(Words::heap(payload + 1));
+        let mut writer = Writer::new(shape, &memory);
+        let mut reader = Reader::new(shape, &memory);
+        writer.stamp(&memory, 0, 64);
+        memory.word(payload).store(1, Ordering::Relaxed);
+        writer.publish(&memory, &header(64), 0, &[1]);
+        let Look::Found { seq, .. } = reader.next(&memory) else { panic!("it was published") };
+        let tap = {
+            let memory = memory.clone();
+            thread::spawn(move || {
+                let copy = memory.word(payload).load(Ordering::Relaxed);
+                if reader.is_intact(&memory, seq, 0, 64) {
+                    assert_eq!(copy, 1);
+                }
+            })
+        };
+        writer.stamp(&memory, 0, 64);
+        memory.word(payload).store(2, Ordering::Relaxed);
+        tap.join().unwrap();
     });
 }
