@@ -6,6 +6,7 @@
 //! towpath-bench framing [--json]
 //! towpath-bench gate [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench instructions [--json] [--write]
+//! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! ```
 //!
 //! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
@@ -18,6 +19,7 @@ mod flows;
 mod mapping;
 mod memory;
 mod mmsg;
+mod mux;
 mod packet;
 mod payload;
 mod peer;
@@ -48,6 +50,7 @@ enum Command {
     Framing(Framing),
     Gate(Gate),
     Instructions(Instructions),
+    Mux(Mux),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -130,6 +133,30 @@ struct Framing {
     json: bool,
 }
 
+/// The multiplexor beside servers that pin connections to threads, share one epoll, or have a central queue
+#[derive(Debug, Parser)]
+struct Mux {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// How long each measurement runs
+    #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
+    seconds: Duration,
+
+    /// How often each measurement is made, ours and the peer's in turns
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Only the bars whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
+    /// Plot the waiting time of workload D against load into this file, and do nothing else
+    #[arg(long, value_name = "FILE")]
+    svg: Option<std::path::PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 enum Role {
     Inspector { how: String, batch: usize, cpu: usize },
@@ -150,6 +177,10 @@ fn main() -> ExitCode {
         Command::Gate(args) => subject::gate::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::Instructions(args) => subject::instructions::run(args.json, args.write),
         Command::Replay(args) => subject::replay::run(args.json),
+        Command::Mux(args) => match &args.svg {
+            Some(path) => subject::mux::plot(path, args.seconds).map(|()| true),
+            None => subject::mux::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        },
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Side(role) => side(role).map(|()| true),
     };

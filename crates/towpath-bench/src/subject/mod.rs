@@ -3,5 +3,6 @@
 pub(crate) mod framing;
 pub(crate) mod gate;
 pub(crate) mod instructions;
+pub(crate) mod mux;
 pub(crate) mod replay;
 pub(crate) mod ring;

@@ -1,0 +1,280 @@
+//! The load: clients of a message server, in one thread on one epoll, or a writer for each connection.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use hdrhistogram::Histogram;
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::{NUMBER, SMALLEST, message, whole};
+
+/// What a load brought.
+pub(crate) struct Measured {
+    /// Messages per second.
+    pub(crate) rate: f64,
+    /// Of each message, in nanoseconds.
+    pub(crate) latency: Histogram<u64>,
+}
+
+struct Connection {
+    socket: TcpStream,
+    rest: Vec<u8>,
+    out: Vec<u8>,
+    open: usize,
+}
+
+struct Client {
+    epoll: std::os::fd::OwnedFd,
+    connections: Vec<Connection>,
+}
+
+/// Keeps `flight` requests under way, each on a connection without one, drawn by Zipf with this exponent.
+pub(crate) fn closed(
+    address: SocketAddr,
+    connections: usize,
+    flight: usize,
+    zipf: f64,
+    time: Duration,
+) -> Result<Measured> {
+    let mut client = Client::new(address, connections)?;
+    let weights: Vec<f64> = (1..=connections).map(|rank| (rank as f64).powf(-zipf)).collect();
+    let mut random = Random(0x1234_5678);
+    let mut starts: Vec<Instant> = Vec::new();
+    let mut latency = histogram();
+    let (mut done, mut under_way) = (0u64, 0);
+    // The first fifth warms up.
+    let (begin, mut measured_from) = (Instant::now(), None);
+    loop {
+        let now = Instant::now();
+        if now - begin > time {
+            let since: Instant = measured_from.unwrap_or(begin);
+            return Ok(Measured { rate: done as f64 / (now - since).as_secs_f64(), latency });
+        }
+        if measured_from.is_none() && now - begin > time / 5 {
+            (measured_from, done) = (Some(now), 0);
+            latency.reset();
+        }
+        while under_way < flight {
+            let free: f64 = client
+                .connections
+                .iter()
+                .zip(&weights)
+                .filter(|(one, _)| one.open == 0)
+                .map(|(_, weight)| weight)
+                .sum();
+            let mut at = random.unit() * free;
+            let found = client.connections.iter_mut().zip(&weights).find(|(one, weight)| {
+                if one.open > 0 {
+                    return false;
+                }
+                at -= **weight;
+                at <= 0.0
+            });
+            let Some((connection, _)) = found else { break };
+            connection.open = 1;
+            connection.out.extend(message(64, starts.len() as u64, false));
+            connection.flush()?;
+            starts.push(Instant::now());
+            under_way += 1;
+        }
+        client.poll(Duration::from_millis(50), |connection, number| {
+            connection.open = 0;
+            under_way -= 1;
+            done += 1;
+            latency.saturating_record(starts[number as usize].elapsed().as_nanos() as u64);
+        })?;
+    }
+}
+
+/// Keeps `outstanding` messages of `length` bytes under way on each connection.
+pub(crate) fn pipelined(
+    address: SocketAddr,
+    connections: usize,
+    length: usize,
+    outstanding: usize,
+    time: Duration,
+) -> Result<Measured> {
+    let mut client = Client::new(address, connections)?;
+    let one = message(length, 0, false);
+    for connection in &mut client.connections {
+        connection.out = one.repeat(outstanding);
+        connection.flush()?;
+    }
+    let begin = Instant::now();
+    let (mut done, mut measured_from) = (0u64, None);
+    loop {
+        let now = Instant::now();
+        if now - begin > time {
+            let since: Instant = measured_from.unwrap_or(begin);
+            return Ok(Measured { rate: done as f64 / (now - since).as_secs_f64(), latency: histogram() });
+        }
+        if measured_from.is_none() && now - begin > time / 5 {
+            (measured_from, done) = (Some(now), 0);
+        }
+        client.poll(Duration::from_millis(50), |connection, _| {
+            connection.out.extend_from_slice(&one);
+            done += 1;
+        })?;
+    }
+}
+
+/// Sends `rate` messages a second, whatever comes back, on connections at random; `marked` of a thousand are marked and
+/// take `takes`. The latency is what is beyond that, from the moment a message was due.
+pub(crate) fn open(
+    address: SocketAddr,
+    connections: usize,
+    rate: f64,
+    marked: u64,
+    takes: Duration,
+    time: Duration,
+) -> Result<Measured> {
+    let mut client = Client::new(address, connections)?;
+    let mut random = Random(0x9876_5432);
+    let mut sent: Vec<(Instant, bool)> = Vec::new();
+    let mut latency = histogram();
+    let begin = Instant::now();
+    let mut due = begin;
+    let mut done = 0u64;
+    while Instant::now() - begin < time + Duration::from_millis(500) {
+        let now = Instant::now();
+        while due <= now && due - begin < time {
+            let mark = random.next() % 1000 < marked;
+            let at = (random.next() % connections as u64) as usize;
+            let connection = &mut client.connections[at];
+            connection.out.extend(message(SMALLEST, sent.len() as u64, mark));
+            connection.flush()?;
+            sent.push((due, mark));
+            // Poisson: exponential gaps.
+            due += Duration::from_secs_f64(-(1.0 - random.unit()).ln() / rate);
+        }
+        let wait = due.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
+        client.poll(wait, |_, number| {
+            let (due, mark) = sent[number as usize];
+            let wait = due.elapsed().saturating_sub(if mark { takes } else { Duration::ZERO });
+            latency.saturating_record(wait.as_nanos() as u64);
+            done += 1;
+        })?;
+        if done == sent.len() as u64 && due - begin >= time {
+            break;
+        }
+    }
+    Ok(Measured { rate: done as f64 / time.as_secs_f64(), latency })
+}
+
+/// Writes messages on each connection as fast as they are taken, and says what `count` grew by per second.
+pub(crate) fn flood(
+    address: SocketAddr,
+    connections: usize,
+    length: usize,
+    time: Duration,
+    count: impl Fn() -> u64,
+) -> Result<f64> {
+    let stop = AtomicBool::new(false);
+    let block = message(length, 0, false).repeat(13);
+    std::thread::scope(|scope| {
+        for _ in 0..connections {
+            let mut socket = TcpStream::connect(address)?;
+            let (stop, block) = (&stop, &block);
+            // Relaxed: a flag that is looked at now and then.
+            scope.spawn(move || while !stop.load(Ordering::Relaxed) && socket.write_all(block).is_ok() {});
+        }
+        std::thread::sleep(time / 5);
+        let (from, begin) = (count(), Instant::now());
+        std::thread::sleep(time - time / 5);
+        let rate = (count() - from) as f64 / begin.elapsed().as_secs_f64();
+        stop.store(true, Ordering::Relaxed);
+        Ok(rate)
+    })
+}
+
+impl Client {
+    fn new(address: SocketAddr, count: usize) -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mut connections = Vec::new();
+        for at in 0..count {
+            let socket = TcpStream::connect(address)?;
+            socket.set_nonblocking(true)?;
+            socket.set_nodelay(true)?;
+            epoll::add(&epoll, &socket, EventData::new_u64(at as u64), EventFlags::IN)?;
+            connections.push(Connection { socket, rest: Vec::new(), out: Vec::new(), open: 0 });
+        }
+        Ok(Self { epoll, connections })
+    }
+
+    /// Reads what came, and says the number of each answer.
+    fn poll(&mut self, wait: Duration, mut answered: impl FnMut(&mut Connection, u64)) -> Result<()> {
+        let mut room = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 32];
+        let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+        let (events, _) = match epoll::wait(&self.epoll, &mut room, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            events => events?,
+        };
+        for event in events.iter() {
+            let connection = &mut self.connections[event.data.u64() as usize];
+            connection.read()?;
+            let rest = std::mem::take(&mut connection.rest);
+            let mut at = 0;
+            while let Some(length) = whole(&rest[at..]) {
+                let number = rest[at..at + length][NUMBER].try_into().map(u64::from_be_bytes)?;
+                answered(connection, number);
+                at += length;
+            }
+            connection.rest = rest;
+            connection.rest.drain(..at);
+            connection.flush()?;
+        }
+        for connection in self.connections.iter_mut().filter(|connection| !connection.out.is_empty()) {
+            connection.flush()?;
+        }
+        Ok(())
+    }
+}
+
+impl Connection {
+    fn read(&mut self) -> Result<()> {
+        let held = self.rest.len();
+        self.rest.resize(held + (64 << 10), 0);
+        let came = match self.socket.read(&mut self.rest[held..]) {
+            Ok(0) => bail!("the server closed a connection"),
+            Ok(came) => came,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error.into()),
+        };
+        self.rest.truncate(held + came);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        while !self.out.is_empty() {
+            match self.socket.write(&self.out) {
+                Ok(wrote) => drop(self.out.drain(..wrote)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// xorshift64* (Vigna 2016): every server gets the same load.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
+    }
+
+    fn unit(&mut self) -> f64 {
+        self.next() as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_max(60_000_000_000, 3).expect("three digits up to a minute are possible")
+}

@@ -1,0 +1,183 @@
+//! The multiplexor's bars: each workload on each server in turns, in one run.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::bar::{Bar, Better, Report};
+use crate::mux::Job;
+use crate::mux::client::{self, Measured};
+use crate::mux::server::{Kind, start};
+use crate::stat::median;
+
+/// Requests that are under way at once in workload A.
+const FLIGHT: usize = 8;
+/// What a marked message of workload D takes.
+const SLOW: Duration = Duration::from_millis(20);
+
+/// What is asked of a server; the letters are those of the bars.
+#[derive(Debug, Clone, Copy)]
+enum Workload {
+    AWaits,
+    AComputes,
+    B,
+    C,
+    D,
+}
+
+/// One row: a figure of a workload, ours over a baseline's.
+struct Row {
+    name: &'static str,
+    workload: Workload,
+    peer: Kind,
+    unit: &'static str,
+    better: Better,
+    bar: f64,
+    figure: fn(&Measured) -> f64,
+}
+
+const ROWS: [Row; 14] = {
+    use Better::{Higher, Lower};
+    const fn row(
+        name: &'static str,
+        workload: Workload,
+        peer: Kind,
+        (unit, better, bar): (&'static str, Better, f64),
+        figure: fn(&Measured) -> f64,
+    ) -> Row {
+        Row { name, workload, peer, unit, better, bar, figure }
+    }
+    use Kind::{Central, Oneshot, Pinned};
+    use Workload::{AComputes, AWaits, B, C, D};
+    [
+        row("A 500 us waits, requests, over pinned", AWaits, Pinned, ("/s", Higher, 1.8), rate),
+        row("A 500 us waits, mean latency, over pinned", AWaits, Pinned, ("ns", Lower, 0.56), mean),
+        row("A 500 us waits, requests, over oneshot", AWaits, Oneshot, ("/s", Higher, 1.0), rate),
+        row("A 500 us waits, requests, over central", AWaits, Central, ("/s", Higher, 1.0), rate),
+        row("A 50 us computes, requests, over pinned", AComputes, Pinned, ("/s", Higher, 1.0), rate),
+        row("A 50 us computes, mean latency, over pinned", AComputes, Pinned, ("ns", Lower, 1.0), mean),
+        row("B 256 B no work, messages, over pinned", B, Pinned, ("/s", Higher, 1.0), rate),
+        row("B 256 B no work, messages, over oneshot", B, Oneshot, ("/s", Higher, 1.0), rate),
+        row("B 256 B no work, messages, over central", B, Central, ("/s", Higher, 1.0), rate),
+        row("C 5 kB dropped, messages, over pinned", C, Pinned, ("/s", Higher, 1.0), rate),
+        row("D open loop, wait p99, over pinned", D, Pinned, ("ns", Lower, 0.3), p99),
+        row("D open loop, wait p50, over pinned", D, Pinned, ("ns", Lower, 1.0), p50),
+        row("D open loop, wait p99, over oneshot", D, Oneshot, ("ns", Lower, 1.0), p99),
+        row("D open loop, wait p99, over central", D, Central, ("ns", Lower, 1.0), p99),
+    ]
+};
+
+fn rate(measured: &Measured) -> f64 {
+    measured.rate
+}
+
+fn mean(measured: &Measured) -> f64 {
+    measured.latency.mean()
+}
+
+fn p50(measured: &Measured) -> f64 {
+    measured.latency.value_at_quantile(0.5) as f64
+}
+
+fn p99(measured: &Measured) -> f64 {
+    measured.latency.value_at_quantile(0.99) as f64
+}
+
+fn measure(workload: Workload, kind: Kind, time: Duration) -> Result<Measured> {
+    match workload {
+        Workload::AWaits => closed(kind, Job::Wait(Duration::from_micros(500)), time),
+        Workload::AComputes => closed(kind, Job::Compute(Duration::from_micros(50)), time),
+        Workload::B => client::pipelined(start(kind, 4, Job::Nothing)?.address, 8, 256, 128, time),
+        Workload::C => {
+            let server = start(kind, 4, Job::Drop)?;
+            let count = || server.got.load(Ordering::Relaxed);
+            let rate = client::flood(server.address, 8, 5000, time, count)?;
+            Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
+        }
+        Workload::D => open(kind, 1500.0, time),
+    }
+}
+
+fn closed(kind: Kind, job: Job, time: Duration) -> Result<Measured> {
+    let server = start(kind, 4, job)?;
+    client::closed(server.address, 64, FLIGHT, 1.1, time)
+}
+
+fn open(kind: Kind, rate: f64, time: Duration) -> Result<Measured> {
+    let server = start(kind, 8, Job::Marked(SLOW))?;
+    client::open(server.address, 8, rate, 20, SLOW, time)
+}
+
+/// Measures and prints; whether every bar holds.
+pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| only.is_none_or(|part| row.name.contains(part))).collect();
+    if rows.is_empty() {
+        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+        bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+    }
+    let mut report = Report::new(json);
+    for row in rows {
+        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        for _ in 0..reps {
+            peer.push((row.figure)(&measure(row.workload, row.peer, time)?));
+            let measured = measure(row.workload, Kind::Towpath, time)?;
+            ours.push((row.figure)(&measured));
+            if !measured.latency.is_empty() {
+                eprintln!("  {}", quantiles(&measured));
+            }
+        }
+        report.push(Bar::new(row.name, median(&ours), median(&peer), row.unit, row.better, row.bar));
+    }
+    Ok(report.finish()?)
+}
+
+fn quantiles(measured: &Measured) -> String {
+    let at = |quantile| measured.latency.value_at_quantile(quantile) / 1000;
+    format!("us: p50 {} p90 {} p99 {} p99.9 {} most {}", at(0.5), at(0.9), at(0.99), at(0.999), at(1.0))
+}
+
+/// Workload D at several loads on every server, as a plot of the waiting time's 99th percentile.
+pub(crate) fn plot(path: &Path, time: Duration) -> Result<()> {
+    const LOADS: [f64; 6] = [250.0, 500.0, 1000.0, 1500.0, 2500.0, 4000.0];
+    const COLOURS: [&str; 4] = ["#0b6e4f", "#c1292e", "#235789", "#b7791f"];
+    // 100 us to 100 ms, a decade in 100 units.
+    let y = |nanos: f64| 340.0 - 100.0 * (nanos.max(1e5).log10() - 5.0);
+    let x = |load: f64| 70.0 + load / 4000.0 * 480.0;
+    let mut svg = String::from(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 400\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"720\" height=\"400\" fill=\"white\"/>\n\
+         <text x=\"70\" y=\"22\" font-size=\"14\">99th percentile of waiting, 8 workers, 2% of the messages take 20 ms</text>\n",
+    );
+    for (decade, label) in [(1e5, "0.1 ms"), (1e6, "1 ms"), (1e7, "10 ms"), (1e8, "100 ms")] {
+        let y = y(decade);
+        writeln!(
+            svg,
+            "<path d=\"M70 {y}H550\" stroke=\"#ddd\"/><text x=\"62\" y=\"{}\" text-anchor=\"end\">{label}</text>",
+            y + 4.0
+        )?;
+    }
+    for load in LOADS {
+        writeln!(svg, "<text x=\"{}\" y=\"360\" text-anchor=\"middle\">{load}</text>", x(load))?;
+    }
+    writeln!(svg, "<text x=\"310\" y=\"384\" text-anchor=\"middle\">messages per second</text>")?;
+    for (kind, colour) in Kind::ALL.into_iter().zip(COLOURS) {
+        let mut points = String::new();
+        let mut last = 0.0;
+        for load in LOADS {
+            let wait = p99(&open(kind, load, time)?);
+            eprintln!("{} at {load}/s: {:.0} us", kind.name(), wait / 1000.0);
+            last = y(wait);
+            write!(points, "{:.1},{last:.1} ", x(load))?;
+        }
+        writeln!(
+            svg,
+            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+        )?;
+        writeln!(svg, "<text x=\"558\" y=\"{:.1}\" fill=\"{colour}\">{}</text>", last + 4.0, kind.name())?;
+    }
+    svg.push_str("</svg>\n");
+    Ok(std::fs::write(path, svg)?)
+}
