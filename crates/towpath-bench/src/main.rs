@@ -7,6 +7,7 @@
 //! towpath-bench gate [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench instructions [--json] [--write]
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
+//! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
 //! ```
 //!
 //! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
@@ -28,6 +29,8 @@ mod raw;
 mod side;
 mod stat;
 mod subject;
+mod transfer;
+mod xdp;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -51,6 +54,7 @@ enum Command {
     Gate(Gate),
     Instructions(Instructions),
     Mux(Mux),
+    Send(Send),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -157,8 +161,33 @@ struct Mux {
     svg: Option<std::path::PathBuf>,
 }
 
+/// Zero-copy sends beside plain ones: CPU of the sender and of both ends, over veth and over loopback
+///
+/// Over veth the receiving end has a native XDP program and its NAPI in a thread, so that sends are truly without a copy. It
+/// makes its own network namespaces, which end with it; that needs root. Ends with 0 when every bar holds, else with 1.
+#[derive(Debug, Parser)]
+struct Send {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// How much each transfer sends, MiB
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    megabytes: u64,
+
+    /// How often each transfer is made, ours and the peer's in turns
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Only the rows whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 enum Role {
+    SendReceiver { place: String, cpu: usize },
+    SendSender { join: u32, cpu: usize },
     Inspector { how: String, batch: usize, cpu: usize },
     PingPong { page: String, cpu: usize },
     EventfdWake { page: String, bell: i32, cpu: usize },
@@ -182,6 +211,7 @@ fn main() -> ExitCode {
             None => subject::mux::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         },
         Command::Framing(args) => subject::framing::run(args.json),
+        Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
         Command::Side(role) => side(role).map(|()| true),
     };
     match done {
@@ -197,6 +227,8 @@ fn main() -> ExitCode {
 fn side(role: Role) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match role {
+        Role::SendReceiver { place, cpu } => transfer::receiver(place == "veth", cpu),
+        Role::SendSender { join, cpu } => transfer::sender((join != 0).then_some(join), cpu),
         Role::Inspector { how, batch, cpu } => engine::inspector(&how, batch, cpu),
         Role::PingPong { page, cpu } => raw::ping_pong_side(&page, cpu),
         Role::EventfdWake { page, bell, cpu } => raw::eventfd_wake_side(&page, bell, cpu),

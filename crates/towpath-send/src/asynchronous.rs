@@ -81,7 +81,7 @@ impl AsyncSender {
         let pushed = self.pump.push(token, buffer);
         debug_assert!(pushed.is_ok());
         if self.pump.engine.unsent() >= self.gather {
-            self.pump.turn(self.now())?;
+            self.pump.try_turn(self.now())?;
         }
         Ok(())
     }

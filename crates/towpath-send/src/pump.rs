@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::engine::{Engine, Full, How, MAX_PARTS};
+use crate::engine::{Engine, Full, How, MAX_PARTS, Transmit};
 use crate::error::SendError;
 use crate::notification::{Event, ExtendedError};
 use crate::quarantine::Quarantine;
@@ -15,6 +16,9 @@ use crate::time::Time;
 const MOST_EVENTS: usize = 64;
 /// Entries that are not about zero copy, kept until somebody takes them.
 const MOST_OTHERS: usize = 64;
+
+/// How long a back end that was full is not tried again, unless somebody waited for it.
+const FULL_FOR: Duration = Duration::from_micros(100);
 
 /// What carries bytes and brings completions: a socket; a kernel that a test plays.
 pub(crate) trait Backend {
@@ -61,6 +65,8 @@ pub(crate) struct Pump<B> {
     tamper_check: bool,
     /// Counts whatever moves: bytes that are taken, numbers that complete.
     pub(crate) progress: u64,
+    /// When `try_turn` found the back end full.
+    full_at: Option<Time>,
 }
 
 impl<B: Backend> Pump<B> {
@@ -73,6 +79,7 @@ impl<B: Backend> Pump<B> {
             keep_done,
             tamper_check,
             progress: 0,
+            full_at: None,
         }
     }
 
@@ -86,6 +93,14 @@ impl<B: Backend> Pump<B> {
         self.engine.push(item, len).map_err(|Full(item)| Full(item.done))
     }
 
+    /// As [`turn`](Self::turn), but not so soon after the back end was full: it would say so again.
+    pub(crate) fn try_turn(&mut self, now: Time) -> Result<(), SendError> {
+        if self.full_at.is_none_or(|full| now.since(full) >= FULL_FOR) {
+            self.full_at = (self.turn(now)? == Turn::Full).then_some(now);
+        }
+        Ok(())
+    }
+
     /// Hands over as much as the back end takes.
     pub(crate) fn turn(&mut self, now: Time) -> Result<Turn, SendError> {
         loop {
@@ -93,14 +108,8 @@ impl<B: Backend> Pump<B> {
                 self.read(now)?;
             }
             let Some(transmit) = self.engine.poll_transmit(now) else { return Ok(Turn::Flushed) };
-            let mut parts = [Part::NONE; MAX_PARTS];
-            let mut count = 0;
-            for (place, (item, span)) in parts.iter_mut().zip(self.engine.parts()) {
-                *place = item.done.buffer.part(span);
-                count += 1;
-            }
             let zerocopy = transmit.how == How::Zerocopy;
-            let error = match self.backend.transmit(&parts[..count], zerocopy) {
+            let error = match self.call(transmit) {
                 Ok(bytes) => {
                     self.progress += 1;
                     self.engine.handle_sent(bytes, now);
@@ -130,6 +139,18 @@ impl<B: Backend> Pump<B> {
                 _ => return Err(SendError::Io(error)),
             }
         }
+    }
+
+    /// One call to the back end.
+    fn call(&mut self, transmit: Transmit) -> io::Result<usize> {
+        let zerocopy = transmit.how == How::Zerocopy;
+        let mut waiting = self.engine.parts().map(|(item, span)| item.done.buffer.part(span));
+        if transmit.parts == 1 {
+            return self.backend.transmit(&[waiting.next().unwrap_or(Part::NONE)], zerocopy);
+        }
+        let mut parts = [Part::NONE; MAX_PARTS];
+        let count = parts.iter_mut().zip(waiting).map(|(place, part)| *place = part).count();
+        self.backend.transmit(&parts[..count], zerocopy)
     }
 
     /// Reads the error queue, until it is empty or enough was read. Whether it was emptied.

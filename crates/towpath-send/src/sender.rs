@@ -268,7 +268,8 @@ impl Sender {
         self.flush()
     }
 
-    /// Queues a buffer, to be sent together with those after it: blocks only while the quota is used up. `token` comes back
+    /// Queues a buffer, to be sent together with those after it: blocks only while the quota is used up.
+    /// What a full socket does not take goes with the next buffer, or with the flush. `token` comes back
     /// with the buffer in [`reclaim`](Self::reclaim).
     ///
     /// # Errors
@@ -276,8 +277,7 @@ impl Sender {
     pub fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.push(token, buffer.into())?;
         if self.pump.engine.unsent() >= self.gather {
-            // What the kernel does not take now goes with the next buffer, or with the flush.
-            self.pump.turn(self.now())?;
+            self.pump.try_turn(self.now())?;
         }
         Ok(())
     }
@@ -388,9 +388,11 @@ impl Sender {
 
     /// Works and waits until `until`; whether that came before `deadline`.
     fn drive(&mut self, until: impl Fn(&Self) -> bool, deadline: Option<Instant>) -> Result<bool, SendError> {
-        let mut moved = None;
+        let (mut moved, mut turn, mut again) = (None, Turn::Flushed, true);
         loop {
-            let turn = self.pump.turn(self.now())?;
+            if again {
+                turn = self.pump.turn(self.now())?;
+            }
             if until(self) {
                 return Ok(true);
             }
@@ -418,12 +420,13 @@ impl Sender {
             }
             let left = deadline.map(|deadline| deadline.duration_since(now));
             let left = [left, self.stall.map(|stall| stall - waited)].into_iter().flatten().min();
-            self.wait(turn, left)?;
+            again = self.wait(turn, left)?;
         }
     }
 
-    /// Waits until the socket may have something for us.
-    fn wait(&mut self, turn: Turn, most: Option<Duration>) -> Result<(), SendError> {
+    /// Waits until the socket may have something for us. Whether it is worth another turn: completions alone do not make room
+    /// in a socket that is full.
+    fn wait(&mut self, turn: Turn, most: Option<Duration>) -> Result<bool, SendError> {
         // POLLERR and POLLHUP come without being asked for; completions are POLLERR.
         let (events, most) = match turn {
             Turn::Full => (PollFlags::OUT, most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
@@ -431,13 +434,15 @@ impl Sender {
             Turn::Flushed => (PollFlags::empty(), most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
         };
         let ready = wait(self.pump.backend.fd.as_fd(), events, most).map_err(SendError::Io)?;
+        let again =
+            turn != Turn::Full || ready.is_empty() || ready.intersects(PollFlags::OUT | PollFlags::HUP);
         if !ready.intersects(PollFlags::ERR | PollFlags::HUP) {
-            return Ok(());
+            return Ok(again);
         }
         let before = self.pump.progress;
         self.pump.read(self.now())?;
         if self.pump.progress != before || ready.contains(PollFlags::OUT) && !ready.contains(PollFlags::HUP) {
-            return Ok(());
+            return Ok(again);
         }
         match self.pump.backend.error() {
             Some(error) => Err(SendError::Gone(error)),
@@ -447,7 +452,7 @@ impl Sender {
             // The end was seen, and completions are on their way: they come without another event.
             None => {
                 std::thread::sleep(BUSY_WAIT);
-                Ok(())
+                Ok(true)
             }
         }
     }

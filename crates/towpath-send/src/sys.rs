@@ -40,10 +40,16 @@ impl<'a> Part<'a> {
     }
 }
 
-/// One sendmsg(2). Never blocks, raises no signal, never asks for MSG_FASTOPEN (which is copied together with the flag, or
+/// One send(2) or sendmsg(2). Never blocks, raises no signal, never asks for MSG_FASTOPEN (which is copied together with the flag, or
 /// refused).
 pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if zerocopy { libc::MSG_ZEROCOPY } else { 0 };
+    if let [Part(iovec, _)] = parts {
+        // send(2): the kernel has no msghdr and no array to read.
+        // SAFETY: memory that is borrowed until this call returns, and only read; the kernel pins what it reads later.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), iovec.iov_base, iovec.iov_len, flags) };
+        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
+    }
     // SAFETY: a msghdr of zeroes is one without address, data and control.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = parts.as_ptr().cast_mut().cast();

@@ -16,6 +16,8 @@ use crate::command::bpf::Bpf;
 use crate::command::ctl::Ctl;
 use crate::command::explain::Explain;
 use crate::command::frame::Frame;
+use crate::command::recv::Recv;
+use crate::command::send::Send;
 use crate::command::wiring::Wiring;
 
 /// Exit codes, stable: scripts may rely on them.
@@ -56,6 +58,8 @@ pub(crate) enum Command {
     Inspect(Inspect),
     Frame(Frame),
     Bpf(Bpf),
+    Send(Send),
+    Recv(Recv),
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.

@@ -25,6 +25,12 @@ pub(crate) fn unshare() -> Result<()> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.context("making a network namespace")
 }
 
+/// Gives this process a network namespace and a mount namespace of its own.
+pub(crate) fn unshare_with_mounts() -> Result<()> {
+    // SAFETY: as above; NEWNS does not touch it either.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.context("making namespaces")
+}
+
 /// Moves this process into the network namespace of `pid`.
 pub(crate) fn join(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/ns/net");
@@ -35,11 +41,16 @@ pub(crate) fn join(pid: u32) -> Result<()> {
 
 /// Joins the namespaces of two processes by a veth pair.
 pub(crate) fn connect(sender: u32, receiver: u32) -> Result<()> {
+    connect_as([SENDER, RECEIVER], sender, receiver)
+}
+
+/// Joins them by a pair with these names.
+pub(crate) fn connect_as(names: [&str; 2], sender: u32, receiver: u32) -> Result<()> {
     let (sender, receiver) = (sender.to_string(), receiver.to_string());
     run(
         "ip",
         &[
-            "link", "add", SENDER, "netns", &sender, "type", "veth", "peer", "name", RECEIVER, "netns",
+            "link", "add", names[0], "netns", &sender, "type", "veth", "peer", "name", names[1], "netns",
             &receiver,
         ],
     )
@@ -70,7 +81,7 @@ fn iptables(words: &[&str]) -> Result<()> {
     }
 }
 
-fn run(program: &str, words: &[&str]) -> Result<()> {
+pub(crate) fn run(program: &str, words: &[&str]) -> Result<()> {
     let output = match Command::new(program).args(words).output() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(Skipped(format!("the program {program} is not installed")).into());

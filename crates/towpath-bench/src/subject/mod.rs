@@ -6,3 +6,4 @@ pub(crate) mod instructions;
 pub(crate) mod mux;
 pub(crate) mod replay;
 pub(crate) mod ring;
+pub(crate) mod send;

@@ -8,7 +8,10 @@ pub(crate) mod frame;
 pub(crate) mod inspect;
 pub(crate) mod log;
 pub(crate) mod pages;
+pub(crate) mod recv;
 pub(crate) mod replay;
+pub(crate) mod send;
+pub(crate) mod transfer;
 pub(crate) mod wiring;
 
 use std::fmt::Display;

@@ -1,0 +1,255 @@
+//! The bars of zero-copy sends: CPU of the sender, and of both ends together, over that of plain sends.
+
+use anyhow::{Context, Result, bail};
+use rustix::process::geteuid;
+
+use crate::bar::{Bar, Better, Report};
+use crate::peer::{Skipped, netns};
+use crate::pin::Cpus;
+use crate::side::Side;
+use crate::stat::median;
+use crate::transfer::{DEVICES, How, Run, Told};
+
+/// Messages, with the bars for ordinary pages, huge pages, and both ends together.
+const SIZES: [(usize, f64, f64, f64); 5] = [
+    (4 << 10, 0.54, 0.47, 0.82),
+    (16 << 10, 0.37, 0.31, 0.75),
+    (64 << 10, 0.28, 0.23, 0.72),
+    (256 << 10, 0.28, 0.17, 0.72),
+    (1 << 20, 0.24, 0.15, 0.73),
+];
+
+/// One row: two kinds of transfer, in turns.
+struct Case {
+    name: String,
+    veth: bool,
+    ours: Run,
+    peer: Run,
+    figures: Vec<Figure>,
+}
+
+/// What is compared.
+struct Figure {
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    bar: f64,
+    of: fn(&Told, &Told) -> f64,
+}
+
+const fn sender_cpu(bar: f64) -> Figure {
+    Figure {
+        name: "sender",
+        unit: "s/GB",
+        better: Better::Lower,
+        bar,
+        of: |sent, _| sent.cpu / gigabytes(sent),
+    }
+}
+
+const fn system_cpu(bar: f64) -> Figure {
+    Figure {
+        name: "both ends",
+        unit: "s/GB",
+        better: Better::Lower,
+        bar,
+        of: |sent, received| (sent.cpu + received.cpu + received.napi) / gigabytes(sent),
+    }
+}
+
+const fn throughput(bar: f64) -> Figure {
+    Figure {
+        name: "rate",
+        unit: "GB/s",
+        better: Better::Higher,
+        bar,
+        of: |sent, _| gigabytes(sent) / sent.wall,
+    }
+}
+
+const fn gigabytes(told: &Told) -> f64 {
+    told.bytes as f64 / 1e9
+}
+
+/// Measures and prints; whether every bar that could be measured holds.
+pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> Result<bool> {
+    let mut cases = cases(megabytes << 20);
+    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
+    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
+    if cases.is_empty() {
+        bail!("no row's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+    }
+    if !geteuid().is_root() {
+        bail!("making network namespaces needs root");
+    }
+    let cpus = Cpus::find()?;
+    let (mut report, mut good) = (Report::new(json), true);
+    for veth in [true, false] {
+        if !cases.iter().any(|case| case.veth == veth) {
+            continue;
+        }
+        let mut world = match World::start(veth, cpus) {
+            Err(error) if error.is::<Skipped>() => {
+                eprintln!("{}: {error}", if veth { "veth" } else { "loopback" });
+                continue;
+            }
+            world => world?,
+        };
+        for case in cases.iter().filter(|case| case.veth == veth) {
+            if let Err(error) = world.measure(case, reps, &mut report) {
+                eprintln!("{}: failed: {error:#}", case.name);
+                good = false;
+                // What is left of the transfer would disturb the next.
+                world = World::start(veth, cpus)?;
+            }
+        }
+    }
+    Ok(report.finish()? && good)
+}
+
+fn cases(total: u64) -> Vec<Case> {
+    let run = |message: usize, how, huge| Run {
+        message,
+        // Whole messages.
+        total: total.div_ceil(message as u64) * message as u64,
+        how,
+        huge,
+        gather: 0,
+        read_every: 64,
+        segment: None,
+    };
+    let pair = |message, huge| (run(message, How::Zerocopy, huge), run(message, How::Plain, huge));
+    let mut cases = Vec::new();
+    for (huge, pages) in [(false, "4K pages"), (true, "huge pages")] {
+        for (message, ordinary_bar, huge_bar, system_bar) in SIZES {
+            let (ours, peer) = pair(message, huge);
+            let mut figures = vec![sender_cpu(if huge { huge_bar } else { ordinary_bar })];
+            if !huge {
+                figures.push(system_cpu(system_bar));
+            }
+            cases.push(Case { name: format!("{} {pages}", kib(message)), veth: true, ours, peer, figures });
+        }
+    }
+    let (ours, peer) = pair(4 << 10, false);
+    let gathered = |run| Run { gather: 64 << 10, ..run };
+    cases.push(Case {
+        name: "4K gathered to 64K".to_owned(),
+        veth: true,
+        ours: gathered(ours),
+        peer: gathered(peer),
+        figures: vec![sender_cpu(SIZES[2].1)],
+    });
+    // How often the error queue is read, over once for each call.
+    let (ours, _) = pair(16 << 10, true);
+    for read_every in [8, 32, 128] {
+        cases.push(Case {
+            name: format!("16K, queue read every {read_every}"),
+            veth: true,
+            ours: Run { read_every, ..ours },
+            peer: Run { read_every: 1, ..ours },
+            figures: vec![sender_cpu(1.0)],
+        });
+    }
+    let (ours, peer) = pair(40 * 1400, true);
+    let datagrams = |run: Run| Run {
+        segment: Some(1400),
+        total: run.total / 4 / run.message as u64 * run.message as u64,
+        ..run
+    };
+    cases.push(Case {
+        name: "UDP GSO 56000".to_owned(),
+        veth: true,
+        ours: datagrams(ours),
+        peer: datagrams(peer),
+        figures: vec![sender_cpu(1.0)],
+    });
+    for message in [4 << 10, 64 << 10, 1 << 20] {
+        let adaptive = Run { read_every: 32, ..run(message, How::Adaptive, true) };
+        cases.push(Case {
+            name: format!("loopback {}", kib(message)),
+            veth: false,
+            ours: adaptive,
+            peer: run(message, How::Plain, true),
+            figures: vec![sender_cpu(1.03), throughput(0.97)],
+        });
+    }
+    cases
+}
+
+fn kib(bytes: usize) -> String {
+    if bytes < 1 << 20 { format!("{}K", bytes >> 10) } else { format!("{}M", bytes >> 20) }
+}
+
+/// The two processes.
+struct World {
+    sender: Side,
+    receiver: Side,
+}
+
+impl World {
+    fn start(veth: bool, cpus: Cpus) -> Result<Self> {
+        let words = |role: &str, how: String, cpu: usize| [role.to_owned(), how, cpu.to_string()];
+        let mut receiver = Side::start(
+            &words("send-receiver", if veth { "veth" } else { "loopback" }.to_owned(), cpus.consumer),
+            &[],
+        )?;
+        expect(&mut receiver, "unshared")?;
+        let join = if veth { 0 } else { receiver.pid() };
+        let mut sender = Side::start(&words("send-sender", join.to_string(), cpus.engine), &[])?;
+        expect(&mut sender, "unshared")?;
+        if veth {
+            netns::connect_as(DEVICES, sender.pid(), receiver.pid())?;
+        }
+        for side in [&mut receiver, &mut sender] {
+            side.tell("go")?;
+            expect(side, "ready")?;
+        }
+        Ok(Self { sender, receiver })
+    }
+
+    fn measure(&mut self, case: &Case, reps: u32, report: &mut Report) -> Result<()> {
+        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        for _ in 0..reps {
+            peer.push(self.transfer(case.peer)?);
+            ours.push(self.transfer(case.ours)?);
+        }
+        for figure in &case.figures {
+            let of = |runs: &[(Told, Told)]| {
+                median(&runs.iter().map(|(sent, received)| (figure.of)(sent, received)).collect::<Vec<_>>())
+            };
+            let name = format!("{}, {}", case.name, figure.name);
+            report.push(Bar::new(&name, of(&ours), of(&peer), figure.unit, figure.better, figure.bar));
+        }
+        if case.ours.how == How::Zerocopy {
+            let sum = |of: fn(&Told) -> u64| ours.iter().map(|(sent, _)| of(sent)).sum::<u64>() as f64;
+            let (copied, numbers) = (sum(|told| told.copied), sum(|told| told.numbers));
+            let name = format!("{}, copied", case.name);
+            report.push(Bar::new(&name, copied, numbers, "numbers", Better::Lower, 0.0));
+            let plain = sum(|told| told.plain_bytes);
+            if plain > sum(|told| told.bytes) / 1000.0 {
+                eprintln!("{}: {:.1} MB of it went plain", case.name, plain / 1e6);
+            }
+            if case.ours.huge && ours.iter().any(|(sent, _)| !sent.huge) {
+                eprintln!("{}: there were no huge pages", case.name);
+            }
+        }
+        Ok(())
+    }
+
+    fn transfer(&mut self, run: Run) -> Result<(Told, Told)> {
+        let line = serde_json::to_string(&run)?;
+        self.receiver.tell(&line)?;
+        self.sender.tell(&line)?;
+        let sent = serde_json::from_str(&self.sender.line()?).context("what the sender says")?;
+        let received = serde_json::from_str(&self.receiver.line()?).context("what the receiver says")?;
+        Ok((sent, received))
+    }
+}
+
+fn expect(side: &mut Side, word: &str) -> Result<()> {
+    let line = side.line()?;
+    if line != word {
+        bail!("{line:?} where {word:?} was due");
+    }
+    Ok(())
+}

@@ -1,0 +1,319 @@
+//! The two processes of a send measurement: one sends over TCP or UDP with `towpath-send`, the other reads and checks every
+//! byte.
+//!
+//! On `veth` each is in a namespace of its own, and the receiver's end of the pair has a native XDP program that passes
+//! everything, with its NAPI in a thread on the receiver's CPU: that is where bytes are copied, as a device's DMA would.
+//! On `loopback` both are in one namespace.
+
+use std::fs;
+use std::io::{Read, Write, stdin, stdout};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::net::sockopt;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use towpath_send::{Choice, Options, Pages, Pool, Sender};
+
+use crate::clock::now_ns;
+use crate::peer::netns;
+use crate::{pin, xdp};
+
+/// The two ends of the pair.
+pub(crate) const DEVICES: [&str; 2] = ["tpz0", "tpz1"];
+const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 99, 0, 1), Ipv4Addr::new(10, 99, 0, 2)];
+const PORT: u16 = 9000;
+/// Memory to send from, as the bare C sender has.
+const AREA: usize = 16 << 20;
+const SNDBUF: usize = 4 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One transfer.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// Bytes of each message, and of all.
+    pub(crate) message: usize,
+    pub(crate) total: u64,
+    pub(crate) how: How,
+    pub(crate) huge: bool,
+    /// Bytes to gather; 0 does not.
+    pub(crate) gather: usize,
+    pub(crate) read_every: usize,
+    /// UDP, with segments of so many bytes.
+    pub(crate) segment: Option<u16>,
+}
+
+/// What the sender does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum How {
+    Plain,
+    Zerocopy,
+    Adaptive,
+}
+
+/// What one end says about a transfer; what it does not know is zero.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) bytes: u64,
+    /// Seconds of CPU: the process's own, without the checking of bytes; and the NAPI thread's.
+    pub(crate) cpu: f64,
+    pub(crate) napi: f64,
+    pub(crate) wall: f64,
+    pub(crate) numbers: u64,
+    pub(crate) copied: u64,
+    pub(crate) plain_bytes: u64,
+    /// The memory was in huge pages.
+    pub(crate) huge: bool,
+}
+
+/// The receiving process: sets its end up when told to, then takes one transfer for each line.
+pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
+    if veth {
+        netns::unshare_with_mounts()?;
+        // sysfs shows the devices of the namespace in which it was mounted.
+        mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+            .context("own mounts")?;
+        mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).context("mounting sysfs")?;
+    } else {
+        netns::unshare()?;
+    }
+    say("unshared")?;
+    let mut lines = stdin().lines();
+    let mut next = || lines.next().transpose();
+    next()?.context("told to go on")?;
+    let mut napi = Vec::new();
+    let _link = if veth {
+        address(1)?;
+        let link = xdp::pass(DEVICES[1])?;
+        fs::write(format!("/sys/class/net/{}/threaded", DEVICES[1]), "1").context("threaded NAPI")?;
+        napi = threads(&format!("napi/{}", DEVICES[1]))?;
+        ensure!(!napi.is_empty(), "{} has no NAPI thread", DEVICES[1]);
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        for pid in &napi {
+            sched_setaffinity(Some(*pid), &cpus).context("pinning the NAPI thread")?;
+        }
+        Some(link)
+    } else {
+        netns::run("ip", &["link", "set", "lo", "up"])?;
+        None
+    };
+    pin::to(cpu)?;
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
+    let (listener, datagrams) = (TcpListener::bind(any)?, UdpSocket::bind(any)?);
+    // Drops are no fault of the sender; a long queue makes them few.
+    let _ = sockopt::set_socket_recv_buffer_size_force(&datagrams, 32 << 20);
+    say("ready")?;
+    while let Some(line) = next()? {
+        let run: Run = serde_json::from_str(&line)?;
+        let before = spent(&napi);
+        let mut told = match run.segment {
+            None => take(&listener, run)?,
+            Some(_) => take_datagrams(&datagrams, run)?,
+        };
+        told.napi = spent(&napi) - before;
+        say(&serde_json::to_string(&told)?)?;
+    }
+    Ok(())
+}
+
+fn take(listener: &TcpListener, run: Run) -> Result<Told> {
+    let expected = pattern(run.message);
+    let mut buffer = vec![0; 1 << 20];
+    let (mut stream, _) = listener.accept()?;
+    let before = cpu_time(ClockId::ProcessCPUTime);
+    let (mut bytes, mut checking) = (0, 0.0);
+    loop {
+        let len = stream.read(&mut buffer)?;
+        if len == 0 {
+            break;
+        }
+        let began = cpu_time(ClockId::ThreadCPUTime);
+        check(&buffer[..len], &expected, bytes)?;
+        bytes += len as u64;
+        checking += cpu_time(ClockId::ThreadCPUTime) - began;
+    }
+    let cpu = cpu_time(ClockId::ProcessCPUTime) - before - checking;
+    ensure!(bytes == run.total, "{bytes} bytes came, {} were sent", run.total);
+    Ok(Told { bytes, cpu, ..Told::default() })
+}
+
+/// Until an empty datagram comes, or nothing for a while. Each one is the part of a message that its place says.
+fn take_datagrams(socket: &UdpSocket, run: Run) -> Result<Told> {
+    let segment = usize::from(run.segment.unwrap_or(1));
+    let expected = pattern(run.message);
+    let mut buffer = vec![0; 1 << 16];
+    socket.set_read_timeout(Some(Duration::from_secs(3)))?;
+    let before = cpu_time(ClockId::ProcessCPUTime);
+    let mut bytes = 0;
+    while let Ok(len) = socket.recv(&mut buffer) {
+        if len == 0 {
+            break;
+        }
+        // Which segment it is, is told by its first bytes; messages are all the same.
+        let found = expected.chunks(segment).find(|chunk| chunk[..8.min(len)] == buffer[..8.min(len)]);
+        ensure!(found.is_some_and(|chunk| *chunk == buffer[..len]), "a datagram that nobody sent");
+        bytes += len as u64;
+    }
+    let cpu = cpu_time(ClockId::ProcessCPUTime) - before;
+    Ok(Told { bytes, cpu, ..Told::default() })
+}
+
+fn check(got: &[u8], expected: &[u8], at: u64) -> Result<()> {
+    let mut at = (at % expected.len() as u64) as usize;
+    let mut got = got;
+    while !got.is_empty() {
+        let len = got.len().min(expected.len() - at);
+        if got[..len] != expected[at..at + len] {
+            bail!("wrong bytes arrived");
+        }
+        got = &got[len..];
+        at = 0;
+    }
+    Ok(())
+}
+
+/// The sending process: in its own namespace, or in that of process `join`.
+pub(crate) fn sender(join: Option<u32>, cpu: usize) -> Result<()> {
+    match join {
+        Some(pid) => netns::join(pid)?,
+        None => netns::unshare()?,
+    }
+    say("unshared")?;
+    let mut lines = stdin().lines();
+    lines.next().transpose()?.context("told to go on")?;
+    let to = if join.is_some() {
+        Ipv4Addr::LOCALHOST
+    } else {
+        address(0)?;
+        ADDRESSES[1]
+    };
+    pin::to(cpu)?;
+    say("ready")?;
+    for line in lines {
+        let run: Run = serde_json::from_str(&line?)?;
+        say(&serde_json::to_string(&transfer(SocketAddr::from((to, PORT)), run)?)?)?;
+    }
+    Ok(())
+}
+
+fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
+    let frames = (AREA / run.message).max(2);
+    let mut pool = Pool::new(frames + 1, run.message, run.huge)?;
+    let expected = pattern(run.message);
+    let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    for frame in &mut all {
+        frame.put(&expected);
+    }
+    drop(all);
+    let socket: OwnedFd = if run.segment.is_some() {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(to)?;
+        socket.into()
+    } else {
+        let stream = TcpStream::connect(to)?;
+        // As the bare C sender: pacing of others would be measured too.
+        sockopt::set_tcp_congestion(&stream, "cubic").context("congestion control cubic")?;
+        stream.into()
+    };
+    let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
+    let choice = match run.how {
+        How::Plain => Choice::Plain,
+        How::Zerocopy => Choice::Zerocopy,
+        How::Adaptive => Choice::Adaptive,
+    };
+    let options = Options {
+        choice,
+        min_zerocopy: if run.how == How::Zerocopy { 1 } else { Options::default().min_zerocopy },
+        gather: run.gather,
+        read_every: run.read_every,
+        max_frames: frames,
+        segment: run.segment,
+        stall: Some(PATIENCE),
+        ..Options::default()
+    };
+    let mut sender = Sender::new(socket, options)?;
+    let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
+    let mut sent = 0;
+    while sent < run.total {
+        let mut frame = pool.take().context("a free frame")?;
+        // It has the bytes that it had before: they are the same in every message.
+        frame.filled(run.message);
+        sender.queue(0, frame)?;
+        sent += run.message as u64;
+    }
+    if run.segment.is_some() {
+        sender.send(Vec::new())?;
+    }
+    let closed = sender.close(PATIENCE)?;
+    let cpu = cpu_time(ClockId::ProcessCPUTime) - before;
+    ensure!(closed.finished, "the receiver did not take everything");
+    Ok(Told {
+        bytes: sent,
+        cpu,
+        wall: (now_ns() - start) as f64 / 1e9,
+        numbers: closed.counters.numbers,
+        copied: closed.counters.copied,
+        plain_bytes: closed.counters.plain_bytes(),
+        huge: pool.pages() != Pages::Ordinary,
+        napi: 0.0,
+    })
+}
+
+/// Bytes in which no part is like another.
+fn pattern(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Gives this end of the pair its address, and switches it on.
+fn address(end: usize) -> Result<()> {
+    netns::run("ip", &["address", "add", &format!("{}/24", ADDRESSES[end]), "dev", DEVICES[end]])?;
+    netns::up(DEVICES[end])
+}
+
+/// The kernel's threads whose names begin so.
+fn threads(name: &str) -> Result<Vec<Pid>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // It may have ended meanwhile.
+        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if comm.starts_with(name) {
+            found.extend(Pid::from_raw(pid));
+        }
+    }
+    Ok(found)
+}
+
+/// Seconds that these threads have run: the first number of schedstat, nanoseconds.
+fn spent(threads: &[Pid]) -> f64 {
+    let of = |pid: &Pid| -> Option<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", pid.as_raw_nonzero())).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    threads.iter().filter_map(of).sum::<u64>() as f64 / 1e9
+}
+
+fn cpu_time(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn say(line: &str) -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}

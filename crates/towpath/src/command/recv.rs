@@ -1,0 +1,234 @@
+//! `towpath recv`: takes a file that `towpath send` sends.
+
+use std::fs::{File, OpenOptions};
+use std::hash::Hasher;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use clap::builder::ValueHint;
+use serde::Serialize;
+use tempfile::NamedTempFile;
+use twox_hash::XxHash3_64;
+
+use crate::args::exit;
+use crate::command::send::{progress, seconds};
+use crate::command::transfer::{Answer, HEADER_BYTES, Status, bytes, cpu_time, parse_header, read_full};
+use crate::command::{answer, fail};
+
+/// Receive a file from `towpath send`
+///
+/// Waits for one connection, writes what comes into FILE, compares checksums with the sender, and ends. FILE appears only
+/// when all of it is there and whole; what was there under that name is then replaced.
+#[derive(Debug, Parser)]
+#[command(after_help = "Example:\n  towpath recv --listen 0.0.0.0:9000 --out copy.bin")]
+pub(crate) struct Recv {
+    /// Where to listen, ADDRESS:PORT; port 0 takes a free one. The address is printed on standard error
+    #[arg(long, value_name = "ADDR")]
+    listen: SocketAddr,
+
+    /// The file to write; a device such as /dev/null is written to as it is
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    out: PathBuf,
+
+    /// How long a sender may say nothing, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    timeout: Duration,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    from: String,
+    bytes: u64,
+    seconds: f64,
+    bytes_per_second: f64,
+    checksum: String,
+    cpu_seconds: f64,
+}
+
+pub(crate) fn run(args: &Recv) -> u8 {
+    match receive(args) {
+        Ok(report) => answer(exit::OK, &tell(&report, args.json)),
+        Err(error) => fail(exit::FAILED, error),
+    }
+}
+
+fn tell(report: &Report, json: bool) -> String {
+    if json {
+        return serde_json::to_string(report).expect("strings and numbers serialise") + "\n";
+    }
+    format!(
+        "received {} from {} in {:.2} s: {}/s, checksum {}, as sent\nCPU {:.3} s\n",
+        bytes(report.bytes),
+        report.from,
+        report.seconds,
+        bytes(report.bytes_per_second as u64),
+        report.checksum,
+        report.cpu_seconds,
+    )
+}
+
+fn receive(args: &Recv) -> Result<Report, String> {
+    let mut target = Target::create(&args.out)?;
+    let listener =
+        TcpListener::bind(args.listen).map_err(|error| format!("listening on {}: {error}", args.listen))?;
+    let address = listener.local_addr().map_err(|error| error.to_string())?;
+    eprintln!("listening on {address}");
+    let (mut stream, from) = listener.accept().map_err(|error| format!("waiting for a sender: {error}"))?;
+    drop(listener);
+    stream.set_read_timeout(Some(args.timeout)).map_err(|error| error.to_string())?;
+
+    let (start, cpu_before) = (Instant::now(), cpu_time());
+    let mut header = [0; HEADER_BYTES];
+    let got = read_full(&mut stream, &mut header).map_err(|error| broken(from, &error, 0, None))?;
+    let Some(length) = parse_header(&header).filter(|_| got == header.len()) else {
+        return Err(format!(
+            "{from} is no `towpath send`: what it says first is {:?}",
+            first_words(&header[..got])
+        ));
+    };
+    let (received, checksum) = match copy(&mut stream, &mut target, length, from) {
+        Ok(whole) => whole,
+        Err(Failed::Network(error)) => return Err(error),
+        Err(Failed::Disk { error, received }) => {
+            let status =
+                if error.kind() == ErrorKind::StorageFull { Status::DiskFull } else { Status::CannotWrite };
+            let answer = Answer { status, received, checksum: 0, cpu: cpu_time() - cpu_before };
+            refuse(stream, &answer);
+            let rest = bytes(length - received.min(length));
+            return Err(format!("writing {}: {error}, {rest} before the end", args.out.display()));
+        }
+    };
+    let mut trailer = [0; 8];
+    let got =
+        read_full(&mut stream, &mut trailer).map_err(|error| broken(from, &error, received, Some(length)))?;
+    if got < trailer.len() {
+        return Err(format!("{from} ended before it said its checksum; {} was not made", args.out.display()));
+    }
+    let whole = u64::from_le_bytes(trailer) == checksum;
+    let kept = if whole { target.keep() } else { Ok(()) };
+    let status = match (&kept, whole) {
+        (_, false) => Status::Damaged,
+        (Ok(()), true) => Status::Whole,
+        (Err(_), true) => Status::CannotWrite,
+    };
+    let cpu = cpu_time() - cpu_before;
+    let seconds = start.elapsed().as_secs_f64();
+    // A sender that is gone by now misses the answer, and says so itself.
+    let _ = stream.write_all(&Answer { status, received, checksum, cpu }.emit());
+    kept.map_err(|error| format!("writing {}: {error}", args.out.display()))?;
+    if !whole {
+        let sent = u64::from_le_bytes(trailer);
+        return Err(format!(
+            "damaged on the way: checksum {checksum:016x}, sent was {sent:016x}; nothing is kept"
+        ));
+    }
+    Ok(Report {
+        from: from.to_string(),
+        bytes: received,
+        seconds,
+        bytes_per_second: received as f64 / seconds,
+        checksum: format!("{checksum:016x}"),
+        cpu_seconds: cpu.as_secs_f64(),
+    })
+}
+
+enum Failed {
+    Network(String),
+    Disk { error: io::Error, received: u64 },
+}
+
+fn copy(
+    stream: &mut TcpStream,
+    target: &mut Target,
+    length: u64,
+    from: SocketAddr,
+) -> Result<(u64, u64), Failed> {
+    let bar = progress(length);
+    let mut hash = XxHash3_64::new();
+    let mut buffer = vec![0; 256 << 10];
+    let mut received = 0;
+    while received < length {
+        let most = usize::try_from(length - received).unwrap_or(usize::MAX).min(buffer.len());
+        let network = |error: &io::Error| Failed::Network(broken(from, error, received, Some(length)));
+        let len = match stream.read(&mut buffer[..most]) {
+            Ok(0) => return Err(network(&ErrorKind::UnexpectedEof.into())),
+            Ok(len) => len,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(network(&error)),
+        };
+        hash.write(&buffer[..len]);
+        target.write(&buffer[..len]).map_err(|error| Failed::Disk { error, received })?;
+        received += len as u64;
+        bar.set_position(received);
+    }
+    bar.finish_and_clear();
+    Ok((received, hash.finish()))
+}
+
+/// Tells the sender at once, and reads on until it stops: a connection that is closed with bytes unread is reset, and the
+/// answer would be lost.
+fn refuse(mut stream: TcpStream, answer: &Answer) {
+    if stream.write_all(&answer.emit()).is_err() {
+        return;
+    }
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut rest = vec![0; 256 << 10];
+    while matches!(stream.read(&mut rest), Ok(len) if len > 0) {}
+}
+
+fn broken(from: SocketAddr, error: &io::Error, received: u64, length: Option<u64>) -> String {
+    let of = length.map_or_else(String::new, |length| format!(" of {length}"));
+    let why = match error.kind() {
+        ErrorKind::UnexpectedEof => "ended the connection".to_owned(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => "says nothing any more".to_owned(),
+        _ => format!("is gone ({error})"),
+    };
+    format!("truncated: {from} {why} after {received}{of} bytes; nothing is kept")
+}
+
+/// Where the bytes go: a file that has its name only when it is whole, or something that is no file.
+enum Target {
+    Temporary(NamedTempFile, PathBuf),
+    Device(File),
+}
+
+impl Target {
+    fn create(path: &Path) -> Result<Self, String> {
+        let special = std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
+        let made = if special {
+            OpenOptions::new().write(true).open(path).map(Self::Device)
+        } else {
+            let directory =
+                path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            NamedTempFile::new_in(directory).map(|file| Self::Temporary(file, path.to_owned()))
+        };
+        made.map_err(|error| format!("making {}: {error}", path.display()))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Temporary(file, _) => file.write_all(bytes),
+            Self::Device(file) => file.write_all(bytes),
+        }
+    }
+
+    fn keep(self) -> io::Result<()> {
+        match self {
+            Self::Temporary(file, path) => file.persist(path).map(drop).map_err(|error| error.error),
+            Self::Device(_) => Ok(()),
+        }
+    }
+}
+
+/// The printable part of a stranger's first words.
+fn first_words(words: &[u8]) -> String {
+    words.iter().map(|byte| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '.' }).collect()
+}
