@@ -195,7 +195,7 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "PATH", env = "TOWPATH_SOCKET", value_hint = ValueHint::FilePath)]
     pub(crate) socket: PathBuf,
 
-    /// Print a line for each packet that matches, on standard error
+    /// Print a line for each packet that matches and each gap in the stream, on standard error
     #[arg(long)]
     pub(crate) verbose: bool,
 }

@@ -338,6 +338,30 @@ fn overload_policies_decide_about_packets_that_find_no_room() {
 }
 
 #[test]
+fn losses_are_told_in_the_stream_and_the_inspector_goes_on() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 5_000, 10);
+    let queue = "1=towpath inspect --queue 1 --match nothing --verdict drop --verbose";
+    let policy = "1=high:1,overload:drop-newest";
+    let args = ["--queue", queue, "--queue-policy", policy, "--deadline", "60", "--json"];
+    let output = bench.run(&capture, &args);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let queue = &report["queues"][0];
+    assert!(number(queue, "passed") > 0, "{queue}");
+    assert_eq!(number(queue, "passed") + number(&queue["lost_by"], "overload"), 5_000, "{queue}\n{said}");
+    // What was lost after the last packet that it got is not told.
+    let told: u64 = said
+        .lines()
+        .filter(|line| line.ends_with("packets were lost: NoRoom"))
+        .map(|line| line.split(' ').nth(2).unwrap().parse::<u64>().unwrap())
+        .sum();
+    assert!(told > 0 && told <= number(queue, "lost"), "{told}: {queue}");
+}
+
+#[test]
 fn a_verdict_for_the_flow_spares_its_later_packets() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
@@ -676,7 +700,15 @@ fn man_pages_and_completions_name_every_command() {
     assert!(text(&output.stdout).contains("replay"));
     let man = bench.path("man");
     assert!(towpath(&["man", man.to_str().unwrap()]).status.success());
-    for command in ["towpath.1", "towpath-replay.1", "towpath-check.1", "towpath-inspect.1"] {
+    for command in [
+        "towpath.1",
+        "towpath-replay.1",
+        "towpath-check.1",
+        "towpath-inspect.1",
+        "towpath-ctl.1",
+        "towpath-ctl-show-rings.1",
+        "towpath-ctl-trace.1",
+    ] {
         assert!(man.join(command).exists(), "{command}");
     }
 }

@@ -1,7 +1,7 @@
 //! `towpath ctl`: looks into a running engine through its control socket.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -129,6 +129,10 @@ fn frames(socket: &Path, channel: u32, json: bool) -> Result<String, Failure> {
 
 fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
     let &Trace { channel, ref out, count } = args;
+    if out.as_os_str() == "-" && io::stdout().is_terminal() {
+        let message = "a capture is no text for a terminal; name a file with --out, or redirect it";
+        return Err(Failure::new(exit::USAGE, message.to_owned()));
+    }
     let mut engine = Connection::open(socket, Request::Trace { channel, count })?;
     let Answer::Tracing { .. } = engine.answer()? else { return Err(engine.nonsense("to trace")) };
     engine.is_patient(true)?;

@@ -37,6 +37,14 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
     let mut batch = Vec::with_capacity(BATCH);
     while consumer.recv_batch(&mut batch, BATCH).map_err(|error| error.to_string())? > 0 {
         for frame in batch.drain(..) {
+            if let Some(gap) = frame.header().gap() {
+                if args.verbose {
+                    let why = gap.loss.map_or("for an unknown reason".to_owned(), |loss| format!("{loss:?}"));
+                    eprintln!("queue {}: {} packets were lost: {why}", args.queue, gap.count);
+                }
+                consumer.verdict(frame, Verdict::Pass);
+                continue;
+            }
             if frame.header().group != u32::from(args.queue) {
                 return Err(format!(
                     "this socket is queue {}'s, not queue {}'s",
