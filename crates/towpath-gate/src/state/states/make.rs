@@ -1,0 +1,313 @@
+//! Making states: everything that bounds them is reserved, then the state is written and linked.
+
+use super::collect::RECLAIM;
+use super::{Found, Own, States, TCP};
+use crate::Time;
+use crate::state::cell::{CAPPED, LIMITED, REPLIED, STRICT, Seen, Template, after};
+use crate::state::chain::NONE;
+use crate::state::family::{Published, locked};
+use crate::state::key::{Key, Key4, Key6, Side};
+use crate::state::parents::Parents;
+use crate::state::sources::Sources;
+use crate::state::sync::Ordering;
+use crate::state::tally::Event;
+use crate::state::tcp::{RST, SYN};
+use crate::state::window::Window;
+use crate::state::{
+    Direction, Ends, Flow, Install, Installed, Limit, Name, Refused, RuleId, Segment, Tracking,
+};
+use std::sync::Arc;
+
+/// How many states an install may evict, and at how many of each family it looks to choose one.
+const EVICT: usize = 64;
+const CANDIDATES: usize = 48;
+
+/// What is reserved for a state that is to be made, besides its slot.
+struct Reserved {
+    parent: u32,
+    capped: bool,
+}
+
+/// A state that may be evicted; the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    replied: bool,
+    end: Time,
+    v6: bool,
+    slot: u32,
+}
+
+impl States {
+    pub(super) fn make(
+        &mut self,
+        flow: &Flow,
+        name: Name,
+        segment: &Segment,
+        rule: RuleId,
+        install: &Install,
+        now: Time,
+    ) -> Result<Installed, Refused> {
+        if install.tracking == Tracking::Strict && flow.proto == TCP && !Window::begins(segment) {
+            return Err(Refused::Invalid);
+        }
+        if self.is_full() {
+            self.reclaim(now);
+        }
+        let parent = match install.limit {
+            Some(limit) => self.parent(flow, name, rule, limit, now)?,
+            None => NONE,
+        };
+        let mut reserved = Reserved { parent, capped: false };
+        match self.cap(flow, now) {
+            Ok(capped) => reserved.capped = capped,
+            Err(refused) => {
+                self.give_back(&reserved, flow, now);
+                return Err(refused);
+            }
+        }
+        if let Err(refused) = self.make_room(now) {
+            self.give_back(&reserved, flow, now);
+            return Err(refused);
+        }
+        let packet = Seen { proto: flow.proto, segment, now };
+        let made = match flow.ends {
+            Ends::V4(src, dst) => {
+                let (key, side) = Key4::new(src, dst, flow);
+                self.publish(key, side, name, rule, install, &reserved, packet)
+            }
+            Ends::V6(src, dst, zone) => {
+                let (key, side) = Key6::new(src, dst, zone, flow);
+                self.publish(key, side, name, rule, install, &reserved, packet)
+            }
+        };
+        if made != Ok(Installed::New) {
+            self.shared.held.fetch_sub(1, Ordering::Relaxed);
+            self.give_back(&reserved, flow, now);
+        }
+        made
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all that a state is made of, once")]
+    fn publish<const N: usize>(
+        &mut self,
+        key: Key<N>,
+        side: Side,
+        name: Name,
+        rule: RuleId,
+        install: &Install,
+        reserved: &Reserved,
+        packet: Seen<'_>,
+    ) -> Result<Installed, Refused>
+    where
+        Key<N>: Own<N>,
+    {
+        let shared = Arc::clone(&self.shared);
+        let family = Key::<N>::family(&shared);
+        let slot = family.slab.take().ok_or(Refused::Full)?;
+        let tcp = packet.proto == TCP;
+        let mark = |mark, on| if on { mark } else { 0 };
+        let strict = tcp && install.tracking == Tracking::Strict;
+        let marks =
+            mark(CAPPED, reserved.capped) | mark(LIMITED, reserved.parent != NONE) | mark(STRICT, strict);
+        let loose = tcp && install.tracking == Tracking::Loose;
+        let established = loose && packet.segment.tcp_flags & (SYN | RST) == 0;
+        let Install { lifetime, .. } = *install;
+        let parent = reserved.parent;
+        let template = Template { key, side, rule, name, marks, parent, lifetime, established };
+        family.cell(slot).write(&template, packet, &self.settings);
+        if strict {
+            let mut window = Window::default();
+            window.segment(Direction::Forward, packet.segment);
+            shared.windows.insert(Key::<N>::V6, slot, window);
+        }
+        // Before it is linked: a count may not be taken away before it was there.
+        self.recent.add(&shared.rules, rule);
+        let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, packet.now);
+        if let Published::Made { instead_of } = published {
+            if let Some(old) = instead_of {
+                self.gone::<N>(old, packet.now);
+                self.count(Event::Expired);
+            }
+            return Ok(Installed::New);
+        }
+        self.recent.subtract(&shared.rules, rule);
+        if strict {
+            shared.windows.remove(Key::<N>::V6, slot);
+        }
+        family.slab.give(slot, slot);
+        let Published::Exists(other) = published else {
+            family.grow();
+            return Err(Refused::Full);
+        };
+        match self.hit(family, other, side, packet) {
+            Found::Invalid => Err(Refused::Invalid),
+            _ => Ok(Installed::Existing),
+        }
+    }
+
+    /// The parent, which counts one more state.
+    fn parent(
+        &mut self,
+        flow: &Flow,
+        name: Name,
+        rule: RuleId,
+        limit: Limit,
+        now: Time,
+    ) -> Result<u32, Refused> {
+        let mut reclaimed = false;
+        loop {
+            let taken = self.take_parent(flow, name, rule, limit, now, reclaimed);
+            match taken {
+                // What is counted, or counts, may be there only because it was not collected yet.
+                Err(_) if !reclaimed => {
+                    self.reclaim(now);
+                    self.with_parents(|parents, secret| {
+                        parents.collect_all(secret, now, &mut (RECLAIM as usize));
+                    });
+                    reclaimed = true;
+                }
+                _ => return taken,
+            }
+        }
+    }
+
+    fn take_parent(
+        &self,
+        flow: &Flow,
+        name: Name,
+        rule: RuleId,
+        limit: Limit,
+        now: Time,
+        reclaimed: bool,
+    ) -> Result<u32, Refused> {
+        let expire = after(now, self.settings.dyn_short_lifetime);
+        let most = self.settings.dyn_parent_max as usize;
+        self.with_parents(|parents, secret| {
+            let wanted = Parents::wanted(secret, flow, limit.mask, name, rule);
+            let full = parents.len() >= most;
+            let slot = match parents.find(&wanted, now) {
+                Some((_, true)) if full && !reclaimed => return Err(Refused::ParentsFull),
+                Some((slot, _)) => {
+                    parents.touch(slot, expire, now);
+                    slot
+                }
+                None if full => return Err(Refused::ParentsFull),
+                None => parents.insert(secret, wanted, expire, now),
+            };
+            if parents.count(slot) >= limit.max {
+                return Err(Refused::OverLimit);
+            }
+            parents.add(slot);
+            Ok(slot)
+        })
+    }
+
+    /// Whether the state is counted for its source, which has one more then; an error when the source has too many.
+    fn cap(&mut self, flow: &Flow, now: Time) -> Result<bool, Refused> {
+        let max = self.settings.dyn_source_max;
+        if max == 0 {
+            return Ok(false);
+        }
+        let secret = &self.shared.secret;
+        let take = |sources: &mut Sources| {
+            let room = sources.count(secret, flow) < max;
+            if room {
+                sources.add(secret, flow);
+            }
+            room
+        };
+        if take(&mut locked(&self.shared.sources)) {
+            return Ok(true);
+        }
+        self.reclaim(now);
+        let secret = &self.shared.secret;
+        let mut sources = locked(&self.shared.sources);
+        if sources.count(secret, flow) >= max {
+            return Err(Refused::OverSource);
+        }
+        sources.add(secret, flow);
+        Ok(true)
+    }
+
+    fn give_back(&self, reserved: &Reserved, flow: &Flow, now: Time) {
+        if reserved.parent != NONE {
+            self.with_parents(|parents, _| parents.subtract(reserved.parent, now));
+        }
+        if reserved.capped {
+            locked(&self.shared.sources).subtract(&self.shared.secret, flow);
+        }
+    }
+
+    /// Takes one of the `dyn_max` slots, and evicts states while there is none, if that is the policy.
+    fn make_room(&mut self, now: Time) -> Result<(), Refused> {
+        for _ in 0..EVICT {
+            if self.take_room() {
+                return Ok(());
+            }
+            if !self.settings.dyn_evict || !self.evict(now) {
+                break;
+            }
+            if self.free() == 0 {
+                // The room is there when the others have been seen.
+                break;
+            }
+        }
+        if self.take_room() { Ok(()) } else { Err(Refused::Full) }
+    }
+
+    fn take_room(&self) -> bool {
+        let max = u64::from(self.settings.dyn_max);
+        // Relaxed: a count that bounds; the slots themselves are given over elsewhere.
+        let take = |held| (held < max).then_some(held + 1);
+        self.shared.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Evicts one state: one that was never replied to, or, when there is none, of those that it looks at the one that
+    /// would end first. Whether there was one. When there are such that were never replied to, but not where it looks,
+    /// none is evicted: a flood costs no connection.
+    fn evict(&mut self, now: Time) -> bool {
+        let candidates = [self.candidate::<2>(now), self.candidate::<6>(now)];
+        let Some(first) = candidates.into_iter().flatten().min() else { return false };
+        if first.replied && self.gauge().unreplied > 0 {
+            return false;
+        }
+        let evicted = match first.v6 {
+            false => self.remove_if::<2>(first.slot, now, |_| true),
+            true => self.remove_if::<6>(first.slot, now, |_| true),
+        };
+        self.count_many(Event::Evicted, evicted.into());
+        evicted
+    }
+
+    /// The first state of a family that was never replied to, from where somebody looked last, or else the one of a few
+    /// that would end first.
+    fn candidate<const N: usize>(&self, now: Time) -> Option<Candidate>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let mut replied: Option<Candidate> = None;
+        let mut looks = 0;
+        for slot in family.next_candidates(RECLAIM) {
+            if family.slab.tick(slot).is_none() {
+                continue;
+            }
+            let cell = family.cell(slot);
+            let end = cell.end(now);
+            let candidate = Candidate { replied: cell.maker().has(REPLIED), end, v6: Key::<N>::V6, slot };
+            if !candidate.replied {
+                family.candidates_after(slot);
+                return Some(candidate);
+            }
+            looks += 1;
+            if looks <= CANDIDATES {
+                replied = Some(replied.map_or(candidate, |before| before.min(candidate)));
+            }
+        }
+        replied
+    }
+
+    fn is_full(&self) -> bool {
+        self.shared.held.load(Ordering::Relaxed) >= u64::from(self.settings.dyn_max)
+    }
+}
