@@ -105,7 +105,8 @@ pub(super) fn play(scene: &mut Scene) {
     scene.icmp(&[drop(65000)], "a redirect", Path::new(router, me), (5, 1), [192, 0, 2, 99], &about);
     let about6 = quoted(&Path::new(me6, web6).icmp(0, 128, 0, [0; 4], &[]), false);
     let too_big = Path::new(host(1, "2001:db8:1::1"), me6);
-    scene.icmp(&[pass(610)], "packet too big", too_big, (2, 0), [0, 0, 5, 0], &about6);
+    let about = "packet too big, about the ping: its state";
+    scene.icmp(&[pass(530)], about, too_big, (2, 0), [0, 0, 5, 0], &about6);
 
     let mut first = Connection::new(Path::new(admin, me), (40_001, 22), [10, 20]);
     scene.tcp(&[pass(700)], "an administrator opens ssh", (&mut first, CLIENT), "S", &[]);
@@ -144,4 +145,8 @@ pub(super) fn play(scene: &mut Scene) {
     scene.syn(&[drop(65000)], "a scan", Path::new(stranger, me), (40_009, 445));
     let mut scan = Connection::new(Path::new(stranger, me), (40_010, 80), [5, 5]);
     scene.tcp(&[drop(410)], "a scan with ACK alone", (&mut scan, CLIENT), "A", &[]);
+
+    let about6 = quoted(&Path::new(me6, host(1, "2001:db8:80::81")).icmp(0, 128, 0, [0; 4], &[]), false);
+    let about = "packet too big, about nothing that is remembered";
+    scene.icmp(&[pass(610)], about, too_big, (2, 0), [0, 0, 5, 0], &about6);
 }
