@@ -199,8 +199,10 @@ impl<'a, const N: usize> Cell<'a, N> {
             _ => settings.dyn_short_lifetime,
         };
         let end = after(packet.now, self.lifetime().unwrap_or(seconds));
-        // Nothing was seen that another thread could have changed: whoever stores last had the last packet.
-        let (before, new) = (self.clock(), stamp(end));
+        // Nothing was seen that another thread could have changed: whoever stores last had the last packet. What was
+        // seen of SCTP stays for when `dyn_sctp` is on again.
+        let before = self.clock();
+        let new = stamp(end) | before & SEEN;
         if new != before {
             self.0.word(Self::CLOCK).store(new, Ordering::Relaxed);
         }

@@ -154,20 +154,17 @@ impl States {
         limit: Limit,
         now: Time,
     ) -> Result<u32, Refused> {
-        let mut reclaimed = false;
-        loop {
-            let taken = self.take_parent(flow, name, rule, limit, now, reclaimed);
-            match taken {
-                // What is counted, or counts, may be there only because it was not collected yet.
-                Err(_) if !reclaimed => {
-                    self.reclaim(now);
-                    self.with_parents(|parents, secret| {
-                        parents.collect_all(secret, now, &mut (RECLAIM as usize));
-                    });
-                    reclaimed = true;
-                }
-                _ => return taken,
-            }
+        let first = match self.take_parent(flow, name, rule, limit, now, false) {
+            Ok(parent) => return Ok(parent),
+            Err(refused) => refused,
+        };
+        // What is counted, or counts, may be there only because it was not collected yet.
+        self.reclaim(now);
+        self.with_parents(|parents, secret| parents.collect_all(secret, now, &mut (RECLAIM as usize)));
+        match self.take_parent(flow, name, rule, limit, now, true) {
+            // With a lifetime of 0 the parent that was over its limit is collected by now, and there is room for none.
+            Err(Refused::ParentsFull) => Err(first),
+            taken => taken,
         }
     }
 
