@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use towpath_gate::state::ops::{OP_BYTES, Op, World};
+use towpath_gate::state::{Ends, Flow, Install, Limit, LimitMask, Lookup, Name, RuleId, Segment};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
@@ -43,4 +44,44 @@ fn everything_happens() {
     for (what, times) in happened {
         assert!(times >= 20, "{what}: {times} times");
     }
+}
+
+/// Long random runs found these two; the world above may take millions of operations to come to them.
+#[test]
+fn what_settings_leave_behind() {
+    let mut ops: Vec<Op> = Vec::new();
+    let udp = Flow {
+        ends: Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 0].into()),
+        proto: 17,
+        src_port: 0,
+        dst_port: 1,
+        tenant: 0,
+    };
+    let packet = Segment::default();
+    let limit = |max| Install { limit: Some(Limit { mask: LimitMask::DST_ADDR, max }), ..Install::default() };
+    // A parent whose time is over with the install that asks for it, and room for no other.
+    ops.extend([
+        Op::Install(udp, Name::DEFAULT, packet, RuleId(0), limit(1)),
+        Op::RemoveOne(udp, Name::DEFAULT),
+        Op::Set("dyn_parent_max", 0),
+        Op::Set("dyn_short_lifetime", 0),
+        Op::Install(udp, Name::DEFAULT, packet, RuleId(0), limit(0)),
+    ]);
+    // An association is aborted, and looked at again after the setting was off for a packet.
+    let sctp = Flow { proto: 132, ..udp };
+    let chunk = |kind| Segment { sctp_chunk: Some(kind), ..packet };
+    ops.extend([
+        Op::Set("dyn_sctp", 1),
+        Op::Set("dyn_short_lifetime", 60),
+        Op::Install(sctp, Name::DEFAULT, chunk(6), RuleId(1), Install::default()),
+        Op::Set("dyn_sctp", 0),
+        Op::Lookup(sctp, Lookup::Any, chunk(0)),
+        Op::Set("dyn_sctp", 1),
+        Op::Lookup(sctp, Lookup::Any, chunk(0)),
+    ]);
+    let mut world = World::default();
+    for op in &ops {
+        world.step(op);
+    }
+    assert_eq!(world.counters().over_limit, 1);
 }

@@ -216,20 +216,19 @@ fn connections_and_workers_come_and_go() {
         let changing = scope.spawn(move || {
             let mut done = Vec::new();
             while !over.load(Ordering::Relaxed) {
-                let workers = [3, 20, 1].map(|most| spawn(server.worker().expect("a worker"), most));
-                done.extend(workers.map(|worker| worker.join().expect("it does not panic")));
+                // There are no more workers once the server drains.
+                let some = |most| server.worker().into_iter().map(move |worker| spawn(worker, most));
+                let workers: Vec<_> = [3, 20, 1].into_iter().flat_map(some).collect();
+                done.extend(workers.into_iter().map(|worker| worker.join().expect("it does not panic")));
             }
             done.into_iter().sum::<u64>()
         });
         for client in clients {
             client.join().expect("it does not panic");
         }
-        // Those that wait for messages get some, so that they end.
+        // Those that wait for messages get none any more: draining ends them.
         over.store(true, Ordering::Relaxed);
-        let mut last = TcpStream::connect(address).expect("it listens");
-        while !changing.is_finished() {
-            ask(&mut last, b"go").expect("an answer");
-        }
+        server.drain(Some(Duration::from_secs(20)));
         let done = changing.join().expect("it does not panic");
         threads.push(thread::spawn(move || done));
     });
