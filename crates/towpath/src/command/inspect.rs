@@ -1,6 +1,7 @@
 //! `towpath inspect`: searches the payload of a queue's packets, and gives verdicts.
 
 use regex::bytes::Regex;
+use std::io::Write as _;
 use towpath_ring::{Answer, Consumer, Frame, Verdict};
 
 use crate::args::{Inspect, PassOrDrop, exit};
@@ -40,7 +41,10 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
             if let Some(gap) = frame.header().gap() {
                 if args.verbose {
                     let why = gap.loss.map_or("for an unknown reason".to_owned(), |loss| format!("{loss:?}"));
-                    eprintln!("queue {}: {} packets were lost: {why}", args.queue, gap.count);
+                    // In one piece: the engine may be writing to the same terminal.
+                    let line = format!("queue {}: {} packets were lost: {why}\n", args.queue, gap.count);
+                    // Nobody may be listening.
+                    let _ = std::io::stderr().write_all(line.as_bytes());
                 }
                 consumer.verdict(frame, Verdict::Pass);
                 continue;
