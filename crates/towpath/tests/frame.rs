@@ -1,5 +1,6 @@
 //! `towpath frame`, from the outside, over captures made by hand.
 
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -56,6 +57,31 @@ fn messages_as_json_lines() {
     assert_eq!(out, line(0, 6) + &line(6, 5));
     assert_eq!(code, Some(0));
     assert!(err.contains("at byte 11: EMSGSIZE") && err.contains("(ff ff ff ff)"), "{err}");
+}
+
+/// As tshark writes it: the port is what follows the last colon.
+#[test]
+fn an_ipv6_end_has_no_brackets_in_json() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut packet = vec![0x60, 0, 0, 0, 0, 23, 6, 64];
+    packet.extend("2001:db8::1".parse::<Ipv6Addr>().expect("an address").octets());
+    packet.extend(Ipv6Addr::LOCALHOST.octets());
+    packet.extend([0x10, 0x92, 0, 53, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0, 0, 1, 7]);
+    let mut file = Vec::new();
+    file.extend(0xa1b2_c3d4_u32.to_le_bytes());
+    file.extend([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0]);
+    file.extend(RAW_IP.to_le_bytes());
+    file.extend([0; 8]);
+    file.extend([packet.len() as u32; 2].map(u32::to_le_bytes).concat());
+    file.extend(packet);
+    let path = dir.path().join("six.pcap");
+    std::fs::write(&path, file).expect("a file");
+    let (code, out, err) = told(&frame(&path, &["--framing", "dns-tcp", "--json"]));
+    assert_eq!(
+        out, "{\"stream\":0,\"src\":\"2001:db8::1:4242\",\"dst\":\"::1:53\",\"offset\":0,\"length\":3}\n",
+        "{err}"
+    );
+    assert_eq!(code, Some(0));
 }
 
 #[test]

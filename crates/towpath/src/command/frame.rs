@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
@@ -219,6 +220,11 @@ fn file(text: &str) -> (&Path, Option<String>) {
     }
 }
 
+/// `address:port` for programs, also of IPv6 without brackets: the port is what follows the last colon, as tshark writes it.
+fn end(end: SocketAddr) -> String {
+    format!("{}:{}", end.ip(), end.port())
+}
+
 /// One line of `--json`.
 #[derive(Serialize)]
 struct Line {
@@ -269,7 +275,7 @@ impl Printer {
             return self
                 .line(&format!("stream {stream} {src} > {dst}: offset {offset}, length {length}: {shown}"));
         }
-        let line = Line { stream, src: way.src.to_string(), dst: way.dst.to_string(), offset, length };
+        let line = Line { stream, src: end(way.src), dst: end(way.dst), offset, length };
         match serde_json::to_string(&line) {
             Ok(line) => self.line(&line),
             Err(error) => self.broken = self.broken.take().or(Some(error.into())),
@@ -390,7 +396,7 @@ fn tell_guesses(args: &Frame, samples: Samples) -> io::Result<()> {
         if args.json {
             for Guess { request, reply, swapped, score, reason } in &guesses {
                 let (client, server) = if *swapped { (server, client) } else { (client, server) };
-                let (client, server) = (client.to_string(), server.to_string());
+                let (client, server) = (end(client), end(server));
                 let score = (score * 1000.0).round() / 1000.0;
                 let line = GuessLine { stream, client, server, preset: request, reply, score, reason };
                 writeln!(out, "{}", serde_json::to_string(&line)?)?;
