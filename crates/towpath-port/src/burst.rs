@@ -3,7 +3,7 @@
 //! Frames lie one behind the other in one growing piece of memory that is emptied, not freed, by [`Burst::clear`]: a
 //! burst that has seen its largest batch allocates no more. Both its frames and its bytes are bounded.
 
-use crate::{LinkType, MAX_FRAME};
+use crate::{LinkType, MAX_FRAME, Meta};
 
 /// One frame and what its port knows about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,16 @@ pub struct Frame<'a> {
     pub link: LinkType,
     /// The port's number for the interface it came from; 0 when the port has only one.
     pub interface: u32,
+    /// What a live port knows about it besides.
+    pub meta: Meta,
+}
+
+impl<'a> Frame<'a> {
+    /// A whole frame of nothing but bytes: no time, interface 0.
+    pub fn new(bytes: &'a [u8], link: LinkType) -> Self {
+        let wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        Self { bytes, wire_len, time_ns: 0, link, interface: 0, meta: Meta::default() }
+    }
 }
 
 /// A burst of frames: reusable, bounded memory that ports receive into.
@@ -26,7 +36,7 @@ pub struct Frame<'a> {
 /// use towpath_port::{Burst, Frame, LinkType};
 ///
 /// let mut burst = Burst::new(32);
-/// let frame = Frame { bytes: b"abc", wire_len: 3, time_ns: 0, link: LinkType::RAW, interface: 0 };
+/// let frame = Frame::new(b"abc", LinkType::RAW);
 /// burst.push(frame).unwrap();
 /// assert_eq!(burst.frame(0), frame);
 /// ```
@@ -77,6 +87,7 @@ impl Burst {
             interface: frame.interface,
             time_ns: frame.time_ns,
             link: frame.link,
+            meta: frame.meta,
         };
         self.bytes.extend_from_slice(frame.bytes);
         self.frames.push(entry);
@@ -118,6 +129,7 @@ impl Burst {
             time_ns: entry.time_ns,
             link: entry.link,
             interface: entry.interface,
+            meta: entry.meta,
         }
     }
 
@@ -144,6 +156,7 @@ struct Entry {
     interface: u32,
     time_ns: u64,
     link: LinkType,
+    meta: Meta,
 }
 
 impl Entry {
@@ -157,7 +170,14 @@ mod tests {
     use super::*;
 
     fn frame(bytes: &[u8]) -> Frame<'_> {
-        Frame { bytes, wire_len: 0, time_ns: 7, link: LinkType::ETHERNET, interface: 3 }
+        Frame {
+            bytes,
+            wire_len: 0,
+            time_ns: 7,
+            link: LinkType::ETHERNET,
+            interface: 3,
+            meta: Meta::default(),
+        }
     }
 
     #[test]

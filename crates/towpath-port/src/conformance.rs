@@ -4,7 +4,7 @@
 
 use std::iter;
 
-use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received};
+use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received};
 
 /// A way through one driver: what is sent to [`Wire::tx`] comes out of [`Wire::into_rx`].
 ///
@@ -125,7 +125,14 @@ impl Sample {
 
     fn frame(&self) -> Frame<'_> {
         let Self { bytes, wire_len, time_ns, link } = self;
-        Frame { bytes, wire_len: *wire_len, time_ns: *time_ns, link: *link, interface: 0 }
+        Frame {
+            bytes,
+            wire_len: *wire_len,
+            time_ns: *time_ns,
+            link: *link,
+            interface: 0,
+            meta: Meta::default(),
+        }
     }
 }
 

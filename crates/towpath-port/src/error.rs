@@ -61,6 +61,46 @@ pub enum Error {
         /// Length of the frame in bytes.
         len: usize,
     },
+    /// There is no interface of this name.
+    #[error("no such interface \"{interface}\": look at `ip link` in the port's network namespace")]
+    NoInterface {
+        /// The name that was looked for.
+        interface: String,
+    },
+    /// The process may not do this.
+    #[error(
+        "{name}: needs {capability}: run as root, or in a user and network namespace of its own where that is enough"
+    )]
+    Privilege {
+        /// Name of the port.
+        name: String,
+        /// The capability that is missing (capabilities(7)).
+        capability: &'static str,
+    },
+    /// This kernel, or this interface's driver, lacks what was asked for.
+    #[error("{name}: {what}")]
+    Unsupported {
+        /// Name of the port.
+        name: String,
+        /// What is lacking, and what to use in its place.
+        what: String,
+    },
+    /// Somebody else has what the port needs.
+    #[error("{name}: {what}")]
+    InUse {
+        /// Name of the port.
+        name: String,
+        /// What is in use, and what to do.
+        what: String,
+    },
+    /// The configuration of the port asks for something that cannot be.
+    #[error("{name}: {what}")]
+    Config {
+        /// Name of the port.
+        name: String,
+        /// Which value, and what it may be.
+        what: String,
+    },
     /// This port does not do what was asked: a capture that is read cannot be sent to, nor the reverse.
     #[error("{name}: cannot {verb}, this port goes the other way")]
     Direction {

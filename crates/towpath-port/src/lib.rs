@@ -19,7 +19,6 @@
 //! }
 //! # Ok::<(), towpath_port::Error>(())
 //! ```
-#![forbid(unsafe_code)]
 
 mod burst;
 #[cfg(any(test, feature = "test-util"))]
@@ -27,14 +26,20 @@ pub mod conformance;
 mod error;
 mod link;
 mod loopback;
+mod meta;
+mod offload;
 pub mod pcap;
 mod port;
+mod stats;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;
 pub use link::{Header, LinkType};
 pub use loopback::Loopback;
-pub use port::{Caps, Port, Received};
+pub use meta::{Conntrack, Meta, Queued};
+pub use offload::{Checksum, Gso, GsoKind, Offload, Segmentation};
+pub use port::{Caps, Port, Received, State, Verdict};
+pub use stats::{Drops, Stats};
 
 /// The longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.
 ///

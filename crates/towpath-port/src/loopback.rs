@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
+use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received, Segmentation, Stats};
 
 /// A port in memory: what is sent to it is received from it, in order.
 ///
@@ -10,7 +10,7 @@ use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
 /// use towpath_port::{Burst, Frame, LinkType, Loopback, Port, Received};
 ///
 /// let mut port = Loopback::new("lo0", 16);
-/// let frame = Frame { bytes: b"hello", wire_len: 5, time_ns: 1, link: LinkType::RAW, interface: 0 };
+/// let frame = Frame::new(b"hello", LinkType::RAW);
 /// assert_eq!(port.send(&mut std::iter::once(frame))?, 1);
 ///
 /// let mut burst = Burst::new(8);
@@ -26,6 +26,7 @@ pub struct Loopback {
     spare: Vec<Vec<u8>>,
     capacity: usize,
     closed: bool,
+    stats: Stats,
 }
 
 #[derive(Debug)]
@@ -35,12 +36,20 @@ struct Held {
     time_ns: u64,
     link: LinkType,
     interface: u32,
+    meta: Meta,
 }
 
 impl Loopback {
     /// A loopback port that holds at most `capacity` frames.
     pub fn new(name: impl Into<String>, capacity: usize) -> Self {
-        Self { name: name.into(), queue: VecDeque::new(), spare: Vec::new(), capacity, closed: false }
+        Self {
+            name: name.into(),
+            queue: VecDeque::new(),
+            spare: Vec::new(),
+            capacity,
+            closed: false,
+            stats: Stats::default(),
+        }
     }
 
     /// Frames that were sent and not yet received.
@@ -65,7 +74,15 @@ impl Port for Loopback {
     }
 
     fn caps(&self) -> Caps {
-        Caps { receive: true, send: true, ends: true, timestamps: true }
+        Caps {
+            receive: true,
+            send: true,
+            ends: true,
+            timestamps: true,
+            checksum: true,
+            segmentation: Segmentation::ALL,
+            ..Caps::default()
+        }
     }
 
     fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
@@ -74,6 +91,7 @@ impl Port for Loopback {
             if burst.push(held.frame()).is_err() {
                 break;
             }
+            self.stats.count_received(held.bytes.len());
             self.spare.extend(self.queue.pop_front().map(|held| held.bytes));
         }
         Ok(match (burst.is_empty(), self.closed) {
@@ -94,24 +112,37 @@ impl Port for Loopback {
             let mut bytes = self.spare.pop().unwrap_or_default();
             bytes.clear();
             bytes.extend_from_slice(frame.bytes);
-            let Frame { wire_len, time_ns, link, interface, .. } = frame;
+            let Frame { wire_len, time_ns, link, interface, meta, .. } = frame;
             self.queue.push_back(Held {
                 bytes,
                 wire_len: wire_len.max(len as u32),
                 time_ns,
                 link,
                 interface,
+                meta,
             });
+            self.stats.count_sent(len);
             sent += 1;
         }
         Ok(sent)
+    }
+
+    fn stats(&mut self) -> Stats {
+        self.stats
     }
 }
 
 impl Held {
     fn frame(&self) -> Frame<'_> {
-        let Self { bytes, wire_len, time_ns, link, interface } = self;
-        Frame { bytes, wire_len: *wire_len, time_ns: *time_ns, link: *link, interface: *interface }
+        let Self { bytes, wire_len, time_ns, link, interface, meta } = self;
+        Frame {
+            bytes,
+            wire_len: *wire_len,
+            time_ns: *time_ns,
+            link: *link,
+            interface: *interface,
+            meta: *meta,
+        }
     }
 }
 
@@ -122,7 +153,7 @@ mod tests {
     #[test]
     fn full_takes_no_more_and_leaves_the_rest_with_the_sender() {
         let mut port = Loopback::new("lo0", 2);
-        let frame = Frame { bytes: b"x", wire_len: 1, time_ns: 0, link: LinkType::RAW, interface: 0 };
+        let frame = Frame::new(b"x", LinkType::RAW);
         let mut frames = std::iter::repeat_n(frame, 5);
         assert_eq!(port.send(&mut frames).unwrap(), 2);
         assert_eq!(frames.len(), 3);
@@ -132,7 +163,7 @@ mod tests {
     #[test]
     fn closed_is_the_end_once_empty() {
         let mut port = Loopback::new("lo0", 2);
-        let frame = Frame { bytes: b"x", wire_len: 1, time_ns: 0, link: LinkType::RAW, interface: 0 };
+        let frame = Frame::new(b"x", LinkType::RAW);
         port.send(&mut std::iter::once(frame)).unwrap();
         port.close();
         let mut burst = Burst::new(4);

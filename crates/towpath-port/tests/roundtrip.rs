@@ -21,7 +21,14 @@ impl Owned {
     fn frame(&self) -> Frame<'_> {
         let Self { bytes, wire_len, time_ns, link, interface, .. } = self;
         let link = LinkType(*link);
-        Frame { bytes, wire_len: *wire_len, time_ns: *time_ns, link, interface: *interface }
+        Frame {
+            bytes,
+            wire_len: *wire_len,
+            time_ns: *time_ns,
+            link,
+            interface: *interface,
+            meta: Default::default(),
+        }
     }
 }
 

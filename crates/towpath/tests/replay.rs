@@ -98,7 +98,14 @@ fn udp_capture(path: &Path, n: u32, flows: u16) {
         bytes.extend(format!("payload {i:010}").as_bytes());
         let wire_len = bytes.len() as u32;
         let time_ns = u64::from(i) * 1000;
-        let frame = Frame { bytes: &bytes, wire_len, time_ns, link: LinkType::ETHERNET, interface: 0 };
+        let frame = Frame {
+            bytes: &bytes,
+            wire_len,
+            time_ns,
+            link: LinkType::ETHERNET,
+            interface: 0,
+            meta: Default::default(),
+        };
         writer.write(frame, None).unwrap();
     }
     writer.finish().unwrap();
@@ -115,7 +122,14 @@ fn rejected_packets_are_answered() {
         for (time_ns, words) in (0..).step_by(1_000_000).zip(packets) {
             let bytes = towpath_gate::gate::Written::parse(words).unwrap().frame;
             let wire_len = bytes.len() as u32;
-            let frame = Frame { bytes: &bytes, wire_len, time_ns, link: LinkType::ETHERNET, interface: 0 };
+            let frame = Frame {
+                bytes: &bytes,
+                wire_len,
+                time_ns,
+                link: LinkType::ETHERNET,
+                interface: 0,
+                meta: Default::default(),
+            };
             writer.write(frame, None).unwrap();
         }
         writer.finish().unwrap();
@@ -486,7 +500,14 @@ fn a_trailer_behind_the_payload_hides_nothing_from_an_inspector() {
     bytes.extend([4, 0, 0, 53, 0, 18, 0, 0]);
     bytes.extend(b"evil words");
     bytes.extend([0; 40]);
-    let frame = Frame { bytes: &bytes, wire_len: 0, time_ns: 0, link: LinkType::ETHERNET, interface: 0 };
+    let frame = Frame {
+        bytes: &bytes,
+        wire_len: 0,
+        time_ns: 0,
+        link: LinkType::ETHERNET,
+        interface: 0,
+        meta: Default::default(),
+    };
     writer.write(frame, None).unwrap();
     writer.finish().unwrap();
     let report =

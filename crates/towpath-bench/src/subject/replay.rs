@@ -123,7 +123,17 @@ fn write_capture(path: &Path) -> Result<()> {
         packet::set_flow(&mut frame, flow as u16);
         let time_ns = 1_700_000_000_000_000_000 + n * 1000;
         let (bytes, wire_len) = (&*frame, frame.len() as u32);
-        writer.write(Frame { bytes, wire_len, time_ns, link: LinkType::ETHERNET, interface: 0 }, None)?;
+        writer.write(
+            Frame {
+                bytes,
+                wire_len,
+                time_ns,
+                link: LinkType::ETHERNET,
+                interface: 0,
+                meta: Default::default(),
+            },
+            None,
+        )?;
     }
     Ok(writer.finish()?)
 }

@@ -35,8 +35,14 @@ pub(crate) fn write(packets: u64, file: &mut pcap::Writer) -> Result<(), Error> 
         let bytes = flow.next();
         assert_eq!(bytes.len(), LEN, "length of a frame");
         let time_ns = START_NS + index * INTERVAL_NS;
-        let frame =
-            Frame { bytes: &bytes, wire_len: LEN as u32, time_ns, link: LinkType::ETHERNET, interface: 0 };
+        let frame = Frame {
+            bytes: &bytes,
+            wire_len: LEN as u32,
+            time_ns,
+            link: LinkType::ETHERNET,
+            interface: 0,
+            meta: Default::default(),
+        };
         file.write(frame, None)?;
     }
     Ok(())

@@ -36,7 +36,17 @@ pub(crate) fn write(file: &mut pcap::Writer) -> Result<(), Error> {
         last = (time / 1_000).max(last + 1);
         let time_ns = START_NS + last * 1_000;
         let wire_len = bytes.len() as u32;
-        file.write(Frame { bytes, wire_len, time_ns, link: LinkType::ETHERNET, interface: 0 }, None)?;
+        file.write(
+            Frame {
+                bytes,
+                wire_len,
+                time_ns,
+                link: LinkType::ETHERNET,
+                interface: 0,
+                meta: Default::default(),
+            },
+            None,
+        )?;
     }
     Ok(())
 }

@@ -155,7 +155,10 @@ impl Scene {
             let wire_len = row.frame.len() as u32;
             let time_ns = (START_US + row.time_us) * 1_000;
             let link = LinkType::ETHERNET;
-            file.write(Frame { bytes: &row.frame, wire_len, time_ns, link, interface: 0 }, None)?;
+            file.write(
+                Frame { bytes: &row.frame, wire_len, time_ns, link, interface: 0, meta: Default::default() },
+                None,
+            )?;
         }
         file.finish()?;
         let path = directory.join(format!("{name}.expected"));

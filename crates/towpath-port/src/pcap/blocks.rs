@@ -17,7 +17,7 @@ use crate::{Frame, LinkType, MAX_FRAME};
 /// let mut blocks = Blocks::new();
 /// blocks.section(&mut stream)?;
 /// blocks.name(3, "lan0");
-/// let frame = Frame { bytes: b"abc", wire_len: 60, time_ns: 1, link: LinkType::ETHERNET, interface: 3 };
+/// let frame = Frame { interface: 3, ..Frame::new(b"abc", LinkType::ETHERNET) };
 /// blocks.packet(&mut stream, frame, &Options { comment: Some("dropped"), ..Options::default() })?;
 /// blocks.statistics(&mut stream, 1, 1, 0)?;
 /// # Ok::<(), std::io::Error>(())

@@ -2,7 +2,7 @@
 
 use super::Step;
 use super::order::Order;
-use crate::{Frame, LinkType, MAX_FRAME};
+use crate::{Frame, LinkType, MAX_FRAME, Meta};
 
 /// Length of the file header.
 pub(super) const HEADER: usize = 24;
@@ -70,6 +70,7 @@ impl Classic {
             time_ns: seconds * 1_000_000_000 + fraction * self.unit,
             link: self.link,
             interface: 0,
+            meta: Meta::default(),
         };
         Step::Frame { frame, used }
     }

@@ -4,7 +4,7 @@
 
 use super::order::Order;
 use super::{MAX_BLOCK, Step};
-use crate::{Frame, LinkType, MAX_FRAME};
+use crate::{Frame, LinkType, MAX_FRAME, Meta};
 
 // Block types (draft-ietf-opsawg-pcapng, section 4 and appendix A).
 pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -192,6 +192,7 @@ impl Ng {
             time_ns: self.last_ns,
             link: interface.link,
             interface: self.base.saturating_add(number),
+            meta: Meta::default(),
         };
         Step::Frame { frame, used }
     }
@@ -215,6 +216,7 @@ impl Ng {
             time_ns: self.last_ns,
             link: interface.link,
             interface: self.base,
+            meta: Meta::default(),
         };
         Step::Frame { frame, used }
     }

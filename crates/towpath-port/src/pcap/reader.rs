@@ -7,7 +7,7 @@ use super::classic::{self, Classic};
 use super::input::{Filled, Input};
 use super::ng::{self, Ng};
 use super::{Resolution, Step};
-use crate::{Burst, Caps, Error, Frame, Port, Received};
+use crate::{Burst, Caps, Error, Frame, Port, Received, Stats};
 
 /// A capture file as a port that only receives.
 ///
@@ -38,7 +38,7 @@ pub struct Reader {
     format: Format,
     /// Size of the file, when it is one.
     total: Option<u64>,
-    packets: u64,
+    stats: Stats,
     warning: Option<Warning>,
     ended: bool,
 }
@@ -142,7 +142,8 @@ impl Reader {
             Format::Classic(header)
         };
         let total = None;
-        let mut reader = Self { name, input, format, total, packets: 0, warning: None, ended: false };
+        let mut reader =
+            Self { name, input, format, total, stats: Stats::default(), warning: None, ended: false };
         match reader.format {
             Format::Classic(_) => reader.input.consume(classic::HEADER),
             Format::Ng(_) => reader.first_section()?,
@@ -162,7 +163,7 @@ impl Reader {
 
     /// Packets received so far.
     pub fn packets(&self) -> u64 {
-        self.packets
+        self.stats.received
     }
 
     /// How finely the file counts time, as far as it has been read.
@@ -215,7 +216,7 @@ impl Reader {
         self.warning = Some(Warning {
             name: self.name.clone(),
             offset: self.input.offset(),
-            packets: self.packets,
+            packets: self.packets(),
             damage,
             gzip: self.input.is_gzip(),
         });
@@ -239,7 +240,7 @@ impl Port for Reader {
                     if burst.push(frame).is_err() {
                         return Ok(Received::Frames);
                     }
-                    self.packets += 1;
+                    self.stats.count_received(frame.bytes.len());
                     self.input.consume(used);
                 }
                 Step::Skip(len) => self.input.skip(len),
@@ -258,6 +259,10 @@ impl Port for Reader {
     fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         Err(Error::Direction { name: self.name.clone(), verb: "send" })
     }
+
+    fn stats(&mut self) -> Stats {
+        self.stats
+    }
 }
 
 impl Format {
@@ -274,7 +279,7 @@ impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reader")
             .field("name", &self.name)
-            .field("packets", &self.packets)
+            .field("packets", &self.packets())
             .finish_non_exhaustive()
     }
 }

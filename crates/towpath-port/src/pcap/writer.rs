@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::blocks::{Blocks, Options, words};
 use super::classic;
-use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
+use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received, Stats};
 
 /// A capture file as a port that only sends.
 ///
@@ -15,7 +15,7 @@ use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received};
 /// use towpath_port::{Frame, LinkType, pcap};
 ///
 /// let mut file = pcap::Writer::new("memory", Vec::new(), pcap::Format::PcapNg);
-/// let frame = Frame { bytes: b"abc", wire_len: 60, time_ns: 1, link: LinkType::ETHERNET, interface: 0 };
+/// let frame = Frame::new(b"abc", LinkType::ETHERNET);
 /// file.write(frame, Some("dropped by rule 100"))?;
 /// file.finish()?;
 /// # Ok::<(), towpath_port::Error>(())
@@ -26,6 +26,7 @@ pub struct Writer {
     format: Format,
     resolution: Resolution,
     begun: Option<Begun>,
+    stats: Stats,
 }
 
 /// Which file format to write.
@@ -87,7 +88,14 @@ impl Writer {
     /// Writes a capture to any stream; `name` is the port's name.
     pub fn new(name: impl Into<String>, out: impl Write + Send + 'static, format: Format) -> Self {
         let out = BufWriter::with_capacity(1 << 17, Box::new(out) as Box<dyn Write + Send>);
-        Self { name: name.into(), out, format, resolution: Resolution::default(), begun: None }
+        Self {
+            name: name.into(),
+            out,
+            format,
+            resolution: Resolution::default(),
+            begun: None,
+            stats: Stats::default(),
+        }
     }
 
     /// Counts time in `resolution` (pcap only; microseconds otherwise). No effect once a frame was written: the file
@@ -109,9 +117,11 @@ impl Writer {
             return Err(Error::TooLong { name: self.name.clone(), len });
         }
         match self.format {
-            Format::Pcap => self.write_pcap(frame),
-            Format::PcapNg => self.write_pcapng(frame, comment).map_err(|source| self.io(source)),
+            Format::Pcap => self.write_pcap(frame)?,
+            Format::PcapNg => self.write_pcapng(frame, comment).map_err(|source| self.io(source))?,
         }
+        self.stats.count_sent(len);
+        Ok(())
     }
 
     /// Writes out everything, and the header if there was no frame.
@@ -201,6 +211,10 @@ impl Port for Writer {
 
     fn flush(&mut self) -> Result<(), Error> {
         self.out.flush().map_err(|source| self.io(source))
+    }
+
+    fn stats(&mut self) -> Stats {
+        self.stats
     }
 }
 

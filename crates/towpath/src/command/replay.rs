@@ -321,6 +321,7 @@ fn captured<'a>(bytes: &'a [u8], meta: &Meta) -> Frame<'a> {
         time_ns: meta.time,
         link: LinkType(meta.link_type),
         interface: meta.interface,
+        meta: Default::default(),
     }
 }
 

@@ -337,6 +337,7 @@ impl Trace {
             time_ns: traced.time,
             link: LinkType(traced.link),
             interface: traced.port,
+            meta: Default::default(),
         };
         let options = Options {
             comment: Some(&comment(traced)),
