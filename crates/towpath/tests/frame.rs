@@ -117,6 +117,9 @@ fn what_is_wrong_is_said() {
         assert_eq!((code, out.as_str()), (Some(64), ""), "{framing}");
         assert!(err.contains(expected), "{framing}: {err}");
     }
+    let (code, _, err) = told(&frame(&path, &["--framing", "line", "--reply", "lien"]));
+    assert_eq!(code, Some(64), "{err}");
+    assert!(err.contains("--reply lien:") && err.contains("did you mean \"line\"?"), "{err}");
     let (code, _, err) = told(&frame(Path::new("/nothing/such.pcap"), &["--framing", "line"]));
     assert_eq!(code, Some(2), "{err}");
 }

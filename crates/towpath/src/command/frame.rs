@@ -176,7 +176,7 @@ fn messages(args: &Frame) -> Result<(), Failure> {
     // One name for the two ends of the same protocol.
     let request = if request == "postgres" { "postgres-frontend" } else { request };
     let reply = if reply == "postgres" { "postgres-backend" } else { reply };
-    let mut messages = Messages::new(framing(request)?, framing(reply)?);
+    let mut messages = Messages::new(framing("--framing", request)?, framing("--reply", reply)?);
     let mut printer = Printer::new(args.json);
     follow(args, &mut |way, chunk| {
         messages.handle_chunk(way, chunk, &mut |way, found| printer.print(way, &found));
@@ -184,9 +184,9 @@ fn messages(args: &Frame) -> Result<(), Failure> {
     printer.finish().map_err(Failure::Output)
 }
 
-/// A preset, the declarative form, or a file.
-fn framing(text: &str) -> Result<Framing, Failure> {
-    let refused = |error: &dyn std::fmt::Display| Failure::Framing(format!("--framing {text}: {error}"));
+/// A preset, the declarative form, or a file, as `option` gave it.
+fn framing(option: &str, text: &str) -> Result<Framing, Failure> {
+    let refused = |error: &dyn std::fmt::Display| Failure::Framing(format!("{option} {text}: {error}"));
     let (path, name) = file(text);
     if Framing::preset(text).is_ok() || !path.is_file() {
         let looks_like_a_file = text.contains(['/', '.']) && !text.contains(['=', '(', ' ']);
