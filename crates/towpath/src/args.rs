@@ -1,15 +1,13 @@
 //! The command line's grammar. What each command does is in `command/`.
 
-use std::fmt::Display;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::ValueHint;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use towpath::queue::words::{fanout, overload, queue_number, within};
 use towpath_ring::{Fanout, Overload};
 
 use crate::command::bpf::Bpf;
@@ -17,6 +15,7 @@ use crate::command::ctl::Ctl;
 use crate::command::explain::Explain;
 use crate::command::frame::Frame;
 use crate::command::recv::Recv;
+use crate::command::run::Run;
 use crate::command::send::Send;
 use crate::command::wiring::Wiring;
 
@@ -34,6 +33,8 @@ pub(crate) mod exit {
     pub(crate) const INSPECTOR: u8 = 4;
     /// There is no engine at the control socket, it does not let us in, or it cannot have the socket.
     pub(crate) const NO_ENGINE: u8 = 5;
+    /// The configuration has errors.
+    pub(crate) const BAD_CONFIG: u8 = 6;
     /// Wrong usage (`EX_USAGE` of sysexits.h).
     pub(crate) const USAGE: u8 = 64;
 }
@@ -47,10 +48,12 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
-4 an inspector did not start or attach, 5 no engine or no control socket, 64 wrong usage.";
+4 an inspector did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
+64 wrong usage.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Run(Run),
     Replay(Replay),
     Check(Check),
     Ctl(Ctl),
@@ -261,13 +264,6 @@ fn queue(text: &str) -> Result<QueueArg, String> {
     Ok(QueueArg { number, words })
 }
 
-fn queue_number(text: &str) -> Result<u16, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err(format!("queue number `{text}` is not in 1..65535")),
-        Ok(number) => Ok(number),
-    }
-}
-
 fn queue_policy(text: &str) -> Result<QueuePolicy, String> {
     let (number, pairs) = split(text, "N=KEY:VALUE,...")?;
     let mut policy = QueuePolicy { number: queue_number(number)?, ..QueuePolicy::default() };
@@ -292,42 +288,6 @@ fn queue_policy(text: &str) -> Result<QueuePolicy, String> {
         return Err("low: needs a high: that is larger".to_owned());
     }
     Ok(policy)
-}
-
-fn fanout(text: &str) -> Result<Fanout, String> {
-    Ok(match text {
-        "exclusive" => Fanout::Exclusive,
-        "flow" => Fanout::FlowHash,
-        "cpu" => Fanout::Cpu,
-        "least" => Fanout::LeastLoaded,
-        "broadcast" => Fanout::Broadcast,
-        "tap" => Fanout::Tap,
-        _ => return Err(format!("fanout `{text}` is not exclusive, flow, cpu, least, broadcast or tap")),
-    })
-}
-
-fn overload(text: &str) -> Result<Overload, String> {
-    Ok(match text.split_once(':').unwrap_or((text, "")) {
-        ("block", "") => Overload::Block,
-        ("drop-newest", "") => Overload::DropNewest,
-        ("drop-oldest", count) => Overload::DropOldest(within(count, 1..=4096)?),
-        ("pass", "") => Overload::Pass,
-        ("drop", "") => Overload::Drop,
-        ("queue", number) => Overload::Queue(queue_number(number)?),
-        _ => {
-            return Err(format!(
-                "overload `{text}` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N"
-            ));
-        }
-    })
-}
-
-/// A number in a range.
-fn within<N: FromStr + PartialOrd + Display>(text: &str, range: RangeInclusive<N>) -> Result<N, String> {
-    match text.parse() {
-        Ok(number) if range.contains(&number) => Ok(number),
-        _ => Err(format!("`{text}` is not a number in {}..{}", range.start(), range.end())),
-    }
 }
 
 pub(crate) fn vlan_port(text: &str) -> Result<VlanPort, String> {

@@ -3,6 +3,7 @@
 //! The command line `towpath` is a thin layer over this library.
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod control;
 pub mod conversations;
 pub mod engine;
@@ -10,5 +11,6 @@ pub mod flows;
 pub mod inspector;
 pub mod queue;
 pub mod report;
+pub mod settings;
 pub mod streams;
 pub mod window;

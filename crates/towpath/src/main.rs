@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     };
     command::log::start();
     let code = match cli.command {
+        Command::Run(args) => command::run::run(&args),
         Command::Replay(args) => command::replay::run(&args),
         Command::Ctl(args) => command::ctl::run(&args),
         Command::Check(args) => command::check::run(&args),

@@ -10,6 +10,7 @@ pub(crate) mod log;
 pub(crate) mod pages;
 pub(crate) mod recv;
 pub(crate) mod replay;
+pub(crate) mod run;
 pub(crate) mod send;
 pub(crate) mod transfer;
 pub(crate) mod wiring;

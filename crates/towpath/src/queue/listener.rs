@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use towpath_ring::{self as ring, Fanout, FrameOut, Full, Loss, Meta, Overload, Seq};
+use towpath_ring::{self as ring, FrameOut, Full, Loss, Meta, Seq};
 
+use super::words::{fanout_word, overload_words};
 use super::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
 use crate::control::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
 use crate::control::{Note, Tap};
@@ -307,29 +308,5 @@ fn note(outcome: &Outcome<'_>) -> Note {
             };
             Note::Verdict { verdict, mark, flow }
         }
-    }
-}
-
-/// The word of the command line.
-fn fanout_word(fanout: Fanout) -> &'static str {
-    match fanout {
-        Fanout::Exclusive => "exclusive",
-        Fanout::FlowHash => "flow",
-        Fanout::Cpu => "cpu",
-        Fanout::LeastLoaded => "least",
-        Fanout::Broadcast => "broadcast",
-        Fanout::Tap => "tap",
-    }
-}
-
-/// The words of the command line.
-fn overload_words(overload: Overload) -> String {
-    match overload {
-        Overload::Block => "block".to_owned(),
-        Overload::DropNewest => "drop-newest".to_owned(),
-        Overload::DropOldest(max) => format!("drop-oldest:{max}"),
-        Overload::Pass => "pass".to_owned(),
-        Overload::Drop => "drop".to_owned(),
-        Overload::Queue(number) => format!("queue:{number}"),
     }
 }

@@ -13,6 +13,7 @@ mod listener;
 #[cfg(test)]
 mod tests;
 mod votes;
+pub mod words;
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,0 +1,92 @@
+//! `towpath run`: the engine between live ports, as a configuration says.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use clap::builder::ValueHint;
+use serde_json::json;
+use towpath::config::{Config, Rules};
+use towpath_gate::rules::Diagnostic;
+
+use crate::args::exit;
+use crate::command::{answer, warn};
+
+/// Stand between live ports, as a configuration says
+///
+/// CONFIG is a TOML file: the ports and how they are wired, the rule file, the queues and who may inspect them, the engine's
+/// threads, the control socket. docs/run.md has every key. Runs until SIGTERM or SIGINT, which drain it: nothing more is
+/// received, and what inspectors have is waited for. SIGHUP reads the rules and the configuration again.
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Example:
+  towpath run --check /etc/towpath/towpath.toml
+  towpath run /etc/towpath/towpath.toml")]
+pub(crate) struct Run {
+    /// The configuration
+    #[arg(value_name = "CONFIG", value_hint = ValueHint::FilePath)]
+    config: PathBuf,
+
+    /// Only say what is wrong with the configuration and its rules: every error at once, with line, column and a hint
+    #[arg(long)]
+    check: bool,
+
+    /// With --check: print one JSON object
+    #[arg(long, requires = "check")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Run) -> u8 {
+    check(args)
+}
+
+/// Reads the configuration and its rules.
+fn read(args: &Run) -> Result<(Config, Rules), Refused> {
+    let config = Config::read(&args.config).map_err(|errors| Refused { code: exit::BAD_CONFIG, errors })?;
+    let rules = config.read_rules().map_err(|errors| Refused { code: exit::BAD_RULES, errors })?;
+    Ok((config, rules))
+}
+
+struct Refused {
+    code: u8,
+    errors: Vec<Diagnostic>,
+}
+
+fn check(args: &Run) -> u8 {
+    let (code, errors, warnings, said) = match read(args) {
+        Ok((config, rules)) => {
+            (exit::OK, Vec::new(), rules.warnings, summary(&config, rules.ruleset.rules().len()))
+        }
+        Err(Refused { code, errors }) => (code, errors, Vec::new(), String::new()),
+    };
+    if args.json {
+        let row = |d: &Diagnostic| {
+            json!({"file": &*d.file, "line": d.line, "column": d.column, "end": d.end,
+                   "message": d.message, "hint": d.hint})
+        };
+        let rows = |found: &[Diagnostic]| found.iter().map(row).collect::<Vec<_>>();
+        let object = json!({
+            "file": args.config.display().to_string(), "ok": errors.is_empty(),
+            "errors": rows(&errors), "warnings": rows(&warnings),
+        });
+        return answer(code, &format!("{object}\n"));
+    }
+    warnings.iter().for_each(warn);
+    errors.iter().for_each(|error| eprintln!("{error}"));
+    answer(code, &said)
+}
+
+fn summary(config: &Config, rules: usize) -> String {
+    let ports: Vec<String> =
+        config.ports.iter().map(|port| format!("{} ({})", port.name, port.driver.word())).collect();
+    format!(
+        "{}: {} ports: {}; {} bridges, {} routes, {} taps; {} rules; {} queues\n",
+        config.file.display(),
+        config.ports.len(),
+        ports.join(", "),
+        config.bridges.len(),
+        config.routes.len(),
+        config.taps.len(),
+        rules,
+        config.queues.len()
+    )
+}

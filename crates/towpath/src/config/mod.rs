@@ -1,0 +1,178 @@
+//! The configuration of `towpath run`: a TOML file, checked as a whole.
+//!
+//! Reading it finds everything that is wrong at once, each with line, column and what to do. What every key means is in
+//! `docs/run.md`.
+//!
+//! ```
+//! use towpath::config::Config;
+//!
+//! let text = r#"
+//! rules = "bridge.ipfw"
+//! [port.wan]
+//! driver = "af_packet"
+//! [port.lan]
+//! driver = "af_packet"
+//! [[bridge]]
+//! ports = ["wan", "lann"]
+//! "#;
+//! let errors = Config::parse("towpath.toml", text).unwrap_err();
+//! assert_eq!(
+//!     errors[0].to_string(),
+//!     "towpath.toml:8:17: there is no port `lann`; did you mean `lan`?"
+//! );
+//! ```
+
+mod control;
+mod engine;
+mod port;
+mod queue;
+mod reader;
+mod ruleset;
+mod users;
+mod wiring;
+
+use std::path::{Path, PathBuf};
+
+use toml::de::DeTable;
+use towpath_gate::gate::StatePolicy;
+use towpath_gate::rules::Diagnostic;
+use towpath_gate::state;
+
+pub use self::control::Control;
+pub use self::engine::{Engine, Wait};
+pub use self::port::{Driver, Port, Vlan};
+pub use self::queue::{Inspectors, Queue};
+use self::reader::{Findings, Table};
+pub use self::ruleset::Rules;
+pub use self::users::Users;
+pub use self::wiring::{Bridge, Route};
+use crate::queue::DefaultVerdict;
+use crate::settings::Settings;
+
+/// Everything that `towpath run` is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The file it was read from, as it was named.
+    pub file: PathBuf,
+    /// The rule file.
+    pub rules: PathBuf,
+    /// Whether the default rule allows.
+    pub default_allow: bool,
+    /// What becomes of the states when rules are reloaded.
+    pub reload: StatePolicy,
+    /// The ports, in the order of the file.
+    pub ports: Vec<Port>,
+    /// Pairs of ports.
+    pub bridges: Vec<Bridge>,
+    /// Ports whose packets go no further (indices into `ports`).
+    pub taps: Vec<usize>,
+    /// What is routed, and whereto.
+    pub routes: Vec<Route>,
+    /// The queues, by number.
+    pub queues: Vec<Queue>,
+    /// What becomes of packets for a queue that is not configured.
+    pub unserved: DefaultVerdict,
+    /// Settings under ipfw's names, as they were written and checked.
+    pub settings: Vec<(String, u64)>,
+    /// The threads.
+    pub engine: Engine,
+    /// The control socket.
+    pub control: Option<Control>,
+}
+
+impl Config {
+    /// Reads a configuration file. Names of files in it are relative to its directory.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, Vec<Diagnostic>> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let findings = Findings::new(&file, "");
+            let hint = "name a configuration file, as docs/run.md describes it".to_owned();
+            findings.add(&(0..0), format!("cannot be read: {error}"), Some(hint));
+            findings.into_found()
+        })?;
+        Self::parse(&file, &text)
+    }
+
+    /// Reads the text of a configuration file; `file` is its name.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(file: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
+        let findings = Findings::new(file, text);
+        let (document, errors) = DeTable::parse_recoverable(text);
+        for error in &errors {
+            findings.add(&error.span().unwrap_or_default(), error.message().replace('\n', ", "), None);
+        }
+        // What the parser made up to go on would only be complained about again.
+        if !errors.is_empty() {
+            return Err(findings.into_found());
+        }
+        let config = Self::take(Path::new(file), Table::new(document.get_ref(), 0..0, &findings));
+        let found = findings.into_found();
+        if found.is_empty() { Ok(config) } else { Err(found) }
+    }
+
+    fn take(file: &Path, top: Table<'_, '_>) -> Self {
+        let directory = file.parent().unwrap_or(Path::new("."));
+        top.need("rules", "name the rule file: rules = \"FILE\"");
+        let rules = top.text("rules").map_or_else(PathBuf::new, |text| directory.join(text.value));
+        let default_allow = top.word("default", &[("allow", true), ("deny", false)]).unwrap_or(false);
+        let policies =
+            [("recheck", StatePolicy::Recheck), ("keep", StatePolicy::Keep), ("drop", StatePolicy::Drop)];
+        let reload = top.word("states-at-reload", &policies).unwrap_or(StatePolicy::Recheck);
+        let verdicts = [("pass", DefaultVerdict::Pass), ("drop", DefaultVerdict::Drop)];
+        let unserved = top.word("unserved", &verdicts).unwrap_or_default();
+        let ports = port::take(&top, directory);
+        let wiring::Wiring { bridges, taps, routes } = wiring::take(&top, &ports);
+        let config = Self {
+            file: file.into(),
+            rules,
+            default_allow,
+            reload,
+            bridges,
+            taps,
+            routes,
+            queues: queue::take(&top, directory, unserved),
+            unserved,
+            settings: settings(&top),
+            engine: engine::take(&top),
+            control: control::take(&top, directory),
+            ports: ports.into_iter().map(|(_, port)| port).collect(),
+        };
+        top.finish();
+        config
+    }
+
+    /// The port of this name, as an index.
+    pub fn port(&self, name: &str) -> Option<usize> {
+        self.ports.iter().position(|port| port.name == name)
+    }
+}
+
+fn settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {
+    let Some(table) = top.table("settings") else { return Vec::new() };
+    let mut settings = Vec::new();
+    let mut probe = Settings::default();
+    for (name, number) in table.all_numbers() {
+        match probe.set(name.value, number.value) {
+            Ok(()) => settings.push((name.value.to_owned(), number.value)),
+            Err(error @ state::SettingError::Unknown(_)) => {
+                let names = Settings::default().rows();
+                match reader::meant(name.value, names.iter().map(|(name, _)| *name)) {
+                    Some(hint) => {
+                        table.wrong(&name.span, format!("there is no setting `{}`", name.value), hint)
+                    }
+                    None => table.wrong(&name.span, error.to_string(), ""),
+                }
+            }
+            Err(error) => table.wrong(&number.span, error.to_string(), ""),
+        }
+    }
+    settings
+}
+
+#[cfg(test)]
+mod tests;

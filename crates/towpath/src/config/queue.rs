@@ -1,0 +1,130 @@
+//! `[queue.N]`: who inspects what rules send there, and what becomes of packets that nobody decides.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use towpath_ring::{Fanout, Overload};
+
+use super::reader::{At, Table};
+use super::users::{self, Users};
+use crate::queue::{DefaultVerdict, Policy, words};
+
+/// A queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Its number.
+    pub number: u16,
+    /// How it treats its inspectors.
+    pub policy: Policy,
+    /// Where its inspectors come from.
+    pub inspectors: Inspectors,
+}
+
+/// Where a queue's inspectors come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inspectors {
+    /// Where they may attach by themselves.
+    pub socket: Option<PathBuf>,
+    /// Who may, beside root and the engine's user.
+    pub users: Users,
+    /// The socket's permissions.
+    pub mode: Option<u32>,
+    /// Commands that the engine starts.
+    pub commands: Vec<Vec<String>>,
+    /// How often it starts each.
+    pub workers: usize,
+}
+
+/// A second, fail closed, by flow. A live port has nowhere to keep packets while an inspector is slow: the newest is
+/// dropped.
+const LIVE: (u64, Overload) = (1_000_000_000, Overload::DropNewest);
+
+pub(super) fn take(top: &Table<'_, '_>, directory: &Path, unserved: DefaultVerdict) -> Vec<Queue> {
+    let mut queues: Vec<Queue> = Vec::new();
+    let mut handed: Vec<(u16, u16, std::ops::Range<usize>)> = Vec::new();
+    for (name, table) in top.named("queue") {
+        let number = name.value.parse::<u16>().ok().filter(|number| *number > 0);
+        let Some(number) = number else {
+            let hint = "write [queue.N] with N in 1..65535, the number that rules name";
+            table.wrong(&name.span, format!("`{}` is no queue number", name.value), hint);
+            continue;
+        };
+        let policy = policy(&table, unserved);
+        if let Overload::Queue(other) = policy.overload {
+            handed.push((number, other, table.span_of("overload")));
+        }
+        let inspectors = inspectors(&table, directory, &name);
+        table.finish();
+        queues.push(Queue { number, policy, inspectors });
+    }
+    for (number, other, span) in handed {
+        if number == other || !queues.iter().any(|queue| queue.number == other) {
+            let message = format!("queue {number} hands packets to queue {other}, which is no other queue");
+            top.wrong(&span, message, "name another [queue.N]");
+        }
+    }
+    queues.sort_by_key(|queue| queue.number);
+    if let Some(pair) = queues.windows(2).find(|pair| pair[0].number == pair[1].number) {
+        top.wrong(&top.span, format!("there are two queues {}", pair[0].number), "");
+    }
+    queues
+}
+
+fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict) -> Policy {
+    let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    let verdicts = [("pass", DefaultVerdict::Pass), ("drop", DefaultVerdict::Drop)];
+    let high = table.number("high", 1..=65_536).map(|high| high as u32);
+    let low = table.number_at("low", 0..=65_535);
+    if let Some(at) = &low
+        && high.is_none_or(|high| at.value >= u64::from(high))
+    {
+        table.wrong(&at.span, "`low` needs a `high` that is larger", "");
+    }
+    let high = high.unwrap_or(u32::MAX);
+    Policy {
+        deadline: table.seconds("deadline", 0.001..=3600.0).map_or(LIVE.0, nanos),
+        default: table.word("default", &verdicts).unwrap_or(unserved),
+        fanout: words_of(table, "fanout", words::fanout).unwrap_or(Fanout::FlowHash),
+        overload: words_of(table, "overload", words::overload).unwrap_or(LIVE.1),
+        high,
+        low: low.map_or(high.saturating_sub(u32::from(high != u32::MAX)), |at| at.value as u32),
+    }
+}
+
+fn words_of<T>(table: &Table<'_, '_>, key: &'static str, read: fn(&str) -> Result<T, String>) -> Option<T> {
+    let text = table.text(key)?;
+    match read(text.value) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            table.wrong(&text.span, error, "");
+            None
+        }
+    }
+}
+
+fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>) -> Inspectors {
+    let socket = table.text("socket").map(|text| directory.join(text.value));
+    let mut commands = Vec::new();
+    for text in table.texts("command") {
+        match shell_words::split(text.value) {
+            Ok(words) if !words.is_empty() => commands.push(words),
+            Ok(_) => table.wrong(&text.span, "the command has no word", "leave it out, or name a program"),
+            Err(error) => table.wrong(&text.span, format!("the command cannot be split: {error}"), ""),
+        }
+    }
+    if socket.is_none() && commands.is_empty() {
+        let hint = "write socket = \"PATH\" for inspectors that come by themselves, or command = \"...\"";
+        table.wrong(&name.span, format!("nobody can inspect queue {}", name.value), hint);
+    }
+    let users = users::take(table);
+    if socket.is_none() && !users.ids.is_empty() {
+        table.wrong(&name.span, "`users` and `groups` are for a `socket`", "");
+    }
+    Inspectors {
+        mode: users::mode(table),
+        socket,
+        users,
+        commands,
+        workers: table.number("workers", 1..=64).unwrap_or(1) as usize,
+    }
+}

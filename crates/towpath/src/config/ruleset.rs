@@ -1,0 +1,82 @@
+//! The rules of a configuration, and what they name that the configuration does not have.
+
+use towpath_gate::rules::option::{Arg, Interface, Test};
+use towpath_gate::rules::{Action, Diagnostic, Ruleset};
+
+use super::Config;
+use super::reader::meant;
+
+/// The rules, and what is allowed but was probably not meant.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// The rules.
+    pub ruleset: Ruleset,
+    /// Warnings.
+    pub warnings: Vec<Diagnostic>,
+}
+
+impl Config {
+    /// Reads the rule file.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read_rules(&self) -> Result<Rules, Vec<Diagnostic>> {
+        let file = self.rules.display().to_string();
+        let text = std::fs::read(&self.rules).map_err(|error| {
+            let hint = Some(format!("`rules` of {} names it", self.file.display()));
+            let message = format!("cannot be read: {error}");
+            vec![Diagnostic { file: file.as_str().into(), line: 1, column: 1, end: 1, message, hint }]
+        })?;
+        self.parse_rules(&file, &String::from_utf8_lossy(&text))
+    }
+
+    /// Reads the text of a rule file as [`Config::read_rules`] does.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
+        let parsed = Ruleset::parse(file, text);
+        let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
+        let mut warnings = parsed.warnings;
+        self.look_for_strangers(file, &ruleset, &mut warnings);
+        Ok(Rules { ruleset, warnings })
+    }
+
+    /// Ports and queues that rules name and the configuration does not have: such a rule matches nothing, or its packets
+    /// are decided by default.
+    fn look_for_strangers(&self, file: &str, ruleset: &Ruleset, warnings: &mut Vec<Diagnostic>) {
+        let names: Vec<&str> = self
+            .ports
+            .iter()
+            .flat_map(|port| {
+                std::iter::once(port.name.as_str()).chain(port.vlans.iter().map(|vlan| vlan.name.as_str()))
+            })
+            .collect();
+        for rule in ruleset.rules() {
+            let mut warn = |message: String, hint: Option<String>| {
+                let (line, column) = (rule.at.line, rule.at.column);
+                warnings.push(Diagnostic { file: file.into(), line, column, end: column, message, hint });
+            };
+            for term in rule.body.blocks().flatten() {
+                let (Test::Recv(interface) | Test::Xmit(interface) | Test::Via(interface)) = &term.test
+                else {
+                    continue;
+                };
+                let Interface::Name(name) = interface else { continue };
+                if !names.contains(&&**name) {
+                    let hint = meant(name, names.iter().copied());
+                    warn(format!("rule {} names the port `{name}`, which there is not", rule.number), hint);
+                }
+            }
+            let (Action::Inspect(arg) | Action::Divert(arg) | Action::Tee(arg)) = &rule.action else {
+                continue;
+            };
+            if let Arg::Number(number) = arg
+                && !self.queues.iter().any(|queue| u32::from(queue.number) == *number)
+            {
+                let hint = format!("`unserved` decides its packets; configure them with [queue.{number}]");
+                warn(format!("rule {} uses queue {number}, which there is not", rule.number), Some(hint));
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+use std::time::Duration;
+
+use super::*;
+
+const BRIDGE: &str = r#"
+rules = "bridge.ipfw"
+[port.wan]
+driver = "af_packet"
+[port.lan]
+driver = "af_packet"
+interface = "eth1"
+[[bridge]]
+ports = ["wan", "lan"]
+"#;
+
+/// A bridge, and more of it.
+fn bridge(more: &str) -> String {
+    format!("{BRIDGE}{more}\n")
+}
+
+#[test]
+fn every_error_is_told_with_its_place_and_what_to_do() {
+    let rows: &[(String, &[&str])] = &[
+        ("rules = ".into(), &["t:1:9: string values must be quoted, expected literal string"]),
+        (
+            "rule = \"x\"\n[port.a]\ndriver = \"tun\"\n".into(),
+            &[
+                "t:1:1: there is no `rules`; name the rule file: rules = \"FILE\"",
+                "t:1:1: unknown key `rule`; did you mean `rules`?",
+                "t:2:7: port `a` is wired to nothing; name it in a [[bridge]] or in tap = [...], or add a [[route]]",
+            ],
+        ),
+        (
+            "rules = 7\n".into(),
+            &[
+                "t:1:1: there is no port; write [port.NAME] with driver = \"...\" below",
+                "t:1:9: `rules` is text, not an integer",
+            ],
+        ),
+        (
+            bridge("[engine]\nwait = \"sleep\"\nthreads = 0"),
+            &[
+                "t:11:8: `wait` cannot be \"sleep\"; there are park, spin",
+                "t:12:11: `threads` is a whole number in 1..64, not an integer",
+            ],
+        ),
+        (
+            bridge("[engine]\nthreads = 2\ncpus = [0]"),
+            &["t:12:8: 1 processors for 2 threads; name one for each thread, or none"],
+        ),
+        (
+            bridge("[port.wan2]\ndriver = \"af-packet\""),
+            &["t:11:10: there is no driver \"af-packet\"; did you mean `af_packet`?"],
+        ),
+        (
+            bridge("[port.x]\ndriver = \"tun\"\nofload = true"),
+            &[
+                "t:10:7: port `x` is wired to nothing; name it in a [[bridge]] or in tap = [...], or add a [[route]]",
+                "t:12:1: unknown key `ofload`; did you mean `offload`?",
+            ],
+        ),
+        (
+            bridge("[port.x]\ndriver = \"af_xdp\"\ninterface = \"eth1\"\n[[bridge]]\nports = [\"x\"]"),
+            &[
+                "t:10:7: ports `lan` and `x` both have `eth1`; every port needs one of its own",
+                "t:14:9: a bridge has two ports, not 1",
+            ],
+        ),
+        (
+            bridge("[[bridge]]\nports = [\"wan\", \"lam\"]"),
+            &[
+                "t:11:10: port `wan` is in a bridge already; a port is wired once",
+                "t:11:17: there is no port `lam`; did you mean `lan`?",
+            ],
+        ),
+        (
+            bridge("[[route]]\nto = \"10.0.0.0/33\"\nport = \"lan\""),
+            &[
+                "t:11:6: `10.0.0.0/33` is not a prefix; write an address and a length, such as \"10.0.0.0/8\" or \
+             \"2001:db8::/32\"",
+                "t:12:8: port `lan` carries Ethernet frames; write mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet \
+             address",
+                "t:12:8: port `lan` is in a bridge; a packet that is routed cannot leave there",
+            ],
+        ),
+        (
+            bridge("[queue.0]\n[queue.1]\n[queue.2]\ncommand = \"a 'b\"\noverload = \"queue:9\"\nlow = 3"),
+            &[
+                "t:10:8: `0` is no queue number; write [queue.N] with N in 1..65535, the number that rules name",
+                "t:11:8: nobody can inspect queue 1; write socket = \"PATH\" for inspectors that come by themselves, or \
+             command = \"...\"",
+                "t:12:8: nobody can inspect queue 2; write socket = \"PATH\" for inspectors that come by themselves, or \
+             command = \"...\"",
+                "t:13:11: the command cannot be split: missing closing quote",
+                "t:14:12: queue 2 hands packets to queue 9, which is no other queue; name another [queue.N]",
+                "t:15:7: `low` needs a `high` that is larger",
+            ],
+        ),
+        (
+            bridge("[settings]\ndyn_mx = 5\ndyn_keepalive = 2\ndyn_count = 1\nxyzzy = 1"),
+            &[
+                "t:11:1: there is no setting `dyn_mx`; did you mean `dyn_max`?",
+                "t:12:17: dyn_keepalive takes 0 or 1",
+                "t:13:13: dyn_count can only be read",
+                "t:14:1: there is no setting \"xyzzy\"; settable are dyn_max",
+            ],
+        ),
+        (
+            bridge("[control]\nowner = \"rooot\"\ngroup = \"no such group\"\nmode = \"9\""),
+            &[
+                "t:10:2: there is no `socket`; write socket = \"/run/towpath/control.sock\"",
+                "t:11:9: there is no user `rooot`; did you mean `root`?",
+                "t:12:9: there is no group `no such group`",
+                "t:13:8: `9` is no mode; write it in octal, such as \"0660\"",
+            ],
+        ),
+    ];
+    for (text, expected) in rows {
+        let errors = Config::parse("t", text).expect_err(text);
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), expected.len(), "{text}\n{errors:#?}");
+        for (error, expected) in errors.iter().zip(*expected) {
+            assert!(error.starts_with(expected), "{text}\n{error}\n{expected}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_what_is_read() {
+    let text = r#"
+rules = "r.ipfw"
+default = "allow"
+states-at-reload = "keep"
+unserved = "pass"
+tap = "mon"
+[port.mon]
+driver = "af_packet"
+interface = "eth2"
+[port.wan]
+driver = "af_xdp"
+interface = "eth0"
+address = ["192.0.2.1", "2001:db8::1"]
+mode = "native"
+queues = [0, 1]
+fail = "closed"
+vlan.guest.id = 200
+[port.vpn]
+driver = "tun"
+interface = "tun7"
+offload = true
+[port.kernel]
+driver = "nfqueue"
+queue = 5
+fail = "open"
+[[route]]
+to = "10.0.0.0/8"
+port = "vpn"
+[[route]]
+to = "::/0"
+port = "wan"
+mac = "02:00:00:00:00:1f"
+[queue.7]
+command = "towpath inspect --queue 7 --match 'a b' --verdict drop"
+workers = 2
+overload = "drop-oldest:64"
+high = 100
+deadline = 0.25
+[settings]
+dyn_max = 1000
+dyn_keepalive = false
+[engine]
+threads = 2
+cpus = [0, 1]
+spin = 10
+[control]
+socket = "/run/x.sock"
+owner = "root"
+group = "0"
+"#;
+    let config = Config::parse("/etc/towpath/t.toml", text).unwrap();
+    assert_eq!(config.rules, Path::new("/etc/towpath/r.ipfw"));
+    assert!(config.default_allow);
+    assert_eq!((config.reload, config.unserved), (StatePolicy::Keep, DefaultVerdict::Pass));
+    let names: Vec<&str> = config.ports.iter().map(|port| port.name.as_str()).collect();
+    assert_eq!(names, ["mon", "wan", "vpn", "kernel"]);
+    assert_eq!(config.taps, [0]);
+    assert_eq!(config.ports[1].vlans, [Vlan { id: 200, name: "guest".into() }]);
+    let queues = vec![0, 1];
+    assert_eq!(
+        config.ports[1].driver,
+        Driver::AfXdp { interface: "eth0".into(), native: true, zero_copy: false, queues, closed: true }
+    );
+    assert_eq!(config.routes[1].mac, Some([2, 0, 0, 0, 0, 0x1f]));
+    let queue = &config.queues[0];
+    assert_eq!(queue.inspectors.commands[0][5], "a b");
+    assert_eq!((queue.policy.high, queue.policy.low, queue.policy.deadline), (100, 99, 250_000_000));
+    assert_eq!(config.settings, [("dyn_max".into(), 1000), ("dyn_keepalive".into(), 0)]);
+    assert_eq!(config.engine.wait, Wait::Park(Duration::from_micros(10)));
+    let control = config.control.unwrap();
+    assert_eq!((control.owner, control.group, control.mode), (Some(0), Some(0), 0o660));
+}
+
+#[test]
+fn rules_that_name_what_is_not_there_are_warned_of() {
+    let config = Config::parse("t", &bridge("[queue.1]\ncommand = \"x\"")).unwrap();
+    let rules = "add allow ip from any to any via wann\nadd inspect 1 ip from any to any\nadd tee 2 ip from any to any\n";
+    let rules = config.parse_rules("r", rules).unwrap();
+    let warnings: Vec<String> = rules.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert_eq!(warnings[0], "r:1:1: rule 100 names the port `wann`, which there is not; did you mean `wan`?");
+    assert!(warnings[1].starts_with("r:3:1: rule 300 uses queue 2, which there is not"), "{warnings:?}");
+}

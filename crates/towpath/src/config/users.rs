@@ -1,0 +1,105 @@
+//! Users and groups by name or number.
+//!
+//! Names are looked up in /etc/passwd and /etc/group only. Who is known elsewhere (LDAP, systemd) is named by number.
+
+use super::reader::{At, Table, meant};
+
+/// Who may attach to a queue, beside root and the engine's user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Users {
+    /// User ids, members of the named groups included, in order.
+    pub ids: Vec<u32>,
+}
+
+/// A group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) id: u32,
+    /// The users in it, those whose first group it is included.
+    pub(super) members: Vec<u32>,
+}
+
+/// A line of passwd(5).
+struct Entry {
+    name: String,
+    user: u32,
+    group: u32,
+}
+
+/// The keys `users` and `groups`.
+pub(super) fn take(table: &Table<'_, '_>) -> Users {
+    let mut ids: Vec<u32> = table.texts("users").iter().filter_map(|name| user(table, name)).collect();
+    for name in table.texts("groups") {
+        ids.extend(group(table, &name).into_iter().flat_map(|group| group.members));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Users { ids }
+}
+
+/// The user of this name or number.
+pub(super) fn user(table: &Table<'_, '_>, name: &At<&str>) -> Option<u32> {
+    if let Ok(id) = name.value.parse() {
+        return Some(id);
+    }
+    let entries = passwd();
+    let found = entries.iter().find(|entry| entry.name == name.value).map(|entry| entry.user);
+    if found.is_none() {
+        let hint = meant(name.value, entries.iter().map(|entry| entry.name.as_str()));
+        let hint = hint.unwrap_or_else(|| "name one of /etc/passwd, or give a number as text".into());
+        table.wrong(&name.span, format!("there is no user `{}`", name.value), hint);
+    }
+    found
+}
+
+/// The group of this name or number.
+pub(super) fn group(table: &Table<'_, '_>, name: &At<&str>) -> Option<Group> {
+    let text = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let number: Option<u32> = name.value.parse().ok();
+    let row = text.lines().find_map(|line| {
+        // group(5): name:password:GID:user,user
+        let mut fields = line.split(':');
+        let (row, id) = (fields.next()?, fields.nth(1)?.parse::<u32>().ok()?);
+        (row == name.value || number == Some(id)).then(|| (id, fields.next().unwrap_or_default().to_owned()))
+    });
+    let (id, names) = match (row, number) {
+        (Some(row), _) => row,
+        (None, Some(id)) => (id, String::new()),
+        (None, None) => {
+            let names = text.lines().filter_map(|line| line.split(':').next());
+            let hint = meant(name.value, names);
+            let hint = hint.unwrap_or_else(|| "name one of /etc/group, or give a number as text".into());
+            table.wrong(&name.span, format!("there is no group `{}`", name.value), hint);
+            return None;
+        }
+    };
+    let listed: Vec<&str> = names.split(',').collect();
+    let members =
+        passwd().into_iter().filter(|entry| entry.group == id || listed.contains(&entry.name.as_str()));
+    Some(Group { id, members: members.map(|entry| entry.user).collect() })
+}
+
+/// The key `mode`: permissions as chmod(1) takes them.
+pub(super) fn mode(table: &Table<'_, '_>) -> Option<u32> {
+    let text = table.text("mode")?;
+    let mode = u32::from_str_radix(text.value, 8).ok().filter(|mode| *mode <= 0o777);
+    if mode.is_none() {
+        table.wrong(
+            &text.span,
+            format!("`{}` is no mode", text.value),
+            "write it in octal, such as \"0660\"",
+        );
+    }
+    mode
+}
+
+fn passwd() -> Vec<Entry> {
+    let text = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let entry = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        let user = fields.nth(1)?.parse().ok()?;
+        Some(Entry { name, user, group: fields.next()?.parse().ok()? })
+    };
+    text.lines().filter_map(entry).collect()
+}

@@ -1,0 +1,161 @@
+//! `[[bridge]]`, `[[route]]` and `tap`: where a packet that passed goes.
+
+use std::net::IpAddr;
+
+use super::port::{Driver, Port};
+use super::reader::{At, Table, meant};
+
+/// Two ports: what comes in by one leaves by the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bridge {
+    /// Indices of the ports.
+    pub ports: [usize; 2],
+    /// Packets walk the rules again, direction out, on the port that they leave by.
+    pub walk_out: bool,
+}
+
+/// Packets to a prefix leave by a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The prefix.
+    pub net: IpAddr,
+    /// Its length.
+    pub len: u8,
+    /// Index of the port.
+    pub port: usize,
+    /// The next hop's Ethernet address, for ports that carry Ethernet frames.
+    pub mac: Option<[u8; 6]>,
+}
+
+pub(super) struct Wiring {
+    pub(super) bridges: Vec<Bridge>,
+    pub(super) taps: Vec<usize>,
+    pub(super) routes: Vec<Route>,
+}
+
+type Ports<'t> = [(At<&'t str>, Port)];
+
+pub(super) fn take(top: &Table<'_, '_>, ports: &Ports<'_>) -> Wiring {
+    let mut wired: Vec<Option<&str>> =
+        ports.iter().map(|(_, port)| port.driver.returns().then_some("nfqueue")).collect();
+    let mut bridges = Vec::new();
+    for table in top.tables("bridge") {
+        table.need("ports", "write ports = [\"A\", \"B\"]");
+        let names = table.texts("ports");
+        let found: Vec<usize> =
+            names.iter().filter_map(|name| wire(&table, ports, &mut wired, name, "bridge")).collect();
+        let walk_out = table.flag("walk-out").unwrap_or(false);
+        match found[..] {
+            [a, b] if names.len() == 2 => bridges.push(Bridge { ports: [a, b], walk_out }),
+            _ if names.len() != 2 && table.has("ports") => {
+                let message = format!("a bridge has two ports, not {}", names.len());
+                table.wrong(&table.span_of("ports"), message, "");
+            }
+            _ => {}
+        }
+        table.finish();
+    }
+    let taps: Vec<usize> =
+        top.texts("tap").iter().filter_map(|name| wire(top, ports, &mut wired, name, "tap")).collect();
+    let routes: Vec<Route> =
+        top.tables("route").into_iter().filter_map(|table| route(table, ports, &wired)).collect();
+    // With routes every port that is wired to nothing else is the router's.
+    if routes.is_empty() {
+        for ((at, port), _) in ports.iter().zip(&wired).filter(|(_, wired)| wired.is_none()) {
+            let hint = "name it in a [[bridge]] or in tap = [...], or add a [[route]]";
+            top.wrong(&at.span, format!("port `{}` is wired to nothing", port.name), hint);
+        }
+    }
+    Wiring { bridges, taps, routes }
+}
+
+fn find(table: &Table<'_, '_>, ports: &Ports<'_>, name: &At<&str>) -> Option<usize> {
+    let found = ports.iter().position(|(_, port)| port.name == name.value);
+    if found.is_none() {
+        let names: Vec<&str> = ports.iter().map(|(_, port)| port.name.as_str()).collect();
+        let hint = meant(name.value, names.iter().copied());
+        let hint = hint.unwrap_or_else(|| format!("the ports are {}", names.join(", ")));
+        table.wrong(&name.span, format!("there is no port `{}`", name.value), hint);
+    }
+    found
+}
+
+/// The port of this name, which may be wired once.
+fn wire<'w>(
+    table: &Table<'_, '_>,
+    ports: &Ports<'_>,
+    wired: &mut [Option<&'w str>],
+    name: &At<&str>,
+    what: &'w str,
+) -> Option<usize> {
+    let port = find(table, ports, name)?;
+    match wired[port].replace(what) {
+        None => Some(port),
+        Some("nfqueue") => {
+            wired[port] = Some("nfqueue");
+            let hint = "its packets go back to the kernel with their verdict";
+            table.wrong(&name.span, format!("`{}` is an nfqueue port", name.value), hint);
+            None
+        }
+        Some(other) => {
+            let message = format!("port `{}` is in a {other} already", name.value);
+            table.wrong(&name.span, message, "a port is wired once");
+            None
+        }
+    }
+}
+
+fn route(table: Table<'_, '_>, ports: &Ports<'_>, wired: &[Option<&str>]) -> Option<Route> {
+    table.need("to", "write to = \"PREFIX\"");
+    table.need("port", "write port = \"NAME\"");
+    let to = table.text("to").and_then(|text| prefix(&table, &text));
+    let name = table.text("port");
+    let port = name.as_ref().and_then(|name| find(&table, ports, name));
+    let mac = table.text("mac").and_then(|text| mac(&table, &text));
+    if let (Some(port), Some(name)) = (port, &name) {
+        if let Some(other) = wired[port] {
+            let hint = "a packet that is routed cannot leave there";
+            table.wrong(&name.span, format!("port `{}` is in a {other}", name.value), hint);
+        }
+        let bare = matches!(ports[port].1.driver, Driver::Tun { tap: false, .. });
+        if !bare && !table.has("mac") {
+            let hint = "write mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet address";
+            table.wrong(&name.span, format!("port `{}` carries Ethernet frames", name.value), hint);
+        }
+    }
+    table.finish();
+    let (net, len) = to?;
+    Some(Route { net, len, port: port?, mac })
+}
+
+fn prefix(table: &Table<'_, '_>, text: &At<&str>) -> Option<(IpAddr, u8)> {
+    let (address, len) = text.value.split_once('/').map_or((text.value, None), |(a, len)| (a, Some(len)));
+    let parsed = address.parse::<IpAddr>().ok().and_then(|net| {
+        let width = if net.is_ipv4() { 32 } else { 128 };
+        let len = len.map_or(Some(width), |len| len.parse().ok())?;
+        (len <= width).then_some((net, len))
+    });
+    if parsed.is_none() {
+        let hint = "write an address and a length, such as \"10.0.0.0/8\" or \"2001:db8::/32\"";
+        table.wrong(&text.span, format!("`{}` is not a prefix", text.value), hint);
+    }
+    parsed
+}
+
+fn mac(table: &Table<'_, '_>, text: &At<&str>) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.value.split(':');
+    let whole = mac.iter_mut().all(|byte| {
+        let part = parts.next().filter(|part| matches!(part.len(), 1 | 2));
+        part.and_then(|part| u8::from_str_radix(part, 16).ok()).map(|value| *byte = value).is_some()
+    });
+    if !whole || parts.next().is_some() {
+        table.wrong(
+            &text.span,
+            format!("`{}` is not an Ethernet address", text.value),
+            "write \"aa:bb:cc:dd:ee:ff\"",
+        );
+        return None;
+    }
+    Some(mac)
+}

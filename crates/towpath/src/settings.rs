@@ -1,0 +1,106 @@
+//! What a gate can be told while it runs, under ipfw's sysctl names.
+//!
+//! Most are the dynamic states' own ([`towpath_gate::state::Settings`]); the gate's are here beside them, so that a
+//! configuration and `towpath ctl` have one list.
+
+use towpath_gate::Gate;
+use towpath_gate::gate;
+use towpath_gate::state::{self, SettingError};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The states'.
+    pub states: state::Settings,
+    /// The gate's.
+    pub gate: gate::Settings,
+}
+
+/// The gate's own, by name.
+const GATE: [&str; 3] = ["deny_unknown_exthdrs", "verbose_limit", "related"];
+
+/// What can only be read.
+const READ_ONLY: [&str; 4] = ["default_rule", "static_count", "tables_count", "default_to_accept"];
+
+impl Settings {
+    /// A gate's settings.
+    pub fn of(gate: &Gate) -> Self {
+        Self { states: gate.states().settings().clone(), gate: gate.settings() }
+    }
+
+    /// Gives them to a gate.
+    pub fn give(self, gate: &mut Gate) {
+        gate.states_mut().set_settings(self.states);
+        gate.set_settings(self.gate);
+    }
+
+    /// Changes the setting called `name`, with or without `net.inet.ip.fw.` before it.
+    ///
+    /// # Errors
+    /// There is no such setting, it is read-only, or `value` is out of its range.
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), SettingError> {
+        let short = short(name);
+        if let Some(name) = READ_ONLY.into_iter().find(|name| *name == short) {
+            return Err(SettingError::ReadOnly(name));
+        }
+        let Some(name) = GATE.into_iter().find(|name| *name == short) else {
+            return self.states.set(name, value);
+        };
+        let switch = match value {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(SettingError::Range { name, takes: "0 or 1" }),
+        };
+        match name {
+            "deny_unknown_exthdrs" => self.gate.deny_unknown_exthdrs = switch?,
+            "related" => self.gate.related = switch?,
+            _ => {
+                let takes = "0 to 4294967295";
+                self.gate.verbose_limit =
+                    u32::try_from(value).map_err(|_| SettingError::Range { name, takes })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every setting and its value, switches as 0 and 1.
+    pub fn rows(&self) -> Vec<(&'static str, u64)> {
+        let mut rows: Vec<_> = self.states.rows().collect();
+        rows.push(("deny_unknown_exthdrs", self.gate.deny_unknown_exthdrs.into()));
+        rows.push(("verbose_limit", self.gate.verbose_limit.into()));
+        rows.push(("related", self.gate.related.into()));
+        rows
+    }
+}
+
+/// A setting's name without `net.inet.ip.fw.` or `net.inet6.ip6.fw.`, under which ipfw has some.
+pub fn short(name: &str) -> &str {
+    let name = name.strip_prefix("net.inet.ip.fw.").unwrap_or(name);
+    name.strip_prefix("net.inet6.ip6.fw.").unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_sets_its_own_value() {
+        let before = Settings::default().rows();
+        for (at, (name, value)) in before.iter().enumerate() {
+            let mut settings = Settings::default();
+            let value = 1 - (*value).min(1);
+            settings.set(&format!("net.inet.ip.fw.{name}"), value).unwrap();
+            for (row, (other, now)) in settings.rows().into_iter().enumerate() {
+                assert_eq!(now, if row == at { value } else { before[row].1 }, "set {name}, read {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn errors_are_named() {
+        let mut settings = Settings::default();
+        assert!(matches!(settings.set("default_rule", 1), Err(SettingError::ReadOnly("default_rule"))));
+        assert!(matches!(settings.set("related", 2), Err(SettingError::Range { name: "related", .. })));
+        assert!(matches!(settings.set("fwd", 2), Err(SettingError::Unknown(_))));
+    }
+}
