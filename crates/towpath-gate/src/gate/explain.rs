@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::Gate;
-use super::insn::{Sight, all_hold};
+use super::insn::all_hold;
 use super::program::{Act, Program};
 use super::run::{Next, flow_of};
 use super::walk::{Dir, DropReason, Memo, Step, Walk};
@@ -102,11 +102,11 @@ impl Gate {
         let mut walk = *walk;
         let mut steps = Vec::new();
         if walk.stopped.is_none()
-            && let Some(reason) = self.refuse_unseen(packet)
+            && let Some(reason) = self.live().refuse_unseen(packet)
         {
             return Explanation { steps, verdict: Step::Drop(reason) };
         }
-        let mut at = self.resume(&walk);
+        let mut at = self.live().resume(&walk);
         loop {
             let (outcome, next) = self.explain_rule(at, &mut walk, packet, now);
             if let Some((_, rule)) = self.rules.get(at) {
@@ -122,10 +122,10 @@ impl Gate {
         }
     }
 
-    /// Tries one rule, in the order of [`Gate::try_rule`], and says how that went.
+    /// Tries one rule, in the order of [`super::Walker`], and says how that went.
     fn explain_rule(&self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> (Outcome, Next) {
-        let ready = &self.program.rules[at];
-        let on = Next::Rule(self.program.next(at));
+        let ready = &self.live().program.rules[at];
+        let on = Next::Rule(self.live().program.next(at));
         if !ready.enabled {
             return (Outcome::Disabled, on);
         }
@@ -136,7 +136,7 @@ impl Gate {
             };
             if let Some(Peek { state, position, forward, related }) = self.peek(lookup, walk, packet, now) {
                 walk.answers = (!forward).then_some(state.rule);
-                let parent = self.program.rules[position].number;
+                let parent = self.live().program.rules[position].number;
                 let (lead, next) = self.explain_action(position, walk, packet, None);
                 let name = self.flow_name(state.name);
                 let state = state.line(parent, |_| name).to_string();
@@ -152,7 +152,8 @@ impl Gate {
         }
         let mut tablearg = None;
         if let Some(failed) = self.failing_block(at, walk, packet, &mut tablearg) {
-            let next = if at == self.program.default { Next::Stop(Step::Drop(DropReason::Deny)) } else { on };
+            let next =
+                if at == self.live().program.default { Next::Stop(Step::Drop(DropReason::Deny)) } else { on };
             return (Outcome::Failed { test: block_text(failed), packet: seen(failed, packet, walk) }, next);
         }
         let makes_state =
@@ -176,12 +177,14 @@ impl Gate {
         packet: &Packet<'_>,
         tablearg: Option<Value>,
     ) -> (Lead, Next) {
-        self.tag(at, walk, tablearg);
-        match self.act(at, walk, packet, tablearg) {
-            Next::Rule(position) => (Lead::On(self.program.rules[position].number), Next::Rule(position)),
+        self.live().tag(at, walk, tablearg);
+        match self.live().act(at, walk, packet, tablearg) {
+            Next::Rule(position) => {
+                (Lead::On(self.live().program.rules[position].number), Next::Rule(position))
+            }
             Next::Stop(step @ (Step::Tee(_) | Step::Divert(_) | Step::Reassemble)) => {
-                let position = self.program.next(at);
-                (Lead::Through(step, self.program.rules[position].number), Next::Rule(position))
+                let position = self.live().program.next(at);
+                (Lead::Through(step, self.live().program.rules[position].number), Next::Rule(position))
             }
             Next::Stop(step) => (Lead::End(step), Next::Stop(step)),
         }
@@ -195,9 +198,9 @@ impl Gate {
         packet: &Packet<'_>,
         tablearg: &mut Option<Value>,
     ) -> Option<&[Term]> {
-        let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
+        let sight = self.live().sight(packet);
         let (_, rule) = self.rules.get(at)?;
-        let names = self.resolver();
+        let names = self.resolver(self.ports());
         let mut found = None;
         let failing = rule.body.blocks().find(|block| {
             let insns = Program::of_block(block, &names);
@@ -213,7 +216,7 @@ impl Gate {
         if let Some((state, forward, position)) = self.peek_flow(lookup, flow, now) {
             return Some(Peek { state, position, forward, related: false });
         }
-        let quoted = self.quoted_by(packet, walk)?;
+        let quoted = self.live().quoted_by(packet, walk)?;
         // The error goes against the packet that it quotes.
         let (state, against, position) = self.peek_flow(lookup, quoted.flow, now)?;
         Some(Peek { state, position, forward: !against, related: true })
@@ -221,17 +224,17 @@ impl Gate {
 
     /// The state of a flow, whether the flow goes its way, and where its rule is.
     fn peek_flow(&self, lookup: Lookup, mut flow: Flow, now: Time) -> Option<(Listed, bool, usize)> {
-        if matches!(flow.proto, proto::ICMP | proto::ICMP6) && !self.states.settings().dyn_icmp_id {
+        if matches!(flow.proto, proto::ICMP | proto::ICMP6) && !self.states().settings().dyn_icmp_id {
             (flow.src_port, flow.dst_port) = (0, 0);
         }
         let reversed = flow.reversed();
-        let found = self.states.list(now).find(|state| {
+        let found = self.states().list(now).find(|state| {
             let named = lookup == Lookup::Any || lookup == Lookup::Named(state.name);
             named
                 && !matches!(state.kind, Kind::Parent { .. })
                 && (state.flow == flow || state.flow == reversed)
         })?;
-        let position = self.program.position_of(found.rule)?;
+        let position = self.live().program.position_of(found.rule)?;
         let forward = found.flow == flow;
         Some((found, forward, position))
     }

@@ -1,6 +1,7 @@
 //! The tests of a rule as instructions: what a packet is compared with, ready to compare.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::port::{PortId, Ports, Routes};
 use super::walk::{Dir, Walk};
@@ -103,7 +104,7 @@ pub(crate) struct TableCheck {
 /// Everything that an instruction may look at.
 pub(crate) struct Sight<'g, 'p> {
     pub(crate) packet: &'p Packet<'p>,
-    pub(crate) tables: &'g [Table],
+    pub(crate) tables: &'g [Arc<Table>],
     pub(crate) ports: &'g Ports,
     pub(crate) routes: &'g Routes,
 }
@@ -307,7 +308,8 @@ impl TableCheck {
         tablearg: &mut Option<&'g Value>,
         look: impl FnOnce(&'g Table) -> Option<&'g Value>,
     ) -> bool {
-        let Some(value) = sight.tables.get(self.table as usize).and_then(look) else { return false };
+        let table = sight.tables.get(self.table as usize);
+        let Some(value) = table.and_then(|table| look(table)) else { return false };
         if self.value.is_some_and(|wanted| wanted != value.number) {
             return false;
         }

@@ -21,10 +21,12 @@
 //! ```
 
 mod class;
+mod counts;
 mod cuts;
 mod explain;
 mod index;
 mod insn;
+mod live;
 mod log;
 mod pipe;
 mod port;
@@ -33,10 +35,13 @@ mod reload;
 mod reply;
 mod run;
 mod walk;
+mod walker;
 mod written;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use explain::{Explained, Explanation, Lead, Outcome};
 pub use log::{Logged, PacketLog};
@@ -44,11 +49,17 @@ pub use port::{PortId, Ports, Route, Routes};
 pub use reload::{Diff, StatePolicy};
 pub use reply::{Limit, REPLIES_PER_SECOND, Silent};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};
+pub use walker::Walker;
 pub use written::{BadPacket, Written};
 
+use self::counts::Counter;
+use self::live::Live;
 use self::pipe::Bucket;
 use self::program::{Names, Program};
+use self::reload::Leaving;
+use self::walker::Shared;
 use crate::Time;
+use crate::packet::Packet;
 use crate::rules::table::Table;
 use crate::rules::{Action, DEFAULT_RULE, RESERVED_SET, Rule, Ruleset, StateName};
 use crate::state::{self, Name, RuleId, States};
@@ -56,29 +67,29 @@ use crate::state::{self, Name, RuleId, States};
 /// The rule of states that come from outside and have no rule here: `allow ... // dynamic states default rule`.
 pub const COMPANION: RuleId = RuleId(0);
 
-/// The gate.
+/// The gate: who has it decides what the rules are. It takes packets through them itself ([`Gate::walk`]), and any
+/// number of threads do beside it ([`Gate::walker`]).
 pub struct Gate {
-    program: Program,
+    shared: Arc<Shared>,
+    /// The gate's own walker, which always goes by what is in force.
+    walker: Walker,
     /// The rules as they were written, beside `program.rules[..=default]`.
     rules: Vec<(RuleId, Rule)>,
     /// Rules that only states still have.
     hidden: Vec<(RuleId, Rule)>,
-    counters: Vec<Counter>,
-    states: States,
-    tables: Vec<Table>,
+    /// What rules had seen when they were set to zero.
+    zeroed: HashMap<RuleId, Counter>,
+    /// How much rules with `log` have logged.
+    logged: HashMap<RuleId, Arc<AtomicU32>>,
     table_names: HashMap<Box<str>, u32>,
     flow_names: HashMap<Box<str>, Name>,
     names: Vec<Box<str>>,
-    pipes: HashMap<u32, Bucket>,
-    ports: Ports,
-    routes: Routes,
     disabled_sets: u32,
-    random: Random,
-    log: PacketLog,
-    settings: Settings,
     next_id: u32,
-    /// Tags that found no room on their packet.
-    tags_full: u64,
+    walkers: u64,
+    seed: u64,
+    /// What was in force before, as long as walkers have it.
+    leaving: Vec<Leaving>,
 }
 
 /// What the gate itself can be told, apart from the states' settings.
@@ -96,15 +107,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self { deny_unknown_exthdrs: true, verbose_limit: 0, related: true }
     }
-}
-
-/// What a rule has seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counter {
-    packets: u64,
-    bytes: u64,
-    last: Time,
-    logged: u32,
 }
 
 /// One rule of [`Gate::show`].
@@ -128,42 +130,66 @@ impl Gate {
     /// A gate with these rules. `seed` makes `prob` and the states' hash unpredictable: take it from the system's
     /// random source, or fix it to repeat a run.
     pub fn new(ruleset: Ruleset, ports: Ports, states: state::Settings, seed: u64) -> Self {
+        let shared = Arc::new(Shared::default());
+        let walker = Walker::join(Arc::clone(&shared), States::new(states, seed), Random::new(seed, 0));
         let mut gate = Self {
-            program: Program::default(),
+            shared,
+            walker,
             rules: Vec::new(),
             hidden: vec![(COMPANION, companion())],
-            counters: Vec::new(),
-            states: States::new(states, seed),
-            tables: Vec::new(),
+            zeroed: HashMap::new(),
+            logged: HashMap::new(),
             table_names: HashMap::new(),
             flow_names: HashMap::new(),
             names: vec!["default".into()],
-            pipes: HashMap::new(),
-            ports,
-            routes: Routes::new(),
             disabled_sets: 0,
-            random: Random(seed ^ 0x9e37_79b9_7f4a_7c15),
-            log: PacketLog::default(),
-            settings: Settings::default(),
             next_id: 1,
-            tags_full: 0,
+            walkers: 0,
+            seed,
+            leaving: Vec::new(),
         };
-        gate.load(ruleset);
+        gate.load(ruleset, ports);
         gate
     }
 
+    /// Another thread's way in: it sees every change of rules, tables and states from its next packet on. `None` when
+    /// there are 64, the gate itself included.
+    ///
+    /// What a change replaces is kept as long as a walker goes by it, and goes in [`Gate::expire`].
+    pub fn walker(&mut self) -> Option<Walker> {
+        let states = self.walker.states.worker()?;
+        self.walkers += 1;
+        Some(Walker::join(Arc::clone(&self.shared), states, Random::new(self.seed, self.walkers)))
+    }
+
+    /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
+    /// next one. `now` never goes back.
+    pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+        self.walker.walk(walk, packet, now)
+    }
+
+    /// The same, one rule after the other: what the index must agree with.
+    #[doc(hidden)]
+    pub fn walk_straight(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+        self.walker.walk_straight(walk, packet, now)
+    }
+
+    /// What is in force.
+    #[inline]
+    fn live(&self) -> &Live {
+        &self.walker.live
+    }
+
     /// Takes a ruleset as if there had been none.
-    fn load(&mut self, ruleset: Ruleset) {
+    fn load(&mut self, ruleset: Ruleset, ports: Ports) {
         let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
         self.rules = rules.into_iter().map(|rule| (self.new_id(), rule)).collect();
-        self.counters = vec![Counter::default(); self.rules.len() + self.hidden.len()];
         self.disabled_sets = disabled_sets;
-        for (name, table) in tables {
-            self.table_names.insert(name, self.tables.len() as u32);
-            self.tables.push(table);
-        }
-        self.pipes = pipes.into_iter().map(|(number, pipe)| (number, Bucket::new(pipe))).collect();
-        self.compile();
+        let tables = self.name_tables(tables);
+        let bucket = |(number, pipe)| (number, Arc::new(Bucket::new(pipe)));
+        let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
+        let ports = Arc::new(ports);
+        self.compile(|live| *live = Live { tables, pipes, ports, ..live.clone() });
     }
 
     fn new_id(&mut self) -> RuleId {
@@ -172,8 +198,14 @@ impl Gate {
         id
     }
 
-    /// Makes the program anew from the rules.
-    fn compile(&mut self) {
+    /// Gives tables their numbers, and takes those of all others away.
+    fn name_tables(&mut self, tables: BTreeMap<Box<str>, Table>) -> Arc<Vec<Arc<Table>>> {
+        self.table_names = tables.keys().cloned().zip(0..).collect();
+        Arc::new(tables.into_values().map(Arc::new).collect())
+    }
+
+    /// Makes the program anew from the rules, and puts it in force together with what `change` changes.
+    fn compile(&mut self, change: impl FnOnce(&mut Live)) {
         for (_, rule) in self.rules.iter().chain(&self.hidden) {
             let names = [
                 rule.state.as_ref().map(|state| &state.name),
@@ -186,38 +218,64 @@ impl Gate {
                 intern(name, &mut self.flow_names, &mut self.names);
             }
         }
-        let names = self.resolver();
+        let with_log = self.rules.iter().chain(&self.hidden).filter(|(_, rule)| rule.log.is_some());
+        let logged = with_log.map(|(id, _)| (*id, self.logged.get(id).cloned().unwrap_or_default()));
+        self.logged = logged.collect();
+        // All of the work is done before it is in force: walkers wait for none of it.
+        let mut next = self.live().clone();
+        change(&mut next);
         let program = Program::new(
             self.rules.iter().map(|(id, rule)| (*id, rule)),
             self.hidden.iter().map(|(id, rule)| (*id, rule)),
-            &names,
+            &self.resolver(&next.ports),
         );
-        self.program = program;
+        next.program = Arc::new(program);
+        self.change(|live| *live = next);
+    }
+
+    /// Changes what is in force. Its number then.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Live) -> T) -> T {
+        let alone = self.shared.seats.alone();
+        let before = (!alone).then(|| (self.shared.current.version(), self.live().clone()));
+        let mut own = std::mem::take(&mut self.walker.live);
+        let (version, done) = self.shared.current.change(&mut own, change);
+        self.walker.go_by(version, own);
+        self.leaving.extend(before.map(|(version, live)| Leaving::new(version, live)));
+        done
     }
 
     /// What names in rules stand for.
-    fn resolver(&self) -> Names<'_> {
+    fn resolver<'g>(&'g self, ports: &'g Ports) -> Names<'g> {
         Names {
-            ports: &self.ports,
+            ports,
             tables: &self.table_names,
             flows: &self.flow_names,
             disabled_sets: self.disabled_sets,
+            logged: &self.logged,
         }
+    }
+
+    /// What each rule has seen since it was set to zero, of `rules`.
+    fn counters(&self) -> Vec<Counter> {
+        let mut counters = self.shared.seats.sums(self.rules.iter().map(|(id, _)| *id));
+        for (counter, (id, _)) in counters.iter_mut().zip(&self.rules) {
+            if let Some(zeroed) = self.zeroed.get(id) {
+                *counter = counter.since(*zeroed);
+            }
+        }
+        counters
     }
 
     /// The rules that no packet has matched since they were loaded or zeroed, but for the default rule.
     pub fn unused(&self) -> impl Iterator<Item = &Rule> {
-        let default = self.program.default;
-        self.rules[..default]
-            .iter()
-            .zip(&self.counters)
-            .filter(|(_, c)| c.packets == 0)
-            .map(|((_, rule), _)| rule)
+        let default = self.live().program.default;
+        let counted = self.rules[..default].iter().zip(self.counters());
+        counted.filter(|(_, counter)| counter.packets == 0).map(|((_, rule), _)| rule)
     }
 
     /// Every rule in order with its counters, the default rule last.
     pub fn show(&self) -> Vec<Shown> {
-        let shown = |((_, rule), counter): (&(RuleId, Rule), &Counter)| Shown {
+        let shown = |((_, rule), counter): (&(RuleId, Rule), Counter)| Shown {
             number: rule.number,
             set: rule.set,
             packets: counter.packets,
@@ -225,22 +283,26 @@ impl Gate {
             last: (counter.packets > 0).then_some(counter.last),
             text: rule.to_string(),
         };
-        self.rules.iter().zip(&self.counters).map(shown).collect()
+        self.rules.iter().zip(self.counters()).map(shown).collect()
     }
 
     /// The dynamic states.
     pub fn states(&self) -> &States {
-        &self.states
+        &self.walker.states
     }
 
     /// The dynamic states, to change their settings.
     pub fn states_mut(&mut self) -> &mut States {
-        &mut self.states
+        &mut self.walker.states
     }
 
-    /// Frees states that are over, `budget` of them at most. Call it once a burst.
+    /// Frees states that are over, `budget` of them at most, and what walkers no longer go by. Call it once a burst, or
+    /// from time to time when the walkers do the work.
     pub fn expire(&mut self, now: Time, budget: usize) {
-        self.states.expire(now, budget);
+        self.walker.expire(now, budget);
+        if !self.leaving.is_empty() {
+            self.let_leave();
+        }
     }
 
     /// The name of a flow name, without the colon; `?` for one that this gate never made.
@@ -250,71 +312,96 @@ impl Gate {
 
     /// The number of the rule with this identity, for listing states; the default rule's for one that is gone.
     pub fn rule_number(&self, id: RuleId) -> u32 {
-        self.program.position_of(id).map_or(DEFAULT_RULE, |at| self.program.rules[at].number)
+        let program = &self.live().program;
+        program.position_of(id).map_or(DEFAULT_RULE, |at| program.rules[at].number)
     }
 
     /// The ports.
     pub fn ports(&self) -> &Ports {
-        &self.ports
+        &self.live().ports
     }
 
     /// Takes other ports; numbers of ports that walks hold must stay what they were.
     pub fn set_ports(&mut self, ports: Ports) {
-        self.ports = ports;
-        self.compile();
+        self.compile(|live| live.ports = Arc::new(ports));
     }
 
     /// The routes.
     pub fn routes(&self) -> &Routes {
-        &self.routes
+        &self.live().routes
     }
 
     /// Takes the routes that verrevpath, versrcreach and antispoof ask.
     pub fn set_routes(&mut self, routes: Routes) {
-        self.routes = routes;
+        self.change(|live| live.routes = Arc::new(routes));
     }
 
     /// Enables and disables sets: bit N of `disabled` is set N. Set 31 stays enabled. States live on.
     pub fn set_disabled_sets(&mut self, disabled: u32) {
         self.disabled_sets = disabled & !(1 << RESERVED_SET);
-        self.compile();
+        self.compile(|_| ());
     }
 
     /// The table of this name.
     pub fn table(&self, name: &str) -> Option<&Table> {
-        self.tables.get(*self.table_names.get(name)? as usize)
+        self.live().tables.get(*self.table_names.get(name)? as usize).map(|table| &**table)
     }
 
-    /// Changes the table of this name: everything that `change` does is one step for the packets.
+    /// Changes the table of this name: everything that `change` does is one step for the packets. Beside walkers the
+    /// change is made in a copy of the table: one call for many entries is much better than many calls.
     pub fn with_table<T>(&mut self, name: &str, change: impl FnOnce(&mut Table) -> T) -> Option<T> {
-        self.tables.get_mut(*self.table_names.get(name)? as usize).map(change)
+        let at = *self.table_names.get(name)? as usize;
+        let mut change = Some(change);
+        let copied = match self.shared.seats.alone() {
+            true => None,
+            // The copy is made before walkers could wait for it.
+            false => {
+                let mut table = Table::clone(self.live().tables.get(at)?);
+                change.take().map(|change| (change(&mut table), Arc::new(table)))
+            }
+        };
+        self.change(|live| {
+            let table = Arc::make_mut(&mut live.tables).get_mut(at)?;
+            match (copied, change) {
+                (Some((done, copy)), _) => {
+                    *table = copy;
+                    Some(done)
+                }
+                (None, change) => Some(change?(Arc::make_mut(table))),
+            }
+        })
     }
 
-    /// What `log` rules wrote, to be taken away by the caller.
+    /// What `log` rules wrote about packets that the gate itself took through the rules, to be taken away by the caller.
     pub fn log(&mut self) -> &mut PacketLog {
-        &mut self.log
+        &mut self.walker.log
     }
 
     /// The gate's own settings.
     pub fn settings(&self) -> Settings {
-        self.settings
+        self.live().settings
     }
 
     /// Changes the gate's own settings.
     pub fn set_settings(&mut self, settings: Settings) {
-        self.settings = settings;
+        self.change(|live| live.settings = settings);
     }
 
     /// Tags that found no room on their packet.
     pub fn tags_full(&self) -> u64 {
-        self.tags_full
+        self.shared.seats.tags_full()
     }
 
     /// Sets all counters to zero, or those of one rule number.
     pub fn zero(&mut self, number: Option<u32>) {
-        for ((_, rule), counter) in self.rules.iter().zip(&mut self.counters) {
+        let seen = self.shared.seats.sums(self.rules.iter().map(|(id, _)| *id));
+        for ((id, rule), seen) in self.rules.iter().zip(seen) {
             if number.is_none_or(|number| rule.number == number) {
-                *counter = Counter::default();
+                self.zeroed.insert(*id, seen);
+                if let Some(logged) = self.logged.get(id) {
+                    // Relaxed: a number.
+                    logged.store(0, Ordering::Relaxed);
+                }
             }
         }
     }
@@ -346,6 +433,11 @@ fn companion() -> Rule {
 struct Random(u64);
 
 impl Random {
+    /// The numbers of walker `walker`.
+    fn new(seed: u64, walker: u64) -> Self {
+        Self(seed ^ 0x9e37_79b9_7f4a_7c15 ^ walker.wrapping_mul(0xd6e8_feb8_6659_fd93))
+    }
+
     /// 31 random bits.
     fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

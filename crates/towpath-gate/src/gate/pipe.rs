@@ -1,4 +1,9 @@
 //! Policers: token buckets, kept as the time at which the bucket would be full again.
+//!
+//! One word, changed by compare and exchange: any number of walkers take from a bucket, and the rate holds for all of them
+//! together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Time;
 use crate::rules::Pipe;
@@ -7,21 +12,19 @@ use crate::rules::Pipe;
 const MIN_BURST: u64 = 3028;
 
 /// A bucket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Bucket {
     rate: u64,
     burst: u64,
     /// When the bucket is full again, in nanoseconds.
-    full_at: u64,
-    pub(super) passed: u64,
-    pub(super) dropped: u64,
+    full_at: AtomicU64,
 }
 
 impl Bucket {
     pub(super) fn new(pipe: Pipe) -> Self {
         // Without `burst`: what the rate carries in 50 ms.
         let burst = if pipe.burst == 0 { (pipe.rate / 8 / 20).max(MIN_BURST) } else { pipe.burst };
-        Self { rate: pipe.rate, burst, full_at: 0, passed: 0, dropped: 0 }
+        Self { rate: pipe.rate, burst, full_at: AtomicU64::new(0) }
     }
 
     /// Whether this is the bucket of such a pipe.
@@ -31,21 +34,17 @@ impl Bucket {
     }
 
     /// Whether a packet of so many bytes may pass now.
-    pub(super) fn take(&mut self, bytes: u64, now: Time) -> bool {
+    pub(super) fn take(&self, bytes: u64, now: Time) -> bool {
         if self.rate == 0 {
-            self.passed += 1;
             return true;
         }
         let nanos = |bytes: u64| (u128::from(bytes) * 8_000_000_000 / u128::from(self.rate)) as u64;
-        let start = self.full_at.max(now.as_nanos());
-        let end = start.saturating_add(nanos(bytes));
-        if end - now.as_nanos() > nanos(self.burst.max(bytes)) {
-            self.dropped += 1;
-            return false;
-        }
-        self.full_at = end;
-        self.passed += 1;
-        true
+        let later = |full_at: u64| {
+            let end = full_at.max(now.as_nanos()).saturating_add(nanos(bytes));
+            (end - now.as_nanos() <= nanos(self.burst.max(bytes))).then_some(end)
+        };
+        // Relaxed: the word is all that there is.
+        self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).is_ok()
     }
 }
 
@@ -55,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_rate_holds_over_time_and_the_burst_at_once() {
-        let mut bucket = Bucket::new(Pipe { rate: 8_000_000, burst: 10_000 });
+        let bucket = Bucket::new(Pipe { rate: 8_000_000, burst: 10_000 });
         let second = 1_000_000_000u64;
         let at_once = (0..100).filter(|_| bucket.take(1000, Time::from_nanos(5 * second))).count();
         assert_eq!(at_once, 10);

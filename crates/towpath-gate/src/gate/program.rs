@@ -1,6 +1,8 @@
 //! Rules made ready to run: names become numbers, addresses masks, targets positions.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use towpath_bpf::{Format, LoadOptions};
 
@@ -30,9 +32,26 @@ pub(crate) struct Ready {
     pub(crate) install: Option<Box<Installs>>,
     pub(crate) defer: bool,
     pub(crate) act: Act,
-    pub(crate) log: Option<Log>,
+    pub(crate) log: Option<Logging>,
     /// Tag to attach, or to take away.
     pub(crate) tag: Option<(bool, Arg)>,
+}
+
+/// How much a rule logs, and how much it has logged: a number for all walkers.
+#[derive(Debug)]
+pub(crate) struct Logging {
+    amount: Option<u32>,
+    logged: Arc<AtomicU32>,
+}
+
+impl Logging {
+    /// Whether one more packet is logged; `limit` is for a rule without one of its own, and 0 is none.
+    pub(super) fn take(&self, limit: u32) -> bool {
+        let limit = self.amount.unwrap_or(limit);
+        // Relaxed: a number, on which nothing else depends.
+        let more = |logged: u32| (limit == 0 || logged < limit).then(|| logged.saturating_add(1));
+        self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
 }
 
 /// What a rule with a state option installs.
@@ -99,6 +118,8 @@ pub(crate) struct Names<'a> {
     pub(crate) tables: &'a HashMap<Box<str>, u32>,
     pub(crate) flows: &'a HashMap<Box<str>, Name>,
     pub(crate) disabled_sets: u32,
+    /// How much each rule with `log` has logged.
+    pub(crate) logged: &'a HashMap<RuleId, Arc<AtomicU32>>,
 }
 
 impl Program {
@@ -141,7 +162,7 @@ impl Program {
             install: rule.state.as_ref().map(|state| Box::new(installs(state, names))),
             defer: rule.defer,
             act: act(rule, numbers),
-            log: rule.log,
+            log: rule.log.map(|log| names.logging(id, log)),
             tag: rule.tag.map(|tag| (tag.remove, tag.tag)),
         });
     }
@@ -210,6 +231,10 @@ impl Names<'_> {
             StateName::Default | StateName::Any => Name::DEFAULT,
             StateName::Named(name) => self.flows.get(name).copied().unwrap_or(Name::DEFAULT),
         }
+    }
+
+    fn logging(&self, id: RuleId, log: Log) -> Logging {
+        Logging { amount: log.amount, logged: self.logged.get(&id).cloned().unwrap_or_default() }
     }
 
     fn table(&self, reference: &TableRef) -> TableCheck {

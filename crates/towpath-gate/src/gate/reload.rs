@@ -1,15 +1,17 @@
 //! Another rule file in one step: what stays the same keeps its counters and states, and the caller says what becomes of
 //! the states of the rules that go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use super::insn::{Sight, all_hold};
+use super::insn::all_hold;
+use super::live::Live;
 use super::pipe::Bucket;
 use super::program::Act;
 use super::run::Next;
 use super::walk::{Dir, Memo, Step, Walk};
 use super::written::first_packets;
-use super::{COMPANION, Counter, Gate};
+use super::{COMPANION, Gate};
 use crate::packet::{Link, Packet};
 use crate::rules::option::Test;
 use crate::rules::{Rule, Ruleset};
@@ -36,6 +38,23 @@ pub enum StatePolicy {
     Drop,
 }
 
+/// What was in force, as long as a walker may go by it.
+pub(super) struct Leaving {
+    version: u64,
+    /// Kept so that it is not a walker, between two packets, that takes it to pieces.
+    live: Option<Live>,
+    /// The rules that are gone, in order: a walker may still make states by them.
+    rules: Vec<RuleId>,
+    /// What becomes of those.
+    orphan: bool,
+}
+
+impl Leaving {
+    pub(super) fn new(version: u64, live: Live) -> Self {
+        Self { version, live: Some(live), rules: Vec::new(), orphan: false }
+    }
+}
+
 /// What a reload changes, or would change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
@@ -59,7 +78,7 @@ impl Gate {
     pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy, now: Time) -> Diff {
         let mut diff = self.diff(ruleset, policy);
         if policy == StatePolicy::Recheck {
-            diff.states_dropped = self.successor(ruleset).stale(&self.states, now).len();
+            diff.states_dropped = self.successor(ruleset).stale(self.states(), now).len();
         }
         diff
     }
@@ -80,92 +99,124 @@ impl Gate {
             gone
         };
         diff.removed = gone.iter().map(|at| line(&self.rules[*at].1)).collect();
-        let without_rule: usize = gone.iter().map(|at| self.states.count_of(self.rules[*at].0)).sum();
+        let without_rule: usize = gone.iter().map(|at| self.states().count_of(self.rules[*at].0)).sum();
         match policy {
             StatePolicy::Keep => diff.states_orphaned = without_rule,
             StatePolicy::Recheck => diff.states_dropped = without_rule,
-            StatePolicy::Drop => diff.states_dropped = self.states.len(),
+            StatePolicy::Drop => diff.states_dropped = self.states().len(),
         }
         diff
     }
 
     /// Takes other rules, tables and pipes in one step: no packet sees anything in between. A rule that is in both files
     /// with the same number, set and text stays what it is.
+    ///
+    /// Walkers go by the new rules from their next packet on. What one of them makes by a rule that is gone, before it has
+    /// seen so, goes as well, at the latest with [`Gate::expire`] after that. [`StatePolicy::Drop`] may take a state along
+    /// that a walker makes by the new rules while the old ones go.
     pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
         let mut diff = self.diff(&ruleset, policy);
         let mut old = self.by_text();
-        let before = self.states.len();
+        let before = self.states().len();
         let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
         let old_rules = std::mem::take(&mut self.rules);
-        let old_counters = std::mem::take(&mut self.counters);
         let mut stays = vec![false; old_rules.len()];
         for rule in rules {
-            let (id, counter) = match take(&mut old, &rule) {
+            let id = match take(&mut old, &rule) {
                 Some(at) => {
                     stays[at] = true;
-                    (old_rules[at].0, old_counters[at])
+                    old_rules[at].0
                 }
-                None => (self.new_id(), Counter::default()),
+                None => self.new_id(),
             };
             self.rules.push((id, rule));
-            self.counters.push(counter);
         }
         let gone: Vec<(RuleId, Rule)> =
             old_rules.into_iter().zip(stays).filter(|(_, stays)| !stays).map(|(pair, _)| pair).collect();
-        self.let_states_go(gone, policy);
-        self.counters.resize(self.rules.len() + self.hidden.len(), Counter::default());
-        self.disabled_sets = disabled_sets;
-        self.table_names.clear();
-        self.tables.clear();
-        for (name, table) in tables {
-            self.table_names.insert(name, self.tables.len() as u32);
-            self.tables.push(table);
+        let mut ids: Vec<RuleId> = gone.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        self.zeroed.retain(|id, _| ids.binary_search(id).is_err());
+        self.prune_hidden();
+        if policy == StatePolicy::Keep {
+            // Walkers may still make states by rules without any.
+            let alone = self.shared.seats.alone();
+            let states = &self.walker.states;
+            self.hidden.extend(gone.into_iter().filter(|(id, _)| !alone || states.count_of(*id) > 0));
         }
-        let old_pipes = std::mem::take(&mut self.pipes);
-        self.pipes = pipes
-            .into_iter()
-            .map(|(number, pipe)| {
-                let same = old_pipes.get(&number).filter(|bucket| bucket.is(pipe));
-                (number, same.copied().unwrap_or_else(|| Bucket::new(pipe)))
-            })
-            .collect();
-        self.compile();
+        self.disabled_sets = disabled_sets;
+        let tables = self.name_tables(tables);
+        let old_pipes = Arc::clone(&self.live().pipes);
+        let bucket = |(number, pipe)| {
+            let same = old_pipes.get(&number).filter(|bucket| bucket.is(pipe));
+            (number, same.cloned().unwrap_or_else(|| Arc::new(Bucket::new(pipe))))
+        };
+        let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
+        self.compile(|live| (live.tables, live.pipes) = (tables, pipes));
+        self.let_states_go(&ids, policy);
+        if let Some(leaving) = self.leaving.last_mut() {
+            (leaving.rules, leaving.orphan) = (ids, policy == StatePolicy::Keep);
+        }
         if policy == StatePolicy::Recheck {
             self.recheck(now);
         }
         if policy != StatePolicy::Keep {
-            diff.states_dropped = before - self.states.len();
+            diff.states_dropped = before.saturating_sub(self.states().len());
         }
         diff
     }
 
-    /// Removes or orphans the states of rules that are gone; rules that states still have stay, hidden.
-    fn let_states_go(&mut self, gone: Vec<(RuleId, Rule)>, policy: StatePolicy) {
-        let mut ids: Vec<RuleId> = gone.iter().map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        let is_gone = |id: RuleId| ids.binary_search(&id).is_ok();
+    /// Removes or orphans the states of rules that are gone.
+    fn let_states_go(&mut self, gone: &[RuleId], policy: StatePolicy) {
+        let is_gone = |id: RuleId| gone.binary_search(&id).is_ok();
+        let states = &mut self.walker.states;
         match policy {
-            StatePolicy::Keep => {
-                self.states.orphan_where(is_gone);
-                self.hidden.extend(gone);
+            StatePolicy::Keep => states.orphan_where(is_gone),
+            StatePolicy::Recheck => states.remove_where(is_gone),
+            StatePolicy::Drop => states.remove_where(|_| true),
+        };
+    }
+
+    /// Lets go what no walker goes by any more, with the states that were made by it meanwhile.
+    pub(super) fn let_leave(&mut self) {
+        let Self { shared, walker, leaving, .. } = self;
+        leaving.retain_mut(|leaving| {
+            if !shared.seats.held(leaving.version) {
+                leaving.live = None;
             }
-            StatePolicy::Recheck => drop(self.states.remove_where(is_gone)),
-            StatePolicy::Drop => drop(self.states.remove_where(|_| true)),
-        }
-        let states = &self.states;
-        self.hidden.retain(|(id, _)| *id == COMPANION || states.count_of(*id) > 0);
+            if shared.seats.all_have(leaving.version + 1) {
+                let rules = std::mem::take(&mut leaving.rules);
+                let is_gone = |id: RuleId| rules.binary_search(&id).is_ok();
+                match leaving.orphan {
+                    _ if rules.is_empty() => 0,
+                    true => walker.states.orphan_where(is_gone),
+                    false => walker.states.remove_where(is_gone),
+                };
+            }
+            leaving.live.is_some() || !leaving.rules.is_empty()
+        });
+        let ids: HashSet<RuleId> = self.rules.iter().chain(&self.hidden).map(|(id, _)| *id).collect();
+        self.shared.seats.forget(|id| ids.contains(&id));
+    }
+
+    /// Forgets rules that no state has any more.
+    fn prune_hidden(&mut self) {
+        let Self { hidden, walker, leaving, .. } = self;
+        hidden.retain(|(id, _)| {
+            let late = || leaving.iter().any(|leaving| leaving.rules.binary_search(id).is_ok());
+            *id == COMPANION || walker.states.count_of(*id) > 0 || late()
+        });
     }
 
     /// Drops the states that the rules as they are now would not make.
     fn recheck(&mut self, now: Time) {
-        for state in self.stale(&self.states, now) {
-            self.states.remove(&state.flow, state.name, now);
+        for state in self.stale(self.states(), now) {
+            self.states_mut().remove(&state.flow, state.name, now);
         }
     }
 
     /// A gate with other rules, in which rules that stay have the identity that they have here.
     fn successor(&self, ruleset: &Ruleset) -> Self {
-        let mut next = Self::new(ruleset.clone(), self.ports.clone(), self.states.settings().clone(), 0);
+        let mut next = Self::new(ruleset.clone(), self.ports().clone(), self.states().settings().clone(), 0);
         let mut old = self.by_text();
         next.next_id = self.next_id;
         for (id, rule) in &mut next.rules {
@@ -177,8 +228,8 @@ impl Gate {
         }
         next.flow_names.clone_from(&self.flow_names);
         next.names.clone_from(&self.names);
-        next.routes = self.routes.clone();
-        next.compile();
+        let routes = Arc::clone(&self.live().routes);
+        next.compile(|live| live.routes = routes);
         next
     }
 
@@ -206,10 +257,10 @@ impl Gate {
         if !self.rules.iter().any(|(_, rule)| tests_ports(rule)) {
             return ways;
         }
-        ways.extend(self.ports.ids().map(|port| Walk::new(Dir::In, Some(port), None)));
-        ways.extend(self.ports.ids().map(|port| Walk::new(Dir::Out, None, Some(port))));
-        if self.ports.len() <= MAX_CROSSED {
-            let pairs = self.ports.ids().flat_map(|recv| self.ports.ids().map(move |xmit| (recv, xmit)));
+        ways.extend(self.ports().ids().map(|port| Walk::new(Dir::In, Some(port), None)));
+        ways.extend(self.ports().ids().map(|port| Walk::new(Dir::Out, None, Some(port))));
+        if self.ports().len() <= MAX_CROSSED {
+            let pairs = self.ports().ids().flat_map(|recv| self.ports().ids().map(move |xmit| (recv, xmit)));
             ways.extend(pairs.map(|(recv, xmit)| Walk::new(Dir::Out, Some(recv), Some(xmit))));
         }
         ways
@@ -234,32 +285,34 @@ impl Gate {
     }
 
     fn maker_for(&self, mut walk: Walk, packet: &Packet<'_>, state: &Listed) -> Option<RuleId> {
-        let mut lanes = self.program.index.lanes(packet, walk.dir);
+        let mut lanes = self.live().program.index.lanes(packet, walk.dir);
         let mut at = 0;
         // As many steps as there are rules, and jumps: the walk itself is bounded by its jumps.
         loop {
-            let found = self.program.index.next(at, &mut lanes, packet, Memo::Any);
+            let found = self.live().program.index.next(at, &mut lanes, packet, Memo::Any);
             at = found.position;
-            let ready = self.program.rules.get(at)?;
+            let ready = self.live().program.rules.get(at)?;
             let mut tablearg = None;
-            let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
-            let insns = self.program.insns_of(ready);
+            let sight = self.live().sight(packet);
+            let insns = self.live().program.insns_of(ready);
             let holds = all_hold(insns, &sight, &walk, ready.number, &mut tablearg);
             if !holds || matches!(ready.act, Act::CheckState) {
-                if at == self.program.default {
+                if at == self.live().program.default {
                     return None;
                 }
-                at = self.program.next(at);
+                at = self.live().program.next(at);
                 continue;
             }
             if ready.install.as_ref().is_some_and(|installs| installs.name == state.name) {
                 return Some(ready.id);
             }
             let tablearg = tablearg.copied();
-            self.tag(at, &mut walk, tablearg);
-            match self.act(at, &mut walk, packet, tablearg) {
+            self.live().tag(at, &mut walk, tablearg);
+            match self.live().act(at, &mut walk, packet, tablearg) {
                 Next::Rule(position) => at = position,
-                Next::Stop(Step::Tee(_) | Step::Divert(_) | Step::Reassemble) => at = self.program.next(at),
+                Next::Stop(Step::Tee(_) | Step::Divert(_) | Step::Reassemble) => {
+                    at = self.live().program.next(at)
+                }
                 Next::Stop(_) => return None,
             }
         }

@@ -1,6 +1,6 @@
 //! The walk of a packet through the rules.
 //!
-//! [`Gate::walk`] is the whole path: find the next rule that may matter, try it, run its action. What a rule's action
+//! [`Walker::walk`] is the whole path: find the next rule that may matter, try it, run its action. What a rule's action
 //! does is in one small function per kind of instruction. ipfw's order inside a rule is kept: prob, then the lookup of
 //! a state (check-state, keep-state, limit), then the body, then the installation of a state, then log, tag, action. A
 //! state that is found runs the log, tag and action of the rule that made it, and counts there.
@@ -8,12 +8,13 @@
 use std::net::IpAddr;
 
 use super::index::Candidate;
-use super::insn::{Sight, all_hold};
+use super::insn::all_hold;
+use super::live::Live;
 use super::log::Logged;
 use super::program::{Act, Installs, Jump, Ready};
 use super::reply::{reset, unreach};
 use super::walk::{CALL_DEPTH, Dir, DropReason, Memo, Reject, Step, Walk};
-use super::{Counter, Gate};
+use super::walker::Walker;
 use crate::Time;
 use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::Arg;
@@ -40,15 +41,15 @@ pub(super) enum Next {
     Stop(Step),
 }
 
-impl Gate {
+impl Walker {
     /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
     /// next one. `now` never goes back.
     pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
         let dir = walk.dir;
         let mut lanes = None;
-        self.walk_rules(walk, packet, now, |gate, at, memo| {
+        self.walk_rules(walk, packet, now, |live, at, memo| {
             // A state ends most walks at their first rule: nothing is put together before that.
-            let index = &gate.program.index;
+            let index = &live.program.index;
             if index.probes_at(at, memo) {
                 return Candidate { position: at, holds: false };
             }
@@ -69,53 +70,32 @@ impl Gate {
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
-        mut candidate: impl FnMut(&Self, usize, Memo) -> Candidate,
+        mut candidate: impl FnMut(&Live, usize, Memo) -> Candidate,
     ) -> Step {
+        self.catch_up();
         if walk.stopped.is_none()
-            && let Some(reason) = self.refuse_unseen(packet)
+            && let Some(reason) = self.live.refuse_unseen(packet)
         {
             return Step::Drop(reason);
         }
-        let mut at = self.resume(walk);
+        let mut at = self.live.resume(walk);
         loop {
-            let found = candidate(self, at, walk.memo);
+            let found = candidate(&self.live, at, walk.memo);
             at = found.position;
             let mut tablearg = None;
             let next = match self.try_rule(found, walk, packet, now, &mut tablearg) {
-                Tried::Miss if at == self.program.default => Next::Stop(Step::Drop(DropReason::Deny)),
+                Tried::Miss if at == self.live.program.default => Next::Stop(Step::Drop(DropReason::Deny)),
                 Tried::Miss => Next::Rule(at + 1),
                 Tried::Run(position) => self.run(position, walk, packet, now, tablearg),
                 Tried::Refused(reason) => {
                     self.count(at, packet, now);
-                    self.stop(at, walk, Step::Drop(reason))
+                    self.live.stop(at, walk, Step::Drop(reason))
                 }
             };
             match next {
                 Next::Rule(position) => at = position,
                 Next::Stop(step) => return step,
             }
-        }
-    }
-
-    /// What ipfw drops before the first rule.
-    pub(super) fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
-        let four = matches!(packet.addresses, Addresses::V4(..));
-        if four && packet.proto == proto::TCP && packet.fragment_offset == 1 {
-            return Some(DropReason::TinyFragment);
-        }
-        if packet.ext6 & ext6::UNKNOWN != 0 && self.settings.deny_unknown_exthdrs {
-            return Some(DropReason::UnknownHeader);
-        }
-        None
-    }
-
-    /// The position at which a walk starts or goes on.
-    pub(super) fn resume(&self, walk: &Walk) -> usize {
-        let Some((id, number)) = walk.stopped else { return 0 };
-        match self.program.position_of(id) {
-            Some(position) => self.program.next(position),
-            // The rule is gone: on from the next number, as ipfw does.
-            None => self.program.position_from(number.saturating_add(1)),
         }
     }
 
@@ -129,7 +109,7 @@ impl Gate {
         now: Time,
         tablearg: &mut Option<Value>,
     ) -> Tried {
-        let rule = &self.program.rules[at];
+        let rule = &self.live.program.rules[at];
         if !rule.enabled {
             return Tried::Miss;
         }
@@ -146,14 +126,14 @@ impl Gate {
                 return Tried::Run(position);
             }
         }
-        let rule = &self.program.rules[at];
+        let rule = &self.live.program.rules[at];
         if matches!(rule.act, Act::CheckState) {
             return Tried::Miss;
         }
         if !holds {
-            let sight = Sight { packet, tables: &self.tables, ports: &self.ports, routes: &self.routes };
+            let sight = self.live.sight(packet);
             let mut found = None;
-            if !all_hold(self.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
+            if !all_hold(self.live.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
                 return Tried::Miss;
             }
             *tablearg = found.copied();
@@ -166,7 +146,7 @@ impl Gate {
         {
             return Tried::Refused(reason);
         }
-        if self.program.rules[at].defer { Tried::Miss } else { Tried::Run(at) }
+        if self.live.program.rules[at].defer { Tried::Miss } else { Tried::Run(at) }
     }
 
     /// Looks the packet's state up; a hit gives the position of the rule that made it.
@@ -178,20 +158,10 @@ impl Gate {
         let flow = flow_of(packet, walk)?;
         let hit = match self.states.lookup(&flow, lookup, &packet.segment(), now) {
             Some(hit) => hit,
-            None => self.states.lookup_related(&self.quoted_by(packet, walk)?, lookup, now)?,
+            None => self.states.lookup_related(&self.live.quoted_by(packet, walk)?, lookup, now)?,
         };
         walk.answers = (hit.direction == Direction::Reverse).then_some(hit.rule);
-        self.program.position_of(hit.rule)
-    }
-
-    /// What an ICMP error quotes, if states may be found by it.
-    pub(super) fn quoted_by(&self, packet: &Packet<'_>, walk: &Walk) -> Option<Quoted> {
-        if !self.settings.related || !matches!(packet.proto, proto::ICMP | proto::ICMP6) {
-            return None;
-        }
-        let mut quoted = Quoted::of(packet)?;
-        quoted.flow = placed(quoted.flow, walk);
-        Some(quoted)
+        self.live.program.position_of(hit.rule)
     }
 
     /// Makes the state that a rule with a state option asks for.
@@ -203,7 +173,7 @@ impl Gate {
         now: Time,
         tablearg: Option<Value>,
     ) -> Result<(), DropReason> {
-        let rule = &self.program.rules[at];
+        let rule = &self.live.program.rules[at];
         let Some(Installs { name, mut install, limit_tablearg }) = rule.install.as_deref().copied() else {
             return Ok(());
         };
@@ -226,21 +196,82 @@ impl Gate {
         tablearg: Option<Value>,
     ) -> Next {
         self.count(at, packet, now);
-        let rule = &self.program.rules[at];
+        let rule = &self.live.program.rules[at];
         let act = rule.act;
         if matches!(act, Act::Allow) && rule.log.is_none() && rule.tag.is_none() {
-            return self.stop(at, walk, Step::Pass);
+            return self.live.stop(at, walk, Step::Pass);
         }
         if rule.log.is_some() {
             self.log_packet(at, walk, packet, now);
         }
-        if !self.tag(at, walk, tablearg) {
-            self.tags_full += 1;
+        if !self.live.tag(at, walk, tablearg) {
+            self.seat.count_tag();
         }
         match act {
             Act::Pipe(arg) => self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe)),
-            _ => self.act(at, walk, packet, tablearg),
+            _ => self.live.act(at, walk, packet, tablearg),
         }
+    }
+
+    /// Counts the packet for a rule: of an IP packet its own length, of another frame that on the wire.
+    #[inline]
+    fn count(&self, at: usize, packet: &Packet<'_>, now: Time) {
+        self.counts.count(at, packet.counted_bytes(), now);
+    }
+
+    fn police(&self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time, pipe: u32) -> Next {
+        let step = match self.live.pipes.get(&pipe) {
+            None => Step::Drop(DropReason::NoPipe),
+            Some(bucket) => match bucket.take(packet.counted_bytes().into(), now) {
+                true => Step::Pass,
+                false => Step::Drop(DropReason::Policed),
+            },
+        };
+        self.live.stop(at, walk, step)
+    }
+
+    fn log_packet(&mut self, at: usize, walk: &Walk, packet: &Packet<'_>, now: Time) {
+        let rule = &self.live.program.rules[at];
+        let Some(log) = &rule.log else { return };
+        if !log.take(self.live.settings.verbose_limit) {
+            return;
+        }
+        let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
+        self.log.put(Logged::new(now, rule.number, log_word(rule), walk.dir, port, packet));
+    }
+}
+
+impl Live {
+    /// What ipfw drops before the first rule.
+    pub(super) fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
+        let four = matches!(packet.addresses, Addresses::V4(..));
+        if four && packet.proto == proto::TCP && packet.fragment_offset == 1 {
+            return Some(DropReason::TinyFragment);
+        }
+        if packet.ext6 & ext6::UNKNOWN != 0 && self.settings.deny_unknown_exthdrs {
+            return Some(DropReason::UnknownHeader);
+        }
+        None
+    }
+
+    /// The position at which a walk starts or goes on.
+    pub(super) fn resume(&self, walk: &Walk) -> usize {
+        let Some((id, number)) = walk.stopped else { return 0 };
+        match self.program.position_of(id) {
+            Some(position) => self.program.next(position),
+            // The rule is gone: on from the next number, as ipfw does.
+            None => self.program.position_from(number.saturating_add(1)),
+        }
+    }
+
+    /// What an ICMP error quotes, if states may be found by it.
+    pub(super) fn quoted_by(&self, packet: &Packet<'_>, walk: &Walk) -> Option<Quoted> {
+        if !self.settings.related || !matches!(packet.proto, proto::ICMP | proto::ICMP6) {
+            return None;
+        }
+        let mut quoted = Quoted::of(packet)?;
+        quoted.flow = placed(quoted.flow, walk);
+        Some(quoted)
     }
 
     /// Attaches or takes away the rule's tag; false when there was no room.
@@ -312,15 +343,6 @@ impl Gate {
         }
     }
 
-    /// Counts the packet for a rule: of an IP packet its own length, of another frame that on the wire.
-    #[inline]
-    fn count(&mut self, at: usize, packet: &Packet<'_>, now: Time) {
-        let counter: &mut Counter = &mut self.counters[at];
-        counter.packets += 1;
-        counter.bytes += u64::from(packet.counted_bytes());
-        counter.last = now;
-    }
-
     #[inline]
     fn stop(&self, at: usize, walk: &mut Walk, step: Step) -> Next {
         let rule = &self.program.rules[at];
@@ -379,29 +401,6 @@ impl Gate {
                 self.program.position_from(self.program.rules[caller].number.saturating_add(1))
             }
         })
-    }
-
-    fn police(&mut self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time, pipe: u32) -> Next {
-        let step = match self.pipes.get_mut(&pipe) {
-            None => Step::Drop(DropReason::NoPipe),
-            Some(bucket) => match bucket.take(packet.counted_bytes().into(), now) {
-                true => Step::Pass,
-                false => Step::Drop(DropReason::Policed),
-            },
-        };
-        self.stop(at, walk, step)
-    }
-
-    fn log_packet(&mut self, at: usize, walk: &Walk, packet: &Packet<'_>, now: Time) {
-        let rule = &self.program.rules[at];
-        let limit = rule.log.and_then(|log| log.amount).unwrap_or(self.settings.verbose_limit);
-        let counter = &mut self.counters[at];
-        if limit != 0 && counter.logged >= limit {
-            return;
-        }
-        counter.logged = counter.logged.saturating_add(1);
-        let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        self.log.put(Logged::new(now, rule.number, log_word(rule), walk.dir, port, packet));
     }
 }
 

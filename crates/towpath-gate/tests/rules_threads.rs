@@ -1,0 +1,173 @@
+//! Several walkers of one gate: what must hold whatever they, and whoever changes the rules, do at once.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use towpath_gate::gate::{Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Walker};
+use towpath_gate::packet::Link;
+use towpath_gate::rules::Ruleset;
+use towpath_gate::rules::table::{Key, Value};
+use towpath_gate::{Time, state, wire};
+
+const THREADS: usize = 3;
+const PACKETS: u32 = 4000;
+const NOW: Time = Time::from_secs(100);
+
+fn ruleset(text: &str) -> Ruleset {
+    Ruleset::parse("t", text).ruleset.unwrap()
+}
+
+fn gate(text: &str) -> Gate {
+    Gate::new(ruleset(text), Ports::new(), state::Settings::default(), 7)
+}
+
+/// A UDP packet of 28 bytes from 10.0.0.0 + `n`, and its walk.
+fn walk(walker: &mut Walker, n: u32, now: Time) -> Step {
+    let [a, b, c, d] = (0x0a00_0000 + n).to_be_bytes();
+    let mut frame =
+        [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, a, b, c, d, 192, 0, 2, 1, 4, 0, 0, 53, 0, 8, 0, 0];
+    wire::checksum::fill_ip4(&mut frame, 0);
+    let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+    walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
+}
+
+/// Runs `work` with a walker on each of several threads, and `meanwhile` here until they are done.
+fn beside<T: Send>(
+    gate: &mut Gate,
+    work: impl Fn(usize, &mut Walker) -> T + Sync,
+    mut meanwhile: impl FnMut(&mut Gate),
+) -> Vec<T> {
+    let walkers: Vec<Walker> = std::iter::repeat_with(|| gate.walker().unwrap()).take(THREADS).collect();
+    let running = AtomicU64::new(THREADS as u64);
+    thread::scope(|scope| {
+        let threads: Vec<_> = walkers
+            .into_iter()
+            .enumerate()
+            .map(|(n, mut walker)| {
+                let (work, running) = (&work, &running);
+                scope.spawn(move || {
+                    let done = work(n, &mut walker);
+                    running.fetch_sub(1, Ordering::Release);
+                    done
+                })
+            })
+            .collect();
+        while running.load(Ordering::Acquire) > 0 {
+            meanwhile(gate);
+            thread::yield_now();
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn packets(gate: &Gate) -> Vec<u64> {
+    gate.show().iter().map(|shown| shown.packets).collect()
+}
+
+#[test]
+fn every_packet_is_counted_once_also_while_rules_change() {
+    let texts = [
+        "add 100 count ip from any to any\nadd 200 allow udp from any to any 53 keep-state\n",
+        "add 50 count tcp from any to any\nadd 100 count ip from any to any\nadd 200 allow udp from any to any 53 keep-state\n",
+        "add 100 count ip from any to any\nadd 150 count udp from any to any\nadd 200 allow udp from any to any 53 keep-state\nadd 300 deny ip from any to any\n",
+    ];
+    let mut gate = gate(texts[0]);
+    let mut turn = 0;
+    let mut seen = 0;
+    let steps = beside(
+        &mut gate,
+        |_, walker| (0..PACKETS).filter(|&n| walk(walker, n, NOW) == Step::Pass).count(),
+        |gate| {
+            turn += 1;
+            gate.reload(ruleset(texts[turn % texts.len()]), StatePolicy::Recheck, NOW);
+            gate.expire(NOW, 0);
+            let at = gate.show().iter().position(|shown| shown.number == 100).unwrap();
+            let now = packets(gate)[at];
+            assert!(now >= seen, "a count goes back from {seen} to {now}");
+            seen = now;
+        },
+    );
+    assert_eq!(steps, [PACKETS as usize; THREADS]);
+    gate.reload(ruleset(texts[0]), StatePolicy::Keep, NOW);
+    let all = u64::from(PACKETS) * THREADS as u64;
+    assert_eq!(packets(&gate), [all, all, 0]);
+    assert_eq!((gate.show()[1].bytes, gate.states().len()), (28 * all, PACKETS as usize));
+    let counted: u64 = gate.states().list(NOW).map(|state| state.packets.iter().sum::<u64>()).sum();
+    assert_eq!(counted, all);
+    gate.zero(Some(200));
+    assert_eq!(packets(&gate), [all, 0, 0]);
+}
+
+#[test]
+fn what_a_late_walker_makes_by_a_rule_that_is_gone_goes_too() {
+    let mut gate = gate("add 100 allow udp from any to any keep-state");
+    let mut late = gate.walker().unwrap();
+    assert_eq!(walk(&mut late, 1, NOW), Step::Pass);
+    gate.reload(ruleset("add 100 deny udp from any to any"), StatePolicy::Recheck, NOW);
+    assert!(gate.states().is_empty());
+    gate.expire(NOW, 10);
+    // It has not called since; when it does it sees the new rules first.
+    assert_eq!(walk(&mut late, 1, NOW), Step::Drop(DropReason::Deny));
+    assert_eq!(packets(&gate), [1, 0]);
+    // One that is away is not waited for, and comes back to what is in force.
+    late.idle();
+    gate.reload(ruleset("add 100 allow udp from any to any keep-state"), StatePolicy::Keep, NOW);
+    assert_eq!(walk(&mut late, 1, NOW), Step::Pass);
+    drop(late);
+    assert_eq!((packets(&gate), gate.states().len()), (vec![1, 0], 1));
+}
+
+#[test]
+fn a_change_of_a_table_is_one_step() {
+    let mut gate = gate(
+        "table 1 create type addr\ntable 1 add 10.0.0.0/24 1\n\
+         add 100 skipto 300 udp from table(1) to any\nadd 200 deny ip from any to any\nadd 300 allow ip from any to any",
+    );
+    let key = |n: u8| Key::Net4(Ipv4Addr::new(10, 0, n, 0).to_bits(), 24);
+    // Either 10.0.0/24 is in it or 10.0.1/24, at any time exactly one.
+    let stop = AtomicBool::new(false);
+    let mut turn = 0_u8;
+    let answers = beside(
+        &mut gate,
+        |n, walker| {
+            let mut passed = 0_u32;
+            for _ in 0..PACKETS {
+                passed += u32::from(walk(walker, 256 * (n as u32 % 2), NOW) == Step::Pass);
+            }
+            stop.store(true, Ordering::Relaxed);
+            passed
+        },
+        |gate| {
+            turn ^= 1;
+            let changed = gate.with_table("1", |table| {
+                table.flush();
+                table.add(&key(turn), Value::default())
+            });
+            assert_eq!(changed, Some(Ok(())));
+            assert_eq!(gate.table("1").unwrap().len(), 1);
+            gate.expire(NOW, 0);
+        },
+    );
+    let counts = packets(&gate);
+    let (all, passed) = (u64::from(PACKETS) * THREADS as u64, u64::from(answers.iter().sum::<u32>()));
+    assert_eq!(counts, [passed, all - passed, passed, 0]);
+}
+
+#[test]
+fn rates_and_log_amounts_are_for_all_walkers_together() {
+    let mut gate = gate(
+        "pipe 1 config bw 8Mbit/s burst 10000\n\
+         add 100 count log logamount 5 ip from any to any\nadd 200 pipe 1 ip from any to any",
+    );
+    let done = beside(
+        &mut gate,
+        |_, walker| {
+            let passed = (0..PACKETS).filter(|&n| walk(walker, n, NOW) == Step::Pass).count();
+            (passed, std::iter::from_fn(|| walker.log().take()).count())
+        },
+        |_| (),
+    );
+    let (passed, logged) = done.iter().fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+    assert_eq!((passed, logged), (10_000 / 28, 5));
+}
