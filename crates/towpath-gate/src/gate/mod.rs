@@ -62,7 +62,7 @@ use crate::Time;
 use crate::packet::Packet;
 use crate::rules::table::Table;
 use crate::rules::{Action, DEFAULT_RULE, RESERVED_SET, Rule, Ruleset, StateName};
-use crate::state::{self, Name, RuleId, States};
+use crate::state::{self, Keepalive, Name, RuleId, States};
 
 /// The rule of states that come from outside and have no rule here: `allow ... // dynamic states default rule`.
 pub const COMPANION: RuleId = RuleId(0);
@@ -303,6 +303,12 @@ impl Gate {
         if !self.leaving.is_empty() {
             self.let_leave();
         }
+    }
+
+    /// Gives the keepalives that are due ([`States::keepalives`]): for the gate's owner to send, outside the rules, by
+    /// the port that each is routed to.
+    pub fn keepalives(&mut self, now: Time, budget: usize, send: impl FnMut(Keepalive)) {
+        self.walker.states.keepalives(now, budget, send);
     }
 
     /// The name of a flow name, without the colon; `?` for one that this gate never made.

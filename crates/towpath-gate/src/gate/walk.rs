@@ -266,6 +266,7 @@ impl DropReason {
             Self::NoState(Refused::ParentsFull) => "limits full",
             Self::NoState(Refused::OverSource) => "source over its share",
             Self::NoState(Refused::Invalid) => "invalid for its state",
+            Self::NoState(Refused::FirstSyn) => "first SYN",
             Self::NotIp => "no state for non-IP",
             Self::TinyFragment => "tiny fragment",
             Self::UnknownHeader => "unknown extension header",

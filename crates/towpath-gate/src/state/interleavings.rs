@@ -13,6 +13,8 @@ use super::index::{Index, Moved};
 use super::key::{Key, Key4, Side};
 use super::limbo::Limbo;
 use super::memory::Pages;
+use super::window::{Fit, Window};
+use super::windows::Windows;
 use super::{Direction, Lookup, Name, RuleId, Segment, Settings};
 use crate::Time;
 
@@ -197,5 +199,38 @@ fn no_fin_is_lost() {
         assert_eq!(cell.end(NOW).since(NOW).as_secs(), 1);
         assert_eq!(cell.counted(Direction::Forward), [2, 40]);
         assert_eq!(cell.counted(Direction::Reverse), [1, 40]);
+    });
+}
+
+#[test]
+fn windows_grow_by_both_of_two_segments() {
+    explore(|| {
+        let windows = Arc::new(Windows::new());
+        let segment = |tcp_flags, tcp_seq, tcp_ack, tcp_len| Segment {
+            tcp_flags,
+            tcp_seq,
+            tcp_ack,
+            tcp_len,
+            tcp_window: 1000,
+            ..Segment::default()
+        };
+        let mut window = Window::default();
+        window.segment(Direction::Forward, &segment(0x02, 100, 0, 0));
+        window.segment(Direction::Reverse, &segment(0x12, 500, 101, 0));
+        window.segment(Direction::Forward, &segment(0x10, 101, 501, 0));
+        windows.insert(false, 0, window);
+        let (up, down) = (segment(0x10, 101, 501, 50), segment(0x10, 501, 101, 70));
+        let take = |windows: &Windows, direction, segment: &Segment| {
+            windows.with(false, 0, |window| window.segment(direction, segment))
+        };
+        let other = {
+            let windows = Arc::clone(&windows);
+            thread::spawn(move || take(&windows, Direction::Reverse, &down))
+        };
+        assert_eq!(take(&windows, Direction::Forward, &up), Some(Fit::Fits));
+        assert_eq!(other.join().unwrap(), Some(Fit::Fits));
+        window.segment(Direction::Forward, &up);
+        window.segment(Direction::Reverse, &down);
+        assert_eq!(windows.with(false, 0, |window| *window), Some(window));
     });
 }

@@ -13,8 +13,6 @@
 //!
 //! Any number of threads use the same states, each by its own [`States`] ([`States::worker`]).
 //!
-//! Not supported yet: keepalives.
-//!
 //! ```
 //! use towpath_gate::Time;
 //! use towpath_gate::state::{Direction, Ends, Flow, Install, Lookup, Name, RuleId, Segment, Settings, States};
@@ -42,6 +40,7 @@ mod cell;
 mod chain;
 mod epoch;
 mod family;
+mod first_syn;
 mod hash;
 mod index;
 #[cfg(all(test, loom))]
@@ -66,6 +65,7 @@ mod sync;
 mod table;
 mod tally;
 mod tcp;
+mod watch;
 mod wheel;
 mod window;
 mod windows;
@@ -79,7 +79,8 @@ pub use list::{Cursor, Kind, Line, Listed};
 pub use memory::Pages;
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
-pub use states::{Counters, Gauge, States};
+pub use states::{Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
+pub use watch::{Happened, StateEvent};
 
 /// The two ends of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -271,6 +272,8 @@ pub enum Refused {
     OverSource,
     /// There is a state with strict tracking, and the packet does not fit into its connection.
     Invalid,
+    /// It is the first SYN of its flow, which has to repeat it (`dyn_first_syn`).
+    FirstSyn,
 }
 
 impl fmt::Display for Refused {
@@ -285,6 +288,9 @@ impl fmt::Display for Refused {
                 "the source has too many states, consider increasing net.inet.ip.fw.dyn_source_max"
             }
             Self::Invalid => "the packet does not fit into its connection",
+            Self::FirstSyn => {
+                "the first SYN of a flow is dropped, its repetition is not (net.inet.ip.fw.dyn_first_syn)"
+            }
         })
     }
 }

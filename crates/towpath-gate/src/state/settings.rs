@@ -48,6 +48,9 @@ pub struct Settings {
     /// Ours: whether an SCTP association lives as a TCP connection does, by its opening, agreement, shutdown and
     /// abort. Off, it has `dyn_short_lifetime`, as in ipfw. Default off.
     pub dyn_sctp: bool,
+    /// Ours, against floods of SYNs from made-up sources: whether the first SYN of a flow that has no state is dropped,
+    /// and only its repetition, between 0.2 and 60 s later, makes one. A connection takes a second longer. Default off.
+    pub dyn_first_syn: bool,
 }
 
 impl Default for Settings {
@@ -68,6 +71,7 @@ impl Default for Settings {
             dyn_evict: false,
             dyn_source_max: 0,
             dyn_sctp: false,
+            dyn_first_syn: false,
         }
     }
 }
@@ -119,7 +123,7 @@ enum Field {
     Switch(fn(&mut Settings) -> &mut bool),
 }
 
-const ROWS: [Row; 15] = [
+const ROWS: [Row; 16] = [
     Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
     Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
     Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
@@ -135,6 +139,7 @@ const ROWS: [Row; 15] = [
     Row { name: "dyn_evict", field: Field::Switch(|s| &mut s.dyn_evict) },
     Row { name: "dyn_source_max", field: Field::Number(|s| &mut s.dyn_source_max) },
     Row { name: "dyn_sctp", field: Field::Switch(|s| &mut s.dyn_sctp) },
+    Row { name: "dyn_first_syn", field: Field::Switch(|s| &mut s.dyn_first_syn) },
 ];
 
 impl Settings {

@@ -13,7 +13,12 @@
 
 mod burst;
 mod collect;
+mod keepalive;
 mod make;
+mod top;
+
+pub use self::keepalive::{KEEPALIVE_INTERVAL, Keepalive};
+pub use self::top::Top;
 
 use std::borrow::Cow;
 use std::cmp::Ordering as Order;
@@ -23,9 +28,11 @@ use std::sync::{Arc, Mutex};
 use hashbrown::HashMap;
 
 use self::burst::{BURST, Burst};
+use self::keepalive::Round;
 use super::cell::{Cell, End, LIMITED, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
+use super::first_syn::FirstSyns;
 use super::hash::Secret;
 use super::index::{Index, Probe};
 use super::key::{Key, Key4, Key6, Side, Unpack};
@@ -37,6 +44,7 @@ use super::rules::{Recent, Rules};
 use super::sources::Sources;
 use super::sync::{AtomicU64, Ordering};
 use super::tally::{Event, Tallies};
+use super::watch::{Happened, StateEvent, Watch};
 use super::window::{Fit, Window};
 use super::windows::Windows;
 use super::{
@@ -85,6 +93,8 @@ pub struct Counters {
     pub over_source: u64,
     /// Packets of a state with strict tracking that did not fit into its connection.
     pub invalid: u64,
+    /// Installs refused with [`Refused::FirstSyn`].
+    pub first_syn: u64,
 }
 
 /// How full the table is.
@@ -125,6 +135,8 @@ struct Shared {
     parents_held: AtomicU64,
     sources: Mutex<Sources>,
     windows: Windows,
+    first_syns: FirstSyns,
+    watch: Watch,
     rules: Rules,
     tallies: Tallies,
     /// What was counted before it could overflow: forward packets and bytes, reverse ones; by family and slot.
@@ -154,6 +166,9 @@ pub struct States {
     v4: Local,
     v6: Local,
     recent: Recent,
+    /// The time of the last call.
+    now: Time,
+    round: Round,
 }
 
 /// What a worker has of each family.
@@ -238,7 +253,9 @@ impl States {
             parents: Mutex::new(Parents::new()),
             parents_held: AtomicU64::new(0),
             sources: Mutex::default(),
-            windows: Windows::default(),
+            windows: Windows::new(),
+            first_syns: FirstSyns::default(),
+            watch: Watch::new(),
             rules: Rules::default(),
             tallies: Tallies::new(),
             spilled: Mutex::default(),
@@ -271,6 +288,8 @@ impl States {
             v4,
             v6,
             recent: Recent::default(),
+            now: Time::default(),
+            round: Round::default(),
         })
     }
 
@@ -414,6 +433,7 @@ impl States {
         self.begin(now);
         let made = match self.find(flow, Lookup::Named(name), segment, now) {
             Found::Hit(_) => return Ok(Installed::Existing),
+            Found::Miss if self.is_first_syn(flow, segment, now) => Err(Refused::FirstSyn),
             Found::Miss => self.make(&self.keyed(flow), name, segment, rule, install, now),
             Found::Invalid => Err(Refused::Invalid),
         };
@@ -428,6 +448,7 @@ impl States {
             Err(Refused::ParentsFull) => self.count(Event::ParentsFull),
             Err(Refused::OverSource) => self.count(Event::OverSource),
             Err(Refused::Invalid) => self.count(Event::Invalid),
+            Err(Refused::FirstSyn) => self.count(Event::FirstSyn),
         }
         made
     }
@@ -492,7 +513,7 @@ impl States {
         expired += self.sweep::<6>(Some(glances), now, &mut budget);
         // Relaxed: only whether there is something to do.
         if self.shared.parents_held.load(Ordering::Relaxed) > 0 {
-            self.with_parents(|parents, secret| parents.collect(secret, now, &mut budget));
+            self.collect_parents(now, &mut budget);
         }
         self.expired(expired);
         self.move_some();
@@ -556,6 +577,7 @@ impl States {
             parents_full: sum(Event::ParentsFull),
             over_source: sum(Event::OverSource),
             invalid: sum(Event::Invalid),
+            first_syn: sum(Event::FirstSyn),
         }
     }
 
@@ -571,6 +593,22 @@ impl States {
             parents_max: self.settings.dyn_parent_max as usize,
             nearly_full: self.shared.nearly_full.load(Ordering::Relaxed) != 0,
         }
+    }
+
+    /// Has what happens to states told from now on: at most `most` events wait at each worker until somebody takes them
+    /// ([`States::take_events`]); 0 ends it.
+    pub fn watch(&mut self, most: usize) {
+        self.shared.watch.set(most);
+    }
+
+    /// What happened to states since the last call, at all workers, in the order of the times that these were given.
+    pub fn take_events(&mut self) -> Vec<StateEvent> {
+        self.shared.watch.take()
+    }
+
+    /// Events that found no room since the beginning.
+    pub fn events_lost(&self) -> u64 {
+        self.shared.watch.lost()
     }
 
     /// The settings in force, as this worker's last call saw them.
@@ -620,6 +658,7 @@ impl States {
     #[inline]
     fn begin(&mut self, now: Time) {
         self.stamp();
+        self.now = now;
         if now.as_nanos() > self.latest.saturating_add(TELL) {
             self.time_passed(now);
         }
@@ -654,11 +693,11 @@ impl States {
             let over = |end: Time| end <= now;
             for slot in 0..self.shared.v4.slab.len() {
                 let still = |cell: Cell<'_, 2>| over(cell.end(latest));
-                expired += u64::from(self.remove_if::<2>(slot, now, still));
+                expired += u64::from(self.remove_if::<2>(slot, now, Happened::Expired, still));
             }
             for slot in 0..self.shared.v6.slab.len() {
                 let still = |cell: Cell<'_, 6>| over(cell.end(latest));
-                expired += u64::from(self.remove_if::<6>(slot, now, still));
+                expired += u64::from(self.remove_if::<6>(slot, now, Happened::Expired, still));
             }
             self.expired(expired);
         }
@@ -732,21 +771,49 @@ impl States {
         Found::Hit(hit)
     }
 
+    /// Whether it is a SYN that has to be repeated.
+    fn is_first_syn(&self, flow: &Flow, segment: &Segment, now: Time) -> bool {
+        if !self.settings.dyn_first_syn || flow.proto != TCP || !Window::begins(segment) {
+            return false;
+        }
+        let words = match flow.ends {
+            Ends::V4(src, dst) => Key4::new(src, dst, flow).0.0.to_vec(),
+            Ends::V6(src, dst, zone) => Key6::new(src, dst, zone, flow).0.0.to_vec(),
+        };
+        let words: [u64; 6] = std::array::from_fn(|at| words.get(at).copied().unwrap_or(0));
+        !self.shared.first_syns.repeated(self.shared.secret.hash(&words), now)
+    }
+
+    /// Tells what happened to a state, if somebody watches.
+    #[inline]
+    fn tell<const N: usize>(&self, what: Happened, slot: u32)
+    where
+        Key<N>: Own<N>,
+    {
+        if self.shared.watch.is_on() {
+            let state = Some(self.listed(Key::<N>::family(&self.shared), slot, self.now));
+            self.shared.watch.tell(self.worker, StateEvent { at: self.now, what, state });
+        }
+    }
+
     /// What a segment is to the connection of a state with strict tracking.
     #[cold]
     fn fit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, packet: Seen<'_>) -> Fit
     where
         Key<N>: Own<N>,
     {
+        let again = direction == Direction::Forward && Window::begins(packet.segment) && cell.tcp().ended();
         let fit = |window: &mut Window| {
-            let again = direction == Direction::Forward && Window::begins(packet.segment);
-            if again && cell.tcp().ended() {
+            if again {
                 *window = Window::default();
-                cell.forget();
             }
             window.segment(direction, packet.segment)
         };
-        self.shared.windows.with(Key::<N>::V6, slot, fit).unwrap_or(Fit::Fits)
+        let fit = self.shared.windows.with(Key::<N>::V6, slot, fit).unwrap_or(Fit::Fits);
+        if again {
+            cell.forget();
+        }
+        fit
     }
 
     /// Takes counts that are about to overflow to where there is more room.
@@ -863,6 +930,10 @@ impl States {
         if full != before {
             let turned = self.shared.nearly_full.swap(full, Ordering::Relaxed) != full;
             self.count_many(Event::NearlyFull, u64::from(turned && full != 0));
+            if turned && self.shared.watch.is_on() {
+                let what = if full != 0 { Happened::NearlyFull } else { Happened::NoLongerFull };
+                self.shared.watch.tell(self.worker, StateEvent { at: self.now, what, state: None });
+            }
         }
     }
 
@@ -881,6 +952,14 @@ impl States {
         // Relaxed: a number for people.
         self.shared.parents_held.store(parents.len() as u64, Ordering::Relaxed);
         done
+    }
+
+    /// Collects parents unless somebody else is at them: nobody who has packets waits for that.
+    fn collect_parents(&self, now: Time, budget: &mut usize) {
+        let Ok(mut parents) = self.shared.parents.try_lock() else { return };
+        parents.collect(&self.shared.secret, now, budget);
+        // Relaxed: a number for people.
+        self.shared.parents_held.store(parents.len() as u64, Ordering::Relaxed);
     }
 
     fn list_from<const N: usize>(&self, from: u32, now: Time) -> impl Iterator<Item = (u32, Listed)>

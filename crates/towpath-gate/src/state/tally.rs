@@ -17,6 +17,7 @@ pub(super) enum Event {
     ParentsFull,
     OverSource,
     Invalid,
+    FirstSyn,
     /// A state has its first reply.
     Replied,
     /// A state that had one is gone.

@@ -58,10 +58,50 @@ pub(super) enum Fit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window([Side; 2]);
 
+/// Words that a window is packed into.
+pub(super) const WORDS: usize = 6;
+
 impl Window {
     /// Whether a connection can begin with this segment: a SYN, and nothing that contradicts it.
     pub(super) fn begins(segment: &Segment) -> bool {
         segment.tcp_flags & (SYN | ACK | RST | FIN) == SYN
+    }
+
+    /// The window as words: numbers of both sides, then the words with what is known of each.
+    pub(super) fn words(&self) -> [u64; WORDS] {
+        let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let known = |side: &Side| {
+            let flags = [side.scales, side.known, side.agreed];
+            let bits = flags.iter().zip(8..).map(|(&flag, bit)| u32::from(flag) << bit).sum::<u32>();
+            two(side.acked, bits | u32::from(side.scale))
+        };
+        let [a, b] = &self.0;
+        [
+            two(a.isn, a.end),
+            two(a.max_end, a.max_window),
+            two(b.isn, b.end),
+            two(b.max_end, b.max_window),
+            known(a),
+            known(b),
+        ]
+    }
+
+    /// The window that was packed into these.
+    pub(super) fn from_words(words: [u64; WORDS]) -> Self {
+        let high = |at: usize| (words[at] >> 32) as u32;
+        let low = |at: usize| words[at] as u32;
+        let side = |numbers: usize, known: usize| Side {
+            isn: high(numbers),
+            end: low(numbers),
+            max_end: high(numbers + 1),
+            max_window: low(numbers + 1),
+            acked: high(known),
+            scale: low(known) as u8,
+            scales: low(known) >> 8 & 1 != 0,
+            known: low(known) >> 9 & 1 != 0,
+            agreed: low(known) >> 10 & 1 != 0,
+        };
+        Self([side(0, 4), side(2, 5)])
     }
 
     /// Takes a segment in, if it fits.
@@ -235,6 +275,7 @@ mod tests {
             let direction = if side == 0 { Direction::Forward } else { Direction::Reverse };
             let before = window;
             assert_eq!(window.segment(direction, &segment), fit, "{title}: segment {i}, isns {isns:x?}");
+            assert_eq!(Window::from_words(window.words()), window, "{title}: segment {i} packed");
             if fit != Fits {
                 assert_eq!(window, before, "{title}: segment {i} changed something");
             }

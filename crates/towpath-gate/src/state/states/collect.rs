@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::{Own, States};
 use crate::Time;
-use crate::state::cell::{CAPPED, Cell, LIMITED, Maker, REPLIED, SPILLED, STRICT};
+use crate::state::cell::{CAPPED, Cell, LIMITED, Maker, REPLIED, SPILLED};
 use crate::state::family::locked;
 use crate::state::key::{Key, Unpack};
 use crate::state::sync::Ordering;
 use crate::state::tally::Event;
-use crate::state::{Name, RuleId};
+use crate::state::{Happened, Name, RuleId};
 
 /// At how many slots of each family an install may look to find room that ended states take up.
 pub(super) const RECLAIM: u32 = 512;
@@ -69,7 +69,7 @@ impl States {
             family.look_later(slot, now);
             return 0;
         }
-        u64::from(self.remove_if::<N>(slot, now, |cell| !cell.live(now)))
+        u64::from(self.remove_if::<N>(slot, now, Happened::Expired, |cell| !cell.live(now)))
     }
 
     /// Unlinks the state in `slot`, if there is one and `still` says so of it.
@@ -77,6 +77,7 @@ impl States {
         &mut self,
         slot: u32,
         now: Time,
+        why: Happened,
         still: impl Fn(Cell<'_, N>) -> bool,
     ) -> bool
     where
@@ -86,7 +87,7 @@ impl States {
         let unlinked =
             family.slab.tick(slot).is_some() && family.unlink(&Key::<N>::local(self).index, slot, still);
         if unlinked {
-            self.gone::<N>(slot, now);
+            self.gone::<N>(slot, now, why);
         }
         unlinked
     }
@@ -99,7 +100,7 @@ impl States {
         let family = Key::<N>::family(&self.shared);
         let slot = family.find_any(&Key::<N>::local(self).index, key, name)?;
         let live = family.cell(slot).live(now);
-        self.remove_if::<N>(slot, now, |_| true).then_some(live)
+        self.remove_if::<N>(slot, now, Happened::Removed, |_| true).then_some(live)
     }
 
     pub(super) fn remove_of_rule<const N: usize>(&mut self, slot: u32, maker: Maker) -> bool
@@ -107,7 +108,9 @@ impl States {
         Key<N>: Own<N>,
     {
         // The parents go too, so it does not matter when they were last used.
-        self.remove_if::<N>(slot, Time::default(), |cell| cell.maker().rule() == maker.rule())
+        self.remove_if::<N>(slot, Time::default(), Happened::Removed, |cell| {
+            cell.maker().rule() == maker.rule()
+        })
     }
 
     /// Does something with every state of these rules, `most` of them.
@@ -142,12 +145,13 @@ impl States {
     }
 
     /// Takes a state that is unlinked out of all that counts it.
-    pub(super) fn gone<const N: usize>(&mut self, slot: u32, now: Time)
+    pub(super) fn gone<const N: usize>(&mut self, slot: u32, now: Time, why: Happened)
     where
         Key<N>: Own<N>,
     {
         let shared = Arc::clone(&self.shared);
         let cell = Key::<N>::family(&shared).cell(slot);
+        self.tell::<N>(why, slot);
         // Who replies now, too late, finds the mark set.
         if !cell.mark(REPLIED) {
             self.count(Event::RepliedGone);
@@ -159,9 +163,6 @@ impl States {
         }
         if maker.has(CAPPED) {
             locked(&shared.sources).subtract(&shared.secret, &cell.key().flow(maker.forward()));
-        }
-        if maker.has(STRICT) {
-            shared.windows.remove(Key::<N>::V6, slot);
         }
         if maker.has(SPILLED) {
             locked(&shared.spilled).remove(&(Key::<N>::V6, slot));

@@ -14,7 +14,7 @@ use crate::state::tally::Event;
 use crate::state::tcp::{RST, SYN};
 use crate::state::window::Window;
 use crate::state::{
-    Direction, Ends, Flow, Install, Installed, Limit, Name, Refused, RuleId, Segment, Tracking,
+    Direction, Ends, Flow, Happened, Install, Installed, Limit, Name, Refused, RuleId, Segment, Tracking,
 };
 use std::sync::Arc;
 
@@ -125,15 +125,13 @@ impl States {
         let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, packet.now);
         if let Published::Made { instead_of } = published {
             if let Some(old) = instead_of {
-                self.gone::<N>(old, packet.now);
+                self.gone::<N>(old, packet.now, Happened::Expired);
                 self.count(Event::Expired);
             }
+            self.tell::<N>(Happened::Created, slot);
             return Ok(Installed::New);
         }
         self.recent.subtract(&shared.rules, rule);
-        if strict {
-            shared.windows.remove(Key::<N>::V6, slot);
-        }
         family.slab.give(slot, slot);
         let Published::Exists(other) = published else {
             family.grow();
@@ -269,8 +267,8 @@ impl States {
             return false;
         }
         let evicted = match first.v6 {
-            false => self.remove_if::<2>(first.slot, now, |_| true),
-            true => self.remove_if::<6>(first.slot, now, |_| true),
+            false => self.remove_if::<2>(first.slot, now, Happened::Evicted, |_| true),
+            true => self.remove_if::<6>(first.slot, now, Happened::Evicted, |_| true),
         };
         self.count_many(Event::Evicted, evicted.into());
         evicted

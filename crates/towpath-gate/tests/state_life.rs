@@ -1,0 +1,188 @@
+//! What is done about states beside packets: keepalives, the first SYN, events, top talkers.
+
+use std::time::Duration;
+
+use towpath_gate::packet::Link;
+use towpath_gate::state::{
+    Ends, Flow, Happened, Install, Keepalive, Lookup, Name, Refused, RuleId, Segment, Settings, States, Top,
+};
+use towpath_gate::{Time, wire};
+
+const START: Time = Time::from_secs(1_000);
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+fn flow(n: u8, proto: u8) -> Flow {
+    let ends = Ends::V4([10, 0, 0, n].into(), [192, 0, 2, 1].into());
+    Flow { ends, proto, src_port: 4000, dst_port: 80, tenant: 0 }
+}
+
+fn flow6(n: u16) -> Flow {
+    let src = [0x2001, 0xdb8, 0, 0, 0, 0, 0, n].into();
+    Flow { ends: Ends::V6(src, "2001:db8::ffff".parse().unwrap(), 0), ..flow(0, TCP) }
+}
+
+fn segment(tcp_flags: u8, tcp_ack: u32) -> Segment {
+    Segment { tcp_flags, tcp_ack, bytes: 100, ..Segment::default() }
+}
+
+fn install(states: &mut States, flow: &Flow, segment: &Segment, now: Time) -> Result<(), Refused> {
+    states.install(flow, Name::DEFAULT, segment, RuleId(1), &Install::default(), now).map(drop)
+}
+
+fn hit(states: &mut States, flow: &Flow, segment: &Segment, now: Time) -> bool {
+    states.lookup(flow, Lookup::Any, segment, now).is_some()
+}
+
+fn after(seconds: u64) -> Time {
+    START + Duration::from_secs(seconds)
+}
+
+/// A connection whose two sides have acknowledged 500 and 900, the latter last.
+fn connect(states: &mut States, flow: &Flow, now: Time) {
+    install(states, flow, &segment(0x02, 0), now).unwrap();
+    assert!(hit(states, &flow.reversed(), &segment(0x12, 500), now));
+    assert!(hit(states, flow, &segment(0x10, 900), now));
+    assert!(hit(states, &flow.reversed(), &segment(0x10, 500), now));
+}
+
+fn keepalives(states: &mut States, now: Time) -> Vec<Keepalive> {
+    let mut all = Vec::new();
+    // In pieces: a round is finished by several calls.
+    (0..3000).for_each(|_| states.keepalives(now, 3, |keepalive| all.push(keepalive)));
+    all
+}
+
+#[test]
+fn who_is_asked_whether_it_is_still_there() {
+    for flow in [flow(1, TCP), flow6(1)] {
+        let mut states = States::new(Settings::default(), 1);
+        connect(&mut states, &flow, START);
+        // An opening connection, one that is over, and one without connections.
+        install(&mut states, &self::flow(2, TCP), &segment(0x02, 0), START).unwrap();
+        connect(&mut states, &self::flow(3, TCP), START);
+        assert!(hit(&mut states, &self::flow(3, TCP), &segment(0x14, 900), START));
+        install(&mut states, &self::flow(4, UDP), &segment(0, 0), START).unwrap();
+        assert_eq!(keepalives(&mut states, START), []);
+        assert_eq!(keepalives(&mut states, after(270)), [], "more than 20 s are left");
+        // The forward side is asked: what the reverse side acknowledged was the last to be accepted.
+        let asked = keepalives(&mut states, after(285));
+        assert_eq!(asked, [Keepalive { flow: flow.reversed(), seq: 899, ack: 500 }]);
+        assert_eq!(keepalives(&mut states, after(289)), [], "once in a round of 5 s");
+        assert_eq!(keepalives(&mut states, after(290)), asked);
+        // It answers, and the state lives on.
+        assert!(hit(&mut states, &flow, &segment(0x10, 900), after(291)));
+        assert_eq!(keepalives(&mut states, after(296)), []);
+        assert!(hit(&mut states, &flow, &segment(0x10, 900), after(580)));
+    }
+}
+
+#[test]
+fn no_keepalives_when_switched_off() {
+    let mut states = States::new(Settings { dyn_keepalive: false, ..Settings::default() }, 1);
+    connect(&mut states, &flow(1, TCP), START);
+    assert_eq!(keepalives(&mut states, after(290)), []);
+}
+
+#[test]
+fn a_keepalive_is_a_segment_that_is_one_behind() {
+    for flow in [flow(1, TCP), flow6(1)] {
+        let mut frame = vec![7; 3];
+        Keepalive { flow, seq: 0x0102_0304, ack: 0x0506_0708 }.write(&mut frame);
+        let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+        assert_eq!(packet.flow(), Some(flow));
+        let fields =
+            (packet.tcp_flags, packet.tcp_seq, packet.tcp_ack, packet.tcp_window, packet.tcp_data_len());
+        assert_eq!(fields, (0x10, 0x0102_0304, 0x0506_0708, 0, Some(0)));
+        let mut again = frame.clone();
+        assert!(wire::checksum::fill(Link::Ip, &mut again, frame.len() as u32));
+        assert_eq!(frame, again, "its checksums are right");
+    }
+}
+
+#[test]
+fn the_first_syn_has_to_be_repeated() {
+    let mut states = States::new(Settings { dyn_first_syn: true, ..Settings::default() }, 1);
+    for flow in [flow(1, TCP), flow6(1)] {
+        let syn = segment(0x02, 0);
+        assert_eq!(install(&mut states, &flow, &syn, START), Err(Refused::FirstSyn));
+        assert_eq!(
+            install(&mut states, &flow, &syn, START),
+            Err(Refused::FirstSyn),
+            "a flood repeats at once"
+        );
+        assert_eq!(install(&mut states, &flow, &syn, after(1)), Ok(()));
+        assert_eq!(install(&mut states, &flow, &syn, after(1)), Ok(()), "of a flow with a state");
+    }
+    // Only SYNs.
+    assert_eq!(install(&mut states, &flow(2, UDP), &segment(0, 0), START), Ok(()));
+    assert_eq!(install(&mut states, &flow(3, TCP), &segment(0x10, 7), START), Ok(()));
+    assert_eq!((states.counters().first_syn, states.len()), (4, 4));
+}
+
+#[test]
+fn who_watches_is_told_and_told_what_was_lost() {
+    let settings = Settings { dyn_max: 10, dyn_evict: true, ..Settings::default() };
+    let mut states = States::new(settings, 1);
+    install(&mut states, &flow(100, UDP), &segment(0, 0), START).unwrap();
+    states.watch(8);
+    let mut other = states.worker().unwrap();
+    install(&mut states, &flow(1, UDP), &segment(0, 0), after(1)).unwrap();
+    install(&mut other, &flow(2, UDP), &segment(0, 0), after(2)).unwrap();
+    states.expire_all(after(11));
+    assert!(states.remove(&flow(2, UDP), Name::DEFAULT, after(11)));
+    let told: Vec<_> = states.take_events();
+    let what: Vec<_> =
+        told.iter().map(|event| (event.what, event.state.as_ref().map(|state| state.flow))).collect();
+    let rows = [
+        (Happened::Created, Some(flow(1, UDP))),
+        (Happened::Created, Some(flow(2, UDP))),
+        (Happened::Expired, Some(flow(100, UDP))),
+        (Happened::Expired, Some(flow(1, UDP))),
+        (Happened::Removed, Some(flow(2, UDP))),
+    ];
+    assert_eq!(what, rows);
+    assert_eq!(told[0].state.as_ref().map(|state| state.bytes), Some([100, 0]));
+    // Nine of ten is nearly full; the eleventh evicts.
+    let mut what = Vec::new();
+    for n in 0..11 {
+        other.idle();
+        install(&mut states, &flow(n, UDP), &segment(0, 0), after(20)).unwrap();
+        what.extend(
+            states
+                .take_events()
+                .into_iter()
+                .map(|event| event.what)
+                .filter(|what| *what != Happened::Created),
+        );
+    }
+    assert_eq!(what, [Happened::NearlyFull, Happened::Evicted]);
+    assert_eq!(states.events_lost(), 0);
+    states.remove_where(|_| true);
+    assert_eq!(
+        (states.take_events().len(), states.events_lost()),
+        (8, 3),
+        "ten and one that it is no longer full"
+    );
+    states.watch(0);
+    install(&mut states, &flow(1, UDP), &segment(0, 0), after(30)).unwrap();
+    assert_eq!((states.take_events(), states.events_lost()), (Vec::new(), 3));
+}
+
+#[test]
+fn top_talkers_by_packets_and_by_bytes() {
+    let mut states = States::new(Settings::default(), 1);
+    for n in 1..=200_u8 {
+        let packet = Segment { bytes: 10_000 / u32::from(n), ..Segment::default() };
+        for _ in 0..n {
+            install(&mut states, &flow(n, UDP), &packet, START).unwrap();
+        }
+    }
+    let sources = |top: Vec<towpath_gate::state::Listed>| -> Vec<Flow> {
+        top.into_iter().map(|state| state.flow).collect()
+    };
+    assert_eq!(sources(states.top(3, Top::Packets, START)), [200, 199, 198].map(|n| flow(n, UDP)));
+    let by_bytes = states.top(200, Top::Bytes, START);
+    assert!(by_bytes.is_sorted_by_key(|state| std::cmp::Reverse(state.bytes[0])) && by_bytes.len() == 200);
+    assert_eq!(states.top(0, Top::Bytes, START), []);
+}
