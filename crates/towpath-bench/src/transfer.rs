@@ -7,13 +7,13 @@
 
 use std::fs;
 use std::io::{Read, Write, stdin, stdout};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
@@ -213,15 +213,18 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
     drop(all);
     let socket: OwnedFd = if run.segment.is_some() {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
         socket.connect(to)?;
         socket.into()
     } else {
-        let stream = TcpStream::connect(to)?;
-        // As the bare C sender: pacing of others would be measured too.
-        sockopt::set_tcp_congestion(&stream, "cubic").context("congestion control cubic")?;
-        stream.into()
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // As the bare C sender, and before it connects: a connection that began with BBR stays paced, and its timers would be
+        // measured too.
+        sockopt::set_tcp_congestion(&socket, "cubic").context("congestion control cubic")?;
+        let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
+        connect(&socket, &to)?;
+        socket
     };
-    let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
     let choice = match run.how {
         How::Plain => Choice::Plain,
         How::Zerocopy => Choice::Zerocopy,

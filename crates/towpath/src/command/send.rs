@@ -121,6 +121,7 @@ fn send(args: &Send) -> Result<Report, String> {
         Mode::Plain => Choice::Plain,
     };
     let options = Options { choice, max_frames: frames - 1, stall: Some(args.timeout), ..Options::default() };
+    let congestion = rustix::net::sockopt::tcp_congestion(&stream).ok();
     let mut sender = Sender::new(stream, options).map_err(|error| error.to_string())?;
 
     let (start, cpu_before) = (Instant::now(), cpu_time());
@@ -181,6 +182,7 @@ fn send(args: &Send) -> Result<Report, String> {
             message: args.message,
             limits: Limits::read(),
             mode: args.mode,
+            congestion,
         },
     ))
 }
@@ -234,6 +236,7 @@ struct Circumstances {
     message: u32,
     limits: Limits,
     mode: Mode,
+    congestion: Option<String>,
 }
 
 /// What `--json` prints.
@@ -332,6 +335,13 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
         advice.push(
             "the kernel copied after all: a packet capture on the device, a virtual device (veth, TUN), or one without \
              scatter-gather does that"
+                .into(),
+        );
+    }
+    if circumstances.congestion.as_deref() == Some("bbr") {
+        advice.push(
+            "the congestion control is BBR, whose timers run on the sender's CPU: compare with \
+             sysctl -w net.ipv4.tcp_congestion_control=cubic"
                 .into(),
         );
     }
