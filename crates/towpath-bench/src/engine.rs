@@ -261,11 +261,11 @@ fn pass(mut queue: Consumer, batch: usize) -> Result<()> {
     loop {
         queue.recv_batch(&mut frames, batch)?;
         let Some(last) = frames.last() else { bail!("the engine is gone") };
-        let (seq, end) = (last.seq(), last.header().group == END);
+        let (upto, end) = (last.id(), last.header().group == END);
         for frame in frames.drain(..) {
             sum ^= fold(queue.payload(&frame));
         }
-        queue.verdict_upto(seq, Verdict::Pass);
+        queue.verdict_upto(upto, Verdict::Pass);
         if end {
             black_box(sum);
             return say(&queue.stats().wakeups.to_string());

@@ -1,4 +1,4 @@
-//! The layout of everything that two processes share: version 2.
+//! The layout of everything that two processes share.
 //!
 //! The byte table is in `docs/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
 //! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
@@ -6,11 +6,11 @@
 use crate::Seq;
 use crate::geometry::{Geometry, GeometryError, PAGE};
 use crate::header::{Header, Kind, Layers};
-use crate::lane::records;
+use crate::lane::{Place, records};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// First word of a hello, a welcome and the engine's memory: "TPRG".
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 
@@ -39,6 +39,9 @@ pub(crate) const ENGINE_RECORDS: usize = ENGINE_PUBLISHED + 2;
 /// with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;
 
+/// Word of a memory: where its rings end, see [`moved`]. The engine's is on the line above, and so is the client's.
+pub(crate) const MOVED: usize = ENGINE_LOST + 1;
+
 /// Word of the client's memory: the sequence number after the last RX frame it has seen (a statistic; believed by nobody).
 pub(crate) const CLIENT_CONSUMED: usize = 2 * LINE;
 /// Word of the client's memory: non-zero while the client sleeps; another number for each sleep.
@@ -59,7 +62,10 @@ pub(crate) const LOG_SLOTS: usize = 3 * LINE;
 /// Bytes of the memory that a tap writes: its need_wakeup, where a client has it.
 pub(crate) const TAP_BYTES: usize = PAGE as usize;
 
-/// Where things lie in the two memories that both sides map.
+/// Most lanes of a channel.
+pub(crate) const MAX_LANES: u32 = 64;
+
+/// Where things lie in the two memories of a lane that both sides map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) rx: Geometry,
@@ -126,6 +132,26 @@ impl Layout {
         self.tx_headers() + self.tx.frame_nr as usize * HEADER_WORDS
     }
 
+    /// The parts of the RX ring.
+    pub(crate) const fn rx_place(&self) -> Place {
+        Place {
+            geometry: self.rx,
+            headers: self.rx_headers(),
+            notes: self.rx_notes(),
+            entries: self.rx_entries(),
+        }
+    }
+
+    /// The parts of the TX ring.
+    pub(crate) const fn tx_place(&self) -> Place {
+        Place {
+            geometry: self.tx,
+            headers: self.tx_headers(),
+            notes: self.tx_notes(),
+            entries: self.tx_entries(),
+        }
+    }
+
     /// Bytes of shared memory of one lane, payload areas included.
     pub(crate) const fn total_bytes(&self) -> u64 {
         (self.engine_bytes() + self.client_bytes() + self.rx.bytes() + self.tx.bytes()) as u64
@@ -149,6 +175,11 @@ pub(crate) const fn pages(words: usize) -> usize {
 /// `seq | at << 32`: the word that says where message `seq` is when it is not where it would be expected.
 pub(crate) const fn note(seq: Seq, at: u32) -> u64 {
     seq.0 as u64 | (at as u64) << 32
+}
+
+/// The word that says that message `seq`, and all after it, are in the lane's next generation.
+pub(crate) const fn moved(seq: Seq) -> u64 {
+    1 << 32 | seq.0 as u64
 }
 
 /// Stores all of a header but its first word (the sequence number), whose release store publishes these.
@@ -227,6 +258,7 @@ const _: () = {
             && ENGINE_NEED_WAKEUP * 8 == 136
             && ENGINE_RECORDS * 8 == 144
             && ENGINE_LOST * 8 == 192
+            && MOVED * 8 == 200
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
     assert!(LOG_PUBLISHED * 8 == 128 && TAP_BYTES == 4096 && (cfg!(loom) || LOG_SLOTS * 8 == 4096));

@@ -8,7 +8,8 @@ use rustix::fs::SealFlags;
 
 use crate::abi::{self, Layout, MAGIC, VERSION};
 use crate::error::AttachError;
-use crate::hello::{Hello, Refusal, Reply, Terms, WELCOME, Welcome};
+use crate::geometry::PAGE;
+use crate::hello::{Hello, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
 use crate::park::Fences;
 use crate::region::{Access, Payload, Words};
 use crate::sync::Ordering;
@@ -44,15 +45,30 @@ impl Options {
     }
 }
 
-/// What an engine hands over.
+/// What an engine hands over: a lane.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) socket: OwnedFd,
-    pub(crate) layout: Layout,
     /// Largest message that may be sent in a memory of its own.
     pub(crate) oneshot_max: u64,
     /// Who makes the fences between work and sleep.
     pub(crate) fences: Fences,
+    /// What belongs to the lane and not to one generation of its rings: the first page of each side's memory.
+    pub(crate) page: Page,
+    pub(crate) memory: Memory,
+}
+
+/// The first page of the engine's memory, and of ours.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) theirs: Words,
+    pub(crate) own: Words,
+}
+
+/// The memory of a lane's rings.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) layout: Layout,
     /// The engine's memory.
     pub(crate) theirs: Words,
     /// The memory that we write.
@@ -61,7 +77,8 @@ pub(crate) struct Attached {
     pub(crate) tx_payload: Payload,
 }
 
-pub(crate) fn attach(path: &Path, options: &Options) -> Result<Attached, AttachError> {
+/// The lanes, in order; at least one.
+pub(crate) fn attach(path: &Path, options: &Options) -> Result<Vec<Attached>, AttachError> {
     let (socket, fences) = greet(path, options, false)?;
     receive(socket, path, fences)
 }
@@ -91,9 +108,34 @@ fn greet(path: &Path, options: &Options, tap: bool) -> Result<(OwnedFd, Fences),
 
 /// Takes what the engine at the other end of `socket`, which listens at `path`, hands over to a client that offered
 /// `fences`.
-pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Attached, AttachError> {
+pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, AttachError> {
     let (terms, fds) = terms(&socket, path, fences)?;
-    map(socket, terms, fds)
+    // An engine could otherwise have us wait for lanes for ever, and fill our table of descriptors.
+    if !(1..=abi::MAX_LANES).contains(&terms.lanes) {
+        return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)));
+    }
+    terms.layout.check()?;
+    let (page, memory) = map(terms.layout, descriptors(fds)?)?;
+    let mut rest = Vec::new();
+    for number in 1..terms.lanes {
+        let mut message = [0; WELCOME];
+        let (len, fds) = next(&socket, &mut message)?;
+        let [engine, rx, client, tx, bell] = descriptors(fds)?;
+        match Offer::parse(&message[..len]) {
+            Ok(Offer { lane, generation: 0, layout }) if lane == number => {
+                let (page, memory) = map(layout, [engine, rx, client, tx])?;
+                rest.push(lane_of(bell, &terms, page, memory));
+            }
+            _ => return Err(AttachError::Unsafe(format!("lane {number} did not come"))),
+        }
+    }
+    let mut lanes = vec![lane_of(socket, &terms, page, memory)];
+    lanes.extend(rest);
+    Ok(lanes)
+}
+
+fn lane_of(socket: OwnedFd, terms: &Terms, page: Page, memory: Memory) -> Attached {
+    Attached { socket, oneshot_max: terms.oneshot_max, fences: terms.fences, page, memory }
 }
 
 fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
@@ -116,17 +158,20 @@ fn descriptors<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Attach
 }
 
 fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
-    let end = Instant::now() + PATIENCE;
     let mut bytes = [0; WELCOME];
+    let (len, fds) = next(socket, &mut bytes)?;
+    let welcome = Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
+    Ok((welcome, fds))
+}
+
+/// The next message, and what comes with it.
+fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), AttachError> {
+    let end = Instant::now() + PATIENCE;
     loop {
-        match sys::recv_with_fds::<{ sys::MAX_FDS }>(socket, &mut bytes)
+        match sys::recv_with_fds::<{ sys::MAX_FDS }>(socket, into)
             .map_err(system("waiting for the engine"))?
         {
-            Received::Message(len, fds) => {
-                let welcome =
-                    Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
-                return Ok((welcome, fds));
-            }
+            Received::Message(len, fds) => return Ok((len, fds)),
             Received::End => return Err(AttachError::Closed),
             Received::Nothing => {}
         }
@@ -138,13 +183,13 @@ fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), Att
     }
 }
 
-fn map(socket: OwnedFd, terms: Terms, fds: Vec<OwnedFd>) -> Result<Attached, AttachError> {
-    let Terms { layout, oneshot_max, fences } = terms;
+/// Maps the rings of a lane, when they are what an engine makes.
+pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<(Page, Memory), AttachError> {
     layout.check()?;
     if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
         return Err(AttachError::Unsafe(format!("{} records", layout.records)));
     }
-    let [engine, rx, client, tx] = descriptors(fds)?;
+    let [engine, rx, client, tx] = fds;
     verify("header", &engine, sys::READ_ONLY, layout.engine_bytes())?;
     verify("payload", &rx, sys::READ_ONLY, layout.rx.bytes())?;
     verify("client", &client, sys::WRITABLE, layout.client_bytes())?;
@@ -154,12 +199,16 @@ fn map(socket: OwnedFd, terms: Terms, fds: Vec<OwnedFd>) -> Result<Attached, Att
     let own = Words::map(client.as_fd(), layout.client_bytes(), Access::Own).map_err(&mapping)?;
     let rx_payload = Payload::map(rx.as_fd(), layout.rx.bytes(), Access::Lent).map_err(&mapping)?;
     let tx_payload = Payload::map(tx.as_fd(), layout.tx.bytes(), Access::Own).map_err(&mapping)?;
-    // Relaxed: written before the welcome was sent.
+    let page = Page {
+        theirs: Words::map(engine.as_fd(), PAGE as usize, Access::Lent).map_err(&mapping)?,
+        own: Words::map(client.as_fd(), PAGE as usize, Access::Own).map_err(&mapping)?,
+    };
+    // Relaxed: written before the descriptors were sent.
     let ident = theirs.word(abi::IDENT).load(Ordering::Relaxed);
     if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
         return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
     }
-    Ok(Attached { socket, layout, oneshot_max, fences, theirs, own, rx_payload, tx_payload })
+    Ok((page, Memory { layout, theirs, own, rx_payload, tx_payload }))
 }
 
 /// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes.

@@ -1,8 +1,11 @@
 //! A client: receives frames, decides about them.
+//!
+//! The engine's threads each have a lane. The client serves them in turn, [`TURN`] frames at a time, so that none waits for
+//! another for long; it sleeps once for all of them, on one descriptor; and what it says about a frame goes back on the
+//! frame's lane.
 
-use std::collections::VecDeque;
 use std::hint;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,22 +14,28 @@ use crate::abi;
 use crate::attach::{Attached, Options, attach};
 use crate::channel::Full;
 use crate::error::{AttachError, RecvError};
-use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind, Meta};
-use crate::hello::{NOTICE, Notice};
-use crate::lane::{consumer, records};
-use crate::outbox::{self, Outbox};
-use crate::park::{Ringer, Sleeper};
-use crate::region::{Access, Payload, Use};
-use crate::sync::Ordering;
-use crate::sys::{self, Received, Sent};
-use crate::verdict::{Answer, Verdict, Word};
+use crate::header::{Header, Kind, Meta};
+use crate::park::Sleeper;
+use crate::sys;
+use crate::verdict::{Answer, Verdict};
+use lane::Lane;
 
-/// Looks at the ring before going to sleep: some 10 us.
+mod lane;
+mod rings;
+
+/// Looks at the lanes before going to sleep: some 10 us.
 const SPINS: u32 = 400;
-/// Most messages read from the engine's socket at a time.
-const NOTICES: usize = 64;
-/// Most descriptors that wait for their frames; an engine has no reason for so many.
-const ANNOUNCED: usize = 512;
+/// Frames of one lane before the next lane's turn.
+const TURN: u32 = 32;
+
+/// Which frame: its lane, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FrameId {
+    /// The lane that it came on, from 0.
+    pub lane: u32,
+    /// Its number, dense on its lane.
+    pub seq: Seq,
+}
 
 /// A frame that this client has: its number and a private copy of its header. The payload stays in the ring, see
 /// [`Consumer::payload`].
@@ -36,16 +45,23 @@ const ANNOUNCED: usize = 512;
 #[derive(Debug)]
 #[must_use = "the ring stops when frames are neither decided nor held"]
 pub struct Frame {
-    seq: Seq,
-    at: u32,
-    header: Header,
+    pub(crate) id: FrameId,
+    pub(crate) generation: u16,
+    pub(crate) at: u32,
+    pub(crate) header: Header,
 }
 
 impl Frame {
-    /// Its number.
+    /// Its lane and its number.
+    #[must_use]
+    pub fn id(&self) -> FrameId {
+        self.id
+    }
+
+    /// Its number on its lane.
     #[must_use]
     pub fn seq(&self) -> Seq {
-        self.seq
+        self.id.seq
     }
 
     /// Its header.
@@ -55,56 +71,23 @@ impl Frame {
     }
 }
 
-/// What we know about a frame that is ours.
-#[derive(Clone, Copy, Debug)]
-struct Mine {
-    seq: Seq,
-    len: u32,
-    place: Place,
-    /// Records do not cover it.
-    held: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    NotMine,
-    Ring,
-    Inline,
-    /// In a memory of its own.
-    OneShot,
-}
-
 /// The client's end of a channel.
 ///
 /// Verdicts become visible to the engine at once; if it sleeps it is woken by the next call that receives, or by
 /// [`flush`](Self::flush). See [`crate::Endpoint`] for an example of both ends.
 #[derive(Debug)]
 pub struct Consumer {
-    ring: Attached,
-    rx: consumer::Consumer,
-    outbox: Outbox,
-    /// By first frame.
-    mine: Box<[Mine]>,
-    /// Received and undecided, oldest first; some were decided or held since.
-    undecided: VecDeque<(Seq, u32)>,
-    /// Descriptors that came before the frames they belong to were received.
-    announced: VecDeque<(Seq, u64, OwnedFd)>,
-    /// Frames that are in a memory of their own, by first frame.
-    oneshots: Vec<(u32, Payload)>,
-    /// Everything up to here was decided by records.
-    upto: Seq,
-    records: records::Writer,
+    lanes: Box<[Lane]>,
+    /// Whose turn it is.
+    turn: usize,
+    /// Frames that are left of the turn.
+    left: u32,
     sleeper: Sleeper,
-    ringer: Ringer,
-    /// Something was written that the engine has not been woken for.
+    /// Something was written that no engine thread has been woken for.
     unflushed: bool,
-    /// The engine is gone.
-    ended: bool,
     /// Whether it asked to be told of losses.
     gaps: bool,
-    /// Losses that [`overrun`](Self::overrun) has told.
-    told: u64,
-    stats: ConsumerStats,
+    sleeps: u64,
 }
 
 /// What a consumer has done.
@@ -167,32 +150,23 @@ impl Consumer {
         Ok(consumer)
     }
 
-    pub(crate) fn over(ring: Attached) -> Self {
-        let layout = ring.layout;
-        let none = Mine { seq: Seq(0), len: 0, place: Place::NotMine, held: false };
+    pub(crate) fn over(lanes: Vec<Attached>) -> Self {
+        let fences = lanes[0].fences;
         Self {
-            rx: consumer::Consumer::new(
-                layout.rx,
-                layout.rx_headers(),
-                layout.rx_notes(),
-                layout.rx_entries(),
-            ),
-            outbox: Outbox::new(&layout),
-            mine: vec![none; layout.rx.frame_nr as usize].into(),
-            undecided: VecDeque::new(),
-            announced: VecDeque::new(),
-            oneshots: Vec::new(),
-            upto: Seq(0),
-            records: records::Writer::new(layout.records_place()),
-            sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, ring.fences),
-            ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, ring.fences),
+            lanes: (0..).zip(lanes).map(|(number, lane)| Lane::new(number, lane)).collect(),
+            turn: 0,
+            left: TURN,
+            sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, fences),
             unflushed: false,
-            ended: false,
             gaps: true,
-            told: 0,
-            stats: ConsumerStats::default(),
-            ring,
+            sleeps: 0,
         }
+    }
+
+    /// How many lanes there are: as many as the engine has threads that send to this client.
+    #[must_use]
+    pub fn lanes(&self) -> u32 {
+        self.lanes.len() as u32
     }
 
     /// The next frame; waits for it. None when the engine has ended the channel and everything was received.
@@ -243,25 +217,14 @@ impl Consumer {
     /// When the frame is not this consumer's any more: [`verdict_upto`](Self::verdict_upto) has covered it.
     #[must_use]
     pub fn payload(&self, frame: &Frame) -> &[u8] {
-        let mine = &self.mine[frame.at as usize];
-        assert!(self.has(frame), "frame {} was given back", frame.seq);
-        let len = mine.len as usize;
-        match mine.place {
-            Place::Inline => self.ring.theirs.lent(self.rx.inline_index(frame.at), len),
-            Place::Ring => self.ring.rx_payload.lent(self.rx.payload_offset(frame.at), len),
-            Place::OneShot => {
-                let own = self.oneshots.iter().find(|(at, _)| *at == frame.at);
-                own.map(|(_, memory)| memory.lent(0, len)).unwrap_or_default()
-            }
-            Place::NotMine => unreachable!("just checked"),
-        }
+        assert!(self.has(frame), "frame {} was given back", frame.id.seq);
+        self.lane(frame).payload(frame)
     }
 
     /// Whether the frame is still this consumer's.
     #[must_use]
     pub fn has(&self, frame: &Frame) -> bool {
-        let mine = self.mine.get(frame.at as usize);
-        mine.is_some_and(|m| m.seq == frame.seq && m.place != Place::NotMine)
+        self.lane(frame).has(frame)
     }
 
     /// Decides about the frame and gives it back. ([`Verdict::Hold`] keeps it, but [`hold`](Self::hold) is what leaves
@@ -270,52 +233,35 @@ impl Consumer {
         self.answer(&frame, answer.into());
     }
 
-    /// Decides about every frame received up to `upto` that has no verdict of its own and is not held, in one write.
+    /// Decides about every frame of a lane received up to `upto` that has no verdict of its own and is not held, in one
+    /// write: `queue.verdict_upto(frame.id(), Verdict::Pass)`.
     ///
     /// # Panics
     /// When the answer is about one frame only: [`Verdict::Hold`] or [`Verdict::Replace`].
-    pub fn verdict_upto(&mut self, upto: Seq, answer: impl Into<Answer>) {
-        let answer = answer.into();
-        assert!(
-            !matches!(answer.verdict, Verdict::Hold | Verdict::Replace(_)),
-            "{:?} is about one frame",
-            answer.verdict
-        );
-        let received = self.rx.expected().back(1);
-        let upto = if received.is_before(upto) { received } else { upto };
-        if !self.upto.is_before(upto) {
-            return;
+    pub fn verdict_upto(&mut self, upto: FrameId, answer: impl Into<Answer>) {
+        let answer = about_many(answer.into());
+        if let Some(lane) = self.lanes.get_mut(upto.lane as usize) {
+            lane.answer_upto(upto.seq, answer);
+            self.unflushed = true;
         }
-        let full = self.records.is_full(&self.ring.theirs);
-        while let Some((seq, at)) = self.undecided.front().copied()
-            && !upto.is_before(seq)
-        {
-            self.undecided.pop_front();
-            if !self.is_undecided(seq, at) {
-                continue;
-            }
-            if full {
-                self.write_entry(seq, at, answer);
-            }
-            self.give_back(at);
-        }
+    }
+
+    /// Decides about every frame received so far, on any lane, that has no verdict of its own and is not held: one write
+    /// for each lane.
+    ///
+    /// # Panics
+    /// As [`verdict_upto`](Self::verdict_upto).
+    pub fn verdict_all(&mut self, answer: impl Into<Answer>) {
+        let answer = about_many(answer.into());
+        self.lanes.iter_mut().for_each(|lane| lane.answer_all(answer));
         self.unflushed = true;
-        if full {
-            return;
-        }
-        self.upto = upto;
-        let word = Word { seq: upto, verdict: answer.verdict, flags: answer.flags };
-        self.records.write(&self.ring.own, word, answer.mark, answer.mask);
     }
 
     /// Keeps the frame: later ones go on, this one is decided later, in any order. Frames that are neither decided nor
     /// held stop the ring when it is full.
     pub fn hold(&mut self, frame: &Frame) {
-        if self.has(frame) {
-            self.write_entry(frame.seq, frame.at, Verdict::Hold.into());
-            self.unflushed = true;
-            self.mine[frame.at as usize].held = true;
-        }
+        self.lane_mut(frame).hold(frame);
+        self.unflushed = true;
     }
 
     /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
@@ -329,22 +275,22 @@ impl Consumer {
                 Err(NotReplaced { frame: again, why: Full::Lent }) => frame = again,
                 other => return other,
             }
-            if let Err(why) = self.wait_for_room() {
+            if let Err(why) = self.wait_for_room(frame.id.lane) {
                 return Err(NotReplaced { frame, why });
             }
         }
     }
 
-    /// Waits until the engine has given a TX frame back.
-    fn wait_for_room(&mut self) -> Result<(), Full> {
+    /// Waits until the engine has given a TX frame of the lane back.
+    fn wait_for_room(&mut self, lane: u32) -> Result<(), Full> {
         self.flush();
-        if self.sleeper.arm(&self.ring.own) && !self.outbox.is_returned(&self.ring.theirs) && !self.ended {
-            self.stats.sleeps += 1;
+        let armed = self.sleeper.arm(self.lanes.iter().map(Lane::own_page));
+        if armed && !self.lanes[lane as usize].is_returned() && !self.is_ended() {
+            self.sleeps += 1;
             // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
-            let _ = sys::wait(&[self.ring.socket.as_fd()], None);
+            let _ = sys::wait(&[self.as_fd()], None);
         }
-        self.sleeper.disarm(&self.ring.own);
-        if self.listen().is_err() || self.ended { Err(Full::Dead) } else { Ok(()) }
+        if self.disarm().is_err() || self.is_ended() { Err(Full::Dead) } else { Ok(()) }
     }
 
     /// Lets the frame go on with another payload.
@@ -357,8 +303,8 @@ impl Consumer {
             // verdict names would be lost to the ring.
             return Ok(());
         }
-        match self.transmit(payload, &Meta { kind: Kind::REPLACEMENT, port: frame.seq.0, ..Meta::default() })
-        {
+        let meta = Meta { kind: Kind::REPLACEMENT, port: frame.id.seq.0, ..Meta::default() };
+        match self.lane_mut(&frame).send_beside(&frame, payload, &meta) {
             Ok(at) => {
                 self.answer(&frame, Verdict::Replace(at).into());
                 Ok(())
@@ -374,10 +320,25 @@ impl Consumer {
     /// # Errors
     /// [`Full`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone.
     pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+        self.send_on(0, payload, meta)
+    }
+
+    /// The same, to the engine thread that `frame` came from.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn reply(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+        self.send_on(frame.id.lane, payload, meta)
+    }
+
+    fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), Full> {
         loop {
-            match self.try_send(payload, meta) {
-                Err(Full::Lent) => self.wait_for_room()?,
-                other => return other,
+            match self.lanes[lane as usize].send(payload, meta) {
+                Err(Full::Lent) => self.wait_for_room(lane)?,
+                other => {
+                    self.unflushed = true;
+                    return other.map(drop);
+                }
             }
         }
     }
@@ -388,8 +349,8 @@ impl Consumer {
     /// # Errors
     /// [`Full`]: there is no room now ([`Full::Lent`]), or never will be.
     pub fn try_send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
-        self.transmit(payload, meta)?;
-        Ok(())
+        self.unflushed = true;
+        self.lanes[0].send(payload, meta).map(drop)
     }
 
     /// Asks for a dump of what `group` names. The answer comes as frames of [`Kind::DUMP`] and one of [`Kind::DONE`], or
@@ -409,36 +370,30 @@ impl Consumer {
         if !self.gaps {
             return 0;
         }
-        // Relaxed: a number that orders nothing.
-        let lost = self.ring.theirs.word(abi::ENGINE_LOST).load(Ordering::Relaxed);
-        lost.wrapping_sub(std::mem::replace(&mut self.told, lost))
+        self.lanes.iter_mut().map(Lane::overrun).sum()
     }
 
     /// Wakes the engine if it waits for what was decided. Receiving does it too.
     pub fn flush(&mut self) {
-        if !std::mem::take(&mut self.unflushed) {
-            return;
-        }
-        if self.ringer.should_ring(&self.ring.theirs) {
-            self.stats.wakeups += 1;
-            // Full: there are doorbells enough. Failed or gone: receiving will tell.
-            let _: Result<Sent, _> = sys::send(&self.ring.socket, &Notice::Doorbell.emit(), &[]);
+        if std::mem::take(&mut self.unflushed) {
+            self.lanes.iter_mut().for_each(Lane::flush);
         }
     }
 
     /// Whether a message of `len` bytes would find room in the ring towards the engine. In an event loop: after
     /// [`arm`](Self::arm), which makes the engine ring also when it gives room back.
     pub fn has_room(&mut self, len: usize) -> bool {
-        self.outbox.has_room(&self.ring.theirs, len)
+        self.lanes[0].has_room(len)
     }
 
     /// For event loops: says that we are about to sleep on [`as_fd`](AsFd::as_fd). False when there is a frame already.
     #[must_use]
     pub fn arm(&mut self) -> bool {
         self.flush();
-        // Relaxed: a statistic for the other side.
-        self.ring.own.word(abi::CLIENT_CONSUMED).store(self.rx.expected().0.into(), Ordering::Relaxed);
-        self.sleeper.arm(&self.ring.own) && !self.rx.is_ready(&self.ring.theirs) && !self.ended
+        self.lanes.iter().for_each(Lane::tell_position);
+        self.sleeper.arm(self.lanes.iter().map(Lane::own_page))
+            && !self.lanes.iter().any(Lane::is_ready)
+            && !self.is_ended()
     }
 
     /// For event loops: awake again; reads what rang.
@@ -446,20 +401,28 @@ impl Consumer {
     /// # Errors
     /// When the socket cannot be read.
     pub fn disarm(&mut self) -> Result<(), RecvError> {
-        self.sleeper.disarm(&self.ring.own);
-        self.listen()
+        self.sleeper.disarm(self.lanes.iter().map(Lane::own_page));
+        // All doorbells ring at the first lane's socket.
+        self.lanes[0].listen()
     }
 
     /// Whether the engine has ended the channel. Frames that it published before may still be received.
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        self.ended
+        self.lanes.iter().any(|lane| lane.ended)
     }
 
     /// What this consumer has done.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        ConsumerStats { oneshots: self.outbox.oneshots, ..self.stats }
+        let mut sum = ConsumerStats { sleeps: self.sleeps, ..ConsumerStats::default() };
+        for lane in self.lanes.iter().map(Lane::stats) {
+            sum.received += lane.received;
+            sum.lost += lane.lost;
+            sum.wakeups += lane.wakeups;
+            sum.oneshots += lane.oneshots;
+        }
+        sum
     }
 
     fn recv_until(&mut self, end: Option<Instant>) -> Result<Option<Frame>, RecvError> {
@@ -471,7 +434,7 @@ impl Consumer {
                 }
                 hint::spin_loop();
             }
-            if self.ended {
+            if self.is_ended() {
                 return Ok(None);
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -479,134 +442,62 @@ impl Consumer {
                 return Ok(None);
             }
             if self.arm() {
-                self.stats.sleeps += 1;
-                sys::wait(&[self.ring.socket.as_fd()], left)?;
+                self.sleeps += 1;
+                sys::wait(&[self.as_fd()], left)?;
             }
             self.disarm()?;
         }
     }
 
+    /// The next frame of the lane whose turn it is, or of the next lane that has one.
+    #[inline]
     fn take(&mut self) -> Result<Option<Frame>, RecvError> {
-        let found = self.rx.next(&self.ring.theirs).map_err(|e| RecvError::Damaged(format!("{e:?}")))?;
-        let Some(consumer::Found { seq, at, header }) = found else { return Ok(None) };
-        if self.mine[at as usize].place != Place::NotMine {
-            return Err(RecvError::Damaged(format!("frame {at} came again while it was ours")));
+        if self.left == 0 {
+            self.turn_on();
         }
-        let place = if header.flags & FLAG_ONESHOT != 0 {
-            let memory = self.announced(seq, header.len)?;
-            self.oneshots.push((at, memory));
-            Place::OneShot
-        } else if header.flags & FLAG_INLINE != 0 {
-            Place::Inline
-        } else {
-            // Asked for now, read when the caller has taken its batch.
-            self.ring.rx_payload.prefetch(self.rx.payload_offset(at), header.len as usize, Use::Read);
-            Place::Ring
-        };
-        self.mine[at as usize] = Mine { seq, len: header.len, place, held: false };
-        while let Some((seq, at)) = self.undecided.front().copied()
-            && !self.is_undecided(seq, at)
-        {
-            self.undecided.pop_front();
+        for _ in 0..self.lanes.len() {
+            if let Some(frame) = self.lanes[self.turn].take()? {
+                self.left -= 1;
+                return Ok(Some(frame));
+            }
+            self.turn_on();
         }
-        self.undecided.push_back((seq, at));
-        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
-        if self.upto.is_before(seq.back(1 << 30)) {
-            self.upto = seq.back(1 << 30);
-        }
-        self.stats.received += 1;
-        self.stats.lost += u64::from(header.lost);
-        Ok(Some(Frame { seq, at, header }))
+        Ok(None)
     }
 
-    /// The memory of message `seq`, which was announced on the socket before it was published.
-    fn announced(&mut self, seq: Seq, len: u32) -> Result<Payload, RecvError> {
-        self.listen()?;
-        let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {seq}: {what}"));
-        let index = self.announced.iter().position(|(s, ..)| *s == seq);
-        let (_, announced, fd) = index
-            .and_then(|i| self.announced.remove(i))
-            .ok_or_else(|| damaged("no descriptor came with it"))?;
-        let (seals, size) = sys::sealed(fd.as_fd()).map_err(|_| damaged("no memfd"))?;
-        // It could otherwise shrink or change while it is read.
-        if !seals.contains(sys::FROZEN) || announced != u64::from(len) || size < announced || len == 0 {
-            return Err(damaged("seals or size are not what they should be"));
-        }
-        Ok(Payload::map_once(fd.as_fd(), len as usize, Access::Lent)?)
+    fn turn_on(&mut self) {
+        self.left = TURN;
+        self.turn = if self.turn + 1 == self.lanes.len() { 0 } else { self.turn + 1 };
     }
 
-    fn give_back(&mut self, at: u32) {
-        let mine = &mut self.mine[at as usize];
-        if mine.place == Place::OneShot {
-            self.oneshots.retain(|(frame, _)| *frame != at);
-        }
-        mine.place = Place::NotMine;
+    fn lane(&self, frame: &Frame) -> &Lane {
+        &self.lanes[frame.id.lane as usize]
+    }
+
+    fn lane_mut(&mut self, frame: &Frame) -> &mut Lane {
+        &mut self.lanes[frame.id.lane as usize]
     }
 
     fn answer(&mut self, frame: &Frame, answer: Answer) {
         if answer.verdict == Verdict::Hold {
             return self.hold(frame);
         }
-        if self.has(frame) {
-            self.write_entry(frame.seq, frame.at, answer);
-            self.give_back(frame.at);
-            self.unflushed = true;
-        }
-    }
-
-    fn write_entry(&self, seq: Seq, at: u32, answer: Answer) {
-        let word = Word { seq, verdict: answer.verdict, flags: answer.flags };
-        self.rx.release(&self.ring.own, at, word, answer.mark, answer.mask);
-    }
-
-    fn is_undecided(&self, seq: Seq, at: u32) -> bool {
-        let mine = &self.mine[at as usize];
-        mine.seq == seq && mine.place != Place::NotMine && !mine.held
-    }
-
-    /// Publishes a TX frame; returns its first frame.
-    fn transmit(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
-        let way = outbox::Way {
-            own: &self.ring.own,
-            theirs: &self.ring.theirs,
-            payload: &mut self.ring.tx_payload,
-            socket: &self.ring.socket,
-            oneshot_max: self.ring.oneshot_max,
-        };
-        let at = self.outbox.send(way, payload, meta)?;
+        self.lane_mut(frame).answer(frame, answer);
         self.unflushed = true;
-        Ok(at)
     }
+}
 
-    /// Reads what the engine sent over the socket.
-    fn listen(&mut self) -> Result<(), RecvError> {
-        let mut message = [0; NOTICE];
-        // Bounded: an engine that keeps ringing could otherwise keep us here.
-        for _ in 0..NOTICES {
-            match sys::recv_with_fds::<1>(&self.ring.socket, &mut message)? {
-                Received::Message(len, fds) => match (Notice::parse(&message[..len]), fds.into_iter().next())
-                {
-                    (Ok(Notice::Doorbell), _) => {}
-                    (Ok(Notice::OneShot { seq, len }), Some(fd)) if self.announced.len() < ANNOUNCED => {
-                        self.announced.push_back((seq, len, fd));
-                    }
-                    _ => return Err(RecvError::Damaged("a message that has no meaning".into())),
-                },
-                Received::Nothing => return Ok(()),
-                Received::End => {
-                    self.ended = true;
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
-    }
+/// The answer, unless it is about one frame.
+fn about_many(answer: Answer) -> Answer {
+    let one = matches!(answer.verdict, Verdict::Hold | Verdict::Replace(_));
+    assert!(!one, "{:?} is about one frame", answer.verdict);
+    answer
 }
 
 impl AsFd for Consumer {
     /// Readable when the engine rings, which it does only between [`Consumer::arm`] and [`Consumer::disarm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ring.socket.as_fd()
+        self.lanes[0].socket.as_fd()
     }
 }
 

@@ -72,8 +72,8 @@ impl Channel {
         let generation = source.generation();
         dump.interrupted |= *dump.generation.get_or_insert(generation) != generation;
         let meta = Meta { kind: Kind::DUMP, group: dump.group, ..Meta::default() };
-        let half = self.rx.frames.frame_nr().div_ceil(2);
-        while self.rx.frames.free() >= half {
+        let half = self.rings.rx.frames.frame_nr().div_ceil(2);
+        while self.rings.rx.frames.free() >= half {
             if !dump.pending {
                 dump.part.clear();
                 if !source.next(&mut dump.part) {

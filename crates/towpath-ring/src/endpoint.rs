@@ -11,9 +11,11 @@ use crate::abi::{self, Layout, VERSION};
 use crate::error::BindError;
 use crate::geometry::Geometry;
 use crate::group::{Seat, Shared};
+use crate::grow::Growth;
 use crate::header::Credentials;
 use crate::hello::{HELLO, Hello, Refusal, Reply, Terms, Welcome};
 use crate::limits::{Limits, Shares};
+use crate::open::open;
 use crate::park::Fences;
 use crate::sys::{self, Received};
 use crate::verdict::Verdict;
@@ -43,7 +45,16 @@ pub struct Config {
     pub rx: Geometry,
     /// The ring from the client.
     pub tx: Geometry,
-    /// Cumulative verdicts that may be under way: a power of two.
+    /// How many lanes each client has, 1 to 64: one for each engine thread that sends to it ([`Channel::split`]). Each has
+    /// both rings, and the memory of both. The default is 1.
+    pub lanes: u32,
+    /// Whether the rings of a lane grow when they are full again and again. The default is not: they stay as they are.
+    pub growth: Option<Growth>,
+    /// Whether the payload towards clients may be in huge pages (2 MiB, `vm.nr_hugepages`): when the area is a multiple of
+    /// them and the system has enough to spare; else ordinary pages do. What clients write is always in ordinary pages.
+    /// The default is yes; [`ChannelStats::huge_pages`](crate::ChannelStats::huge_pages) says what it came to.
+    pub huge_pages: bool,
+    /// Cumulative verdicts that may be under way, on each lane: a power of two.
     pub records: u32,
     /// Who may attach. The default is the engine's own user and root.
     pub allow: Allow,
@@ -77,6 +88,9 @@ impl Default for Config {
         Self {
             rx: Geometry::RX,
             tx: Geometry::TX,
+            lanes: 1,
+            growth: None,
+            huge_pages: true,
             records: 256,
             allow: Allow::Users(users),
             deadline: Some(Duration::from_secs(1)),
@@ -103,6 +117,9 @@ impl Config {
         self.tx.check().map_err(rule("TX"))?;
         if !self.records.is_power_of_two() || self.records < 2 || self.records > Layout::MAX_RECORDS {
             return Err(BindError::Records(self.records));
+        }
+        if !(1..=abi::MAX_LANES).contains(&self.lanes) {
+            return Err(BindError::Lanes(self.lanes));
         }
         Ok(())
     }
@@ -317,8 +334,7 @@ impl Endpoint {
         if self.config.allow.allows(&peer) {
             // Connections that say nothing could otherwise keep everybody else out.
             if self.pending.len() >= self.config.pending_max.max(1) {
-                self.pending.pop_front();
-                self.stats.failed += 1;
+                self.refuse_oldest();
             }
             if let Err(e) = sys::watch(&self.watched, &socket) {
                 log::warn!("{}: cannot watch a connection: {e}", self.path.display());
@@ -336,6 +352,17 @@ impl Endpoint {
             Refusal::NotPermitted,
             format!("user {uid} may not attach to {}", self.path.display()),
         );
+    }
+
+    /// Ends the connection that has said nothing for longest, and says which limit it is.
+    fn refuse_oldest(&mut self) {
+        let holders: Vec<_> = self.pending.iter().map(|p| format!("[{}]", p.peer.pid)).collect();
+        let Some(oldest) = self.pending.pop_front() else { return };
+        let limit = self.config.pending_max.max(1);
+        let over = format!("{limit} connections that have not said hello; held by: {}", holders.join(" "));
+        log::warn!("{}: refused process {}: {over}", self.path.display(), oldest.peer.pid);
+        self.stats.failed += 1;
+        refuse(&oldest.socket, Refusal::Limit, over);
     }
 
     fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Newcomer> {
@@ -359,7 +386,11 @@ impl Endpoint {
             refuse(&socket, Refusal::Failed, text);
             return None;
         }
-        let bytes = if hello.tap { abi::TAP_BYTES as u64 } else { self.config.layout().total_bytes() };
+        let bytes = if hello.tap {
+            abi::TAP_BYTES as u64
+        } else {
+            u64::from(self.config.lanes) * self.config.layout().total_bytes()
+        };
         let share = match self.shares.take(&peer, &hello.name, bytes) {
             Ok(share) => share,
             Err(over) => {
@@ -373,6 +404,7 @@ impl Endpoint {
             Some(shared) if hello.tap => {
                 let terms = Terms {
                     layout: self.config.layout(),
+                    lanes: 0,
                     oneshot_max: self.config.oneshot_max,
                     fences: hello.fences,
                 };
@@ -381,7 +413,7 @@ impl Endpoint {
             }
             shared => {
                 let area = shared.as_ref().map(|s| s.payload.as_fd());
-                Channel::open(&self.config, &socket, peer, hello, share, area)
+                open(&self.config, &socket, peer, &hello, share, area)
                     .map(|channel| Newcomer::Client(Box::new(channel)))
             }
         };

@@ -129,6 +129,9 @@ pub enum BindError {
         /// What the system said.
         source: io::Error,
     },
+    /// The number of lanes breaks a rule.
+    #[error("{0} lanes: a channel has 1 to 64, and a group's listener has 1")]
+    Lanes(u32),
     /// The number of records breaks a rule.
     #[error("{0} records: the number must be a power of two from 2 to 65536")]
     Records(u32),

@@ -33,6 +33,7 @@ use crate::lane::frames::Frames;
 use crate::limits::Share;
 use crate::park::Ringer;
 use crate::region::{Access, Payload, Words};
+use crate::rings::Area;
 use crate::sys::{self, Sent};
 use crate::taplog::{Shape, Writer};
 use crate::verdicts::Decision;
@@ -71,6 +72,8 @@ pub struct GroupStats {
     pub listeners: usize,
     /// Taps now.
     pub taps: usize,
+    /// Whether the area is in huge pages.
+    pub huge_pages: bool,
     /// Messages that a listener had which was detached and whose process lives: it may be reading them.
     pub quarantined: usize,
 }
@@ -113,7 +116,7 @@ impl Seat {
         if sys::send(&socket, &welcome.emit(), &fds)? != Sent::Yes {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }
-        let ringer = Ringer::new(abi::CLIENT_NEED_WAKEUP, terms.fences);
+        let ringer = Ringer::new(abi::CLIENT_NEED_WAKEUP, terms.fences, std::sync::Arc::default());
         Ok(Self { socket, theirs, ringer, peer, name, _share: share })
     }
 }
@@ -175,22 +178,24 @@ impl Group {
         if config.allow == Allow::Any {
             return Err(BindError::GroupOfAny);
         }
+        if config.lanes != 1 {
+            return Err(BindError::Lanes(config.lanes));
+        }
         let geometry = config.rx;
         geometry.check().map_err(|rule| BindError::Geometry { direction: "RX", rule })?;
         let memory = |source| BindError::Memory { source };
         let shape = Shape { area: geometry };
-        let payload = sys::memfd("towpath-group", geometry.bytes()).map_err(memory)?;
+        let Area { fd: payload, payload: area, huge } =
+            Area::make("towpath-group", geometry.bytes(), config.huge_pages).map_err(memory)?;
         let log = sys::memfd("towpath-log", shape.bytes()).map_err(memory)?;
         // Mapped before the seal: afterwards nobody can map it for writing.
-        let area = Payload::map(payload.as_fd(), geometry.bytes(), Access::Own).map_err(memory)?;
         let words = Words::map(log.as_fd(), shape.bytes(), Access::Own).map_err(memory)?;
-        sys::seal(&payload, sys::READ_ONLY).map_err(memory)?;
         sys::seal(&log, sys::READ_ONLY).map_err(memory)?;
         Ok(Self {
             endpoint: Endpoint::shared(path.as_ref(), config, Shared { payload, log })?,
             area,
             geometry,
-            frames: Frames::new(geometry.frame_nr),
+            frames: Frames::new(geometry.frame_nr, Seq::FIRST),
             refs: vec![0; geometry.frame_nr as usize].into(),
             members: Vec::new(),
             quarantine: Vec::new(),
@@ -198,7 +203,7 @@ impl Group {
             writer: Writer::new(shape, &words),
             log: words,
             next_id: 0,
-            stats: GroupStats::default(),
+            stats: GroupStats { huge_pages: huge, ..GroupStats::default() },
         })
     }
 
@@ -406,7 +411,7 @@ impl Group {
         let mut stats = self.stats;
         stats.listeners = self.members.len();
         stats.taps = self.taps.len();
-        stats.quarantined = self.quarantine.iter().map(|c| c.rx.frames.freed()).sum();
+        stats.quarantined = self.quarantine.iter().map(|c| c.rings.rx.frames.freed()).sum();
         stats
     }
 

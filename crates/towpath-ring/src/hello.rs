@@ -23,6 +23,12 @@ const TAP: u8 = 4;
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
+/// Bytes of an offer: the longest message after the welcome.
+pub(crate) const OFFER: usize = 64;
+const DOORBELL: u16 = 1;
+const ONESHOT: u16 = 2;
+const RINGS: u16 = 3;
+const FULL: u16 = 4;
 
 /// What a client says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +109,8 @@ pub(crate) struct Welcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) layout: Layout,
+    /// How many lanes there are; the memory of all but the first comes in offers.
+    pub(crate) lanes: u32,
     /// Largest message, in bytes, that may be sent in a memory of its own.
     pub(crate) oneshot_max: u64,
     /// Who makes the fences between work and sleep.
@@ -136,15 +144,10 @@ impl Welcome {
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
         match &self.answer {
-            Reply::Attached(Terms { layout, oneshot_max, fences }) => {
+            Reply::Attached(Terms { layout, lanes, oneshot_max, fences }) => {
                 out[7] = fence_flag(*fences, AGREED_MEMBARRIER);
-                let words = [&layout.rx, &layout.tx]
-                    .into_iter()
-                    .flat_map(|g| [g.block_size, g.block_nr, g.frame_size, g.frame_nr])
-                    .chain([layout.records]);
-                for (at, word) in out[16..].chunks_exact_mut(4).zip(words) {
-                    at.copy_from_slice(&word.to_le_bytes());
-                }
+                out[8..12].copy_from_slice(&lanes.to_le_bytes());
+                emit_layout(layout, &mut out[16..]);
                 out[56..64].copy_from_slice(&oneshot_max.to_le_bytes());
             }
             Reply::Refused(why, text) => {
@@ -174,21 +177,17 @@ impl Welcome {
         let answer = match bytes.get(6).copied().ok_or(NotOurs)? {
             _ if version != VERSION => Reply::Refused(Refusal::Version, String::new()),
             0 => {
-                let mut words = bytes.get(16..52).ok_or(NotOurs)?.as_chunks::<4>().0.iter();
-                let mut word = || words.next().map(|w| u32::from_le_bytes(*w)).ok_or(NotOurs);
-                let mut geometry = || {
-                    Ok(Geometry {
-                        block_size: word()?,
-                        block_nr: word()?,
-                        frame_size: word()?,
-                        frame_nr: word()?,
-                    })
-                };
-                let (rx, tx) = (geometry()?, geometry()?);
-                let layout = Layout { rx, tx, records: word()? };
+                let layout = parse_layout(bytes)?;
+                let lanes = bytes.get(8..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
+                let lanes = u32::from_le_bytes(*lanes);
                 let oneshot_max = bytes.get(56..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
                 let fences = fences_of(bytes[7], AGREED_MEMBARRIER);
-                Reply::Attached(Terms { layout, oneshot_max: u64::from_le_bytes(*oneshot_max), fences })
+                Reply::Attached(Terms {
+                    layout,
+                    lanes,
+                    oneshot_max: u64::from_le_bytes(*oneshot_max),
+                    fences,
+                })
             }
             1 => Reply::Refused(Refusal::Version, text(64)),
             2 => Reply::Refused(Refusal::NotPermitted, text(64)),
@@ -199,35 +198,95 @@ impl Welcome {
     }
 }
 
+/// The two geometries and the number of records.
+fn emit_layout(layout: &Layout, out: &mut [u8]) {
+    let words = [&layout.rx, &layout.tx]
+        .into_iter()
+        .flat_map(|g| [g.block_size, g.block_nr, g.frame_size, g.frame_nr])
+        .chain([layout.records]);
+    for (at, word) in out.chunks_exact_mut(4).zip(words) {
+        at.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+fn parse_layout(bytes: &[u8]) -> Result<Layout, NotOurs> {
+    let mut words = bytes.get(16..52).ok_or(NotOurs)?.as_chunks::<4>().0.iter();
+    let mut word = || words.next().map(|w| u32::from_le_bytes(*w)).ok_or(NotOurs);
+    let mut geometry =
+        || Ok(Geometry { block_size: word()?, block_nr: word()?, frame_size: word()?, frame_nr: word()? });
+    let (rx, tx) = (geometry()?, geometry()?);
+    Ok(Layout { rx, tx, records: word()? })
+}
+
+/// The memory of a lane's rings, offered by the engine: of a lane that is new, or of the next generation of its rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    pub(crate) lane: u32,
+    pub(crate) generation: u16,
+    pub(crate) layout: Layout,
+}
+
+impl Offer {
+    pub(crate) fn emit(self) -> [u8; OFFER] {
+        let mut out = [0; OFFER];
+        out[..2].copy_from_slice(&RINGS.to_le_bytes());
+        out[2..4].copy_from_slice(&self.generation.to_le_bytes());
+        out[4..8].copy_from_slice(&self.lane.to_le_bytes());
+        emit_layout(&self.layout, &mut out[16..]);
+        out
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
+        let bytes: &[u8; OFFER] = bytes.try_into().map_err(|_| NotOurs)?;
+        let [kind, kind2, generation, generation2, l0, l1, l2, l3, ..] = *bytes;
+        if u16::from_le_bytes([kind, kind2]) != RINGS {
+            return Err(NotOurs);
+        }
+        let (generation, lane) =
+            (u16::from_le_bytes([generation, generation2]), u32::from_le_bytes([l0, l1, l2, l3]));
+        Ok(Self { lane, generation, layout: parse_layout(bytes)? })
+    }
+}
+
 /// What the sides tell each other after the welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// Look at the lanes.
     Doorbell,
-    /// Here is the payload of this message, in a memfd of this many bytes.
-    OneShot { seq: Seq, len: u64 },
+    /// From a client: its ring is full.
+    Full,
+    /// Here is the payload of this message of this generation's rings, in a memfd of this many bytes.
+    OneShot { generation: u16, seq: Seq, len: u64 },
 }
 
 impl Notice {
     pub(crate) fn emit(self) -> [u8; NOTICE] {
-        let (kind, seq, len) = match self {
-            Self::Doorbell => (1u32, 0, 0),
-            Self::OneShot { seq, len } => (2, seq.0, len),
+        let (kind, generation, seq, len) = match self {
+            Self::Doorbell => (DOORBELL, 0, 0, 0),
+            Self::Full => (FULL, 0, 0, 0),
+            Self::OneShot { generation, seq, len } => (ONESHOT, generation, seq.0, len),
         };
         let mut out = [0; NOTICE];
-        out[..4].copy_from_slice(&kind.to_le_bytes());
+        out[..2].copy_from_slice(&kind.to_le_bytes());
+        out[2..4].copy_from_slice(&generation.to_le_bytes());
         out[4..8].copy_from_slice(&seq.to_le_bytes());
         out[8..].copy_from_slice(&len.to_le_bytes());
         out
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
-        let (kind, rest) = bytes.split_first_chunk::<4>().ok_or(NotOurs)?;
+        let (kind, rest) = bytes.split_first_chunk::<2>().ok_or(NotOurs)?;
+        let (generation, rest) = rest.split_first_chunk::<2>().ok_or(NotOurs)?;
         let (seq, rest) = rest.split_first_chunk::<4>().ok_or(NotOurs)?;
         let len = rest.try_into().map_err(|_| NotOurs)?;
-        match u32::from_le_bytes(*kind) {
-            1 => Ok(Self::Doorbell),
-            2 => Ok(Self::OneShot { seq: Seq(u32::from_le_bytes(*seq)), len: u64::from_le_bytes(len) }),
+        match u16::from_le_bytes(*kind) {
+            DOORBELL => Ok(Self::Doorbell),
+            FULL => Ok(Self::Full),
+            ONESHOT => Ok(Self::OneShot {
+                generation: u16::from_le_bytes(*generation),
+                seq: Seq(u32::from_le_bytes(*seq)),
+                len: u64::from_le_bytes(len),
+            }),
             _ => Err(NotOurs),
         }
     }
@@ -247,15 +306,20 @@ mod tests {
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
         for answer in [
-            Reply::Attached(Terms { layout, oneshot_max: 1 << 40, fences: Fences::Both }),
-            Reply::Attached(Terms { layout, oneshot_max: 0, fences: Fences::Membarrier }),
+            Reply::Attached(Terms { layout, lanes: 1, oneshot_max: 1 << 40, fences: Fences::Both }),
+            Reply::Attached(Terms { layout, lanes: 64, oneshot_max: 0, fences: Fences::Membarrier }),
             Reply::Refused(Refusal::NotPermitted, "uid 7 may not".into()),
             Reply::Refused(Refusal::Limit, "ä".repeat(TEXT / 2)),
         ] {
             let welcome = Welcome { version: VERSION, answer };
             assert_eq!(Welcome::parse(&welcome.emit()), Ok(welcome));
         }
-        for notice in [Notice::Doorbell, Notice::OneShot { seq: Seq(9), len: 1 << 33 }] {
+        let offer = Offer { lane: 7, generation: 3, layout };
+        assert_eq!(Offer::parse(&offer.emit()), Ok(offer));
+        assert_eq!(Offer::parse(&offer.emit()[1..]), Err(NotOurs));
+        for notice in
+            [Notice::Doorbell, Notice::Full, Notice::OneShot { generation: 3, seq: Seq(9), len: 1 << 33 }]
+        {
             assert_eq!(Notice::parse(&notice.emit()), Ok(notice));
         }
     }
@@ -286,6 +350,7 @@ mod tests {
             let _ = Hello::parse(&bytes);
             let _ = Welcome::parse(&bytes);
             let _ = Notice::parse(&bytes);
+            let _ = Offer::parse(&bytes);
         }
     }
 }

@@ -12,19 +12,32 @@ use crate::sys::{self, Received};
 /// Most messages read from a client's socket at a time.
 const NOTICES: usize = 64;
 
+/// A message in a memory of its own: generation of the rings that its header is in, and its number.
+type OneShot = (u16, Seq);
+
 #[derive(Debug)]
 pub(crate) struct Inbox {
     socket: OwnedFd,
-    announced: Vec<(Seq, u64, OwnedFd)>,
+    /// By generation of the rings and number.
+    announced: Vec<(OneShot, u64, OwnedFd)>,
     descriptors_max: usize,
     oneshot_max: u64,
     strangers: u64,
+    full: bool,
     ended: bool,
 }
 
 impl Inbox {
     pub(crate) fn new(socket: OwnedFd, descriptors_max: usize, oneshot_max: u64) -> Self {
-        Self { socket, announced: Vec::new(), descriptors_max, oneshot_max, strangers: 0, ended: false }
+        Self {
+            socket,
+            announced: Vec::new(),
+            descriptors_max,
+            oneshot_max,
+            strangers: 0,
+            full: false,
+            ended: false,
+        }
     }
 
     /// Reads what has come; a bounded number of messages.
@@ -47,15 +60,21 @@ impl Inbox {
         let count = fds.len();
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), None) => {}
+            (Ok(Notice::Full), None) => self.full = true,
             // More would let a client fill our table of descriptors.
-            (Ok(Notice::OneShot { seq, len }), Some(fd))
+            (Ok(Notice::OneShot { generation, seq, len }), Some(fd))
                 if count == 1 && self.announced.len() < self.descriptors_max =>
             {
-                self.announced.push((seq, len, fd));
+                self.announced.push(((generation, seq), len, fd));
             }
             // What came with it is closed here.
             _ => self.strangers += 1,
         }
+    }
+
+    /// Most descriptors that are kept.
+    pub(crate) fn descriptors_max(&self) -> usize {
+        self.descriptors_max
     }
 
     /// Messages without a meaning since this was last asked.
@@ -63,15 +82,21 @@ impl Inbox {
         std::mem::take(&mut self.strangers)
     }
 
+    /// Whether the client has said that its ring is full, since this was last asked.
+    pub(crate) fn take_full(&mut self) -> bool {
+        std::mem::take(&mut self.full)
+    }
+
     /// Whether the client has closed the socket.
     pub(crate) fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// Appends a copy of the `len` bytes that were announced for message `seq`; false when there is no such memory, or not
+    /// Appends a copy of the `len` bytes that were announced for that message; false when there is no such memory, or not
     /// as it should be.
-    pub(crate) fn oneshot(&mut self, seq: Seq, len: u32, into: &mut Vec<u8>) -> bool {
-        let position = |announced: &[(Seq, u64, OwnedFd)]| announced.iter().position(|(s, ..)| *s == seq);
+    pub(crate) fn oneshot(&mut self, which: OneShot, len: u32, into: &mut Vec<u8>) -> bool {
+        let position =
+            |announced: &[(OneShot, u64, OwnedFd)]| announced.iter().position(|(w, ..)| *w == which);
         let index = position(&self.announced).or_else(|| {
             self.listen();
             position(&self.announced)

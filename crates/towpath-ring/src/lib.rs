@@ -33,6 +33,8 @@ mod gap;
 mod geometry;
 #[cfg(not(loom))]
 mod group;
+#[cfg(not(loom))]
+mod grow;
 mod header;
 #[cfg(not(loom))]
 mod hello;
@@ -42,18 +44,28 @@ mod hostile;
 mod inbox;
 mod lane;
 #[cfg(not(loom))]
+mod life;
+#[cfg(not(loom))]
 mod limits;
 #[cfg(all(any(test, feature = "test-util"), not(loom)))]
 pub mod mock;
 #[cfg(all(test, loom))]
 mod model;
 #[cfg(not(loom))]
+mod open;
+#[cfg(not(loom))]
 mod outbox;
 #[cfg(not(loom))]
 mod overload;
 mod park;
 mod region;
+#[cfg(not(loom))]
+mod rings;
 mod seq;
+#[cfg(not(loom))]
+mod slot;
+#[cfg(not(loom))]
+mod stats;
 mod sync;
 #[cfg(not(loom))]
 mod sys;
@@ -72,9 +84,9 @@ pub use asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
 pub use attach::Options;
 #[cfg(not(loom))]
-pub use channel::{Channel, ChannelStats, Death, FrameOut, Full, Slot};
+pub use channel::{Channel, FrameOut, Full};
 #[cfg(not(loom))]
-pub use client::{Consumer, ConsumerStats, Frame, NotReplaced};
+pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced};
 #[cfg(not(loom))]
 pub use dump::{Busy, Progress, Source};
 #[cfg(not(loom))]
@@ -86,12 +98,20 @@ pub use gap::{Gap, Loss};
 pub use geometry::{Geometry, GeometryError};
 #[cfg(not(loom))]
 pub use group::{Group, GroupStats, Joined, MemberId};
+#[cfg(not(loom))]
+pub use grow::Growth;
 pub use header::{Credentials, Header, Kind, Layers, Meta};
+#[cfg(not(loom))]
+pub use life::Death;
 #[cfg(not(loom))]
 pub use limits::Limits;
 #[cfg(not(loom))]
 pub use overload::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
 pub use seq::Seq;
+#[cfg(not(loom))]
+pub use slot::Slot;
+#[cfg(not(loom))]
+pub use stats::ChannelStats;
 #[cfg(not(loom))]
 pub use tap::{Tap, Tapped};
 pub use verdict::{Answer, Flags, Verdict};

@@ -93,6 +93,44 @@ fn holders<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
     text
 }
 
+impl Share {
+    /// Counts `bytes` more, or says which limit stands against it and who holds what.
+    pub(crate) fn more(&self, bytes: u64) -> Result<More, String> {
+        let mut book = self.shares.book.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = self.shares.limits.bytes_per_user;
+        let uid = book.holders.get(&self.number).map_or(0, |h| h.uid);
+        let theirs = || book.holders.values().filter(|h| h.uid == uid);
+        if theirs().map(|h| h.bytes).sum::<u64>() + bytes > most {
+            return Err(format!(
+                "{most} bytes for user {uid}, {bytes} more asked for; {}",
+                holders(theirs())
+            ));
+        }
+        if let Some(holder) = book.holders.get_mut(&self.number) {
+            holder.bytes += bytes;
+        }
+        Ok(More { shares: self.shares.clone(), number: self.number, bytes })
+    }
+}
+
+/// What a channel has taken beyond its share; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct More {
+    shares: Shares,
+    number: u64,
+    bytes: u64,
+}
+
+impl Drop for More {
+    fn drop(&mut self) {
+        let mut book = self.shares.book.lock().unwrap_or_else(PoisonError::into_inner);
+        // When the channel is gone, so is its entry.
+        if let Some(holder) = book.holders.get_mut(&self.number) {
+            holder.bytes -= self.bytes;
+        }
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         self.shares.book.lock().unwrap_or_else(PoisonError::into_inner).holders.remove(&self.number);
@@ -123,6 +161,16 @@ mod tests {
         let _third = take(8, 14, 1).unwrap();
         assert!(take(9, 15, 1).unwrap_err().starts_with("3 channels; held by:"));
         drop(first);
+        let third = take(7, 13, 50).unwrap();
+        let more = third.more(10).unwrap();
+        assert_eq!(
+            third.more(1).unwrap_err(),
+            "100 bytes for user 7, 1 more asked for; held by: ids[12] 40 ids[13] 60"
+        );
+        drop(more);
+        let more = third.more(10).unwrap();
+        drop(third);
+        drop(more);
         take(7, 13, 60).unwrap();
     }
 }

@@ -9,12 +9,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
-use crate::attach::{Attached, receive};
-use crate::hello::{Hello, Notice, Welcome};
+use crate::attach::{Attached, Memory, Page, receive};
+use crate::hello::{Hello, Notice, Offer, Welcome};
 use crate::limits::Shares;
+use crate::open::open;
 use crate::park::Fences;
 use crate::region::{Access, Payload, Words};
-use crate::{Channel, Config, Consumer, Credentials, Full, Geometry, Kind, Limits, Meta, Seq, Verdict, sys};
+use crate::{
+    Channel, Config, Consumer, Credentials, FrameId, Full, Geometry, Growth, Kind, Limits, Meta, Seq,
+    Verdict, sys,
+};
 
 /// Most operations of one run.
 const OPS: usize = 400;
@@ -29,7 +33,9 @@ pub fn hostile_client(input: &[u8]) {
     let _ = Hello::parse(input);
     let _ = Notice::parse(input);
     let mut input = Input(input);
-    run_client(std::iter::from_fn(|| Op::decode(&mut input)).take(OPS));
+    let shape = input.below(4);
+    let config = Config { lanes: 1 + (shape & 1) as u32, growth: growing(shape & 2 != 0), ..config() };
+    run_client(&config, std::iter::from_fn(|| Op::decode(&mut input)).take(OPS));
 }
 
 /// An engine's welcome, ring and socket in the hands of the fuzzer.
@@ -38,6 +44,7 @@ pub fn hostile_client(input: &[u8]) {
 /// When the client's side breaks a promise.
 pub fn hostile_engine(input: &[u8]) {
     let _ = Welcome::parse(input);
+    let _ = Offer::parse(input);
     let mut input = Input(input);
     run_engine(std::iter::from_fn(|| EngineOp::decode(&mut input)).take(OPS));
 }
@@ -91,20 +98,26 @@ pub(crate) fn config() -> Config {
     }
 }
 
+/// Rings that grow when they were full twice, or not at all.
+pub(crate) fn growing(grow: bool) -> Option<Growth> {
+    grow.then_some(Growth { max_bytes: 64 << 10, after: 2 })
+}
+
 fn sockets() -> (OwnedFd, OwnedFd) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).expect("sockets")
 }
 
 /// Both ends of a channel, without an endpoint.
-fn channel(config: &Config) -> (Channel, Attached) {
+fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
     let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
     let hello =
         Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, tap: false, name: "mock".into() };
-    let channel = Channel::open(config, &ours, peer, hello, share, None).expect("a channel");
-    (channel, receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached"))
+    let channel = open(config, &ours, peer, &hello, share, None).expect("a channel");
+    let lanes = receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached");
+    (channel.split(), lanes)
 }
 
 /// What the hostile client or the engine does next.
@@ -123,6 +136,8 @@ pub(crate) enum Op {
     Message(Vec<u8>),
     /// A memory for a message: number, claimed length, size, whether it is sealed, how many copies come.
     OneShot(u32, u64, usize, bool, usize),
+    /// Says that the ring is full, and that the next message, relative to this number, is in larger ones.
+    Move(u32),
     Arm,
     Close,
 }
@@ -132,7 +147,8 @@ impl Op {
         if i.0.is_empty() {
             return None;
         }
-        Some(match i.below(20) {
+        Some(match i.below(21) {
+            20 => Self::Move(i.below(6) as u32),
             0..3 => Self::Send(i.below(9000) as usize),
             3..6 => Self::Poll(i.below(400)),
             6 => Self::Word(i.number(4) as usize, i.number(8)),
@@ -237,8 +253,8 @@ pub(crate) fn apply(
 /// What the hostile client does to its memory and its socket; `last` is the number of the last frame it was sent.
 pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
     let Some(client) = raw else { return };
-    let layout = client.layout;
-    let store = |index: usize, word: u64| client.own.word(index).store(word, Ordering::Relaxed);
+    let layout = client.memory.layout;
+    let store = |index: usize, word: u64| client.memory.own.word(index).store(word, Ordering::Relaxed);
     let word = |back: u32, verdict: u8, flags: u8, arg: u16| {
         u64::from(last.wrapping_sub(back).wrapping_add(2))
             | u64::from(verdict) << 32
@@ -252,7 +268,7 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
         }
         Op::Record(index, back, verdict, arg, more) => {
             store(layout.record_ring() + index as usize * ENTRY_WORDS + 1, word(back, verdict, 0, arg));
-            let taken = client.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Relaxed);
+            let taken = client.memory.theirs.word(abi::ENGINE_RECORDS).load(Ordering::Relaxed);
             store(abi::CLIENT_RECORDS, taken.wrapping_add(more.into()));
         }
         Op::Transmit(at, back, len, flags, kind) => {
@@ -269,26 +285,36 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
             let memory =
                 if sealed { sys::frozen(&bytes) } else { sys::memfd("hostile", bytes.len()) }.unwrap();
             let fds = vec![memory.as_fd(); copies];
-            let _ = sys::send(&client.socket, &Notice::OneShot { seq: Seq(seq), len }.emit(), &fds);
+            let _ = sys::send(
+                &client.socket,
+                &Notice::OneShot { generation: 0, seq: Seq(seq), len }.emit(),
+                &fds,
+            );
             // And a frame that says it is there.
             let header = layout.tx_headers() + (seq as usize % 16) * HEADER_WORDS;
             store(header + 1, len & 0xffff_ffff | 6 << 32 | u64::from(crate::header::FLAG_ONESHOT) << 48);
             store(header, seq.into());
+        }
+        Op::Move(number) => {
+            let _ = sys::send(&client.socket, &Notice::Full.emit(), &[]);
+            store(abi::MOVED, abi::moved(Seq(number)));
         }
         Op::Close => *raw = None,
         Op::Send(_) | Op::Poll(_) | Op::Arm => {}
     }
 }
 
-/// The operations, on an engine's channel and the client's raw memory.
-pub(crate) fn run_client(ops: impl IntoIterator<Item = Op>) {
-    let (mut channel, raw) = channel(&config());
-    let (mut raw, mut ledger, mut now) = (Some(raw), Ledger::default(), 0);
+/// The operations, on the last lane of an engine's channel and the client's raw memory.
+pub(crate) fn run_client(config: &Config, ops: impl IntoIterator<Item = Op>) {
+    let (mut others, mut raw) = channel(config);
+    let mut channel = others.pop().expect("a lane");
+    let (mut raw, mut ledger, mut now) = (raw.pop(), Ledger::default(), 0);
     for op in ops {
         apply(op, &mut raw, &mut channel, &mut ledger, &mut now);
     }
     ledger.poll(&mut channel, now);
     ledger.finish(&mut channel);
+    assert!(others.iter().all(Channel::is_dead), "a lane outlives the others");
 }
 
 /// An engine's memory in the hands of the harness.
@@ -313,16 +339,40 @@ fn engine() -> HostileEngine {
     let (socket, theirs) = sockets();
     let attached = Attached {
         socket: theirs,
-        layout,
         oneshot_max: 20_000,
         fences: Fences::Both,
-        theirs: words(&engine, layout.engine_bytes(), Access::Lent),
-        own: words(&client, layout.client_bytes(), Access::Own),
-        rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),
-        tx_payload: payload(&tx, layout.tx.bytes(), Access::Own),
+        page: Page {
+            theirs: words(&engine, abi::TAP_BYTES, Access::Lent),
+            own: words(&client, abi::TAP_BYTES, Access::Own),
+        },
+        memory: Memory {
+            layout,
+            theirs: words(&engine, layout.engine_bytes(), Access::Lent),
+            own: words(&client, layout.client_bytes(), Access::Own),
+            rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),
+            tx_payload: payload(&tx, layout.tx.bytes(), Access::Own),
+        },
     };
     let own = words(&engine, layout.engine_bytes(), Access::Own);
-    HostileEngine { socket, own, layout, client: Consumer::over(attached) }
+    HostileEngine { socket, own, layout, client: Consumer::over(vec![attached]) }
+}
+
+/// The memory of a lane, as it should be or without its seals.
+fn memories(layout: &Layout, safe: bool) -> Vec<OwnedFd> {
+    let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];
+    let seals = [sys::READ_ONLY, sys::READ_ONLY, sys::WRITABLE, sys::WRITABLE];
+    let memory = |(size, seals)| {
+        let fd = sys::memfd("test", size).expect("a memfd");
+        let words = Words::map(fd.as_fd(), 4096, Access::Own).expect("a mapping");
+        words
+            .word(abi::IDENT)
+            .store(u64::from(abi::MAGIC) | u64::from(abi::VERSION) << 32, Ordering::Relaxed);
+        if safe {
+            sys::seal(&fd, seals).expect("seals");
+        }
+        fd
+    };
+    sizes.into_iter().zip(seals).map(memory).collect()
 }
 
 #[derive(Clone, Debug)]
@@ -332,6 +382,9 @@ pub(crate) enum EngineOp {
     Header(u32, u32, u32, u16),
     Note(u32, u32),
     Notice(u32, u64, bool),
+    /// Larger rings: generation, how many descriptors, whether they are what they should be; and that the next message,
+    /// relative to the one that is expected, is there.
+    Offer(u16, usize, bool, u32),
     Message(Vec<u8>),
     Recv,
     Verdict(usize),
@@ -345,7 +398,13 @@ impl EngineOp {
         if i.0.is_empty() {
             return None;
         }
-        Some(match i.below(28) {
+        Some(match i.below(30) {
+            28.. => Self::Offer(
+                i.below(3) as u16,
+                if i.below(4) == 0 { i.below(6) as usize } else { 4 },
+                i.below(4) != 0,
+                i.below(2) as u32,
+            ),
             0..2 => Self::Word(i.number(4) as usize, i.number(8)),
             2..10 => {
                 Self::Header(i.below(32) as u32, i.below(3) as u32, i.any(70, 9000) as u32, i.below(8) as u16)
@@ -385,9 +444,17 @@ pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
             }
             EngineOp::Notice(ahead, len, with_fd) => {
                 let fd = sys::frozen(&[1; 100]).unwrap();
-                let notice = Notice::OneShot { seq: Seq(expected.wrapping_add(ahead)), len };
+                let notice = Notice::OneShot { generation: 0, seq: Seq(expected.wrapping_add(ahead)), len };
                 let fds = [fd.as_fd()];
                 let _ = sys::send(&socket, &notice.emit(), if with_fd { &fds } else { &[] });
+            }
+            EngineOp::Offer(generation, count, safe, ahead) => {
+                let offer = Offer { lane: 0, generation, layout };
+                let fds = memories(&layout, safe);
+                let fds: Vec<_> = fds.iter().cycle().take(count).map(AsFd::as_fd).collect();
+                let _ = sys::send(&socket, &offer.emit(), &fds);
+                let moved = abi::moved(Seq(expected.wrapping_add(ahead)));
+                own.word(abi::MOVED).store(moved, Ordering::Release);
             }
             EngineOp::Message(bytes) => {
                 let _ = sys::send(&socket, &bytes, &[]);
@@ -414,7 +481,9 @@ pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
                 }
             }
             EngineOp::Upto(seq) => {
-                client.verdict_upto(Seq(expected.wrapping_sub(1 + seq % 8)), Verdict::Drop);
+                let upto = FrameId { lane: 0, seq: Seq(expected.wrapping_sub(1 + seq % 8)) };
+                client.verdict_upto(upto, Verdict::Drop);
+                let _ = client.disarm();
                 frames.retain(|f| client.has(f));
             }
             _ => {}

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
 use crate::Seq;
 use crate::geometry::Geometry;
 use crate::header::{Header, Kind, Meta};
+use crate::lane::Place;
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
@@ -37,12 +38,16 @@ fn geometry() -> Geometry {
     Geometry { block_size: 4096, block_nr: 1, frame_size: 64, frame_nr: FRAME_NR }
 }
 
+fn place() -> Place {
+    Place { geometry: geometry(), headers: HEADERS, notes: NOTES, entries: ENTRIES }
+}
+
 fn producer() -> Producer {
-    Producer::new(geometry(), HEADERS, NOTES, ENTRIES)
+    Producer::new(place(), Seq::FIRST)
 }
 
 fn consumer() -> Consumer {
-    Consumer::new(geometry(), HEADERS, NOTES, ENTRIES)
+    Consumer::new(place(), Seq::FIRST)
 }
 
 /// The header of message `n`: every field tells which message it belongs to.
@@ -195,11 +200,11 @@ fn no_wake_up_is_lost_with(fences: Fences) {
             thread::spawn(move || {
                 let mut sleeper = Sleeper::new(SLEEP, fences);
                 let consumer = consumer();
-                !sleeper.arm(&shared.theirs) || consumer.is_ready(&shared.ours)
+                !sleeper.arm([&shared.theirs]) || consumer.is_ready(&shared.ours)
             })
         };
         let mut producer = producer();
-        let mut ringer = Ringer::new(SLEEP, fences);
+        let ringer = Ringer::new(SLEEP, fences, Arc::default());
         publish(&mut producer, &shared);
         if ringer.should_ring(&shared.theirs) {
             rang.store(true, Ordering::Relaxed);
@@ -210,6 +215,64 @@ fn no_wake_up_is_lost_with(fences: Fences) {
         if rang.load(Ordering::Relaxed) {
             assert!(!ringer.should_ring(&shared.theirs));
         }
+    });
+}
+
+/// A client sleeps once for two lanes, on which two threads publish: whoever rings, it wakes, and only one does.
+#[test]
+fn one_doorbell_wakes_a_sleeper_of_two_lanes() {
+    loom::model(|| {
+        let lanes = [shared(), shared()];
+        let answered = crate::park::Answered::default();
+        let rang = Arc::new(AtomicUsize::new(0));
+        let threads = lanes.clone().map(|shared| {
+            let (answered, rang) = (answered.clone(), rang.clone());
+            thread::spawn(move || {
+                publish(&mut producer(), &shared);
+                if Ringer::new(SLEEP, Fences::Both, answered).should_ring(&shared.theirs) {
+                    rang.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        });
+        let mut sleeper = Sleeper::new(SLEEP, Fences::Both);
+        let consumer = consumer();
+        let awake = !sleeper.arm(lanes.iter().map(|shared| &shared.theirs))
+            || lanes.iter().any(|shared| consumer.is_ready(&shared.ours));
+        threads.map(|t| t.join().unwrap());
+        let rang = rang.load(Ordering::Relaxed);
+        assert!(awake || rang == 1, "rung {rang} times");
+        assert!(rang <= 1);
+    });
+}
+
+/// The engine goes on in other rings; the client comes there when it has seen everything before, and not earlier.
+#[test]
+fn rings_end_behind_their_last_frame() {
+    const MOVED: usize = NOTES + 2;
+    loom::model(|| {
+        let old = Arc::new(Shared { ours: Words::heap(MOVED + 1), theirs: Words::heap(SLEEP + 1) });
+        let new = shared();
+        let client = {
+            let (old, new) = (old.clone(), new.clone());
+            thread::spawn(move || {
+                let mut before = consumer();
+                for _ in 0..2 {
+                    if before.next(&old.ours).expect("sense").is_none() && before.is_over(&old.ours, MOVED) {
+                        assert_eq!(before.expected(), Seq(2), "one frame was there");
+                        let mut after = Consumer::new(place(), Seq(2));
+                        if let Some(found) = after.next(&new.ours).expect("sense") {
+                            assert_eq!((found.seq, found.header), (Seq(2), header(2)));
+                        }
+                    }
+                }
+            })
+        };
+        let mut producer = producer();
+        publish(&mut producer, &old);
+        old.ours.word(MOVED).store(crate::abi::moved(producer.frames.next_seq()), Ordering::Release);
+        let mut larger = Producer::new(place(), producer.frames.next_seq());
+        publish(&mut larger, &new);
+        client.join().unwrap();
     });
 }
 

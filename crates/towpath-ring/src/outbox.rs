@@ -22,6 +22,7 @@ pub(crate) struct Way<'a> {
     pub(crate) theirs: &'a Words,
     pub(crate) payload: &'a mut Payload,
     pub(crate) socket: &'a OwnedFd,
+    pub(crate) generation: u16,
     pub(crate) oneshot_max: u64,
 }
 
@@ -35,12 +36,9 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    pub(crate) fn new(layout: &Layout) -> Self {
-        Self {
-            tx: Producer::new(layout.tx, layout.tx_headers(), layout.tx_notes(), layout.tx_entries()),
-            under_way: Vec::new(),
-            oneshots: 0,
-        }
+    /// An outbox whose first message gets the number `first`.
+    pub(crate) fn new(layout: &Layout, first: Seq) -> Self {
+        Self { tx: Producer::new(layout.tx_place(), first), under_way: Vec::new(), oneshots: 0 }
     }
 
     /// Publishes a message; returns its first frame. What is larger than the ring, or than every gap in it, goes in a
@@ -62,6 +60,11 @@ impl Outbox {
         }
         self.tx.publish(way.own, room, &header, if inline { payload } else { &[] });
         Ok(room.at as u16)
+    }
+
+    /// The number that the next message gets.
+    pub(crate) fn next_seq(&self) -> Seq {
+        self.tx.frames.next_seq()
     }
 
     /// Whether a message of `len` bytes finds room in the ring.
@@ -88,7 +91,11 @@ impl Outbox {
         };
         let fd = sys::frozen(payload).map_err(refused)?;
         // Sent before it is published: when the engine sees the header, the descriptor is there.
-        match sys::send(way.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
+        match sys::send(
+            way.socket,
+            &Notice::OneShot { generation: way.generation, seq, len }.emit(),
+            &[fd.as_fd()],
+        ) {
             Ok(Sent::Yes) => {}
             Ok(Sent::Full) => return Err(Full::Lent),
             Ok(Sent::Gone) => return Err(Full::Dead),

@@ -16,12 +16,18 @@
 //! - if its publication is before F, the sleeper, whose second look is after the call, finds the work;
 //! - if its publication is after F, so is its look at the word, whose store was before the call: it rings.
 //!
+//! A client with several lanes sleeps once for all of them: it stores one number into each lane's word, and looks at each lane
+//! after the fence. The engine's threads each ring for their own lane and share the number that was answered, so that the
+//! first of them rings and the others need not: the doorbell is one.
+//!
 //! It holds only for a ringer that is registered, and a sleeper that makes the call, so both say in the attach that
 //! they can; else both have their fence. A client that lies about it misses its own doorbells, or delays its own
 //! verdicts until the engine looks for another reason.
 
+use std::sync::Arc;
+
 use crate::region::Words;
-use crate::sync::{Ordering, compiler_fence, fence, membarrier};
+use crate::sync::{AtomicU64, Ordering, compiler_fence, fence, membarrier};
 
 /// Who makes the two fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,41 +70,48 @@ impl Sleeper {
         Self { word, sleeps: 0, fences }
     }
 
-    /// Says that we are about to sleep. The caller must look for work once more before it does, and must not sleep
+    /// Says that we are about to sleep, in each lane's memory. The caller must look for work once more before it does, and must not sleep
     /// when the answer is false: the system has refused the fence on which the other side relies.
     #[must_use]
-    pub(crate) fn arm(&mut self, own: &Words) -> bool {
+    pub(crate) fn arm<'a>(&mut self, own: impl IntoIterator<Item = &'a Words>) -> bool {
         self.sleeps += 1;
-        // Relaxed: ordered by the fence.
-        own.word(self.word).store(self.sleeps, Ordering::Relaxed);
+        for own in own {
+            // Relaxed: ordered by the fence.
+            own.word(self.word).store(self.sleeps, Ordering::Relaxed);
+        }
         // SeqCst: pairs with the fence in Ringer::should_ring, or with the one that membarrier makes the other side pass.
         fence(Ordering::SeqCst);
         self.fences == Fences::Both || membarrier().is_ok()
     }
 
     /// Says that we are awake.
-    pub(crate) fn disarm(&self, own: &Words) {
-        // Relaxed: seen late it costs one doorbell.
-        own.word(self.word).store(0, Ordering::Relaxed);
+    pub(crate) fn disarm<'a>(&self, own: impl IntoIterator<Item = &'a Words>) {
+        for own in own {
+            // Relaxed: seen late it costs one doorbell.
+            own.word(self.word).store(0, Ordering::Relaxed);
+        }
     }
 }
+
+/// The last sleep that was answered, by whoever rings the same doorbell.
+pub(crate) type Answered = Arc<AtomicU64>;
 
 /// Our view of the other side's word.
 #[derive(Debug)]
 pub(crate) struct Ringer {
     word: usize,
-    answered: u64,
+    answered: Answered,
     fences: Fences,
 }
 
 impl Ringer {
-    pub(crate) fn new(word: usize, fences: Fences) -> Self {
-        Self { word, answered: 0, fences }
+    pub(crate) fn new(word: usize, fences: Fences, answered: Answered) -> Self {
+        Self { word, answered, fences }
     }
 
     /// Whether the other side sleeps and nobody has rung for this sleep yet. Called after work was published.
     #[inline]
-    pub(crate) fn should_ring(&mut self, theirs: &Words) -> bool {
+    pub(crate) fn should_ring(&self, theirs: &Words) -> bool {
         match self.fences {
             // SeqCst: pairs with the fence in Sleeper::arm.
             Fences::Both => fence(Ordering::SeqCst),
@@ -107,10 +120,8 @@ impl Ringer {
         }
         // Relaxed: ordered by the fence.
         let sleep = theirs.word(self.word).load(Ordering::Relaxed);
-        let ring = sleep != 0 && sleep != self.answered;
-        if ring {
-            self.answered = sleep;
-        }
-        ring
+        // Relaxed: a number that orders nothing. Whoever raises it rings; it goes up only, so that one who has read an earlier
+        // sleep does not hide the answer to a later one.
+        sleep != 0 && self.answered.fetch_max(sleep, Ordering::Relaxed) < sleep
     }
 }

@@ -24,6 +24,8 @@ use crate::sync::AtomicU64;
 const LINE_BYTES: usize = 64;
 /// Most bytes of a payload that are asked for ahead; of a longer one the processor notices by itself what comes next.
 const PREFETCH: usize = 2048;
+/// Largest page that a mapping is aligned to.
+const MAX_PAGE: usize = 2 << 20;
 
 /// Whose memory a mapping is, and what may be done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ fn prefetch(line: *const u8, what_for: Use) {
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// What was reserved: more than the mapping when that has to begin at a huge page.
+    reserved: (NonNull<u8>, usize),
     access: Access,
 }
 
@@ -79,11 +83,18 @@ impl Mapping {
     /// Maps `len` bytes of `fd`, `times` times one after the other, so that what crosses the end is contiguous.
     fn new(fd: BorrowedFd<'_>, len: usize, times: usize, access: Access) -> io::Result<Self> {
         let total = len.checked_mul(times).filter(|t| *t > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        // Huge pages are mapped at multiples of their size only.
+        let page = usize::try_from(rustix::fs::fstat(fd)?.st_blksize).unwrap_or(0);
+        let align = page.clamp(4096, MAX_PAGE).next_power_of_two();
+        let room = if align > 4096 { total.checked_add(align) } else { Some(total) };
+        let room = room.ok_or(io::ErrorKind::InvalidInput)?;
         let reserve = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: no address is asked for, so nothing that is mapped can be replaced.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), reserve) }?;
-        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Self { start, len: total, access };
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), reserve) }?;
+        let reserved = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let ahead = reserved.as_ptr().align_offset(align).min(room - total);
+        let start = NonNull::new(reserved.as_ptr().wrapping_add(ahead)).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { start, len: total, reserved: (reserved, room), access };
         let prot = match access {
             Access::Lent | Access::Foreign => ProtFlags::READ,
             Access::Own => ProtFlags::READ | ProtFlags::WRITE,
@@ -118,8 +129,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and every view borrows from the owner of `self`.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        // SAFETY: the range was reserved by `new`, and every view borrows from the owner of `self`.
+        let _ = unsafe { munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
     }
 }
 

@@ -25,16 +25,26 @@ pub(crate) const WRITABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).
 pub(crate) const FROZEN: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
 
-/// Most descriptors in one message: those of a channel's lane.
-pub(crate) const MAX_FDS: usize = 4;
+/// Most descriptors in one message: those of a lane, and its socket.
+pub(crate) const MAX_FDS: usize = 5;
 
 /// Lets other processes make this one pass a full fence (membarrier(2), Linux 4.16).
 pub(crate) fn membarrier_register() -> io::Result<()> {
     Ok(rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited)?)
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Has [`membarrier`] fail in this thread, as under a seccomp(2) filter that came after the attach.
+    pub(crate) static REFUSE_MEMBARRIER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// Every running thread of every registered process has passed a full fence when this returns.
 pub(crate) fn membarrier() -> io::Result<()> {
+    #[cfg(test)]
+    if REFUSE_MEMBARRIER.get() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
 }
 
@@ -44,6 +54,17 @@ pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     // MFD_NOEXEC_SEAL came with Linux 6.3; an older kernel says EINVAL.
     let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
+    Ok(fd)
+}
+
+/// Bytes of a huge page, the smallest that x86-64 and most others have.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// A memfd of `bytes`, a multiple of [`HUGE_PAGE`], in huge pages; an error when the system has not so many to spare.
+pub(crate) fn huge_memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let fd = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
     Ok(fd)
 }
@@ -127,6 +148,11 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket)
+}
+
+/// Two connected sockets.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?)
 }
 
 /// Who is at the other end, as the kernel recorded it at connect(2).

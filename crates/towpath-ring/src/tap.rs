@@ -165,7 +165,7 @@ impl Tap {
     /// For event loops: says that we are about to sleep on [`as_fd`](AsFd::as_fd). False when there is a message already.
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        self.sleeper.arm(&self.ring.own) && !self.reader.is_ready(&self.ring.log) && !self.ended
+        self.sleeper.arm([&self.ring.own]) && !self.reader.is_ready(&self.ring.log) && !self.ended
     }
 
     /// For event loops: awake again; reads what rang.
@@ -173,7 +173,7 @@ impl Tap {
     /// # Errors
     /// When the socket cannot be read.
     pub fn disarm(&mut self) -> Result<(), RecvError> {
-        self.sleeper.disarm(&self.ring.own);
+        self.sleeper.disarm([&self.ring.own]);
         let mut message = [0; NOTICE];
         // Bounded: an engine that keeps ringing could otherwise keep us here.
         for _ in 0..NOTICES {

@@ -15,8 +15,8 @@ const SCRATCH: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Transmit {
-    pub(crate) inbox: Inbox,
     lane: Consumer,
+    generation: u16,
     payload: Payload,
     frame_nr: u32,
     /// Where payloads are copied to; kept, so that it is allocated once.
@@ -28,10 +28,11 @@ pub(crate) struct Transmit {
 }
 
 impl Transmit {
-    pub(crate) fn new(layout: &Layout, payload: Payload, inbox: Inbox) -> Self {
+    /// The TX ring of a lane's `generation`, whose first message has the number `first`.
+    pub(crate) fn new(layout: &Layout, payload: Payload, generation: u16, first: Seq) -> Self {
         Self {
-            inbox,
-            lane: Consumer::new(layout.tx, layout.tx_headers(), layout.tx_notes(), layout.tx_entries()),
+            lane: Consumer::new(layout.tx_place(), first),
+            generation,
             payload,
             frame_nr: layout.tx.frame_nr,
             scratch: Vec::new(),
@@ -41,12 +42,17 @@ impl Transmit {
     }
 
     /// The next message, its payload copied, if there is one. Replacements are passed over: their verdicts name them.
-    pub(crate) fn next(&mut self, own: &Words, theirs: &Words) -> Result<Option<(Found, Vec<u8>)>, Nonsense> {
+    pub(crate) fn next(
+        &mut self,
+        own: &Words,
+        theirs: &Words,
+        inbox: &mut Inbox,
+    ) -> Result<Option<(Found, Vec<u8>)>, Nonsense> {
         // At most once round, as in peek.
         for _ in 0..self.frame_nr {
             let Some(found) = self.peek(theirs)? else { return Ok(None) };
             self.lane.step(&found)?;
-            if let Some(bytes) = self.take(own, theirs, &found) {
+            if let Some(bytes) = self.take(own, theirs, inbox, &found) {
                 return Ok(Some((found, bytes)));
             }
         }
@@ -75,6 +81,7 @@ impl Transmit {
         &mut self,
         own: &Words,
         theirs: &Words,
+        inbox: &mut Inbox,
         frame: u16,
         of: Seq,
     ) -> Option<Vec<u8>> {
@@ -87,7 +94,18 @@ impl Transmit {
         if found.header.kind != Kind::REPLACEMENT || found.header.port != of.0 {
             return None;
         }
-        self.take(own, theirs, &found)
+        self.take(own, theirs, inbox, &found)
+    }
+
+    /// The number of the client's first message in the next generation of the rings, when all before it were taken.
+    pub(crate) fn moved(&mut self, theirs: &Words) -> Option<Seq> {
+        let none = matches!(self.peek(theirs), Ok(None));
+        (none && self.lane.is_over(theirs, abi::MOVED)).then(|| self.lane.expected())
+    }
+
+    /// The first message has the number `first`.
+    pub(crate) fn begin(&mut self, first: Seq) {
+        self.lane.begin(first);
     }
 
     pub(crate) fn put_back(&mut self, mut bytes: Vec<u8>) {
@@ -98,20 +116,20 @@ impl Transmit {
 
     /// A copy of the payload; the frame is given back. None when the payload is not where the header says: then there is
     /// no message, and nothing else is wrong.
-    fn take(&mut self, own: &Words, theirs: &Words, found: &Found) -> Option<Vec<u8>> {
-        let bytes = self.copy(theirs, found);
+    fn take(&mut self, own: &Words, theirs: &Words, inbox: &mut Inbox, found: &Found) -> Option<Vec<u8>> {
+        let bytes = self.copy(theirs, inbox, found);
         let verdict = if bytes.is_some() { Verdict::Pass } else { Verdict::Drop };
         let word = Word { seq: found.seq, verdict, flags: Flags::default() };
         self.lane.release(own, found.at, word, 0, 0);
         bytes
     }
 
-    fn copy(&mut self, theirs: &Words, found: &Found) -> Option<Vec<u8>> {
+    fn copy(&mut self, theirs: &Words, inbox: &mut Inbox, found: &Found) -> Option<Vec<u8>> {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         let len = found.header.len as usize;
         if found.header.flags & FLAG_ONESHOT != 0 {
-            if !self.inbox.oneshot(found.seq, found.header.len, &mut bytes) {
+            if !inbox.oneshot((self.generation, found.seq), found.header.len, &mut bytes) {
                 self.missing += 1;
                 self.put_back(bytes);
                 return None;

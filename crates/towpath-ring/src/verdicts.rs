@@ -9,12 +9,14 @@
 //! more from where the last poll left off, so that a verdict far behind an undecided frame is found too.
 
 use crate::Seq;
-use crate::channel::ChannelStats;
+use crate::abi::Layout;
 use crate::endpoint::Config;
+use crate::inbox::Inbox;
 use crate::lane::deadline::Deadline;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
 use crate::region::Words;
+use crate::stats::ChannelStats;
 use crate::transmit::Transmit;
 use crate::verdict::{Flags, Verdict, Word};
 
@@ -56,7 +58,10 @@ pub(crate) struct Lane<'a> {
     pub(crate) theirs: &'a Words,
     pub(crate) rx: &'a mut Producer,
     pub(crate) transmit: &'a mut Transmit,
+    pub(crate) inbox: &'a mut Inbox,
     pub(crate) stats: &'a mut ChannelStats,
+    /// Messages that are held in another generation of the rings.
+    pub(crate) held_elsewhere: u32,
 }
 
 #[derive(Debug)]
@@ -77,16 +82,17 @@ pub(crate) struct Verdicts {
 type Emit<'f> = dyn FnMut(Seq, Decision<'_>) + 'f;
 
 impl Verdicts {
-    pub(crate) fn new(config: &Config) -> Self {
+    /// What becomes of frames of which the first has the number `first`.
+    pub(crate) fn new(config: &Config, layout: &Layout, first: Seq) -> Self {
         Self {
             default: config.default_verdict,
             held_max: config.held_max,
             deadline: config.deadline.map(Deadline::new),
-            records: records::Reader::new(config.layout().records_place()),
-            upto: Seq(0),
-            far: Seq::FIRST,
+            records: records::Reader::new(layout.records_place()),
+            upto: first.back(1),
+            far: first,
             far_aside: 0,
-            overdue: Seq::FIRST,
+            overdue: first,
         }
     }
 
@@ -239,7 +245,7 @@ impl Verdicts {
             return true;
         };
         // The copy is taken even when the verdict comes too late: it gives the TX frame back.
-        let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, frame, seq);
+        let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, lane.inbox, frame, seq);
         if let Some(bytes) = &scratch {
             decision.replacement = Some(bytes);
         } else {
@@ -257,7 +263,7 @@ impl Verdicts {
         if lane.rx.frames.is_aside(at) {
             return;
         }
-        if lane.rx.frames.held() >= self.held_max {
+        if lane.rx.frames.held() + lane.held_elsewhere >= self.held_max {
             lane.stats.holds_refused += 1;
             return;
         }

@@ -36,7 +36,7 @@ fn replacing_a_frame_that_was_given_back_does_nothing() {
         // Enough of them that a TX frame lost each time would fill the ring towards the engine.
         for _ in 0..3000 {
             let Some(frame) = queue.recv().unwrap() else { return 0 };
-            queue.verdict_upto(frame.seq(), Verdict::Pass);
+            queue.verdict_upto(frame.id(), Verdict::Pass);
             queue.replace(frame, &[7; 1000]).unwrap();
         }
         3000

@@ -29,88 +29,93 @@ const STEPS: [(&str, u64); 9] = [
 
 #[test]
 fn a_client_may_die_at_any_step() {
-    for (step, (name, decided)) in STEPS.iter().enumerate() {
-        let mut world = World::new(Config { deadline: None, ..Config::default() });
-        let client = world.spawn_with("client_dies", &step.to_string());
-        let mut channel = world.accept();
-        // Another client, which must notice nothing.
-        let path = world.socket();
-        let neighbour = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
-        let mut other = world.accept();
-        let mut neighbour = neighbour.join().expect("attached");
-        other.send(b"still here", &Meta::default()).expect("room");
+    world::each(|| {
+        for (step, (name, decided)) in STEPS.iter().enumerate() {
+            let mut world = World::new(Config { deadline: None, ..Config::default() });
+            let client = world.spawn_with("client_dies", &step.to_string());
+            let mut channel = world.accept();
+            // Another client, which must notice nothing.
+            let path = world.socket();
+            let neighbour = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
+            let mut other = world.accept();
+            let mut neighbour = neighbour.join().expect("attached");
+            other.send(b"still here", &Meta::default()).expect("room");
 
-        let mut back = Vec::new();
-        for n in 1..=100 {
-            if send(&mut channel, &message(n, 1500), |seq, _| back.push(seq.0)).is_none() {
-                break;
+            let mut back = Vec::new();
+            for n in 1..=100 {
+                if send(&mut channel, &message(n, 1500), |seq, _| back.push(seq.0)).is_none() {
+                    break;
+                }
             }
-        }
-        let published = channel.stats().published;
-        while !channel.is_dead() {
-            channel.wait(Some(PATIENCE)).expect("wait");
+            let published = channel.stats().published;
+            while !channel.is_dead() {
+                channel.wait(Some(PATIENCE)).expect("wait");
+                channel.poll_verdicts(0, |seq, _| back.push(seq.0));
+            }
+            drop(client);
             channel.poll_verdicts(0, |seq, _| back.push(seq.0));
-        }
-        drop(client);
-        channel.poll_verdicts(0, |seq, _| back.push(seq.0));
-        if published == 100 {
-            assert_eq!(back.len() as u64, *decided, "{name}");
-        }
-        channel.drain_held(|seq| back.push(seq.0));
-        channel.drain_held(|seq| panic!("{name}: {seq} came back twice"));
-        back.sort_unstable();
-        assert_eq!(back, (1..=published as u32).collect::<Vec<_>>(), "{name}");
-        assert_eq!(channel.reserve(1).err(), Some(Full::Dead), "{name}");
-        assert_conserved(&channel);
+            if published == 100 {
+                assert_eq!(back.len() as u64, *decided, "{name}");
+            }
+            channel.drain_held(|seq| back.push(seq.0));
+            channel.drain_held(|seq| panic!("{name}: {seq} came back twice"));
+            back.sort_unstable();
+            assert_eq!(back, (1..=published as u32).collect::<Vec<_>>(), "{name}");
+            assert_eq!(channel.reserve(1).err(), Some(Full::Dead), "{name}");
+            assert_conserved(&channel);
 
-        let frame = neighbour.recv().expect("received").expect("a frame");
-        assert_eq!(neighbour.payload(&frame), b"still here", "{name}");
-        neighbour.verdict(frame, Verdict::Pass);
-        assert_eq!(other.poll_verdicts(0, |_, _| {}), 1, "{name}");
-        assert!(!other.is_dead());
-    }
+            let frame = neighbour.recv().expect("received").expect("a frame");
+            assert_eq!(neighbour.payload(&frame), b"still here", "{name}");
+            neighbour.verdict(frame, Verdict::Pass);
+            assert_eq!(other.poll_verdicts(0, |_, _| {}), 1, "{name}");
+            assert!(!other.is_dead());
+        }
+    });
 }
 
 /// The client dies inside of the protocol: connected, half a hello, hello, welcome unread.
 #[test]
 fn a_client_may_die_before_it_is_attached() {
-    let limits = Limits { channels: 1, ..Limits::default() };
-    for step in ["connected", "half a hello", "hello", "welcome"] {
-        let mut world = World::new(Config { deadline: None, limits, ..Config::default() });
-        let client = world.spawn_with("client_dies_early", step);
-        // One that greets and goes at once may be gone when the engine answers.
-        let channel = loop {
-            if let Some(channel) = world.endpoint.accept().expect("accept") {
-                break Some(channel);
+    world::each(|| {
+        let limits = Limits { channels: 1, ..Limits::default() };
+        for step in ["connected", "half a hello", "hello", "welcome"] {
+            let mut world = World::new(Config { deadline: None, limits, ..Config::default() });
+            let client = world.spawn_with("client_dies_early", step);
+            // One that greets and goes at once may be gone when the engine answers.
+            let channel = loop {
+                if let Some(channel) = world.endpoint.accept().expect("accept") {
+                    break Some(channel);
+                }
+                if world.endpoint.stats().failed > 0 {
+                    break None;
+                }
+                world.endpoint.wait(Some(PATIENCE)).expect("wait");
+            };
+            // With several lanes it may be gone before the last of them was handed over.
+            assert!(channel.is_some() || step != "welcome" || world::lanes() > 1, "{step}");
+            if let Some(mut channel) = channel {
+                assert!(matches!(step, "hello" | "welcome"), "{step}");
+                // The engine does not know yet: what it sends comes back whole.
+                let mut sent = 0;
+                while !channel.is_dead() {
+                    sent += u64::from(channel.send(&message(1, 1500), &Meta::default()).is_ok());
+                    channel.wait(Some(PATIENCE)).expect("wait");
+                    assert_eq!(channel.poll_verdicts(0, |seq, _| panic!("{step}: {seq} decided")), 0);
+                }
+                let mut back = 0;
+                channel.drain_held(|_| back += 1);
+                assert_eq!(back, sent, "{step}");
+                assert_conserved(&channel);
             }
-            if world.endpoint.stats().failed > 0 {
-                break None;
-            }
-            world.endpoint.wait(Some(PATIENCE)).expect("wait");
-        };
-        assert!(channel.is_some() || step != "welcome", "{step}");
-        if let Some(mut channel) = channel {
-            assert!(matches!(step, "hello" | "welcome"), "{step}");
-            // The engine does not know yet: what it sends comes back whole.
-            let mut sent = 0;
-            while !channel.is_dead() {
-                sent += u64::from(channel.send(&message(1, 1500), &Meta::default()).is_ok());
-                channel.wait(Some(PATIENCE)).expect("wait");
-                assert_eq!(channel.poll_verdicts(0, |seq, _| panic!("{step}: {seq} decided")), 0);
-            }
-            let mut back = 0;
-            channel.drain_held(|_| back += 1);
-            assert_eq!(back, sent, "{step}");
-            assert_conserved(&channel);
+            drop(client);
+            // Its share of the limits is free again: there may be one channel, and this is it.
+            let (mut channel, mut next) = world.attach(Options::default());
+            channel.send(b"next", &Meta::default()).expect("room");
+            let frame = next.recv().expect("received").expect("a frame");
+            assert_eq!(next.payload(&frame), b"next", "{step}");
+            next.verdict(frame, Verdict::Pass);
         }
-        drop(client);
-        // Its share of the limits is free again: there may be one channel, and this is it.
-        let (mut channel, mut next) = world.attach(Options::default());
-        channel.send(b"next", &Meta::default()).expect("room");
-        let frame = next.recv().expect("received").expect("a frame");
-        assert_eq!(next.payload(&frame), b"next", "{step}");
-        next.verdict(frame, Verdict::Pass);
-    }
+    });
 }
 
 #[test]
@@ -157,7 +162,7 @@ fn client_dies() {
             frames.iter().for_each(|f| queue.hold(f));
             queue.verdict(frames.remove(7), Verdict::Pass);
         }
-        "cumulative verdict" => queue.verdict_upto(frames[49].seq(), Verdict::Drop),
+        "cumulative verdict" => queue.verdict_upto(frames[49].id(), Verdict::Drop),
         "replacement" => queue.replace(frames.remove(7), b"other").expect("replaced"),
         "half of everything" => {
             for (i, frame) in frames.drain(..).enumerate() {
@@ -174,18 +179,20 @@ fn client_dies() {
 /// A client that has exited while a child of it keeps the socket open.
 #[test]
 fn a_socket_that_outlives_its_process_does_not_keep_the_channel() {
-    let mut world = World::new(Config { deadline: None, ..Config::default() });
-    let client = world.spawn("client_leaves_a_child");
-    let mut channel = world.accept();
-    send(&mut channel, b"frame", |_, _| {});
-    while !channel.is_dead() {
-        channel.wait(Some(PATIENCE)).expect("wait");
-    }
-    assert_eq!(channel.death(), Some(Death::Exited));
-    let mut back = 0;
-    channel.drain_held(|_| back += 1);
-    assert_eq!(back, 1);
-    drop(client);
+    world::each_first(|| {
+        let mut world = World::new(Config { deadline: None, ..Config::default() });
+        let client = world.spawn("client_leaves_a_child");
+        let mut channel = world.accept();
+        send(&mut channel, b"frame", |_, _| {});
+        while !channel.is_dead() {
+            channel.wait(Some(PATIENCE)).expect("wait");
+        }
+        assert_eq!(channel.death(), Some(Death::Exited));
+        let mut back = 0;
+        channel.drain_held(|_| back += 1);
+        assert_eq!(back, 1);
+        drop(client);
+    });
 }
 
 #[test]
@@ -204,75 +211,79 @@ fn client_leaves_a_child() {
 
 #[test]
 fn overdue_frames_get_the_default_verdict_and_late_answers_are_counted() {
-    let config = Config {
-        deadline: Some(Duration::from_millis(1)),
-        default_verdict: Verdict::Pass,
-        held_max: 1,
-        ..Config::default()
-    };
-    let mut world = World::new(config);
-    let path = world.socket();
-    let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
-    let mut channel = world.accept();
-    let mut client = client.join().expect("attached");
-    for n in 1..=4 {
-        channel.send(&message(n, 1500), &Meta::default()).expect("room");
-    }
-    let mut frames = Vec::new();
-    client.recv_batch(&mut frames, 4).expect("received");
-    client.hold(&frames[1]);
-    client.hold(&frames[2]); // beyond the quota
-    let mut decided = Vec::new();
-    let mut note =
-        |seq: towpath_ring::Seq, d: towpath_ring::Decision<'_>| decided.push((seq.0, d.verdict, d.cause));
-    assert_eq!(channel.poll_verdicts(0, &mut note), 0);
-    assert_eq!((channel.stats().held, channel.stats().holds_refused), (1, 1));
-    assert_eq!(channel.poll_verdicts(999_999, &mut note), 0);
-    assert_eq!(channel.deadline(), Some(1_000_000));
-    // Frame 1 in time, the others not. Frame 3 keeps its memory although its hold was refused.
-    client.verdict(frames.remove(0), Verdict::Drop);
-    assert_eq!(channel.poll_verdicts(1_000_000, &mut note), 4);
-    assert_eq!(channel.poll_verdicts(9_000_000, &mut note), 0);
-    for frame in frames {
-        assert!(client.payload(&frame) == message(frame.seq().0, 1500), "{frame:?} was overwritten");
-        client.verdict(frame, Verdict::Drop);
-    }
-    assert_eq!(channel.poll_verdicts(9_000_001, &mut note), 0);
-    decided.sort_by_key(|d| d.0);
-    let overdue = |n| (n, Verdict::Pass, Cause::Overdue);
-    assert_eq!(decided, [(1, Verdict::Drop, Cause::Single), overdue(2), overdue(3), overdue(4)]);
-    let stats = channel.stats();
-    assert_eq!((stats.decided, stats.overdue, stats.late, stats.out), (1, 3, 3, 0));
-    assert_conserved(&channel);
+    world::each(|| {
+        let config = Config {
+            deadline: Some(Duration::from_millis(1)),
+            default_verdict: Verdict::Pass,
+            held_max: 1,
+            ..Config::default()
+        };
+        let mut world = World::new(config);
+        let path = world.socket();
+        let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
+        let mut channel = world.accept();
+        let mut client = client.join().expect("attached");
+        for n in 1..=4 {
+            channel.send(&message(n, 1500), &Meta::default()).expect("room");
+        }
+        let mut frames = Vec::new();
+        client.recv_batch(&mut frames, 4).expect("received");
+        client.hold(&frames[1]);
+        client.hold(&frames[2]); // beyond the quota
+        let mut decided = Vec::new();
+        let mut note =
+            |seq: towpath_ring::Seq, d: towpath_ring::Decision<'_>| decided.push((seq.0, d.verdict, d.cause));
+        assert_eq!(channel.poll_verdicts(0, &mut note), 0);
+        assert_eq!((channel.stats().held, channel.stats().holds_refused), (1, 1));
+        assert_eq!(channel.poll_verdicts(999_999, &mut note), 0);
+        assert_eq!(channel.deadline(), Some(1_000_000));
+        // Frame 1 in time, the others not. Frame 3 keeps its memory although its hold was refused.
+        client.verdict(frames.remove(0), Verdict::Drop);
+        assert_eq!(channel.poll_verdicts(1_000_000, &mut note), 4);
+        assert_eq!(channel.poll_verdicts(9_000_000, &mut note), 0);
+        for frame in frames {
+            assert!(client.payload(&frame) == message(frame.seq().0, 1500), "{frame:?} was overwritten");
+            client.verdict(frame, Verdict::Drop);
+        }
+        assert_eq!(channel.poll_verdicts(9_000_001, &mut note), 0);
+        decided.sort_by_key(|d| d.0);
+        let overdue = |n| (n, Verdict::Pass, Cause::Overdue);
+        assert_eq!(decided, [(1, Verdict::Drop, Cause::Single), overdue(2), overdue(3), overdue(4)]);
+        let stats = channel.stats();
+        assert_eq!((stats.decided, stats.overdue, stats.late, stats.out), (1, 3, 3, 0));
+        assert_conserved(&channel);
+    });
 }
 
 #[test]
 fn a_stuck_client_is_detached() {
-    let config =
-        Config { deadline: Some(Duration::from_millis(1)), overdue_max: Some(2), ..Config::default() };
-    let mut world = World::new(config);
-    let path = world.socket();
-    let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
-    let mut channel = world.accept();
-    let mut client = client.join().expect("attached");
-    let mut now = 0;
-    let mut round = |channel: &mut towpath_ring::Channel| {
-        channel.send(b"x", &Meta::default()).expect("room");
-        channel.poll_verdicts(now, |_, _| {});
-        now += 1_000_000;
-        channel.poll_verdicts(now, |_, d| assert_eq!(d.cause, Cause::Overdue));
-    };
-    round(&mut channel);
-    round(&mut channel);
-    // One comes back late: two more may be overdue.
-    let frame = client.recv().expect("received").expect("a frame");
-    client.verdict(frame, Verdict::Pass);
-    round(&mut channel);
-    assert_eq!(channel.death(), None);
-    round(&mut channel);
-    assert_eq!(channel.death(), Some(Death::Stuck));
-    channel.drain_held(|seq| panic!("{seq} was decided already"));
-    assert_conserved(&channel);
-    while client.recv().expect("received").is_some() {}
-    assert!(client.is_ended());
+    world::each(|| {
+        let config =
+            Config { deadline: Some(Duration::from_millis(1)), overdue_max: Some(2), ..Config::default() };
+        let mut world = World::new(config);
+        let path = world.socket();
+        let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
+        let mut channel = world.accept();
+        let mut client = client.join().expect("attached");
+        let mut now = 0;
+        let mut round = |channel: &mut towpath_ring::Channel| {
+            channel.send(b"x", &Meta::default()).expect("room");
+            channel.poll_verdicts(now, |_, _| {});
+            now += 1_000_000;
+            channel.poll_verdicts(now, |_, d| assert_eq!(d.cause, Cause::Overdue));
+        };
+        round(&mut channel);
+        round(&mut channel);
+        // One comes back late: two more may be overdue.
+        let frame = client.recv().expect("received").expect("a frame");
+        client.verdict(frame, Verdict::Pass);
+        round(&mut channel);
+        assert_eq!(channel.death(), None);
+        round(&mut channel);
+        assert_eq!(channel.death(), Some(Death::Stuck));
+        channel.drain_held(|seq| panic!("{seq} was decided already"));
+        assert_conserved(&channel);
+        while client.recv().expect("received").is_some() {}
+        assert!(client.is_ended());
+    });
 }

@@ -349,7 +349,7 @@ proptest! {
                 }
                 Op::Upto(i, n) => {
                     let Some((client, frames)) = clients.get_mut(i).filter(|c| !c.1.is_empty()) else { continue };
-                    client.verdict_upto(frames[n % frames.len()].0.seq(), Verdict::Drop);
+                    client.verdict_upto(frames[n % frames.len()].0.id(), Verdict::Drop);
                     frames.retain(|(f, ..)| client.has(f));
                 }
                 Op::Poll => {

@@ -12,40 +12,42 @@ const LENGTHS: [usize; 12] = [0, 1, 63, 64, 65, 1023, 1024, 1025, 1500, 9000, 65
 
 #[test]
 fn every_size_arrives_and_every_verdict_returns() {
-    let mut world = World::new(Config { deadline: None, ..Config::default() });
-    let client = world.spawn("client_answers_by_number");
-    let mut channel = world.accept();
-    let mut decisions = BTreeMap::new();
-    let mut note = |seq: Seq, d: towpath_ring::Decision<'_>| {
-        let copy = (d.verdict, d.flags, d.mark, d.mask, d.replacement.map(<[u8]>::to_vec), d.cause);
-        assert_eq!(decisions.insert(seq.0, copy), None, "{seq} was decided twice");
-    };
-    let count = 3000;
-    for n in 1..=count {
-        let len = LENGTHS[n as usize % LENGTHS.len()];
-        assert_eq!(send(&mut channel, &message(n, len), &mut note), Some(Seq(n)));
-    }
-    settle(&mut channel, &mut note);
-    assert_conserved(&channel);
-    assert_eq!(channel.stats().decided, u64::from(count));
-    assert_eq!(channel.stats().violations, 0);
-    for n in 1..=count {
-        let (verdict, flags, mark, mask, replacement, cause) = decisions.remove(&n).expect("decided");
-        assert_eq!(cause, Cause::Single);
-        match (n % 7, verdict) {
-            (0, Verdict::Pass) => assert_eq!((flags, mark, mask), (Flags::MARK, n, 0xffff)),
-            (1, Verdict::Drop) => assert_eq!(flags, Flags::FLOW),
-            (2, Verdict::Reject) | (4, Verdict::Repeat) => {}
-            (3, Verdict::Queue(q)) => assert_eq!(u32::from(q), n),
-            (5 | 6, Verdict::Replace(_)) => {
-                let len = LENGTHS[(n as usize + 5) % LENGTHS.len()];
-                assert_eq!(replacement.as_deref(), Some(&message(n ^ 0x55, len)[..]), "{n}");
-            }
-            other => panic!("{n}: {other:?}"),
+    world::each(|| {
+        let mut world = World::new(Config { deadline: None, ..Config::default() });
+        let client = world.spawn("client_answers_by_number");
+        let mut channel = world.accept();
+        let mut decisions = BTreeMap::new();
+        let mut note = |seq: Seq, d: towpath_ring::Decision<'_>| {
+            let copy = (d.verdict, d.flags, d.mark, d.mask, d.replacement.map(<[u8]>::to_vec), d.cause);
+            assert_eq!(decisions.insert(seq.0, copy), None, "{seq} was decided twice");
+        };
+        let count = 3000;
+        for n in 1..=count {
+            let len = LENGTHS[n as usize % LENGTHS.len()];
+            assert_eq!(send(&mut channel, &message(n, len), &mut note), Some(Seq(n)));
         }
-    }
-    drop(channel);
-    client.succeeds();
+        settle(&mut channel, &mut note);
+        assert_conserved(&channel);
+        assert_eq!(channel.stats().decided, u64::from(count));
+        assert_eq!(channel.stats().violations, 0);
+        for n in 1..=count {
+            let (verdict, flags, mark, mask, replacement, cause) = decisions.remove(&n).expect("decided");
+            assert_eq!(cause, Cause::Single);
+            match (n % 7, verdict) {
+                (0, Verdict::Pass) => assert_eq!((flags, mark, mask), (Flags::MARK, n, 0xffff)),
+                (1, Verdict::Drop) => assert_eq!(flags, Flags::FLOW),
+                (2, Verdict::Reject) | (4, Verdict::Repeat) => {}
+                (3, Verdict::Queue(q)) => assert_eq!(u32::from(q), n),
+                (5 | 6, Verdict::Replace(_)) => {
+                    let len = LENGTHS[(n as usize + 5) % LENGTHS.len()];
+                    assert_eq!(replacement.as_deref(), Some(&message(n ^ 0x55, len)[..]), "{n}");
+                }
+                other => panic!("{n}: {other:?}"),
+            }
+        }
+        drop(channel);
+        client.succeeds();
+    });
 }
 
 #[test]
@@ -74,30 +76,32 @@ fn client_answers_by_number() {
 
 #[test]
 fn a_batch_verdict_covers_what_has_none_of_its_own() {
-    let mut world = World::new(Config { deadline: None, ..Config::default() });
-    let client = world.spawn("client_answers_in_batches");
-    let mut channel = world.accept();
-    let mut decisions = BTreeMap::new();
-    let mut note = |seq: Seq, d: towpath_ring::Decision<'_>| {
-        assert_eq!(decisions.insert(seq.0, (d.verdict, d.cause)), None, "{seq} was decided twice");
-    };
-    for n in 1..=2000 {
-        send(&mut channel, &message(n, 100), &mut note);
-    }
-    settle(&mut channel, &mut note);
-    assert_conserved(&channel);
-    assert_eq!(channel.stats().violations, 0);
-    for n in 1..=2000u32 {
-        let expected = match n % 20 {
-            3 => (Verdict::Reject, Cause::Single),
-            7 => (Verdict::Repeat, Cause::Single),
-            1..=10 => (Verdict::Pass, Cause::Cumulative),
-            _ => (Verdict::Drop, Cause::Cumulative),
+    world::each(|| {
+        let mut world = World::new(Config { deadline: None, ..Config::default() });
+        let client = world.spawn("client_answers_in_batches");
+        let mut channel = world.accept();
+        let mut decisions = BTreeMap::new();
+        let mut note = |seq: Seq, d: towpath_ring::Decision<'_>| {
+            assert_eq!(decisions.insert(seq.0, (d.verdict, d.cause)), None, "{seq} was decided twice");
         };
-        assert_eq!(decisions[&n], expected, "frame {n}");
-    }
-    drop(channel);
-    client.succeeds();
+        for n in 1..=2000 {
+            send(&mut channel, &message(n, 100), &mut note);
+        }
+        settle(&mut channel, &mut note);
+        assert_conserved(&channel);
+        assert_eq!(channel.stats().violations, 0);
+        for n in 1..=2000u32 {
+            let expected = match n % 20 {
+                3 => (Verdict::Reject, Cause::Single),
+                7 => (Verdict::Repeat, Cause::Single),
+                1..=10 => (Verdict::Pass, Cause::Cumulative),
+                _ => (Verdict::Drop, Cause::Cumulative),
+            };
+            assert_eq!(decisions[&n], expected, "frame {n}");
+        }
+        drop(channel);
+        client.succeeds();
+    });
 }
 
 /// 1-10 pass, 11-20 drop, in two records; 3 is rejected before; 7 is held over both and decided much later.
@@ -114,8 +118,8 @@ fn client_answers_in_batches() {
                 queue.hold(&frame);
                 held.push(frame);
             }
-            10 => queue.verdict_upto(frame.seq(), Verdict::Pass),
-            0 => queue.verdict_upto(frame.seq(), Verdict::Drop),
+            10 => queue.verdict_upto(frame.id(), Verdict::Pass),
+            0 => queue.verdict_upto(frame.id(), Verdict::Drop),
             _ => {}
         }
         if n == 2000 {
@@ -130,57 +134,61 @@ fn client_answers_in_batches() {
 
 #[test]
 fn a_message_larger_than_the_ring_comes_through_the_same_call() {
-    let geometry = towpath_ring::Geometry::with(64 << 10, 1024).expect("a geometry");
-    let config = Config { rx: geometry, deadline: None, oneshot_max: 20 << 20, ..Config::default() };
-    let mut world = World::new(config);
-    let client = world.spawn("client_reads_large_messages");
-    let mut channel = world.accept();
-    let mut decided = 0;
-    for n in 1..=60 {
-        send(&mut channel, &message(n, large(n)), |seq, d| {
-            assert_eq!(d.mark, seq.0);
-            decided += 1;
-        });
-    }
-    settle(&mut channel, |_, _| decided += 1);
-    assert_eq!(decided, 60);
-    assert_eq!(channel.stats().oneshots, 20);
-    assert_eq!(channel.send(&vec![0; (20 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
-    assert_eq!(channel.reserve(65 << 10).err(), Some(Full::TooLarge));
-    assert_conserved(&channel);
-    drop(channel);
-    client.succeeds();
+    world::each(|| {
+        let geometry = towpath_ring::Geometry::with(64 << 10, 1024).expect("a geometry");
+        let config = Config { rx: geometry, deadline: None, oneshot_max: 20 << 20, ..Config::default() };
+        let mut world = World::new(config);
+        let client = world.spawn("client_reads_large_messages");
+        let mut channel = world.accept();
+        let mut decided = 0;
+        for n in 1..=60 {
+            send(&mut channel, &message(n, large(n)), |seq, d| {
+                assert_eq!(d.mark, seq.0);
+                decided += 1;
+            });
+        }
+        settle(&mut channel, |_, _| decided += 1);
+        assert_eq!(decided, 60);
+        assert_eq!(channel.stats().oneshots, 20);
+        assert_eq!(channel.send(&vec![0; (20 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
+        assert_eq!(channel.reserve(65 << 10).err(), Some(Full::TooLarge));
+        assert_conserved(&channel);
+        drop(channel);
+        client.succeeds();
+    });
 }
 
 /// The same call, the same content, the other way.
 #[test]
 fn a_message_larger_than_the_ring_goes_to_the_engine_through_the_same_call() {
-    let tx = towpath_ring::Geometry::with(16 << 10, 1024).expect("a geometry");
-    let config = Config { tx, deadline: None, oneshot_max: 5 << 20, messages: true, ..Config::default() };
-    let mut world = World::new(config);
-    let client = world.spawn("client_sends_large_messages");
-    let mut channel = world.accept();
-    let mut got = 0;
-    while got < LARGE {
-        let found = channel.poll_messages(|header, payload| {
-            got += 1;
-            assert_eq!(header.mark, got);
-            assert!(payload == message(got, large_to_engine(got)), "message {got} is damaged");
-        });
-        if found == 0 {
-            channel.wait(Some(world::PATIENCE)).expect("wait");
+    world::each_first(|| {
+        let tx = towpath_ring::Geometry::with(16 << 10, 1024).expect("a geometry");
+        let config = Config { tx, deadline: None, oneshot_max: 5 << 20, messages: true, ..Config::default() };
+        let mut world = World::new(config);
+        let client = world.spawn("client_sends_large_messages");
+        let mut channel = world.accept();
+        let mut got = 0;
+        while got < LARGE {
+            let found = channel.poll_messages(|header, payload| {
+                got += 1;
+                assert_eq!(header.mark, got);
+                assert!(payload == message(got, large_to_engine(got)), "message {got} is damaged");
+            });
+            if found == 0 {
+                channel.wait(Some(world::PATIENCE)).expect("wait");
+            }
         }
-    }
-    // And as the payload of a verdict.
-    channel.send(&message(1, 100), &Meta::default()).expect("room");
-    let mut replaced = false;
-    settle(&mut channel, |_, d| replaced = d.replacement == Some(&message(7, 3 << 20)[..]));
-    assert!(replaced);
-    let large = (1..=LARGE).filter(|n| large_to_engine(*n) > 16 << 10).count() as u64;
-    assert_eq!((channel.stats().oneshots_in, channel.stats().violations), (large + 1, 0));
-    assert_conserved(&channel);
-    drop(channel);
-    client.succeeds();
+        // And as the payload of a verdict.
+        channel.send(&message(1, 100), &Meta::default()).expect("room");
+        let mut replaced = false;
+        settle(&mut channel, |_, d| replaced = d.replacement == Some(&message(7, 3 << 20)[..]));
+        assert!(replaced);
+        let large = (1..=LARGE).filter(|n| large_to_engine(*n) > 16 << 10).count() as u64;
+        assert_eq!((channel.stats().oneshots_in, channel.stats().violations), (large + 1, 0));
+        assert_conserved(&channel);
+        drop(channel);
+        client.succeeds();
+    });
 }
 
 const LARGE: u32 = 60;
@@ -225,19 +233,22 @@ fn client_reads_large_messages() {
 /// Every second message is held for the whole time: the ring does not stop, and large ones go round.
 #[test]
 fn held_frames_do_not_stop_the_ring() {
-    let geometry = towpath_ring::Geometry::with(64 << 10, 1024).expect("a geometry");
-    let mut world = World::new(Config { rx: geometry, deadline: None, held_max: 30, ..Config::default() });
-    let client = world.spawn("client_holds_on");
-    let mut channel = world.accept();
-    let mut decided = 0;
-    for n in 1..=5000 {
-        send(&mut channel, &message(n, if n % 50 == 0 { 30_000 } else { 900 }), |_, _| decided += 1);
-    }
-    settle(&mut channel, |_, _| decided += 1);
-    assert_eq!(decided, 5000);
-    assert_conserved(&channel);
-    drop(channel);
-    client.succeeds();
+    world::each(|| {
+        let geometry = towpath_ring::Geometry::with(64 << 10, 1024).expect("a geometry");
+        let mut world =
+            World::new(Config { rx: geometry, deadline: None, held_max: 30, ..Config::default() });
+        let client = world.spawn("client_holds_on");
+        let mut channel = world.accept();
+        let mut decided = 0;
+        for n in 1..=5000 {
+            send(&mut channel, &message(n, if n % 50 == 0 { 30_000 } else { 900 }), |_, _| decided += 1);
+        }
+        settle(&mut channel, |_, _| decided += 1);
+        assert_eq!(decided, 5000);
+        assert_conserved(&channel);
+        drop(channel);
+        client.succeeds();
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The consumer's end of a lane: reads headers in the producer's memory, writes release entries in its own.
 
+use super::Place;
 use super::cursor::Cursor;
 use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
@@ -40,8 +41,10 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
-    pub(crate) fn new(geometry: Geometry, headers: usize, notes: usize, entries: usize) -> Self {
-        Self { cursor: Cursor::new(geometry.frame_nr), geometry, headers, notes, entries }
+    /// A consumer whose first message has the number `first`.
+    pub(crate) fn new(place: Place, first: Seq) -> Self {
+        let Place { geometry, headers, notes, entries } = place;
+        Self { cursor: Cursor::new(geometry.frame_nr, first), geometry, headers, notes, entries }
     }
 
     /// The number that comes next.
@@ -52,6 +55,18 @@ impl Consumer {
     /// Whether the next message is there.
     pub(crate) fn is_ready(&self, theirs: &Words) -> bool {
         self.is_here(theirs) || self.cursor.is_noted(self.note(theirs))
+    }
+
+    /// Whether the producer says, at `word` of its memory, that this message and all after it are in another ring. Asked when
+    /// the message was not found here.
+    pub(crate) fn is_over(&self, theirs: &Words, word: usize) -> bool {
+        // Acquire: pairs with the release store of the word, which comes after every message before it.
+        theirs.word(word).load(Ordering::Acquire) == abi::moved(self.expected())
+    }
+
+    /// The first message has the number `first`. Nothing was received yet.
+    pub(crate) fn begin(&mut self, first: Seq) {
+        self.cursor = Cursor::new(self.geometry.frame_nr, first);
     }
 
     /// The next message, if it is published.

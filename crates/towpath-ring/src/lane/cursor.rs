@@ -14,8 +14,8 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    pub(crate) fn new(frame_nr: u32) -> Self {
-        Self { position: 0, expected: Seq::FIRST, frame_nr }
+    pub(crate) fn new(frame_nr: u32, first: Seq) -> Self {
+        Self { position: 0, expected: first, frame_nr }
     }
 
     pub(crate) fn position(&self) -> u32 {
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn rows() {
-        let mut c = Cursor::new(4);
+        let mut c = Cursor::new(4, Seq::FIRST);
         assert!(!c.is_here(0) && !c.is_noted(0));
         assert!(c.is_here(1) && !c.is_here(2));
         assert!(c.is_noted(note(Seq(1), 3)) && !c.is_noted(note(Seq(2), 3)));

@@ -87,15 +87,16 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    pub(crate) fn new(frame_nr: u32) -> Self {
+    /// Frames whose first message gets the number `first`.
+    pub(crate) fn new(frame_nr: u32, first: Seq) -> Self {
         let free =
             Message { seq: Seq(0), state: State::Free, frames: 0, prev: NONE, next: NONE, place: NONE };
         Self {
             messages: vec![free; frame_nr as usize].into(),
             position: 0,
             ahead: NONE,
-            next: Seq::FIRST,
-            oldest: Seq::FIRST,
+            next: first,
+            oldest: first,
             window: vec![NONE; frame_nr.next_power_of_two() as usize].into(),
             lent: 0,
             aside: Vec::new(),
@@ -444,9 +445,7 @@ mod tests {
     }
 
     fn run(frame_nr: u32, first: Seq, ops: Vec<Op>) {
-        let mut frames = Frames::new(frame_nr);
-        frames.next = first;
-        frames.oldest = first;
+        let mut frames = Frames::new(frame_nr, first);
         let mut oracle = Oracle::default();
         let mut next = first;
         for op in ops {
@@ -530,7 +529,7 @@ mod tests {
 
     #[test]
     fn a_held_message_costs_its_own_frames_only() {
-        let mut frames = Frames::new(8);
+        let mut frames = Frames::new(8, Seq::FIRST);
         let room = frames.room(2).unwrap();
         frames.publish(room, 2);
         frames.hold(0);

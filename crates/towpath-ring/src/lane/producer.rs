@@ -1,5 +1,6 @@
 //! The producer's end of a lane: fills headers in its own memory, reads the release entries in the consumer's.
 
+use super::Place;
 use super::frames::{Frames, NoRoom, Room};
 use crate::Seq;
 use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
@@ -36,9 +37,11 @@ pub(crate) struct Producer {
 }
 
 impl Producer {
-    pub(crate) fn new(geometry: Geometry, headers: usize, notes: usize, entries: usize) -> Self {
+    /// A producer whose first message gets the number `first`.
+    pub(crate) fn new(place: Place, first: Seq) -> Self {
+        let Place { geometry, headers, notes, entries } = place;
         Self {
-            frames: Frames::new(geometry.frame_nr),
+            frames: Frames::new(geometry.frame_nr, first),
             geometry,
             headers,
             notes,

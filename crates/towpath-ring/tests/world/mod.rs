@@ -1,6 +1,7 @@
 //! An engine here and its client in another process: this test binary, started again to run one `#[ignore]`d test.
 #![allow(dead_code)] // each test binary uses its part
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,13 +15,43 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct World {
     pub(crate) endpoint: Endpoint,
     dir: TempDir,
+    /// Lanes of channels that the test does not use; to drop one is to end the channel.
+    idle: Vec<Channel>,
+}
+
+thread_local! {
+    /// How many lanes the channels of this test have, and which one it uses.
+    static LANES: Cell<(u32, usize)> = const { Cell::new((1, 0)) };
+}
+
+/// Runs a test with channels of one lane, and with the second of two.
+pub(crate) fn each(test: impl Fn()) {
+    for lanes in [(1, 0), (2, 1)] {
+        LANES.set(lanes);
+        test();
+    }
+}
+
+/// How many lanes the channels of this test have.
+pub(crate) fn lanes() -> u32 {
+    LANES.get().0
+}
+
+/// The same with the first of two: that is where a client's own messages go.
+pub(crate) fn each_first(test: impl Fn()) {
+    for lanes in [(1, 0), (2, 0)] {
+        LANES.set(lanes);
+        test();
+    }
 }
 
 impl World {
     pub(crate) fn new(config: Config) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
+        let lanes = config.lanes.max(LANES.get().0);
+        let config = Config { lanes, ..config };
         let endpoint = Endpoint::bind(dir.path().join("ring"), config).expect("an endpoint");
-        Self { endpoint, dir }
+        Self { endpoint, dir, idle: Vec::new() }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -52,7 +83,15 @@ impl World {
         (channel, client.join().expect("attached"))
     }
 
+    /// The lane of the next channel that the test uses.
     pub(crate) fn accept(&mut self) -> Channel {
+        let mut lanes = self.accept_all().split();
+        let lane = lanes.swap_remove(LANES.get().1);
+        self.idle.extend(lanes);
+        lane
+    }
+
+    pub(crate) fn accept_all(&mut self) -> Channel {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(channel) = self.endpoint.accept().expect("accept") {

@@ -118,11 +118,14 @@ fn note(ring: &Ring) -> String {
                 (ring.violations, "violations"),
                 (ring.oneshots, "one-shots"),
                 (ring.gaps, "gap records"),
+                (ring.grown, "times grown"),
+                (ring.grow_refused, "times refused to grow"),
                 (ring.traces.into(), "traces"),
             ],
         ),
     ];
-    let mut text = format!("         fanout {}, overload {}", ring.fanout, ring.overload);
+    let pages = if ring.huge_pages { ", huge pages" } else { "" };
+    let mut text = format!("         fanout {}, overload {}{pages}", ring.fanout, ring.overload);
     for (name, counts) in groups {
         let counts: Vec<String> =
             counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();

@@ -143,6 +143,9 @@ impl<C: Channel> Listener<C> {
             wakeups: stats.wakeups,
             oneshots: stats.oneshots,
             gaps: stats.gaps,
+            grown: stats.grown,
+            grow_refused: stats.grow_refused,
+            huge_pages: stats.huge_pages,
             ..ring
         }
     }

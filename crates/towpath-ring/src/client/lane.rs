@@ -1,0 +1,328 @@
+//! One lane of a client: what an engine thread sends, and what goes back to it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::rings::Rings;
+use super::{ConsumerStats, Frame, FrameId};
+use crate::Seq;
+use crate::abi;
+use crate::attach::{Attached, Page, map};
+use crate::channel::Full;
+use crate::error::RecvError;
+use crate::header::Meta;
+use crate::hello::{Notice, OFFER, Offer};
+use crate::lane::consumer::Found;
+use crate::outbox;
+use crate::park::{Answered, Ringer};
+use crate::region::{Access, Payload, Words};
+use crate::sync::Ordering;
+use crate::sys::{self, Received, Sent};
+use crate::verdict::Answer;
+
+/// Most messages read from the engine's socket at a time.
+const NOTICES: usize = 64;
+/// Most descriptors that wait for their frames; an engine has no reason for so many.
+const ANNOUNCED: usize = 512;
+/// Most generations of rings that are left and in which frames are still ours; an engine makes one at a time.
+const OLD: usize = 4;
+
+#[derive(Debug)]
+pub(crate) struct Lane {
+    number: u32,
+    pub(crate) socket: OwnedFd,
+    pub(crate) page: Page,
+    rings: Rings,
+    /// The rings before these, as long as a frame in them is ours.
+    old: Vec<Rings>,
+    post: Post,
+    ringer: Ringer,
+    /// Something was written that the engine has not been woken for.
+    unflushed: bool,
+    /// The engine is gone.
+    pub(crate) ended: bool,
+    oneshot_max: u64,
+    /// Losses that [`overrun`](Self::overrun) has told.
+    told: u64,
+    stats: ConsumerStats,
+}
+
+impl Lane {
+    pub(crate) fn new(number: u32, attached: Attached) -> Self {
+        let Attached { socket, oneshot_max, fences, page, memory } = attached;
+        Self {
+            number,
+            socket,
+            page,
+            rings: Rings::new(0, memory, Seq::FIRST, Seq::FIRST),
+            old: Vec::new(),
+            post: Post::default(),
+            ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, fences, Answered::default()),
+            unflushed: false,
+            ended: false,
+            oneshot_max,
+            told: 0,
+            stats: ConsumerStats::default(),
+        }
+    }
+
+    /// The next frame, if it is there.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Result<Option<Frame>, RecvError> {
+        let Self { rings, post, socket, ended, .. } = self;
+        let generation = rings.generation;
+        let found = rings.next(|seq, header| {
+            post.listen(socket, ended)?;
+            post.memory_of((generation, seq), header.len)
+        })?;
+        let Some(Found { seq, at, header }) = found else {
+            return if rings.is_over() { self.move_on() } else { Ok(None) };
+        };
+        self.stats.received += 1;
+        self.stats.lost += u64::from(header.lost);
+        Ok(Some(Frame { id: FrameId { lane: self.number, seq }, generation, at, header }))
+    }
+
+    /// Goes over to the lane's next rings, where the next message is.
+    #[cold]
+    fn move_on(&mut self) -> Result<Option<Frame>, RecvError> {
+        let damaged =
+            |what: String| RecvError::Damaged(format!("larger rings for lane {}: {what}", self.number));
+        self.post.listen(&self.socket, &mut self.ended)?;
+        let generation = self.rings.generation.wrapping_add(1);
+        let offer = self
+            .post
+            .offers
+            .pop_front()
+            .filter(|(offer, _)| offer.lane == self.number && offer.generation == generation);
+        let (offer, fds) = offer.ok_or_else(|| damaged("they did not come".into()))?;
+        let (_, memory) = map(offer.layout, fds).map_err(|e| damaged(e.to_string()))?;
+        let next = self.rings.followed_by(generation, memory);
+        let old = std::mem::replace(&mut self.rings, next);
+        self.stats.oneshots += old.outbox.oneshots;
+        if old.in_use() {
+            // An engine that goes on and on could otherwise have us map more and more.
+            if self.old.len() >= OLD {
+                return Err(damaged(format!("more than {OLD} that are still in use")));
+            }
+            self.old.push(old);
+        }
+        // The engine waits for it, to let go of the old ones.
+        self.unflushed = true;
+        self.take()
+    }
+
+    /// Whether there is a frame.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.rings.rx.is_ready(&self.rings.memory.theirs) || self.rings.is_over()
+    }
+
+    pub(crate) fn has(&self, frame: &Frame) -> bool {
+        self.rings_of(frame).is_some_and(|rings| rings.has(frame.id.seq, frame.at))
+    }
+
+    pub(crate) fn payload(&self, frame: &Frame) -> &[u8] {
+        self.rings_of(frame).map(|rings| rings.payload(frame.at)).unwrap_or_default()
+    }
+
+    pub(crate) fn answer(&mut self, frame: &Frame, answer: Answer) {
+        if let Some(rings) = self.rings_of_mut(frame)
+            && rings.has(frame.id.seq, frame.at)
+        {
+            rings.answer(frame.id.seq, frame.at, answer);
+            self.unflushed = true;
+            self.drop_drained();
+        }
+    }
+
+    pub(crate) fn hold(&mut self, frame: &Frame) {
+        if let Some(rings) = self.rings_of_mut(frame)
+            && rings.has(frame.id.seq, frame.at)
+        {
+            rings.hold(frame.id.seq, frame.at);
+            self.unflushed = true;
+        }
+    }
+
+    pub(crate) fn answer_upto(&mut self, upto: Seq, answer: Answer) {
+        for rings in &mut self.old {
+            self.unflushed |= rings.answer_upto(upto, answer);
+        }
+        self.unflushed |= self.rings.answer_upto(upto, answer);
+        self.drop_drained();
+    }
+
+    /// Decides about everything that was received.
+    pub(crate) fn answer_all(&mut self, answer: Answer) {
+        self.answer_upto(self.rings.rx.expected().back(1), answer);
+    }
+
+    /// Publishes a message for the engine; returns its first frame.
+    pub(crate) fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+        let Self { rings, socket, oneshot_max, .. } = self;
+        let sent = transmit(rings, socket, *oneshot_max, payload, meta);
+        if sent == Err(Full::Lent) && !rings.told_full {
+            rings.told_full = true;
+            // Full or gone: then the ring stays as it is.
+            let _: Result<Sent, _> = sys::send(socket, &Notice::Full.emit(), &[]);
+        }
+        self.unflushed |= sent.is_ok();
+        sent
+    }
+
+    /// Publishes a replacement for `frame`, in the rings that it is in; returns its first frame.
+    pub(crate) fn send_beside(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+        let Self { rings, old, socket, oneshot_max, .. } = self;
+        let mut all = old.iter_mut().chain([rings]);
+        let rings = all.find(|rings| rings.generation == frame.generation).ok_or(Full::Dead)?;
+        let at = transmit(rings, socket, *oneshot_max, payload, meta)?;
+        self.unflushed = true;
+        Ok(at)
+    }
+
+    /// Whether a frame towards the engine has come back that was not taken back yet.
+    pub(crate) fn is_returned(&self) -> bool {
+        self.all_rings().any(|rings| rings.outbox.is_returned(&rings.memory.theirs)) || self.rings.is_over()
+    }
+
+    pub(crate) fn has_room(&mut self, len: usize) -> bool {
+        self.rings.outbox.has_room(&self.rings.memory.theirs, len)
+    }
+
+    /// Wakes the engine's thread if it waits for what was written.
+    pub(crate) fn flush(&mut self) {
+        if std::mem::take(&mut self.unflushed) && self.ringer.should_ring(&self.page.theirs) {
+            self.stats.wakeups += 1;
+            // Full: there are doorbells enough. Failed or gone: receiving will tell.
+            let _: Result<Sent, _> = sys::send(&self.socket, &Notice::Doorbell.emit(), &[]);
+        }
+    }
+
+    /// Says how far we have read.
+    pub(crate) fn tell_position(&self) {
+        // Relaxed: a statistic for the other side.
+        self.page.own.word(abi::CLIENT_CONSUMED).store(self.rings.rx.expected().0.into(), Ordering::Relaxed);
+    }
+
+    /// Losses since this was last asked.
+    pub(crate) fn overrun(&mut self) -> u64 {
+        // Relaxed: a number that orders nothing.
+        let lost = self.page.theirs.word(abi::ENGINE_LOST).load(Ordering::Relaxed);
+        lost.wrapping_sub(std::mem::replace(&mut self.told, lost))
+    }
+
+    /// Reads what the engine sent over the socket.
+    pub(crate) fn listen(&mut self) -> Result<(), RecvError> {
+        self.post.listen(&self.socket, &mut self.ended)
+    }
+
+    pub(crate) fn stats(&self) -> ConsumerStats {
+        ConsumerStats { oneshots: self.stats.oneshots + self.rings.outbox.oneshots, ..self.stats }
+    }
+
+    /// The page in which we say that we sleep.
+    pub(crate) fn own_page(&self) -> &Words {
+        &self.page.own
+    }
+
+    fn rings_of(&self, frame: &Frame) -> Option<&Rings> {
+        self.all_rings().find(|rings| rings.generation == frame.generation)
+    }
+
+    fn rings_of_mut(&mut self, frame: &Frame) -> Option<&mut Rings> {
+        let all = std::iter::once(&mut self.rings).chain(&mut self.old);
+        all.into_iter().find(|rings| rings.generation == frame.generation)
+    }
+
+    fn all_rings(&self) -> impl Iterator<Item = &Rings> {
+        std::iter::once(&self.rings).chain(&self.old)
+    }
+
+    /// Lets go of rings in which nothing is ours any more.
+    #[inline]
+    fn drop_drained(&mut self) {
+        if !self.old.is_empty() {
+            self.old.retain(Rings::in_use);
+        }
+    }
+}
+
+fn transmit(
+    rings: &mut Rings,
+    socket: &OwnedFd,
+    oneshot_max: u64,
+    payload: &[u8],
+    meta: &Meta,
+) -> Result<u16, Full> {
+    let way = outbox::Way {
+        own: &rings.memory.own,
+        theirs: &rings.memory.theirs,
+        payload: &mut rings.memory.tx_payload,
+        socket,
+        generation: rings.generation,
+        oneshot_max,
+    };
+    rings.outbox.send(way, payload, meta)
+}
+
+/// What the engine sent over the socket and was not used yet.
+#[derive(Debug, Default)]
+struct Post {
+    /// Descriptors that came before the frames they belong to were received.
+    announced: VecDeque<(u16, Seq, u64, OwnedFd)>,
+    /// The memory of larger rings.
+    offers: VecDeque<(Offer, [OwnedFd; 4])>,
+}
+
+impl Post {
+    fn listen(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<(), RecvError> {
+        let mut message = [0; OFFER];
+        // Bounded: an engine that keeps ringing could otherwise keep us here.
+        for _ in 0..NOTICES {
+            match sys::recv_with_fds::<4>(socket, &mut message)? {
+                Received::Message(len, fds) => self.handle(&message[..len], fds)?,
+                Received::Nothing => return Ok(()),
+                Received::End => {
+                    *ended = true;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) -> Result<(), RecvError> {
+        let meaningless = || RecvError::Damaged("a message that has no meaning".into());
+        if let Ok(offer) = Offer::parse(message) {
+            let fds = fds.try_into().map_err(|_| meaningless())?;
+            // An engine offers one generation at a time.
+            if self.offers.len() >= OLD {
+                return Err(meaningless());
+            }
+            self.offers.push_back((offer, fds));
+            return Ok(());
+        }
+        match (Notice::parse(message), fds.into_iter().next()) {
+            (Ok(Notice::Doorbell), _) => {}
+            (Ok(Notice::OneShot { generation, seq, len }), Some(fd)) if self.announced.len() < ANNOUNCED => {
+                self.announced.push_back((generation, seq, len, fd));
+            }
+            _ => return Err(meaningless()),
+        }
+        Ok(())
+    }
+
+    /// The memory of message `which`, which was announced on the socket before it was published.
+    fn memory_of(&mut self, which: (u16, Seq), len: u32) -> Result<Payload, RecvError> {
+        let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {}: {what}", which.1));
+        let index = self.announced.iter().position(|(generation, seq, ..)| (*generation, *seq) == which);
+        let announced = index.and_then(|i| self.announced.remove(i));
+        let (.., told, fd) = announced.ok_or_else(|| damaged("no descriptor came with it"))?;
+        let (seals, size) = sys::sealed(fd.as_fd()).map_err(|_| damaged("no memfd"))?;
+        // It could otherwise shrink or change while it is read.
+        if !seals.contains(sys::FROZEN) || told != u64::from(len) || size < told || len == 0 {
+            return Err(damaged("seals or size are not what they should be"));
+        }
+        Ok(Payload::map_once(fd.as_fd(), len as usize, Access::Lent)?)
+    }
+}

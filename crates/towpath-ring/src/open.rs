@@ -1,0 +1,97 @@
+//! Making a channel: the memory of every lane, handed to a client that may attach.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::Seq;
+use crate::abi::{self, VERSION};
+use crate::channel::{Channel, Demands};
+use crate::endpoint::Config;
+use crate::gap::Gaps;
+use crate::grow::Growing;
+use crate::header::Credentials;
+use crate::hello::{Hello, Offer, Reply, Terms, Welcome};
+use crate::inbox::Inbox;
+use crate::life::Life;
+use crate::limits::Share;
+use crate::park::{Answered, Ringer, Sleeper};
+use crate::rings::{First, Rings};
+use crate::stats::ChannelStats;
+use crate::sys::{self, Sent};
+
+/// Numbers of a lane that is new.
+const NEW: First = First { generation: 0, rx: Seq::FIRST, tx: Seq::FIRST };
+
+/// Makes the memory of each lane, seals it and hands it over. The lanes of a group's listener share its `area`.
+pub(crate) fn open(
+    config: &Config,
+    socket: &OwnedFd,
+    peer: Credentials,
+    hello: &Hello,
+    share: Share,
+    area: Option<BorrowedFd<'_>>,
+) -> std::io::Result<Channel> {
+    let layout = config.layout();
+    let made = (0..config.lanes).map(|_| Rings::make(config, layout, NEW, area));
+    let made = made.collect::<std::io::Result<Vec<_>>>()?;
+    let mut sockets = vec![socket.try_clone()?];
+
+    let terms = Terms { layout, lanes: config.lanes, oneshot_max: config.oneshot_max, fences: hello.fences };
+    let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
+    let mut memory = made.iter().map(|(.., memory)| memory);
+    // The first lane comes with the welcome, and its socket is the one that is there.
+    let first = memory.next().ok_or(std::io::ErrorKind::InvalidInput)?;
+    hand_over(socket, &welcome.emit(), &first.fds())?;
+    for (lane, memory) in (1..).zip(memory) {
+        let (ours, theirs) = sys::pair()?;
+        let mut fds = memory.fds().to_vec();
+        fds.push(theirs.as_fd());
+        hand_over(socket, &Offer { lane, generation: 0, layout }.emit(), &fds)?;
+        sockets.push(ours);
+    }
+
+    let answered = Answered::default();
+    let life = Life::new(sockets.into(), peer, hello.name.clone(), share);
+    let life = Arc::new(life);
+    let demands = Demands {
+        violations_max: config.violations_max,
+        overdue_max: config.overdue_max,
+        oneshot_max: config.oneshot_max,
+        messages: config.messages,
+        shared: area.is_some(),
+    };
+    let mut lanes = Vec::with_capacity(made.len());
+    for (lane, (rings, page, _)) in (0..).zip(made) {
+        let socket = life.socket(lane).try_clone()?;
+        lanes.push(Channel {
+            lane,
+            page,
+            rings,
+            inbox: Inbox::new(socket, config.limits.descriptors, config.oneshot_max),
+            sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, hello.fences),
+            ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP, hello.fences, answered.clone()),
+            oneshots: Vec::new(),
+            demands,
+            dump: None,
+            gaps: Gaps::new(hello.gaps),
+            checked: 0,
+            stats: ChannelStats::default(),
+            old: None,
+            growing: if area.is_some() { None } else { Growing::new(config) },
+            others: Vec::new(),
+            life: life.clone(),
+        });
+    }
+    let others = lanes.split_off(1);
+    let mut channel = lanes.pop().ok_or(std::io::ErrorKind::InvalidInput)?;
+    channel.others = others;
+    Ok(channel)
+}
+
+fn hand_over(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    match sys::send(socket, message, fds)? {
+        Sent::Yes => Ok(()),
+        // What a client is sent before it has said anything more finds room, or it is not a client.
+        Sent::Full | Sent::Gone => Err(std::io::ErrorKind::BrokenPipe.into()),
+    }
+}

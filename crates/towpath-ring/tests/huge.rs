@@ -1,0 +1,99 @@
+//! The payload that only an engine writes may be in huge pages; when there are none, ordinary ones do.
+
+mod world;
+
+use std::fs;
+
+use towpath_ring::{Config, Consumer, Geometry, Group, Growth, Meta, Verdict};
+use world::{assert_conserved, message, pair};
+
+const PAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+/// Huge pages of the system, for as long as this lives.
+struct HugePages(String);
+
+impl HugePages {
+    /// None, and a line that says why, when this system gives none.
+    fn reserve(more: u32) -> Option<Self> {
+        let before = fs::read_to_string(PAGES).unwrap_or_default();
+        let wanted = before.trim().parse::<u32>().unwrap_or(0) + more;
+        let set = fs::write(PAGES, wanted.to_string());
+        let has = fs::read_to_string(PAGES).unwrap_or_default().trim().parse() == Ok(wanted);
+        let reserved = Self(before);
+        if set.is_err() || !has {
+            println!("not tested: {PAGES} cannot be set to {wanted}");
+            return None;
+        }
+        Some(reserved)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(PAGES, self.0.trim());
+    }
+}
+
+fn config(kib: u32, huge_pages: bool) -> Config {
+    let rx = Geometry::with(kib << 10, 1024).expect("a geometry");
+    Config { rx, huge_pages, deadline: None, ..Config::default() }
+}
+
+fn round(channel: &mut towpath_ring::Channel, client: &mut Consumer) {
+    for n in 0..300 {
+        let bytes = message(n, 20_000);
+        channel.send(&bytes, &Meta::default()).expect("room");
+        let frame = client.try_recv().expect("received").expect("a frame");
+        assert!(client.payload(&frame) == bytes);
+        client.replace(frame, &bytes).expect("replaced");
+        channel.poll_verdicts(0, |_, d| assert!(d.replacement == Some(&bytes[..])));
+    }
+    assert_conserved(channel);
+}
+
+#[test]
+fn only_areas_that_consist_of_them_and_only_if_wanted() {
+    // The system's own may be there or not: these must not be taken either way.
+    for (kib, wanted) in [(1024, true), (2048 + 64, true), (4096, false)] {
+        let (_world, mut channel, mut client) = pair(config(kib, wanted));
+        assert!(!channel.stats().huge_pages);
+        round(&mut channel, &mut client);
+    }
+}
+
+#[test]
+fn huge_pages_are_taken_while_there_are_some() {
+    // Without any, the same configuration works.
+    if fs::read_to_string(PAGES).is_ok_and(|n| n.trim() == "0") {
+        let (_world, mut channel, mut client) = pair(config(4096, true));
+        assert!(!channel.stats().huge_pages);
+        round(&mut channel, &mut client);
+    }
+    let Some(_pages) = HugePages::reserve(4) else { return };
+    let (_world, mut channel, mut client) = pair(config(4096, true));
+    assert!(channel.stats().huge_pages);
+    round(&mut channel, &mut client);
+    drop((channel, client));
+
+    // A ring that grows into them, and beyond what there is.
+    let growth = Some(Growth { max_bytes: 16 << 20, after: 1 });
+    let (_world, mut channel, mut client) = pair(Config { growth, ..config(1024, true) });
+    let mut seen = Vec::new();
+    for _ in 0..8 {
+        while channel.send(&[7; 1000], &Meta::default()).is_ok() {}
+        while let Some(frame) = client.try_recv().expect("received") {
+            assert_eq!(client.payload(&frame), [7; 1000]);
+            client.verdict(frame, Verdict::Pass);
+        }
+        channel.poll_verdicts(0, |_, _| {});
+        channel.poll_verdicts(0, |_, _| {});
+        seen.push((channel.geometry().bytes() >> 20, channel.stats().huge_pages));
+    }
+    assert!(seen.contains(&(2, true)) || seen.contains(&(4, true)), "{seen:?}");
+    assert_eq!(seen.last(), Some(&(16, false)), "{seen:?}");
+    drop((channel, client));
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let group = Group::bind(directory.path().join("g"), config(2048, true)).expect("a group");
+    assert!(group.stats().huge_pages);
+}
