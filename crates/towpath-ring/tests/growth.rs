@@ -125,19 +125,14 @@ fn both_directions_grow_and_stay_in_order() {
         let (_world, mut channel, mut client) = pair(config(8, 1024, 100));
         channel.send(&message(1, 30_000), &Meta::default()).expect("room");
         assert_eq!((channel.stats().grown, channel.stats().oneshots), (1, 0));
-        // Eight frames towards the engine, then it is full and says so.
+        // Eight frames towards the engine, and sixteen in the larger ring; then that is full, and says so.
         let mut sent = 0_u32;
         while client.try_send(&message(sent + 1, 900), &Meta::default()).is_ok() {
             sent += 1;
         }
-        assert_eq!(sent, 8);
-        // The client comes to the new rings by receiving.
+        assert_eq!(sent, 8 + 16);
         let frame = client.try_recv().expect("received").expect("a frame");
         assert!(client.payload(&frame) == message(1, 30_000));
-        while client.try_send(&message(sent + 1, 900), &Meta::default()).is_ok() {
-            sent += 1;
-        }
-        assert_eq!(sent, 8 + 16);
         let mut got = 0;
         while channel.poll_messages(|_, payload| {
             got += 1;
@@ -152,6 +147,37 @@ fn both_directions_grow_and_stay_in_order() {
         assert_eq!(channel.stats().grown, 2);
         assert_eq!(channel.stats().violations, 0);
         assert_conserved(&channel);
+    });
+}
+
+/// It sends without ever receiving.
+#[test]
+fn a_client_that_waits_for_room_goes_on_in_larger_rings() {
+    world::each_first(|| {
+        let (_world, mut channel, mut client) = pair(config(8, 1024, 100));
+        let sender = std::thread::spawn(move || {
+            for n in 1..=500 {
+                client.send(&message(n, 900), &Meta::default()).expect("sent");
+            }
+            client.flush();
+            client
+        });
+        let mut got = 0;
+        while got < 500 {
+            let found = channel.poll_messages(|_, payload| {
+                got += 1;
+                assert!(payload == message(got, 900), "message {got}");
+            });
+            if found == 0 {
+                channel.poll_verdicts(0, |_, _| {});
+                channel.wait(Some(world::PATIENCE)).expect("wait");
+                assert!(!channel.is_dead());
+            }
+        }
+        let stats = channel.stats();
+        assert!(stats.grown >= 1, "{stats:?}");
+        assert_eq!(stats.violations, 0);
+        drop(sender.join().expect("the sender"));
     });
 }
 

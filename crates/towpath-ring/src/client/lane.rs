@@ -69,15 +69,28 @@ impl Lane {
     /// The next frame, if it is there.
     #[inline]
     pub(crate) fn take(&mut self) -> Result<Option<Frame>, RecvError> {
+        // Bounded: an engine that offers rings without end could otherwise keep us here.
+        for _ in 0..OLD {
+            if let Some(frame) = self.next()? {
+                return Ok(Some(frame));
+            }
+            if !self.rings.is_over() {
+                return Ok(None);
+            }
+            self.move_on()?;
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<Option<Frame>, RecvError> {
         let Self { rings, post, socket, ended, .. } = self;
         let generation = rings.generation;
         let found = rings.next(|seq, header| {
             post.listen(socket, ended)?;
             post.memory_of((generation, seq), header.len)
         })?;
-        let Some(Found { seq, at, header }) = found else {
-            return if rings.is_over() { self.move_on() } else { Ok(None) };
-        };
+        let Some(Found { seq, at, header }) = found else { return Ok(None) };
         self.stats.received += 1;
         self.stats.lost += u64::from(header.lost);
         Ok(Some(Frame { id: FrameId { lane: self.number, seq }, generation, at, header }))
@@ -85,7 +98,7 @@ impl Lane {
 
     /// Goes over to the lane's next rings, where the next message is.
     #[cold]
-    fn move_on(&mut self) -> Result<Option<Frame>, RecvError> {
+    fn move_on(&mut self) -> Result<(), RecvError> {
         let damaged =
             |what: String| RecvError::Damaged(format!("larger rings for lane {}: {what}", self.number));
         self.post.listen(&self.socket, &mut self.ended)?;
@@ -109,7 +122,8 @@ impl Lane {
         }
         // The engine waits for it, to let go of the old ones.
         self.unflushed = true;
-        self.take()
+        self.flush();
+        Ok(())
     }
 
     /// Whether there is a frame.
@@ -159,8 +173,13 @@ impl Lane {
 
     /// Publishes a message for the engine; returns its first frame.
     pub(crate) fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
-        let Self { rings, socket, oneshot_max, .. } = self;
-        let sent = transmit(rings, socket, *oneshot_max, payload, meta);
+        let mut sent = transmit(&mut self.rings, &self.socket, self.oneshot_max, payload, meta);
+        if sent == Err(Full::Lent) && self.rings.is_over() {
+            // There is room where the engine went on, and we need not wait for a message to go there.
+            self.move_on().map_err(|_| Full::Dead)?;
+            sent = transmit(&mut self.rings, &self.socket, self.oneshot_max, payload, meta);
+        }
+        let Self { rings, socket, .. } = self;
         if sent == Err(Full::Lent) && !rings.told_full {
             rings.told_full = true;
             // Full or gone: then the ring stays as it is.
