@@ -3,13 +3,14 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use towpath_gate::Time;
+use anyhow::{Result, bail, ensure};
+use towpath_gate::gate::{Dir, Ports, Step, Walk};
 use towpath_gate::packet::Link;
+use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{
     Ends, Flow, Hit, Install, Installed, Lookup, Name, Pages, RuleId, Segment, Settings, States,
 };
-use towpath_gate::wire;
+use towpath_gate::{Gate, Time, wire};
 
 /// Packets of a burst.
 pub(crate) const BURST: usize = 32;
@@ -214,13 +215,75 @@ impl Load {
     }
 }
 
+/// A gate with twenty rules, states first, and as many flows as have a frame each.
+pub(crate) struct RulesLoad {
+    gate: Gate,
+    frames: Vec<Vec<u8>>,
+    now: Time,
+    random: Random,
+}
+
+impl RulesLoad {
+    pub(crate) fn new(flows: u32) -> Result<Self> {
+        let mut text = "add check-state\n".to_owned();
+        for n in 1..=18 {
+            text += &format!("add deny tcp from 10.{n}.0.0/16 to any {n}\n");
+        }
+        text += "add allow udp from any to any keep-state\n";
+        let Ok(rules) = Ruleset::parse("bench", &text).ruleset else { bail!("the rules do not parse") };
+        let settings = Settings { dyn_udp_lifetime: 100_000, ..Settings::default() };
+        let gate = Gate::new(rules, Ports::new(), settings, 0x5eed);
+        let frames = frames(Family::V4, flows);
+        let mut load = Self { gate, frames, now: START, random: Random(0x9e37_79b9_7f4a_7c15) };
+        (0..load.frames.len()).for_each(|at| _ = load.burst([at; BURST]));
+        ensure!(load.gate.states().len() == flows as usize, "not every flow has a state");
+        Ok(load)
+    }
+
+    /// Packets per second.
+    pub(crate) fn rate(&mut self, time: Duration) -> Result<f64> {
+        let start = Instant::now();
+        let (mut packets, mut passed) = (0_u64, 0_u64);
+        loop {
+            for _ in 0..BURSTS {
+                let flows = self.frames.len() as u32;
+                let at = std::array::from_fn(|_| self.random.below(flows) as usize);
+                passed += self.burst(at);
+                packets += BURST as u64;
+            }
+            let took = start.elapsed();
+            if took >= time {
+                ensure!(passed == packets, "of {packets} packets only {passed} passed");
+                return Ok(packets as f64 / took.as_secs_f64());
+            }
+        }
+    }
+
+    /// One burst of these frames; how many packets passed.
+    fn burst(&mut self, at: [usize; BURST]) -> u64 {
+        self.now = self.now + Duration::from_micros(1);
+        let mut passed = 0;
+        for at in at {
+            let frame = &self.frames[at];
+            let parsed = wire::parse(Link::Ethernet, frame, frame.len() as u32);
+            let Ok(packet) = &parsed else { continue };
+            let mut walk = Walk::new(Dir::In, None, None);
+            passed += u64::from(self.gate.walk(&mut walk, packet, self.now) == Step::Pass);
+        }
+        self.gate.expire(self.now, 0);
+        passed
+    }
+}
+
 fn found(hits: &[Option<Hit>]) -> u64 {
     hits.iter().filter(|hit| hit.is_some()).count() as u64
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn parsed(frame: &[u8]) -> Option<(Flow, Segment)> {
-    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).ok()?;
+    // Borrowed, not moved: a packet is a cache line and more.
+    let parsed = wire::parse(Link::Ethernet, frame, frame.len() as u32);
+    let Ok(packet) = &parsed else { return None };
     Some((packet.flow()?, packet.segment()))
 }
 

@@ -103,6 +103,10 @@ struct Gate {
     /// Only the bars whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+
+    /// Measure every size from 64 to 5,000,000 flows, plot it into this file, and do nothing else
+    #[arg(long, value_name = "FILE")]
+    svg: Option<std::path::PathBuf>,
 }
 
 /// Instructions of a packet's path through the gate, beside those that are kept (needs valgrind)
@@ -203,7 +207,10 @@ enum Role {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ring(args) => subject::ring::run(args.json, args.seconds, args.reps, args.only.as_deref()),
-        Command::Gate(args) => subject::gate::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        Command::Gate(args) => match &args.svg {
+            Some(path) => subject::sweep::run(path, args.seconds).map(|()| true),
+            None => subject::gate::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        },
         Command::Instructions(args) => subject::instructions::run(args.json, args.write),
         Command::Replay(args) => subject::replay::run(args.json),
         Command::Mux(args) => match &args.svg {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use towpath_gate::state::Pages;
 
 use crate::bar::{Bar, Better, Report};
-use crate::flows::{BURST, Family, Load, Work};
+use crate::flows::{BURST, Family, Load, RulesLoad, Work};
 use crate::memory;
 use crate::peer::{Skipped, maps};
 use crate::pin::{self, Cpus};
@@ -101,6 +101,11 @@ fn cases() -> Vec<Case> {
         Case::new("full path at 2k, bursts, over 50 M/s", |name, s| {
             let mut load = load(s, Family::V4, FEW)?;
             beside(name, s, 1.0, |s| load.rate(Work::FullPath, true, s.time), |_| Ok(50e6))
+        }),
+        Case::new("full path at 2k with 20 rules, states first, over 30 M/s", |name, s| {
+            pin::to(s.cpus.engine)?;
+            let mut load = RulesLoad::new(FEW)?;
+            beside(name, s, 1.0, |s| load.rate(s.time), |_| Ok(30e6))
         }),
         Case::new("p99.9 of a burst while 1M grow to 8M", growth),
         Case::new("lookups at 1M beside 1M/s installs and ends", churn),

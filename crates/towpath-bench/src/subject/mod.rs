@@ -7,3 +7,4 @@ pub(crate) mod mux;
 pub(crate) mod replay;
 pub(crate) mod ring;
 pub(crate) mod send;
+pub(crate) mod sweep;
