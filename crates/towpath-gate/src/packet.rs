@@ -24,6 +24,8 @@ pub enum Link {
 
 /// The addresses of the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+// With C's layout addresses begin at a multiple of four, and are moved as words.
+#[repr(C)]
 pub enum Addresses {
     /// Not an IP packet.
     None,

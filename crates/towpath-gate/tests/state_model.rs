@@ -58,7 +58,7 @@ fn what_settings_leave_behind() {
         tenant: 0,
     };
     let packet = Segment::default();
-    let limit = |max| Install { limit: Some(Limit { mask: LimitMask::DST_ADDR, max }), ..Install::default() };
+    let limit = |max| Install { limit: Some(Limit::new(LimitMask::DST_ADDR, max)), ..Install::default() };
     // A parent whose time is over with the install that asks for it, and room for no other.
     ops.extend([
         Op::Install(udp, Name::DEFAULT, packet, RuleId(0), limit(1)),

@@ -282,7 +282,7 @@ impl World {
     }
 
     fn limit(&mut self, flow: Flow, rule: u32, mask: LimitMask, max: u32) -> Result<Installed, Refused> {
-        self.install(flow, rule, Install { limit: Some(Limit { mask, max }), ..Install::default() })
+        self.install(flow, rule, Install { limit: Some(Limit::new(mask, max)), ..Install::default() })
     }
 
     fn find(&mut self, flow: Flow, lookup: Lookup) -> Option<(u32, Direction)> {

@@ -76,7 +76,7 @@ fn threads_that_install_the_same_flows_make_each_once() {
 #[test]
 fn limits_are_never_overstepped() {
     let states = States::new(Settings::default(), 1);
-    let limit = Some(Limit { mask: LimitMask::DST_ADDR, max: 100 });
+    let limit = Some(Limit::new(LimitMask::DST_ADDR, 100));
     let limited = Install { limit, ..Install::default() };
     let new = threads(&states, |n, states| {
         let flows = (0..1000).map(|i| flow(i * THREADS as u32 + n as u32));
@@ -93,7 +93,7 @@ fn limits_are_never_overstepped() {
 fn a_limit_of_one_flow_is_not_reached_by_its_own_packets() {
     // Threads that lose the race to make a state give back what they had reserved.
     let states = States::new(Settings::default(), 1);
-    let limit = Some(Limit { mask: LimitMask::SRC_ADDR, max: THREADS as u32 });
+    let limit = Some(Limit::new(LimitMask::SRC_ADDR, THREADS as u32));
     let limited = Install { limit, ..Install::default() };
     threads(&states, |_, states| {
         (0..2000).for_each(|i| assert!(install(states, &flow(i), &limited, NOW).is_ok()));

@@ -129,6 +129,17 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) replies: Option<PathBuf>,
 
+    /// Begin with the states that an earlier run wrote with --states-out
+    ///
+    /// States of rules that are not in the rule file belong to a hidden rule that allows. Their time goes on from the
+    /// first packet.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) states_in: Option<PathBuf>,
+
+    /// Write the states that are left at the end
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) states_out: Option<PathBuf>,
+
     /// Serve `towpath ctl` on a Unix socket at PATH, for this user and root
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) control: Option<PathBuf>,

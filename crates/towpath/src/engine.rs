@@ -25,7 +25,7 @@ mod view;
 
 use std::collections::VecDeque;
 
-use towpath_gate::gate::{Dir, Edits, PortId, Walk};
+use towpath_gate::gate::{BadSnapshot, Dir, Edits, PortId, Walk, check_snapshot};
 use towpath_gate::packet::Link;
 use towpath_gate::reassembly::{Added, Reassembler};
 use towpath_gate::wire::{self, checksum};
@@ -153,6 +153,8 @@ pub struct Engine<E: Edge> {
     /// Wall-clock time when the engine last looked.
     wall: u64,
     started: Option<Time>,
+    /// States that the first packet is to find.
+    snapshot: Option<Vec<u8>>,
 }
 
 /// What came of offering a packet to a queue.
@@ -214,7 +216,23 @@ impl<E: Edge> Engine<E> {
             clock: Time::default(),
             wall: 0,
             started: None,
+            snapshot: None,
         }
+    }
+
+    /// Has the first packet find the states of this snapshot ([`Gate::snapshot`]), whose time goes on with it.
+    ///
+    /// # Errors
+    /// The snapshot is not whole and right.
+    pub fn begin_with(&mut self, snapshot: Vec<u8>) -> Result<(), BadSnapshot> {
+        check_snapshot(&snapshot)?;
+        self.snapshot = Some(snapshot);
+        Ok(())
+    }
+
+    /// Gives the states that there are, in pieces, for a file.
+    pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
+        self.gate.snapshot(self.clock, piece);
     }
 
     /// Takes a burst of packets. When it returns, each is decided or an inspector has it.
@@ -318,6 +336,10 @@ impl<E: Edge> Engine<E> {
         self.totals.bytes += u64::from(meta.wire_len);
         self.clock = self.clock.max(Time::from_nanos(meta.time));
         self.started.get_or_insert(self.clock);
+        if let Some(snapshot) = self.snapshot.take() {
+            // It was looked at before; states without room are refused, and counted as such.
+            let _ = self.gate.restore(&snapshot, self.clock);
+        }
         // Borrowed, not moved: a packet is a cache line and more.
         let parsed = wire::parse(meta.link, frame, meta.wire_len);
         let Ok(packet) = &parsed else {

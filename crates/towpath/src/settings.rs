@@ -17,7 +17,7 @@ pub struct Settings {
 }
 
 /// The gate's own, by name.
-const GATE: [&str; 3] = ["deny_unknown_exthdrs", "verbose_limit", "related"];
+const GATE: [&str; 4] = ["deny_unknown_exthdrs", "verbose_limit", "related", "fragments"];
 
 /// What can only be read.
 const READ_ONLY: [&str; 4] = ["default_rule", "static_count", "tables_count", "default_to_accept"];
@@ -54,6 +54,7 @@ impl Settings {
         match name {
             "deny_unknown_exthdrs" => self.gate.deny_unknown_exthdrs = switch?,
             "related" => self.gate.related = switch?,
+            "fragments" => self.gate.fragments = switch?,
             _ => {
                 let takes = "0 to 4294967295";
                 self.gate.verbose_limit =
@@ -69,6 +70,7 @@ impl Settings {
         rows.push(("deny_unknown_exthdrs", self.gate.deny_unknown_exthdrs.into()));
         rows.push(("verbose_limit", self.gate.verbose_limit.into()));
         rows.push(("related", self.gate.related.into()));
+        rows.push(("fragments", self.gate.fragments.into()));
         rows
     }
 }

@@ -67,7 +67,7 @@ impl Count {
 
 /// The counts of one walker, beside the rules that it goes by.
 pub(super) struct Counts {
-    program: Arc<Program>,
+    pub(super) program: Arc<Program>,
     counts: Box<[Count]>,
 }
 

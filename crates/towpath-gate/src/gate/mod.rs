@@ -34,6 +34,7 @@ mod program;
 mod reload;
 mod reply;
 mod run;
+mod snapshot;
 mod walk;
 mod walker;
 mod written;
@@ -48,8 +49,9 @@ pub use log::{Logged, PacketLog};
 pub use port::{PortId, Ports, Route, Routes};
 pub use reload::{Diff, StatePolicy};
 pub use reply::{Limit, REPLIES_PER_SECOND, Silent};
+pub use snapshot::{BadSnapshot, Restored, SNAPSHOT_VERSION, check_snapshot};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};
-pub use walker::Walker;
+pub use walker::{PREFETCH, Walker};
 pub use written::{BadPacket, Written};
 
 use self::counts::Counter;
@@ -101,11 +103,14 @@ pub struct Settings {
     pub verbose_limit: u32,
     /// An ICMP error about a packet of a flow with a state goes the state's way, as its own packets do.
     pub related: bool,
+    /// A later fragment goes the way of its flow's state too, by the ports that the first fragment had (virtual
+    /// reassembly). Off, it has no ports, as in ipfw.
+    pub fragments: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { deny_unknown_exthdrs: true, verbose_limit: 0, related: true }
+        Self { deny_unknown_exthdrs: true, verbose_limit: 0, related: true, fragments: true }
     }
 }
 
@@ -214,7 +219,9 @@ impl Gate {
                     _ => None,
                 },
             ];
-            for name in names.into_iter().flatten() {
+            let limit = rule.state.as_ref().and_then(|state| state.limit.as_ref());
+            let shared = limit.and_then(|limit| limit.shared.clone()).map(StateName::Named);
+            for name in names.into_iter().flatten().chain(&shared) {
                 intern(name, &mut self.flow_names, &mut self.names);
             }
         }

@@ -289,11 +289,13 @@ impl Ids {
 }
 
 fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
-    let limit = state.limit.map(|limit| {
+    let limit = state.limit.as_ref().map(|limit| {
+        let net = |net: Option<(u8, u8)>| net.unwrap_or((32, 128));
+        let (src, dst) = (net(limit.src_net), net(limit.dst_net));
         let fields = [
-            (limit.src_addr, LimitMask::SRC_ADDR),
+            (limit.src_addr, LimitMask::src_net(src.0, src.1)),
             (limit.src_port, LimitMask::SRC_PORT),
-            (limit.dst_addr, LimitMask::DST_ADDR),
+            (limit.dst_addr, LimitMask::dst_net(dst.0, dst.1)),
             (limit.dst_port, LimitMask::DST_PORT),
         ];
         let mask =
@@ -302,12 +304,13 @@ fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
             Arg::Number(max) => max,
             Arg::Tablearg => 0,
         };
-        Limit { mask, max }
+        let shared = limit.shared.as_ref().map(|name| names.flow(&StateName::Named(name.clone())));
+        Limit { mask, max, per_second: limit.per_second, shared }
     });
     Installs {
         name: names.flow(&state.name),
         install: Install { limit, lifetime: state.lifetime, tracking: state.tracking },
-        limit_tablearg: state.limit.is_some_and(|limit| limit.max == Arg::Tablearg),
+        limit_tablearg: state.limit.as_ref().is_some_and(|limit| limit.max == Arg::Tablearg),
     }
 }
 

@@ -179,6 +179,7 @@ impl Gate {
     /// Lets go what no walker goes by any more, with the states that were made by it meanwhile.
     pub(super) fn let_leave(&mut self) {
         let Self { shared, walker, leaving, .. } = self;
+        let before = leaving.len();
         leaving.retain_mut(|leaving| {
             if !shared.seats.held(leaving.version) {
                 leaving.live = None;
@@ -194,6 +195,9 @@ impl Gate {
             }
             leaving.live.is_some() || !leaving.rules.is_empty()
         });
+        if leaving.len() == before {
+            return;
+        }
         let ids: HashSet<RuleId> = self.rules.iter().chain(&self.hidden).map(|(id, _)| *id).collect();
         self.shared.seats.forget(|id| ids.contains(&id));
     }
@@ -342,7 +346,7 @@ impl Gate {
     }
 }
 
-fn same(rule: &Rule) -> (u32, u8, String) {
+pub(super) fn same(rule: &Rule) -> (u32, u8, String) {
     (rule.number, rule.set, rule.to_string())
 }
 

@@ -156,12 +156,29 @@ impl Walker {
             Lookup::Named(name) => Memo::Named(name),
         };
         let flow = flow_of(packet, walk)?;
-        let hit = match self.states.lookup(&flow, lookup, &packet.segment(), now) {
+        let fragment = if packet.fragment == Fragment::Whole { None } else { self.fragment_of(packet) };
+        let hit = match (packet.fragment, fragment) {
+            (Fragment::Later, Some(id)) => {
+                self.states.lookup_fragment(&flow, id, lookup, packet.counted_bytes(), now)
+            }
+            _ => None,
+        };
+        let hit = hit.or_else(|| self.states.lookup(&flow, lookup, &packet.segment(), now));
+        let hit = match hit {
             Some(hit) => hit,
             None => self.states.lookup_related(&self.live.quoted_by(packet, walk)?, lookup, now)?,
         };
+        if let (Fragment::First, Some(id)) = (packet.fragment, fragment) {
+            self.states.note_fragment(&flow, id, now);
+        }
         walk.answers = (hit.direction == Direction::Reverse).then_some(hit.rule);
         self.live.program.position_of(hit.rule)
+    }
+
+    /// The identification of a fragment's datagram, if later fragments go by it.
+    #[cold]
+    fn fragment_of(&self, packet: &Packet<'_>) -> Option<u32> {
+        packet.fragment_id().filter(|_| self.live.settings.fragments)
     }
 
     /// Makes the state that a rule with a state option asks for.
@@ -183,6 +200,12 @@ impl Walker {
         }
         install.lifetime = install.lifetime.or(walk.lifetime);
         let made = self.states.install(&flow, name, &packet.segment(), rule.id, &install, now);
+        if made.is_ok()
+            && packet.fragment == Fragment::First
+            && let Some(id) = self.fragment_of(packet)
+        {
+            self.states.note_fragment(&flow, id, now);
+        }
         made.map(drop).map_err(DropReason::NoState)
     }
 

@@ -263,6 +263,7 @@ impl DropReason {
             Self::Deny => "deny",
             Self::NoState(Refused::Full) => "states full",
             Self::NoState(Refused::OverLimit) => "over limit",
+            Self::NoState(Refused::OverRate) => "over rate",
             Self::NoState(Refused::ParentsFull) => "limits full",
             Self::NoState(Refused::OverSource) => "source over its share",
             Self::NoState(Refused::Invalid) => "invalid for its state",

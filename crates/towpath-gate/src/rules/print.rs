@@ -164,17 +164,23 @@ impl Display for StateOption {
             (None, false) => f.write_str("record-state")?,
             (Some(limit), probe) => {
                 f.write_str(if probe { "limit" } else { "set-limit" })?;
-                for (asked, word) in [
-                    (limit.src_addr, "src-addr"),
-                    (limit.src_port, "src-port"),
-                    (limit.dst_addr, "dst-addr"),
-                    (limit.dst_port, "dst-port"),
+                for (asked, word, net) in [
+                    (limit.src_addr, "src-addr", limit.src_net),
+                    (limit.src_port, "src-port", None),
+                    (limit.dst_addr, "dst-addr", limit.dst_net),
+                    (limit.dst_port, "dst-port", None),
                 ] {
                     if asked {
                         write!(f, " {word}")?;
                     }
+                    if let Some((v4, v6)) = net {
+                        write!(f, "/{v4}/{v6}")?;
+                    }
                 }
-                write!(f, " {}", limit.max)?;
+                write!(f, " {}{}", limit.max, if limit.per_second { "/second" } else { "" })?;
+                if let Some(name) = &limit.shared {
+                    write!(f, " shared {name}")?;
+                }
             }
         }
         write!(f, " {}", self.name)?;

@@ -223,11 +223,15 @@ pub struct StateOption {
     pub tracking: Tracking,
 }
 
-/// `limit src-addr 4`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// `limit src-addr 4`, `limit src-addr/24/64 100/second shared web`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     /// Flows with the same source address share one count.
     pub src_addr: bool,
+    /// So many bits of it, of IPv4 and of IPv6; `None` is all.
+    pub src_net: Option<(u8, u8)>,
+    /// So many bits of the destination address.
+    pub dst_net: Option<(u8, u8)>,
     /// Same source port.
     pub src_port: bool,
     /// Same destination address.
@@ -236,4 +240,8 @@ pub struct Limit {
     pub dst_port: bool,
     /// Most states.
     pub max: Arg,
+    /// Most that are made in a second, and not most that there are.
+    pub per_second: bool,
+    /// Counted together with other rules' of this name.
+    pub shared: Option<Box<str>>,
 }

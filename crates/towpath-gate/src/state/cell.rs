@@ -162,6 +162,18 @@ impl<'a, const N: usize> Cell<'a, N> {
         self.0.word(Self::CLOCK).fetch_and(!SEEN, Ordering::Relaxed);
     }
 
+    /// What was seen, of any protocol.
+    pub(super) fn seen(self) -> u64 {
+        self.clock() & SEEN
+    }
+
+    /// Sets what packets made of another state once.
+    pub(super) fn restore(self, end: Time, seen: u64, acks: [u32; 2]) {
+        // Relaxed, as in refresh_tcp(). A packet that comes in between is as if it had come before.
+        self.0.word(Self::ACKS).store(u64::from(acks[0]) | u64::from(acks[1]) << 32, Ordering::Relaxed);
+        self.0.word(Self::CLOCK).store(stamp(end) | seen & SEEN, Ordering::Relaxed);
+    }
+
     pub(super) fn parent(self) -> u32 {
         (self.0.word(Self::KEEP).load(Ordering::Relaxed) >> 32) as u32
     }
@@ -275,15 +287,18 @@ impl<'a, const N: usize> Cell<'a, N> {
         })
     }
 
-    fn lifetime(self) -> Option<u32> {
+    #[inline]
+    pub(super) fn lifetime(self) -> Option<u32> {
         let keep = self.0.word(Self::KEEP).load(Ordering::Relaxed) & NO_LIFETIME;
         (keep != NO_LIFETIME).then_some(keep as u32)
     }
 
+    #[inline]
     fn clock(self) -> u64 {
         self.0.word(Self::CLOCK).load(Ordering::Relaxed)
     }
 
+    #[inline]
     fn tcp_of(self, clock: u64, acks: u64) -> Tcp {
         let seen = clock & 7 | (clock >> 3 & 7) << 8 | (clock >> 6 & 3) << 16;
         Tcp { seen: seen as u32, ack: [acks as u32, (acks >> 32) as u32] }

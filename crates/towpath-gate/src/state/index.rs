@@ -390,10 +390,17 @@ fn find(line: &Line, tag: u16, is: impl Fn(u32) -> bool) -> Option<(usize, u32)>
     None
 }
 
-/// The slot of the first entry with this tag.
+/// The slot of some entry with this tag. In which of the words it is cannot be predicted, so nothing depends on that.
 #[inline(always)]
 fn guess(line: &Line, tag: u16) -> Option<u32> {
-    find(line, tag, |_| true).map(|(_, slot)| slot)
+    let lanes: [u64; TAG_WORDS] = std::array::from_fn(|at| lanes_with(line, at, tag));
+    // The lane's number times 16, and the word's added to it.
+    let all = lanes[0] >> 15 | lanes[1] >> 14 | lanes[2] >> 13;
+    if all == 0 {
+        return None;
+    }
+    let bit = all.trailing_zeros() as usize;
+    Some(slot(line, bit % 16 * LANES + bit / 16 - FIRST_LANE))
 }
 
 /// The top bits of the lanes of word `at` that hold exactly `tag`.

@@ -101,17 +101,7 @@ impl Unpack for Key6 {
 
 /// The flow that a limit counts by: fields outside the mask are zero, the packet's direction stays.
 pub(super) fn masked(flow: &Flow, mask: LimitMask) -> Flow {
-    let ends = match flow.ends {
-        Ends::V4(src, dst) => Ends::V4(
-            if mask.contains(LimitMask::SRC_ADDR) { src } else { Ipv4Addr::UNSPECIFIED },
-            if mask.contains(LimitMask::DST_ADDR) { dst } else { Ipv4Addr::UNSPECIFIED },
-        ),
-        Ends::V6(src, dst, zone) => Ends::V6(
-            if mask.contains(LimitMask::SRC_ADDR) { src } else { Ipv6Addr::UNSPECIFIED },
-            if mask.contains(LimitMask::DST_ADDR) { dst } else { Ipv6Addr::UNSPECIFIED },
-            zone,
-        ),
-    };
+    let ends = mask.ends(flow.ends);
     let src_port = if mask.contains(LimitMask::SRC_PORT) { flow.src_port } else { 0 };
     let dst_port = if mask.contains(LimitMask::DST_PORT) { flow.dst_port } else { 0 };
     Flow { ends, src_port, dst_port, ..*flow }

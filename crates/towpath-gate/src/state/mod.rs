@@ -41,6 +41,7 @@ mod chain;
 mod epoch;
 mod family;
 mod first_syn;
+mod fragments;
 mod hash;
 mod index;
 #[cfg(all(test, loom))]
@@ -79,11 +80,14 @@ pub use list::{Cursor, Kind, Line, Listed};
 pub use memory::Pages;
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
+pub(crate) use states::Saved;
 pub use states::{Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
 pub use watch::{Happened, StateEvent};
 
 /// The two ends of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+// With C's layout addresses begin at a multiple of four, and are moved as words.
+#[repr(C)]
 pub enum Ends {
     /// IPv4 source, destination.
     V4(Ipv4Addr, Ipv4Addr),
@@ -197,32 +201,85 @@ pub struct Install {
 pub struct Limit {
     /// What is counted apart.
     pub mask: LimitMask,
-    /// The most states there may be per rule, protocol and masked flow.
+    /// The most states there may be per rule, protocol and masked flow; or, with `per_second`, the most that are made.
     pub max: u32,
+    /// `N/second`: how many states are made in a second, and not how many there are. As many may be made at once as in a
+    /// second. What is made is no [`Kind::Limit`]: nothing is counted down when it ends.
+    pub per_second: bool,
+    /// `shared NAME`: counted together with what other rules with the same name, fields and protocol make.
+    pub shared: Option<Name>,
+}
+
+impl Limit {
+    /// At most `max` states of one rule.
+    pub const fn new(mask: LimitMask, max: u32) -> Self {
+        Self { mask, max, per_second: false, shared: None }
+    }
+
+    /// Whose count it is: the rule's, or one that no rule is.
+    fn owner(&self, rule: RuleId) -> RuleId {
+        self.shared.map_or(rule, |name| RuleId(u32::MAX - u32::from(name.0.get())))
+    }
 }
 
 /// Which fields of the flow a limit counts by: any of source and destination address and port, joined with `|`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LimitMask(u8);
+pub struct LimitMask {
+    fields: u8,
+    /// Bits of the addresses that do not count, of IPv4 and IPv6.
+    src: [u8; 2],
+    dst: [u8; 2],
+}
 
 impl LimitMask {
     /// `src-addr`.
-    pub const SRC_ADDR: Self = Self(1);
+    pub const SRC_ADDR: Self = Self::of(1);
     /// `src-port`.
-    pub const SRC_PORT: Self = Self(2);
+    pub const SRC_PORT: Self = Self::of(2);
     /// `dst-addr`.
-    pub const DST_ADDR: Self = Self(4);
+    pub const DST_ADDR: Self = Self::of(4);
     /// `dst-port`.
-    pub const DST_PORT: Self = Self(8);
+    pub const DST_PORT: Self = Self::of(8);
+
+    const fn of(fields: u8) -> Self {
+        Self { fields, src: [0; 2], dst: [0; 2] }
+    }
+
+    /// `src-addr/V4/V6`: by the first bits of the source address, of IPv4 and of IPv6; not more than there are.
+    pub const fn src_net(v4: u8, v6: u8) -> Self {
+        Self { src: [32_u8.saturating_sub(v4), 128_u8.saturating_sub(v6)], ..Self::SRC_ADDR }
+    }
+
+    /// `dst-addr/V4/V6`, likewise.
+    pub const fn dst_net(v4: u8, v6: u8) -> Self {
+        Self { dst: [32_u8.saturating_sub(v4), 128_u8.saturating_sub(v6)], ..Self::DST_ADDR }
+    }
 
     /// Whether all fields of `other` are in this mask.
     pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
+        self.fields & other.fields == other.fields
     }
 
     /// Whether no field is in it.
     pub const fn is_empty(self) -> bool {
-        self.0 == 0
+        self.fields == 0
+    }
+
+    /// The addresses as far as they count.
+    pub(crate) fn ends(self, ends: Ends) -> Ends {
+        let (src, dst) = (self.contains(Self::SRC_ADDR), self.contains(Self::DST_ADDR));
+        let first4 = |ip: Ipv4Addr, is: bool, without: u8| {
+            let mask = if is { u32::MAX.checked_shl(without.into()).unwrap_or(0) } else { 0 };
+            Ipv4Addr::from_bits(ip.to_bits() & mask)
+        };
+        let first6 = |ip: Ipv6Addr, is: bool, without: u8| {
+            let mask = if is { u128::MAX.checked_shl(without.into()).unwrap_or(0) } else { 0 };
+            Ipv6Addr::from_bits(ip.to_bits() & mask)
+        };
+        match ends {
+            Ends::V4(a, b) => Ends::V4(first4(a, src, self.src[0]), first4(b, dst, self.dst[0])),
+            Ends::V6(a, b, zone) => Ends::V6(first6(a, src, self.src[1]), first6(b, dst, self.dst[1]), zone),
+        }
     }
 }
 
@@ -230,7 +287,8 @@ impl BitOr for LimitMask {
     type Output = Self;
 
     fn bitor(self, rhs: Self) -> Self {
-        Self(self.0 | rhs.0)
+        let more = |a: [u8; 2], b: [u8; 2]| [a[0].max(b[0]), a[1].max(b[1])];
+        Self { fields: self.fields | rhs.fields, src: more(self.src, rhs.src), dst: more(self.dst, rhs.dst) }
     }
 }
 
@@ -266,6 +324,8 @@ pub enum Refused {
     Full,
     /// The rule's limit is reached.
     OverLimit,
+    /// The rule makes no more states in this second.
+    OverRate,
     /// The limit needs a new parent, and there are `dyn_parent_max`.
     ParentsFull,
     /// The source has `dyn_source_max` states.
@@ -281,6 +341,7 @@ impl fmt::Display for Refused {
         f.write_str(match self {
             Self::Full => "no room for another state, consider increasing net.inet.ip.fw.dyn_max",
             Self::OverLimit => "the rule's limit is reached",
+            Self::OverRate => "the rule makes no more states in this second",
             Self::ParentsFull => {
                 "no room for another limit, consider increasing net.inet.ip.fw.dyn_parent_max"
             }

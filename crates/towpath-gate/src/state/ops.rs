@@ -278,7 +278,7 @@ fn install(kind: u8, max: u8, tracking: u8) -> Install {
         let masks = [LimitMask::SRC_ADDR, LimitMask::DST_ADDR, LimitMask::SRC_PORT, LimitMask::DST_PORT];
         let chosen = masks.into_iter().enumerate().filter(|(bit, _)| kind >> (bit + 1) & 1 == 1);
         let mask = chosen.fold(LimitMask::default(), |mask, (_, field)| mask | field);
-        Limit { mask, max: (max % 4).into() }
+        Limit::new(mask, (max % 4).into())
     });
     let lifetime = [None, None, Some(2), Some(700)][usize::from(kind >> 5 & 3)];
     let tracking =

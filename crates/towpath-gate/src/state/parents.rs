@@ -14,6 +14,8 @@ use crate::Time;
 struct Parent {
     flow: Flow,
     count: u32,
+    /// When as many may be made at once again as in a second: for limits by the second.
+    full_at: Time,
 }
 
 impl Body for Parent {
@@ -67,12 +69,24 @@ impl Parents {
 
     pub(super) fn insert(&mut self, secret: &Secret, wanted: Wanted, expire: Time, now: Time) -> u32 {
         let Wanted { flow, key, hash, name, rule } = wanted;
-        let body = Parent { flow, count: 0 };
+        let body = Parent { flow, count: 0, full_at: Time::default() };
         self.table.insert(secret, hash, Entry { key, name, rule, orphaned: false, expire, body }, now)
     }
 
     pub(super) fn count(&self, slot: u32) -> u32 {
         self.table.get(slot).body.count
+    }
+
+    /// Whether one more may be made in this second, of `most`. (The bucket of [`crate::gate`]'s pipes, for states.)
+    pub(super) fn take(&mut self, slot: u32, most: u32, now: Time) -> bool {
+        const SECOND: u64 = 1_000_000_000;
+        let parent = &mut self.table.get_mut(slot).body;
+        let end = parent.full_at.max(now).as_nanos().saturating_add(SECOND / u64::from(most.max(1)));
+        let takes = most > 0 && end - now.as_nanos() <= SECOND;
+        if takes {
+            parent.full_at = Time::from_nanos(end);
+        }
+        takes
     }
 
     /// One more state.
@@ -109,11 +123,16 @@ impl Parents {
         }
     }
 
-    /// Removes the parents of the rules that `gone` names, whose states are gone by now.
+    /// Removes the parents of the rules that `gone` names, whose states are gone by now; one that still counts a state,
+    /// which somebody is making at the same time, goes with that.
     pub(super) fn remove_where(&mut self, secret: &Secret, gone: impl FnMut(RuleId) -> bool) {
         for rule in self.table.rules_where(gone) {
-            while let Some(slot) = self.table.any_of(rule) {
-                self.table.remove(secret, slot);
+            for slot in self.table.all_of(rule) {
+                if self.count(slot) == 0 {
+                    self.table.remove(secret, slot);
+                } else {
+                    self.table.get_mut(slot).expire = Time::default();
+                }
             }
         }
     }

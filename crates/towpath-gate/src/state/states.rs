@@ -13,11 +13,14 @@
 
 mod burst;
 mod collect;
+mod fragment;
 mod keepalive;
 mod make;
+mod save;
 mod top;
 
 pub use self::keepalive::{KEEPALIVE_INTERVAL, Keepalive};
+pub(crate) use self::save::Saved;
 pub use self::top::Top;
 
 use std::borrow::Cow;
@@ -27,12 +30,12 @@ use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 
-use self::burst::{BURST, Burst};
 use self::keepalive::Round;
 use super::cell::{Cell, End, LIMITED, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
 use super::first_syn::FirstSyns;
+use super::fragments::Fragments;
 use super::hash::Secret;
 use super::index::{Index, Probe};
 use super::key::{Key, Key4, Key6, Side, Unpack};
@@ -87,6 +90,8 @@ pub struct Counters {
     pub full: u64,
     /// Installs refused with [`Refused::OverLimit`].
     pub over_limit: u64,
+    /// Installs refused with [`Refused::OverRate`].
+    pub over_rate: u64,
     /// Installs refused with [`Refused::ParentsFull`].
     pub parents_full: u64,
     /// Installs refused with [`Refused::OverSource`].
@@ -136,6 +141,7 @@ struct Shared {
     sources: Mutex<Sources>,
     windows: Windows,
     first_syns: FirstSyns,
+    fragments: Fragments,
     watch: Watch,
     rules: Rules,
     tallies: Tallies,
@@ -255,6 +261,7 @@ impl States {
             sources: Mutex::default(),
             windows: Windows::new(),
             first_syns: FirstSyns::default(),
+            fragments: Fragments::default(),
             watch: Watch::new(),
             rules: Rules::default(),
             tallies: Tallies::new(),
@@ -320,80 +327,6 @@ impl States {
         self.hit_of(found)
     }
 
-    /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
-    /// them found.
-    ///
-    /// # Panics
-    /// When there are not as many `hits` as `packets`.
-    pub fn lookup_burst(
-        &mut self,
-        packets: &[(Flow, Segment)],
-        lookup: Lookup,
-        now: Time,
-        hits: &mut [Option<Hit>],
-    ) {
-        assert_eq!(packets.len(), hits.len(), "a place for each packet's hit");
-        self.begin(now);
-        for (packets, hits) in packets.chunks(BURST).zip(hits.chunks_mut(BURST)) {
-            let mut burst4 = Burst::<2>::new();
-            let mut burst6 = Burst::<6>::new();
-            for (at, (flow, _)) in packets.iter().enumerate() {
-                let flow = &*self.keyed(flow);
-                match flow.ends {
-                    Ends::V4(src, dst) => burst4.add(self, at, Key4::new(src, dst, flow)),
-                    Ends::V6(src, dst, zone) => burst6.add(self, at, Key6::new(src, dst, zone, flow)),
-                }
-            }
-            burst4.fetch(self);
-            burst6.fetch(self);
-            burst4.look_up(self, packets, lookup, now, hits);
-            burst6.look_up(self, packets, lookup, now, hits);
-        }
-    }
-
-    /// Finds the live state of each of the flows, in either direction, and leaves it as it is: for those who only ask.
-    ///
-    /// # Panics
-    /// When there are not as many `hits` as `flows`.
-    pub fn peek_burst(&mut self, flows: &[Flow], lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
-        assert_eq!(flows.len(), hits.len(), "a place for each flow's hit");
-        self.begin(now);
-        for (flows, hits) in flows.chunks(BURST).zip(hits.chunks_mut(BURST)) {
-            let mut burst4 = Burst::<2>::new();
-            let mut burst6 = Burst::<6>::new();
-            for (at, flow) in flows.iter().enumerate() {
-                let flow = &*self.keyed(flow);
-                match flow.ends {
-                    Ends::V4(src, dst) => burst4.add(self, at, Key4::new(src, dst, flow)),
-                    Ends::V6(src, dst, zone) => burst6.add(self, at, Key6::new(src, dst, zone, flow)),
-                }
-            }
-            burst4.fetch(self);
-            burst6.fetch(self);
-            burst4.peek(self, lookup, now, hits);
-            burst6.peek(self, lookup, now, hits);
-        }
-    }
-
-    /// Has what lookups of these flows will read on its way to the cache: for lookups that follow soon, one by one.
-    pub fn prefetch<'a>(&mut self, flows: impl Iterator<Item = &'a Flow>) {
-        self.stamp();
-        let mut flows = flows.peekable();
-        while flows.peek().is_some() {
-            let mut burst4 = Burst::<2>::new();
-            let mut burst6 = Burst::<6>::new();
-            for flow in flows.by_ref().take(BURST) {
-                let flow = &*self.keyed(flow);
-                match flow.ends {
-                    Ends::V4(src, dst) => burst4.add(self, 0, Key4::new(src, dst, flow)),
-                    Ends::V6(src, dst, zone) => burst6.add(self, 0, Key6::new(src, dst, zone, flow)),
-                }
-            }
-            burst4.fetch(self);
-            burst6.fetch(self);
-        }
-    }
-
     /// Finds the live state that an ICMP error is about: the direction is that of the error, against the packet that it
     /// quotes. The state stays as it is.
     pub fn lookup_related(&mut self, quoted: &Quoted, lookup: Lookup, now: Time) -> Option<Hit> {
@@ -445,6 +378,7 @@ impl States {
             Ok(Installed::Existing) => {}
             Err(Refused::Full) => self.count(Event::Full),
             Err(Refused::OverLimit) => self.count(Event::OverLimit),
+            Err(Refused::OverRate) => self.count(Event::OverRate),
             Err(Refused::ParentsFull) => self.count(Event::ParentsFull),
             Err(Refused::OverSource) => self.count(Event::OverSource),
             Err(Refused::Invalid) => self.count(Event::Invalid),
@@ -574,6 +508,7 @@ impl States {
             related: sum(Event::Related),
             full: sum(Event::Full),
             over_limit: sum(Event::OverLimit),
+            over_rate: sum(Event::OverRate),
             parents_full: sum(Event::ParentsFull),
             over_source: sum(Event::OverSource),
             invalid: sum(Event::Invalid),
@@ -737,18 +672,17 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         match family.find(&Key::<N>::local(self).index, probe, key, lookup, packet.now) {
-            Some(slot) => self.hit(family, slot, side, packet),
+            Some(slot) => self.hit(family.cell(slot), slot, side, packet),
             None => Found::Miss,
         }
     }
 
     /// Takes a packet into the live state in `slot`.
     #[inline]
-    fn hit<const N: usize>(&self, family: &Family<N>, slot: u32, side: Side, packet: Seen<'_>) -> Found
+    fn hit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, side: Side, packet: Seen<'_>) -> Found
     where
         Key<N>: Own<N>,
     {
-        let cell = family.cell(slot);
         let maker = cell.maker();
         let direction = side.direction(maker.forward());
         let hit = Hit { rule: maker.rule(), direction };
@@ -763,7 +697,7 @@ impl States {
             return Found::Hit(hit);
         }
         if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
-            family.look_sooner(slot, end);
+            Key::<N>::family(&self.shared).look_sooner(slot, end);
         }
         if direction == Direction::Reverse && !maker.has(REPLIED) && cell.mark(REPLIED) {
             self.count(Event::Replied);

@@ -184,6 +184,11 @@ impl<const N: usize, B: Body> Table<N, B> {
         self.rules.get(&rule)?.list.first()
     }
 
+    /// The entries of `rule`.
+    pub(super) fn all_of(&self, rule: RuleId) -> Vec<u32> {
+        std::iter::successors(self.any_of(rule), |&slot| self.of_rule.next(slot)).collect()
+    }
+
     /// Marks the entries of `rule` as orphaned; how many were not before.
     pub(super) fn orphan(&mut self, rule: RuleId) -> usize {
         let mut at = self.any_of(rule);

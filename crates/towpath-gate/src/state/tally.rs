@@ -14,6 +14,7 @@ pub(super) enum Event {
     Related,
     Full,
     OverLimit,
+    OverRate,
     ParentsFull,
     OverSource,
     Invalid,

@@ -17,6 +17,8 @@ use crate::Time;
 pub enum Happened {
     /// A state was made.
     Created,
+    /// It was made as the copy of one that was saved; the event before says that it was made.
+    Restored,
     /// One was collected because its time was over.
     Expired,
     /// One was removed, by itself or with its rule.
@@ -34,6 +36,7 @@ impl Happened {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
+            Self::Restored => "restored",
             Self::Expired => "expired",
             Self::Removed => "removed",
             Self::Evicted => "evicted",

@@ -90,6 +90,25 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// What all fragments of a datagram have in common beside their addresses and protocol: the identification. `None`
+    /// for a packet that is no fragment, and for a first one of IPv6 with more headers behind the fragment header.
+    pub fn fragment_id(&self) -> Option<u32> {
+        if self.fragment == Fragment::Whole {
+            return None;
+        }
+        match self.addresses {
+            Addresses::V4(..) => self.ip_id().map(u32::from),
+            Addresses::V6(..) => {
+                let header = bytes::<8>(self.frame, self.transport.checked_sub(8)?)?;
+                let field = be16([header[2], header[3]]);
+                let last = self.fragment == Fragment::Later || field == ip6::FRAGMENT_MORE;
+                let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+                (last && header[0] == self.proto).then_some(id)
+            }
+            Addresses::None => None,
+        }
+    }
+
     /// The flags beside the fragment offset: [`RF`], [`DF`] and [`MF`] of IPv4; of IPv6 [`MF`] alone, from its
     /// fragment header. 0 when not IP.
     pub fn ipoff_flags(&self) -> u8 {

@@ -1,6 +1,6 @@
 //! `towpath replay`: captures through the rules, with inspector processes on the queues.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -63,6 +63,13 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let queues = queues(args, policy)?;
     let edge = Outside { start: Instant::now(), out, replies, failed: None, desk };
     let mut engine = Engine::new(edge, gate, arrivals, queues, policy);
+    if let Some(path) = &args.states_in {
+        let wrong = |error: &dyn std::fmt::Display| {
+            Failure::Usage(format!("--states-in: {}: {error}", path.display()))
+        };
+        let snapshot = std::fs::read(path).map_err(|error| wrong(&error))?;
+        engine.begin_with(snapshot).map_err(|error| wrong(&error))?;
+    }
 
     let start = Instant::now();
     let mut progress = Progress::new(&captures);
@@ -80,6 +87,10 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
+    if let Some(path) = &args.states_out {
+        write_states(path, &engine)
+            .map_err(|error| Failure::States(format!("--states-out: {}: {error}", path.display())))?;
+    }
     let report = Report { seconds, captures: args.captures.len(), ..engine.report() };
     tell_warnings(&taken, &report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
@@ -88,6 +99,18 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         file.finish().map_err(Failure::Output)?;
     }
     Ok(report)
+}
+
+/// Writes what [`Engine::snapshot`] gives.
+fn write_states(path: &Path, engine: &Engine<Outside>) -> std::io::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut written = Ok(());
+    engine.snapshot(|piece| {
+        if written.is_ok() {
+            written = file.write_all(piece);
+        }
+    });
+    written
 }
 
 /// Takes one capture through the engine.
@@ -369,6 +392,8 @@ enum Failure {
     /// What passed cannot be written.
     Output(towpath_port::Error),
     Inspector(inspector::Error),
+    /// The states cannot be written.
+    States(String),
     /// There is no control socket.
     Control(control::BindError),
 }
@@ -380,6 +405,7 @@ impl Failure {
             Self::Wrong(wrong) => wrong.tell(),
             Self::NoCapture(error) => fail(exit::NO_CAPTURE, error),
             Self::Capture(error) | Self::Output(error) => fail(exit::FAILED, error),
+            Self::States(error) => fail(exit::FAILED, error),
             Self::Inspector(error) => fail(exit::INSPECTOR, error),
             Self::Control(error) => fail(exit::NO_ENGINE, format_args!("--control: {error}")),
         }

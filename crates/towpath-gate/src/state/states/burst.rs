@@ -5,16 +5,103 @@
 
 use super::{Found, Own, States};
 use crate::Time;
-use crate::state::cell::{Maker, Seen};
+use crate::state::cell::{Cell, Maker, Seen};
 use crate::state::index::Probe;
-use crate::state::key::{Key, Side};
-use crate::state::{Flow, Hit, Lookup, Segment};
+use crate::state::key::{Key, Key4, Key6, Side};
+use crate::state::{Ends, Flow, Hit, Lookup, Segment};
 
 /// Packets that go through the stages together: so many lines are on their way at once.
-pub(super) const BURST: usize = 32;
+const BURST: usize = 32;
+
+impl States {
+    /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
+    /// them found.
+    ///
+    /// # Panics
+    /// When there are not as many `hits` as `packets`.
+    pub fn lookup_burst(
+        &mut self,
+        packets: &[(Flow, Segment)],
+        lookup: Lookup,
+        now: Time,
+        hits: &mut [Option<Hit>],
+    ) {
+        assert_eq!(packets.len(), hits.len(), "a place for each packet's hit");
+        self.begin(now);
+        for (packets, hits) in packets.chunks(BURST).zip(hits.chunks_mut(BURST)) {
+            let bursts = Bursts::fetched(self, packets.iter().map(|(flow, _)| flow));
+            if let Some(burst) = &bursts.v4 {
+                burst.look_up(self, packets, lookup, now, hits);
+            }
+            if let Some(burst) = &bursts.v6 {
+                burst.look_up(self, packets, lookup, now, hits);
+            }
+        }
+    }
+
+    /// Finds the live state of each of the flows, in either direction, and leaves it as it is: for those who only ask.
+    ///
+    /// # Panics
+    /// When there are not as many `hits` as `flows`.
+    pub fn peek_burst(&mut self, flows: &[Flow], lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
+        assert_eq!(flows.len(), hits.len(), "a place for each flow's hit");
+        self.begin(now);
+        for (flows, hits) in flows.chunks(BURST).zip(hits.chunks_mut(BURST)) {
+            let bursts = Bursts::fetched(self, flows.iter());
+            if let Some(burst) = &bursts.v4 {
+                burst.peek(self, lookup, now, hits);
+            }
+            if let Some(burst) = &bursts.v6 {
+                burst.peek(self, lookup, now, hits);
+            }
+        }
+    }
+
+    /// Has what lookups of these flows will read on its way to the cache: for lookups that follow soon, one by one.
+    pub fn prefetch<'a>(&mut self, flows: impl Iterator<Item = &'a Flow>) {
+        self.stamp();
+        let mut flows = flows.peekable();
+        while flows.peek().is_some() {
+            Bursts::fetched(self, flows.by_ref().take(BURST));
+        }
+    }
+}
+
+/// Packets of both families on their way; there is nothing of a family of which there is no packet.
+struct Bursts {
+    v4: Option<Burst<2>>,
+    v6: Option<Burst<6>>,
+}
+
+impl Bursts {
+    /// Takes the flows, at most [`BURST`], through the first two stages.
+    #[inline]
+    fn fetched<'a>(states: &States, flows: impl Iterator<Item = &'a Flow>) -> Self {
+        let (mut v4, mut v6) = (None, None);
+        for (at, flow) in flows.enumerate() {
+            let flow = &*states.keyed(flow);
+            match flow.ends {
+                Ends::V4(src, dst) => {
+                    v4.get_or_insert_with(Burst::new).add(states, at, Key4::new(src, dst, flow));
+                }
+                Ends::V6(src, dst, zone) => {
+                    v6.get_or_insert_with(Burst::new).add(states, at, Key6::new(src, dst, zone, flow));
+                }
+            }
+        }
+        let mut bursts = Self { v4, v6 };
+        if let Some(burst) = &mut bursts.v4 {
+            burst.fetch(states);
+        }
+        if let Some(burst) = &mut bursts.v6 {
+            burst.fetch(states);
+        }
+        bursts
+    }
+}
 
 /// Packets of one family on their way through the stages of a burst.
-pub(super) struct Burst<const N: usize> {
+struct Burst<const N: usize> {
     packets: [Option<Fetched<N>>; BURST],
     len: usize,
 }
@@ -33,13 +120,13 @@ impl<const N: usize> Burst<N>
 where
     Key<N>: Own<N>,
 {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self { packets: [None; BURST], len: 0 }
     }
 
     /// Takes a packet, and has its line of the index on its way.
     #[inline]
-    pub(super) fn add(&mut self, states: &States, at: usize, (key, side): (Key<N>, Side)) {
+    fn add(&mut self, states: &States, at: usize, (key, side): (Key<N>, Side)) {
         let index = &Key::<N>::local(states).index;
         let probe = index.probe(&key);
         index.prefetch(probe);
@@ -49,7 +136,7 @@ where
 
     /// Has the states on their way, as far as the index tells by tags alone.
     #[inline]
-    pub(super) fn fetch(&mut self, states: &States) {
+    fn fetch(&mut self, states: &States) {
         let family = Key::<N>::family(&states.shared);
         let index = &Key::<N>::local(states).index;
         let mut elsewhere = 0_u32;
@@ -74,20 +161,31 @@ where
     /// The slot of the packet's state. The guess was made in this call, so that a state of the flow in it is what a
     /// lookup would have found then.
     #[inline]
-    fn find(packet: &Fetched<N>, states: &States, lookup: Lookup, now: Time) -> Option<u32> {
+    fn find<'s>(
+        packet: &Fetched<N>,
+        states: &'s States,
+        lookup: Lookup,
+        now: Time,
+    ) -> Option<(u32, Cell<'s, N>)> {
         let family = Key::<N>::family(&states.shared);
         let Fetched { guess, probe, key, .. } = packet;
-        if let Some(first) = guess.filter(|&slot| family.cell(slot).is(key)) {
-            return family.choose(first, lookup, now);
-        }
-        family.find(&Key::<N>::local(states).index, *probe, key, lookup, now)
+        let found = match guess.map(|slot| (slot, family.cell(slot))) {
+            Some((slot, cell)) if cell.is(key) => {
+                // Most flows have one state, and it is live.
+                if lookup == Lookup::Any && cell.live(now) {
+                    return Some((slot, cell));
+                }
+                family.choose(slot, lookup, now)
+            }
+            _ => family.find(&Key::<N>::local(states).index, *probe, key, lookup, now),
+        };
+        found.map(|slot| (slot, family.cell(slot)))
     }
 
     #[inline]
-    pub(super) fn peek(&self, states: &States, lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
-        let family = Key::<N>::family(&states.shared);
+    fn peek(&self, states: &States, lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
         for packet in self.packets[..self.len].iter().flatten() {
-            let maker = |slot| family.cell(slot).maker();
+            let maker = |(_, cell): (u32, Cell<'_, N>)| cell.maker();
             let direction = |maker: Maker| packet.side.direction(maker.forward());
             let hit = |maker: Maker| Hit { rule: maker.rule(), direction: direction(maker) };
             hits[packet.at as usize] = Self::find(packet, states, lookup, now).map(maker).map(hit);
@@ -95,7 +193,7 @@ where
     }
 
     #[inline]
-    pub(super) fn look_up(
+    fn look_up(
         &self,
         states: &States,
         packets: &[(Flow, Segment)],
@@ -103,12 +201,11 @@ where
         now: Time,
         hits: &mut [Option<Hit>],
     ) {
-        let family = Key::<N>::family(&states.shared);
         for packet in self.packets[..self.len].iter().flatten() {
             let (flow, segment) = &packets[packet.at as usize];
             let seen = Seen { proto: flow.proto, segment, now };
             let found = match Self::find(packet, states, lookup, now) {
-                Some(slot) => states.hit(family, slot, packet.side, seen),
+                Some((slot, cell)) => states.hit(cell, slot, packet.side, seen),
                 None => Found::Miss,
             };
             hits[packet.at as usize] = states.hit_of(found);

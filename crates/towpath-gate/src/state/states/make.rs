@@ -137,7 +137,7 @@ impl States {
             family.grow();
             return Err(Refused::Full);
         };
-        match self.hit(family, other, side, packet) {
+        match self.hit(family.cell(other), other, side, packet) {
             Found::Invalid => Err(Refused::Invalid),
             _ => Ok(Installed::Existing),
         }
@@ -154,6 +154,8 @@ impl States {
     ) -> Result<u32, Refused> {
         let first = match self.take_parent(flow, name, rule, limit, now, false) {
             Ok(parent) => return Ok(parent),
+            // Time alone helps.
+            Err(Refused::OverRate) => return Err(Refused::OverRate),
             Err(refused) => refused,
         };
         // What is counted, or counts, may be there only because it was not collected yet.
@@ -175,10 +177,14 @@ impl States {
         now: Time,
         reclaimed: bool,
     ) -> Result<u32, Refused> {
-        let expire = after(now, self.settings.dyn_short_lifetime);
+        // What counts by the second must be remembered for one.
+        let least = if limit.per_second { 1 } else { 0 };
+        let expire = after(now, self.settings.dyn_short_lifetime.max(least));
         let most = self.settings.dyn_parent_max as usize;
         self.with_parents(|parents, secret| {
-            let wanted = Parents::wanted(secret, flow, limit.mask, name, rule);
+            // A shared count is known by its own name, whatever its states are called.
+            let wanted =
+                Parents::wanted(secret, flow, limit.mask, limit.shared.unwrap_or(name), limit.owner(rule));
             let full = parents.len() >= most;
             let slot = match parents.find(&wanted, now) {
                 Some((_, true)) if full && !reclaimed => return Err(Refused::ParentsFull),
@@ -189,6 +195,9 @@ impl States {
                 None if full => return Err(Refused::ParentsFull),
                 None => parents.insert(secret, wanted, expire, now),
             };
+            if limit.per_second {
+                return if parents.take(slot, limit.max, now) { Ok(NONE) } else { Err(Refused::OverRate) };
+            }
             if parents.count(slot) >= limit.max {
                 return Err(Refused::OverLimit);
             }

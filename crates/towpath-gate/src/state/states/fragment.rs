@@ -1,0 +1,70 @@
+//! Later fragments and their states.
+
+use super::{Own, States};
+use crate::Time;
+use crate::state::key::{Key, Key4, Key6, Side};
+use crate::state::{Ends, Flow, Hit, Lookup};
+
+impl States {
+    /// Remembers that the first fragment of the datagram `id` of this flow had the flow's ports.
+    pub fn note_fragment(&mut self, flow: &Flow, id: u32, now: Time) {
+        self.shared.fragments.note(self.datagram(flow, id), (flow.src_port, flow.dst_port), now);
+    }
+
+    /// Finds the live state of a later fragment, of the datagram `id`: of that of which the first fragment was seen. Its
+    /// bytes count in the state; it refreshes nothing, for the first fragment did.
+    pub fn lookup_fragment(
+        &mut self,
+        flow: &Flow,
+        id: u32,
+        lookup: Lookup,
+        bytes: u32,
+        now: Time,
+    ) -> Option<Hit> {
+        self.begin(now);
+        let (src_port, dst_port) = self.shared.fragments.find(self.datagram(flow, id), now)?;
+        let flow = &Flow { src_port, dst_port, ..*flow };
+        match flow.ends {
+            Ends::V4(src, dst) => self.count_fragment(Key4::new(src, dst, flow), lookup, bytes, now),
+            Ends::V6(src, dst, zone) => {
+                self.count_fragment(Key6::new(src, dst, zone, flow), lookup, bytes, now)
+            }
+        }
+    }
+
+    fn count_fragment<const N: usize>(
+        &self,
+        (key, side): (Key<N>, Side),
+        lookup: Lookup,
+        bytes: u32,
+        now: Time,
+    ) -> Option<Hit>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let index = &Key::<N>::local(self).index;
+        let slot = family.find(index, index.probe(&key), &key, lookup, now)?;
+        let cell = family.cell(slot);
+        let maker = cell.maker();
+        let direction = side.direction(maker.forward());
+        if cell.count(direction, bytes) {
+            self.spill(cell, slot);
+        }
+        Some(Hit { rule: maker.rule(), direction })
+    }
+
+    /// What a datagram is known by: not by its ports.
+    fn datagram(&self, flow: &Flow, id: u32) -> u64 {
+        let ([a, b, c, d], zone) = match flow.ends {
+            Ends::V4(src, dst) => ([0, src.to_bits().into(), 0, dst.to_bits().into()], 0),
+            Ends::V6(src, dst, zone) => {
+                let halves = |ip: std::net::Ipv6Addr| [(ip.to_bits() >> 64) as u64, ip.to_bits() as u64];
+                let ([a, b], [c, d]) = (halves(src), halves(dst));
+                ([a, b, c, d], zone)
+            }
+        };
+        let rest = u64::from(id) << 32 | u64::from(flow.tenant) << 8 | u64::from(flow.proto);
+        self.shared.secret.hash(&[a, b, c, d, rest, u64::from(zone)])
+    }
+}

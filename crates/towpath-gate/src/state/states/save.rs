@@ -1,0 +1,127 @@
+//! States taken out whole, and put in again: by another process, or after a restart.
+
+use super::{Own, States};
+use crate::Time;
+use crate::state::cell::{REPLIED, SPILLED, STRICT, after};
+use crate::state::family::locked;
+use crate::state::key::{Key, Key4, Key6};
+use crate::state::tally::Event;
+use crate::state::window::{WORDS, Window};
+use crate::state::{
+    Direction, Ends, Happened, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment,
+};
+
+/// Everything that a state is, but for what it is counted by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Saved {
+    pub(crate) listed: Listed,
+    /// What was seen of the connection, of any protocol.
+    pub(crate) seen: u64,
+    pub(crate) lifetime: Option<u32>,
+    pub(crate) replied: bool,
+    /// The sequence windows, with strict tracking.
+    pub(crate) window: Option<[u64; WORDS]>,
+}
+
+impl States {
+    /// All live states, without parents.
+    pub(crate) fn save(&self, now: Time) -> impl Iterator<Item = Saved> {
+        self.save_family::<2>(now).chain(self.save_family::<6>(now))
+    }
+
+    fn save_family<const N: usize>(&self, now: Time) -> impl Iterator<Item = Saved>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        self.list_from::<N>(0, now).map(move |(slot, listed)| {
+            let cell = family.cell(slot);
+            let maker = cell.maker();
+            let window = self.shared.windows.with(Key::<N>::V6, slot, |window| window.words());
+            Saved {
+                listed,
+                seen: cell.seen(),
+                lifetime: cell.lifetime(),
+                replied: maker.has(REPLIED),
+                window: window.filter(|_| maker.has(STRICT)),
+            }
+        })
+    }
+
+    /// Puts a state in, as one of `rule` and `name`. One that is there already stays what it is.
+    pub(crate) fn restore(
+        &mut self,
+        saved: &Saved,
+        rule: RuleId,
+        name: Name,
+        limit: Option<Limit>,
+        now: Time,
+    ) -> Result<Installed, Refused> {
+        self.begin(now);
+        // It was allowed once: it counts, and no limit keeps it out.
+        let limit = limit.filter(|limit| !limit.per_second && matches!(saved.listed.kind, Kind::Limit));
+        let limit = limit.map(|limit| Limit { max: u32::MAX, ..limit });
+        let install = Install { limit, lifetime: saved.lifetime, ..Install::default() };
+        let flow = self.keyed(&saved.listed.flow).into_owned();
+        let there = match flow.ends {
+            Ends::V4(src, dst) => self.is_there(&Key4::new(src, dst, &flow).0, name, now),
+            Ends::V6(src, dst, zone) => self.is_there(&Key6::new(src, dst, zone, &flow).0, name, now),
+        };
+        if there {
+            return Ok(Installed::Existing);
+        }
+        let made = self.make(&flow, name, &Segment::default(), rule, &install, now);
+        match made {
+            Ok(Installed::New) => {
+                self.count(Event::Created);
+                self.made();
+            }
+            Err(Refused::Full) => self.count(Event::Full),
+            _ => {}
+        }
+        if made == Ok(Installed::New) {
+            match flow.ends {
+                Ends::V4(src, dst) => self.fill(&Key4::new(src, dst, &flow).0, name, saved, now),
+                Ends::V6(src, dst, zone) => self.fill(&Key6::new(src, dst, zone, &flow).0, name, saved, now),
+            }
+        }
+        made
+    }
+
+    fn is_there<const N: usize>(&self, key: &Key<N>, name: Name, now: Time) -> bool
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let slot = family.find_any(&Key::<N>::local(self).index, key, name);
+        slot.is_some_and(|slot| family.cell(slot).live(now))
+    }
+
+    fn fill<const N: usize>(&mut self, key: &Key<N>, name: Name, saved: &Saved, now: Time)
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let Some(slot) = family.find_any(&Key::<N>::local(self).index, key, name) else { return };
+        let cell = family.cell(slot);
+        if let Some(words) = saved.window {
+            self.shared.windows.insert(Key::<N>::V6, slot, Window::from_words(words));
+            cell.mark(STRICT);
+        }
+        let Listed { packets, bytes, remaining, tcp_ack, .. } = saved.listed;
+        // In the wide place: a state that was saved may have any count.
+        let [first, _] = cell.take_count(Direction::Forward);
+        let wide = [packets[0], bytes[0], packets[1], bytes[1]];
+        if first > 0 && wide != [0; 4] {
+            locked(&self.shared.spilled).insert((Key::<N>::V6, slot), wide);
+            cell.mark(SPILLED);
+        }
+        let end = (now + remaining).min(after(now, u32::MAX));
+        cell.restore(end, saved.seen, tcp_ack);
+        family.look_sooner(slot, end);
+        if saved.replied && cell.mark(REPLIED) {
+            self.count(Event::Replied);
+        }
+        self.tell::<N>(Happened::Restored, slot);
+    }
+}

@@ -1,0 +1,151 @@
+//! States in a file: what comes back, what belongs to whom, and what is refused.
+
+use std::time::Duration;
+
+use towpath_gate::gate::{BadSnapshot, COMPANION, Dir, Gate, Ports, Restored, Step, Walk};
+use towpath_gate::packet::Link;
+use towpath_gate::rules::Ruleset;
+use towpath_gate::state::{Kind, Listed};
+use towpath_gate::{Time, state, wire};
+
+const THEN: Time = Time::from_secs(1_000);
+const NOW: Time = Time::from_secs(9);
+
+const RULES: &str = "add 100 allow tcp from any to any 443 keep-state :web strict\n\
+     add 200 allow tcp from any to any 22 limit src-addr 4\n\
+     add 300 allow udp from any to any keep-state lifetime 77\n";
+
+fn gate(text: &str) -> Gate {
+    let settings = state::Settings { dyn_sctp: true, ..state::Settings::default() };
+    Gate::new(Ruleset::parse("t", text).ruleset.unwrap(), Ports::new(), settings, 7)
+}
+
+/// A segment or datagram from 10.0.0.1:4000 to 192.0.2.1, or back.
+fn walk(gate: &mut Gate, back: bool, proto: u8, port: u16, fields: (u8, u32, u32), now: Time) -> Step {
+    let (flags, seq, ack) = fields;
+    let (mut ends, mut ports) = ([[10, 0, 0, 1], [192, 0, 2, 1]], [4000, port]);
+    if back {
+        ends.reverse();
+        ports.reverse();
+    }
+    let mut upper: Vec<u8> = ports.iter().flat_map(|port: &u16| port.to_be_bytes()).collect();
+    match proto {
+        6 => {
+            upper.extend(seq.to_be_bytes().into_iter().chain(ack.to_be_bytes()));
+            upper.extend([0x50, flags, 16, 0, 0, 0, 0, 0]);
+        }
+        _ => upper.extend([0, 8, 0, 0]),
+    }
+    let mut frame = vec![0x45, 0, 0, 20 + upper.len() as u8, 0, 0, 0, 0, 64, proto, 0, 0];
+    frame.extend(ends.into_iter().flatten().chain(upper));
+    let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+    gate.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
+}
+
+/// A gate with three states, one of each rule.
+fn filled() -> Gate {
+    let mut gate = gate(RULES);
+    for (back, flags, seq, ack) in
+        [(false, 2, 99, 0), (true, 0x12, 499, 100), (false, 0x10, 100, 500), (true, 0x10, 500, 100)]
+    {
+        assert_eq!(walk(&mut gate, back, 6, 443, (flags, seq, ack), THEN), Step::Pass);
+    }
+    assert_eq!(walk(&mut gate, false, 6, 22, (2, 99, 0), THEN), Step::Pass);
+    assert_eq!(walk(&mut gate, false, 17, 53, (0, 0, 0), THEN), Step::Pass);
+    gate
+}
+
+fn snapshot(gate: &Gate) -> Vec<u8> {
+    let mut file = Vec::new();
+    gate.snapshot(THEN + Duration::from_secs(1), |piece| file.extend_from_slice(piece));
+    file
+}
+
+/// States and parents, without what differs between gates.
+fn listed(gate: &Gate, now: Time) -> Vec<String> {
+    let line = |listed: Listed| {
+        let name = gate.flow_name(listed.name).to_owned();
+        listed.line(gate.rule_number(listed.rule), |_| &name).verbose(true).to_string()
+    };
+    let mut lines: Vec<String> = gate.states().list(now).map(line).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn what_was_saved_is_there_again() {
+    let old = filled();
+    // Other rules around them, so that nothing has the number that it had.
+    let mut new = gate(&format!("add 50 count ip from any to any keep-state :first\n{RULES}"));
+    let restored = new.restore(&snapshot(&old), NOW).unwrap();
+    assert_eq!(restored, Restored { states: 3, ..Restored::default() });
+    let parents = |lines: Vec<String>| -> Vec<String> {
+        // A parent is made anew, and lives as long as a new one.
+        lines.into_iter().filter(|line| !line.contains("PARENT")).collect()
+    };
+    assert_eq!(parents(listed(&new, NOW)), parents(listed(&old, THEN + Duration::from_secs(1))));
+    let parent =
+        |gate: &Gate| gate.states().list(NOW).find(|state| matches!(state.kind, Kind::Parent { .. }));
+    assert_eq!(parent(&new).map(|parent| parent.kind), Some(Kind::Parent { count: 1 }));
+    assert_eq!(new.states().gauge().unreplied, 2);
+    // They go on: in the window, and outside.
+    assert_eq!(walk(&mut new, false, 6, 443, (0x10, 100, 500), NOW), Step::Pass);
+    let invalid = walk(&mut new, false, 6, 443, (0x10, 900_000, 500), NOW);
+    assert!(matches!(invalid, Step::Drop(_)), "{invalid}");
+    assert_eq!(new.restore(&snapshot(&old), NOW).unwrap(), Restored { existing: 3, ..Restored::default() });
+    // The lifetime of the rule is the state's.
+    assert_eq!(walk(&mut new, true, 17, 53, (0, 0, 0), NOW), Step::Pass);
+    assert!(listed(&new, NOW).iter().any(|line| line.contains("(77s) STATE udp")));
+}
+
+#[test]
+fn states_without_a_rule_are_the_companions() {
+    let mut new = gate("add 100 deny ip from any to any keep-state");
+    let restored = new.restore(&snapshot(&filled()), NOW).unwrap();
+    assert_eq!(restored, Restored { companion: 3, ..Restored::default() });
+    assert!(new.states().list(NOW).all(|state| state.rule == COMPANION && state.kind == Kind::State));
+    // The companion allows, by the names that the states had.
+    assert_eq!(walk(&mut new, true, 17, 53, (0, 0, 0), NOW), Step::Pass);
+    assert_eq!(new.states().parents(), 0);
+}
+
+#[test]
+fn there_is_no_more_room_than_there_is() {
+    let mut new = gate(RULES);
+    let settings = state::Settings { dyn_max: 2, ..state::Settings::default() };
+    new.states_mut().set_settings(settings);
+    let restored = new.restore(&snapshot(&filled()), NOW).unwrap();
+    assert_eq!(restored, Restored { states: 2, refused: 1, ..Restored::default() });
+}
+
+#[test]
+fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
+    let good = snapshot(&filled());
+    let mut new = gate(RULES);
+    for cut in 0..good.len() {
+        let error = new.restore(&good[..cut], NOW).unwrap_err();
+        let expected = match cut {
+            0..8 => BadSnapshot::NoSnapshot,
+            8..16 => BadSnapshot::Cut,
+            _ => BadSnapshot::Checksum,
+        };
+        assert_eq!(error, expected, "cut at {cut}");
+    }
+    for at in 0..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        assert!(new.restore(&bad, NOW).is_err(), "changed at {at}");
+        // The same with a checksum that is right: whatever it says now, it is read without harm.
+        if (12..good.len() - 4).contains(&at) {
+            let end = bad.len() - 4;
+            let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&bad[..end]);
+            bad[end..].copy_from_slice(&sum.to_le_bytes());
+            let _ = gate(RULES).restore(&bad, NOW);
+        }
+    }
+    assert!(new.states().is_empty());
+    let mut next = good.clone();
+    next[8] = 2;
+    assert_eq!(new.restore(&next, NOW), Err(BadSnapshot::Version(2)));
+    assert!(BadSnapshot::Version(2).to_string().contains("version 2"));
+}

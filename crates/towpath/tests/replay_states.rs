@@ -1,0 +1,80 @@
+//! `towpath replay --states-out` and `--states-in`: a run that goes on where another one ended.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use towpath_port::pcap::{Reader, Writer};
+use towpath_port::{Burst, Frame, LinkType, Port, Received};
+
+const RULES: &str = "add 100 check-state\n\
+     add 200 allow tcp from any to any setup keep-state\n\
+     add 300 allow udp from any to any keep-state\n";
+
+fn office() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/office.pcap")
+}
+
+fn replay(capture: &Path, more: &[&Path]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+    command.arg("replay").arg(capture).args(more).arg("--json");
+    command.output().expect("the program starts")
+}
+
+fn passed(output: &Output) -> u64 {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["passed"].as_u64().unwrap()
+}
+
+/// The two halves of a capture.
+fn halves(capture: &Path, to: [&Path; 2]) {
+    let (mut reader, mut burst, mut frames) = (Reader::open(capture).unwrap(), Burst::new(64), Vec::new());
+    while reader.receive(&mut burst).unwrap() == Received::Frames {
+        frames.extend(burst.iter().map(|frame| (frame.bytes.to_vec(), frame.wire_len, frame.time_ns)));
+    }
+    let (first, second) = frames.split_at(frames.len() / 2);
+    for (half, path) in [first, second].into_iter().zip(to) {
+        let mut writer = Writer::create(path).unwrap();
+        for (bytes, wire_len, time_ns) in half {
+            let frame = Frame {
+                bytes,
+                wire_len: *wire_len,
+                time_ns: *time_ns,
+                link: LinkType::ETHERNET,
+                interface: 0,
+                meta: Default::default(),
+            };
+            writer.write(frame, None).unwrap();
+        }
+        writer.finish().unwrap();
+    }
+}
+
+#[test]
+fn two_halves_are_a_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let [rules, states, first, second] =
+        ["rules.ipfw", "states", "first.pcap", "second.pcap"].map(|name| path(name));
+    fs::write(&rules, RULES).unwrap();
+    halves(&office(), [&first, &second]);
+    let with =
+        |option: &'static str| [Path::new("--rules"), rules.as_path(), Path::new(option), states.as_path()];
+    let whole = passed(&replay(&office(), &with("--states-out")[..2]));
+    let one = passed(&replay(&first, &with("--states-out")));
+    let two = passed(&replay(&second, &with("--states-in")));
+    assert_eq!(one + two, whole);
+    let forgetful = passed(&replay(&second, &with("--states-in")[..2]));
+    assert!(forgetful < two, "without its states the second half passes {forgetful} packets");
+
+    // What is no snapshot is refused before anything is done.
+    fs::write(&states, "anything").unwrap();
+    let output = replay(&second, &with("--states-in"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("this is no snapshot of states"), "{said}");
+    let nowhere = path("no/such/directory");
+    let output = replay(&second, &[Path::new("--rules"), &rules, Path::new("--states-out"), &nowhere]);
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("--states-out"));
+}
