@@ -198,6 +198,8 @@ enum Role {
     Seqpacket { socket: i32, len: usize, batch: usize, cpu: usize },
     IceoryxRate { service: String, read: String, cpu: usize },
     IceoryxEcho { ping: String, pong: String, len: usize, cpu: usize },
+    ConntrackHome { how: String },
+    ConntrackFlood { flows: u32, milliseconds: u64, cpu: usize },
     Flood { len: usize, cpu: usize },
     Instructions { step: String, times: u32 },
     Map { map: String, flows: u32, milliseconds: u64, cpu: usize },
@@ -245,6 +247,10 @@ fn side(role: Role) -> Result<()> {
         Role::Instructions { step, times } => subject::instructions::side(&step, times),
         Role::Map { map, flows, milliseconds, cpu } => {
             peer::maps::side(&map, flows, Duration::from_millis(milliseconds), cpu)
+        }
+        Role::ConntrackHome { how } => peer::conntrack::home(how == "tracked"),
+        Role::ConntrackFlood { flows, milliseconds, cpu } => {
+            peer::conntrack::flood(flows, Duration::from_millis(milliseconds), cpu)
         }
         Role::Flood { len, cpu } => peer::flood::side(len, cpu),
         Role::Nfqueue { queue, queues, len, batch, milliseconds, cpu } => {

@@ -56,8 +56,7 @@ fn halves(capture: &Path, to: [&Path; 2]) {
 fn two_halves_are_a_whole() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    let [rules, states, first, second] =
-        ["rules.ipfw", "states", "first.pcap", "second.pcap"].map(|name| path(name));
+    let [rules, states, first, second] = ["rules.ipfw", "states", "first.pcap", "second.pcap"].map(path);
     fs::write(&rules, RULES).unwrap();
     halves(&office(), [&first, &second]);
     let with =

@@ -43,11 +43,11 @@ pub(crate) fn side(len: usize, cpu: usize) -> Result<()> {
 }
 
 /// The device's queue or the socket's buffer is full: the flood goes on when there is room.
-fn busy(error: &io::Error) -> bool {
+pub(crate) fn busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN))
 }
 
-fn packet_socket(interface: &str) -> io::Result<OwnedFd> {
+pub(crate) fn packet_socket(interface: &str) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {

@@ -1,5 +1,6 @@
 //! What Towpath is measured against.
 
+pub(crate) mod conntrack;
 pub(crate) mod flood;
 pub(crate) mod iceoryx;
 pub(crate) mod maps;

@@ -72,6 +72,20 @@ pub(crate) fn up_with_queues(queues: u16) -> Result<()> {
     iptables(&["-A", "INPUT", "-p", "udp", "-j", "DROP"])
 }
 
+/// The receiver's end: its addresses, and, `tracked`, a rule that makes the kernel follow connections.
+pub(crate) fn up_with_conntrack(tracked: bool) -> Result<()> {
+    let mac = DESTINATION_MAC.map(|byte| format!("{byte:02x}")).join(":");
+    run("ip", &["link", "set", RECEIVER, "address", &mac])?;
+    run("ip", &["address", "add", &format!("{DESTINATION}/8"), "dev", RECEIVER])?;
+    up(RECEIVER)?;
+    // Both have a rule, so that the tables themselves are not what is measured.
+    if tracked {
+        iptables(&["-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"])
+    } else {
+        iptables(&["-A", "INPUT", "-p", "tcp", "-j", "DROP"])
+    }
+}
+
 /// `iptables-legacy` where it is installed: its tables cost a packet least; else what `iptables` is.
 fn iptables(words: &[&str]) -> Result<()> {
     let wait = [&["-w", "5"], words].concat();

@@ -10,7 +10,7 @@ use towpath_gate::state::Pages;
 use crate::bar::{Bar, Better, Report};
 use crate::flows::{BURST, Family, Load, RulesLoad, Work};
 use crate::memory;
-use crate::peer::{Skipped, maps};
+use crate::peer::{Skipped, conntrack, maps};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
 
@@ -118,6 +118,22 @@ fn cases() -> Vec<Case> {
             Ok(Bar::new(name, each, 92.0, "B", Better::Lower, 1.0))
         }),
     ];
+    for (flows, bar) in [(FEW, 1.0 / 18.0), (500_000, 1.0 / 25.0)] {
+        let name = format!("full path over what conntrack adds, {} flows", size(flows));
+        cases.push(Case::new(name, move |name, s| {
+            // The kernel's limit is for all namespaces together.
+            let limit = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
+            let limit: Option<u32> = limit.ok().and_then(|limit| limit.trim().parse().ok());
+            if limit.is_some_and(|limit| limit < flows) {
+                return Err(Skipped(format!("nf_conntrack_max is less than {flows}")).into());
+            }
+            let theirs = conntrack::added(s.cpus.engine, flows, s.time, s.reps)?;
+            let mut load = load(s, Family::V4, flows)?;
+            let ours: Result<Vec<f64>> =
+                (0..s.reps).map(|_| Ok(1e9 / load.rate(Work::FullPath, true, s.time)?)).collect();
+            Ok(Bar::new(name, median(&ours?), theirs, "ns", Better::Lower, bar))
+        }));
+    }
     for (flows, both, bar) in [
         (MANY, false, 1.9),
         (1_000_000, false, 1.9),

@@ -94,6 +94,8 @@ impl Walker {
             };
             match next {
                 Next::Rule(position) => at = position,
+                // Most end here: said anew, and not copied from where its bytes have just been written.
+                Next::Stop(Step::Pass) => return Step::Pass,
                 Next::Stop(step) => return step,
             }
         }
