@@ -1,7 +1,10 @@
 //! The memory of one batch of frames.
 //!
 //! Frames lie one behind the other in one growing piece of memory that is emptied, not freed, by [`Burst::clear`]: a
-//! burst that has seen its largest batch allocates no more. Both its frames and its bytes are bounded.
+//! burst that has seen its largest batch allocates no more. Both its frames and its bytes are bounded. Live ports lend their own
+//! memory to a burst in place of copying; it goes back when the burst is cleared or dropped.
+
+use std::ops::Range;
 
 use crate::{LinkType, MAX_FRAME, Meta};
 
@@ -43,9 +46,35 @@ impl<'a> Frame<'a> {
 #[derive(Debug)]
 pub struct Burst {
     frames: Vec<Entry>,
+    /// Initialised memory; the first `used` bytes are frames.
     bytes: Vec<u8>,
+    used: usize,
+    /// Memory of a port that frames lie in, given back when the burst is cleared.
+    lent: Option<Lent>,
     max_frames: usize,
     max_bytes: usize,
+}
+
+/// Memory that a port shares with the kernel, lent to one burst.
+#[derive(Debug)]
+pub(crate) enum Lent {
+    /// A part of a block of a packet socket's ring.
+    Block(crate::af_packet::Lease),
+}
+
+impl Lent {
+    #[inline]
+    fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+        match self {
+            Self::Block(lease) => lease.bytes(range),
+        }
+    }
+
+    fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        match self {
+            Self::Block(lease) => lease.bytes_mut(range),
+        }
+    }
 }
 
 /// The burst has no room for the frame.
@@ -65,6 +94,8 @@ impl Burst {
         Self {
             frames: Vec::new(),
             bytes: Vec::new(),
+            used: 0,
+            lent: None,
             max_frames: max_frames.max(1),
             max_bytes: max_bytes.clamp(MAX_FRAME, u32::MAX as usize),
         }
@@ -77,27 +108,67 @@ impl Burst {
     #[inline]
     pub fn push(&mut self, frame: Frame<'_>) -> Result<(), Full> {
         let len = frame.bytes.len();
-        if self.is_full() || len > self.max_bytes - self.bytes.len() {
+        if self.is_full() || len > self.max_bytes.saturating_sub(self.used) {
             return Err(Full);
         }
-        let entry = Entry {
-            start: self.bytes.len() as u32,
-            len: len as u32,
-            wire_len: frame.wire_len.max(len as u32),
-            interface: frame.interface,
-            time_ns: frame.time_ns,
-            link: frame.link,
-            meta: frame.meta,
-        };
-        self.bytes.extend_from_slice(frame.bytes);
-        self.frames.push(entry);
+        let start = self.used;
+        self.room(len).copy_from_slice(frame.bytes);
+        self.add(Place::Own, start..start + len, frame);
+        self.used += len;
         Ok(())
+    }
+
+    /// The next `len` bytes of the burst's own memory, for a port to read into; beyond what the burst was made for, if need be.
+    #[inline]
+    pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
+        let end = self.used + len;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        &mut self.bytes[self.used..end]
+    }
+
+    /// Where [`Burst::room`] begins.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Makes the next `len` bytes of [`Burst::room`] part of the burst.
+    pub(crate) fn advance(&mut self, len: usize) {
+        assert!(len <= self.bytes.len() - self.used, "room was asked for");
+        self.used += len;
+    }
+
+    /// Adds a frame whose bytes are in the burst's own memory already; those of `frame` are not looked at.
+    #[inline]
+    pub(crate) fn add_own(&mut self, range: Range<usize>, frame: Frame<'_>) {
+        self.add(Place::Own, range, frame);
+    }
+
+    /// Adds a frame whose bytes are in memory that will be lent with [`Burst::lend`]; those of `frame` are not looked at.
+    #[inline]
+    pub(crate) fn add_lent(&mut self, range: Range<usize>, frame: Frame<'_>) {
+        self.add(Place::Lent, range, frame);
+    }
+
+    /// Lends the memory that the frames of [`Burst::add_lent`] lie in.
+    pub(crate) fn lend(&mut self, lent: Lent) {
+        self.lent = Some(lent);
+    }
+
+    #[inline]
+    fn add(&mut self, place: Place, range: Range<usize>, frame: Frame<'_>) {
+        let Frame { bytes: _, wire_len, time_ns, link, interface, meta } = frame;
+        let (start, len) = (range.start as u32, range.len() as u32);
+        let wire_len = wire_len.max(len);
+        self.frames.push(Entry { place, start, len, wire_len, interface, time_ns, link, meta });
     }
 
     /// Forgets the frames, keeps the memory.
     pub fn clear(&mut self) {
         self.frames.clear();
-        self.bytes.clear();
+        self.used = 0;
+        self.lent = None;
     }
 
     /// How many frames there are.
@@ -124,7 +195,7 @@ impl Burst {
     pub fn frame(&self, index: usize) -> Frame<'_> {
         let entry = &self.frames[index];
         Frame {
-            bytes: &self.bytes[entry.range()],
+            bytes: self.slice(entry),
             wire_len: entry.wire_len,
             time_ns: entry.time_ns,
             link: entry.link,
@@ -138,8 +209,25 @@ impl Burst {
     /// # Panics
     /// When `index` is not below [`Burst::len`].
     pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
-        let range = self.frames[index].range();
-        &mut self.bytes[range]
+        let entry = &self.frames[index];
+        let range = entry.range();
+        match (entry.place, &mut self.lent) {
+            (Place::Own, _) => &mut self.bytes[range],
+            (Place::Lent, lent) => {
+                lent.as_mut().and_then(|lent| lent.bytes_mut(range)).expect("the port lent what it added")
+            }
+        }
+    }
+
+    #[inline]
+    fn slice(&self, entry: &Entry) -> &[u8] {
+        let range = entry.range();
+        match entry.place {
+            Place::Own => &self.bytes[range],
+            Place::Lent => {
+                self.lent.as_ref().and_then(|lent| lent.bytes(range)).expect("the port lent what it added")
+            }
+        }
     }
 
     /// The frames in the order they came.
@@ -148,8 +236,16 @@ impl Burst {
     }
 }
 
+/// Whose memory a frame lies in.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Own,
+    Lent,
+}
+
 #[derive(Debug)]
 struct Entry {
+    place: Place,
     start: u32,
     len: u32,
     wire_len: u32,

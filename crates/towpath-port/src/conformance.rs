@@ -3,18 +3,40 @@
 //! A driver's tests implement [`Wire`] for a way through it, and call [`check`].
 
 use std::iter;
+use std::time::Duration;
 
-use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, checksum};
+
+/// How long a live wire may take to bring what was sent.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A way through one driver: what is sent to [`Wire::tx`] comes out of [`Wire::into_rx`].
 ///
 /// It must take at least 256 frames before the first is received.
 pub trait Wire {
+    /// What frames it can carry.
+    fn shape(&self) -> Shape {
+        Shape { link: LinkType::ETHERNET, longest: MAX_FRAME, recorded: true }
+    }
+
     /// The end that takes frames.
     fn tx(&mut self) -> &mut dyn Port;
 
     /// Everything was sent: the end that gives the frames back.
     fn into_rx(self: Box<Self>) -> Box<dyn Port>;
+}
+
+/// What frames a wire carries.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// How they begin: [`LinkType::ETHERNET`] or [`LinkType::RAW`].
+    pub link: LinkType,
+    /// The longest.
+    pub longest: usize,
+    /// Times and lengths on the wire are kept, nothing comes of itself, and there is an end: a recording. Otherwise it is a live wire.
+    pub recorded: bool,
 }
 
 /// Runs the suite over wires that `wire` makes, a new one for each check.
@@ -25,54 +47,148 @@ pub fn check(mut wire: impl FnMut() -> Box<dyn Wire>) {
     keeps_what_frames_are(wire());
     nothing_sent_is_nothing_received(wire());
     [1, 2, 3, 100].into_iter().for_each(|frames| small_bursts_lose_nothing(wire(), frames));
+    what_a_burst_holds_stays_until_it_is_cleared(wire());
+    what_was_received_can_be_changed(wire());
     takes_only_what_it_can_send(wire());
     refuses_what_is_too_long(wire());
     a_direction_it_lacks_is_an_error(wire());
 }
 
 fn keeps_what_frames_are(mut wire: Box<dyn Wire>) {
-    let lengths = [14, 15, 16, 17, 60, 1514, 9018, 65_535, 65_550, MAX_FRAME];
-    let sent: Vec<_> = lengths.iter().enumerate().map(|(index, &len)| Sample::new(index, len)).collect();
+    let shape = wire.shape();
+    let lengths = [42, 43, 60, 61, 590, 1500, 1514, 9018, 65_535, 65_550, MAX_FRAME];
+    let lengths = lengths.iter().filter(|len| **len <= shape.longest);
+    let sent: Vec<_> = lengths.enumerate().map(|(index, &len)| Sample::new(index, len, shape)).collect();
     send_all(wire.tx(), &sent);
-    let received = receive_all(wire.into_rx(), &mut Burst::new(64));
+    assert_eq!(wire.tx().state().expect("state"), State::Up);
+    let stats = wire.tx().stats();
+    assert_eq!((stats.sent, stats.dropped.total()), (sent.len() as u64, 0), "{stats:?}");
+    assert_eq!(stats.sent_bytes, sent.iter().map(|sample| sample.bytes.len() as u64).sum::<u64>());
+
+    let mut rx = wire.into_rx();
+    let received = receive_all(&mut *rx, &mut Burst::new(64), sent.len(), shape);
     assert_eq!(received.len(), sent.len(), "frames received");
     for (sent, received) in sent.iter().zip(&received) {
         assert!(sent.bytes == received.bytes, "bytes of the frame of {} bytes", sent.bytes.len());
-        assert_eq!(sent.wire_len, received.wire_len, "length on the wire");
-        assert_eq!(sent.time_ns, received.time_ns, "time");
+        assert_eq!(sent.link, received.link, "link type");
+        if shape.recorded {
+            assert_eq!(sent.wire_len, received.wire_len, "length on the wire");
+            assert_eq!(sent.time_ns, received.time_ns, "time");
+        } else {
+            assert_eq!(received.wire_len as usize, received.bytes.len(), "length on the wire");
+            assert!(
+                received.time_ns > 1_500_000_000_000_000_000,
+                "a time of this century: {}",
+                received.time_ns
+            );
+        }
     }
+    let stats = rx.stats();
+    assert!(stats.received >= sent.len() as u64, "{stats:?}");
+    assert_eq!(stats.dropped.total(), 0, "{stats:?}");
+    assert_eq!(rx.caps().ends, shape.recorded, "whether it ends");
 }
 
 fn nothing_sent_is_nothing_received(wire: Box<dyn Wire>) {
+    let shape = wire.shape();
     let mut burst = Burst::new(4);
-    burst.push(Sample::new(0, 60).frame()).expect("an empty burst has room");
+    let sample = Sample::new(0, 60, shape);
+    burst.push(sample.frame()).expect("an empty burst has room");
     let mut rx = wire.into_rx();
-    assert_ne!(rx.receive(&mut burst).expect("receive"), Received::Frames);
+    while rx.receive(&mut burst).expect("receive") == Received::Frames {
+        assert!(
+            !shape.recorded && burst.iter().all(|frame| !shape.is_sample(frame)),
+            "receive clears the burst"
+        );
+    }
     assert!(burst.is_empty(), "receive clears the burst");
 }
 
 fn small_bursts_lose_nothing(mut wire: Box<dyn Wire>, frames: usize) {
-    let sent: Vec<_> = (0..200).map(|index| Sample::new(index, 14 + 37 * index)).collect();
+    let shape = wire.shape();
+    let longest = shape.longest.min(14 + 37 * 200);
+    let sent: Vec<_> =
+        (0..200).map(|index| Sample::new(index, (42 + 37 * index).min(longest), shape)).collect();
     send_all(wire.tx(), &sent);
-    let received = receive_all(wire.into_rx(), &mut Burst::new(frames));
-    assert!(sent == received, "frames received in bursts of {frames}, in order");
+    let received = receive_all(&mut *wire.into_rx(), &mut Burst::new(frames), sent.len(), shape);
+    assert_eq!(received.len(), sent.len(), "frames received in bursts of {frames}");
+    assert!(same(&sent, &received, shape), "frames received in bursts of {frames}, in order");
+}
+
+fn what_a_burst_holds_stays_until_it_is_cleared(mut wire: Box<dyn Wire>) {
+    let shape = wire.shape();
+    let sent: Vec<_> = (0..40).map(|index| Sample::new(index, 60 + index, shape)).collect();
+    send_all(wire.tx(), &sent);
+    let mut rx = wire.into_rx();
+    let mut held = Vec::new();
+    let mut count = 0;
+    while count < sent.len() {
+        let mut burst = Burst::new(7);
+        match rx.receive(&mut burst).expect("receive") {
+            Received::Frames => {
+                count += burst.iter().filter(|frame| shape.is_sample(*frame)).count();
+                held.push(burst);
+            }
+            Received::Nothing => wait(&*rx),
+            Received::End => break,
+        }
+    }
+    drop(rx);
+    let frames = held.iter().flat_map(Burst::iter).filter(|frame| shape.is_sample(*frame));
+    let received: Vec<_> = frames.map(Sample::from).collect();
+    assert!(same(&sent, &received, shape), "what bursts hold after the port went on, and was dropped");
+}
+
+fn what_was_received_can_be_changed(mut wire: Box<dyn Wire>) {
+    let shape = wire.shape();
+    let sent: Vec<_> = (0..5).map(|index| Sample::new(index, 80 + index, shape)).collect();
+    send_all(wire.tx(), &sent);
+    let mut rx = wire.into_rx();
+    let mut burst = Burst::new(16);
+    let mut seen = 0;
+    while seen < sent.len() {
+        match rx.receive(&mut burst).expect("receive") {
+            Received::Frames => {}
+            Received::Nothing => {
+                wait(&*rx);
+                continue;
+            }
+            Received::End => break,
+        }
+        for index in 0..burst.len() {
+            if !shape.is_sample(burst.frame(index)) {
+                continue;
+            }
+            let before = burst.frame(index).bytes.to_vec();
+            burst.bytes_mut(index).iter_mut().for_each(|byte| *byte = !*byte);
+            assert!(burst.frame(index).bytes.iter().zip(&before).all(|(new, old)| *new == !*old));
+            assert!(before == sent[seen].bytes, "no neighbour was changed");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, sent.len());
 }
 
 fn takes_only_what_it_can_send(mut wire: Box<dyn Wire>) {
-    let sample = Sample::new(0, 60);
+    let sample = Sample::new(0, 60, wire.shape());
     let mut frames = iter::repeat_n(sample.frame(), 100_000);
     let sent = wire.tx().send(&mut frames).expect("send");
     assert_eq!(sent + frames.len(), 100_000, "frames sent and frames left with the sender");
+    let stats = wire.tx().stats();
+    assert_eq!(stats.sent + stats.dropped.total(), sent as u64, "every frame taken is counted: {stats:?}");
 }
 
 fn refuses_what_is_too_long(mut wire: Box<dyn Wire>) {
-    let (good, bad) = (Sample::new(0, 60), Sample::new(1, MAX_FRAME + 1));
+    let shape = wire.shape();
+    let longest = wire.tx().caps().max_frame.map_or(MAX_FRAME, |longest| longest as usize);
+    let bytes = Sample::new(1, longest + 1, Shape { longest: longest + 1, ..shape });
+    let (good, bad) = (Sample::new(0, 60, shape), bytes);
     let mut frames = [good.frame(), bad.frame(), good.frame()].into_iter();
-    let error = wire.tx().send(&mut frames).expect_err("a frame beyond MAX_FRAME");
+    let error = wire.tx().send(&mut frames).expect_err("a frame beyond the longest");
     assert!(matches!(error, Error::TooLong { .. }), "{error}");
     assert_eq!(frames.len(), 1, "frames left with the sender");
-    let received = receive_all(wire.into_rx(), &mut Burst::new(64));
-    assert!(received == std::slice::from_ref(&good), "the frame before the one that is too long");
+    let received = receive_all(&mut *wire.into_rx(), &mut Burst::new(64), 1, shape);
+    assert!(same(std::slice::from_ref(&good), &received, shape), "the frame before the one that is too long");
 }
 
 fn a_direction_it_lacks_is_an_error(mut wire: Box<dyn Wire>) {
@@ -93,15 +209,48 @@ fn send_all(tx: &mut dyn Port, samples: &[Sample]) {
     tx.flush().expect("flush");
 }
 
-fn receive_all(mut rx: Box<dyn Port>, burst: &mut Burst) -> Vec<Sample> {
+/// Everything that a recording has; of a live wire as many samples as were sent.
+fn receive_all(rx: &mut dyn Port, burst: &mut Burst, count: usize, shape: Shape) -> Vec<Sample> {
     let mut received = Vec::new();
-    while rx.receive(burst).expect("receive") == Received::Frames {
-        assert!(!burst.is_empty(), "a burst with frames has frames");
-        received.extend(burst.iter().map(Sample::from));
+    while shape.recorded || received.len() < count {
+        match rx.receive(burst).expect("receive") {
+            Received::Frames => {
+                assert!(!burst.is_empty(), "a burst with frames has frames");
+                received.extend(burst.iter().filter(|frame| shape.is_sample(*frame)).map(Sample::from));
+            }
+            Received::Nothing if !shape.recorded => wait(rx),
+            Received::Nothing | Received::End => break,
+        }
     }
-    assert!(burst.is_empty(), "a burst without frames is empty");
+    assert!(!shape.recorded || burst.is_empty(), "a burst without frames is empty");
     received
 }
+
+/// Waits until there is something to receive.
+fn wait(rx: &dyn Port) {
+    let fd = rx.poll_fd().expect("a live port has a descriptor to poll");
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).expect("poll");
+    assert!(ready > 0, "nothing came for {PATIENCE:?}");
+}
+
+fn same(sent: &[Sample], received: &[Sample], shape: Shape) -> bool {
+    if shape.recorded {
+        return sent == received;
+    }
+    sent.len() == received.len() && sent.iter().zip(received).all(|(sent, got)| sent.bytes == got.bytes)
+}
+
+impl Shape {
+    /// Whether a frame is one of the suite's.
+    fn is_sample(&self, frame: Frame<'_>) -> bool {
+        let ip = if self.link == LinkType::ETHERNET { 14 } else { 0 };
+        frame.link == self.link && frame.bytes.get(ip + 12..ip + 20) == Some(&ADDRESSES)
+    }
+}
+
+/// RFC 2544: addresses for tests of devices.
+const ADDRESSES: [u8; 8] = [198, 18, 0, 1, 198, 18, 0, 2];
 
 /// A frame that owns its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,26 +262,42 @@ struct Sample {
 }
 
 impl Sample {
-    /// Ethernet to nowhere, of an unassigned ethertype; every byte depends on `index`.
-    fn new(index: usize, len: usize) -> Self {
+    /// A UDP datagram over IPv4 to nowhere with right checksums, as long as asked (but at least its headers); every byte depends on `index`.
+    fn new(index: usize, len: usize, shape: Shape) -> Self {
+        let ip = if shape.link == LinkType::ETHERNET { 14 } else { 0 };
+        let len = len.max(ip + 28);
         let mut bytes: Vec<u8> = (0..len).map(|at| (at * 31 + index * 7) as u8).collect();
-        bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-        bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-        bytes[12..14].copy_from_slice(&[0x88, 0xb5]); // IEEE Std 802, local experimental
+        if ip > 0 {
+            bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+            bytes[12..14].copy_from_slice(&[8, 0]);
+        }
+        // What does not fit the length field only happens where nobody looks.
+        let total = ((len - ip) as u16).to_be_bytes();
+        let datagram = ((len - ip - 20) as u16).to_be_bytes();
+        bytes[ip..ip + 12].copy_from_slice(&[
+            0x45,
+            0,
+            total[0],
+            total[1],
+            0,
+            index as u8,
+            0x40,
+            0,
+            64,
+            17,
+            0,
+            0,
+        ]);
+        bytes[ip + 12..ip + 20].copy_from_slice(&ADDRESSES);
+        bytes[ip + 20..ip + 28].copy_from_slice(&[0x20, 0, 0x20, 1, datagram[0], datagram[1], 0, 0]);
+        checksum::renew(shape.link, &mut bytes, crate::Offload::default());
         let time_ns = 1_700_000_000_000_000_000 + index as u64 * 1_000;
-        Self { bytes, wire_len: (len + index % 3) as u32, time_ns, link: LinkType::ETHERNET }
+        Self { bytes, wire_len: (len + index % 3) as u32, time_ns, link: shape.link }
     }
 
     fn frame(&self) -> Frame<'_> {
         let Self { bytes, wire_len, time_ns, link } = self;
-        Frame {
-            bytes,
-            wire_len: *wire_len,
-            time_ns: *time_ns,
-            link: *link,
-            interface: 0,
-            meta: Meta::default(),
-        }
+        Frame { wire_len: *wire_len, time_ns: *time_ns, ..Frame::new(bytes, *link) }
     }
 }
 

@@ -53,13 +53,28 @@ pub enum Error {
         /// Time of the frame that was refused.
         time_ns: u64,
     },
-    /// The frame is longer than [`MAX_FRAME`](crate::MAX_FRAME).
-    #[error("{name}: a frame of {len} bytes is longer than the {} that a port carries", crate::MAX_FRAME)]
+    /// The frame is longer than [`MAX_FRAME`](crate::MAX_FRAME), or than the port's interface takes.
+    #[error("{name}: a frame of {len} bytes is longer than the {max} that this port carries")]
     TooLong {
         /// Name of the port.
         name: String,
         /// Length of the frame in bytes.
         len: usize,
+        /// Bytes that would have been taken.
+        max: usize,
+    },
+    /// The frame begins otherwise than the port's frames do, and its link header cannot be made up.
+    #[error(
+        "{name}: carries frames of {link}, and this one is of {frame}: connect ports of one kind \
+         (tap or Ethernet interfaces; tun and NFQUEUE)"
+    )]
+    LinkType {
+        /// Name of the port.
+        name: String,
+        /// Link type of the port.
+        link: LinkType,
+        /// Link type of the frame that was refused.
+        frame: LinkType,
     },
     /// There is no interface of this name.
     #[error("no such interface \"{interface}\": look at `ip link` in the port's network namespace")]

@@ -20,17 +20,27 @@
 //! # Ok::<(), towpath_port::Error>(())
 //! ```
 
+pub mod af_packet;
 mod burst;
+pub mod checksum;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
 mod error;
+mod headers;
+mod interface;
 mod link;
 mod loopback;
+mod mapping;
 mod meta;
+#[cfg(any(test, feature = "test-util"))]
+pub mod netns;
 mod offload;
 pub mod pcap;
 mod port;
+pub mod segment;
+mod stage;
 mod stats;
+mod sys;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;

@@ -107,7 +107,7 @@ impl Port for Loopback {
             let Some(frame) = frames.next() else { break };
             let len = frame.bytes.len();
             if len > MAX_FRAME {
-                return Err(Error::TooLong { name: self.name.clone(), len });
+                return Err(Error::TooLong { name: self.name.clone(), len, max: MAX_FRAME });
             }
             let mut bytes = self.spare.pop().unwrap_or_default();
             bytes.clear();

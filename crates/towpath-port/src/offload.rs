@@ -1,5 +1,16 @@
 //! What a frame's checksums and its segmentation still need, in the words of `struct virtio_net_hdr`.
 
+use crate::{Frame, headers};
+
+/// `struct virtio_net_hdr` of linux/virtio_net.h: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
+pub(crate) const VNET_HEADER: usize = 10;
+const NEEDS_CSUM: u8 = 1;
+const DATA_VALID: u8 = 2;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_UDP_L4: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+
 /// What is left to be done before a frame may go out on a wire.
 ///
 /// The sending half of a local connection leaves checksums unfinished and hands over many segments as one packet; a live
@@ -64,6 +75,80 @@ pub struct Segmentation {
     pub udp: bool,
 }
 
+impl Offload {
+    /// Reads a `struct virtio_net_hdr` in the machine's byte order; `None` for a kind of segmentation that has no name here (UFO).
+    pub fn parse(header: &[u8; VNET_HEADER]) -> Option<Self> {
+        let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+        let checksum = match header[0] {
+            flags if flags & NEEDS_CSUM != 0 => Checksum::Partial { start: word(6), offset: word(8) },
+            flags if flags & DATA_VALID != 0 => Checksum::Valid,
+            _ => Checksum::Unverified,
+        };
+        let kind = match header[1] & !GSO_ECN {
+            0 => return Some(Self { checksum, gso: None }),
+            GSO_TCPV4 => GsoKind::Tcp4,
+            GSO_TCPV6 => GsoKind::Tcp6,
+            GSO_UDP_L4 => GsoKind::Udp,
+            _ => return None,
+        };
+        let size = word(4);
+        let gso = Gso { kind, size, ecn: header[1] & GSO_ECN != 0 };
+        (size > 0).then_some(Self { checksum, gso: Some(gso) })
+    }
+
+    /// The `struct virtio_net_hdr` in front of `frame` on its way out. What is cut later has an unfinished checksum: the frame's
+    /// must be so ([`Offload::is_sendable`]).
+    pub fn emit(frame: Frame<'_>) -> [u8; VNET_HEADER] {
+        let mut header = [0; VNET_HEADER];
+        let offload = frame.meta.offload;
+        let Checksum::Partial { start, offset } = offload.checksum else { return header };
+        header[0] = NEEDS_CSUM;
+        header[6..8].copy_from_slice(&start.to_ne_bytes());
+        header[8..10].copy_from_slice(&offset.to_ne_bytes());
+        let Some(gso) = offload.gso else { return header };
+        let (kind, transport) = match gso.kind {
+            GsoKind::Tcp4 => (GSO_TCPV4, tcp_len(frame.bytes, start)),
+            GsoKind::Tcp6 => (GSO_TCPV6, tcp_len(frame.bytes, start)),
+            GsoKind::Udp => (GSO_UDP_L4, 8),
+        };
+        header[1] = kind | if gso.ecn { GSO_ECN } else { 0 };
+        header[2..4].copy_from_slice(&start.saturating_add(transport).to_ne_bytes());
+        header[4..6].copy_from_slice(&gso.size.to_ne_bytes());
+        header
+    }
+
+    /// Whether a `virtio_net_hdr` can say it: a frame that is to be cut needs an unfinished checksum.
+    pub(crate) fn is_sendable(&self) -> bool {
+        self.gso.is_none() || matches!(self.checksum, Checksum::Partial { .. })
+    }
+
+    /// What it is after `by` bytes were put in front of the transport header (or taken away, when negative).
+    pub(crate) fn moved(self, by: isize) -> Self {
+        let checksum = match self.checksum {
+            Checksum::Partial { start, offset } => {
+                let start = usize::from(start).saturating_add_signed(by);
+                u16::try_from(start).map_or(Checksum::Unverified, |start| Checksum::Partial { start, offset })
+            }
+            checksum => checksum,
+        };
+        Self { checksum, ..self }
+    }
+
+    /// An unfinished checksum of which the medium does not say where it is.
+    pub(crate) fn unfinished(frame: Frame<'_>) -> Checksum {
+        let headers = headers::locate(frame.link, frame.bytes).filter(|headers| !headers.fragment);
+        let place = headers.and_then(|headers| Some((headers.transport, headers.checksum_offset()?)));
+        let Some((start, offset)) = place else { return Checksum::Unverified };
+        u16::try_from(start)
+            .map_or(Checksum::Unverified, |start| Checksum::Partial { start, offset: offset as u16 })
+    }
+}
+
+/// Length of the TCP header at `start`; 20 when it is not there.
+fn tcp_len(bytes: &[u8], start: u16) -> u16 {
+    bytes.get(usize::from(start) + 12).map_or(20, |offset| u16::from(offset >> 4) * 4)
+}
+
 impl Segmentation {
     /// Every kind.
     pub const ALL: Self = Self { tcp4: true, tcp6: true, udp: true };
@@ -75,5 +160,42 @@ impl Segmentation {
             GsoKind::Tcp6 => self.tcp6,
             GsoKind::Udp => self.udp,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LinkType;
+
+    #[test]
+    fn a_header_says_what_it_was_made_from() {
+        let partial = Checksum::Partial { start: 34, offset: 16 };
+        let gso = |kind, ecn| Some(Gso { kind, size: 1448, ecn });
+        #[rustfmt::skip]
+        let rows = [
+            (Checksum::Unverified, None,                      0),
+            (partial,              None,                      0),
+            (partial,              gso(GsoKind::Tcp4, false), 66),
+            (partial,              gso(GsoKind::Tcp6, true),  66),
+            (partial,              gso(GsoKind::Udp, false),  42),
+        ];
+        let mut bytes = [0; 100];
+        bytes[46] = 8 << 4; // a TCP header of 32 bytes at 34
+        for (checksum, gso, hdr_len) in rows {
+            let mut frame = Frame::new(&bytes, LinkType::ETHERNET);
+            frame.meta.offload = Offload { checksum, gso };
+            let header = Offload::emit(frame);
+            assert_eq!(Offload::parse(&header), Some(frame.meta.offload));
+            assert_eq!(u16::from_ne_bytes([header[2], header[3]]), hdr_len);
+        }
+    }
+
+    #[test]
+    fn what_has_no_name_is_no_offload() {
+        assert_eq!(Offload::parse(&[0, 3, 0, 0, 1, 1, 0, 0, 0, 0]), None, "UFO");
+        assert_eq!(Offload::parse(&[1, 1, 0, 0, 0, 0, 0, 0, 0, 0]), None, "segments of no bytes");
+        let valid = Offload { checksum: Checksum::Valid, gso: None };
+        assert_eq!(Offload::parse(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 0]), Some(valid));
     }
 }

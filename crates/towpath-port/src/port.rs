@@ -41,9 +41,9 @@ pub trait Port: Send {
     /// caller's, to send again or to drop and count. What it took and the medium then refused is counted in
     /// [`Stats::dropped`]. Give it whole bursts: a call is at least one system call.
     ///
-    /// Any frame of any port will do: an unfinished checksum, a frame that stands for several and another port's
-    /// link header are put right when this port's medium cannot ([`Offload`](crate::Offload)). The bytes are not needed after the
-    /// call.
+    /// An unfinished checksum and a frame that stands for several are put right when this port's medium cannot
+    /// ([`Offload`](crate::Offload)); an Ethernet header is taken off where only IP goes out, but none is made up. The bytes are not
+    /// needed after the call.
     ///
     /// # Errors
     /// [`Error::Io`] when the medium fails; other variants when a frame cannot be sent by this port at all. The frame

@@ -114,7 +114,7 @@ impl Writer {
     pub fn write(&mut self, frame: Frame<'_>, comment: Option<&str>) -> Result<(), Error> {
         let len = frame.bytes.len();
         if len > MAX_FRAME {
-            return Err(Error::TooLong { name: self.name.clone(), len });
+            return Err(Error::TooLong { name: self.name.clone(), len, max: MAX_FRAME });
         }
         match self.format {
             Format::Pcap => self.write_pcap(frame)?,

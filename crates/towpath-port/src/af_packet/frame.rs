@@ -1,0 +1,96 @@
+//! Frames in a block, as the kernel describes them (`struct tpacket_block_desc`, `struct tpacket3_hdr` of linux/if_packet.h).
+
+use std::ops::Range;
+
+use super::ring::Lease;
+use crate::offload::{Offload, VNET_HEADER};
+use crate::{Burst, Checksum, Frame, LinkType, Meta, Stats, segment};
+
+/// Bytes of `struct tpacket3_hdr`.
+const HEADER: usize = 48;
+
+/// What all frames of a socket have in common.
+pub(super) struct Context {
+    pub(super) link: LinkType,
+    pub(super) interface: u32,
+    pub(super) mtu: usize,
+    pub(super) queue: u16,
+    pub(super) vnet_hdr: bool,
+}
+
+/// How many frames a block has, and where the first one's header is.
+pub(super) fn block(lease: &Lease) -> (u32, usize) {
+    // num_pkts, offset_to_first_pkt.
+    let Some(header) = lease.bytes(12..20) else { return (0, 0) };
+    (word(header, 0), word(header, 4) as usize)
+}
+
+/// Adds the frame whose header is at `at` to the burst; where the next one's is. `None` when there is no header there.
+#[inline]
+pub(super) fn receive(
+    lease: &mut Lease,
+    at: usize,
+    context: &Context,
+    burst: &mut Burst,
+    stats: &mut Stats,
+) -> Option<usize> {
+    let header: [u8; HEADER] = *lease.bytes(at..at + HEADER)?.first_chunk()?;
+    let (snaplen, wire_len) = (word(&header, 12) as usize, word(&header, 16));
+    let mac = at + usize::from(half(&header, 24));
+    let next = at + word(&header, 0) as usize;
+    let mut range = mac..mac + snaplen;
+    if lease.bytes(range.clone()).is_none() || mac < at + HEADER + VNET_HEADER {
+        return None;
+    }
+    let status = word(&header, 20);
+    let offload = offload(lease, &range, status, context);
+    let Some(mut offload) = offload.filter(|_| snaplen as u32 == wire_len) else {
+        stats.dropped.rx_invalid += 1;
+        return Some(next);
+    };
+    if status & libc::TP_STATUS_VLAN_VALID != 0 && context.link == LinkType::ETHERNET {
+        let tpid = if status & libc::TP_STATUS_VLAN_TPID_VALID != 0 { half(&header, 36) } else { 0x8100 };
+        range = put_back(lease, range, tpid, word(&header, 32) as u16)?;
+        offload = offload.moved(4);
+    }
+    let time_ns = u64::from(word(&header, 4)) * 1_000_000_000 + u64::from(word(&header, 8));
+    let meta = Meta { queue: context.queue, offload, ..Meta::default() };
+    stats.count_received(range.len());
+    let (link, interface) = (context.link, context.interface);
+    burst.add_lent(range, Frame { bytes: &[], wire_len, time_ns, link, interface, meta });
+    Some(next)
+}
+
+/// What is left to be done; `None` for a kind of segmentation that has no name here.
+#[inline]
+fn offload(lease: &Lease, range: &Range<usize>, status: u32, context: &Context) -> Option<Offload> {
+    if context.vnet_hdr {
+        return Offload::parse(lease.bytes(range.start - VNET_HEADER..range.start)?.first_chunk()?);
+    }
+    if status & libc::TP_STATUS_CSUMNOTREADY == 0 {
+        let valid = status & libc::TP_STATUS_CSUM_VALID != 0;
+        let checksum = if valid { Checksum::Valid } else { Checksum::Unverified };
+        return Some(Offload { checksum, gso: None });
+    }
+    let frame = Frame::new(lease.bytes(range.clone())?, context.link);
+    Some(Offload { checksum: Offload::unfinished(frame), gso: segment::guess(frame, context.mtu) })
+}
+
+/// Puts a VLAN tag back behind the addresses: those move into the room in front of the frame (PACKET_RESERVE).
+fn put_back(lease: &mut Lease, range: Range<usize>, tpid: u16, tci: u16) -> Option<Range<usize>> {
+    let range = range.start - 4..range.end;
+    let bytes = lease.bytes_mut(range.clone())?;
+    bytes.get(..16)?;
+    bytes.copy_within(4..16, 0);
+    bytes[12..14].copy_from_slice(&tpid.to_be_bytes());
+    bytes[14..16].copy_from_slice(&tci.to_be_bytes());
+    Some(range)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn half(bytes: &[u8], at: usize) -> u16 {
+    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+}

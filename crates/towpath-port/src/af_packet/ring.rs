@@ -1,0 +1,139 @@
+//! The receive ring that a packet socket shares with the kernel (TPACKET_V3), as blocks that are leased.
+//!
+//! What: the kernel fills a block with frames and then gives it to us by setting TP_STATUS_USER in its header; we give it back by clearing
+//! that. Between the two nobody but us touches the block. A [`Lease`] is the right to a part of such a block; it can be
+//! split, and the block goes back when its last lease is dropped, on whichever thread that is.
+//!
+//! Invariant: the leases of a block never overlap, and exist only while the block is ours. `leases[block]` counts them
+//! ([`FREE`], or [`OURS`] and their number).
+//!
+//! Races: the kernel writes a block, then its status; we read the status (Acquire), then the block. We finish with the block,
+//! then write its status (Release); the kernel reads the status before it writes the block again. A lease dropped elsewhere finishes before
+//! the count goes down (Release), and who takes the count to 0 sees all of that (Acquire).
+//!
+//! References: Documentation/networking/packet_mmap.rst, linux/if_packet.h.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::mapping::Mapping;
+
+/// Place of `block_status` in `struct tpacket_block_desc`.
+const BLOCK_STATUS: usize = 8;
+/// In `Ring::leases`: nothing of the block is leased; leases can be made if the status says that it is ours.
+const FREE: u32 = 0;
+/// In `Ring::leases`: to this the number of leases is added. So the last lease to go can write the status before anyone can claim the block.
+const OURS: u32 = 1;
+
+/// The whole ring.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    mapping: Mapping,
+    block_size: usize,
+    /// For each block, its leases. Our own memory.
+    leases: Box<[AtomicU32]>,
+}
+
+impl Ring {
+    /// Maps the ring of `socket`: `blocks` blocks of `block_size` bytes, as it was asked to make.
+    pub(crate) fn map(socket: BorrowedFd<'_>, block_size: usize, blocks: usize) -> io::Result<Arc<Self>> {
+        let mapping = Mapping::of(socket, block_size * blocks, 0)?;
+        let leases = (0..blocks).map(|_| AtomicU32::new(0)).collect();
+        Ok(Arc::new(Self { mapping, block_size, leases }))
+    }
+
+    /// The whole block, if the kernel has given it to us and nothing of it is leased.
+    pub(crate) fn lease(self: &Arc<Self>, block: usize) -> Option<Lease> {
+        // Relaxed: a first look, so that an empty ring costs one load. It is looked at again below.
+        if self.status(block).load(Ordering::Relaxed) & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        // Acquire: pairs with the Release store of FREE in `Lease::drop`. If the status we saw was that of the block's last round, then either
+        // its leases are not gone yet, and this fails; or they are, and the status is seen as cleared below.
+        self.leases[block].compare_exchange(FREE, OURS + 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // Acquire: pairs with the kernel's write of the status after those of the block's contents.
+        if self.status(block).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+            // Relaxed: nothing was done under this claim, and only the thread that uses the port claims.
+            self.leases[block].store(FREE, Ordering::Relaxed);
+            return None;
+        }
+        Some(Lease { ring: self.clone(), block, start: 0, end: self.block_size })
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.leases.len()
+    }
+
+    fn status(&self, block: usize) -> &AtomicU32 {
+        let at = self.mapping.at(block * self.block_size + BLOCK_STATUS, 4).cast();
+        // SAFETY: inside the mapping, which `self` keeps; aligned, since blocks are whole pages; both sides access it atomically only, and
+        // leases leave it out (see `Lease::place`).
+        unsafe { AtomicU32::from_ptr(at) }
+    }
+}
+
+/// The right to a part of a block.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    ring: Arc<Ring>,
+    block: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Lease {
+    /// The bytes at `range` of the block; `None` when they are not all leased.
+    #[inline]
+    pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+        let (at, len) = self.place(range)?;
+        // SAFETY: inside the mapping, which `self.ring` keeps; leases of a block that is ours do not overlap, and this one is borrowed:
+        // nobody writes. The kernel initialised the memory (zeroes at first).
+        Some(unsafe { slice::from_raw_parts(at, len) })
+    }
+
+    /// As [`Lease::bytes`], to be changed.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        let (at, len) = self.place(range)?;
+        // SAFETY: as in `bytes`, and this lease is borrowed mutably: nobody else reads.
+        Some(unsafe { slice::from_raw_parts_mut(at, len) })
+    }
+
+    /// Splits off everything before `at`; `self` keeps the rest.
+    ///
+    /// # Panics
+    /// When `at` is outside the lease.
+    pub(crate) fn split_front(&mut self, at: usize) -> Self {
+        assert!((self.start..=self.end).contains(&at), "inside the lease");
+        // Relaxed: we hold a lease, so the count is not 0 and cannot become it meanwhile.
+        self.ring.leases[self.block].fetch_add(1, Ordering::Relaxed);
+        let front = Self { ring: self.ring.clone(), block: self.block, start: self.start, end: at };
+        self.start = at;
+        front
+    }
+
+    fn place(&self, range: Range<usize>) -> Option<(*mut u8, usize)> {
+        // The status word is shared with the kernel and never part of a slice.
+        let outside = range.start < self.start.max(BLOCK_STATUS + 4) || range.end > self.end;
+        let len = range.end.checked_sub(range.start).filter(|_| !outside)?;
+        Some((self.ring.mapping.at(self.block * self.ring.block_size + range.start, len), len))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Release: what was done under this lease is done; Acquire: and so is what was done under the others, when this is the last.
+        if self.ring.leases[self.block].fetch_sub(1, Ordering::AcqRel) != OURS + 1 {
+            return;
+        }
+        // Release: pairs with the kernel's read of the status before it fills the block again.
+        self.ring.status(self.block).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        // Release: pairs with the claim in `Ring::lease`, which then sees the status as we have just written it, or later.
+        self.ring.leases[self.block].store(FREE, Ordering::Release);
+    }
+}

@@ -1,0 +1,71 @@
+//! A network interface as the kernel describes it (netdevice(7)).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::sys::{self, Answer};
+use crate::{Error, LinkType, State};
+
+/// linux/if_arp.h.
+const ARPHRD_ETHER: u16 = 1;
+const ARPHRD_LOOPBACK: u16 = 772;
+const ARPHRD_NONE: u16 = 0xfffe;
+
+/// What is known about an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) index: u32,
+    pub(crate) mtu: u32,
+    pub(crate) link: LinkType,
+    pub(crate) address: Option<[u8; 6]>,
+    pub(crate) state: State,
+}
+
+impl Interface {
+    /// Asks about the interface `name` in the network namespace of `socket`.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`]; [`Error::Unsupported`] when its frames begin with what no port reads.
+    pub(crate) fn find(socket: impl AsFd, name: &str) -> Result<Self, Error> {
+        let socket = socket.as_fd();
+        Self::ask(socket, name).map_err(|source| match source.raw_os_error() {
+            Some(libc::ENODEV) => Error::NoInterface { interface: name.into() },
+            None if source.kind() == io::ErrorKind::InvalidInput => {
+                Error::NoInterface { interface: name.into() }
+            }
+            None => Error::Unsupported { name: name.into(), what: source.to_string() },
+            Some(_) => Error::Io { name: name.into(), source },
+        })
+    }
+
+    fn ask(socket: BorrowedFd<'_>, name: &str) -> io::Result<Self> {
+        let ask = |request| sys::interface(socket, request, name);
+        let (Answer::Index(index), Answer::Mtu(mtu), Answer::Flags(flags), Answer::Hardware(kind, address)) = (
+            ask(libc::SIOCGIFINDEX)?,
+            ask(libc::SIOCGIFMTU)?,
+            ask(libc::SIOCGIFFLAGS)?,
+            ask(libc::SIOCGIFHWADDR)?,
+        ) else {
+            unreachable!("each request has its answer")
+        };
+        let link = match kind {
+            ARPHRD_ETHER | ARPHRD_LOOPBACK => LinkType::ETHERNET,
+            ARPHRD_NONE => LinkType::RAW,
+            kind => {
+                return Err(io::Error::other(format!(
+                    "frames of hardware type {kind} are not read, only Ethernet and plain IP (linux/if_arp.h)"
+                )));
+            }
+        };
+        let ready = libc::IFF_UP | libc::IFF_RUNNING;
+        let state = if flags & ready == ready { State::Up } else { State::Down };
+        let address = (kind == ARPHRD_ETHER).then_some(address);
+        Ok(Self { index, mtu, link, address, state })
+    }
+
+    /// Longest frame that the interface takes: its MTU and the link header.
+    pub(crate) fn max_frame(&self) -> usize {
+        let header = if self.link == LinkType::ETHERNET { 14 } else { 0 };
+        self.mtu as usize + header
+    }
+}
