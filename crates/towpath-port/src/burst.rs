@@ -60,19 +60,23 @@ pub struct Burst {
 pub(crate) enum Lent {
     /// A part of a block of a packet socket's ring.
     Block(crate::af_packet::Lease),
+    /// Chunks of an XDP socket's memory.
+    Chunks(crate::af_xdp::Chunks),
 }
 
 impl Lent {
     #[inline]
-    fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+    fn bytes(&self, chunk: u32, range: Range<usize>) -> Option<&[u8]> {
         match self {
             Self::Block(lease) => lease.bytes(range),
+            Self::Chunks(chunks) => chunks.bytes(chunk, range),
         }
     }
 
-    fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+    fn bytes_mut(&mut self, chunk: u32, range: Range<usize>) -> Option<&mut [u8]> {
         match self {
             Self::Block(lease) => lease.bytes_mut(range),
+            Self::Chunks(chunks) => chunks.bytes_mut(chunk, range),
         }
     }
 }
@@ -133,6 +137,22 @@ impl Burst {
         self.used
     }
 
+    /// Whether there is room for another frame within the bounds that the burst was made with.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        !self.is_full() && self.used < self.max_bytes
+    }
+
+    /// How many more frames it may hold.
+    pub(crate) fn vacancies(&self) -> usize {
+        self.max_frames.saturating_sub(self.frames.len())
+    }
+
+    /// Bytes of the burst's own memory that were made part of it.
+    pub(crate) fn used_bytes(&self, range: Range<usize>) -> &[u8] {
+        &self.bytes[..self.used][range]
+    }
+
     /// Makes the next `len` bytes of [`Burst::room`] part of the burst.
     pub(crate) fn advance(&mut self, len: usize) {
         assert!(len <= self.bytes.len() - self.used, "room was asked for");
@@ -148,7 +168,13 @@ impl Burst {
     /// Adds a frame whose bytes are in memory that will be lent with [`Burst::lend`]; those of `frame` are not looked at.
     #[inline]
     pub(crate) fn add_lent(&mut self, range: Range<usize>, frame: Frame<'_>) {
-        self.add(Place::Lent, range, frame);
+        self.add(Place::Lent { chunk: 0 }, range, frame);
+    }
+
+    /// As [`Burst::add_lent`], for memory that is lent in chunks: the number of the chunk, and the place in it.
+    #[inline]
+    pub(crate) fn add_chunk(&mut self, chunk: u32, range: Range<usize>, frame: Frame<'_>) {
+        self.add(Place::Lent { chunk }, range, frame);
     }
 
     /// Lends the memory that the frames of [`Burst::add_lent`] lie in.
@@ -213,9 +239,10 @@ impl Burst {
         let range = entry.range();
         match (entry.place, &mut self.lent) {
             (Place::Own, _) => &mut self.bytes[range],
-            (Place::Lent, lent) => {
-                lent.as_mut().and_then(|lent| lent.bytes_mut(range)).expect("the port lent what it added")
-            }
+            (Place::Lent { chunk }, lent) => lent
+                .as_mut()
+                .and_then(|lent| lent.bytes_mut(chunk, range))
+                .expect("the port lent what it added"),
         }
     }
 
@@ -224,9 +251,11 @@ impl Burst {
         let range = entry.range();
         match entry.place {
             Place::Own => &self.bytes[range],
-            Place::Lent => {
-                self.lent.as_ref().and_then(|lent| lent.bytes(range)).expect("the port lent what it added")
-            }
+            Place::Lent { chunk } => self
+                .lent
+                .as_ref()
+                .and_then(|lent| lent.bytes(chunk, range))
+                .expect("the port lent what it added"),
         }
     }
 
@@ -240,7 +269,10 @@ impl Burst {
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Own,
-    Lent,
+    /// A port's; the number of the chunk, where that lends several.
+    Lent {
+        chunk: u32,
+    },
 }
 
 #[derive(Debug)]

@@ -1,8 +1,10 @@
 //! Where packets come from and go to.
 //!
-//! A [`Port`] receives and sends frames in batches; a [`Burst`] is the reusable memory of one batch. The drivers here
-//! need no privilege: [`pcap`] files in and out, and [`Loopback`] for tests and for programs that bring their own
-//! packets.
+//! A [`Port`] receives and sends frames in batches; a [`Burst`] is the reusable memory of one batch. These drivers need no
+//! privilege: [`pcap`] files in and out, [`Loopback`] for tests and for programs that bring their own packets, and a
+//! [`generator`] of traffic. These are live: [`af_packet`] for any interface, [`af_xdp`] for its queues before the network stack,
+//! [`tun`] for interfaces of one's own, [`nfqueue`] behind an existing iptables or nftables set-up. What their frames leave undone ([`Offload`]) every
+//! port puts right on the way out where its medium cannot; [`checksum`] and [`segment`] do it for whoever changes packets.
 //!
 //! ```no_run
 //! use towpath_port::{Burst, Port, Received, pcap};
@@ -21,19 +23,24 @@
 //! ```
 
 pub mod af_packet;
+pub mod af_xdp;
 mod burst;
 pub mod checksum;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
 mod error;
+pub mod generator;
 mod headers;
 mod interface;
 mod link;
+#[cfg(test)]
+mod live;
 mod loopback;
 mod mapping;
 mod meta;
 #[cfg(any(test, feature = "test-util"))]
 pub mod netns;
+pub mod nfqueue;
 mod offload;
 pub mod pcap;
 mod port;
@@ -41,6 +48,7 @@ pub mod segment;
 mod stage;
 mod stats;
 mod sys;
+pub mod tun;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;

@@ -33,19 +33,15 @@ impl Mapping {
     /// `len` bytes of this process's own, zeroes.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a new mapping, at an address of the kernel's choice.
-        let base =
-            unsafe { mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE | MapFlags::POPULATE) }?;
+        let base = unsafe { mmap_anonymous(null_mut(), len, protection, flags) }?;
         Self::new(base, len)
     }
 
     fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 
     /// The address of the byte at `offset`.

@@ -1,10 +1,11 @@
 //! Network namespaces for tests: each has its own interfaces, and goes with the thread that made it.
 
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sys;
+use crate::{Error, sys};
 
 /// Runs `test` on a thread of its own in a new network namespace, with `lo` up and without IPv6's own traffic.
 ///
@@ -22,16 +23,93 @@ pub fn within(test: impl FnOnce() + Send) {
             println!("skipped: no program ip (iproute2)");
             return;
         }
-        for conf in ["all", "default"] {
-            // A kernel without IPv6 has no such file.
-            let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{conf}/disable_ipv6"), "1");
-        }
-        ip("link set lo up");
+        prepare();
         test();
     };
     let result = thread::scope(|scope| scope.spawn(run).join());
     if let Err(panic) = result {
         std::panic::resume_unwind(panic);
+    }
+}
+
+fn prepare() {
+    for conf in ["all", "default"] {
+        // A kernel without IPv6 has no such file.
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{conf}/disable_ipv6"), "1");
+    }
+    ip("link set lo up");
+}
+
+/// A machine of its own: a thread in a new network namespace, where closures can be run. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Host {
+    tid: i32,
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+impl Host {
+    /// A new one, with `lo` up and without IPv6's own traffic; call it inside [`within`], which looks for the privilege.
+    ///
+    /// # Panics
+    /// Without the privilege.
+    #[expect(clippy::new_without_default, reason = "it is no plain value")]
+    pub fn new() -> Self {
+        let (jobs, work) = mpsc::channel::<Job>();
+        let (ready, tid) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            sys::unshare_network().expect("a new network namespace");
+            prepare();
+            ready.send(rustix::thread::gettid().as_raw_nonzero().get()).expect("the test waits");
+            work.into_iter().for_each(|job| job());
+        });
+        let tid = tid.recv().expect("the host starts");
+        Self { tid, jobs: Some(jobs), thread: Some(thread) }
+    }
+
+    /// Runs `job` there, and waits for what it returns.
+    ///
+    /// # Panics
+    /// When `job` does.
+    pub fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
+        self.start(job).recv().expect("the job returns")
+    }
+
+    /// Runs `job` there, and does not wait.
+    ///
+    /// # Panics
+    /// When an earlier job did.
+    pub fn start<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> mpsc::Receiver<R> {
+        let (done, result) = mpsc::channel();
+        let job = Box::new(move || {
+            // Nobody waits for a job that was started and forgotten.
+            let _ = done.send(job());
+        });
+        self.jobs.as_ref().expect("it has not ended").send(job).expect("the host runs");
+        result
+    }
+
+    /// Moves an interface of the calling thread's namespace there, gives it an address with its prefix length, and brings it up.
+    ///
+    /// # Panics
+    /// When ip(8) fails.
+    pub fn take(&self, interface: &str, address: &str) {
+        ip(&format!("link set {interface} netns {}", self.tid));
+        let (interface, address) = (interface.to_owned(), address.to_owned());
+        self.run(move || {
+            ip(&format!("addr add {address} dev {interface}"));
+            ip(&format!("link set {interface} up"));
+        });
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.jobs = None;
+        // A panic in there was seen by whoever waited for the job.
+        self.thread.take().map(thread::JoinHandle::join);
     }
 }
 
@@ -58,6 +136,25 @@ pub fn veth(one: &str, other: &str) {
     ip(&format!("link add {one} type veth peer name {other}"));
     ip(&format!("link set {one} up"));
     ip(&format!("link set {other} up"));
+}
+
+/// Opens a port, again and again while its interface is in use: a process that another test has just started holds this one's
+/// descriptors until it runs its program.
+///
+/// # Errors
+/// What `open` says otherwise.
+///
+/// # Panics
+/// When it is in use for more than ten seconds.
+pub fn patiently<P>(mut open: impl FnMut() -> Result<P, Error>) -> Result<P, Error> {
+    let mut result = open();
+    until(|| {
+        if matches!(result, Err(Error::InUse { .. })) {
+            result = open();
+        }
+        !matches!(result, Err(Error::InUse { .. }))
+    });
+    result
 }
 
 /// Looks until `met`: the kernel tells of a changed link when it gets to it.

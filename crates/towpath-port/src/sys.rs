@@ -1,9 +1,11 @@
 //! The system calls that rustix does not have. With the drivers' rings the only files of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::ptr::null_mut;
 
 use libc::{c_int, c_ulong, socklen_t};
@@ -82,6 +84,39 @@ pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[[&[u8]; 2]]) -> io::Resu
     checked(sent).map(|sent| sent as usize)
 }
 
+/// One recvmmsg(2) that never blocks: message by message into the parts of `memory` that are `stride` long, at most as many as `lens` has places.
+/// Their lengths go to `lens`; what did not fit is longer there than `stride`. Returns how many came.
+pub(crate) fn receive_many(
+    fd: BorrowedFd<'_>,
+    memory: &mut [u8],
+    stride: usize,
+    lens: &mut [u32],
+) -> io::Result<usize> {
+    // SAFETY: headers of zeroes are messages of nothing.
+    let mut headers: [libc::mmsghdr; MESSAGES] = unsafe { zeroed() };
+    let mut parts = [libc::iovec { iov_base: null_mut(), iov_len: 0 }; MESSAGES];
+    let mut count = 0;
+    for ((header, part), bytes) in
+        headers.iter_mut().zip(&mut parts).zip(memory.chunks_exact_mut(stride)).take(lens.len())
+    {
+        part.iov_base = bytes.as_mut_ptr().cast();
+        part.iov_len = bytes.len();
+        header.msg_hdr.msg_iov = part;
+        header.msg_hdr.msg_iovlen = 1;
+        count += 1;
+    }
+    // MSG_TRUNC: the length is the message's own, also when that is more than fits.
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    let (fd, headers_at) = (fd.as_raw_fd(), headers.as_mut_ptr());
+    // SAFETY: each header points to one part, and the parts to pieces of `memory` that do not overlap and are borrowed mutably until
+    // this call returns.
+    let came = checked(unsafe { libc::recvmmsg(fd, headers_at, count, flags, null_mut()) })? as usize;
+    for (len, header) in lens.iter_mut().zip(&headers[..came]) {
+        *len = header.msg_len;
+    }
+    Ok(came)
+}
+
 /// What interface requests (netdevice(7)) answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -129,6 +164,143 @@ fn named(name: &str) -> io::Result<libc::ifreq> {
         *to = from as libc::c_char;
     }
     Ok(request)
+}
+
+/// Binds an XDP socket to one queue of an interface.
+pub(crate) fn bind_xdp(fd: BorrowedFd<'_>, index: u32, queue: u32, flags: u16) -> io::Result<()> {
+    // SAFETY: a sockaddr_xdp of zeroes is one.
+    let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
+    address.sxdp_family = libc::AF_XDP as u16;
+    address.sxdp_flags = flags;
+    address.sxdp_ifindex = index;
+    address.sxdp_queue_id = queue;
+    bind(fd, &address)
+}
+
+/// Has the kernel look at an XDP socket's rings: a sendto(2) or recvfrom(2) of nothing.
+pub(crate) fn kick(fd: BorrowedFd<'_>, send: bool) -> io::Result<()> {
+    let (fd, none, flags) = (fd.as_raw_fd(), null_mut(), libc::MSG_DONTWAIT);
+    let done = if send {
+        // SAFETY: no memory is passed.
+        unsafe { libc::sendto(fd, none, 0, flags, null_mut(), 0) }
+    } else {
+        // SAFETY: no memory is passed.
+        unsafe { libc::recvfrom(fd, none, 0, flags, null_mut(), null_mut()) }
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// bpf(2) with an attribute that holds no pointer.
+pub(crate) fn bpf_do(command: u32, attribute: &[u64]) -> io::Result<c_int> {
+    let len = size_of_val(attribute);
+    // SAFETY: the kernel reads `len` bytes of `attribute`; the callers' commands have no pointers in theirs, or ones that live until
+    // the call returns.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, attribute.as_ptr(), len) };
+    checked(done as c_int)
+}
+
+/// As [`bpf_do`], for commands that return a descriptor (closed on exec(2), as all of bpf's are).
+pub(crate) fn bpf_new(command: u32, attribute: &[u64]) -> io::Result<OwnedFd> {
+    let fd = bpf_do(command, attribute)?;
+    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sets one entry of a map of 32-bit keys and values.
+pub(crate) fn bpf_update(command: u32, map: BorrowedFd<'_>, key: u32, value: u32) -> io::Result<()> {
+    // bpf_attr: map_fd, key, value, flags.
+    let attribute = [map.as_raw_fd() as u64, &raw const key as u64, &raw const value as u64, 0];
+    bpf_do(command, &attribute).map(drop)
+}
+
+/// Loads a program.
+pub(crate) fn bpf_load(
+    command: u32,
+    kind: u32,
+    code: &[u64],
+    flags: u32,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let license = c"Dual MIT/GPL";
+    let pair = |low: u32, high: u32| {
+        let ([a, b, c, d], [e, f, g, h]) = (low.to_ne_bytes(), high.to_ne_bytes());
+        u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+    };
+    // bpf_attr: prog_type, insn_cnt; insns; license; log_level, log_size; log_buf; kern_version, prog_flags; prog_name (16 bytes);
+    // prog_ifindex, expected_attach_type.
+    let attribute = [
+        pair(kind, code.len() as u32),
+        code.as_ptr() as u64,
+        license.as_ptr() as u64,
+        0,
+        0,
+        pair(0, flags),
+        u64::from_ne_bytes(*b"towpath\0"),
+        0,
+        pair(0, attach_type),
+    ];
+    bpf_new(command, &attribute)
+}
+
+/// Pins `fd` at a path of a bpf file system.
+pub(crate) fn bpf_pin(command: u32, path: &Path, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
+    // bpf_attr: pathname; bpf_fd, file_flags.
+    bpf_do(command, &[path.as_ptr() as u64, fd.as_raw_fd() as u64]).map(drop)
+}
+
+/// What is pinned at a path.
+pub(crate) fn bpf_path(command: u32, path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
+    bpf_new(command, &[path.as_ptr() as u64, 0])
+}
+
+/// TUNSETIFF on /dev/net/tun: attaches the descriptor to a TUN or TAP interface, which is made if it is not there. Returns its name.
+pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
+    let mut request = named(name)?;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: the kernel reads and writes one ifreq, which lives until the call returns.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+    Ok(request.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect())
+}
+
+/// Whether the descriptor is still attached to an interface (TUNGETIFF).
+pub(crate) fn tun_attached(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: an ifreq of zeroes is one without a name.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    // SAFETY: the kernel writes one ifreq, which lives until the call returns.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) }).is_ok()
+}
+
+/// TUNSETOFFLOAD: what the kernel may hand over undone.
+pub(crate) fn tun_offload(fd: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
+    // SAFETY: the argument is a number.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, c_ulong::from(flags)) })?;
+    Ok(())
+}
+
+/// TUNSETPERSIST: whether the interface stays when its last descriptor is closed.
+pub(crate) fn tun_persist(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    // SAFETY: the argument is a number.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETPERSIST, c_ulong::from(on)) })?;
+    Ok(())
+}
+
+/// TUNSETSNDBUF: bytes written and not yet taken in by the network.
+pub(crate) fn tun_send_buffer(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
+    // SAFETY: the kernel reads one int, which lives until the call returns.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETSNDBUF, &raw const bytes) })?;
+    Ok(())
+}
+
+/// Brings the interface `name` up.
+pub(crate) fn interface_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let Answer::Flags(flags) = interface(fd, libc::SIOCGIFFLAGS, name)? else { return Ok(()) };
+    let mut request = named(name)?;
+    request.ifr_ifru.ifru_flags = (flags | libc::IFF_UP) as libc::c_short;
+    // SAFETY: the kernel reads one ifreq, which lives until the call returns.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })?;
+    Ok(())
 }
 
 /// A new network namespace for the calling thread alone.

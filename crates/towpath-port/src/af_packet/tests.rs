@@ -18,7 +18,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(vnet_hdr: bool) -> Box<dyn Wire> {
+    fn wire(vnet_hdr: bool) -> Box<dyn Wire> {
         let end = |name| Socket::open(Config { vnet_hdr, ..config(name) }).unwrap();
         Box::new(Self { tx: end("v0"), rx: end("v1") })
     }
@@ -44,8 +44,8 @@ fn conforms() {
         veth("v0", "v1");
         ip("link set v0 mtu 9000");
         ip("link set v1 mtu 9000");
-        conformance::check(|| Pair::new(false));
-        conformance::check(|| Pair::new(true));
+        conformance::check(|| Pair::wire(false));
+        conformance::check(|| Pair::wire(true));
     });
 }
 

@@ -1,0 +1,460 @@
+//! XDP sockets (AF_XDP): frames of an interface's queue in memory shared with the kernel, before its network stack sees them.
+//!
+//! Received frames are lent to the burst where they lie; sent ones are copied into chunks of the port's own. All frames of a queue with a
+//! socket come here, none reaches this machine's network stack. The XDP program is part of the port (see `program.rs`).
+//! Needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+//!
+//! XDP knows nothing of unfinished checksums and frames to be cut: [`Config::find_partial`] recognises the first (what a host with checksum
+//! offload sends over veth); the second must be off at the sender (`ethtool -K eth0 tso off gso off`), or it must send no more
+//! than one buffer at a time. What goes out is always finished.
+//!
+//! Frames bring no time; they get that of the call that received them.
+//!
+//! References: Documentation/networking/af_xdp.rst, linux/if_xdp.h.
+
+mod config;
+mod program;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod umem;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::burst::Lent;
+use crate::interface::Interface;
+use crate::stage::{Medium, Stage};
+use crate::{
+    Burst, Caps, Error, Frame, LinkType, Meta, Port, Received, Segmentation, State, Stats, checksum, sys,
+};
+
+pub use config::{After, Config, Mode};
+use program::{Attach, Program, QUEUES};
+use ring::{Descriptor, Offsets, Ring};
+pub(crate) use umem::Chunks;
+use umem::{CHUNK, Chunk, LENT, Umem};
+
+/// Longest frame in one buffer: XDP keeps 256 bytes in front of it, and the tail of a page for itself.
+const SINGLE: usize = CHUNK - 256;
+/// Most buffers of one frame: MAX_SKB_FRAGS and the first.
+const BUFFERS: usize = 18;
+/// Calls in a row that bring the kernel to send what is in the ring; one sends at most 32 frames.
+const KICKS: usize = 256;
+
+/// An XDP socket on one queue of an interface as a port.
+///
+/// ```no_run
+/// use towpath_port::{Burst, Port, Received, af_xdp};
+///
+/// let mut port = af_xdp::Socket::open(af_xdp::Config::new("eth0"))?;
+/// let mut burst = Burst::new(64);
+/// while port.receive(&mut burst)? != Received::End {
+///     port.send(&mut burst.iter())?; // back where it came from
+/// }
+/// # Ok::<(), towpath_port::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Socket {
+    config: Config,
+    queue: u32,
+    socket: OwnedFd,
+    /// For requests about the interface.
+    control: OwnedFd,
+    interface: Interface,
+    umem: Arc<Umem>,
+    free: Vec<Chunk>,
+    fill: Ring<u64>,
+    completion: Ring<u64>,
+    rx: Ring<Descriptor>,
+    tx: Ring<Descriptor>,
+    _program: Arc<Program>,
+    stage: Stage,
+    stats: Stats,
+}
+
+impl Socket {
+    /// Attaches the program to the interface and opens a socket on its queue 0.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`], [`Error::Privilege`], [`Error::Unsupported`], [`Error::InUse`], [`Error::Config`], [`Error::Io`].
+    pub fn open(config: Config) -> Result<Self, Error> {
+        let mut sockets = Self::open_queues(&config, 1)?;
+        Ok(sockets.remove(0))
+    }
+
+    /// Attaches the program to the interface and opens a socket on each of its queues from 0 to `queues - 1`, for a thread each. What comes in
+    /// on another queue goes past the ports ([`After::Pass`]) or is dropped ([`After::Drop`]).
+    ///
+    /// # Errors
+    /// As [`Socket::open`].
+    pub fn open_queues(config: &Config, queues: u32) -> Result<Vec<Self>, Error> {
+        config.check()?;
+        let name = &config.interface;
+        if !(1..=QUEUES).contains(&queues) {
+            let what = format!("from 1 to {QUEUES} queues");
+            return Err(Error::Config { name: name.clone(), what });
+        }
+        // First of all: it says whether there is AF_XDP.
+        let probe = sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
+        drop(probe.map_err(|error| config.refused("opening a socket", error))?);
+        let control = control(name)?;
+        let interface = Interface::find(&control, name)?;
+        if interface.link != LinkType::ETHERNET {
+            let what = "XDP needs an Ethernet interface: use tun or af_packet".into();
+            return Err(Error::Unsupported { name: name.clone(), what });
+        }
+        config.fits(&interface)?;
+        let attach = Attach {
+            index: interface.index,
+            native: config.mode == Mode::Native,
+            frags: config.multi_buffer,
+            pin: match &config.after {
+                After::Pass => None,
+                After::Drop(pin) => Some(pin),
+            },
+        };
+        let program =
+            Program::attach(attach).map_err(|error| config.refused("attaching the XDP program", error))?;
+        let program = Arc::new(program);
+        (0..queues).map(|queue| Self::open_one(config, interface, queue, &program)).collect()
+    }
+
+    fn open_one(
+        config: &Config,
+        interface: Interface,
+        queue: u32,
+        program: &Arc<Program>,
+    ) -> Result<Self, Error> {
+        let io = |source| Error::Io { name: config.interface.clone(), source };
+        let socket = sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0).map_err(io)?;
+        let fd = socket.as_fd();
+        let (umem, free) = Umem::new(config.chunks).map_err(io)?;
+        let set = |name, words: &[u32]| sys::set(fd, libc::SOL_XDP, name, words).map_err(io);
+        // struct xdp_umem_reg: address, length, chunk size, headroom, flags, metadata.
+        let (address, len) = umem.place();
+        let registration = [halves(address), halves(len), [CHUNK as u32, 0], [0, 0]].concat();
+        set(libc::XDP_UMEM_REG, &registration)?;
+        // Half of the chunks may wait in the fill ring, the rest is lent or being sent.
+        let size = config.chunks / 2;
+        let rings =
+            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING];
+        for ring in rings {
+            set(ring, &[size])?;
+        }
+        let [rx, tx, fill, completion] = offsets(fd).map_err(io)?;
+        let page = |offset: libc::off_t| offset as u64;
+        let mut port = Self {
+            fill: Ring::map(fd, libc::XDP_UMEM_PGOFF_FILL_RING, fill, size, true).map_err(io)?,
+            completion: Ring::map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, completion, size, false)
+                .map_err(io)?,
+            rx: Ring::map(fd, page(libc::XDP_PGOFF_RX_RING), rx, size, false).map_err(io)?,
+            tx: Ring::map(fd, page(libc::XDP_PGOFF_TX_RING), tx, size, true).map_err(io)?,
+            control: control(&config.interface)?,
+            config: config.clone(),
+            queue,
+            interface,
+            umem,
+            free,
+            _program: program.clone(),
+            stage: Stage::default(),
+            stats: Stats::default(),
+            socket,
+        };
+        port.refill();
+        let copy = if config.zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY };
+        let frags = if config.multi_buffer { libc::XDP_USE_SG } else { 0 };
+        let flags = copy | frags | libc::XDP_USE_NEED_WAKEUP;
+        let fd = port.socket.as_fd();
+        sys::bind_xdp(fd, interface.index, queue, flags)
+            .map_err(|error| config.refused(&format!("binding to queue {queue}"), error))?;
+        if let Some(micros) = config.busy_poll {
+            // SO_PREFER_BUSY_POLL, SO_BUSY_POLL_BUDGET: asm-generic/socket.h.
+            let options = [(69, 1), (libc::SO_BUSY_POLL, micros), (70, 64)];
+            for (option, value) in options {
+                sys::set(fd, libc::SOL_SOCKET, option, &[value])
+                    .map_err(|error| config.refused("busy polling", error))?;
+            }
+        }
+        program.serve(queue, fd).map_err(|error| config.refused("serving the queue", error))?;
+        Ok(port)
+    }
+
+    /// Gives free chunks to the kernel for what arrives: losses come from an empty fill ring.
+    fn refill(&mut self) {
+        self.umem.take_back(&mut self.free);
+        // What is being sent keeps chunks of its own, so that neither direction starves the other.
+        let reserve = self.config.chunks as usize / 4;
+        let count = (self.fill.ready() as usize).min(self.free.len().saturating_sub(reserve));
+        for ahead in 0..count as u32 {
+            let Some(chunk) = self.free.pop() else { break };
+            let address = self.umem.give(chunk);
+            self.fill.set(ahead, address);
+        }
+        self.fill.advance(count as u32);
+    }
+
+    /// Takes back what was sent.
+    fn complete(&mut self) {
+        let count = self.completion.ready();
+        for ahead in 0..count {
+            self.free.extend(self.umem.taken(self.completion.get(ahead)));
+        }
+        self.completion.advance(count);
+    }
+
+    /// Takes one frame out of the RX ring: `buffers` descriptors from `ahead` on.
+    fn take(&mut self, ahead: u32, buffers: u32, burst: &mut Burst, lent: &mut Chunks, time_ns: u64) {
+        let meta = Meta { queue: self.queue as u16, ..Meta::default() };
+        let (link, interface) = (LinkType::ETHERNET, self.interface.index);
+        let mut frame = Frame { bytes: &[], wire_len: 0, time_ns, link, interface, meta };
+        if buffers == 1 {
+            let descriptor = self.rx.get(ahead);
+            let start = (descriptor.address % CHUNK as u64) as usize;
+            let range = start..start + descriptor.len as usize;
+            let Some(chunk) = self.umem.taken(descriptor.address) else {
+                self.stats.dropped.rx_invalid += 1;
+                return;
+            };
+            let Some(bytes) = self.umem.bytes(&chunk, range.clone()) else {
+                self.stats.dropped.rx_invalid += 1;
+                self.free.push(chunk);
+                return;
+            };
+            if self.config.find_partial {
+                frame.meta.offload.checksum = checksum::detect(Frame::new(bytes, link));
+            }
+            self.stats.count_received(range.len());
+            let number = lent.add(chunk);
+            burst.add_chunk(number, range, frame);
+            return;
+        }
+        // Several buffers become one frame: a copy.
+        let begin = burst.used();
+        for ahead in ahead..ahead + buffers {
+            let descriptor = self.rx.get(ahead);
+            let start = (descriptor.address % CHUNK as u64) as usize;
+            let Some(chunk) = self.umem.taken(descriptor.address) else { continue };
+            if let Some(bytes) = self.umem.bytes(&chunk, start..start + descriptor.len as usize) {
+                burst.room(bytes.len()).copy_from_slice(bytes);
+                burst.advance(bytes.len());
+            }
+            self.free.push(chunk);
+        }
+        let range = begin..burst.used();
+        if self.config.find_partial {
+            frame.meta.offload.checksum = checksum::detect(Frame::new(burst.used_bytes(range.clone()), link));
+        }
+        self.stats.count_received(range.len());
+        burst.add_own(range, frame);
+    }
+
+    /// Descriptors of the frame that begins at `ahead`, of `count` that there are; none when its end is not there yet.
+    fn buffers(&self, ahead: u32, count: u32) -> Option<u32> {
+        let last = (ahead..count).find(|at| self.rx.get(*at).options & libc::XDP_PKT_CONTD == 0)?;
+        Some(last + 1 - ahead)
+    }
+
+    /// Has the kernel send what is in the TX ring, as far as it will.
+    fn kick(&mut self) -> Result<(), Error> {
+        for _ in 0..KICKS {
+            if self.tx.outstanding() == 0 || !self.tx.needs_wakeup() {
+                return Ok(());
+            }
+            let Err(error) = sys::kick(self.socket.as_fd(), true) else {
+                self.complete();
+                continue;
+            };
+            match error.raw_os_error() {
+                // EAGAIN: it has sent some, and there are more. EBUSY: the driver is at it. ENOBUFS: its queue is full.
+                Some(libc::EAGAIN | libc::EINTR) => self.complete(),
+                Some(libc::EBUSY | libc::ENOBUFS) => return Ok(()),
+                // The interface is down or gone: what is in the ring stays there until it is up.
+                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => return Ok(()),
+                _ => return Err(Error::Io { name: self.config.interface.clone(), source: error }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts one frame into the TX ring; it is counted.
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let buffers = bytes.len().div_ceil(CHUNK).max(1);
+        if (self.tx.ready() as usize) < buffers || self.free.len() < buffers {
+            self.complete();
+            self.umem.take_back(&mut self.free);
+            self.kick()?;
+        }
+        if (self.tx.ready() as usize) < buffers || self.free.len() < buffers {
+            self.stats.dropped.tx_full += 1;
+            return Ok(());
+        }
+        for (ahead, part) in bytes.chunks(CHUNK).enumerate() {
+            let Some(mut chunk) = self.free.pop() else { break };
+            if let Some(room) = self.umem.bytes_mut(&mut chunk, 0..part.len()) {
+                room.copy_from_slice(part);
+            }
+            let options = if ahead + 1 < buffers { libc::XDP_PKT_CONTD } else { 0 };
+            let address = self.umem.give(chunk);
+            self.tx.set(ahead as u32, Descriptor { address, len: part.len() as u32, options });
+        }
+        self.tx.advance(buffers as u32);
+        self.stats.count_sent(bytes.len());
+        Ok(())
+    }
+
+    /// Longest frame that goes out.
+    fn max_frame(&self) -> usize {
+        let most = if self.config.multi_buffer { BUFFERS * CHUNK } else { CHUNK };
+        self.interface.max_frame().min(most)
+    }
+}
+
+impl Port for Socket {
+    fn name(&self) -> &str {
+        &self.config.interface
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            receive: true,
+            send: true,
+            link: Some(LinkType::ETHERNET),
+            mtu: Some(self.interface.mtu),
+            max_frame: Some(self.max_frame() as u32),
+            address: self.interface.address,
+            ..Caps::default()
+        }
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        burst.clear();
+        self.complete();
+        self.refill();
+        let busy = self.config.busy_poll.is_some();
+        let mut count = self.rx.ready();
+        if count == 0 && (busy || self.fill.needs_wakeup()) {
+            // EAGAIN and the like: nothing is there yet.
+            let _ = sys::kick(self.socket.as_fd(), false);
+            count = self.rx.ready();
+        }
+        if count == 0 {
+            return Ok(Received::Nothing);
+        }
+        let time_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let mut lent = Chunks::new(self.umem.clone());
+        let most = burst.vacancies().min(LENT);
+        let mut ahead = 0;
+        while burst.len() < most {
+            let Some(buffers) = self.buffers(ahead, count) else { break };
+            self.take(ahead, buffers, burst, &mut lent, time_ns);
+            ahead += buffers;
+            if ahead == count {
+                break;
+            }
+        }
+        self.rx.advance(ahead);
+        burst.lend(Lent::Chunks(lent));
+        Ok(if burst.is_empty() { Received::Nothing } else { Received::Frames })
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        let medium = Medium {
+            link: LinkType::ETHERNET,
+            max_piece: self.max_frame(),
+            checksum: false,
+            segmentation: Segmentation::default(),
+        };
+        self.complete();
+        self.umem.take_back(&mut self.free);
+        let mut stage = std::mem::take(&mut self.stage);
+        let name = std::mem::take(&mut self.config.interface);
+        let sent = stage.send(&name, &medium, frames, |stage, pieces| {
+            pieces.iter().try_for_each(|piece| self.put(stage.bytes(piece)))
+        });
+        self.config.interface = name;
+        self.stage = stage;
+        self.kick()?;
+        sent
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.kick()
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn state(&mut self) -> Result<State, Error> {
+        match Interface::find(&self.control, &self.config.interface) {
+            Ok(found) if found.index == self.interface.index => {
+                self.interface = found;
+                Ok(found.state)
+            }
+            Ok(_) | Err(Error::NoInterface { .. }) => Ok(State::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A port of several queues is opened again as a port of queue 0 only when it was that: the others share its program, so drop them
+    /// all and call [`Socket::open_queues`].
+    fn reopen(&mut self) -> Result<(), Error> {
+        if self.state()? != State::Gone {
+            return Ok(());
+        }
+        if Arc::strong_count(&self._program) > 1 || self.queue > 0 {
+            let what = "one of several queues: close them all, and open them together".into();
+            return Err(Error::Unsupported { name: self.config.interface.clone(), what });
+        }
+        let stats = self.stats();
+        let fresh = Self::open(self.config.clone())?;
+        *self = Self { stats, ..fresh };
+        Ok(())
+    }
+
+    fn stats(&mut self) -> Stats {
+        // struct xdp_statistics: rx_dropped, rx_invalid_descs, tx_invalid_descs, rx_ring_full, rx_fill_ring_empty_descs, tx_ring_empty_descs.
+        let mut counters = [0; 12];
+        let mut stats = self.stats;
+        if sys::get(self.socket.as_fd(), libc::SOL_XDP, libc::XDP_STATISTICS, &mut counters).is_ok() {
+            let counter = |at: usize| whole(counters[2 * at], counters[2 * at + 1]);
+            stats.dropped.rx_full += counter(0) + counter(3);
+            stats.dropped.tx_refused += counter(2);
+        }
+        stats
+    }
+}
+
+fn control(name: &str) -> Result<OwnedFd, Error> {
+    sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(|source| Error::Io { name: name.into(), source })
+}
+
+/// Where the rings' parts are: `struct xdp_mmap_offsets`, for rx, tx, fill and completion each producer, consumer, entries, flags.
+fn offsets(socket: BorrowedFd<'_>) -> std::io::Result<[Offsets; 4]> {
+    let mut raw = [0; 32];
+    if sys::get(socket, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, &mut raw)? != size_of_val(&raw) {
+        return Err(std::io::Error::other("this kernel's AF_XDP has no need_wakeup: Linux 5.4 is the least"));
+    }
+    let number = |at: usize| whole(raw[2 * at], raw[2 * at + 1]) as usize;
+    Ok(std::array::from_fn(|ring| {
+        let at = ring * 4;
+        Offsets {
+            producer: number(at),
+            consumer: number(at + 1),
+            entries: number(at + 2),
+            flags: number(at + 3),
+        }
+    }))
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = value.to_ne_bytes();
+    [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])]
+}
+
+fn whole(first: u32, second: u32) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}

@@ -1,0 +1,134 @@
+//! The XDP program in front of the sockets: a few instructions, made here and loaded with bpf(2). No compiler is needed.
+//!
+//! ```text
+//! r2 = ctx->rx_queue_index
+//! r1 = the map of sockets
+//! r3 = what becomes of a frame whose queue has no socket: XDP_PASS, or XDP_DROP
+//! return bpf_redirect_map(r1, r2, r3)
+//! ```
+//!
+//! It is attached with a BPF link, which goes when the last descriptor of it is closed: when the process ends, however it ends, the
+//! interface is as before (fail open). A link that is pinned in a bpf file system stays, and with `XDP_DROP` the interface
+//! then brings nothing to anybody (fail closed), until the port opens it again or the pin is removed.
+//!
+//! References: linux/bpf.h, Documentation/bpf/map_xskmap.rst.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use crate::sys;
+
+/// enum bpf_cmd.
+const MAP_CREATE: u32 = 0;
+const MAP_UPDATE_ELEM: u32 = 2;
+const PROG_LOAD: u32 = 5;
+const OBJ_PIN: u32 = 6;
+const OBJ_GET: u32 = 7;
+const LINK_CREATE: u32 = 28;
+const LINK_UPDATE: u32 = 29;
+/// BPF_MAP_TYPE_XSKMAP, BPF_PROG_TYPE_XDP, BPF_XDP (attach type), BPF_F_XDP_HAS_FRAGS.
+const XSKMAP: u32 = 17;
+const PROG_XDP: u32 = 6;
+const ATTACH_XDP: u32 = 37;
+const HAS_FRAGS: u32 = 1 << 5;
+/// linux/if_link.h.
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+/// enum xdp_action.
+const XDP_DROP: i32 = 1;
+const XDP_PASS: i32 = 2;
+
+/// Queues that one program can serve.
+pub(super) const QUEUES: u32 = 64;
+
+/// A loaded and attached program with its map of sockets.
+#[derive(Debug)]
+pub(super) struct Program {
+    map: OwnedFd,
+    /// Detaches when it is closed, unless it is pinned.
+    _link: OwnedFd,
+}
+
+/// How it is attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attach<'a> {
+    pub(super) index: u32,
+    /// In the driver; otherwise in the general code behind it.
+    pub(super) native: bool,
+    /// Frames of several buffers.
+    pub(super) frags: bool,
+    /// Where the link is pinned; drop what has no socket then.
+    pub(super) pin: Option<&'a Path>,
+}
+
+impl Program {
+    pub(super) fn attach(attach: Attach<'_>) -> io::Result<Self> {
+        // bpf_attr for MAP_CREATE: type, key size, value size, entries.
+        let map = sys::bpf_new(MAP_CREATE, &words(&[XSKMAP, 4, 4, QUEUES]))?;
+        let program = load(map.as_fd(), attach)?;
+        let link = match attach.pin {
+            Some(pin) => pinned(program.as_fd(), attach, pin)?,
+            None => link(program.as_fd(), attach)?,
+        };
+        Ok(Self { map, _link: link })
+    }
+
+    /// Frames of `queue` go to `socket` from now on.
+    pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let value = socket.as_raw_fd() as u32;
+        sys::bpf_update(MAP_UPDATE_ELEM, self.map.as_fd(), queue, value)
+    }
+}
+
+fn load(map: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
+    let miss = if attach.pin.is_some() { XDP_DROP } else { XDP_PASS };
+    // struct bpf_insn: code, registers (source, destination), offset, immediate.
+    let instruction = |code: u8, registers: u8, offset: i16, immediate: i32| {
+        let [a, b] = offset.to_ne_bytes();
+        let [c, d, e, f] = immediate.to_ne_bytes();
+        u64::from_ne_bytes([code, registers, a, b, c, d, e, f])
+    };
+    let code = [
+        instruction(0x61, 0x12, 16, 0), // r2 = *(u32 *)(r1 + 16), xdp_md.rx_queue_index
+        instruction(0x18, 0x11, 0, map.as_raw_fd()), // r1 = map (BPF_PSEUDO_MAP_FD)
+        instruction(0, 0, 0, 0),        // its second half
+        instruction(0xb7, 0x03, 0, miss), // r3 = miss
+        instruction(0x85, 0, 0, 51),    // call bpf_redirect_map
+        instruction(0x95, 0, 0, 0),     // exit
+    ];
+    sys::bpf_load(PROG_LOAD, PROG_XDP, &code, if attach.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)
+}
+
+fn link(program: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
+    let mode = if attach.native { XDP_FLAGS_DRV_MODE } else { XDP_FLAGS_SKB_MODE };
+    // bpf_attr for LINK_CREATE: program, interface, attach type, flags.
+    sys::bpf_new(LINK_CREATE, &words(&[program.as_raw_fd() as u32, attach.index, ATTACH_XDP, mode]))
+}
+
+/// The link at `pin` with the program, or a new one that is pinned there.
+fn pinned(program: BorrowedFd<'_>, attach: Attach<'_>, pin: &Path) -> io::Result<OwnedFd> {
+    if let Ok(old) = sys::bpf_path(OBJ_GET, pin) {
+        // bpf_attr for LINK_UPDATE: link, new program, flags, old program.
+        let update = words(&[old.as_raw_fd() as u32, program.as_raw_fd() as u32, 0, 0]);
+        if sys::bpf_do(LINK_UPDATE, &update).is_ok() {
+            return Ok(old);
+        }
+        // Of an interface that is gone.
+        rustix::fs::unlink(pin)?;
+    }
+    let link = link(program, attach)?;
+    sys::bpf_pin(OBJ_PIN, pin, link.as_fd())?;
+    Ok(link)
+}
+
+fn words(words: &[u32]) -> Vec<u64> {
+    words
+        .chunks(2)
+        .map(|pair| {
+            let [a, b, c, d] = pair[0].to_ne_bytes();
+            let [e, f, g, h] = pair.get(1).copied().unwrap_or(0).to_ne_bytes();
+            u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+        })
+        .collect()
+}

@@ -1,0 +1,235 @@
+use super::*;
+use crate::conformance::{self, Shape, Wire};
+use crate::netns::{ip, patiently, until, veth, within};
+use crate::{Checksum, af_packet};
+
+fn config(interface: &str) -> Config {
+    Config { chunks: 2048, ..Config::new(interface) }
+}
+
+/// None on a kernel without AF_XDP, which is said in one line.
+fn open(config: Config) -> Option<Socket> {
+    match patiently(|| Socket::open(config.clone())) {
+        Ok(socket) => Some(socket),
+        Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Sent by a packet socket, or by another XDP socket.
+struct Pair {
+    tx: Box<dyn Port>,
+    rx: Socket,
+    longest: usize,
+}
+
+impl Wire for Pair {
+    fn shape(&self) -> Shape {
+        Shape { link: LinkType::ETHERNET, longest: self.longest, recorded: false }
+    }
+
+    fn tx(&mut self) -> &mut dyn Port {
+        &mut *self.tx
+    }
+
+    fn into_rx(self: Box<Self>) -> Box<dyn Port> {
+        Box::new(self.rx)
+    }
+}
+
+#[test]
+fn conforms() {
+    within(|| {
+        veth("v0", "v1");
+        if open(config("v0")).is_none() {
+            return;
+        }
+        conformance::check(|| {
+            let tx = Box::new(open(config("v0")).unwrap());
+            Box::new(Pair { tx, rx: open(config("v1")).unwrap(), longest: 1514 })
+        });
+        let native = |name| Config { mode: Mode::Native, ..config(name) };
+        if open(native("v1")).is_none() {
+            return;
+        }
+        conformance::check(|| {
+            let tx = Box::new(open(native("v0")).unwrap());
+            Box::new(Pair { tx, rx: open(native("v1")).unwrap(), longest: 1514 })
+        });
+    });
+}
+
+/// An MTU of 9000 needs a program for fragments and XDP_USE_SG.
+#[test]
+fn long_frames_lie_in_several_buffers() {
+    within(|| {
+        veth("v0", "v1");
+        ip("link set v0 mtu 9000");
+        ip("link set v1 mtu 9000");
+        if open(Config { multi_buffer: true, ..config("v0") }).is_none() {
+            return;
+        }
+        let error = Socket::open(config("v0")).unwrap_err().to_string();
+        assert!(error.contains("an MTU of 9000 needs multi_buffer"), "{error}");
+        conformance::check(|| {
+            let end = |name| open(Config { multi_buffer: true, ..config(name) }).unwrap();
+            Box::new(Pair { tx: Box::new(end("v0")), rx: end("v1"), longest: 9014 })
+        });
+    });
+}
+
+fn frame(number: u8) -> Vec<u8> {
+    let mut bytes = vec![number; 60];
+    bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
+    bytes
+}
+
+fn send(tx: &mut dyn Port, number: u8) {
+    let bytes = frame(number);
+    assert_eq!(tx.send(&mut std::iter::once(Frame::new(&bytes, LinkType::ETHERNET))).unwrap(), 1);
+    tx.flush().unwrap();
+}
+
+#[test]
+fn an_interface_goes_down_and_comes_back() {
+    within(|| {
+        veth("v0", "v1");
+        let Some(mut rx) = open(config("v1")) else { return };
+        let mut tx = open(config("v0")).unwrap();
+        let mut burst = Burst::new(8);
+        send(&mut tx, 1);
+        until(|| rx.receive(&mut burst).unwrap() == Received::Frames);
+        ip("link set v1 down");
+        until(|| rx.state().unwrap() == State::Down);
+        send(&mut tx, 2);
+        ip("link set v1 up");
+        until(|| rx.state().unwrap() == State::Up && tx.state().unwrap() == State::Up);
+        until(|| {
+            send(&mut tx, 3);
+            rx.receive(&mut burst).unwrap() == Received::Frames
+        });
+        ip("link del v0");
+        assert_eq!((rx.state().unwrap(), tx.state().unwrap()), (State::Gone, State::Gone));
+        assert!(matches!(rx.reopen(), Err(Error::NoInterface { .. })));
+        veth("v0", "v1");
+        rx.reopen().unwrap();
+        tx.reopen().unwrap();
+        until(|| {
+            send(&mut tx, 4);
+            rx.receive(&mut burst).unwrap() == Received::Frames
+        });
+        assert_eq!(burst.frame(0).bytes, frame(4));
+    });
+}
+
+/// Losses were always an empty fill ring: with all chunks lent away nothing comes, and it is counted; with them back it goes on.
+#[test]
+fn an_empty_fill_ring_is_counted_and_recovers() {
+    within(|| {
+        veth("v0", "v1");
+        let Some(mut rx) = open(Config { chunks: 256, ..config("v1") }) else { return };
+        let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
+        let bytes = frame(1);
+        tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::ETHERNET), 1000)).unwrap();
+        until(|| rx.stats().dropped.rx_full > 0);
+        let mut held = Vec::new();
+        let mut count = 0;
+        until(|| {
+            let mut burst = Burst::new(64);
+            let _ = rx.receive(&mut burst).unwrap();
+            count += burst.len() as u64;
+            held.push(burst);
+            count + rx.stats().dropped.rx_full == 1000
+        });
+        held.clear();
+        let _ = rx.receive(&mut Burst::new(1)).unwrap();
+        let mut burst = Burst::new(64);
+        tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::ETHERNET), 50)).unwrap();
+        let mut again = 0;
+        until(|| {
+            let _ = rx.receive(&mut burst).unwrap();
+            again += burst.len();
+            again == 50
+        });
+    });
+}
+
+#[test]
+fn unfinished_checksums_are_recognised() {
+    within(|| {
+        veth("v0", "v1");
+        ip("addr add 10.1.0.1/24 dev v0");
+        ip("neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev v0");
+        let Some(mut rx) = open(config("v1")) else { return };
+        let socket = std::net::UdpSocket::bind("10.1.0.1:0").unwrap();
+        socket.send_to(b"hello", "10.1.0.2:9").unwrap();
+        let mut burst = Burst::new(8);
+        until(|| rx.receive(&mut burst).unwrap() == Received::Frames);
+        let checksum = burst.frame(0).meta.offload.checksum;
+        assert_eq!(checksum, Checksum::Partial { start: 34, offset: 6 });
+    });
+}
+
+#[test]
+fn fail_open_passes_and_fail_closed_drops() {
+    /// statfs(2) of a bpf file system.
+    const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+    within(|| {
+        veth("v0", "v1");
+        let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
+        // What the network stack gets, which is behind XDP.
+        let mut stack = af_packet::Socket::open(af_packet::Config::new("v1")).unwrap();
+        let mut burst = Burst::new(64);
+        let mut arrives = |tx: &mut af_packet::Socket, from: u8| {
+            let mut number = from;
+            until(|| {
+                send(tx, number);
+                number = number.wrapping_add(1);
+                stack.receive(&mut burst).unwrap() == Received::Frames
+            });
+            burst.frame(0).bytes[59]
+        };
+        let Some(port) = open(config("v1")) else { return };
+        drop(port);
+        arrives(&mut tx, 0);
+
+        let pin = std::path::PathBuf::from(format!("/sys/fs/bpf/towpath-test-{}", std::process::id()));
+        if rustix::fs::statfs("/sys/fs/bpf").map_or(true, |found| found.f_type as i64 != BPF_FS_MAGIC) {
+            println!("skipped: /sys/fs/bpf is no bpf file system");
+            return;
+        }
+        let closed = Config { after: After::Drop(pin.clone()), ..config("v1") };
+        let Some(port) = open(closed.clone()) else { return };
+        drop(port);
+        send(&mut tx, 100);
+        let port = open(closed).expect("opened again over its own pin");
+        drop(port);
+        send(&mut tx, 101);
+        std::fs::remove_file(&pin).unwrap();
+        assert!(arrives(&mut tx, 102) >= 102, "what was sent while closed was dropped");
+    });
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    within(|| {
+        veth("v0", "v1");
+        let Some(_held) = open(config("v0")) else { return };
+        #[rustfmt::skip]
+        let rows = [
+            (config("eth9"),                                                          "no such interface"),
+            (config("v0"),                                                            "another XDP program or socket"),
+            (Config { chunks: 1000, ..config("v1") },                                 "power of two"),
+            (Config { zero_copy: true, ..config("v1") },                              "needs mode native"),
+            (Config { zero_copy: true, mode: Mode::Native, ..config("v1") },          "without zero_copy"),
+        ];
+        for (config, expected) in rows {
+            let error = Socket::open(config).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(Socket::open_queues(&config("v1"), 65).unwrap_err().to_string().contains("1 to 64"));
+    });
+}

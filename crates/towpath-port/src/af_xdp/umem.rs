@@ -1,0 +1,226 @@
+//! The memory that frames of an XDP socket lie in (UMEM), as chunks that have an owner.
+//!
+//! What: a [`Chunk`] is the right to one chunk. It is either in our hands (free, or lent to a burst), or it was put into the fill or the
+//! TX ring and is the kernel's until it comes back in the RX or the completion ring. Chunks that a burst drops come back through a
+//! stack that any thread pushes to and the port's thread takes whole.
+//!
+//! Invariant: at any time there is at most one `Chunk` of each number, and none while the kernel has it: [`Umem::new`] makes each once,
+//! [`Chunk::give`] consumes, and [`Umem::taken`] makes one again only if it was given (`given` is our own record: what the ring
+//! says is not believed).
+//!
+//! Races: push: the links are written, then the head (Release); take: the head is swapped (Acquire), then the links are read. Nobody pops a
+//! single chunk, so a chunk that comes back while it is looked at (ABA) cannot happen.
+//!
+//! References: Documentation/networking/af_xdp.rst.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::mapping::Mapping;
+
+/// Bytes of a chunk: a page, the most that the kernel takes without huge pages.
+pub(crate) const CHUNK: usize = 4096;
+/// No chunk.
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Umem {
+    mapping: Mapping,
+    chunks: u32,
+    /// Which chunks the kernel has. Relaxed throughout: only the port's thread looks and writes.
+    given: Box<[AtomicBool]>,
+    /// The chunks that were dropped, linked by `links`.
+    returned: AtomicU32,
+    links: Box<[AtomicU32]>,
+}
+
+/// The right to one chunk.
+#[derive(Debug)]
+pub(crate) struct Chunk(u32);
+
+impl Umem {
+    /// Memory of `chunks` chunks, and all of them.
+    pub(crate) fn new(chunks: u32) -> io::Result<(Arc<Self>, Vec<Chunk>)> {
+        let mapping = Mapping::anonymous(chunks as usize * CHUNK)?;
+        let umem = Self {
+            mapping,
+            chunks,
+            given: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            returned: AtomicU32::new(NONE),
+            links: (0..chunks).map(|_| AtomicU32::new(NONE)).collect(),
+        };
+        Ok((Arc::new(umem), (0..chunks).map(Chunk).collect()))
+    }
+
+    /// Address and length of the whole, for XDP_UMEM_REG.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        let len = self.chunks as usize * CHUNK;
+        (self.mapping.at(0, len) as u64, len as u64)
+    }
+
+    /// The address in the UMEM of a chunk that is now the kernel's.
+    pub(crate) fn give(&self, chunk: Chunk) -> u64 {
+        self.given[chunk.0 as usize].store(true, Ordering::Relaxed);
+        u64::from(chunk.0) * CHUNK as u64
+    }
+
+    /// The chunk that `address` lies in, which came out of a ring; none when the kernel did not have it.
+    pub(crate) fn taken(&self, address: u64) -> Option<Chunk> {
+        let number = u32::try_from(address / CHUNK as u64).ok()?;
+        let given = self.given.get(number as usize)?;
+        if !given.load(Ordering::Relaxed) {
+            return None;
+        }
+        given.store(false, Ordering::Relaxed);
+        Some(Chunk(number))
+    }
+
+    /// Bytes of a chunk; none when they are not all in it.
+    #[inline]
+    pub(crate) fn bytes<'a>(&'a self, chunk: &'a Chunk, range: Range<usize>) -> Option<&'a [u8]> {
+        let (at, len) = self.range(chunk, range)?;
+        // SAFETY: inside the mapping, which `self` keeps; the only right to the chunk is borrowed, so neither the kernel nor anybody else
+        // writes. Anonymous memory is zeroes at first.
+        Some(unsafe { slice::from_raw_parts(at, len) })
+    }
+
+    /// As [`Umem::bytes`], to be changed.
+    #[inline]
+    pub(crate) fn bytes_mut<'a>(&'a self, chunk: &'a mut Chunk, range: Range<usize>) -> Option<&'a mut [u8]> {
+        let (at, len) = self.range(chunk, range)?;
+        // SAFETY: as in `bytes`, and the right is borrowed mutably: nobody else reads.
+        Some(unsafe { slice::from_raw_parts_mut(at, len) })
+    }
+
+    fn range(&self, chunk: &Chunk, range: Range<usize>) -> Option<(*mut u8, usize)> {
+        let len = range.end.checked_sub(range.start).filter(|_| range.end <= CHUNK)?;
+        Some((self.mapping.at(chunk.0 as usize * CHUNK + range.start, len), len))
+    }
+
+    /// Puts a chunk where the port finds it, from any thread.
+    fn put_back(&self, chunks: impl Iterator<Item = Chunk>) {
+        let mut first = NONE;
+        let mut last = None;
+        for Chunk(number) in chunks {
+            // Relaxed: published by the exchange below.
+            self.links[number as usize].store(first, Ordering::Relaxed);
+            first = number;
+            last.get_or_insert(number);
+        }
+        let Some(last) = last else { return };
+        // Relaxed: the exchange checks it.
+        let mut head = self.returned.load(Ordering::Relaxed);
+        loop {
+            // Relaxed: published by the exchange.
+            self.links[last as usize].store(head, Ordering::Relaxed);
+            // Release: pairs with the swap in `take_back`, which then sees the links and that nobody touches the chunks any more.
+            match self.returned.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes all that were put back.
+    pub(crate) fn take_back(&self, free: &mut Vec<Chunk>) {
+        // Relaxed: a look that costs nothing when there is none.
+        if self.returned.load(Ordering::Relaxed) == NONE {
+            return;
+        }
+        // Acquire: pairs with the exchange in `put_back`. The swap is a read-modify-write, so it sees the pushes before the last one, too.
+        let mut next = self.returned.swap(NONE, Ordering::Acquire);
+        while next != NONE {
+            free.push(Chunk(next));
+            // Relaxed: seen by the Acquire above.
+            next = self.links[next as usize].load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// Most chunks that are lent to one burst.
+pub(crate) const LENT: usize = 64;
+
+/// Chunks that are lent to a burst, by their number in it.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    umem: Arc<Umem>,
+    chunks: [Option<Chunk>; LENT],
+    len: usize,
+}
+
+impl Chunks {
+    pub(crate) fn new(umem: Arc<Umem>) -> Self {
+        Self { umem, chunks: [const { None }; LENT], len: 0 }
+    }
+
+    /// Adds a chunk; its number.
+    ///
+    /// # Panics
+    /// When there are [`LENT`] already.
+    pub(crate) fn add(&mut self, chunk: Chunk) -> u32 {
+        self.chunks[self.len] = Some(chunk);
+        self.len += 1;
+        self.len as u32 - 1
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self, number: u32, range: Range<usize>) -> Option<&[u8]> {
+        self.umem.bytes(self.chunks.get(number as usize)?.as_ref()?, range)
+    }
+
+    pub(crate) fn bytes_mut(&mut self, number: u32, range: Range<usize>) -> Option<&mut [u8]> {
+        self.umem.bytes_mut(self.chunks.get_mut(number as usize)?.as_mut()?, range)
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        self.umem.put_back(self.chunks.iter_mut().filter_map(Option::take));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_come_back_from_every_thread() {
+        let (umem, mut free) = Umem::new(256).unwrap();
+        for _ in 0..50 {
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    let mut lent = Chunks::new(umem.clone());
+                    free.drain(..LENT.min(free.len())).for_each(|chunk| {
+                        lent.add(chunk);
+                    });
+                    scope.spawn(move || {
+                        for number in 0..lent.len as u32 {
+                            lent.bytes_mut(number, 0..8).unwrap().fill(number as u8);
+                        }
+                        drop(lent);
+                    });
+                }
+            });
+            umem.take_back(&mut free);
+            let mut numbers: Vec<u32> = free.iter().map(|chunk| chunk.0).collect();
+            numbers.sort_unstable();
+            assert!(numbers.into_iter().eq(0..256));
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_did_not_have_is_not_taken() {
+        let (umem, mut free) = Umem::new(2).unwrap();
+        assert!(umem.taken(0).is_none());
+        let address = umem.give(free.pop().unwrap());
+        assert!(umem.taken(address + 100).is_some(), "anywhere in the chunk");
+        assert!(umem.taken(address).is_none(), "only once");
+        assert!(umem.taken(1 << 40).is_none());
+        let chunk = free.pop().unwrap();
+        assert!(umem.bytes(&chunk, 4000..4097).is_none());
+    }
+}

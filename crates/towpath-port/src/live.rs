@@ -1,0 +1,207 @@
+//! Real TCP of two kernels through two ports, bytes compared: `a - one [us] other - b`.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::netns::{Host, ip, within};
+use crate::{Burst, Error, LinkType, Port, Received, State, af_packet, af_xdp, tun};
+
+const BYTES: usize = 8 << 20;
+
+/// Frames of each port to the other, until told to stop.
+fn pump(ports: &mut [Box<dyn Port>; 2], stop: &AtomicBool) {
+    let mut burst = Burst::new(64);
+    while !stop.load(Ordering::Relaxed) {
+        let mut idle = true;
+        for from in 0..2 {
+            if ports[from].receive(&mut burst).expect("receive") != Received::Frames {
+                continue;
+            }
+            idle = false;
+            let link = ports[1 - from].caps().link.expect("live ports have one link type");
+            // A TUN carries IP only, whatever else is on the other side.
+            let carried = |frame: &crate::Frame<'_>| {
+                link == LinkType::ETHERNET || frame.bytes.first().is_some_and(|first| first >> 4 == 4)
+            };
+            let mut frames = burst.iter().filter(carried);
+            ports[1 - from].send(&mut frames).expect("send");
+        }
+        if idle {
+            let mut fds = ports.each_ref().map(|port| {
+                PollFd::from_borrowed_fd(port.poll_fd().expect("live ports have one"), PollFlags::IN)
+            });
+            let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            poll(&mut fds, Some(&timeout)).expect("poll");
+        }
+    }
+}
+
+/// Bytes there and back between two machines.
+fn exchange(a: &Host, b: &Host, bind: &'static str) {
+    let pattern = || (0..BYTES).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0]);
+    let (bound, address) = std::sync::mpsc::channel();
+    let echo = b.start(move || {
+        let listener = TcpListener::bind(bind).unwrap();
+        bound.send(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut got = vec![0; BYTES];
+        stream.read_exact(&mut got).unwrap();
+        stream.write_all(&got).unwrap();
+        got
+    });
+    let address = address.recv().unwrap();
+    let back = a.run(move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let sent: Vec<u8> = pattern().collect();
+        stream.write_all(&sent).unwrap();
+        let mut back = vec![0; BYTES];
+        stream.read_exact(&mut back).unwrap();
+        back
+    });
+    let got = echo.recv().unwrap();
+    assert!(got.iter().copied().eq(pattern()), "the bytes that arrived");
+    assert!(back == got, "the bytes that came back");
+}
+
+/// `TX checksum offload and segmentation stay on` at both machines: the ports cope.
+fn between_veths(open: impl Fn(&str) -> Result<Box<dyn Port>, Error> + Send + Sync) {
+    between_veths_with(open, "");
+}
+
+/// As [`between_veths`]; `setting` is for the machines' interfaces.
+fn between_veths_with(
+    open: impl Fn(&str) -> Result<Box<dyn Port>, Error> + Send + Sync,
+    setting: &'static str,
+) {
+    within(|| {
+        let (a, b) = (Host::new(), Host::new());
+        ip("link add va type veth peer name m0");
+        ip("link add vb type veth peer name m1");
+        ip("link set m0 up");
+        ip("link set m1 up");
+        a.take("va", "10.9.0.1/24");
+        b.take("vb", "10.9.0.2/24");
+        if !setting.is_empty() {
+            a.run(move || ip(&format!("link set va {setting}")));
+            b.run(move || ip(&format!("link set vb {setting}")));
+        }
+        let mut ports = match (open("m0"), open("m1")) {
+            (Ok(one), Ok(other)) => [one, other],
+            (Err(Error::Unsupported { name, what }), _) => {
+                println!("skipped: {name}: {what}");
+                return;
+            }
+            (Err(error), _) | (_, Err(error)) => panic!("{error}"),
+        };
+        run(&mut ports, &a, &b);
+    });
+}
+
+/// Calls `work` until the exchange is over; it says whether there was something to do.
+pub(crate) fn while_exchanging(
+    a: &Host,
+    b: &Host,
+    bind: &'static str,
+    mut work: impl FnMut(&mut Burst) -> bool,
+) {
+    thread::scope(|scope| {
+        let exchanging = scope.spawn(|| exchange(a, b, bind));
+        let mut burst = Burst::new(64);
+        while !exchanging.is_finished() {
+            if !work(&mut burst) {
+                thread::yield_now();
+            }
+        }
+        exchanging.join().expect("the exchange");
+    });
+}
+
+fn run(ports: &mut [Box<dyn Port>; 2], a: &Host, b: &Host) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let pumping = scope.spawn(|| pump(ports, &stop));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| exchange(a, b, "10.9.0.2:0")));
+        stop.store(true, Ordering::Relaxed);
+        pumping.join().expect("the pump");
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    for port in ports {
+        assert_eq!(port.state().unwrap(), State::Up);
+        let stats = port.stats();
+        assert!(stats.received_bytes > BYTES as u64, "{stats:?}");
+        assert_eq!(stats.dropped.tx_refused, 0, "{stats:?}");
+    }
+}
+
+#[test]
+fn tcp_through_packet_sockets() {
+    between_veths(|name| Ok(Box::new(af_packet::Socket::open(af_packet::Config::new(name))?)));
+}
+
+#[test]
+fn tcp_through_packet_sockets_with_offloads() {
+    between_veths(|name| {
+        let config = af_packet::Config { vnet_hdr: true, ..af_packet::Config::new(name) };
+        Ok(Box::new(af_packet::Socket::open(config)?))
+    });
+}
+
+/// The machines' checksum offload is on, and XDP does not tell; without the port's finding TCP stalls.
+#[test]
+fn tcp_through_xdp_sockets() {
+    let open = |name: &str| -> Result<Box<dyn Port>, Error> {
+        Ok(Box::new(af_xdp::Socket::open(af_xdp::Config::new(name))?))
+    };
+    between_veths_with(open, "gso_max_segs 1");
+}
+
+/// A path of ports of different kinds: offloads on one side, none on the other.
+#[test]
+fn tcp_between_ports_of_two_kinds() {
+    let open = |name: &str| -> Result<Box<dyn Port>, Error> {
+        if name == "m1" {
+            return Ok(Box::new(af_xdp::Socket::open(af_xdp::Config::new(name))?));
+        }
+        let config = af_packet::Config { vnet_hdr: true, ..af_packet::Config::new(name) };
+        Ok(Box::new(af_packet::Socket::open(config)?))
+    };
+    between_veths_with(open, "gso_max_segs 1");
+}
+
+fn between_tuns(kind: fn(String) -> tun::Config, offloads: [bool; 2]) {
+    within(|| {
+        let (a, b) = (Host::new(), Host::new());
+        let device = |name: &str, vnet_hdr| tun::Device::open(tun::Config { vnet_hdr, ..kind(name.into()) });
+        let (one, other) = match (device("ta", offloads[0]), device("tb", offloads[1])) {
+            (Ok(one), Ok(other)) => (one, other),
+            (Err(error @ Error::Unsupported { .. }), _) => {
+                println!("skipped: {error}");
+                return;
+            }
+            (Err(error), _) | (_, Err(error)) => panic!("{error}"),
+        };
+        a.take("ta", "10.9.0.1/24");
+        b.take("tb", "10.9.0.2/24");
+        run(&mut [Box::new(one), Box::new(other)], &a, &b);
+    });
+}
+
+#[test]
+fn tcp_through_tun() {
+    for offloads in [[true, true], [false, false], [true, false]] {
+        between_tuns(tun::Config::tun, offloads);
+    }
+}
+
+#[test]
+fn tcp_through_tap() {
+    for offloads in [[true, true], [false, true]] {
+        between_tuns(tun::Config::tap, offloads);
+    }
+}

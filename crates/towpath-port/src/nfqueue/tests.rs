@@ -1,0 +1,210 @@
+use std::process::Command;
+
+use super::*;
+use crate::conformance::{self, Shape, Wire};
+use crate::netns::{Host, ip, patiently, until, within};
+use crate::{State, live, tun};
+
+/// Runs iptables, whichever knows NFQUEUE here; says so when none does.
+fn iptables(arguments: &str) -> bool {
+    let found = ["iptables-legacy", "iptables"].iter().any(|program| {
+        let output = Command::new(program).args(arguments.split_whitespace()).output();
+        output.is_ok_and(|output| output.status.success())
+    });
+    if !found {
+        println!("skipped: no iptables with NFQUEUE");
+    }
+    found
+}
+
+/// A TUN interface whose packets all go to queue 5.
+fn into_queue() -> Option<tun::Device> {
+    let config = tun::Config { persist: true, ..tun::Config::tun("t0") };
+    let mut device = match patiently(|| tun::Device::open(config.clone())) {
+        Ok(device) => device,
+        Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })) => {
+            println!("skipped: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    ip("link set t0 mtu 9000");
+    until(|| device.state().unwrap() == State::Up);
+    Some(device)
+}
+
+fn queue(config: Config) -> Option<Queue> {
+    match patiently(|| Queue::open(config.clone())) {
+        Ok(queue) => Some(queue),
+        Err(error @ Error::Unsupported { .. }) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+struct Queued {
+    tx: tun::Device,
+    rx: Queue,
+}
+
+impl Wire for Queued {
+    fn shape(&self) -> Shape {
+        Shape { link: LinkType::RAW, longest: 9000, recorded: false }
+    }
+
+    fn tx(&mut self) -> &mut dyn Port {
+        &mut self.tx
+    }
+
+    fn into_rx(self: Box<Self>) -> Box<dyn Port> {
+        Box::new(self.rx)
+    }
+}
+
+#[test]
+fn conforms() {
+    within(|| {
+        if into_queue().is_none() || !iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5") {
+            return;
+        }
+        if queue(Config::new(5)).is_none() {
+            return;
+        }
+        conformance::check(|| {
+            Box::new(Queued { tx: into_queue().unwrap(), rx: queue(Config::new(5)).unwrap() })
+        });
+    });
+}
+
+fn datagram(number: u8) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let builder = etherparse::PacketBuilder::ipv4([10, 1, 0, 2], [10, 1, 0, 1], 64).udp(7, 9);
+    builder.write(&mut bytes, &[b'n', number]).unwrap();
+    bytes
+}
+
+/// Verdicts of every kind, seen by the socket that the packets are for.
+#[test]
+fn verdicts_are_obeyed() {
+    within(|| {
+        let Some(mut tx) = into_queue() else { return };
+        ip("addr add 10.1.0.1/24 dev t0");
+        if !iptables("-A INPUT -i t0 -m mark ! --mark 7 -j NFQUEUE --queue-num 5") {
+            return;
+        }
+        let Some(mut queue) = queue(Config::new(5)) else { return };
+        let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let packets: Vec<_> = (0..8).map(datagram).collect();
+        tx.send(&mut packets.iter().map(|bytes| Frame::new(bytes, LinkType::RAW))).unwrap();
+        let mut burst = Burst::new(64);
+        until(|| queue.receive(&mut burst).unwrap() == Received::Frames);
+        assert_eq!(burst.len(), 8);
+        for frame in burst.iter() {
+            assert_eq!(frame.meta.queued.unwrap().hook, 1, "local in");
+            let (mut bytes, mut offload) = (frame.bytes.to_vec(), frame.meta.offload);
+            bytes[28] = b'N';
+            offload = checksum::renew(LinkType::RAW, &mut bytes, offload);
+            match bytes[29] {
+                1 | 4 => queue.verdict(frame, Verdict::Drop).unwrap(),
+                2 => {
+                    let meta = Meta { offload, ..frame.meta };
+                    queue.verdict(Frame { bytes: &bytes, meta, ..frame }, Verdict::Replace).unwrap();
+                }
+                3 => {
+                    let meta = Meta { mark: 7, ..frame.meta };
+                    queue.verdict(Frame { meta, ..frame }, Verdict::Repeat).unwrap();
+                }
+                _ => queue.verdict(frame, Verdict::Accept).unwrap(),
+            }
+            assert!(queue.verdict(frame, Verdict::Accept).is_err(), "one verdict for each");
+        }
+        queue.flush().unwrap();
+        let mut got: Vec<_> = (0..6)
+            .map(|_| {
+                let mut bytes = [0; 2];
+                socket.recv(&mut bytes).unwrap();
+                (bytes[1], bytes[0])
+            })
+            .collect();
+        got.sort_unstable();
+        assert_eq!(got, [(0, b'n'), (2, b'N'), (3, b'n'), (5, b'n'), (6, b'n'), (7, b'n')]);
+    });
+}
+
+#[test]
+fn what_finds_no_room_is_counted() {
+    within(|| {
+        let Some(mut tx) = into_queue() else { return };
+        if !iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5") {
+            return;
+        }
+        let Some(mut queue) = queue(Config { max_len: 10, ..Config::new(5) }) else { return };
+        let bytes = datagram(1);
+        tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::RAW), 100)).unwrap();
+        until(|| queue.stats().dropped.rx_full == 90);
+        let mut burst = Burst::new(64);
+        until(|| queue.receive(&mut burst).unwrap() == Received::Frames);
+        assert_eq!(burst.len(), 10);
+    });
+}
+
+#[test]
+fn a_queue_has_one_reader() {
+    within(|| {
+        let Some(_one) = queue(Config::new(5)) else { return };
+        let error = Queue::open(Config::new(5)).unwrap_err().to_string();
+        assert!(error.contains("another process reads queue 5"), "{error}");
+    });
+}
+
+/// `a - [router: NFQUEUE] - b`; what `verdict` says about every packet.
+fn tcp(config: Config, verdict: Verdict) {
+    within(move || {
+        let (a, b) = (Host::new(), Host::new());
+        ip("link add va type veth peer name m0");
+        ip("link add vb type veth peer name m1");
+        ip("addr add 10.9.1.254/24 dev m0");
+        ip("addr add 10.9.2.254/24 dev m1");
+        ip("link set m0 up");
+        ip("link set m1 up");
+        a.take("va", "10.9.1.1/24");
+        b.take("vb", "10.9.2.2/24");
+        a.run(|| ip("route add default via 10.9.1.254"));
+        b.run(|| ip("route add default via 10.9.2.254"));
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        if !iptables("-A FORWARD -j NFQUEUE --queue-num 5") {
+            return;
+        }
+        let Some(mut queue) = queue(config) else { return };
+        let mut longest = 0;
+        live::while_exchanging(&a, &b, "10.9.2.2:0", |burst| {
+            if queue.receive(burst).unwrap() != Received::Frames {
+                return false;
+            }
+            for frame in burst.iter() {
+                longest = longest.max(frame.bytes.len());
+                queue.verdict(frame, verdict).unwrap();
+            }
+            queue.flush().unwrap();
+            true
+        });
+        assert_eq!(longest > 1500, queue.config.gso, "packets to be cut come whole when asked for");
+        assert_eq!(queue.stats().dropped.total(), 0);
+    });
+}
+
+#[test]
+fn tcp_through_a_queue() {
+    tcp(Config::new(5), Verdict::Accept);
+    tcp(Config { gso: false, ..Config::new(5) }, Verdict::Accept);
+}
+
+/// With the GSO flag packets come with unfinished checksums: a verdict with a payload must finish them, or TCP stalls.
+#[test]
+fn tcp_through_a_queue_that_replaces_every_packet() {
+    tcp(Config::new(5), Verdict::Replace);
+    tcp(Config { gso: false, ..Config::new(5) }, Verdict::Replace);
+}

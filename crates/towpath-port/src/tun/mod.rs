@@ -1,0 +1,251 @@
+//! TUN and TAP interfaces: what this machine sends to the interface is received, and what is sent is received by this machine.
+//!
+//! Frames are read straight into the burst and written from where they lie. With [`Config::vnet_hdr`] the machine hands over unfinished
+//! checksums and up to 64 KiB at a time, and takes the same. Making an interface needs CAP_NET_ADMIN in the network
+//! namespace's user namespace, so a private one is enough, where the device node may be opened.
+//!
+//! Frames bring no time; they get that of the call that received them.
+//!
+//! References: Documentation/networking/tuntap.rst, linux/if_tun.h.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::interface::Interface;
+use crate::offload::{Offload, VNET_HEADER};
+use crate::stage::{Medium, Stage};
+use crate::{Burst, Caps, Error, Frame, Meta, Port, Received, Segmentation, State, Stats, sys};
+
+pub use config::{Config, Kind};
+
+/// The longest frame that is read: IP's longest packet with an Ethernet header and two tags. (What is longer is cut short by the
+/// kernel, and then refused by its length.)
+const LONGEST: usize = 65_535 + 22;
+
+/// A TUN or TAP interface as a port.
+///
+/// ```no_run
+/// use towpath_port::{Burst, Port, Received, tun};
+///
+/// let mut port = tun::Device::open(tun::Config::tun("tun%d"))?;
+/// println!("ip addr add 10.0.0.1/24 dev {}", port.name());
+/// let mut burst = Burst::new(64);
+/// while port.receive(&mut burst)? != Received::End {
+///     println!("{} packets", burst.len());
+/// }
+/// # Ok::<(), towpath_port::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Device {
+    config: Config,
+    device: OwnedFd,
+    /// For requests about the interface.
+    control: OwnedFd,
+    interface: Interface,
+    stage: Stage,
+    stats: Stats,
+}
+
+impl Device {
+    /// Makes or opens the interface.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] (no device node), [`Error::Privilege`], [`Error::InUse`], [`Error::Config`], [`Error::Io`].
+    pub fn open(config: Config) -> Result<Self, Error> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let device = rustix::fs::open(config.node.as_str(), flags, Mode::empty())
+            .map_err(|error| config.node_error(error.into()))?;
+        let name = sys::tun_attach(device.as_fd(), &config.interface, config.flags())
+            .map_err(|error| config.attach_error(error))?;
+        let config = Config { interface: name, ..config };
+        let io = |source| Error::Io { name: config.interface.clone(), source };
+        if config.vnet_hdr {
+            offloads(device.as_fd()).map_err(io)?;
+        }
+        sys::tun_send_buffer(device.as_fd(), 16 << 20).map_err(io)?;
+        sys::tun_persist(device.as_fd(), config.persist).map_err(io)?;
+        let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(io)?;
+        if config.up {
+            sys::interface_up(control.as_fd(), &config.interface).map_err(io)?;
+        }
+        let interface = Interface::find(&control, &config.interface)?;
+        Ok(Self { config, device, control, interface, stage: Stage::default(), stats: Stats::default() })
+    }
+
+    /// Makes or opens the interface with several queues, a port for each. The kernel spreads flows over them.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    pub fn open_queues(config: &Config, queues: u16) -> Result<Vec<Self>, Error> {
+        let mut ports: Vec<Self> = Vec::new();
+        for queue in 0..queues {
+            let interface = ports.first().map_or(&config.interface, |first| &first.config.interface).clone();
+            ports.push(Self::open(Config { interface, multi_queue: true, queue, ..config.clone() })?);
+        }
+        Ok(ports)
+    }
+
+    fn header(&self) -> usize {
+        if self.config.vnet_hdr { VNET_HEADER } else { 0 }
+    }
+
+    fn segmentation(&self) -> Segmentation {
+        if self.config.vnet_hdr { Segmentation::ALL } else { Segmentation::default() }
+    }
+}
+
+impl Port for Device {
+    fn name(&self) -> &str {
+        &self.config.interface
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            receive: true,
+            send: true,
+            link: Some(self.config.link()),
+            mtu: Some(self.interface.mtu),
+            max_frame: Some(self.interface.max_frame() as u32),
+            address: self.interface.address,
+            checksum: self.config.vnet_hdr,
+            segmentation: self.segmentation(),
+            ..Caps::default()
+        }
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        burst.clear();
+        let header = self.header();
+        let mut now = None;
+        while burst.has_room() {
+            let len = match rustix::io::read(&self.device, burst.room(header + LONGEST)) {
+                Ok(len) => len,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => break,
+                // EBADFD: the interface was deleted; EIO: it is being.
+                Err(Errno::BADFD | Errno::IO) => break,
+                Err(error) => {
+                    return Err(Error::Io { name: self.config.interface.clone(), source: error.into() });
+                }
+            };
+            let offload = match burst.room(header).first_chunk() {
+                Some(header) => Offload::parse(header),
+                None => Some(Offload::default()),
+            };
+            let (Some(offload), Some(bytes)) = (offload, len.checked_sub(header)) else {
+                self.stats.dropped.rx_invalid += 1;
+                continue;
+            };
+            let start = burst.used() + header;
+            burst.advance(len);
+            let meta = Meta { queue: self.config.queue, offload, ..Meta::default() };
+            let time_ns = *now.get_or_insert_with(now_ns);
+            let frame = Frame {
+                bytes: &[],
+                wire_len: 0,
+                time_ns,
+                link: self.config.link(),
+                interface: self.interface.index,
+                meta,
+            };
+            burst.add_own(start..start + bytes, frame);
+            self.stats.count_received(bytes);
+        }
+        Ok(if burst.is_empty() { Received::Nothing } else { Received::Frames })
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        let medium = Medium {
+            link: self.config.link(),
+            max_piece: self.interface.max_frame(),
+            checksum: self.config.vnet_hdr,
+            segmentation: self.segmentation(),
+        };
+        let Self { config, device, stage, stats, .. } = self;
+        stage.send(&config.interface, &medium, frames, |stage, pieces| {
+            for piece in pieces {
+                write(device, config, stats, &piece.vnet, stage.bytes(piece))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.as_fd())
+    }
+
+    fn state(&mut self) -> Result<State, Error> {
+        if !sys::tun_attached(self.device.as_fd()) {
+            return Ok(State::Gone);
+        }
+        match Interface::find(&self.control, &self.config.interface) {
+            Ok(found) => {
+                self.interface = found;
+                Ok(found.state)
+            }
+            // It was moved to another network namespace, where we cannot ask; its frames still come and go here.
+            Err(Error::NoInterface { .. }) => Ok(State::Up),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn reopen(&mut self) -> Result<(), Error> {
+        if sys::tun_attached(self.device.as_fd()) {
+            return Ok(());
+        }
+        let stats = self.stats;
+        let fresh = Self::open(self.config.clone())?;
+        *self = Self { stats, ..fresh };
+        Ok(())
+    }
+
+    fn stats(&mut self) -> Stats {
+        self.stats
+    }
+}
+
+/// Writes one frame. What the kernel refuses is counted.
+fn write(
+    device: &OwnedFd,
+    config: &Config,
+    stats: &mut Stats,
+    vnet: &[u8; VNET_HEADER],
+    bytes: &[u8],
+) -> Result<(), Error> {
+    loop {
+        let written = match config.vnet_hdr {
+            true => rustix::io::writev(device, &[IoSlice::new(vnet), IoSlice::new(bytes)]),
+            false => rustix::io::write(device, bytes),
+        };
+        match written {
+            Ok(_) => stats.count_sent(bytes.len()),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => stats.dropped.tx_full += 1,
+            // EIO: the interface is down. EBADFD: deleted. EINVAL: not what the interface carries, or a virtio_net_hdr that the kernel
+            // does not believe.
+            Err(Errno::IO | Errno::BADFD | Errno::INVAL | Errno::MSGSIZE) => stats.dropped.tx_refused += 1,
+            Err(error) => return Err(Error::Io { name: config.interface.clone(), source: error.into() }),
+        }
+        return Ok(());
+    }
+}
+
+/// Tells the kernel what it may hand over undone: as much as it knows.
+fn offloads(device: BorrowedFd<'_>) -> std::io::Result<()> {
+    let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    // USO came with Linux 6.2.
+    sys::tun_offload(device, tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6)
+        .or_else(|_| sys::tun_offload(device, tcp))
+}
+
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}

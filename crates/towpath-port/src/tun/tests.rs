@@ -1,0 +1,162 @@
+use super::*;
+use crate::conformance::{self, Shape, Wire};
+use crate::netns::{ip, patiently, until, within};
+use crate::{LinkType, af_packet};
+
+/// Between an interface's two sides: its port, and the machine, where a packet socket sits.
+struct Sides<T, R> {
+    tx: T,
+    rx: R,
+    link: LinkType,
+}
+
+impl<T: Port + 'static, R: Port + 'static> Wire for Sides<T, R> {
+    fn shape(&self) -> Shape {
+        Shape { link: self.link, longest: 9000, recorded: false }
+    }
+
+    fn tx(&mut self) -> &mut dyn Port {
+        &mut self.tx
+    }
+
+    fn into_rx(self: Box<Self>) -> Box<dyn Port> {
+        // The port's end keeps the interface alive: whoever receives is asked first, and it is dropped later.
+        Box::new(Both { rx: self.rx, _tx: self.tx })
+    }
+}
+
+/// The receiving end, which keeps the other open.
+struct Both<T, R> {
+    rx: R,
+    _tx: T,
+}
+
+impl<T: Port, R: Port> Port for Both<T, R> {
+    fn name(&self) -> &str {
+        self.rx.name()
+    }
+
+    fn caps(&self) -> Caps {
+        self.rx.caps()
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        self.rx.receive(burst)
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        self.rx.send(frames)
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.rx.poll_fd()
+    }
+
+    fn stats(&mut self) -> Stats {
+        self.rx.stats()
+    }
+}
+
+fn sides(config: Config) -> Option<(Device, af_packet::Socket, LinkType)> {
+    let mut device = match patiently(|| Device::open(config.clone())) {
+        Ok(device) => device,
+        Err(error @ Error::Unsupported { .. }) => {
+            println!("skipped: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    ip("link set t0 mtu 9000");
+    until(|| device.state().unwrap() == State::Up);
+    let vnet_hdr = device.config.vnet_hdr;
+    let machine =
+        af_packet::Config { block_size: 256 << 10, blocks: 8, vnet_hdr, ..af_packet::Config::new("t0") };
+    let link = device.config.link();
+    Some((device, af_packet::Socket::open(machine).unwrap(), link))
+}
+
+#[test]
+fn conforms() {
+    for config in [Config::tun("t0"), Config::tap("t0")] {
+        for vnet_hdr in [false, true] {
+            let config = Config { vnet_hdr, ..config.clone() };
+            within(|| {
+                if sides(config.clone()).is_none() {
+                    return;
+                }
+                conformance::check(|| {
+                    let (rx, tx, link) = sides(config.clone()).unwrap();
+                    Box::new(Sides { tx, rx, link })
+                });
+                conformance::check(|| {
+                    let (tx, rx, link) = sides(config.clone()).unwrap();
+                    Box::new(Sides { tx, rx, link })
+                });
+            });
+        }
+    }
+}
+
+#[test]
+fn an_interface_goes_down_is_deleted_and_is_made_again() {
+    within(|| {
+        let Some((mut device, _, _)) = sides(Config::tun("t0")) else { return };
+        let bytes = [0x45, 0, 0, 20, 0, 0, 0, 0, 64, 59, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        let once = || std::iter::once(Frame::new(&bytes, LinkType::RAW));
+        ip("link set t0 down");
+        until(|| device.state().unwrap() == State::Down);
+        assert_eq!(device.send(&mut once()).unwrap(), 1);
+        assert_eq!(device.stats().dropped.tx_refused, 1);
+        ip("link del t0");
+        assert_eq!(device.state().unwrap(), State::Gone);
+        assert_eq!(device.receive(&mut Burst::new(4)).unwrap(), Received::Nothing);
+        assert_eq!(device.send(&mut once()).unwrap(), 1);
+        patiently(|| device.reopen()).unwrap();
+        until(|| device.state().unwrap() == State::Up);
+        device.send(&mut once()).unwrap();
+        assert_eq!((device.stats().sent, device.stats().dropped.tx_refused), (1, 2));
+    });
+}
+
+#[test]
+fn queues_share_an_interface() {
+    within(|| {
+        let Some((device, _, _)) = sides(Config::tun("t0")) else { return };
+        drop(device);
+        let mut queues = patiently(|| Device::open_queues(&Config::tun("t0"), 2)).unwrap();
+        ip("addr add 10.1.0.1/24 dev t0");
+        let sockets: Vec<_> = (0..64).map(|_| std::net::UdpSocket::bind("10.1.0.1:0").unwrap()).collect();
+        sockets.iter().for_each(|socket| {
+            socket.send_to(b"hello", "10.1.0.2:9").unwrap();
+        });
+        let mut burst = Burst::new(64);
+        let mut counts = [0; 2];
+        until(|| {
+            for (count, queue) in counts.iter_mut().zip(&mut queues) {
+                let _ = queue.receive(&mut burst).unwrap();
+                *count += burst.len();
+            }
+            counts.iter().sum::<usize>() >= 64
+        });
+        assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    });
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    within(|| {
+        let Some((device, _, _)) = sides(Config::tun("t0")) else { return };
+        #[rustfmt::skip]
+        let rows = [
+            (Config::tun("t0"),                                        "another process has this interface"),
+            (Config::tap("t0"),                                        "of another kind"),
+            (Config::tun("a-name-that-is-too-long"),                   "at most 15 characters"),
+            (Config { node: "/dev/none".into(), ..Config::tun("t1") }, "modprobe tun"),
+        ];
+        for (config, expected) in rows {
+            let error = Device::open(config).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        drop(device);
+    });
+}
