@@ -57,6 +57,10 @@ pub struct Burst {
 
 /// Memory that a port shares with the kernel, lent to one burst.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one in each burst; a box would be an allocation for each receive"
+)]
 pub(crate) enum Lent {
     /// A part of a block of a packet socket's ring.
     Block(crate::af_packet::Lease),

@@ -259,7 +259,8 @@ fn headers(frame: &mut [u8], flow: u32, protocol: Protocol, ports: u64) {
     frame[14..26].copy_from_slice(&[0x45, 0, total[0], total[1], 0, 0, 0x40, 0, 64, number, 0, 0]);
     // RFC 2544's addresses are for exactly this; the sources are 10/8, so that every flow can have its own.
     frame[26..34].copy_from_slice(&[10, a, b, c, 198, 18, 0, 1]);
-    frame[34..54.min(frame.len())].fill(0);
+    let zeroed = frame.len().min(HEADERS);
+    frame[34..zeroed].fill(0);
     let source = 1024 + (ports % 60_000) as u16;
     let destination = [53, 80, 443, 5000][(ports >> 32) as usize % 4];
     match protocol {

@@ -7,7 +7,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::netns::{Host, ip, within};
+use crate::netns::{Host, ip, patiently, within};
 use crate::{Burst, Error, LinkType, Port, Received, State, af_packet, af_xdp, tun};
 
 const BYTES: usize = 8 << 20;
@@ -91,8 +91,9 @@ fn between_veths_with(
         }
         let mut ports = match (open("m0"), open("m1")) {
             (Ok(one), Ok(other)) => [one, other],
-            (Err(Error::Unsupported { name, what }), _) => {
-                println!("skipped: {name}: {what}");
+            (Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })), _)
+            | (_, Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. }))) => {
+                println!("skipped: {error}");
                 return;
             }
             (Err(error), _) | (_, Err(error)) => panic!("{error}"),
@@ -177,10 +178,13 @@ fn tcp_between_ports_of_two_kinds() {
 fn between_tuns(kind: fn(String) -> tun::Config, offloads: [bool; 2]) {
     within(|| {
         let (a, b) = (Host::new(), Host::new());
-        let device = |name: &str, vnet_hdr| tun::Device::open(tun::Config { vnet_hdr, ..kind(name.into()) });
+        let device = |name: &str, vnet_hdr| {
+            let config = tun::Config { vnet_hdr, ..kind(name.into()) };
+            patiently(|| tun::Device::open(config.clone()))
+        };
         let (one, other) = match (device("ta", offloads[0]), device("tb", offloads[1])) {
             (Ok(one), Ok(other)) => (one, other),
-            (Err(error @ Error::Unsupported { .. }), _) => {
+            (Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })), _) => {
                 println!("skipped: {error}");
                 return;
             }
@@ -203,5 +207,31 @@ fn tcp_through_tun() {
 fn tcp_through_tap() {
     for offloads in [[true, true], [false, true]] {
         between_tuns(tun::Config::tap, offloads);
+    }
+}
+
+/// Packet sockets and NFQUEUE need no root where the user has a user and a network namespace of his own.
+#[test]
+fn a_namespace_of_ones_own_is_privilege_enough() {
+    let tests = std::env::current_exe().unwrap();
+    let within = |test: &str| {
+        let mut command = std::process::Command::new("unshare");
+        command.arg("-Urn").arg(&tests).args(["--exact", test, "--nocapture"]).output()
+    };
+    match within("no::such::test") {
+        Ok(output) if output.status.success() => {}
+        _ => {
+            println!("skipped: no user namespaces, or no program unshare");
+            return;
+        }
+    }
+    for test in [
+        "af_packet::tests::conforms",
+        "live::tcp_through_packet_sockets",
+        "nfqueue::tests::a_queue_has_one_reader",
+    ] {
+        let output = within(test).unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{test}: {said}");
     }
 }

@@ -96,8 +96,8 @@ impl Offload {
         (size > 0).then_some(Self { checksum, gso: Some(gso) })
     }
 
-    /// The `struct virtio_net_hdr` in front of `frame` on its way out. What is cut later has an unfinished checksum: the frame's
-    /// must be so ([`Offload::is_sendable`]).
+    /// The `struct virtio_net_hdr` in front of `frame` on its way out. Without an unfinished checksum it says
+    /// nothing: what is cut later has one.
     pub fn emit(frame: Frame<'_>) -> [u8; VNET_HEADER] {
         let mut header = [0; VNET_HEADER];
         let offload = frame.meta.offload;

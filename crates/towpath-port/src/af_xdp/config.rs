@@ -88,7 +88,7 @@ impl Config {
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Error::Privilege {
                 name,
-                capability: "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF (or root) outside user namespaces",
+                capability: "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF outside of any user namespace",
             },
             Some(libc::EAFNOSUPPORT) => {
                 let what = "this kernel has no AF_XDP (CONFIG_XDP_SOCKETS): use af_packet".into();

@@ -197,7 +197,7 @@ fn fail_open_passes_and_fail_closed_drops() {
         arrives(&mut tx, 1);
 
         let pin = std::path::PathBuf::from(format!("/sys/fs/bpf/towpath-test-{}", std::process::id()));
-        if rustix::fs::statfs("/sys/fs/bpf").map_or(true, |found| found.f_type as i64 != BPF_FS_MAGIC) {
+        if rustix::fs::statfs("/sys/fs/bpf").map_or(true, |found| found.f_type != BPF_FS_MAGIC) {
             println!("skipped: /sys/fs/bpf is no bpf file system");
             return;
         }
