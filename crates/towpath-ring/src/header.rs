@@ -23,6 +23,8 @@ impl Kind {
     pub const REQUEST: Self = Self(7);
     /// RX only: frames for this client were lost; [`Header::gap`] says how many and why.
     pub const GAP: Self = Self(8);
+    /// TX only: answers the message whose number is in [`Header::port`], on the connection that it came from.
+    pub const REPLY: Self = Self(9);
 }
 
 /// What stands before a frame's payload.

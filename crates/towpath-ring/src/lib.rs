@@ -77,6 +77,8 @@ mod transmit;
 mod verdict;
 #[cfg(not(loom))]
 mod verdicts;
+#[cfg(not(loom))]
+mod worker;
 
 pub use abi::{INLINE_BYTES, VERSION};
 #[cfg(all(feature = "tokio", not(loom)))]
@@ -117,3 +119,5 @@ pub use tap::{Tap, Tapped};
 pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]
 pub use verdicts::{Cause, Decision};
+#[cfg(not(loom))]
+pub use worker::{Connection, Message, Worker};

@@ -14,6 +14,7 @@ use crate::command::bpf::Bpf;
 use crate::command::ctl::Ctl;
 use crate::command::explain::Explain;
 use crate::command::frame::Frame;
+use crate::command::mux::Mux;
 use crate::command::recv::Recv;
 use crate::command::run::Run;
 use crate::command::send::Send;
@@ -29,7 +30,7 @@ pub(crate) mod exit {
     pub(crate) const NO_CAPTURE: u8 = 2;
     /// The rules have errors.
     pub(crate) const BAD_RULES: u8 = 3;
-    /// An inspector could not be started, did not attach, or its socket refused us.
+    /// An inspector or worker could not be started, did not attach, or its socket refused us.
     pub(crate) const INSPECTOR: u8 = 4;
     /// There is no engine at the control socket, it does not let us in, or it cannot have the socket.
     pub(crate) const NO_ENGINE: u8 = 5;
@@ -48,7 +49,7 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
-4 an inspector did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
+4 an inspector or worker did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
 64 wrong usage.";
 
 #[derive(Debug, Subcommand)]
@@ -61,6 +62,7 @@ pub(crate) enum Command {
     Inspect(Inspect),
     Frame(Frame),
     Bpf(Bpf),
+    Mux(Mux),
     Send(Send),
     Recv(Recv),
     /// Print a shell's completion script

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => command::inspect::run(&args),
         Command::Bpf(args) => command::bpf::run(&args),
         Command::Frame(args) => command::frame::run(&args),
+        Command::Mux(args) => command::mux::run(&args),
         Command::Send(args) => command::send::run(&args),
         Command::Recv(args) => command::recv::run(&args),
         Command::Completions { shell } => command::pages::completions(shell),

@@ -18,7 +18,9 @@
 //!
 //! Not supported: SO_RCVLOWAT, TLS, connecting outward by itself ([`Server::attach`] takes a connected socket).
 
+mod driver;
 mod listener;
+mod reader;
 mod state;
 mod worker;
 
@@ -38,8 +40,9 @@ use crate::framing::Framing;
 use crate::mux::{self, Mux, psock};
 use state::{State, Work};
 
+pub use driver::Driver;
 pub use listener::Listeners;
-pub use state::Ended;
+pub use state::{Ended, Told};
 pub use worker::Worker;
 
 /// Connections, listeners and workers of one multiplexor. Cheap to clone.
@@ -188,6 +191,12 @@ impl Server {
         self.shared.lock().ended.pop_front()
     }
 
+    /// The next message that came back, or was not sent; and, to a [`Driver`], what its workers are to do. Oldest first, up to
+    /// 1024 are kept.
+    pub fn poll_told(&self) -> Option<Told> {
+        self.shared.lock().told.pop_front()
+    }
+
     /// Everything as it stands.
     pub fn show(&self) -> mux::Show {
         self.shared.lock().mux.show()
@@ -239,5 +248,12 @@ impl Shared {
     fn ring(&self) {
         // It only fails when it has been rung 2^64 times: then it rings.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
+    }
+}
+
+fn timespec(time: Duration) -> rustix::event::Timespec {
+    rustix::event::Timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
     }
 }

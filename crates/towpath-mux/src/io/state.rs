@@ -15,12 +15,14 @@ use super::Shared;
 use super::listener::Listeners;
 use super::worker::Tray;
 use crate::mux::psock::Interest;
-use crate::mux::{Cause, End, Event, Message, Mux, Outcome, Transmit, psock, worker};
+use crate::mux::{Cause, End, Event, Message, Mux, Outcome, Transmit, Undelivered, psock, worker};
 
 /// The bell's event data.
 pub(super) const BELL: EventData = EventData::new_u64(0);
 /// Ends that are kept for whoever asks.
 const ENDED: usize = 1024;
+/// What is kept of what there is to tell.
+const TOLD: usize = 1024;
 /// Buffers in one writev(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
 const IOV: usize = 1024;
 
@@ -39,6 +41,19 @@ pub struct Ended {
     pub unsent: usize,
 }
 
+/// What the core has to tell whoever has the server.
+#[derive(Debug)]
+pub enum Told {
+    /// To a [`super::Driver`]: this worker was told to leave, and holds nothing any more.
+    Left(worker::Id),
+    /// A message was given up because the workers that held it died.
+    Undone(Message),
+    /// Connected mode: a message was not sent, or not all of it.
+    Undelivered(Undelivered),
+    /// There is room again for [`super::Worker::send`] after it found none.
+    Room,
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) mux: Mux,
@@ -53,7 +68,11 @@ pub(super) struct State {
     /// Turns that any worker began.
     pub(super) turns: u64,
     pub(super) ended: VecDeque<Ended>,
-    pub(super) undone: u64,
+    pub(super) told: VecDeque<Told>,
+    /// A [`super::Driver`] leads, and has the workers.
+    pub(super) driven: bool,
+    /// It has idle workers that are to take something.
+    pub(super) wanted: bool,
     pub(super) closed: bool,
 }
 
@@ -110,7 +129,9 @@ impl State {
             parked: Vec::new(),
             turns: 0,
             ended: VecDeque::new(),
-            undone: 0,
+            told: VecDeque::new(),
+            driven: false,
+            wanted: false,
             closed: false,
         }
     }
@@ -143,11 +164,18 @@ impl State {
                         work.writes.push((transmit, Arc::clone(&socket.fd)));
                     }
                 }
+                Event::Wake(_) if self.driven => self.wanted = true,
                 Event::Wake(id) => self.wake(id, work),
                 Event::Recall(id) => self.recall(shared, id),
                 Event::Ended(end) => self.end(shared, end, work),
-                Event::Undone(_) => self.undone += 1,
-                Event::Undelivered(_) | Event::Room | Event::Left(_) => {}
+                Event::Undone(message) => {
+                    log::debug!("{:?} was given up: its workers died", message.ticket());
+                    self.tell(Told::Undone(message));
+                }
+                Event::Undelivered(undelivered) => self.tell(Told::Undelivered(undelivered)),
+                Event::Left(id) if self.driven => self.tell(Told::Left(id)),
+                Event::Room => self.tell(Told::Room),
+                Event::Left(_) => {}
                 Event::Drained => {
                     self.closed = true;
                     work.ring = true;
@@ -157,6 +185,15 @@ impl State {
                 }
             }
         }
+    }
+
+    fn tell(&mut self, told: Told) {
+        if self.told.len() >= TOLD {
+            // A worker that left is told in any case: there are few.
+            let least = self.told.iter().position(|told| !matches!(told, Told::Left(_)));
+            self.told.remove(least.unwrap_or(0));
+        }
+        self.told.push_back(told);
     }
 
     pub(super) fn wake(&mut self, id: worker::Id, work: &mut Work) {

@@ -3,23 +3,18 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::event::epoll::{self, EventFlags};
+use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::listener::accept;
-use super::state::{Seat, State, Work, psock_of};
-use super::{Server, Shared};
+use super::reader::{EVENTS, READS, read};
+use super::state::{Seat, State, Work};
+use super::{Server, Shared, timespec};
 use crate::Time;
-use crate::mux::{Message, Mux, SendError, Ticket, psock, worker};
-
-/// Events that the leader takes at once, and sockets that it reads before it tells what came.
-const EVENTS: usize = 32;
-const READS: usize = 8;
+use crate::mux::{Message, Mux, Said, SendError, Ticket, psock, worker};
 
 /// One worker of a [`Server`], for one thread.
 ///
@@ -31,7 +26,7 @@ pub struct Worker {
     id: worker::Id,
     tray: Arc<Tray>,
     current: Option<Ticket>,
-    answers: Vec<(Ticket, Bytes)>,
+    said: Vec<Said>,
     batch: Vec<Message>,
 }
 
@@ -44,8 +39,7 @@ pub(super) struct Tray {
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub(super) batch: VecDeque<Message>,
-    answers: Vec<(Ticket, Bytes)>,
-    done: Vec<Ticket>,
+    said: Vec<Said>,
 }
 
 impl Tray {
@@ -57,13 +51,7 @@ impl Tray {
 impl Inner {
     /// Tells the core what has been answered and done.
     pub(super) fn settle(&mut self, mux: &mut Mux, id: worker::Id, now: Time) {
-        for (ticket, bytes) in self.answers.drain(..) {
-            // Nobody is there to be answered any more: the core has counted that.
-            let _: Result<(), SendError> = mux.reply(id, ticket, bytes, now);
-        }
-        for ticket in self.done.drain(..) {
-            mux.done(id, ticket, now);
-        }
+        mux.handle_said(id, self.said.drain(..), now);
     }
 }
 
@@ -75,11 +63,14 @@ impl Worker {
         if state.closed {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux has drained"));
         }
+        if state.driven {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the server has a driver"));
+        }
         let credit = state.mux.config().batch;
         let id = state.mux.clone_worker(credit, now);
         state.workers.insert(id, Seat { thread: None, tray: Arc::clone(&tray) });
         drop(state);
-        Ok(Self { shared, id, tray, current: None, answers: Vec::new(), batch: Vec::new() })
+        Ok(Self { shared, id, tray, current: None, said: Vec::new(), batch: Vec::new() })
     }
 
     /// Its name in the core.
@@ -98,10 +89,10 @@ impl Worker {
     ///
     /// When epoll fails.
     pub fn recv(&mut self) -> io::Result<Option<Message>> {
+        self.said.extend(self.current.take().map(Said::Done));
         let next = {
             let mut tray = self.tray.lock();
-            tray.answers.append(&mut self.answers);
-            tray.done.extend(self.current.take());
+            tray.said.append(&mut self.said);
             tray.batch.pop_front()
         };
         if let Some(message) = next {
@@ -114,7 +105,7 @@ impl Worker {
     /// Answers a message on the connection that it came from. It leaves when the worker asks for its next message, or
     /// after a few.
     pub fn reply(&mut self, message: &Message, bytes: impl Into<Bytes>) {
-        self.answers.push((message.ticket(), bytes.into()));
+        self.said.push(Said::Reply(message.ticket(), bytes.into()));
     }
 
     /// Sends a message to any connection, now. A received message's bytes are not copied.
@@ -298,11 +289,7 @@ impl Worker {
                 }
             };
             shared.perform(work);
-            let timeout = timeout.map(|time| rustix::event::Timespec {
-                tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: time.subsec_nanos().into(),
-            });
-            let events = match epoll::wait(&shared.epoll, &mut room, timeout.as_ref()) {
+            let events = match epoll::wait(&shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(errno) => {
@@ -311,73 +298,15 @@ impl Worker {
                 }
             };
             for events in events.chunks(READS) {
-                self.read(&shared, events);
-            }
-        }
-    }
-
-    /// Sees to some sockets: reads without the mutex, then tells what came.
-    fn read(&self, shared: &Shared, events: &[epoll::Event]) {
-        let mut work = Work::default();
-        let mut reads: Vec<(psock::Id, Arc<OwnedFd>, Vec<u8>)> = Vec::with_capacity(READS);
-        let mut listeners = Vec::new();
-        {
-            let mut state = shared.lock();
-            for event in events {
-                let (data, flags) = (event.data.u64(), event.flags);
-                let Some(id) = psock_of(data) else {
-                    if data == 0 {
-                        let _ = rustix::io::read(&shared.bell, &mut [0; 8]);
-                    }
-                    listeners.extend(state.listeners.get(data));
-                    continue;
-                };
-                if flags.contains(EventFlags::OUT) {
-                    state.mux.handle_writable(id, shared.now());
+                let mut work = Work::default();
+                read(&shared, events, &mut work);
+                // What came is for this thread first; who waits is woken for the rest when it has begun.
+                if events.len() == READS {
+                    shared.lock().pump(&shared, &mut work);
                 }
-                let over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-                if !over && !flags.contains(EventFlags::IN) {
-                    continue;
-                }
-                match (state.mux.reserve(id), state.sockets.get(id)) {
-                    (Some(buffer), Some(socket)) => reads.push((id, Arc::clone(&socket.fd), buffer)),
-                    _ if over => state.hung_up(shared, id),
-                    _ => {}
-                }
-            }
-            state.pump(shared, &mut work);
-        }
-        shared.perform(std::mem::take(&mut work));
-        let outcomes: Vec<_> = reads.into_iter().map(read_one).collect();
-        let accepted: Vec<_> = listeners.iter().map(|(fd, tcp)| accept(fd, *tcp)).collect();
-        let now = shared.now();
-        let mut state = shared.lock();
-        for (id, buffer, outcome) in outcomes {
-            state.mux.handle_read(id, buffer, now);
-            match outcome {
-                Ok(0) => state.mux.handle_eof(id, now),
-                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(errno) => state.mux.handle_error(id, errno.raw_os_error(), now),
+                shared.perform(work);
             }
         }
-        for (sockets, failed) in accepted {
-            for socket in sockets {
-                if state.attach(shared, socket).is_err() {
-                    state.listeners.refused += 1;
-                }
-            }
-            if let Some(errno) = failed {
-                state.listeners.refused += 1;
-                state.listeners.pause(&shared.epoll);
-                log::warn!("cannot accept until a connection ends: {errno}");
-            }
-        }
-        // What came is for this thread first; who waits is woken for the rest when it has begun.
-        if events.len() == READS {
-            state.pump(shared, &mut work);
-        }
-        drop(state);
-        shared.perform(work);
     }
 }
 
@@ -389,8 +318,8 @@ impl Drop for Worker {
         let mut state = shared.lock();
         let mut tray = self.tray.lock();
         if !std::thread::panicking() {
-            tray.answers.append(&mut self.answers);
-            tray.done.extend(self.current.take());
+            tray.said.append(&mut self.said);
+            tray.said.extend(self.current.take().map(Said::Done));
         }
         tray.settle(&mut state.mux, self.id, now);
         let tickets: Vec<_> = tray.batch.drain(..).map(|message| message.ticket()).collect();
@@ -416,11 +345,4 @@ impl Drop for Worker {
         drop(state);
         shared.perform(work);
     }
-}
-
-fn read_one(
-    (id, fd, mut buffer): (psock::Id, Arc<OwnedFd>, Vec<u8>),
-) -> (psock::Id, Vec<u8>, Result<usize, Errno>) {
-    let outcome = rustix::io::read(&fd, rustix::buffer::spare_capacity(&mut buffer));
-    (id, buffer, outcome)
 }

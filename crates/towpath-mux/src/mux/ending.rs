@@ -103,6 +103,12 @@ impl Mux {
     /// What follows from a change of a connection: its bounds, what to wait for, its end, its timers.
     pub(super) fn settle(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
+        if self.deferring {
+            if !std::mem::replace(&mut psock.unsettled, true) {
+                self.unsettled.push(id);
+            }
+            return;
+        }
         psock.full = self.config.psock_bytes.is_full(psock.full, psock.memory);
         psock.send_full = self.config.send_bytes.is_full(psock.send_full, psock.send_bytes);
         let free = psock.is_free();

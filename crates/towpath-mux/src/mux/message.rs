@@ -14,6 +14,15 @@ pub struct Ticket {
     pub number: u64,
 }
 
+/// What a worker says about messages that it holds, see [`super::Mux::handle_said`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// This answers it: [`super::Mux::reply`].
+    Reply(Ticket, Bytes),
+    /// It is done: [`super::Mux::done`].
+    Done(Ticket),
+}
+
 /// A whole message. Cheap to clone: clones share its bytes.
 #[derive(Clone, Debug)]
 pub struct Message {
@@ -49,6 +58,11 @@ impl Message {
     /// What the framing leaves when it strips the header or the delimiter; all of it otherwise.
     pub fn payload(&self) -> &[u8] {
         &self.bytes[self.skip..self.bytes.len() - self.trim]
+    }
+
+    /// How many bytes the framing strips in front and behind.
+    pub const fn stripped(&self) -> (usize, usize) {
+        (self.skip, self.trim)
     }
 
     /// The framing's mark; 0 without.

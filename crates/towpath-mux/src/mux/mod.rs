@@ -40,7 +40,7 @@ use slotmap::SlotMap;
 
 pub use config::{Bound, Config, Order, Retry};
 pub use event::{Cause, End, Event, SendError, Undelivered};
-pub use message::{Message, Ticket};
+pub use message::{Message, Said, Ticket};
 pub use receive::AttachError;
 pub use stats::{PsockRow, Show, Totals, WorkerRow};
 pub use transmit::{Outcome, Transmit};
@@ -112,6 +112,9 @@ pub struct Mux {
     events: VecDeque<Event>,
     /// Buffers to read into.
     spare: Vec<Vec<u8>>,
+    /// Connections are looked after when all that a worker said is known, and which.
+    deferring: bool,
+    unsettled: Vec<psock::Id>,
     totals: Totals,
     queue_wait: Histogram<u64>,
     service_time: Histogram<u64>,
@@ -146,6 +149,8 @@ impl Mux {
             timers: BinaryHeap::new(),
             events: VecDeque::new(),
             spare: Vec::new(),
+            deferring: false,
+            unsettled: Vec::new(),
             totals: Totals::default(),
             queue_wait: stats::histogram(),
             service_time: stats::histogram(),

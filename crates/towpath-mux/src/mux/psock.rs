@@ -16,6 +16,19 @@ slotmap::new_key_type! {
     pub struct Id;
 }
 
+impl Id {
+    /// Its index and its generation: what names it outside of this process.
+    pub fn parts(self) -> (u32, u32) {
+        let ffi = slotmap::Key::data(&self).as_ffi();
+        (ffi as u32, (ffi >> 32) as u32)
+    }
+
+    /// The opposite. Parts that are no connection's give an id that no connection has.
+    pub fn from_parts(index: u32, generation: u32) -> Self {
+        slotmap::KeyData::from_ffi(u64::from(generation) << 32 | u64::from(index)).into()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Psock {
     pub(super) assembler: Assembler,
@@ -56,6 +69,8 @@ pub(super) struct Psock {
     /// The socket took less than it was given.
     pub(super) blocked: bool,
     pub(super) transmit_told: bool,
+    /// Among those that [`super::Mux::handle_said`] has yet to look after.
+    pub(super) unsettled: bool,
     /// When anything last happened, and when the peer last took something.
     pub(super) active: Time,
     pub(super) progress: Time,
@@ -245,6 +260,7 @@ impl Psock {
             sending: false,
             blocked: false,
             transmit_told: false,
+            unsettled: false,
             active: now,
             progress: now,
             deadline: None,

@@ -32,7 +32,7 @@ impl Mux {
     }
 
     /// Gives a worker what it is to do now, oldest first, and says how many messages that are. With none it is idle, and
-    /// [`Event::Wake`] says when to ask again.
+    /// [`Event::Wake`] says when to ask again. A worker that asks while it holds some gets as many as fill up its turn.
     pub fn poll_batch(&mut self, id: worker::Id, now: Time, batch: &mut Vec<Message>) -> usize {
         self.now = self.now.max(now);
         let now = self.now;
@@ -43,9 +43,9 @@ impl Mux {
             worker.since = now;
         }
         let mut given = 0;
-        while given < share
-            && worker.enabled
-            && worker.in_hand.len() < worker.credit
+        let most = worker.credit.min(share);
+        while worker.enabled
+            && worker.in_hand.len() < most
             && (worker.in_hand.is_empty() || worker.in_hand_bytes < self.config.worker_bytes)
         {
             let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };

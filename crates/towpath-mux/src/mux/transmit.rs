@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::event::{Cause, Event, SendError, Undelivered};
-use super::message::Ticket;
+use super::message::{Said, Ticket};
 use super::psock::{self, Outgoing};
 use super::{Mux, Order, Retry, worker};
 use crate::Time;
@@ -107,6 +107,26 @@ impl Mux {
         }
         self.queue_out(ticket.psock, Outgoing { bytes, connected: false });
         Ok(())
+    }
+
+    /// Takes what a worker said, oldest first: as [`Mux::reply`] and [`Mux::done`] one by one, but what follows for the
+    /// connections is done once for all of it.
+    pub fn handle_said(&mut self, id: worker::Id, said: impl IntoIterator<Item = Said>, now: Time) {
+        self.deferring = true;
+        for said in said {
+            match said {
+                // Nobody is there to be answered any more: that is counted where the connection ended.
+                Said::Reply(ticket, bytes) => drop(self.reply(id, ticket, bytes, now)),
+                Said::Done(ticket) => drop(self.done(id, ticket, now)),
+            }
+        }
+        self.deferring = false;
+        while let Some(psock) = self.unsettled.pop() {
+            if let Some(psock) = self.psocks.get_mut(psock) {
+                psock.unsettled = false;
+            }
+            self.settle(psock);
+        }
     }
 
     /// Sends a message, which may be one that a worker received, to this connection, without copying it.

@@ -83,6 +83,10 @@ impl Worker {
     }
 
     pub(super) fn holds(&mut self, ticket: Ticket) -> Option<&mut InHand> {
+        // What is done in order is found at once.
+        if self.in_hand.front().is_some_and(|held| held.message.ticket == ticket) {
+            return self.in_hand.front_mut();
+        }
         self.in_hand.iter_mut().find(|held| held.message.ticket == ticket)
     }
 
@@ -94,8 +98,13 @@ impl Worker {
     }
 
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<InHand> {
-        let at = self.in_hand.iter().position(|held| held.message.ticket == ticket)?;
-        let held = self.in_hand.remove(at)?;
+        let held = match self.in_hand.front() {
+            Some(held) if held.message.ticket == ticket => self.in_hand.pop_front()?,
+            _ => {
+                let at = self.in_hand.iter().position(|held| held.message.ticket == ticket)?;
+                self.in_hand.remove(at)?
+            }
+        };
         self.in_hand_bytes -= held.message.bytes.len();
         Some(held)
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 use towpath::control::protocol::{
     ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
 };
-use towpath::control::show;
+use towpath::control::{mux, show};
 
 use crate::args::exit;
 use crate::command::{answer, fail};
@@ -55,6 +55,12 @@ enum Show {
     /// messages out, held and most at a time; age of the oldest; messages published and decided; doorbells. Below it what
     /// is not zero: verdicts, decisions by default, losses by reason.
     Rings(Json),
+    /// The multiplexor of `towpath mux`, in the columns of Linux's /proc/net/kcm and /proc/net/kcm_stats
+    ///
+    /// A line for the mux, for each worker (kcm) and for each connection (psock): messages and bytes received and sent,
+    /// messages that wait or are worked on, bytes held, state. Then the counters, what became of the messages, and how
+    /// long they waited and took. Of more than 1000 connections those that hold most are listed.
+    Mux(Json),
     /// The frames of a channel that are not free
     ///
     /// The states are memory-mapped netlink's: VALID is the inspector's, SKIP is held, COPY lies in a memory of its own;
@@ -96,6 +102,7 @@ struct Trace {
 pub(crate) fn run(args: &Ctl) -> u8 {
     let done = match &args.command {
         Command::Show(Show::Rings(Json { json })) => rings(&args.socket, *json),
+        Command::Show(Show::Mux(Json { json })) => show_mux(&args.socket, *json),
         Command::Show(Show::Frames { channel, json }) => frames(&args.socket, *channel, json.json),
         Command::Trace(trace) => self::trace(&args.socket, trace),
     };
@@ -109,6 +116,12 @@ fn rings(socket: &Path, json: bool) -> Result<String, Failure> {
     let mut engine = Connection::open(socket, Request::ShowRings)?;
     let Answer::Rings { rings } = engine.answer()? else { return Err(engine.nonsense("to show rings")) };
     Ok(if json { json!({ "rings": rings }).to_string() + "\n" } else { show::rings(&rings) })
+}
+
+fn show_mux(socket: &Path, json: bool) -> Result<String, Failure> {
+    let mut engine = Connection::open(socket, Request::ShowMux)?;
+    let Answer::Mux { mux } = engine.answer()? else { return Err(engine.nonsense("to show mux")) };
+    Ok(if json { json!({ "mux": mux }).to_string() + "\n" } else { mux::show(&mux) })
 }
 
 fn frames(socket: &Path, channel: u32, json: bool) -> Result<String, Failure> {
@@ -259,6 +272,8 @@ impl Connection {
 fn exit_code(code: Code) -> u8 {
     match code {
         Code::NotPermitted | Code::Ended => exit::NO_ENGINE,
-        Code::Version | Code::Request | Code::TooLong | Code::Busy | Code::NoChannel => exit::FAILED,
+        Code::Version | Code::Request | Code::TooLong | Code::Busy | Code::NoChannel | Code::NoMux => {
+            exit::FAILED
+        }
     }
 }

@@ -8,13 +8,14 @@ struct Stderr;
 pub(crate) fn start() {
     // The only logger of the program: it cannot be there already.
     if log::set_logger(&Stderr).is_ok() {
-        log::set_max_level(LevelFilter::Warn);
+        log::set_max_level(LevelFilter::Info);
     }
 }
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= LevelFilter::Warn
+        // What becomes of a server's workers is news to whoever runs it.
+        metadata.level() <= LevelFilter::Warn || metadata.target() == "towpath::front"
     }
 
     fn log(&self, record: &Record<'_>) {

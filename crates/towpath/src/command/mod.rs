@@ -7,6 +7,7 @@ pub(crate) mod explain;
 pub(crate) mod frame;
 pub(crate) mod inspect;
 pub(crate) mod log;
+pub(crate) mod mux;
 pub(crate) mod pages;
 pub(crate) mod recv;
 pub(crate) mod replay;

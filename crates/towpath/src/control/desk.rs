@@ -34,6 +34,11 @@ pub trait Observed {
     /// The tap back.
     fn trace(&mut self, channel: u32, tap: Tap) -> Result<(), Tap>;
 
+    /// The multiplexor; `None` when there is none.
+    fn mux(&mut self) -> Option<Box<super::mux::Mux>> {
+        None
+    }
+
     /// The names of the ports, by number.
     fn ports(&self) -> Vec<String>;
 }
@@ -43,6 +48,8 @@ pub trait Observed {
 pub enum Ask {
     /// [`Observed::rings`].
     Rings,
+    /// [`Observed::mux`].
+    Mux,
     /// [`Observed::frames`].
     Frames(u32),
     /// [`Observed::trace`].
@@ -54,6 +61,8 @@ pub enum Ask {
 pub enum Reply {
     /// To [`Ask::Rings`].
     Rings(Vec<Ring>),
+    /// To [`Ask::Mux`].
+    Mux(Option<Box<super::mux::Mux>>),
     /// To [`Ask::Frames`].
     Frames(Vec<Frame>),
     /// To [`Ask::Trace`]: the names of the ports.
@@ -102,6 +111,7 @@ impl Desk {
             let Ok((ask, reply)) = self.asks.try_recv() else { break };
             let answer = match ask {
                 Ask::Rings => Reply::Rings(engine.rings()),
+                Ask::Mux => Reply::Mux(engine.mux()),
                 Ask::Frames(channel) => engine.frames(channel).map_or(Reply::NoChannel, Reply::Frames),
                 Ask::Trace(channel, tap) => match engine.trace(channel, tap) {
                     Ok(()) => Reply::Tracing(engine.ports()),

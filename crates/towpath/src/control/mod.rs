@@ -16,6 +16,7 @@
 //! - [`show`]: answers as text.
 
 mod desk;
+pub mod mux;
 pub mod protocol;
 mod server;
 mod session;

@@ -26,6 +26,8 @@ pub const PCAPNG: u8 = 2;
 pub enum Request {
     /// Every channel, with its ring.
     ShowRings,
+    /// The multiplexor.
+    ShowMux,
     /// The frames of one channel that are not free.
     ShowFrames {
         /// The channel's number.
@@ -49,6 +51,11 @@ pub enum Answer {
     Rings {
         /// By channel.
         rings: Vec<Ring>,
+    },
+    /// To [`Request::ShowMux`].
+    Mux {
+        /// As it stands.
+        mux: Box<super::mux::Mux>,
     },
     /// To [`Request::ShowFrames`]; several of them when there are many frames.
     Frames {
@@ -108,6 +115,8 @@ pub enum Code {
     Busy,
     /// There is no such channel.
     NoChannel,
+    /// This engine has no multiplexor.
+    NoMux,
     /// The engine has ended.
     Ended,
 }

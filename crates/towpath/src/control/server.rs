@@ -298,6 +298,7 @@ impl Client {
     fn ask(&mut self, request: Request, mailbox: &Mailbox) {
         let (ask, spout) = match request {
             Request::ShowRings => (Ask::Rings, None),
+            Request::ShowMux => (Ask::Mux, None),
             Request::ShowFrames { channel } => (Ask::Frames(channel), None),
             Request::Trace { channel, .. } => {
                 let (tap, spout) = Tap::new();

@@ -153,6 +153,10 @@ impl Session {
         self.state = State::Idle;
         match (request, reply, spout) {
             (Request::ShowRings, Reply::Rings(rings), _) => self.answer(&Answer::Rings { rings }),
+            (Request::ShowMux, Reply::Mux(Some(mux)), _) => self.answer(&Answer::Mux { mux }),
+            (Request::ShowMux, Reply::Mux(None), _) => {
+                self.refuse(Code::NoMux, "this engine has no multiplexor; `towpath mux` has one".to_owned());
+            }
             (Request::ShowFrames { channel }, Reply::Frames(frames), _) => {
                 self.state = State::Listing { channel, frames, next: 0 };
             }

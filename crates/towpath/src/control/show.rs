@@ -144,7 +144,7 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
 }
 
 /// Lines with the columns under each other, numbers to the right; the last column as it is.
-fn table(rows: &[Vec<String>]) -> Vec<String> {
+pub(super) fn table(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> =
         (0..columns).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
@@ -166,7 +166,7 @@ fn table(rows: &[Vec<String>]) -> Vec<String> {
 }
 
 /// Nanoseconds in the unit that leaves at most four digits before the point.
-fn duration(nanos: u64) -> String {
+pub(super) fn duration(nanos: u64) -> String {
     match nanos {
         0..10_000 => format!("{nanos}ns"),
         10_000..10_000_000 => format!("{}us", nanos / 1_000),

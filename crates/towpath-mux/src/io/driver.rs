@@ -1,0 +1,174 @@
+//! Workers that are elsewhere: one thread has the sockets, and somebody (a process at the other end of a ring) does the
+//! messages.
+//!
+//! What: [`Driver`] is the leader for good. It reads and writes the sockets, and waits for descriptors of its caller beside
+//! them; the caller takes messages for its workers from the core ([`Driver::change`]), hands them on, and tells the core
+//! what came back. Nothing here blocks but [`Driver::wait`].
+//!
+//! The core never recalls messages from such a worker: what it has been handed it may have begun.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+
+use super::reader::{EVENTS, READS, read};
+use super::state::{Told, Work};
+use super::{Server, Shared, timespec};
+use crate::Time;
+use crate::mux::Mux;
+
+/// Set in the event data of the caller's descriptors: between listeners and connections.
+const CALLER: u64 = 1 << 31;
+
+/// The sockets of a [`Server`], driven by one thread for workers that are elsewhere. See the module's documentation of
+/// [`super`].
+///
+/// # Examples
+///
+/// An echo server whose worker is the caller itself:
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use towpath_mux::io::{Server, Told};
+/// use towpath_mux::mux::Config;
+///
+/// let server = Server::new("line".parse()?, Config::default())?;
+/// let address = server.listen("127.0.0.1:0")?;
+/// let mut driver = server.driver()?;
+/// let worker = driver.change(|mux, now| mux.clone_worker(1, now));
+///
+/// let mut client = std::net::TcpStream::connect(address)?;
+/// client.write_all(b"hello\n")?;
+/// let mut batch = Vec::new();
+/// while batch.is_empty() {
+///     driver.change(|mux, now| mux.poll_batch(worker, now, &mut batch));
+///     if batch.is_empty() {
+///         driver.wait(None, |_token| {})?;
+///     }
+/// }
+/// let message = batch.remove(0);
+/// driver.change(|mux, now| {
+///     mux.reply(worker, message.ticket(), message.bytes().clone(), now)?;
+///     mux.done(worker, message.ticket(), now);
+///     Ok::<_, towpath_mux::mux::SendError>(())
+/// })?;
+/// let mut answer = [0; 6];
+/// client.read_exact(&mut answer)?;
+/// assert_eq!(&answer, b"hello\n");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Driver {
+    shared: Arc<Shared>,
+}
+
+impl Server {
+    /// Becomes the one who drives the sockets, for good. A server has either a driver or [`super::Worker`]s.
+    ///
+    /// # Errors
+    ///
+    /// When the server has a driver or workers already.
+    pub fn driver(&self) -> io::Result<Driver> {
+        let mut state = self.shared.lock();
+        if state.driven || !state.workers.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "the server has a driver or workers already",
+            ));
+        }
+        state.driven = true;
+        drop(state);
+        Ok(Driver { shared: Arc::clone(&self.shared) })
+    }
+}
+
+impl Driver {
+    /// The server whose sockets it drives.
+    pub fn server(&self) -> Server {
+        Server { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Changes the core, and does what follows: writes what is to be sent.
+    pub fn change<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
+        let now = self.shared.now();
+        self.shared.change(|mux| change(mux, now))
+    }
+
+    /// Has [`Driver::wait`] wait for this descriptor to be readable too, and name it by `token`.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses to watch it.
+    ///
+    /// # Panics
+    ///
+    /// When `token` is 2^31 or more.
+    pub fn watch(&self, fd: impl AsFd, token: u32) -> io::Result<()> {
+        assert!(u64::from(token) < CALLER, "a token has 31 bits");
+        let data = EventData::new_u64(CALLER | u64::from(token));
+        Ok(epoll::add(&self.shared.epoll, fd, data, EventFlags::IN)?)
+    }
+
+    /// The opposite; also done by closing the descriptor.
+    pub fn unwatch(&self, fd: BorrowedFd<'_>) {
+        // It was closed meanwhile: nothing is left to be done.
+        let _ = epoll::delete(&self.shared.epoll, fd);
+    }
+
+    /// Waits for sockets and the caller's descriptors, at most `timeout`; reads and writes sockets, and names to `each` the
+    /// descriptors that are readable. A caller's descriptor that stays readable is named each time.
+    ///
+    /// # Errors
+    ///
+    /// When epoll fails.
+    pub fn wait(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<()> {
+        let mut work = Work::default();
+        let mut state = self.shared.lock();
+        let now = self.shared.now();
+        state.mux.handle_timeout(now);
+        state.pump(&self.shared, &mut work);
+        let busy = !work.writes.is_empty() || !state.told.is_empty() || std::mem::take(&mut state.wanted);
+        let own = state.mux.poll_timeout().map(|time| time.since(now));
+        drop(state);
+        self.shared.perform(work);
+        let timeout = if busy { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
+        let mut room = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let events = match epoll::wait(&self.shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        for events in events.chunks(READS) {
+            let (mine, sockets): (Vec<_>, Vec<_>) =
+                events.iter().copied().partition(|event| caller(event.data.u64()).is_some());
+            mine.iter().filter_map(|event| caller(event.data.u64())).for_each(&mut each);
+            if !sockets.is_empty() {
+                let mut work = Work::default();
+                read(&self.shared, &sockets, &mut work);
+                self.shared.lock().pump(&self.shared, &mut work);
+                self.shared.perform(work);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the core has to tell, oldest first.
+    pub fn poll_told(&mut self) -> Option<Told> {
+        self.shared.lock().told.pop_front()
+    }
+
+    /// Whether the mux was told to drain and holds nothing any more.
+    pub fn is_drained(&self) -> bool {
+        self.shared.lock().closed
+    }
+}
+
+/// The caller's token, if an event is for the caller.
+fn caller(data: u64) -> Option<u32> {
+    (data >> 31 == 1).then_some((data & (CALLER - 1)) as u32)
+}

@@ -1,0 +1,19 @@
+//! A worker of `towpath mux` that answers each line in capitals. Copy it to start your own.
+//!
+//! `towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker target/debug/examples/worker`
+
+use std::error::Error;
+
+use towpath_ring::Worker;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Towpath starts it and says in TOWPATH_SOCKET where to attach.
+    let mut worker = Worker::attach_env()?;
+    while let Some(message) = worker.recv()? {
+        let answer = worker.bytes(&message).to_ascii_uppercase();
+        worker.reply(&message, &answer)?;
+        // If this process died before here, and had not answered, another worker would get the message.
+        worker.done(message);
+    }
+    Ok(())
+}

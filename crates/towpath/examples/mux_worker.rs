@@ -1,0 +1,46 @@
+//! A worker of `towpath mux` that answers with its process id, a space and what it was asked; and that goes wrong when it is
+//! told to, for tests and for trying out what a front does about it. Messages have a length of four bytes before them.
+//!
+//! `die` is gone without a word; `die once FILE` too, unless the file is there, which it makes;
+//! `wait ADDRESS` connects there and answers when that connection ends;
+//! `stop` answers never.
+
+use std::error::Error;
+use std::io::Read;
+use std::net::TcpStream;
+
+use towpath_ring::Worker;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut worker = Worker::attach_env()?;
+    let pid = std::process::id();
+    while let Some(message) = worker.recv()? {
+        let bytes = worker.bytes(&message);
+        let body = &bytes[4..];
+        let text = std::str::from_utf8(body).unwrap_or_default();
+        match text.split(' ').collect::<Vec<_>>()[..] {
+            // As kill -9 would: no destructor, no goodbye.
+            ["die"] => std::process::abort(),
+            ["die", "once", mark] if std::fs::exists(mark)? => {}
+            ["die", "once", mark] => {
+                std::fs::write(mark, b"")?;
+                std::process::abort();
+            }
+            ["wait", address] => {
+                let _ = TcpStream::connect(address)?.read(&mut [0])?;
+            }
+            ["stop"] => loop {
+                std::thread::park();
+            },
+            _ => {}
+        }
+        let mut answer = vec![0; 4];
+        answer.extend_from_slice(format!("{pid} ").as_bytes());
+        answer.extend_from_slice(body);
+        let length = (answer.len() - 4) as u32;
+        answer[..4].copy_from_slice(&length.to_be_bytes());
+        worker.reply(&message, &answer)?;
+        worker.done(message);
+    }
+    Ok(())
+}

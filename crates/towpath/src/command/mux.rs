@@ -1,0 +1,251 @@
+//! `towpath mux`: a server front whose workers are processes.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::builder::ValueHint;
+use clap::{Parser, ValueEnum};
+use rustix::process::DumpableBehavior;
+use towpath::control;
+use towpath::front::{self, Error, Front, Outcome};
+use towpath_mux::assembler::Limits;
+use towpath_mux::framing::Framing;
+use towpath_mux::io::Server;
+use towpath_mux::mux::{self, Order};
+
+use crate::args::exit;
+use crate::command::fail;
+
+/// Serve connections with worker processes: each message goes to the worker that is free
+///
+/// Listens on ADDR (HOST:PORT, or unix:PATH; several are possible), cuts what comes into messages, hands each to a worker
+/// process in shared memory, and sends the answer back to the peer that asked. A slow message holds up one worker, not
+/// the connections that happened to share it.
+///
+/// SIGTERM and SIGINT drain: nothing more is accepted or read, what was is answered. SIGHUP replaces the workers one by
+/// one: each new one has attached before the old one is let go. A worker that dies is started again; its message goes to
+/// another one.
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Example (the worker is crates/towpath-ring/examples/worker.rs):
+  towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker target/debug/examples/worker
+  printf 'hello\\nworld\\n' | nc -N 127.0.0.1 7007")]
+pub(crate) struct Mux {
+    /// Where to listen: HOST:PORT, or unix:PATH
+    #[arg(required = true, value_name = "ADDR")]
+    listen: Vec<String>,
+
+    /// Where messages end: a preset's name, or clauses (docs/framing.md)
+    #[arg(long, value_name = "FRAMING")]
+    framing: String,
+
+    /// The program of a worker
+    ///
+    /// COMMAND is split into words as a shell would, and started without a shell. It finds its socket in TOWPATH_SOCKET
+    /// (towpath_ring::Worker::attach_env) and must attach within 5 seconds.
+    #[arg(long, value_name = "COMMAND")]
+    worker: String,
+
+    /// How many workers; as many as there are processors without it
+    #[arg(long, value_name = "N", value_parser = workers)]
+    workers: Option<NonZeroUsize>,
+
+    /// What keeps its order when several workers work at once
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    order: OrderArg,
+
+    /// How long connections have to be done when the front is told to end, and workers that are replaced
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    drain: Duration,
+
+    /// Kill a worker that has a message for longer; for ever without it
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+
+    /// End connections without traffic and without work for so long; never without it
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    idle: Option<Duration>,
+
+    /// End connections whose message does not arrive whole in this time (from its first byte; a long message has a
+    /// second more for each 64 KiB); never without it
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    message_time: Option<Duration>,
+
+    /// The longest message
+    #[arg(long, value_name = "BYTES", default_value = "16777216", value_parser = clap::value_parser!(u32).range(1..=33_554_432))]
+    message_max: u32,
+
+    /// How often a message whose worker died is given to another one
+    #[arg(long, value_name = "N", default_value = "2")]
+    redeliver: u8,
+
+    /// What becomes of the connection of a message that was given up after that
+    #[arg(long, value_name = "WHAT", default_value = "close")]
+    undone: Undone,
+
+    /// Serve `towpath ctl` on a Unix socket at PATH, for this user and root
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    control: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OrderArg {
+    /// Nothing: the first worker that is free takes the next message
+    None,
+    /// Answers leave in the order of their messages
+    Replies,
+    /// One message of a connection at a time, on any worker
+    Serial,
+    /// All messages of a connection on one worker
+    Sticky,
+    /// One message with the framing's hash at a time
+    Key,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Undone {
+    /// It ends: its peer would wait for an answer that never comes
+    Close,
+    /// It goes on
+    Keep,
+}
+
+pub(crate) fn run(args: &Mux) -> u8 {
+    match serve(args) {
+        Ok(outcome) => tell(&outcome),
+        Err((code, message)) => fail(code, message),
+    }
+}
+
+fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
+    let framing: Framing = args
+        .framing
+        .parse()
+        .map_err(|error| (exit::USAGE, format!("--framing {}: {error}", args.framing)))?;
+    let command = shell_words::split(&args.worker)
+        .map_err(|error| (exit::USAGE, format!("--worker {}: {error}", args.worker)))?;
+    if command.is_empty() {
+        return Err((exit::USAGE, "--worker has no command".to_owned()));
+    }
+    let failed = |error: io::Error| (exit::FAILED, error.to_string());
+    let config = mux::Config {
+        order: args.order.into(),
+        redeliver: args.redeliver,
+        idle: args.idle,
+        ..mux::Config::default()
+    };
+    let limits = Limits {
+        message: args.message_max as usize,
+        head_time: args.message_time,
+        body_time: args.message_time,
+        rate: 64 << 10,
+        ..Limits::default()
+    };
+    // A process of the same user may otherwise read and write our memory through ptrace(2).
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let server = Server::with_limits(framing, limits, config).map_err(failed)?;
+    for address in &args.listen {
+        listen(&server, address)?;
+    }
+    let control = args.control.as_deref().map(control::Server::open).transpose();
+    let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
+    let (_control, desk) = control.unzip();
+    let workers =
+        args.workers.unwrap_or_else(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
+    let config = front::Config {
+        command,
+        workers,
+        drain: args.drain,
+        timeout: args.timeout,
+        close_undone: args.undone == Undone::Close,
+    };
+    let code = |error: Error| match error {
+        Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),
+        Error::System { .. } => (exit::FAILED, error.to_string()),
+    };
+    let front = Front::new(&server, config, desk).map_err(code)?;
+    eprintln!("{workers} workers attached");
+    let outcome = front.run().map_err(code)?;
+    for path in args.listen.iter().filter_map(|address| address.strip_prefix("unix:")) {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(outcome)
+}
+
+fn listen(server: &Server, address: &str) -> Result<(), (u8, String)> {
+    let wrong = |error: io::Error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
+            io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
+            io::ErrorKind::AddrNotAvailable => "; it is none of this machine's addresses",
+            io::ErrorKind::InvalidInput => "; an address is HOST:PORT or unix:PATH",
+            _ => "",
+        };
+        (exit::FAILED, format!("cannot listen on {address}: {error}{hint}"))
+    };
+    if let Some(path) = address.strip_prefix("unix:") {
+        if is_stale(Path::new(path)) {
+            std::fs::remove_file(path).map_err(wrong)?;
+        }
+        server.listen_unix(path).map_err(wrong)?;
+        eprintln!("listening on {address}");
+        return Ok(());
+    }
+    let at = server.listen(address).map_err(wrong)?;
+    eprintln!("listening on {at}");
+    Ok(())
+}
+
+/// Whether there is a socket that nobody listens on any more.
+fn is_stale(path: &Path) -> bool {
+    let socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    socket && UnixStream::connect(path).is_err_and(refused)
+}
+
+fn tell(outcome: &Outcome) -> u8 {
+    let Outcome { drained, totals, restarts } = outcome;
+    eprintln!(
+        "{} connections, {} messages: {} done, {} given up, {} not begun; {} given again, {restarts} workers started again",
+        totals.attach,
+        totals.received,
+        totals.done,
+        totals.undone,
+        totals.queued + totals.in_hand,
+        totals.redelivered,
+    );
+    match drained {
+        true => exit::OK,
+        false => fail(exit::FAILED, "ended before everything was drained"),
+    }
+}
+
+impl From<OrderArg> for Order {
+    fn from(order: OrderArg) -> Self {
+        match order {
+            OrderArg::None => Self::None,
+            OrderArg::Replies => Self::Replies,
+            OrderArg::Serial => Self::Serial,
+            OrderArg::Sticky => Self::Sticky,
+            OrderArg::Key => Self::Key,
+        }
+    }
+}
+
+fn workers(text: &str) -> Result<NonZeroUsize, String> {
+    match text.parse() {
+        Ok(count @ 1..=64) => Ok(NonZeroUsize::new(count).expect("at least 1")),
+        _ => Err("there are 1 to 64 workers".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("it is a number of seconds between 0.001 and 86400".to_owned()),
+    }
+}

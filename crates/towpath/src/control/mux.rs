@@ -1,0 +1,405 @@
+//! A multiplexor as `towpath ctl show mux` has it: KCM's columns (`/proc/net/kcm`, `/proc/net/kcm_stats`), with right numbers.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use towpath_mux::mux::psock::Status;
+use towpath_mux::mux::{self, PsockRow, WorkerRow};
+
+use super::show::table;
+
+/// Connections that are listed; of more, those that hold most.
+const PSOCKS: usize = 1000;
+
+/// A multiplexor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mux {
+    /// What keeps its order: the words of `--order`.
+    pub order: String,
+    /// Everything that it holds, in bytes, and whether that is too much, so that nothing is read.
+    pub bytes: u64,
+    /// See `bytes`.
+    pub full: bool,
+    /// Worker processes that were started because another ended.
+    pub restarts: u64,
+    /// Whole counters: of those that are there and of those that were.
+    pub stats: Stats,
+    /// How long messages waited for a worker, and how long workers had them.
+    pub queue_wait: Times,
+    /// See `queue_wait`.
+    pub service_time: Times,
+    /// KCM sockets: the workers.
+    pub workers: Vec<Worker>,
+    /// Connections.
+    pub psocks: Vec<Psock>,
+    /// Connections that are there and not listed: those that hold least.
+    pub psocks_left_out: u64,
+}
+
+/// Counters under KCM's names, and those that say what became of each message: received = done + undone + queued + in_hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // KCM's names: net/kcm/kcmproc.c, and docs/mux.md
+pub struct Stats {
+    pub rx_msgs: u64,
+    pub rx_bytes: u64,
+    pub tx_msgs: u64,
+    pub tx_bytes: u64,
+    pub tx_retries: u64,
+    pub attach: u64,
+    pub unattach: u64,
+    pub unattach_rsvd: u64,
+    pub rx_rdy_drops: u64,
+    pub reserved: u64,
+    pub unreserved: u64,
+    pub rx_aborts: u64,
+    pub rx_intr: u64,
+    pub rx_unrecov: u64,
+    pub rx_mem_fail: u64,
+    pub rx_need_mor: u64,
+    pub rx_bad_len: u64,
+    pub rx_too_big: u64,
+    pub rx_timeout: u64,
+    pub tx_aborts: u64,
+    pub done: u64,
+    pub undone: u64,
+    pub queued: u64,
+    pub in_hand: u64,
+    pub handed_back: u64,
+    pub redelivered: u64,
+    pub unsent: u64,
+}
+
+/// A distribution of times, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // quantiles
+pub struct Times {
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    pub p999: u64,
+    pub max: u64,
+}
+
+/// A worker: KCM's socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its index among workers that are there.
+    pub index: u32,
+    /// Its process; 0 for a thread.
+    pub pid: u32,
+    /// Messages that it got, and their bytes.
+    pub rx_msgs: u64,
+    /// See `rx_msgs`.
+    pub rx_bytes: u64,
+    /// Messages that it sent, and their bytes.
+    pub tx_msgs: u64,
+    /// See `tx_msgs`.
+    pub tx_bytes: u64,
+    /// Messages that wait for it only, and those that it has.
+    pub recv_q: u64,
+    /// Messages that it handed back.
+    pub handed_back: u64,
+    /// RxWait: it waits for messages. RxStop: it gets none.
+    pub status: String,
+}
+
+/// A connection: KCM's psock.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Psock {
+    /// Its index, and which of those that had it.
+    pub index: u32,
+    /// See `index`.
+    pub generation: u32,
+    /// Messages that arrived whole, and their bytes.
+    pub rx_msgs: u64,
+    /// See `rx_msgs`.
+    pub rx_bytes: u64,
+    /// Messages that were sent whole, and their bytes.
+    pub tx_msgs: u64,
+    /// See `tx_msgs`.
+    pub tx_bytes: u64,
+    /// Messages that wait or are with workers.
+    pub recv_q: u64,
+    /// Bytes that they and what is not whole take.
+    pub rmem: u64,
+    /// Bytes that wait to be sent.
+    pub smem: u64,
+    /// KCM's words: Rsvd-N RxPause RdyRx RxWait TxWait RxStop TxStop Done.
+    pub status: String,
+}
+
+impl Mux {
+    /// As the core has it. `pid` gives the process of a worker.
+    pub fn of(core: &mux::Mux, restarts: u64, pid: impl Fn(mux::worker::Id) -> u32) -> Self {
+        let show = core.show();
+        let mut psocks: Vec<&PsockRow> = show.psocks.iter().collect();
+        psocks.sort_by_key(|row| (std::cmp::Reverse(row.recv_bytes + row.send_bytes), row.id));
+        Self {
+            order: order(core.config().order).to_owned(),
+            bytes: show.bytes as u64,
+            full: show.full,
+            restarts,
+            stats: Stats::of(&show),
+            queue_wait: Times::of(core.queue_wait()),
+            service_time: Times::of(core.service_time()),
+            workers: (0..)
+                .zip(&show.workers)
+                .map(|(index, row)| Worker::of(index, row, pid(row.id)))
+                .collect(),
+            psocks: psocks.iter().take(PSOCKS).map(|row| Psock::of(row)).collect(),
+            psocks_left_out: psocks.len().saturating_sub(PSOCKS) as u64,
+        }
+    }
+}
+
+impl Stats {
+    fn of(show: &mux::Show) -> Self {
+        let (totals, psocks) = (&show.totals, &show.psock_totals);
+        Self {
+            rx_msgs: totals.received,
+            rx_bytes: psocks.rx_bytes,
+            tx_msgs: totals.tx_msgs,
+            tx_bytes: totals.tx_bytes,
+            tx_retries: totals.tx_retries,
+            attach: totals.attach,
+            unattach: totals.unattach,
+            unattach_rsvd: totals.unattach_rsvd,
+            // What waited is never dropped, unless the workers that had it died.
+            rx_rdy_drops: totals.undone,
+            reserved: psocks.reserved,
+            unreserved: psocks.unreserved,
+            rx_aborts: psocks.rx_aborts,
+            rx_intr: psocks.rx_intr,
+            rx_unrecov: psocks.rx_unrecov_intr,
+            rx_mem_fail: psocks.rx_mem_fail,
+            rx_need_mor: psocks.rx_need_more,
+            rx_bad_len: psocks.rx_bad_hdr_len,
+            rx_too_big: psocks.rx_msg_too_big,
+            rx_timeout: psocks.rx_msg_timeouts,
+            tx_aborts: psocks.tx_aborts,
+            done: totals.done,
+            undone: totals.undone,
+            queued: totals.queued as u64,
+            in_hand: totals.in_hand as u64,
+            handed_back: totals.handed_back,
+            redelivered: totals.redelivered,
+            unsent: totals.unsent,
+        }
+    }
+}
+
+impl Times {
+    fn of(histogram: &hdrhistogram::Histogram<u64>) -> Self {
+        let at = |quantile| histogram.value_at_quantile(quantile);
+        Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: histogram.max() }
+    }
+}
+
+impl Worker {
+    fn of(index: u32, row: &WorkerRow, pid: u32) -> Self {
+        let status = match (row.disabled, row.rx_wait) {
+            (true, _) => "RxStop",
+            (false, true) => "RxWait",
+            (false, false) => "",
+        };
+        Self {
+            index,
+            pid,
+            rx_msgs: row.stats.rx_msgs,
+            rx_bytes: row.stats.rx_bytes,
+            tx_msgs: row.stats.tx_msgs,
+            tx_bytes: row.stats.tx_bytes,
+            recv_q: (row.queued + row.in_hand) as u64,
+            handed_back: row.stats.handed_back,
+            status: status.to_owned(),
+        }
+    }
+}
+
+impl Psock {
+    fn of(row: &PsockRow) -> Self {
+        let (index, generation) = row.id.parts();
+        let status: &Status = &row.status;
+        Self {
+            index,
+            generation,
+            rx_msgs: row.stats.rx_msgs,
+            rx_bytes: row.stats.rx_bytes,
+            tx_msgs: row.stats.tx_msgs,
+            tx_bytes: row.stats.tx_bytes,
+            recv_q: row.recv_queue as u64,
+            rmem: row.recv_bytes as u64,
+            smem: row.send_bytes as u64,
+            status: status.to_string(),
+        }
+    }
+}
+
+/// `towpath ctl show mux`: KCM's two files.
+pub fn show(mux: &Mux) -> String {
+    let Mux { stats, .. } = mux;
+    let mut rows = vec![row([
+        "Object", "RX-Msgs", "RX-Bytes", "TX-Msgs", "TX-Bytes", "Recv-Q", "Rmem", "Send-Q", "Smem", "Status",
+    ])];
+    let psocks = mux.psocks.len() as u64 + mux.psocks_left_out;
+    let counts = |n: [u64; 4]| n.map(|n| n.to_string());
+    let [a, b, c, d] = counts([stats.rx_msgs, stats.rx_bytes, stats.tx_msgs, stats.tx_bytes]);
+    let status = format!(
+        "KCMs: {} Psocks {psocks} order {}{}",
+        mux.workers.len(),
+        mux.order,
+        if mux.full { " full" } else { "" }
+    );
+    rows.push(row([
+        "mux",
+        &a,
+        &b,
+        &c,
+        &d,
+        &stats.queued.to_string(),
+        &mux.bytes.to_string(),
+        "-",
+        "-",
+        &status,
+    ]));
+    for worker in &mux.workers {
+        let [a, b, c, d] = counts([worker.rx_msgs, worker.rx_bytes, worker.tx_msgs, worker.tx_bytes]);
+        let pid = if worker.pid == 0 { String::new() } else { format!("pid {} ", worker.pid) };
+        let status = format!("{pid}{}", worker.status);
+        let object = format!("kcm-{}", worker.index);
+        rows.push(row([
+            &object,
+            &a,
+            &b,
+            &c,
+            &d,
+            &worker.recv_q.to_string(),
+            "-",
+            "-",
+            "-",
+            status.trim_end(),
+        ]));
+    }
+    for psock in &mux.psocks {
+        let [a, b, c, d] = counts([psock.rx_msgs, psock.rx_bytes, psock.tx_msgs, psock.tx_bytes]);
+        let [e, f, g] = [psock.recv_q, psock.rmem, psock.smem].map(|n| n.to_string());
+        let object = format!("psock-{}", psock.index);
+        rows.push(row([&object, &a, &b, &c, &d, &e, &f, "-", &g, &psock.status]));
+    }
+    let mut text: String = table(&rows).into_iter().map(|line| line + "\n").collect();
+    if mux.psocks_left_out > 0 {
+        let _ = writeln!(text, "and {} psocks that hold less", mux.psocks_left_out);
+    }
+    let groups: [(&str, &[(&str, u64)]); 3] = [
+        (
+            "MUX",
+            &[
+                ("RX-Msgs", stats.rx_msgs),
+                ("RX-Bytes", stats.rx_bytes),
+                ("TX-Msgs", stats.tx_msgs),
+                ("TX-Bytes", stats.tx_bytes),
+                ("TX-Retries", stats.tx_retries),
+                ("Attach", stats.attach),
+                ("Unattach", stats.unattach),
+                ("UnattchRsvd", stats.unattach_rsvd),
+                ("RX-RdyDrops", stats.rx_rdy_drops),
+            ],
+        ),
+        (
+            "Psock",
+            &[
+                ("Reserved", stats.reserved),
+                ("Unreserved", stats.unreserved),
+                ("RX-Aborts", stats.rx_aborts),
+                ("RX-Intr", stats.rx_intr),
+                ("RX-Unrecov", stats.rx_unrecov),
+                ("RX-MemFail", stats.rx_mem_fail),
+                ("RX-NeedMor", stats.rx_need_mor),
+                ("RX-BadLen", stats.rx_bad_len),
+                ("RX-TooBig", stats.rx_too_big),
+                ("RX-Timeout", stats.rx_timeout),
+                ("TX-Aborts", stats.tx_aborts),
+            ],
+        ),
+        (
+            "Messages",
+            &[
+                ("done", stats.done),
+                ("undone", stats.undone),
+                ("queued", stats.queued),
+                ("in-hand", stats.in_hand),
+                ("handed-back", stats.handed_back),
+                ("redelivered", stats.redelivered),
+                ("unsent", stats.unsent),
+                ("restarts", mux.restarts),
+            ],
+        ),
+    ];
+    for (name, counters) in groups {
+        let names = std::iter::once(name).chain(counters.iter().map(|(name, _)| *name));
+        let numbers =
+            std::iter::once(String::new()).chain(counters.iter().map(|(_, number)| number.to_string()));
+        text.push('\n');
+        for line in table(&[names.map(str::to_owned).collect(), numbers.collect()]) {
+            text += line.trim_end();
+            text.push('\n');
+        }
+    }
+    text.push('\n');
+    for (name, times) in [("wait", &mux.queue_wait), ("service", &mux.service_time)] {
+        let Times { p50, p90, p99, p999, max } = *times;
+        let [p50, p90, p99, p999, max] = [p50, p90, p99, p999, max].map(super::show::duration);
+        let _ = writeln!(text, "{name}: p50 {p50} p90 {p90} p99 {p99} p99.9 {p999} max {max}");
+    }
+    text
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn order(order: mux::Order) -> &'static str {
+    match order {
+        mux::Order::None => "none",
+        mux::Order::Replies => "replies",
+        mux::Order::Serial => "serial",
+        mux::Order::Sticky => "sticky",
+        mux::Order::Key => "key",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_mux::Time;
+    use towpath_mux::assembler::Limits;
+    use towpath_mux::mux::Config;
+
+    use super::*;
+
+    #[test]
+    fn a_mux_is_shown_in_kcms_columns() {
+        let now = Time::default();
+        let mut core = mux::Mux::new(Config::default());
+        let psock = core.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
+        let worker = core.clone_worker(1, now);
+        core.handle_bytes(psock, b"one\ntwo\nthr", now);
+        core.poll_batch(worker, now, &mut Vec::new());
+        let shown = Mux::of(&core, 3, |_| 4711);
+        assert_eq!(shown.stats.rx_msgs, shown.stats.done + shown.stats.queued + shown.stats.in_hand);
+        let text = show(&shown);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0][..3], ["Object", "RX-Msgs", "RX-Bytes"]);
+        assert_eq!(lines[1][..6], ["mux", "2", "8", "0", "0", "1"]);
+        assert_eq!(lines[1][9..], ["KCMs:", "1", "Psocks", "1", "order", "none"]);
+        assert_eq!(lines[2][..6], ["kcm-0", "1", "4", "0", "0", "1"]);
+        assert_eq!(lines[2][9..], ["pid", "4711"]);
+        assert_eq!(lines[3][..6], ["psock-1", "2", "8", "0", "0", "2"]);
+        assert_eq!(lines[3][9..], ["Rsvd-1", "RdyRx", "RxWait"]);
+        assert!(
+            text.contains("UnattchRsvd") && text.contains("RX-NeedMor") && text.contains("restarts"),
+            "{text}"
+        );
+        let again: Mux = serde_json::from_str(&serde_json::to_string(&shown).unwrap()).unwrap();
+        assert_eq!(again, shown);
+    }
+}

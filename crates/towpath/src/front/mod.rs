@@ -1,0 +1,384 @@
+//! A server front: connections on one side, worker processes on rings on the other, the multiplexor between them.
+//!
+//! What: one thread has the sockets ([`towpath_mux::io::Driver`]) and the rings. Its turn: read what the workers answered
+//! and released, tell the core, take messages for those that have room, publish them, wait. No other thread exists.
+//!
+//! ```text
+//! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
+//! socket <- psock <- reply, copied <------ TX frame (number of the RX frame) <- reply()
+//!                    done <--------------- release of the RX frame <----------- done()
+//! ```
+//!
+//! Invariants:
+//! - a reply is believed only for a message that the worker holds: which message a number means is in private memory
+//!   (`process.rs`), the payload is copied before it is looked at;
+//! - a release counts after every reply that the worker wrote before it: releases are read first, applied last;
+//! - a worker that dies costs the message it was at one of its lives; what lies behind that one goes to others unblamed;
+//! - what is to be sent waits at its connection, so a worker never waits for a peer.
+//!
+//! A worker process that dies is started again, after a while that doubles when it dies at once. SIGHUP replaces all of them
+//! one by one: the new one has attached before the old one is drained.
+
+mod process;
+mod seat;
+mod signals;
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use thiserror::Error;
+use towpath_mux::io::{Driver, Ended, Server, Told};
+use towpath_mux::mux::{Mux, SendError};
+
+use crate::control::{Desk, Observed, mux, protocol};
+pub use process::Ending;
+use process::Returns;
+use seat::Seat;
+use signals::{Signal, Signals};
+
+/// The token of the signals; a seat's is its number and 1.
+const SIGNALS: u32 = 0;
+/// Turns without anything to do before the thread sleeps, while workers have messages: some 10 us.
+const SPINS: u32 = 30;
+/// Ends of connections that are told in a second; more are counted.
+const TOLD: u32 = 10;
+
+/// What a front is told when it is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The command of a worker, in words. As its first word, `towpath` means this very program.
+    pub command: Vec<String>,
+    /// How many workers.
+    pub workers: NonZeroUsize,
+    /// How long connections have to be done when the front is told to end, and a worker when it is replaced.
+    pub drain: Duration,
+    /// A worker that has a message for longer is killed; none waits for ever.
+    pub timeout: Option<Duration>,
+    /// Whether a connection ends when its message was given up because its workers died.
+    pub close_undone: bool,
+}
+
+/// Why there is no front, or why it ended.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A worker could not be started, or ended before it attached, for the first time.
+    #[error("worker {seat}: {ending}")]
+    Worker {
+        /// Which, from 0.
+        seat: usize,
+        /// Why.
+        ending: Ending,
+    },
+    /// A system call failed.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What a front did, when it has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Connections were drained in time.
+    pub drained: bool,
+    /// What the multiplexor counted.
+    pub totals: towpath_mux::mux::Totals,
+    /// Worker processes that were started again.
+    pub restarts: u64,
+}
+
+/// A multiplexor whose workers are processes. See the module's documentation.
+#[derive(Debug)]
+pub struct Front {
+    driver: Driver,
+    config: Config,
+    start: Instant,
+    seats: Vec<Seat>,
+    signals: Signals,
+    returns: Returns,
+    /// Who is next to be replaced, while that goes on.
+    replacing: Option<usize>,
+    draining: bool,
+    /// Ends told in this second, those that were not, and when it began.
+    told: (u32, u64, Instant),
+    desk: Option<Desk>,
+    /// Which seat asks first.
+    turn: usize,
+    /// Holds the workers' sockets; removed with it.
+    _directory: TempDir,
+}
+
+impl Front {
+    /// Starts the workers and waits until all have attached.
+    ///
+    /// # Errors
+    /// Why not; then every worker has been ended.
+    pub fn new(server: &Server, config: Config, desk: Option<Desk>) -> Result<Self, Error> {
+        let system = |doing| move |source| Error::System { doing, source };
+        let driver = server.driver().map_err(system("driving the sockets"))?;
+        let signals = Signals::new().map_err(system("listening to signals"))?;
+        driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
+        // tempdir gives it mode 0700.
+        let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
+        let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
+        let start = Instant::now();
+        let seats = (0..config.workers.get()).map(|number| Seat::new(number, directory.path())).collect();
+        let mut front = Self {
+            driver,
+            config,
+            start,
+            seats,
+            signals,
+            returns: Returns::default(),
+            replacing: None,
+            draining: false,
+            told: (0, 0, start),
+            desk,
+            turn: 0,
+            _directory: directory,
+        };
+        for seat in &mut front.seats {
+            seat.start(&front.config.command, &front.driver, start);
+        }
+        while front.seats.iter().any(|seat| !seat.is_attached()) {
+            front.wait(Some(Duration::from_millis(100)))?;
+            front.look_after_seats();
+            if let Some((seat, ending)) = front.seats.iter_mut().find_map(Seat::take_ending) {
+                return Err(Error::Worker { seat, ending });
+            }
+        }
+        Ok(front)
+    }
+
+    /// Serves until a signal ends it: SIGTERM and SIGINT drain, a second one does not wait.
+    ///
+    /// # Errors
+    /// When epoll fails.
+    pub fn run(mut self) -> Result<Outcome, Error> {
+        let mut quiet = 0;
+        let drained = loop {
+            let attend = self.attend();
+            let busy = self.turn();
+            quiet = if busy { 0 } else { quiet + 1 };
+            let working = self.seats.iter().any(Seat::is_working);
+            if busy || working && quiet < SPINS {
+                self.wait(Some(Duration::ZERO))?;
+            } else {
+                // Every one of them, not up to the first that has something.
+                let armed = self.seats.iter_mut().filter_map(|seat| (!seat.arm()).then_some(())).count() == 0;
+                let timeout = if armed { self.timeout().min(attend) } else { Duration::ZERO };
+                self.wait(Some(timeout))?;
+            }
+            self.look_after_seats();
+            self.hear_told();
+            self.tell_ends();
+            if self.driver.is_drained() {
+                break true;
+            }
+            if self.obey() {
+                break false;
+            }
+        };
+        let totals = self.driver.change(|mux, _| *mux.totals());
+        let restarts = self.seats.iter().map(Seat::restarts).sum();
+        // Every channel ends before any process is waited for.
+        self.seats.iter_mut().for_each(Seat::close);
+        Ok(Outcome { drained, totals, restarts })
+    }
+
+    /// One turn of messages and answers; whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        let now = self.now();
+        let Self { driver, seats, returns, turn, config, .. } = self;
+        let mut busy = false;
+        for seat in seats.iter_mut() {
+            busy |= seat.collect(returns, now, config.timeout);
+        }
+        let room = seats.iter().any(Seat::has_room);
+        let more = || room && driver.server().look(|mux| mux.queued() > 0);
+        if !busy && !more() {
+            return false;
+        }
+        *turn = (*turn + 1) % seats.len();
+        let first = *turn;
+        driver.change(|mux, time| {
+            returns.apply(mux, time);
+            // Those that have nothing first: a message does not wait behind another while somebody is idle.
+            for idle in [true, false] {
+                let (left, right) = seats.split_at_mut(first);
+                for seat in right.iter_mut().chain(left) {
+                    busy |= seat.take(mux, time, idle);
+                }
+            }
+        });
+        let epoch = epoch();
+        for seat in seats.iter_mut() {
+            seat.hand_over(returns, now, epoch);
+        }
+        busy
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+        let Self { driver, seats, signals, .. } = self;
+        let each = |token| match token {
+            SIGNALS => signals.hear(),
+            token => {
+                if let Some(seat) = seats.get_mut(Seat::of(token)) {
+                    seat.handle_ready();
+                }
+            }
+        };
+        driver.wait(timeout, each).map_err(|source| Error::System { doing: "waiting for sockets", source })
+    }
+
+    /// When seats want to be looked after at the latest.
+    fn timeout(&self) -> Duration {
+        let now = Instant::now();
+        let due = self.seats.iter().filter_map(|seat| seat.due(self.config.timeout, self.start)).min();
+        due.map_or(Duration::from_secs(1), |due| due.saturating_duration_since(now))
+    }
+
+    /// Processes that attached or ended, restarts that are due, replacements that may go on.
+    fn look_after_seats(&mut self) {
+        let (now, clock) = (Instant::now(), self.now());
+        for seat in &mut self.seats {
+            seat.look(&mut self.driver, &mut self.returns, now, clock);
+            if seat.is_due(now) && !self.draining {
+                seat.start(&self.config.command, &self.driver, now);
+            }
+        }
+        let Some(at) = self.replacing else { return };
+        if self.seats.get(at).is_some_and(Seat::is_replacing) {
+            return;
+        }
+        self.replacing = Some(at + 1).filter(|next| *next < self.seats.len());
+        match self.replacing {
+            Some(next) => {
+                self.seats[next].replace(&self.config.command, &self.driver, self.config.drain, now);
+            }
+            None => log::info!("all workers were replaced"),
+        }
+    }
+
+    /// Does what signals say; whether to end at once.
+    fn obey(&mut self) -> bool {
+        while let Some(signal) = self.signals.next() {
+            match signal {
+                Signal::Replace if self.replacing.is_none() && !self.draining => {
+                    self.replacing = Some(0);
+                    let now = Instant::now();
+                    self.seats[0].replace(&self.config.command, &self.driver, self.config.drain, now);
+                }
+                Signal::Replace => log::warn!("SIGHUP: workers are being replaced, or the front ends"),
+                Signal::End if self.draining => return true,
+                Signal::End => {
+                    self.draining = true;
+                    self.driver.server().drain(Some(self.config.drain));
+                }
+            }
+        }
+        false
+    }
+
+    fn hear_told(&mut self) {
+        while let Some(told) = self.driver.poll_told() {
+            match told {
+                Told::Left(id) => self.seats.iter_mut().for_each(|seat| seat.handle_left(id)),
+                Told::Undone(message) => {
+                    let psock = message.psock();
+                    log::warn!(
+                        "a message of {} bytes of {psock:?} was given up: {} workers died with it",
+                        message.bytes().len(),
+                        message.deaths()
+                    );
+                    if self.config.close_undone {
+                        self.driver.change(|mux, now| mux.drain_psock(psock, Some(now), now));
+                    }
+                }
+                Told::Undelivered(_) | Told::Room => {}
+            }
+        }
+    }
+
+    /// Connections that ended badly, with the cause: some in a second, the others as a number.
+    fn tell_ends(&mut self) {
+        while let Some(Ended { psock, cause, unsent, .. }) = self.driver.server().poll_ended() {
+            let (count, left_out, since) = &mut self.told;
+            if since.elapsed() >= Duration::from_secs(1) {
+                if *left_out > 0 {
+                    log::warn!("{left_out} more connections ended badly");
+                }
+                (*count, *left_out, *since) = (0, 0, Instant::now());
+            }
+            if cause.is_clean() {
+                continue;
+            }
+            if *count >= TOLD {
+                *left_out += 1;
+                continue;
+            }
+            *count += 1;
+            let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
+            log::warn!("{psock:?} ended: {cause}{unsent}");
+        }
+    }
+
+    /// Answers those who look; for how long they can be left alone.
+    fn attend(&mut self) -> Duration {
+        let Some(mut desk) = self.desk.take() else { return Duration::MAX };
+        let patience = desk.attend(self);
+        self.desk = Some(desk);
+        Duration::from_nanos(patience)
+    }
+
+    /// Nanoseconds since it began.
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Observed for Front {
+    fn rings(&mut self) -> Vec<protocol::Ring> {
+        self.seats.iter().filter_map(Seat::ring).collect()
+    }
+
+    fn frames(&mut self, _channel: u32) -> Option<Vec<protocol::Frame>> {
+        None
+    }
+
+    fn trace(&mut self, _channel: u32, tap: crate::control::Tap) -> Result<(), crate::control::Tap> {
+        Err(tap)
+    }
+
+    fn mux(&mut self) -> Option<Box<mux::Mux>> {
+        let seats = &self.seats;
+        let pid = |id| seats.iter().find_map(|seat| seat.pid(id)).unwrap_or(0);
+        let restarts = seats.iter().map(Seat::restarts).sum();
+        Some(Box::new(self.driver.server().look(|core| mux::Mux::of(core, restarts, pid))))
+    }
+
+    fn ports(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// Nanoseconds since the epoch.
+fn epoch() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Sends what a worker said, as far as it may.
+fn send(mux: &mut Mux, to: Option<towpath_mux::mux::psock::Id>, bytes: bytes::Bytes, now: towpath_mux::Time) {
+    // Nobody is there to be sent to any more, or has room: a worker's message is not kept for that.
+    let _: Result<(), SendError> = match to {
+        Some(psock) => mux.forward(psock, bytes, now),
+        None if mux.config().connected => mux.send(bytes, now).map(drop),
+        None => Err(SendError::NotConnected),
+    };
+}

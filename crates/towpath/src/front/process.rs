@@ -1,0 +1,557 @@
+//! A worker process: started, attached, and what it has of the multiplexor's messages.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use thiserror::Error;
+use towpath_mux::Time;
+use towpath_mux::io::Driver;
+use towpath_mux::mux::{Message, Mux, SendError, Ticket, psock, worker};
+use towpath_ring::{self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, Seq};
+
+use crate::control::protocol;
+
+/// How long a process has to attach.
+const ATTACH: Duration = Duration::from_secs(5);
+/// How long it has to end once its channel is closed, before it is killed.
+const EXIT: Duration = Duration::from_secs(2);
+/// How often a process is looked at that does not say when it is ready.
+const LOOK: Duration = Duration::from_millis(20);
+/// Messages that it may have at a time; the core gives fewer when they take long.
+const CREDIT: usize = 64;
+/// Bytes of its messages from which on it gets no more.
+const RX: u32 = 4 << 20;
+/// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
+const ROUNDS: usize = 16;
+/// As many messages as such a call takes at most: with fewer there are no more.
+const ROUND: usize = 256;
+/// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
+const BLOCK: usize = 64 << 10;
+
+/// Why there is no worker process any more, or none yet.
+#[derive(Debug, Error)]
+pub enum Ending {
+    /// The socket could not be made.
+    #[error("{0}")]
+    Bind(#[from] ring::BindError),
+    /// The program could not be started.
+    #[error("cannot start `{program}`: {source}")]
+    Start {
+        /// First word of the command.
+        program: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The program ended before it attached.
+    #[error("`{program}` ended before it attached ({status}); run it alone to see why")]
+    Early {
+        /// First word of the command.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The program did not attach in time.
+    #[error(
+        "`{program}` did not attach within {} s; a worker attaches to the socket that TOWPATH_SOCKET names \
+         (towpath_ring::Worker::attach_env)",
+        ATTACH.as_secs()
+    )]
+    Late {
+        /// First word of the command.
+        program: String,
+    },
+    /// It ended, or was ended, after it had attached.
+    #[error("process {pid}: {why}")]
+    Gone {
+        /// Its process.
+        pid: u32,
+        /// How.
+        why: String,
+    },
+    /// A system call failed.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
+
+/// What workers gave back, until the core is told.
+#[derive(Debug, Default)]
+pub(super) struct Returns {
+    replies: Vec<(worker::Id, Ticket, Bytes)>,
+    sends: Vec<(Option<psock::Id>, Bytes)>,
+    done: Vec<(worker::Id, Ticket)>,
+    /// Messages that no ring can take: their connections end.
+    refused: Vec<(worker::Id, Ticket)>,
+    block: BytesMut,
+}
+
+impl Returns {
+    /// A copy.
+    fn copy(&mut self, bytes: &[u8]) -> Bytes {
+        if bytes.len() > BLOCK / 4 {
+            return Bytes::copy_from_slice(bytes);
+        }
+        if self.block.capacity() < bytes.len() {
+            self.block = BytesMut::with_capacity(BLOCK);
+        }
+        self.block.extend_from_slice(bytes);
+        self.block.split().freeze()
+    }
+
+    /// Tells the core: first what was answered, then what is done.
+    pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
+        for (id, ticket, bytes) in self.replies.drain(..) {
+            // Nobody is there to be answered any more: the core has counted that.
+            let _: Result<(), SendError> = mux.reply(id, ticket, bytes, now);
+        }
+        for (to, bytes) in self.sends.drain(..) {
+            super::send(mux, to, bytes, now);
+        }
+        for (id, ticket) in self.done.drain(..) {
+            mux.done(id, ticket, now);
+        }
+        for (id, ticket) in self.refused.drain(..) {
+            mux.drain_psock(ticket.psock, Some(now), now);
+            mux.done(id, ticket, now);
+        }
+    }
+}
+
+/// A message that the process has.
+#[derive(Clone, Copy, Debug)]
+struct Out {
+    ticket: Ticket,
+    /// Since when, in nanoseconds of the front's clock.
+    since: u64,
+    answered: bool,
+}
+
+/// See the file's text.
+#[derive(Debug)]
+pub(super) struct Process {
+    program: String,
+    child: Child,
+    _pidfd: OwnedFd,
+    token: u32,
+    started: Instant,
+    /// Where it attaches, until it has.
+    endpoint: Option<Endpoint>,
+    channel: Option<Channel>,
+    /// Its name in the core, while it has one.
+    id: Option<worker::Id>,
+    leaving: bool,
+    /// Since when it is to end, and whether it was killed.
+    closed: Option<Instant>,
+    killed: Option<&'static str>,
+    /// It was asked to ring when it has something.
+    armed: bool,
+    /// What it has, by number: the first is that of `first`. None where it was done out of order.
+    out: VecDeque<Option<Out>>,
+    first: Seq,
+    working: usize,
+    served: bool,
+    /// Taken from the core, and not published: there was no room.
+    waiting: VecDeque<Message>,
+    /// Released, and told the core when all of its replies were read.
+    released: Vec<Seq>,
+    batch: Vec<Message>,
+}
+
+/// What a look at a process found.
+#[derive(Debug)]
+pub(super) enum Look {
+    /// Nothing new.
+    Same,
+    /// It has attached.
+    Attached,
+    /// It is gone.
+    Gone(Ending),
+}
+
+impl Process {
+    /// Starts `command`, with the socket at `path` in TOWPATH_SOCKET.
+    pub(super) fn start(
+        command: &[String],
+        path: &Path,
+        driver: &Driver,
+        token: u32,
+        now: Instant,
+    ) -> Result<Self, Ending> {
+        let config = ring::Config {
+            rx: Geometry::with(RX, 1024).expect("4 MiB in frames of 1 KiB"),
+            deadline: None,
+            // One meaningless word is a broken or hostile worker: it is detached, nothing more of it counts.
+            violations_max: 0,
+            messages: true,
+            ..ring::Config::default()
+        };
+        let endpoint = Endpoint::bind(path, config)?;
+        let (first, rest) = command.split_first().expect("a command has a first word");
+        let program = match first.as_str() {
+            "towpath" => std::env::current_exe()?,
+            other => other.into(),
+        };
+        let mut child = Command::new(program)
+            .args(rest)
+            .env("TOWPATH_SOCKET", path)
+            .stdin(Stdio::null())
+            .stdout(io::stderr())
+            // A terminal's interrupt is for the front, which drains; a worker that had it too would die with its message.
+            .process_group(0)
+            .spawn()
+            .map_err(|source| Ending::Start { program: first.clone(), source })?;
+        let watched = Pid::from_raw(child.id() as i32).map_or(Err(io::ErrorKind::NotFound.into()), |pid| {
+            let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+            driver.watch(&pidfd, token)?;
+            driver.watch(&endpoint, token)?;
+            Ok(pidfd)
+        });
+        let pidfd = watched.inspect_err(|_: &io::Error| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
+        Ok(Self {
+            program: first.clone(),
+            child,
+            _pidfd: pidfd,
+            token,
+            started: now,
+            endpoint: Some(endpoint),
+            channel: None,
+            id: None,
+            leaving: false,
+            closed: None,
+            killed: None,
+            armed: false,
+            out: VecDeque::new(),
+            first: Seq::FIRST,
+            working: 0,
+            served: false,
+            waiting: VecDeque::new(),
+            released: Vec::new(),
+            batch: Vec::new(),
+        })
+    }
+
+    /// Looks whether it has attached, or is gone; kills what takes too long.
+    pub(super) fn look(&mut self, driver: &mut Driver, now: Instant) -> Result<Look, Ending> {
+        if let Some(endpoint) = &mut self.endpoint
+            && let Some(channel) = endpoint.accept()?
+        {
+            driver.watch(&channel, self.token)?;
+            driver.unwatch(endpoint.as_fd());
+            self.endpoint = None;
+            self.channel = Some(channel);
+            self.id = Some(driver.change(|mux, now| mux.clone_worker(CREDIT, now)));
+            return Ok(Look::Attached);
+        }
+        if let Some(channel) = &mut self.channel {
+            if channel.check_peer() {
+                return Ok(Look::Same);
+            }
+            let death = channel.death().unwrap_or(Death::Closed);
+            return Ok(Look::Gone(self.gone(death.to_string())));
+        }
+        if let Some(status) = self.child.try_wait()? {
+            let program = self.program.clone();
+            return Ok(Look::Gone(match self.closed {
+                Some(_) => self.gone(status.to_string()),
+                None => Ending::Early { program, status },
+            }));
+        }
+        match self.closed {
+            Some(closed) if now > closed + EXIT && self.killed.is_none() => self.kill("it did not end"),
+            Some(_) => {}
+            None if now > self.started + ATTACH => {
+                self.kill("it did not attach");
+                return Ok(Look::Gone(Ending::Late { program: self.program.clone() }));
+            }
+            None => {}
+        }
+        Ok(Look::Same)
+    }
+
+    fn gone(&self, how: String) -> Ending {
+        let why = self.killed.map_or(how, |why| format!("killed: {why}"));
+        Ending::Gone { pid: self.child.id(), why }
+    }
+
+    /// When [`look`](Self::look) or [`collect`](Self::collect) has something to do by itself.
+    pub(super) fn due(&self, timeout: Option<Duration>, start: Instant) -> Option<Instant> {
+        if self.channel.is_none() {
+            return Some(Instant::now() + LOOK);
+        }
+        let oldest = self.out.front().copied().flatten()?;
+        Some(start + Duration::from_nanos(oldest.since) + timeout?)
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.id.is_some()
+    }
+
+    pub(super) fn is_working(&self) -> bool {
+        self.working > 0
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.id.is_some() && !self.leaving && self.waiting.is_empty() && self.working < CREDIT
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn is(&self, id: worker::Id) -> bool {
+        self.id == Some(id)
+    }
+
+    /// Whether it has done a message.
+    pub(super) const fn has_served(&self) -> bool {
+        self.served
+    }
+
+    pub(super) const fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// Its socket or its process has something to say.
+    pub(super) fn handle_ready(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.disarm();
+            self.armed = false;
+        }
+    }
+
+    /// Reads what it answered and released; whether there was anything.
+    pub(super) fn collect(&mut self, returns: &mut Returns, now: u64, timeout: Option<Duration>) -> bool {
+        let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return false };
+        let Self { out, first, released, .. } = self;
+        // What is released now was answered before: those replies are there when the lane is read below.
+        channel.poll_verdicts(now, |seq, _| released.push(seq));
+        let (mut any, mut all) = (!released.is_empty(), false);
+        for _ in 0..ROUNDS {
+            let count = channel.poll_messages(|header, bytes| {
+                let bytes = returns.copy(bytes);
+                match header.kind {
+                    Kind::REPLY => {
+                        // A number that it does not have: the message was done, or never was. There is nobody to answer.
+                        let held = place(*first, Seq(header.port)).and_then(|at| out.get_mut(at)?.as_mut());
+                        if let Some(held) = held {
+                            held.answered = true;
+                            returns.replies.push((id, held.ticket, bytes));
+                        }
+                    }
+                    Kind::MESSAGE => returns.sends.push((addressee(header), bytes)),
+                    _ => {}
+                }
+            });
+            any |= count > 0;
+            if count < ROUND {
+                all = true;
+                break;
+            }
+        }
+        if all {
+            self.settle(returns, id);
+        }
+        let oldest = self.out.front().copied().flatten();
+        if let (Some(timeout), Some(oldest)) = (timeout, oldest)
+            && u128::from(now.saturating_sub(oldest.since)) > timeout.as_nanos()
+            && self.killed.is_none()
+        {
+            self.kill("it had a message for too long");
+        }
+        any
+    }
+
+    /// What was released is done.
+    fn settle(&mut self, returns: &mut Returns, id: worker::Id) {
+        for seq in self.released.drain(..) {
+            let Some(slot) = place(self.first, seq).and_then(|at| self.out.get_mut(at)) else { continue };
+            if let Some(held) = slot.take() {
+                self.working -= 1;
+                self.served = true;
+                returns.done.push((id, held.ticket));
+            }
+        }
+        while let Some(None) = self.out.front() {
+            self.out.pop_front();
+            self.first = self.first.next();
+        }
+    }
+
+    /// Takes messages from the core, if it has none (`idle`) or if it has some; whether it got any.
+    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: bool) -> bool {
+        let Some(id) = self.id.filter(|_| self.has_room() && (self.working == 0) == idle) else {
+            return false;
+        };
+        mux.poll_batch(id, now, &mut self.batch);
+        self.waiting.extend(self.batch.drain(..));
+        !self.waiting.is_empty()
+    }
+
+    /// Publishes what it was given.
+    pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
+        let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
+        if self.waiting.is_empty() {
+            return;
+        }
+        while let Some(message) = self.waiting.front() {
+            let ticket = message.ticket();
+            match channel.send(message.bytes(), &meta(message, epoch)) {
+                Ok(seq) => {
+                    if self.out.is_empty() {
+                        self.first = seq;
+                    }
+                    // Numbers that were no message's (there are none today) are nobody's.
+                    while place(self.first, seq).is_some_and(|at| at > self.out.len()) {
+                        self.out.push_back(None);
+                    }
+                    self.out.push_back(Some(Out { ticket, since: now, answered: false }));
+                    self.working += 1;
+                }
+                Err(Full::TooLarge) => {
+                    log::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
+                    returns.refused.push((id, ticket));
+                }
+                Err(_) => break,
+            }
+            self.waiting.pop_front();
+        }
+        channel.kick();
+    }
+
+    /// Asks it to ring; false when it has something already.
+    pub(super) fn arm(&mut self) -> bool {
+        let Some(channel) = &mut self.channel else { return true };
+        if !self.armed {
+            self.armed = channel.arm();
+        }
+        self.armed
+    }
+
+    /// It gets nothing more; what it has it does, until the deadline.
+    pub(super) fn leave(&mut self, driver: &mut Driver, patience: Duration) {
+        let Some(id) = self.id else { return };
+        self.leaving = true;
+        let back: Vec<Ticket> = self.waiting.drain(..).map(|message| message.ticket()).collect();
+        driver.change(|mux, now| {
+            mux.handle_hand_back(id, &back, now);
+            mux.leave(id, Some(now + patience), now);
+        });
+    }
+
+    /// It has left: its channel ends, which tells it to end too.
+    pub(super) fn close(&mut self) {
+        self.id = None;
+        self.channel = None;
+        self.closed.get_or_insert_with(Instant::now);
+    }
+
+    /// Its channel is gone. What it said before counts, what it had not answered goes to others.
+    pub(super) fn die(&mut self, driver: &mut Driver, returns: &mut Returns, now: u64) {
+        if let Some(id) = self.id {
+            if self.channel.as_ref().and_then(Channel::death) != Some(Death::Violations) {
+                self.collect(returns, now, None);
+                self.settle(returns, id);
+            }
+            // It worked on the first that it had not answered; the others are not what killed it.
+            let held = self.out.drain(..).flatten().filter(|held| !held.answered).map(|held| held.ticket);
+            let back: Vec<Ticket> = held.skip(1).chain(self.waiting.drain(..).map(|m| m.ticket())).collect();
+            driver.change(|mux, now| {
+                returns.apply(mux, now);
+                mux.handle_hand_back(id, &back, now);
+                mux.handle_worker_died(id, now);
+            });
+        }
+        self.working = 0;
+        self.close();
+    }
+
+    fn kill(&mut self, why: &'static str) {
+        self.killed = Some(why);
+        // It has ended already: then that is found next.
+        let _ = self.child.kill();
+    }
+
+    /// Its ring as `towpath ctl show rings` prints it.
+    pub(super) fn ring(&self, number: u32) -> Option<protocol::Ring> {
+        let channel = self.channel.as_ref()?;
+        let (peer, geometry, stats) = (channel.peer(), channel.geometry(), channel.stats());
+        Some(protocol::Ring {
+            channel: number,
+            name: channel.name().to_owned(),
+            pid: peer.pid,
+            uid: peer.uid,
+            fanout: "least".into(),
+            overload: "block".into(),
+            block_size: geometry.block_size,
+            block_nr: geometry.block_nr,
+            frame_size: geometry.frame_size,
+            frame_nr: geometry.frame_nr,
+            depth: stats.out,
+            used: stats.out,
+            high_water: stats.high_water,
+            held: stats.held,
+            published: stats.published,
+            bytes: stats.bytes,
+            verdicts: protocol::Verdicts {
+                decided: stats.decided,
+                cumulative: stats.cumulative,
+                pass: stats.decided,
+                ..protocol::Verdicts::default()
+            },
+            full: stats.full,
+            violations: stats.violations,
+            wakeups: stats.wakeups,
+            oneshots: stats.oneshots,
+            ..protocol::Ring::default()
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.channel = None;
+        // The end of its socket tells it to go; one that never attached has not been told anything.
+        let closed = self.closed.unwrap_or(self.started);
+        while self.endpoint.is_none() && self.killed.is_none() && closed.elapsed() < EXIT {
+            match self.child.try_wait() {
+                Ok(Some(_)) | Err(_) => return,
+                Ok(None) => std::thread::sleep(LOOK / 4),
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where the message with number `seq` is behind the first.
+fn place(first: Seq, seq: Seq) -> Option<usize> {
+    (!seq.is_before(first)).then(|| seq.since(first) as usize)
+}
+
+/// Where a worker's message is to go: no connection named is any of them.
+fn addressee(header: &Header) -> Option<psock::Id> {
+    let (index, generation) = (header.port, header.group);
+    (generation != 0).then(|| psock::Id::from_parts(index, generation))
+}
+
+/// What stands before a message in the ring.
+fn meta(message: &Message, time: u64) -> Meta {
+    let (port, group) = message.psock().parts();
+    let (skip, trim) = message.stripped();
+    let layers = Layers { link: 0, network: narrow(skip), payload: narrow(trim) };
+    let (mark, hash) = (message.mark(), message.hash());
+    Meta { kind: Kind::MESSAGE, time, mark, port, group, hash, layers, ..Meta::default() }
+}
+
+fn narrow(bytes: usize) -> u16 {
+    u16::try_from(bytes).unwrap_or(u16::MAX)
+}

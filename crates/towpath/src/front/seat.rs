@@ -1,0 +1,237 @@
+//! A worker's seat: the process that sits there, the one that comes after it, and when to start another.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use towpath_mux::Time;
+use towpath_mux::io::Driver;
+use towpath_mux::mux::{Mux, worker};
+
+use super::process::{Ending, Look, Process, Returns};
+use crate::control::protocol;
+
+/// A process that lived for so long did not fail at once.
+const LIVED: Duration = Duration::from_secs(10);
+/// Waiting time before the second start in a row; it doubles.
+const AGAIN: Duration = Duration::from_millis(100);
+/// It does not double beyond this.
+const AGAIN_MOST: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Seat {
+    number: usize,
+    directory: PathBuf,
+    /// Processes that were started here.
+    starts: u64,
+    process: Option<Process>,
+    /// Takes its place once it has attached.
+    next: Option<Process>,
+    /// Does what it has and then ends.
+    old: Option<Process>,
+    /// How long the old one has.
+    patience: Duration,
+    /// Ends in a row without having lived.
+    failures: u32,
+    /// When to start again.
+    again: Option<Instant>,
+    /// Processes that were started because another ended.
+    restarts: u64,
+    seated: bool,
+    /// How the first process ended, if it never attached.
+    ending: Option<Ending>,
+    ready: bool,
+}
+
+impl Seat {
+    pub(super) fn new(number: usize, directory: &Path) -> Self {
+        Self {
+            number,
+            directory: directory.into(),
+            starts: 0,
+            process: None,
+            next: None,
+            old: None,
+            patience: Duration::ZERO,
+            failures: 0,
+            again: None,
+            restarts: 0,
+            seated: false,
+            ending: None,
+            ready: false,
+        }
+    }
+
+    /// The seat that a token is for.
+    pub(super) const fn of(token: u32) -> usize {
+        token as usize - 1
+    }
+
+    /// Starts a process.
+    pub(super) fn start(&mut self, command: &[String], driver: &Driver, now: Instant) {
+        self.restarts += u64::from(self.again.take().is_some());
+        match self.spawn(command, driver, now) {
+            Ok(process) => self.process = Some(process),
+            Err(ending) => self.failed(ending, false, now),
+        }
+    }
+
+    /// Starts the process that will take the place of the one that is there.
+    pub(super) fn replace(&mut self, command: &[String], driver: &Driver, patience: Duration, now: Instant) {
+        self.patience = patience;
+        match self.spawn(command, driver, now) {
+            Ok(process) => self.next = Some(process),
+            Err(ending) => log::warn!("worker {} stays as it is: {ending}", self.number),
+        }
+    }
+
+    fn spawn(&mut self, command: &[String], driver: &Driver, now: Instant) -> Result<Process, Ending> {
+        let path = self.directory.join(format!("worker-{}-{}.sock", self.number, self.starts));
+        self.starts += 1;
+        let token = u32::try_from(self.number + 1).expect("there are few seats");
+        Process::start(command, &path, driver, token, now)
+    }
+
+    /// Processes that attached or ended.
+    pub(super) fn look(&mut self, driver: &mut Driver, returns: &mut Returns, now: Instant, clock: u64) {
+        let waits = self.all().any(|process| !process.is_attached());
+        if !std::mem::take(&mut self.ready) && !waits {
+            return;
+        }
+        if let Some(process) = &mut self.process {
+            match process.look(driver, now) {
+                Ok(Look::Same) => {}
+                Ok(Look::Attached) => self.seated = true,
+                Ok(Look::Gone(ending)) | Err(ending) => {
+                    process.die(driver, returns, clock);
+                    let lived = process.has_served() || now.duration_since(process.started()) >= LIVED;
+                    self.process = None;
+                    self.failed(ending, lived, now);
+                }
+            }
+        }
+        if let Some(next) = &mut self.next {
+            match next.look(driver, now) {
+                Ok(Look::Same) => {}
+                Ok(Look::Attached) => {
+                    if let Some(old) = &mut self.process {
+                        old.leave(driver, self.patience);
+                    }
+                    self.old = std::mem::replace(&mut self.process, self.next.take());
+                    (self.again, self.failures) = (None, 0);
+                }
+                Ok(Look::Gone(ending)) | Err(ending) => {
+                    log::warn!("worker {} stays as it is: {ending}", self.number);
+                    self.next = None;
+                }
+            }
+        }
+        if let Some(old) = &mut self.old
+            && let Ok(Look::Gone(_)) | Err(_) = old.look(driver, now)
+        {
+            old.die(driver, returns, clock);
+            self.old = None;
+        }
+    }
+
+    /// A process is gone: another one is started, later when it did not live long and did nothing.
+    fn failed(&mut self, ending: Ending, lived: bool, now: Instant) {
+        self.failures = if lived { 1 } else { self.failures + 1 };
+        let wait = match self.failures {
+            1 => Duration::ZERO,
+            more => AGAIN_MOST.min(AGAIN * 2u32.saturating_pow(more - 2).min(1000)),
+        };
+        if !self.seated {
+            self.ending = Some(ending);
+            return;
+        }
+        log::warn!("worker {}: {ending}; another one is started in {} ms", self.number, wait.as_millis());
+        if self.next.is_none() {
+            self.again = Some(now + wait);
+        }
+    }
+
+    pub(super) fn take_ending(&mut self) -> Option<(usize, Ending)> {
+        Some((self.number, self.ending.take()?))
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.process.as_ref().is_some_and(Process::is_attached)
+    }
+
+    pub(super) fn is_replacing(&self) -> bool {
+        self.next.is_some() || self.old.is_some()
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.again.is_some_and(|again| again <= now) && self.process.is_none() && self.next.is_none()
+    }
+
+    pub(super) const fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    pub(super) fn is_working(&self) -> bool {
+        self.all().any(Process::is_working)
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.process.as_ref().is_some_and(Process::has_room)
+    }
+
+    /// When to look at the latest.
+    pub(super) fn due(&self, timeout: Option<Duration>, start: Instant) -> Option<Instant> {
+        self.all().filter_map(|process| process.due(timeout, start)).chain(self.again).min()
+    }
+
+    pub(super) fn handle_ready(&mut self) {
+        self.ready = true;
+        self.all_mut().for_each(Process::handle_ready);
+    }
+
+    pub(super) fn handle_left(&mut self, id: worker::Id) {
+        if let Some(process) = self.all_mut().find(|process| process.is(id)) {
+            process.close();
+        }
+    }
+
+    pub(super) fn collect(&mut self, returns: &mut Returns, now: u64, timeout: Option<Duration>) -> bool {
+        // Every one of them, not up to the first.
+        self.all_mut().filter_map(|process| process.collect(returns, now, timeout).then_some(())).count() > 0
+    }
+
+    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: bool) -> bool {
+        self.process.as_mut().is_some_and(|process| process.take(mux, now, idle))
+    }
+
+    pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
+        if let Some(process) = &mut self.process {
+            process.hand_over(returns, now, epoch);
+        }
+    }
+
+    pub(super) fn arm(&mut self) -> bool {
+        self.all_mut().filter_map(|process| (!process.arm()).then_some(())).count() == 0
+    }
+
+    /// The process that has this name in the core.
+    pub(super) fn pid(&self, id: worker::Id) -> Option<u32> {
+        self.all().find(|process| process.is(id)).map(Process::pid)
+    }
+
+    /// Its processes are to end.
+    pub(super) fn close(&mut self) {
+        self.all_mut().for_each(Process::close);
+    }
+
+    pub(super) fn ring(&self) -> Option<protocol::Ring> {
+        self.process.as_ref()?.ring(u32::try_from(self.number + 1).unwrap_or(u32::MAX))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Process> {
+        [&self.process, &self.next, &self.old].into_iter().flatten()
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Process> {
+        [&mut self.process, &mut self.next, &mut self.old].into_iter().flatten()
+    }
+}

@@ -1,0 +1,67 @@
+//! Signals, as something to read.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signal {
+    /// SIGTERM, SIGINT.
+    End,
+    /// SIGHUP.
+    Replace,
+}
+
+/// From here on signals are read, not obeyed by the system.
+#[derive(Debug)]
+pub(super) struct Signals {
+    end: UnixStream,
+    replace: UnixStream,
+    /// Readable when one of them is.
+    either: std::os::fd::OwnedFd,
+    heard: VecDeque<Signal>,
+}
+
+impl Signals {
+    pub(super) fn new() -> io::Result<Self> {
+        let (end, end_tx) = UnixStream::pair()?;
+        let (replace, replace_tx) = UnixStream::pair()?;
+        pipe::register(SIGINT, end_tx.try_clone()?)?;
+        pipe::register(SIGTERM, end_tx)?;
+        pipe::register(SIGHUP, replace_tx)?;
+        end.set_nonblocking(true)?;
+        replace.set_nonblocking(true)?;
+        use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+        let either = create(CreateFlags::CLOEXEC)?;
+        add(&either, &end, EventData::new_u64(0), EventFlags::IN)?;
+        add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
+        Ok(Self { end, replace, either, heard: VecDeque::new() })
+    }
+
+    /// Reads what came.
+    pub(super) fn hear(&mut self) {
+        for (stream, signal) in [(&mut self.replace, Signal::Replace), (&mut self.end, Signal::End)] {
+            let mut bytes = [0; 64];
+            if let Ok(count) = stream.read(&mut bytes) {
+                // Two that wait to be told to end mean it; two that wait to be replaced mean one.
+                let count = if signal == Signal::Replace { count.min(1) } else { count };
+                self.heard.extend(std::iter::repeat_n(signal, count));
+            }
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Option<Signal> {
+        self.heard.pop_front()
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
+    }
+}

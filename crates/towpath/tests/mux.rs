@@ -1,0 +1,420 @@
+//! `towpath mux`, from the outside: workers that are processes, and what becomes of messages when they die.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const FRAMING: &str = "offset=0 length=4 be adjust=4";
+
+fn towpath() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_towpath"))
+}
+
+/// The examples are built beside this test.
+fn example(name: &str) -> String {
+    let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
+    bin.with_file_name("examples").join(name).to_str().expect("UTF-8").to_owned()
+}
+
+struct Front {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Front {
+    fn start(worker: &str, more: &[&str]) -> Self {
+        Self::listen("127.0.0.1:0", worker, more)
+    }
+
+    fn listen(address: &str, worker: &str, more: &[&str]) -> Self {
+        let mut child = towpath()
+            .args(["mux", address, "--framing", FRAMING, "--worker", worker])
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("towpath starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        let address =
+            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
+        let mut front = Self { child, stderr, address };
+        front.until("workers attached");
+        front
+    }
+
+    /// Reads what it says until a line has this in it.
+    fn until(&mut self, what: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.stderr.read_line(&mut line).expect("text") > 0, "it ended without: {what}");
+            if line.contains(what) {
+                return line;
+            }
+        }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        stream
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.child.id(), signal);
+    }
+
+    /// Drains it; its exit code and the rest of what it said.
+    fn finish(mut self) -> (Option<i32>, String) {
+        self.signal(Signal::TERM);
+        let mut errors = String::new();
+        self.stderr.read_to_string(&mut errors).expect("text");
+        (self.child.wait().expect("its end").code(), errors)
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn kill(pid: u32, signal: Signal) {
+    // It may be gone already.
+    let _ = kill_process(Pid::from_raw(pid as i32).expect("a process"), signal);
+}
+
+fn message(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_be_bytes()[..], body].concat()
+}
+
+fn answer(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let mut body = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut body)?;
+    Ok(body)
+}
+
+fn ask(stream: &mut (impl Read + Write), body: &[u8]) -> Vec<u8> {
+    stream.write_all(&message(body)).expect("it is open");
+    answer(stream).expect("an answer")
+}
+
+/// The process that answered: examples/mux_worker.rs answers with its process id, a space and what it was asked.
+fn split(answer: &[u8]) -> (u32, &[u8]) {
+    let at = answer.iter().position(|&byte| byte == b' ').expect("a space");
+    (String::from_utf8_lossy(&answer[..at]).parse().expect("a process id"), &answer[at + 1..])
+}
+
+/// "R of N messages: D done": the last line.
+fn counted(errors: &str) -> (u64, u64, u64, u64) {
+    let line =
+        errors.lines().rev().find(|line| line.contains(" messages: ")).unwrap_or_else(|| panic!("{errors}"));
+    let before = |word: &str| -> u64 {
+        let at = line.find(word).unwrap_or_else(|| panic!("{line}"));
+        line[..at].trim().rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    (before(" messages:"), before(" done"), before(" given up"), before(" not begun"))
+}
+
+#[test]
+fn messages_of_any_size_are_answered_by_processes() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "3"]);
+    let mut stream = front.connect();
+    let mut pids = BTreeSet::new();
+    for size in [0, 1, 60, 64, 65, 1500, 70_000, 5_000_000] {
+        let body: Vec<u8> = (0..size).map(|at| at as u8).collect();
+        let answered = ask(&mut stream, &body);
+        let (pid, echo) = split(&answered);
+        assert!(echo == body, "{size} bytes come back");
+        pids.insert(pid);
+    }
+    // Many at a time, each with a number, over two connections.
+    let mut other = front.connect();
+    for stream in [&mut stream, &mut other] {
+        let asked: Vec<u8> = (0..500u32).flat_map(|number| message(&number.to_be_bytes())).collect();
+        stream.write_all(&asked).expect("it is open");
+    }
+    for stream in [&mut stream, &mut other] {
+        let mut numbers = BTreeSet::new();
+        for _ in 0..500 {
+            let answer = answer(stream).expect("an answer");
+            let (pid, number) = split(&answer);
+            pids.insert(pid);
+            numbers.insert(number.to_vec());
+        }
+        assert_eq!(numbers.len(), 500, "each is answered once");
+    }
+    assert!(pids.len() <= 3);
+    drop((stream, other));
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(counted(&errors), (1008, 1008, 0, 0));
+}
+
+#[test]
+fn a_slow_message_does_not_keep_others_waiting() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let (mut slow, mut quick) = (front.connect(), front.connect());
+    // It waits until it is told that the others were answered.
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    slow.write_all(&message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes()))
+        .expect("open");
+    let (holder, _) = gate.accept().expect("the slow worker");
+    for _ in 0..50 {
+        ask(&mut quick, b"quick");
+    }
+    drop(holder);
+    assert!(
+        answer(&mut slow).expect("an answer").ends_with(gate.local_addr().unwrap().to_string().as_bytes())
+    );
+}
+
+#[test]
+fn answers_keep_the_order_that_was_asked_for() {
+    for order in ["replies", "serial", "sticky"] {
+        let front = Front::start(&example("mux_worker"), &["--workers", "4", "--order", order]);
+        let mut stream = front.connect();
+        let asked: Vec<u8> = (0..300u32).flat_map(|number| message(&number.to_be_bytes())).collect();
+        stream.write_all(&asked).expect("it is open");
+        for number in 0..300u32 {
+            let answered = answer(&mut stream).expect("an answer");
+            assert_eq!(split(&answered).1, number.to_be_bytes(), "{order}");
+        }
+    }
+}
+
+#[test]
+fn a_message_whose_worker_dies_goes_to_another() {
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut stream = front.connect();
+    let directory = tempfile::tempdir().expect("a directory");
+    // It dies the first time, and leaves a mark so that it does not die again.
+    let mark = directory.path().join("mark");
+    let body = format!("die once {}", mark.display());
+    let answered = ask(&mut stream, body.as_bytes());
+    assert!(mark.exists());
+    assert_eq!(split(&answered).1, body.as_bytes());
+    front.until("another one is started");
+    // One that kills all of them is given up, and its connection ends; others do not notice.
+    let mut other = front.connect();
+    stream.write_all(&message(b"die")).expect("open");
+    assert_eq!(stream.read(&mut [0; 16]).expect("an end"), 0, "the connection ends");
+    front.until("was given up");
+    assert_eq!(split(&ask(&mut other, b"still here")).1, b"still here");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((received, done, undone, left), (3, 2, 1, 0), "{errors}");
+}
+
+#[test]
+fn nothing_is_lost_when_workers_are_killed_and_connections_reset() {
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "3", "--redeliver", "200"]);
+    // Who resets does it while its messages are under way.
+    for _ in 0..20 {
+        let mut stream = front.connect();
+        let asked: Vec<u8> = (0..50u32).flat_map(|number| message(&number.to_be_bytes())).collect();
+        stream.write_all(&asked).expect("it is open");
+        let answered = answer(&mut stream).expect("an answer");
+        kill(split(&answered).0, Signal::KILL);
+        // With bytes unread, this is a reset.
+        drop(stream);
+    }
+    let clients: Vec<_> = (0..4u32)
+        .map(|client| {
+            let mut stream = front.connect();
+            thread::spawn(move || {
+                for number in 0..200u32 {
+                    let body = [client.to_be_bytes(), number.to_be_bytes()].concat();
+                    let answered = ask(&mut stream, &body);
+                    let (pid, echo) = split(&answered);
+                    assert_eq!(echo, body, "its own answer");
+                    if number % 20 == 7 {
+                        kill(pid, Signal::KILL);
+                    }
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.join().expect("every question is answered");
+    }
+    front.until("another one is started");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((undone, left), (0, 0), "{errors}");
+    assert_eq!(received, done, "{errors}");
+    assert!(received >= 820);
+}
+
+#[test]
+fn a_stuck_worker_is_killed_when_there_is_a_limit() {
+    let front =
+        Front::start(&example("mux_worker"), &["--workers", "1", "--timeout", "0.2", "--redeliver", "0"]);
+    let mut stream = front.connect();
+    stream.write_all(&message(b"stop")).expect("open");
+    assert_eq!(stream.read(&mut [0; 16]).expect("an end"), 0, "the connection ends");
+    assert_eq!(split(&ask(&mut front.connect(), b"next")).1, b"next");
+    let (_, errors) = front.finish();
+    assert!(errors.contains("killed: it had a message for too long"), "{errors}");
+}
+
+#[test]
+fn hangup_replaces_the_workers_one_by_one() {
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let pids = |front: &Front| -> BTreeSet<u32> {
+        // Both at once, so that both answer: each waits until both have begun.
+        let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let body = message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes());
+        let mut streams = [front.connect(), front.connect()];
+        streams.iter_mut().for_each(|stream| stream.write_all(&body).expect("open"));
+        let both = [gate.accept().expect("one"), gate.accept().expect("two")];
+        drop(both);
+        streams.iter_mut().map(|stream| split(&answer(stream).expect("an answer")).0).collect()
+    };
+    let before = pids(&front);
+    assert_eq!(before.len(), 2);
+    // Somebody keeps asking meanwhile, and is always answered.
+    let mut stream = front.connect();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let asks = thread::spawn(move || {
+        let mut count = 0u64;
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+            ask(&mut stream, b"meanwhile");
+            count += 1;
+        }
+        count
+    });
+    front.signal(Signal::HUP);
+    front.until("all workers were replaced");
+    stop.send(()).expect("it asks");
+    assert!(asks.join().expect("every question is answered") > 0);
+    let after = pids(&front);
+    assert!(before.is_disjoint(&after), "{before:?} {after:?}");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains(" 0 workers started again"), "{errors}");
+}
+
+#[test]
+fn draining_answers_what_was_asked() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let body = format!("wait {}", gate.local_addr().expect("an address"));
+    stream.write_all(&message(body.as_bytes())).expect("open");
+    let (holder, _) = gate.accept().expect("the worker");
+    front.signal(Signal::TERM);
+    // Nobody is accepted any more, once it has heard.
+    while TcpStream::connect(&front.address).is_ok() {
+        thread::yield_now();
+    }
+    drop(holder);
+    assert_eq!(split(&answer(&mut stream).expect("an answer")).1, body.as_bytes());
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn a_unix_socket_works_as_tcp_does() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("front.sock");
+    // One that somebody left behind is replaced.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    let address = format!("unix:{}", path.display());
+    let front = Front::listen(&address, &example("mux_worker"), &["--workers", "1"]);
+    let mut stream = UnixStream::connect(&path).expect("it listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(!path.exists(), "it is removed");
+}
+
+#[test]
+fn what_cannot_be_served_is_told_in_a_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("an address").to_string();
+    let worker = example("mux_worker");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("file");
+    std::fs::write(&file, b"").expect("a file");
+    let file = format!("unix:{}", file.display());
+    let any = "127.0.0.1:0";
+    let rows: [(&[&str], i32, &str); 8] = [
+        (&[&taken, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
+        (&[&file, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
+        (&["nowhere", "--framing", "line", "--worker", &worker], 1, "an address is HOST:PORT or unix:PATH"),
+        (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),
+        (&[any, "--framing", "line", "--worker", "/nowhere/worker"], 4, "cannot start `/nowhere/worker`"),
+        (&[any, "--framing", "line", "--worker", "true"], 4, "ended before it attached (exit status: 0)"),
+        (&[any, "--framing", "line", "--worker", "'"], 64, "missing closing quote"),
+        (
+            &[any, "--framing", "line", "--worker", &worker, "--workers", "65"],
+            64,
+            "there are 1 to 64 workers",
+        ),
+    ];
+    for (args, code, text) in rows {
+        let output = towpath().arg("mux").args(args).output().expect("towpath starts");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
+        assert!(errors.contains(text), "{args:?}: {errors}");
+    }
+}
+
+#[test]
+fn ctl_shows_the_mux_in_kcms_columns() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let control = directory.path().join("control.sock");
+    let control = control.to_str().expect("UTF-8");
+    let front = Front::start(&example("mux_worker"), &["--workers", "2", "--control", control]);
+    let mut stream = front.connect();
+    for _ in 0..5 {
+        ask(&mut stream, b"hello");
+    }
+    let ctl = |args: &[&str]| {
+        let output =
+            towpath().args(["ctl", "--socket", control]).args(args).output().expect("towpath starts");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"), errors)
+    };
+    let (code, text, errors) = ctl(&["show", "mux"]);
+    assert_eq!(code, Some(0), "{errors}");
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][0], "Object");
+    assert_eq!(rows[1][..2], ["mux", "5"]);
+    assert!(rows[2][0] == "kcm-0" && rows[3][0] == "kcm-1" && rows[4][0] == "psock-1", "{text}");
+    let (_, text, _) = ctl(&["show", "mux", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let stats = &json["mux"]["stats"];
+    assert_eq!((&stats["rx_msgs"], &stats["done"]), (&5.into(), &5.into()), "{json}");
+    let pids: BTreeSet<u64> = json["mux"]["workers"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|w| w["pid"].as_u64().expect("a number"))
+        .collect();
+    assert!(pids.contains(&u64::from(split(&ask(&mut stream, b"who")).0)));
+    let (_, rings, _) = ctl(&["show", "rings", "--json"]);
+    let rings: serde_json::Value = serde_json::from_str(&rings).expect("JSON");
+    assert_eq!(rings["rings"].as_array().map(Vec::len), Some(2));
+    // An engine without a mux says so; here there is none at all.
+    front.finish();
+    let (code, _, errors) = ctl(&["show", "mux"]);
+    assert_eq!(code, Some(5), "{errors}");
+}
