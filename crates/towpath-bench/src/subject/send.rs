@@ -1,5 +1,7 @@
 //! The bars of zero-copy sends: CPU of the sender, and of both ends together, over that of plain sends.
 
+use std::fs;
+
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 
@@ -84,6 +86,7 @@ pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> 
     }
     let cpus = Cpus::find()?;
     let (mut report, mut good) = (Report::new(json), true);
+    let _pages = cases.iter().any(|case| case.ours.huge).then(HugePages::reserve);
     for veth in [true, false] {
         if !cases.iter().any(|case| case.veth == veth) {
             continue;
@@ -179,6 +182,33 @@ fn cases(total: u64) -> Vec<Case> {
 fn kib(bytes: usize) -> String {
     if bytes < 1 << 20 { format!("{}K", bytes >> 10) } else { format!("{}M", bytes >> 20) }
 }
+
+/// Huge pages for what is sent from, given back at the end. A system that has none left makes transparent ones do.
+struct HugePages {
+    before: Option<String>,
+}
+
+impl HugePages {
+    fn reserve() -> Self {
+        let before = fs::read_to_string(NR_HUGEPAGES).ok();
+        let had: usize = before.as_deref().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        if let Err(error) = fs::write(NR_HUGEPAGES, (had + PAGES).to_string()) {
+            eprintln!("{NR_HUGEPAGES}: {error}");
+        }
+        Self { before }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        // Fails only where reserving failed.
+        let _ = self.before.as_deref().map(|before| fs::write(NR_HUGEPAGES, before));
+    }
+}
+
+const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
+/// The sender's area and some.
+const PAGES: usize = 24;
 
 /// The two processes.
 struct World {
