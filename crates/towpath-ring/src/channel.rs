@@ -158,10 +158,11 @@ impl Channel {
     ///         lane
     ///     })
     /// });
-    /// for thread in threads.collect::<Vec<_>>() {
-    ///     thread.join().unwrap();
-    /// }
+    /// let threads: Vec<_> = threads.collect();
+    /// // Dropped when all are done: the first that goes ends the channel.
+    /// let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     /// # client.join().unwrap();
+    /// # drop(lanes);
     /// # Ok(())
     /// # }
     /// ```

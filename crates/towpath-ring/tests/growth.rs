@@ -150,6 +150,57 @@ fn both_directions_grow_and_stay_in_order() {
     });
 }
 
+/// It has the number there that the first message has in the larger ring.
+#[test]
+fn a_replacement_in_the_ring_before_hides_no_message_in_this_one() {
+    world::each_first(|| {
+        let (_world, mut channel, mut client) = pair(config(8, 1024, 1));
+        for n in 1..=9 {
+            channel.send(&message(n, 1000), &Meta::default()).expect("room");
+        }
+        let mut frames = receive(&mut client);
+        assert_eq!((frames.len(), channel.stats().grown), (9, 1));
+        client.send(b"in the larger ring", &Meta::default()).expect("room");
+        client.replace(frames.remove(3), b"in the ring before").expect("replaced");
+        let mut replaced = None;
+        channel.poll_verdicts(0, |seq, d| replaced = Some((seq.0, d.replacement.map(<[u8]>::to_vec))));
+        assert_eq!(replaced, Some((4, Some(b"in the ring before".to_vec()))));
+        let mut said = Vec::new();
+        channel.poll_messages(|_, payload| said.push(payload.to_vec()));
+        assert_eq!(said, [b"in the larger ring"]);
+        client.verdict_all(Verdict::Pass);
+        assert_eq!(channel.poll_verdicts(0, |_, _| {}), 8);
+        assert_eq!((channel.stats().old, channel.stats().violations), (0, 0));
+    });
+}
+
+/// It goes with frames in both rings, some of them held: all come back, once.
+#[test]
+fn a_client_that_dies_between_two_rings_leaves_nothing() {
+    world::each(|| {
+        let (_world, mut channel, mut client) = pair(config(8, 1024, 1));
+        for n in 1..=8 {
+            channel.send(&message(n, 1000), &Meta::default()).expect("room");
+        }
+        let old = receive(&mut client);
+        client.hold(&old[2]);
+        for n in 9..=12 {
+            channel.send(&message(n, 1000), &Meta::default()).expect("room");
+        }
+        let first = receive(&mut client).remove(0);
+        client.verdict(first, Verdict::Pass);
+        drop(client);
+        assert!(!channel.check_peer());
+        // What it said in time counts.
+        assert_eq!(channel.poll_verdicts(0, |seq, _| assert_eq!(seq, Seq(9))), 1);
+        let mut back = Vec::new();
+        channel.drain_held(|seq| back.push(seq.0));
+        back.sort_unstable();
+        assert_eq!(back, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12]);
+        assert_conserved(&channel);
+    });
+}
+
 /// It sends without ever receiving.
 #[test]
 fn a_client_that_waits_for_room_goes_on_in_larger_rings() {
