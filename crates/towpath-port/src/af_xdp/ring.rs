@@ -55,9 +55,6 @@ pub(super) struct Ring<T> {
     entries: PhantomData<T>,
 }
 
-// SAFETY: the entries are plain numbers in shared memory, and a ring is used by one thread at a time (`&mut self`).
-unsafe impl<T: Entry> Send for Ring<T> {}
-
 impl<T: Entry> Ring<T> {
     /// Maps a ring of `size` entries that `socket` was asked to make, at its page offset.
     pub(super) fn map(

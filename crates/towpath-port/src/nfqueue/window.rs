@@ -2,7 +2,7 @@
 //!
 //! What: the kernel numbers packets in order, and takes one verdict for all that wait up to a number. So accepts are held back until
 //! [`Window::flush`], and given together as far as everything before them is decided too.
-//! Invariant: a batch never covers a packet that waits for its verdict still.
+//! Invariant: a batch never covers a packet that waits for its verdict still. After a flush only those are here.
 //! References: net/netfilter/nfnetlink_queue.c, nfqnl_recv_verdict_batch.
 
 use std::collections::VecDeque;
@@ -77,12 +77,13 @@ impl Window {
             self.waiting.pop_front();
         }
         up_to.into_iter().for_each(|id| tell(Tell::UpTo(id)));
-        for (id, decision) in &mut self.waiting {
+        // What is left waits, and the kernel bounds how many do.
+        self.waiting.retain(|(id, decision)| {
             if *decision == Decision::Accept {
-                *decision = Decision::Told;
                 tell(Tell::One(*id));
             }
-        }
+            *decision == Decision::Waiting
+        });
     }
 }
 
