@@ -37,6 +37,20 @@ fn every_error_says_what_to_do() {
 }
 
 #[test]
+fn files_are_written_as_they_were_understood() {
+    let rows: &[(&str, &str)] = include!("rows/files.in");
+    for (text, expected) in rows {
+        let written = |text: &str| match Ruleset::parse("t", text).ruleset {
+            Ok(ruleset) => ruleset.to_text(),
+            Err(errors) => panic!("{text}: {}", errors[0]),
+        };
+        let once = written(text);
+        assert_eq!(once, *expected, "{text}");
+        assert_eq!(written(&once), once, "{text}");
+    }
+}
+
+#[test]
 fn tables_are_written_in_the_order_of_their_keys() {
     let flows = (0..40).rev().map(|i| format!("table f add 10.0.0.{i},tcp,1,10.0.0.1,80 {i}\n"));
     let ports = (10..40).rev().map(|i| format!("table i add em{i} {i}\n"));

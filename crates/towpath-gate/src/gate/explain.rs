@@ -34,6 +34,8 @@ pub struct Explained {
     pub set: u8,
     /// Its text.
     pub text: String,
+    /// Whether a state is looked up for it.
+    pub looks_up: bool,
     /// What trying it came to.
     pub outcome: Outcome,
 }
@@ -110,7 +112,9 @@ impl Gate {
         loop {
             let (outcome, next) = self.explain_rule(at, &mut walk, packet, now);
             if let Some((_, rule)) = self.rules.get(at) {
-                steps.push(Explained { number: rule.number, set: rule.set, text: rule.to_string(), outcome });
+                let looks_up = self.program.rules[at].probe.is_some();
+                let (number, set) = (rule.number, rule.set);
+                steps.push(Explained { number, set, text: rule.to_string(), looks_up, outcome });
             }
             match next {
                 Next::Stop(verdict) => return Explanation { steps, verdict },

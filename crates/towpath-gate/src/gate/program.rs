@@ -10,6 +10,7 @@ use super::index::Index;
 use super::insn::{Insn, Op, TableCheck};
 use super::port::{PortId, Ports};
 use crate::rules::address::{Address, TableRef};
+use crate::rules::glob;
 use crate::rules::option::{Arg, Interface, TagArg, Term, Test};
 use crate::rules::protocol::Protocol;
 use crate::rules::{Action, Log, NextHop, ReturnTo, Rule, StateName, StateOption, Target};
@@ -248,9 +249,7 @@ impl Names<'_> {
         let wanted = |id: PortId| match interface {
             Interface::Any => true,
             Interface::Name(name) => self.ports.name(id) == Some(name),
-            Interface::Glob(beginning) => {
-                self.ports.name(id).is_some_and(|name| name.starts_with(&**beginning))
-            }
+            Interface::Glob(pattern) => self.ports.name(id).is_some_and(|name| glob::matches(pattern, name)),
             Interface::Address(ip) => self.ports.addresses(id).contains(ip),
             Interface::Table(_) => false,
         };

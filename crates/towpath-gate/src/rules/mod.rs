@@ -23,6 +23,7 @@
 pub mod address;
 mod diagnostic;
 mod flat;
+pub(crate) mod glob;
 pub mod option;
 mod parse;
 pub mod ports;

@@ -140,7 +140,7 @@ pub enum Interface {
     Any,
     /// By name.
     Name(Box<str>),
-    /// By the beginning of the name: `em*`.
+    /// By a pattern: `em*`, `em?`, `em[0-3]` (fnmatch(3)).
     Glob(Box<str>),
     /// By an address of the port.
     Address(IpAddr),

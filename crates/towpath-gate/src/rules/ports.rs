@@ -90,11 +90,12 @@ fn split_range(element: &str) -> Option<(&str, &str)> {
     Some((&element[..at], &element[at + 1..]))
 }
 
-/// Reads a number of 16 bits, decimal or with 0x.
+/// Reads a number of 16 bits, decimal or with 0x. What begins with another 0 is octal to ipfw, and seldom meant so: it is
+/// no number here.
 pub(crate) fn decimal(text: &str) -> Option<u16> {
-    match text.strip_prefix("0x") {
+    match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hex) => u16::from_str_radix(hex, 16).ok(),
-        None if text.starts_with('+') => None,
+        None if text.starts_with('+') || (text.starts_with('0') && text.len() > 1) => None,
         None => text.parse().ok(),
     }
 }
@@ -215,6 +216,33 @@ pub(crate) const SERVICES: &[(&str, u16)] = &[
     ("git", 9418),
     ("http-alt", 8080),
     ("ipsec-nat-t", 4500),
+    ("nicname", 43),
+    ("www", 80),
+    ("kerberos-sec", 88),
+    ("netbios_ns", 137),
+    ("netbios_dgm", 138),
+    ("netbios_ssn", 139),
+    ("dhcps", 67),
+    ("dhcpc", 68),
+    ("biff", 512),
+    ("rlogin", 513),
+    ("rwho", 513),
+    ("ntalk", 518),
+    ("timed", 525),
+    ("globalcatLDAP", 3268),
+    ("iscsi-target", 3260),
+    ("nut", 3493),
+    ("lockd", 4045),
+    ("sieve", 4190),
+    ("xmpp-client", 5222),
+    ("xmpp-server", 5269),
+    ("amqp", 5672),
+    ("cvsup", 5999),
+    ("mqtt", 1883),
+    ("webcache", 8080),
+    ("natd", 8668),
+    ("zabbix-agent", 10050),
+    ("zabbix-trapper", 10051),
 ];
 
 /// Ethertype names.

@@ -423,8 +423,7 @@ impl Display for Interface {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Any => f.write_str("any"),
-            Self::Name(name) => f.write_str(name),
-            Self::Glob(beginning) => write!(f, "{beginning}*"),
+            Self::Name(text) | Self::Glob(text) => f.write_str(text),
             Self::Address(ip) => ip.fmt(f),
             Self::Table(table) => table.fmt(f),
         }

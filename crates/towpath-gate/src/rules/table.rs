@@ -489,6 +489,17 @@ impl Table {
         Ok(())
     }
 
+    /// Sets one numeric column of an entry that is there, also when the table is locked.
+    pub(crate) fn set_number(&mut self, key: &Key, column: Column, number: u32) {
+        let Ok(Some(value)) = self.get(key) else { return };
+        let mut value = *value;
+        value.set(column, number);
+        if self.columns.first() == Some(&column) {
+            value.number = number;
+        }
+        self.put(key, value);
+    }
+
     fn put(&mut self, key: &Key, value: Value) {
         let number = self.values.take(value);
         let old = match (&mut self.entries, key) {

@@ -1,10 +1,11 @@
 //! `towpath explain`: one packet through the rules, step by step.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
+use towpath::engine::Arrivals;
 use towpath_gate::gate::{
     Dir, DropReason, Explained, Explanation, Lead, Outcome, Reject, Step, Walk, Written,
 };
@@ -19,8 +20,9 @@ use crate::command::{answer, fail, link, warn};
 ///
 /// PACKET is written as `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`: direction, port, protocol, source, `>`,
 /// destination, and what else matters (TCP flags, `type N`, `ttl N`, `vlan N`, ...). Or it is packet N of a capture: then
-/// the packets before it go through the rules first, so that the states are as they would be. An inspector's pass is taken
-/// for granted. Nothing is counted.
+/// the packets before it go through the rules first, so that the states are as they would be. A packet in words and a
+/// capture: the packet comes behind the capture's, or behind its first N. An inspector's pass is taken for granted, `prob`
+/// to come true, and a pipe to have room.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Examples:
@@ -35,12 +37,18 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) rules: PathBuf,
 
-    /// Take the packet from this capture
-    #[arg(long, value_name = "FILE", requires = "packet", conflicts_with = "words", value_hint = ValueHint::FilePath)]
+    /// Take the packet, or the packets before it, from this capture
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) capture: Option<PathBuf>,
 
     /// Which packet of the capture, counted from 1
-    #[arg(long, value_name = "N", requires = "capture", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "capture",
+        required_unless_present = "words",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub(crate) packet: Option<u64>,
 
     #[command(flatten)]
@@ -53,19 +61,20 @@ pub(crate) struct Explain {
 
 pub(crate) fn run(args: &Explain) -> u8 {
     let explained = match (&args.capture, args.packet) {
-        (Some(capture), Some(number)) => from_capture(args, capture, number),
+        (Some(capture), Some(number)) if args.words.is_empty() => from_capture(args, capture, number),
         _ => from_words(args),
     };
-    let walks = match explained {
-        Ok(walks) => walks,
+    let Told { walks, notes } = match explained {
+        Ok(told) => told,
         Err(Failure::Wrong(wrong)) => return wrong.tell(),
         Err(Failure::Capture(message)) => return fail(exit::NO_CAPTURE, message),
     };
     if args.json {
         let walks: Vec<Value> = walks.iter().map(Walked::json).collect();
-        answer(exit::OK, &format!("{}\n", json!({ "walks": walks })))
+        answer(exit::OK, &format!("{}\n", json!({ "walks": walks, "notes": notes })))
     } else {
-        answer(exit::OK, &walks.iter().map(Walked::text).collect::<String>())
+        let notes = notes.iter().map(|note| format!("note: {note}\n"));
+        answer(exit::OK, &walks.iter().map(Walked::text).chain(notes).collect::<String>())
     }
 }
 
@@ -80,6 +89,13 @@ impl From<Wrong> for Failure {
     }
 }
 
+/// What is said about a packet.
+struct Told {
+    walks: Vec<Walked>,
+    /// What the walks do not show.
+    notes: Vec<String>,
+}
+
 /// One walk: in, or out.
 struct Walked {
     dir: Dir,
@@ -87,11 +103,11 @@ struct Walked {
     explanation: Explanation,
 }
 
-fn from_words(args: &Explain) -> Result<Vec<Walked>, Failure> {
+fn from_words(args: &Explain) -> Result<Told, Failure> {
     let usage = |message: String| Failure::Wrong(Wrong::Usage(message));
     let written = Written::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
     let port = written.port.as_deref();
-    let (gate, _) = args.wiring.gate(&args.rules, port)?;
+    let (mut gate, arrivals) = args.wiring.gate(&args.rules, port)?;
     let length = u32::try_from(written.frame.len()).unwrap_or(u32::MAX);
     let packet = wire::parse(written.link(), &written.frame, length)
         .map_err(|reason| usage(format!("these words make a malformed packet: {reason}")))?;
@@ -100,10 +116,40 @@ fn from_words(args: &Explain) -> Result<Vec<Walked>, Failure> {
         Dir::In => Walk::new(Dir::In, id, None),
         Dir::Out => Walk::new(Dir::Out, None, id),
     };
-    Ok(explain(&gate, walk, &packet, Time::from_secs(0)))
+    let now = match &args.capture {
+        Some(capture) => before(&mut gate, &arrivals, capture, args.packet)?,
+        None => Time::default(),
+    };
+    let mut told = explain(&mut gate, walk, &packet, now);
+    let looked = |walk: &Walked| walk.explanation.steps.iter().any(|step| step.looks_up);
+    if args.capture.is_none() && told.walks.iter().any(looked) {
+        told.notes.push("there are no states before a packet in words; --capture FILE makes those of its packets".to_owned());
+    }
+    Ok(told)
 }
 
-fn from_capture(args: &Explain, capture: &PathBuf, number: u64) -> Result<Vec<Walked>, Failure> {
+/// Takes the first packets of a capture, or all, through the rules; the time of the last one.
+fn before(gate: &mut Gate, arrivals: &Arrivals, capture: &Path, packets: Option<u64>) -> Result<Time, Failure> {
+    let broken = |error: towpath_port::Error| Failure::Capture(error.to_string());
+    let mut reader = pcap::Reader::open(capture).map_err(broken)?;
+    let mut burst = Burst::new(64);
+    let (mut left, mut now) = (packets.unwrap_or(u64::MAX), Time::default());
+    while left > 0 && reader.receive(&mut burst).map_err(broken)? == Received::Frames {
+        for frame in burst.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
+            left -= 1;
+            now = now.max(Time::from_nanos(frame.time_ns));
+            if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+                go(gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now);
+            }
+        }
+    }
+    if let Some(warning) = reader.warning() {
+        warn(warning);
+    }
+    Ok(now)
+}
+
+fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Failure> {
     let (mut gate, arrivals) = args.wiring.gate(&args.rules, None)?;
     let broken = |error: towpath_port::Error| Failure::Capture(error.to_string());
     let mut reader = pcap::Reader::open(capture).map_err(broken)?;
@@ -123,7 +169,7 @@ fn from_capture(args: &Explain, capture: &PathBuf, number: u64) -> Result<Vec<Wa
             let packet = parsed.map_err(|reason| {
                 Failure::Capture(format!("{}: packet {number} is undecodable: {reason}", capture.display()))
             })?;
-            return Ok(explain(&gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now));
+            return Ok(explain(&mut gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now));
         }
     }
     if let Some(warning) = reader.warning() {
@@ -132,19 +178,47 @@ fn from_capture(args: &Explain, capture: &PathBuf, number: u64) -> Result<Vec<Wa
     Err(Failure::Capture(format!("{} has {seen} packets, so there is no packet {number}", capture.display())))
 }
 
-fn explain(gate: &Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Vec<Walked> {
+fn explain(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Told {
     let mut walks = Vec::new();
+    let mut notes = Vec::new();
     loop {
+        let real = walk;
         let explanation = gate.explain(&walk, packet, now);
         let port = if walk.dir() == Dir::In { walk.recv() } else { walk.xmit() };
         let port = port.and_then(|id| gate.ports().name(id)).unwrap_or("?").to_owned();
         let out = way_out(gate, &walk, packet, explanation.verdict);
+        notes.extend(otherwise(gate, real, packet, now, &explanation));
         walks.push(Walked { dir: walk.dir(), port, explanation });
         match out {
             Some(port) => walk.leave(port),
-            None => return walks,
+            None => return Told { walks, notes },
         }
     }
+}
+
+/// Where the packet really ends, when that is elsewhere: an explanation touches no state, so it does not see that one
+/// cannot be made (the limit, a full table), that a segment is outside of a strict state's window, or which of several
+/// states is the newest.
+fn otherwise(
+    gate: &mut Gate,
+    mut walk: Walk,
+    packet: &Packet<'_>,
+    now: Time,
+    explanation: &Explanation,
+) -> Option<String> {
+    let chance = |step: &Explained| step.text.starts_with("prob ") || step.text.starts_with("pipe ");
+    if explanation.steps.iter().any(chance) {
+        return None;
+    }
+    let end = loop {
+        match gate.walk(&mut walk, packet, now) {
+            Step::Divert(_) | Step::Tee(_) | Step::Reassemble => {}
+            step => break step,
+        }
+    };
+    let through = matches!(explanation.verdict, Step::Divert(_) | Step::Tee(_) | Step::Reassemble);
+    (end != explanation.verdict && !through)
+        .then(|| format!("with the states that there are the packet ends otherwise: {}", verdict(end)))
 }
 
 impl Walked {
@@ -159,7 +233,7 @@ impl Walked {
     }
 
     fn json(&self) -> Value {
-        let steps = self.explanation.steps.iter().map(|Explained { number, set, text, outcome }| {
+        let steps = self.explanation.steps.iter().map(|Explained { number, set, text, outcome, .. }| {
             json!({ "number": number, "set": set, "text": text, "outcome": word(outcome), "why": said(outcome) })
         });
         json!({

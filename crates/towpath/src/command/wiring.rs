@@ -1,6 +1,7 @@
 //! What several commands share: the ports and routes of the command line, reading rules, and a packet's whole way
 //! through them.
 
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -140,9 +141,21 @@ pub(crate) fn way_out(gate: &Gate, walk: &Walk, packet: &Packet<'_>, step: Step)
     gate.routes().lookup(destination).map(|(route, _)| route.port)
 }
 
-/// The text of a rule file; an error that names the file.
+/// Largest rule file: several times what a table of 5 million prefixes takes.
+const MAX_RULES: u64 = 1 << 30;
+
+/// The text of a rule file, or of standard input when it is `-`; an error that names the file.
 pub(crate) fn read(file: &Path) -> Result<String, String> {
-    let bytes = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let mut bytes = Vec::new();
+    let whole = if file == Path::new("-") {
+        std::io::stdin().lock().take(MAX_RULES + 1).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(file).and_then(|file| file.take(MAX_RULES + 1).read_to_end(&mut bytes))
+    };
+    whole.map_err(|error| format!("{}: {error}", file.display()))?;
+    if bytes.len() as u64 > MAX_RULES {
+        return Err(format!("{}: no rule file is larger than 1 GiB", file.display()));
+    }
     // Comments may be in any encoding; a word that is not UTF-8 is unknown and will be named with its place.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

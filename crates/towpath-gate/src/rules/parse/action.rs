@@ -193,9 +193,21 @@ fn next_hop(cursor: &mut Cursor<'_, '_>) -> Parse<NextHop> {
         Fault::new(token.position(), format!("{} is no next hop", quoted(text)))
             .hint("an address, or address,port")
     };
-    let (addr, port) = match text.split_once(',') {
-        Some((addr, port)) => (addr, Some(port)),
-        None => (text, None),
+    // `a,80`, `a:80` of IPv4, and an IPv6 address in brackets with either.
+    let (addr, port) = match (text.split_once(','), text.strip_prefix('[')) {
+        (Some((addr, port)), None) => (addr, Some(port)),
+        (_, Some(rest)) => {
+            let (addr, behind) = rest.split_once(']').ok_or_else(wrong)?;
+            match behind.strip_prefix([',', ':']) {
+                Some(port) => (addr, Some(port)),
+                None if behind.is_empty() => (addr, None),
+                None => return Err(wrong()),
+            }
+        }
+        (None, None) => match text.split_once(':') {
+            Some((addr, port)) if !port.contains(':') => (addr, Some(port)),
+            _ => (text, None),
+        },
     };
     let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
     let port = match port {

@@ -69,6 +69,13 @@ fn is_option(word: &str) -> bool {
 fn protocol(cursor: &mut Cursor<'_, '_>) -> Parse<Protocol> {
     let token = cursor.need("the protocol")?;
     Protocol::parse(&token.text).ok_or_else(|| {
+        if let "from" | "any" = &*token.text {
+            return Fault::new(
+                token.position(),
+                format!("{} stands where the protocol is missing", quoted(&token.text)),
+            )
+            .hint("\"ip\" is any protocol");
+        }
         Fault::new(token.position(), format!("unknown protocol {}", quoted(&token.text)))
             .did_you_mean(&token.text, Protocol::names().chain(OPTIONS.iter().copied()))
     })
@@ -81,16 +88,14 @@ fn block(
 ) -> Parse<Block> {
     let open = cursor.here();
     if !cursor.eat("{") {
-        let not = not(cursor)?;
-        return Ok(vec![Term { not, test: test(cursor)? }]);
+        return Ok(vec![term(cursor, &mut test)?]);
     }
     let mut terms = Vec::new();
     loop {
         if cursor.peek() == Some("{") {
             return Err(Fault::new(cursor.here(), "an or-block inside an or-block"));
         }
-        let not = not(cursor)?;
-        terms.push(Term { not, test: test(cursor)? });
+        terms.push(term(cursor, &mut test)?);
         if cursor.eat("}") {
             return Ok(terms);
         }
@@ -103,6 +108,28 @@ fn block(
             });
         }
     }
+}
+
+/// One test, perhaps negated.
+fn term(
+    cursor: &mut Cursor<'_, '_>,
+    test: &mut impl FnMut(&mut Cursor<'_, '_>) -> Parse<Test>,
+) -> Parse<Term> {
+    let at = cursor.here();
+    let not = not(cursor)?;
+    let test = test(cursor)?;
+    let any = match &test {
+        Test::Proto(Protocol::Any) => true,
+        Test::Src(list) | Test::Dst(list) => list[..] == [Address::Any],
+        _ => false,
+    };
+    // With faults it may stand for another address, which was not understood.
+    if not && any && cursor.fine() {
+        return Err(
+            Fault::new(at, "what matches everything, negated, never matches").hint("leave the rule out")
+        );
+    }
+    Ok(Term { not, test })
 }
 
 fn not(cursor: &mut Cursor<'_, '_>) -> Parse<bool> {
@@ -191,6 +218,11 @@ fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Opt
         return Ok(Some(Term { not: false, test: test(ranges(cursor, token, "port", ports::port)) }));
     }
     let Some(word) = cursor.peek_at(usize::from(negated)) else { return Ok(None) };
+    // All ports: no test at all, as in ipfw.
+    if word == "any" && !negated {
+        cursor.take();
+        return Ok(None);
+    }
     let first = word.split([',', '-']).next().unwrap_or_default();
     let numeric = first.starts_with(|c: char| c.is_ascii_digit());
     let named = ports::port(word.split(',').next().unwrap_or_default()).is_some()

@@ -77,6 +77,11 @@ impl<'l, 'a> Cursor<'l, 'a> {
         self.faults.len() - self.before >= MAX_FAULTS
     }
 
+    /// Nothing was wrong with this command so far.
+    pub(crate) fn fine(&self) -> bool {
+        self.faults.len() == self.before
+    }
+
     /// The comment of the line.
     pub(crate) fn comment(&self) -> Option<&'l str> {
         self.line.comment.as_deref()
@@ -95,7 +100,7 @@ impl<'l, 'a> Cursor<'l, 'a> {
 }
 
 pub(crate) fn number(text: &str) -> Option<u32> {
-    match text.strip_prefix("0x") {
+    match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
         None if text.starts_with('+') => None,
         None => text.parse().ok(),

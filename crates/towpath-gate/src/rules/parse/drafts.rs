@@ -1,8 +1,8 @@
 //! The rules of a file while it is read: added, deleted, and moved between sets.
 //!
 //! What: a command costs what it changes and no look at the rules, however many there are. Rules that one command may take
-//! together share a unit (one number, one set when they were added); units are in groups, and a set is a list of groups.
-//! So a number is deleted or moved by its units, and a set is moved, swapped or deleted by its groups.
+//! together share a unit (one number, one set when they were added); units are in groups, groups in bins, and each set has
+//! a bin. So a number is deleted or moved by its units, and a set is moved, swapped or deleted by its groups.
 //!
 //! Invariant: what is gone (a unit, or its group) never comes back, and units only ever grow together: each is cleared
 //! away, or joined with another, once.
@@ -24,10 +24,25 @@ pub(super) struct Drafts {
     units: Vec<Unit>,
     /// The units of each number; some of them may be gone.
     by_number: BTreeMap<u32, Vec<u32>>,
-    /// Whether a group's rules are there.
-    groups: Vec<bool>,
-    /// The groups of each set; new rules go into the last one.
-    sets: [Vec<u32>; SETS],
+    groups: Vec<Group>,
+    /// The groups of each bin; new rules go into the last one.
+    bins: [Vec<u32>; SETS],
+    /// Which bin each set has.
+    bin_of_set: Sets,
+}
+
+struct Group {
+    /// Whether its rules are there.
+    there: bool,
+    bin: u8,
+}
+
+struct Sets([u8; SETS]);
+
+impl Default for Sets {
+    fn default() -> Self {
+        Self(std::array::from_fn(|set| set as u8))
+    }
 }
 
 struct Unit {
@@ -57,7 +72,7 @@ impl Drafts {
     pub(super) fn last_number(&mut self) -> u32 {
         while let Some(mut entry) = self.by_number.last_entry() {
             while let Some(unit) = entry.get().last() {
-                if self.units[*unit as usize].group.is_some_and(|group| self.groups[group as usize]) {
+                if self.units[*unit as usize].group.is_some_and(|group| self.groups[group as usize].there) {
                     return *entry.key();
                 }
                 entry.get_mut().pop();
@@ -73,16 +88,46 @@ impl Drafts {
         while let Some((&number, _)) = (lo <= hi).then(|| self.by_number.range(lo..=hi).next()).flatten() {
             for unit in self.by_number.remove(&number).unwrap_or_default() {
                 let group = self.units[unit as usize].group.take();
-                any |= group.is_some_and(|group| self.groups[group as usize]);
+                any |= group.is_some_and(|group| self.groups[group as usize].there);
             }
         }
         any
     }
 
+    /// Deletes the rules of one number that are in this set. Whether there were any.
+    pub(super) fn delete_in_set(&mut self, number: u32, set: u8) -> bool {
+        let bin = self.bin_of_set.0[usize::from(set)];
+        let Self { units, groups, by_number, .. } = self;
+        let Some(list) = by_number.get_mut(&number) else { return false };
+        let mut any = false;
+        // What stays is one unit for each bin at most, so that the next command has no long list to look at.
+        let mut first_of = [None; SETS];
+        list.retain(|&unit| {
+            let Some(group) = units[unit as usize].group else { return false };
+            let Group { there, bin: its } = groups[group as usize];
+            if !there {
+                return false;
+            }
+            if its == bin {
+                units[unit as usize].group = None;
+                any = true;
+                return false;
+            }
+            let first = *first_of[usize::from(its)].get_or_insert(unit);
+            units[unit as usize].joined = first;
+            first == unit
+        });
+        any
+    }
+
     pub(super) fn delete_set(&mut self, set: u8) {
-        for group in std::mem::take(&mut self.sets[usize::from(set)]) {
-            self.groups[group as usize] = false;
+        for group in std::mem::take(self.bin(set)) {
+            self.groups[group as usize].there = false;
         }
+    }
+
+    fn bin(&mut self, set: u8) -> &mut Vec<u32> {
+        &mut self.bins[usize::from(self.bin_of_set.0[usize::from(set)])]
     }
 
     /// Deletes all rules but those of set 31.
@@ -94,17 +139,18 @@ impl Drafts {
         if from == to {
             return;
         }
-        let mut moved = std::mem::take(&mut self.sets[usize::from(from)]);
-        let there = &mut self.sets[usize::from(to)];
         // The shorter list joins the longer one, so that a group is moved a few times at most.
-        if moved.len() > there.len() {
-            std::mem::swap(&mut moved, there);
+        if self.bin(from).len() > self.bin(to).len() {
+            self.swap_sets(from, to);
         }
-        there.append(&mut moved);
+        let mut moved = std::mem::take(self.bin(from));
+        let bin = self.bin_of_set.0[usize::from(to)];
+        moved.iter().for_each(|group| self.groups[*group as usize].bin = bin);
+        self.bin(to).append(&mut moved);
     }
 
     pub(super) fn swap_sets(&mut self, a: u8, b: u8) {
-        self.sets.swap(usize::from(a), usize::from(b));
+        self.bin_of_set.0.swap(usize::from(a), usize::from(b));
     }
 
     /// Moves the rules of one number.
@@ -112,7 +158,7 @@ impl Drafts {
         let group = self.group_of(to);
         let Self { units, groups, by_number, .. } = self;
         let Some(list) = by_number.get_mut(&number) else { return };
-        list.retain(|unit| units[*unit as usize].group.is_some_and(|group| groups[group as usize]));
+        list.retain(|unit| units[*unit as usize].group.is_some_and(|group| groups[group as usize].there));
         let Some(&first) = list.first() else { return };
         for unit in list.drain(1..) {
             units[unit as usize].joined = first;
@@ -123,8 +169,8 @@ impl Drafts {
     /// The rules that are there, in order, each in the set that it ended in.
     pub(super) fn finish(mut self) -> Vec<Rule> {
         let mut set_of = vec![None; self.groups.len()];
-        for (set, groups) in self.sets.iter().enumerate() {
-            groups.iter().for_each(|group| set_of[*group as usize] = Some(set as u8));
+        for (set, bin) in self.bin_of_set.0.iter().enumerate() {
+            self.bins[usize::from(*bin)].iter().for_each(|group| set_of[*group as usize] = Some(set as u8));
         }
         let mut rules = Vec::with_capacity(self.rules.len() + 1);
         for (rule, unit) in std::mem::take(&mut self.rules) {
@@ -152,13 +198,12 @@ impl Drafts {
 
     /// The group that rules of this set go into.
     fn group_of(&mut self, set: u8) -> u32 {
-        let groups = &mut self.sets[usize::from(set)];
-        if let Some(group) = groups.last() {
+        if let Some(group) = self.bin(set).last() {
             return *group;
         }
         let group = self.groups.len() as u32;
-        self.groups.push(true);
-        groups.push(group);
+        self.groups.push(Group { there: true, bin: self.bin_of_set.0[usize::from(set)] });
+        self.bin(set).push(group);
         group
     }
 }

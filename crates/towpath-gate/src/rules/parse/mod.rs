@@ -18,12 +18,12 @@ use self::drafts::Drafts;
 use self::words::{COMMANDS, NO_COMMANDS, refused};
 use super::address::Address;
 use super::diagnostic::{Diagnostic, Fault, Position, quoted};
-use super::option::{Interface, Term, Test};
+use super::option::{Interface, LookupKey, Term, Test};
 use super::protocol::Protocol;
 use super::rule::{Action, Body, DEFAULT_RULE, Form, RESERVED_SET, Rule, Target};
 use super::ruleset::{Parsed, Ruleset};
-use super::table::Key;
-use super::token::{Line, lines};
+use super::table::{Column, FlowFields, Key, Kind, Table};
+use super::token::{Line, Token, lines};
 
 /// Distance between automatic rule numbers (ipfw's autoinc_step).
 const AUTOINC_STEP: u32 = 100;
@@ -78,6 +78,8 @@ pub(crate) const fn order(number: u32) -> u64 {
 
 /// Reads a whole file.
 pub(super) fn file(name: &str, text: &str) -> Parsed {
+    // The mark that some editors put in front of UTF-8.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::new();
     let mut faults = Vec::new();
     let mut unreported = 0usize;
@@ -143,11 +145,9 @@ fn find_ends(text: &str, findings: &mut [Diagnostic]) {
     }
 }
 
-/// A table entry whose value is a label.
+/// A label in the value of a table's entry.
 struct LabelValue {
-    table: Box<str>,
-    key: Key,
-    column: super::table::Column,
+    column: Column,
     label: Box<str>,
     at: Position,
 }
@@ -162,7 +162,8 @@ struct Builder {
     /// Labels: the number of the rule below; `None` while there is none yet.
     labels: HashMap<Box<str>, Option<u32>>,
     open_labels: Vec<Box<str>>,
-    label_values: Vec<LabelValue>,
+    /// By table and key.
+    label_values: HashMap<Box<str>, HashMap<Key, Vec<LabelValue>>>,
     warnings: Vec<Fault>,
 }
 
@@ -174,7 +175,7 @@ impl Builder {
             last: 0,
             labels: HashMap::new(),
             open_labels: Vec::new(),
-            label_values: Vec::new(),
+            label_values: HashMap::new(),
             warnings: Vec::new(),
         }
     }
@@ -189,9 +190,7 @@ impl Builder {
         {
             cursor.take();
         }
-        while let Some("-q" | "-f" | "-qf" | "-fq" | "-n") = cursor.peek() {
-            cursor.take();
-        }
+        flags(cursor)?;
         let at = cursor.here();
         let Some(word) = cursor.peek() else { return Ok(()) };
         if let Some(label) = word.strip_prefix(':') {
@@ -199,7 +198,13 @@ impl Builder {
             return self.label(label, at, cursor);
         }
         cursor.take();
-        match word {
+        let whole = whole_word(word);
+        if whole != word {
+            self.warnings.push(
+                Fault::new(at, format!("{} is read as \"{whole}\"", quoted(word))).hint("write it whole"),
+            );
+        }
+        match whole {
             "add" => self.add(cursor, at),
             "delete" => self.delete(cursor),
             "flush" => {
@@ -213,7 +218,7 @@ impl Builder {
             "set" => self.set(cursor),
             "table" => table::command(self, cursor),
             "pipe" => pipe::command(&mut self.ruleset.pipes, cursor),
-            "enable" | "disable" => self.switch(cursor, word),
+            "enable" | "disable" => self.switch(cursor, whole),
             other => Err(match refused(NO_COMMANDS, other) {
                 Some((reason, instead)) => {
                     Fault::new(at, format!("command \"{other}\" is not supported: {reason}")).hint(instead)
@@ -272,14 +277,14 @@ impl Builder {
     }
 
     fn delete(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
-        if cursor.peek().is_none() {
-            return Err(Fault::new(cursor.here(), "the rule number is missing"));
-        }
         if cursor.eat("set") {
             let set = cursor.number("set", 0, 31)? as u8;
             self.drafts.delete_set(set);
             self.last = self.drafts.last_number();
             return cursor.nothing_left("\"delete set N\"");
+        }
+        if cursor.peek().is_none() {
+            return Err(Fault::new(cursor.here(), "the rule number is missing"));
         }
         while let Some(token) = cursor.take() {
             let (lo, hi) = token.text.split_once('-').unwrap_or((&token.text, &token.text));
@@ -302,6 +307,9 @@ impl Builder {
     /// `set disable N ... enable N ...`, `set move [rule] N to N`, `set swap N N`, `set show`.
     fn set(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
         let token = cursor.need("\"disable\", \"enable\", \"move\", \"swap\" or \"show\"")?;
+        if token.text.starts_with(|c: char| c.is_ascii_digit()) {
+            return self.in_set(cursor, token);
+        }
         match &*token.text {
             "show" => cursor.nothing_left("\"set show\""),
             "disable" | "enable" => {
@@ -347,6 +355,42 @@ impl Builder {
             }
             other => Err(Fault::new(token.position(), format!("unknown set command {}", quoted(other)))
                 .did_you_mean(other, ["disable", "enable", "move", "swap", "show"])),
+        }
+    }
+
+    /// `set N delete RULE...`, `set N flush`, `set N zero`, `set N resetlog`: a command for the rules of one set.
+    fn in_set(&mut self, cursor: &mut Cursor<'_, '_>, token: &Token<'_>) -> Parse<()> {
+        let set = cursor::number(&token.text).filter(|set| *set <= 31);
+        let set = set.ok_or_else(|| cursor::bad_number(token.position(), &token.text, "set", 0, 31))? as u8;
+        let word = cursor.need("\"delete\", \"flush\", \"zero\" or \"resetlog\"")?;
+        match &*word.text {
+            "delete" => self.delete_in_set(cursor, set),
+            "flush" => {
+                self.drafts.delete_set(set);
+                self.last = self.drafts.last_number();
+                cursor.nothing_left("\"set N flush\"")
+            }
+            "zero" | "resetlog" => Ok(()),
+            other => {
+                Err(Fault::new(word.position(), format!("unknown command for one set {}", quoted(other)))
+                    .did_you_mean(other, ["delete", "flush", "zero", "resetlog"]))
+            }
+        }
+    }
+
+    fn delete_in_set(&mut self, cursor: &mut Cursor<'_, '_>, set: u8) -> Parse<()> {
+        let mut at = cursor.here();
+        let mut number = cursor.number("rule number", 1, u32::MAX - 1)?;
+        loop {
+            if !self.drafts.delete_in_set(number, set) {
+                self.warnings.push(Fault::new(at, format!("there is no rule {number} in set {set}")));
+            }
+            if cursor.peek().is_none() {
+                self.last = self.drafts.last_number();
+                return Ok(());
+            }
+            at = cursor.here();
+            number = cursor.number("rule number", 1, u32::MAX - 1)?;
         }
     }
 
@@ -408,63 +452,105 @@ impl Builder {
                 _ => {}
             }
         }
-        for LabelValue { table, key, column, label, at } in &self.label_values {
-            let Some(number) = find(label) else {
-                faults.push(unknown(label, *at));
-                continue;
-            };
-            if let Some(table) = self.ruleset.tables.get_mut(table)
-                && let Ok(Some(value)) = table.get(key).map(Option::<&_>::copied)
+        for (table, keys) in &self.label_values {
+            let Some(table) = self.ruleset.tables.get_mut(table) else { continue };
+            for (key, LabelValue { column, label, at }) in
+                keys.iter().flat_map(|(key, values)| values.iter().map(move |value| (key, value)))
             {
-                let mut value = value;
-                value.set(*column, number);
-                // The entry is there, so this cannot be refused for want of room.
-                let _ = table.replace(key, value);
+                let Some(number) = find(label) else {
+                    faults.push(unknown(label, *at));
+                    continue;
+                };
+                table.set_number(key, *column, number);
             }
         }
-        self.ruleset.tables.values_mut().for_each(super::table::Table::settle);
-        let warnings = unfilled_tables(&mut self.ruleset);
+        self.ruleset.tables.values_mut().for_each(Table::settle);
+        let warnings = unfilled_tables(&mut self.ruleset, &mut faults);
         self.warnings.extend(warnings);
         (self.ruleset, faults, self.warnings)
     }
 }
 
-/// Makes the tables that only rules name, and says so.
-fn unfilled_tables(ruleset: &mut Ruleset) -> Vec<Fault> {
+/// The flags of ipfw(8) in front of a command: those about what it prints change nothing here.
+fn flags(cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    while let Some(flags) = cursor.peek().and_then(|word| word.strip_prefix('-')) {
+        let at = cursor.here();
+        if flags.contains('n') {
+            return Err(Fault::new(at, "\"-n\" only checks a command: ipfw would not carry it out")
+                .hint("leave the line out, or \"-n\""));
+        }
+        if flags.is_empty() || !flags.chars().all(|flag| "acdefiNqStTv".contains(flag)) {
+            return Err(Fault::new(at, format!("unknown flag \"-{flags}\""))
+                .hint("\"-q\" and \"-f\" are enough; a preprocessor runs before, over the whole file"));
+        }
+        cursor.take();
+    }
+    Ok(())
+}
+
+/// The command that a word begins, as ipfw still takes it: "del" for "delete".
+fn whole_word(word: &str) -> &str {
+    let mut fits = COMMANDS.iter().filter(|whole| word.len() >= 2 && whole.starts_with(word));
+    match (fits.next(), fits.next()) {
+        (Some(whole), None) => whole,
+        _ => word,
+    }
+}
+
+/// Makes the tables that only rules name, and says so. A table of another type than a rule asks for is an error.
+fn unfilled_tables(ruleset: &mut Ruleset, faults: &mut Vec<Fault>) -> Vec<Fault> {
     let Ruleset { rules, tables, .. } = ruleset;
     let mut warnings = Vec::new();
     for rule in &*rules {
-        for name in tables_of(rule) {
-            if !tables.contains_key(name) {
+        for (name, asked) in tables_of(rule) {
+            if let Some(table) = tables.get(name) {
+                if std::mem::discriminant(&table.kind()) != std::mem::discriminant(&asked) {
+                    let kind = table.kind();
+                    let message =
+                        format!("the table {name} has keys of type {kind}, this rule looks for {asked}");
+                    faults.push(Fault::new(rule.at, message));
+                }
+            } else {
                 let fault = Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
                 let few = tables.len() <= MAX_SUGGESTED_FROM;
                 warnings.push(match few && warnings.len() < MAX_SUGGESTIONS {
                     true => fault.did_you_mean(name, tables.keys().map(|name| &**name)),
                     false => fault,
                 });
-                tables.insert(name.into(), super::table::Table::default());
+                tables.insert(name.into(), Table::new(asked, vec![Column::Legacy]));
             }
         }
     }
     warnings
 }
 
-/// The tables that a rule names.
-fn tables_of(rule: &Rule) -> impl Iterator<Item = &str> {
+/// The tables that a rule names, with the type that each must have (of a flow, any fields).
+fn tables_of(rule: &Rule) -> impl Iterator<Item = (&str, Kind)> {
     rule.body.blocks().flatten().flat_map(|term| {
-        let mut names: Vec<&str> = Vec::new();
+        let mut names: Vec<(&str, Kind)> = Vec::new();
         match &term.test {
             Test::Src(list) | Test::Dst(list) => {
                 names.extend(list.iter().filter_map(|address| match address {
-                    Address::Table(table) => Some(&*table.name),
+                    Address::Table(table) => Some((&*table.name, Kind::Addr)),
                     _ => None,
                 }))
             }
             Test::Recv(Interface::Table(table))
             | Test::Xmit(Interface::Table(table))
-            | Test::Via(Interface::Table(table))
-            | Test::Flow(table) => names.push(&table.name),
-            Test::Lookup { table, .. } => names.push(table),
+            | Test::Via(Interface::Table(table)) => names.push((&table.name, Kind::Iface)),
+            Test::Flow(table) => names.push((&table.name, Kind::Flow(FlowFields::ALL))),
+            Test::Lookup { table, key, .. } => names.push((
+                table,
+                match key {
+                    LookupKey::DstIp | LookupKey::SrcIp => Kind::Addr,
+                    LookupKey::DstMac | LookupKey::SrcMac => Kind::Mac,
+                    LookupKey::DstPort
+                    | LookupKey::SrcPort
+                    | LookupKey::Dscp
+                    | LookupKey::Mark
+                    | LookupKey::RuleNum => Kind::Number,
+                },
+            )),
             _ => {}
         }
         names
@@ -487,6 +573,12 @@ fn rule(cursor: &mut Cursor<'_, '_>, number: u32, set: u8, at: Position) -> Pars
     let log = if log.is_none() { action::log(cursor)? } else { log };
     if tag.is_none() {
         tag = action::tag(cursor)?;
+    } else if let Some(word @ ("tag" | "untag")) = cursor.peek() {
+        return Err(Fault::new(
+            cursor.here(),
+            format!("\"{word}\" after another tag: a rule sets or removes one"),
+        )
+        .hint("add a \"count\" rule for the other"));
     }
     let mut rule = Rule {
         number,

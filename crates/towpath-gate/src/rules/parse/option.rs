@@ -153,6 +153,11 @@ fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {
     };
     let mut any = false;
     while let Some(found) = cursor.peek() {
+        if cursor.eat("all") {
+            (limit.src_addr, limit.src_port, limit.dst_addr, limit.dst_port) = (true, true, true, true);
+            any = true;
+            continue;
+        }
         let (field, net) = found.split_once('/').map_or((found, None), |(field, net)| (field, Some(net)));
         let nets = match field {
             "src-addr" => Some((&mut limit.src_addr, Some(&mut limit.src_net))),
@@ -261,11 +266,15 @@ pub(crate) fn interface(cursor: &mut Cursor<'_, '_>) -> Parse<Interface> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Interface::Address(ip));
     }
-    match text.find('*') {
-        None => Ok(Interface::Name(text.into())),
-        Some(at) if at + 1 == text.len() => Ok(Interface::Glob(text[..at].into())),
-        Some(_) => Err(Fault::new(token.position(), "a \"*\" may stand only at the end of a port's name")),
+    if text.contains('.') && text.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | '/')) {
+        return Err(Fault::new(token.position(), format!("{} is not an address", quoted(text)))
+            .hint("a port's name or one of its addresses"));
     }
+    Ok(if text.contains(['*', '?', '[']) {
+        Interface::Glob(text.into())
+    } else {
+        Interface::Name(text.into())
+    })
 }
 
 fn flags(cursor: &mut Cursor<'_, '_>, what: &str, names: &[FlagName]) -> Parse<Flags> {

@@ -25,24 +25,40 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Par
     let tables = &mut builder.ruleset.tables;
     match &*word.text {
         "create" => {
-            let table = create(cursor)?;
-            if tables.contains_key(&name) {
-                return Err(Fault::new(at, format!("the table {name} exists already")));
+            let (table, again) = create(cursor)?;
+            match (tables.get_mut(&name), again) {
+                (None, _) => {
+                    tables.insert(name, table);
+                }
+                (Some(there), Again::Missing) if there.kind() == table.kind() => {}
+                (Some(there), Again::OrFlush) if there.kind() == table.kind() => {
+                    there.flush();
+                    builder.label_values.remove(&name);
+                }
+                (Some(there), Again::Missing | Again::OrFlush) => {
+                    let message =
+                        format!("the table {name} exists already, with keys of type {}", there.kind());
+                    return Err(Fault::new(at, message));
+                }
+                (Some(_), Again::Error) => {
+                    return Err(Fault::new(at, format!("the table {name} exists already"))
+                        .hint("\"missing\" at the end leaves it as it is, \"or-flush\" empties it"));
+                }
             }
-            tables.insert(name, table);
             Ok(())
         }
         "add" => add(builder, &name, cursor),
         "atomic" if cursor.eat("add") => add(builder, &name, cursor),
-        "delete" => delete(existing(builder, &name, at)?, cursor),
+        "delete" => delete(builder, &name, at, cursor),
         "destroy" => {
             existing(builder, &name, at)?;
             builder.ruleset.tables.remove(&name);
-            builder.label_values.retain(|value| value.table != name);
+            builder.label_values.remove(&name);
             cursor.nothing_left("\"destroy\"")
         }
         "flush" => {
             existing(builder, &name, at)?.flush();
+            builder.label_values.remove(&name);
             cursor.nothing_left("\"flush\"")
         }
         "swap" => {
@@ -52,6 +68,10 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Par
             let mut second = std::mem::take(existing(builder, &other_name, other.position())?);
             std::mem::swap(existing(builder, &name, at)?, &mut second);
             *existing(builder, &other_name, other.position())? = second;
+            let mut of = |name: &str| builder.label_values.remove(name).unwrap_or_default();
+            let (mine, others) = (of(&name), of(&other_name));
+            builder.label_values.insert(name, others);
+            builder.label_values.insert(other_name, mine);
             cursor.nothing_left("\"swap\"")
         }
         "lock" | "unlock" => {
@@ -90,7 +110,10 @@ fn existing<'b>(builder: &'b mut Builder, name: &str, at: Position) -> Parse<&'b
 fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
     let word = cursor.need("what to do with all tables")?;
     match &*word.text {
-        "flush" => builder.ruleset.tables.values_mut().for_each(Table::flush),
+        "flush" => {
+            builder.ruleset.tables.values_mut().for_each(Table::flush);
+            builder.label_values.clear();
+        }
         "destroy" => {
             builder.ruleset.tables.clear();
             builder.label_values.clear();
@@ -107,7 +130,17 @@ fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
     cursor.nothing_left("the command")
 }
 
-fn create(cursor: &mut Cursor<'_, '_>) -> Parse<Table> {
+/// What `create` does about a table that is there.
+enum Again {
+    Error,
+    /// `missing`: leaves it as it is.
+    Missing,
+    /// `or-flush`: empties it.
+    OrFlush,
+}
+
+fn create(cursor: &mut Cursor<'_, '_>) -> Parse<(Table, Again)> {
+    let mut again = Again::Error;
     let mut kind = Kind::Addr;
     let mut columns = vec![Column::Legacy];
     let mut limit = None;
@@ -118,9 +151,10 @@ fn create(cursor: &mut Cursor<'_, '_>) -> Parse<Table> {
             "valtype" => columns = valtype(cursor.need("the value's columns")?)?,
             "limit" => limit = Some(cursor.number("limit", 0, u32::MAX)? as usize),
             "locked" => locked = true,
-            // How the entries are kept is our own affair; `missing` and `or-flush` are the state of a fresh file.
+            // How the entries are kept is our own affair.
             "algo" => drop(cursor.need("the algorithm")?),
-            "missing" | "or-flush" => {}
+            "missing" => again = Again::Missing,
+            "or-flush" => again = Again::OrFlush,
             other => {
                 return Err(Fault::new(token.position(), format!("unknown table option {}", quoted(other)))
                     .did_you_mean(
@@ -133,7 +167,7 @@ fn create(cursor: &mut Cursor<'_, '_>) -> Parse<Table> {
     let mut table = Table::new(kind, columns);
     table.set_limit(limit.filter(|limit| *limit > 0));
     table.set_locked(locked);
-    Ok(table)
+    Ok((table, again))
 }
 
 fn table_kind(token: &Token<'_>) -> Parse<Kind> {
@@ -186,6 +220,9 @@ fn valtype(token: &Token<'_>) -> Parse<Vec<Column>> {
         };
         columns.push(*column);
     }
+    // Whatever the order in which they are named, values have them in this one.
+    columns.sort_by_key(|column| COLUMNS.iter().position(|(_, other)| other == column));
+    columns.dedup();
     if columns.contains(&Column::Legacy) && columns.len() > 1 {
         return Err(Fault::new(token.position(), "\"legacy\" stands for all columns and goes with no other"));
     }
@@ -197,7 +234,8 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<
         return Err(Fault::new(cursor.here(), "the entry is missing"));
     }
     if !builder.ruleset.tables.contains_key(name) {
-        builder.ruleset.tables.insert(name.into(), Table::default());
+        let kind = cursor.peek().map_or(Kind::Addr, guessed);
+        builder.ruleset.tables.insert(name.into(), Table::new(kind, vec![Column::Legacy]));
     }
     while let Some(token) = cursor.take() {
         let Some(table) = builder.ruleset.tables.get_mut(name).filter(|_| !cursor.full()) else { break };
@@ -224,18 +262,26 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<
             cursor.note(Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text))));
             continue;
         }
-        builder.label_values.extend(labels.into_iter().map(|(column, label, at)| LabelValue {
-            table: name.into(),
-            key: key.clone(),
-            column,
-            label,
-            at,
-        }));
+        if !labels.is_empty() {
+            builder.label_values.entry(name.into()).or_default().insert(key, labels);
+        }
     }
     Ok(())
 }
 
-fn delete(table: &mut Table, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+/// The type of a table that nobody has created, from its first key, as ipfw guesses it.
+fn guessed(key: &str) -> Kind {
+    if number(key).is_some() {
+        Kind::Number
+    } else if key.contains(['.', ':', '/']) {
+        Kind::Addr
+    } else {
+        Kind::Iface
+    }
+}
+
+fn delete(builder: &mut Builder, name: &str, at: Position, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    existing(builder, name, at)?;
     if cursor.peek().is_none() {
         return Err(Fault::new(cursor.here(), "the entry is missing"));
     }
@@ -243,7 +289,14 @@ fn delete(table: &mut Table, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
         if cursor.full() {
             break;
         }
-        let outcome = parse_key(token, table.kind()).map(|key| table.delete(&key));
+        let Some(table) = builder.ruleset.tables.get_mut(name) else { break };
+        let outcome = parse_key(token, table.kind()).map(|key| {
+            let deleted = table.delete(&key);
+            if let (Ok(true), Some(labels)) = (deleted, builder.label_values.get_mut(name)) {
+                labels.remove(&key);
+            }
+            deleted
+        });
         match outcome {
             Err(fault) => cursor.note(fault),
             Ok(Ok(true)) => {}
@@ -310,10 +363,8 @@ fn flow_key(text: &str, fields: FlowFields) -> Option<FlowKey> {
     words.next().is_none().then_some(key)
 }
 
-type Labels = Vec<(Column, Box<str>, Position)>;
-
 /// Reads a value; a label becomes a number when the whole file is read.
-fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> {
+fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Vec<LabelValue>)> {
     let mut value = Value::default();
     let mut labels = Vec::new();
     let mut texts = elements(&token.text);
@@ -333,7 +384,7 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> 
             (Column::Skipto | Column::Legacy, Some(label)) => {
                 let label =
                     super::action::check_name(label, "label").map_err(|message| Fault::new(at, message))?;
-                labels.push((*column, label, at));
+                labels.push(LabelValue { column: *column, label, at });
                 Some(0)
             }
             (Column::Ipv6, _) => {
@@ -351,6 +402,11 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Labels)> 
                 }
                 (None, Err(_)) => return Err(wrong()),
             },
+            // Marks are hexadecimal, with or without 0x.
+            (Column::Mark, _) => {
+                let digits = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
+                Some(u32::from_str_radix(digits, 16).map_err(|_| wrong())?)
+            }
             (Column::Dscp, _) => Some(super::action::dscp(text).ok_or_else(wrong)?.into()),
             _ => Some(number(text).ok_or_else(wrong)?),
         };
