@@ -104,7 +104,8 @@ fn deleted_and_moved_rules_end_where_ipfw_has_them() {
 fn odd_bytes_are_words_like_others() {
     let rows = [
         ("add allow ip from any to any\r\nadd deny ip from any to any\r\n", None),
-        ("\u{feff}add allow ip from any to any", Some((1, 1))),
+        ("\u{feff}add allow ip from any to any", None),
+        ("add allow ip from any to any\n\u{feff}add allow ip from any to any", Some((2, 1))),
         ("add allow ip from any to any\0", Some((1, 26))),
         ("add allow \u{fffd} from any to any", Some((1, 11))),
         ("add allow ip from any\u{a0}to any", None),

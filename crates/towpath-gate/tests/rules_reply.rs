@@ -183,11 +183,49 @@ fn what_the_capture_lacks_is_not_made_up() {
     assert_eq!(cut(54, Reject::Reset).map(drop), Ok(()));
     assert_eq!(cut(41, unreach).map(drop), Err(Silent::Cut));
     assert_eq!(cut(42, unreach).map(|bytes| bytes.len()), Ok(42 + 28));
-    // 802.2 has a length in its header.
-    let mut snap = asked[..12].to_vec();
-    snap.extend([0, 100, 0xaa, 0xaa, 3, 0, 0, 0, 8, 0]);
-    snap.extend(&asked[14..]);
-    assert_eq!(reply_to(&snap, snap.len() as u32, unreach, &[]), Err(Silent::Link));
+}
+
+#[test]
+fn link_headers_are_turned_round() {
+    let asked = frame("tcp 10.0.0.1:1 > 10.0.0.2:2 ack len 100");
+    let length = asked.len() as u16 - 14 + 8;
+    let [high, low] = length.to_be_bytes();
+    let macs = |bytes: &[u8]| [&bytes[..6], &bytes[6..12]].map(<[u8]>::to_vec);
+    // 802.2 has a length in its header, which is the answer's own.
+    for tags in [&[][..], &[0x81, 0, 0, 7]] {
+        let mut snap = asked[..12].to_vec();
+        snap.extend(tags);
+        snap.extend([high, low, 0xaa, 0xaa, 3, 0, 0, 0, 8, 0]);
+        snap.extend(&asked[14..]);
+        let answer = reply_to(&snap, snap.len() as u32, Reject::Reset, &[]).unwrap();
+        let at = 12 + tags.len();
+        let [dst, src] = macs(&snap);
+        assert_eq!(macs(&answer), [src, dst]);
+        assert_eq!(answer[12..at], *tags);
+        assert_eq!(usize::from(u16::from_be_bytes([answer[at], answer[at + 1]])), answer.len() - at - 2);
+        assert_eq!(answer[at + 2..at + 10], [0xaa, 0xaa, 3, 0, 0, 0, 8, 0]);
+        assert_eq!(answer.len(), at + 10 + 40);
+        assert!(towpath_gate::wire::checksum::fill(Link::Ethernet, &mut answer.clone(), answer.len() as u32));
+    }
+    // Cooked: a packet to this host, one to everybody, one to a group; the answer is sent by this host.
+    let sll = [0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0, 8, 0];
+    let sll2 = [8, 0, 0, 0, 0, 0, 0, 3, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0];
+    let back = [
+        &[0, 4, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0][..],
+        &[8, 0, 0, 0, 0, 0, 0, 3, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ];
+    let headers = [(Link::Sll, &sll[..], 1, back[0]), (Link::Sll2, &sll2, 10, back[1])];
+    for (link, header, kind, back) in headers {
+        for (value, want) in [(0, Ok(back)), (1, Err(Silent::ToMany)), (2, Err(Silent::ToMany))] {
+            let mut frame = header.to_vec();
+            frame[kind] = value;
+            frame.extend(&asked[14..]);
+            let packet = wire::parse(link, &frame, frame.len() as u32).unwrap();
+            let mut out = Vec::new();
+            let got = Reject::Reset.reply(&packet, &[], &mut out).map(|()| &out[..header.len()]);
+            assert_eq!(got, want, "{link:?} {value}");
+        }
+    }
 }
 
 #[test]

@@ -112,7 +112,7 @@ impl Gate {
         loop {
             let (outcome, next) = self.explain_rule(at, &mut walk, packet, now);
             if let Some((_, rule)) = self.rules.get(at) {
-                let looks_up = self.program.rules[at].probe.is_some();
+                let looks_up = self.walker.live.program.rules[at].probe.is_some();
                 let (number, set) = (rule.number, rule.set);
                 steps.push(Explained { number, set, text: rule.to_string(), looks_up, outcome });
             }

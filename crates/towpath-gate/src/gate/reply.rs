@@ -6,7 +6,8 @@
 //! What holds of every answer:
 //! - nothing is answered that could be an answer, or that many would answer (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443
 //!   2.4): two gates never talk to each other for ever;
-//! - it goes back where the packet came from: Ethernet addresses exchanged, VLAN tags kept;
+//! - it goes back where the packet came from: Ethernet addresses exchanged, VLAN tags and 802.2 headers kept; on a cooked
+//!   link it is a packet that was sent by this host;
 //! - it is never larger than what was quoted and a header, and it has the checksums that it needs.
 //!
 //! After ipfw's `send_reject` and `send_reject6`; what differs is in `docs/rules.md`.
@@ -45,7 +46,7 @@ pub enum Silent {
     Cut,
     /// An SCTP packet without the tag that an abort must have.
     NoTag,
-    /// Its link header cannot be turned round (a cooked capture, 802.2).
+    /// Its link header is none that is known.
     Link,
 }
 
@@ -191,6 +192,8 @@ const ICMP6_MAX: usize = 1280;
 const TTL: u8 = 64;
 /// "Precedence 6 (INTERNETWORK CONTROL)" of ICMP errors (RFC 1812, 4.3.2.5).
 const TOS_CONTROL: u8 = 0xc0;
+/// PACKET_OUTGOING (linux/if_packet.h): the packet was sent by this host.
+const SLL_OUTGOING: u8 = 4;
 /// SCTP chunks (RFC 9260, 3.2).
 const CHUNK_INIT: u8 = 1;
 const CHUNK_ABORT: u8 = 6;
@@ -233,7 +236,7 @@ fn forbidden(packet: &Packet<'_>) -> Option<Silent> {
     if !query {
         return Some(Silent::NoQuery);
     }
-    if to_many || macs.is_some_and(|macs| macs.dst[0] & 1 == 1) {
+    if to_many || macs.is_some_and(|macs| macs.dst[0] & 1 == 1) || cooked_to_many(packet) {
         return Some(Silent::ToMany);
     }
     // Who takes a group's address for its source wants the whole group to hear the answer.
@@ -241,6 +244,17 @@ fn forbidden(packet: &Packet<'_>) -> Option<Silent> {
         return Some(Silent::Source);
     }
     None
+}
+
+/// Whether a cooked capture says that the packet was sent to everybody or to a group (PACKET_BROADCAST,
+/// PACKET_MULTICAST).
+fn cooked_to_many(packet: &Packet<'_>) -> bool {
+    let kind = match packet.link {
+        Link::Sll => packet.frame.get(..2).map(|kind| u16::from_be_bytes([kind[0], kind[1]])),
+        Link::Sll2 => packet.frame.get(10).map(|kind| u16::from(*kind)),
+        _ => None,
+    };
+    matches!(kind, Some(1 | 2))
 }
 
 /// "An ICMP error message MUST NOT be sent as the result of receiving a datagram whose source address does not define a
@@ -264,19 +278,40 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
         Link::Null => out.extend(header),
         Link::Ethernet => {
             let macs = packet.macs().ok_or(Silent::Cut)?;
-            // Addresses, tags of four bytes, type: anything else has a length in it, which would be another one.
-            let tags = header.get(12..header.len().saturating_sub(2)).ok_or(Silent::Link)?;
-            let tagged = tags.chunks(4).all(|tag| matches!(tag, [0x81 | 0x91, 0, _, _] | [0x88, 0xa8, _, _]));
-            if !tagged {
-                return Err(Silent::Link);
-            }
+            // Addresses, tags of four bytes, type; or a length and what follows it.
+            length_field(header)?;
             out.extend(macs.src);
             out.extend(macs.dst);
             out.extend(&header[12..]);
         }
-        Link::Sll | Link::Sll2 | Link::Other => return Err(Silent::Link),
+        Link::Sll | Link::Sll2 => {
+            out.extend(header);
+            // Where the kind of packet, the length of its sender's address, and that are. The sender is this host, whose
+            // address the capture does not tell.
+            let (kind, length, address) = if packet.link == Link::Sll { (1, 5, 6) } else { (10, 11, 12) };
+            if out.len() < address + 8 || packet.link == Link::Sll && out.len() < 16 {
+                return Err(Silent::Link);
+            }
+            out[kind] = SLL_OUTGOING;
+            out[length] = 0;
+            out[address..address + 8].fill(0);
+        }
+        Link::Other => return Err(Silent::Link),
     }
     Ok(())
+}
+
+/// Where an Ethernet header has a length (IEEE 802.3) in place of a type.
+fn length_field(header: &[u8]) -> Result<Option<usize>, Silent> {
+    let mut at = 12;
+    loop {
+        match header.get(at..at + 2) {
+            Some([0x81 | 0x91, 0] | [0x88, 0xa8]) => at += 4,
+            Some([high, _]) if *high < 0x06 => return Ok(Some(at)),
+            Some(_) if at + 2 == header.len() => return Ok(None),
+            _ => return Err(Silent::Link),
+        }
+    }
 }
 
 /// An IPv4 header without options; length and checksum are filled in by [`finish`].
@@ -311,6 +346,12 @@ fn finish(packet: &Packet<'_>, out: &mut [u8]) {
     };
     // At most 1280 bytes, so it fits.
     out[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
+    if packet.link == Link::Ethernet
+        && let Ok(Some(at)) = length_field(&out[..packet.network])
+    {
+        let behind = (out.len() - at - 2) as u16;
+        out[at..at + 2].copy_from_slice(&behind.to_be_bytes());
+    }
     let whole = u32::try_from(out.len()).unwrap_or(u32::MAX);
     checksum::fill(packet.link, out, whole);
 }

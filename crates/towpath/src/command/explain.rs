@@ -123,13 +123,21 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
     let mut told = explain(&mut gate, walk, &packet, now);
     let looked = |walk: &Walked| walk.explanation.steps.iter().any(|step| step.looks_up);
     if args.capture.is_none() && told.walks.iter().any(looked) {
-        told.notes.push("there are no states before a packet in words; --capture FILE makes those of its packets".to_owned());
+        told.notes.push(
+            "there are no states before a packet in words; --capture FILE makes those of its packets"
+                .to_owned(),
+        );
     }
     Ok(told)
 }
 
 /// Takes the first packets of a capture, or all, through the rules; the time of the last one.
-fn before(gate: &mut Gate, arrivals: &Arrivals, capture: &Path, packets: Option<u64>) -> Result<Time, Failure> {
+fn before(
+    gate: &mut Gate,
+    arrivals: &Arrivals,
+    capture: &Path,
+    packets: Option<u64>,
+) -> Result<Time, Failure> {
     let broken = |error: towpath_port::Error| Failure::Capture(error.to_string());
     let mut reader = pcap::Reader::open(capture).map_err(broken)?;
     let mut burst = Burst::new(64);
@@ -169,7 +177,12 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
             let packet = parsed.map_err(|reason| {
                 Failure::Capture(format!("{}: packet {number} is undecodable: {reason}", capture.display()))
             })?;
-            return Ok(explain(&mut gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now));
+            return Ok(explain(
+                &mut gate,
+                Walk::new(Dir::In, Some(arrivals.port(&packet)), None),
+                &packet,
+                now,
+            ));
         }
     }
     if let Some(warning) = reader.warning() {
