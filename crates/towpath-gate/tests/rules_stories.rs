@@ -391,7 +391,7 @@ fn what_nobody_may_see_never_reaches_a_rule() {
 
 #[test]
 fn marks_tags_and_edits_go_with_the_packet() {
-    let rules = "table t create valtype tag,mark,dscp\ntable t add 10.0.0.2 5,0x77,ef\n\
+    let rules = "table t create valtype tag,mark,dscp\ntable t add 10.0.0.2 ef,5,77\n\
                  add count tag tablearg ip from any to table(t)\nadd setmark tablearg ip from any to table(t)\n\
                  add setdscp tablearg ip from any to table(t)\nadd tcp-setmss 1400 tcp from any to any\n\
                  add tcp-setmss 1300 tcp from any to any\nadd tcp-setmss 1350 tcp from any to any\n\

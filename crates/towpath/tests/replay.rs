@@ -557,6 +557,28 @@ fn explain_says_what_a_rule_does_and_why() {
     let output = towpath(&["explain", "--rules", &rules, "--capture", capture, "--packet", "3"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("has 2 packets"), "{}", text(&output.stderr));
+    // A packet in words behind those of a capture, and one whose state cannot be made.
+    let words = ["in", "cap0", "udp", "10.9.9.9:1", ">", "10.0.0.2:22"];
+    let explain = |more: &[&str]| {
+        let args: Vec<&str> =
+            ["explain", "--rules", &rules].into_iter().chain(more.iter().copied()).chain(words).collect();
+        text(&towpath(&args).stdout)
+    };
+    fs::write(
+        bench.path("rules.ipfw"),
+        "add allow udp from any to any limit dst-addr 1\nadd deny ip from any to any\n",
+    )
+    .unwrap();
+    assert!(explain(&[]).contains("note: there are no states before a packet in words"), "{}", explain(&[]));
+    let full = explain(&["--capture", capture]);
+    assert!(full.contains("note: with the states that there are the packet ends otherwise: drop"), "{full}");
+    let beside = explain(&["--capture", capture, "--packet", "1", "--json"]);
+    assert!(beside.contains("ends otherwise"), "{beside}");
+    fs::write(bench.path("rules.ipfw"), "add allow udp from any to any set-limit src-port 1\n").unwrap();
+    assert!(!explain(&[]).contains("note:"), "{}", explain(&[]));
+    fs::write(bench.path("rules.ipfw"), "add check-state\nadd allow udp from any to any record-state\n")
+        .unwrap();
+    assert!(!explain(&["--capture", capture]).contains("note:"), "{}", explain(&["--capture", capture]));
     let output = towpath(&["explain", "--rules", &rules, "in", "cap0", "tcp", "10.0.0.1"]);
     assert_eq!(output.status.code(), Some(64), "{}", text(&output.stderr));
 }

@@ -100,6 +100,9 @@ const MAX_STEPS: usize = 100_000;
 
 impl Gate {
     /// Explains what would become of a packet now.
+    ///
+    /// States are looked up without being touched: that one cannot be made (a limit, a full table), that a segment is
+    /// outside of a strict state's window, and which of several names' states is the newest, only [`Gate::walk`] knows.
     pub fn explain(&self, walk: &Walk, packet: &Packet<'_>, now: Time) -> Explanation {
         let mut walk = *walk;
         let mut steps = Vec::new();

@@ -494,7 +494,8 @@ impl Table {
         let Ok(Some(value)) = self.get(key) else { return };
         let mut value = *value;
         value.set(column, number);
-        if self.columns.first() == Some(&column) {
+        // As when the value was read: the tag, or else the first column.
+        if self.columns.first() == Some(&column) && !self.columns.contains(&Column::Tag) {
             value.number = number;
         }
         self.put(key, value);
