@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 
+use self::burst::Bursts;
 use self::keepalive::Round;
 use super::cell::{Cell, End, LIMITED, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen};
 use super::epoch::Epochs;
@@ -172,6 +173,7 @@ pub struct States {
     v4: Local,
     v6: Local,
     recent: Recent,
+    bursts: Option<Box<Bursts>>,
     /// The time of the last call.
     now: Time,
     round: Round,
@@ -295,6 +297,7 @@ impl States {
             v4,
             v6,
             recent: Recent::default(),
+            bursts: None,
             now: Time::default(),
             round: Round::default(),
         })

@@ -29,13 +29,10 @@ impl States {
         assert_eq!(packets.len(), hits.len(), "a place for each packet's hit");
         self.begin(now);
         for (packets, hits) in packets.chunks(BURST).zip(hits.chunks_mut(BURST)) {
-            let bursts = Bursts::fetched(self, packets.iter().map(|(flow, _)| flow));
-            if let Some(burst) = &bursts.v4 {
-                burst.look_up(self, packets, lookup, now, hits);
-            }
-            if let Some(burst) = &bursts.v6 {
-                burst.look_up(self, packets, lookup, now, hits);
-            }
+            let bursts = self.fetched(packets.iter().map(|(flow, _)| flow));
+            bursts.v4.look_up(self, packets, lookup, now, hits);
+            bursts.v6.look_up(self, packets, lookup, now, hits);
+            self.bursts = Some(bursts);
         }
     }
 
@@ -47,13 +44,10 @@ impl States {
         assert_eq!(flows.len(), hits.len(), "a place for each flow's hit");
         self.begin(now);
         for (flows, hits) in flows.chunks(BURST).zip(hits.chunks_mut(BURST)) {
-            let bursts = Bursts::fetched(self, flows.iter());
-            if let Some(burst) = &bursts.v4 {
-                burst.peek(self, lookup, now, hits);
-            }
-            if let Some(burst) = &bursts.v6 {
-                burst.peek(self, lookup, now, hits);
-            }
+            let bursts = self.fetched(flows.iter());
+            bursts.v4.peek(self, lookup, now, hits);
+            bursts.v6.peek(self, lookup, now, hits);
+            self.bursts = Some(bursts);
         }
     }
 
@@ -62,51 +56,45 @@ impl States {
         self.stamp();
         let mut flows = flows.peekable();
         while flows.peek().is_some() {
-            Bursts::fetched(self, flows.by_ref().take(BURST));
+            let bursts = self.fetched(flows.by_ref().take(BURST));
+            self.bursts = Some(bursts);
         }
     }
-}
 
-/// Packets of both families on their way; there is nothing of a family of which there is no packet.
-struct Bursts {
-    v4: Option<Burst<2>>,
-    v6: Option<Burst<6>>,
-}
-
-impl Bursts {
-    /// Takes the flows, at most [`BURST`], through the first two stages.
+    /// Takes the flows, at most [`BURST`], through the first two stages. What it gives is to be given back.
     #[inline]
-    fn fetched<'a>(states: &States, flows: impl Iterator<Item = &'a Flow>) -> Self {
-        let (mut v4, mut v6) = (None, None);
+    fn fetched<'a>(&mut self, flows: impl Iterator<Item = &'a Flow>) -> Box<Bursts> {
+        let mut bursts = self.bursts.take().unwrap_or_default();
+        let Bursts { v4, v6 } = &mut *bursts;
+        (v4.len, v6.len) = (0, 0);
         for (at, flow) in flows.enumerate() {
-            let flow = &*states.keyed(flow);
+            let flow = &*self.keyed(flow);
             match flow.ends {
-                Ends::V4(src, dst) => {
-                    v4.get_or_insert_with(Burst::new).add(states, at, Key4::new(src, dst, flow));
-                }
-                Ends::V6(src, dst, zone) => {
-                    v6.get_or_insert_with(Burst::new).add(states, at, Key6::new(src, dst, zone, flow));
-                }
+                Ends::V4(src, dst) => v4.add(self, at, Key4::new(src, dst, flow)),
+                Ends::V6(src, dst, zone) => v6.add(self, at, Key6::new(src, dst, zone, flow)),
             }
         }
-        let mut bursts = Self { v4, v6 };
-        if let Some(burst) = &mut bursts.v4 {
-            burst.fetch(states);
-        }
-        if let Some(burst) = &mut bursts.v6 {
-            burst.fetch(states);
-        }
+        v4.fetch(self);
+        v6.fetch(self);
         bursts
     }
 }
 
+/// Packets of both families on their way: a worker's own, which it keeps, for it is too much to make for each burst.
+#[derive(Debug, Default)]
+pub(super) struct Bursts {
+    v4: Burst<2>,
+    v6: Burst<6>,
+}
+
 /// Packets of one family on their way through the stages of a burst.
+#[derive(Debug)]
 struct Burst<const N: usize> {
     packets: [Option<Fetched<N>>; BURST],
     len: usize,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Fetched<const N: usize> {
     at: u32,
     /// A slot that the index has for the tag: nearly always the flow's.
@@ -116,14 +104,16 @@ struct Fetched<const N: usize> {
     key: Key<N>,
 }
 
+impl<const N: usize> Default for Burst<N> {
+    fn default() -> Self {
+        Self { packets: [None; BURST], len: 0 }
+    }
+}
+
 impl<const N: usize> Burst<N>
 where
     Key<N>: Own<N>,
 {
-    fn new() -> Self {
-        Self { packets: [None; BURST], len: 0 }
-    }
-
     /// Takes a packet, and has its line of the index on its way.
     #[inline]
     fn add(&mut self, states: &States, at: usize, (key, side): (Key<N>, Side)) {
