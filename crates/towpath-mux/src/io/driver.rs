@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::reader::{EVENTS, READS, read};
+use super::reader::{READS, read};
 use super::state::{Told, Work};
 use super::{Server, Shared, timespec};
 use crate::Time;
@@ -137,7 +137,7 @@ impl Driver {
         drop(state);
         self.shared.perform(work);
         let timeout = if busy { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
-        let mut room = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4 * READS];
         let events = match epoll::wait(&self.shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => return Ok(()),

@@ -11,9 +11,11 @@ use super::listener::accept;
 use super::state::{Work, psock_of};
 use crate::mux::psock;
 
-/// Events that the leader takes at once, and sockets that it reads before it tells what came.
-pub(super) const EVENTS: usize = 32;
+/// Sockets that the leader reads before it tells what came, at most.
 pub(super) const READS: usize = 8;
+/// Messages from which on a read has brought so many that one socket at a time is enough: they are done and answered
+/// before the next one is read, while they are in the cache.
+const MANY: usize = 64;
 
 /// Sees to some sockets: reads without the mutex, then tells what came.
 pub(super) fn read(shared: &Shared, events: &[epoll::Event], work: &mut Work) {
@@ -58,6 +60,8 @@ pub(super) fn read(shared: &Shared, events: &[epoll::Event], work: &mut Work) {
             Err(errno) => state.mux.handle_error(id, errno.raw_os_error(), now),
         }
     }
+    // Those that were not taken this time are first the next time: epoll goes round (epoll(7), level-triggered).
+    state.reads = if state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
     for (sockets, failed) in accepted {
         for socket in sockets {
             if state.attach(shared, socket).is_err() {

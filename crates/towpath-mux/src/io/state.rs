@@ -13,6 +13,7 @@ use slotmap::{Key, KeyData, SecondaryMap};
 
 use super::Shared;
 use super::listener::Listeners;
+use super::reader::READS;
 use super::worker::Tray;
 use crate::mux::psock::Interest;
 use crate::mux::{Cause, End, Event, Message, Mux, Outcome, Transmit, Undelivered, psock, worker};
@@ -21,6 +22,8 @@ use crate::mux::{Cause, End, Event, Message, Mux, Outcome, Transmit, Undelivered
 pub(super) const BELL: EventData = EventData::new_u64(0);
 /// Ends that are kept for whoever asks.
 const ENDED: usize = 1024;
+/// Turns whose answers leave together, when they are full of short messages.
+const GATHERED: u32 = 8;
 /// What is kept of what there is to tell.
 const TOLD: usize = 1024;
 /// Buffers in one writev(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
@@ -65,6 +68,12 @@ pub(super) struct State {
     pub(super) deputy: Option<worker::Id>,
     /// Workers that are parked, the last one at the end.
     pub(super) parked: Vec<worker::Id>,
+    /// Connections that have something to send, while more is gathered for them.
+    pub(super) unsent: Vec<psock::Id>,
+    /// Sockets that the leader takes at once.
+    pub(super) reads: usize,
+    /// Turns in a row for which it was.
+    pub(super) gathered: u32,
     /// Turns that any worker began.
     pub(super) turns: u64,
     pub(super) ended: VecDeque<Ended>,
@@ -127,6 +136,9 @@ impl State {
             leader: None,
             deputy: None,
             parked: Vec::new(),
+            unsent: Vec::new(),
+            reads: READS,
+            gathered: 0,
             turns: 0,
             ended: VecDeque::new(),
             told: VecDeque::new(),
@@ -154,16 +166,31 @@ impl State {
 
     /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later.
     pub(super) fn pump(&mut self, shared: &Shared, work: &mut Work) {
+        self.listen(shared, work);
+        self.gathered = 0;
+        while let Some(id) = self.unsent.pop() {
+            if let Some(socket) = self.sockets.get(id)
+                && let Some(transmit) = self.mux.transmit(id)
+            {
+                work.writes.push((transmit, Arc::clone(&socket.fd)));
+            }
+        }
+    }
+
+    /// The same, but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
+    pub(super) fn gather(&mut self, shared: &Shared, work: &mut Work) {
+        if self.gathered >= GATHERED {
+            return self.pump(shared, work);
+        }
+        self.gathered += 1;
+        self.listen(shared, work);
+    }
+
+    fn listen(&mut self, shared: &Shared, work: &mut Work) {
         while let Some(event) = self.mux.poll_event() {
             match event {
                 Event::Interest(id) => self.watch(shared, id),
-                Event::Transmit(id) => {
-                    if let Some(socket) = self.sockets.get(id)
-                        && let Some(transmit) = self.mux.transmit(id)
-                    {
-                        work.writes.push((transmit, Arc::clone(&socket.fd)));
-                    }
-                }
+                Event::Transmit(id) => self.unsent.push(id),
                 Event::Wake(_) if self.driven => self.wanted = true,
                 Event::Wake(id) => self.wake(id, work),
                 Event::Recall(id) => self.recall(shared, id),

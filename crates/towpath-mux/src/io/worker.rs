@@ -10,11 +10,14 @@ use bytes::Bytes;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::reader::{EVENTS, READS, read};
+use super::reader::{READS, read};
 use super::state::{Seat, State, Work};
 use super::{Server, Shared, timespec};
 use crate::Time;
 use crate::mux::{Message, Mux, Said, SendError, Ticket, psock, worker};
+
+/// Messages in a turn from which on it is full of short ones.
+const FULL: usize = 8;
 
 /// One worker of a [`Server`], for one thread.
 ///
@@ -182,10 +185,14 @@ impl Worker {
         if state.leader == Some(self.id) {
             state.leader = None;
         }
-        state.pump(shared, work);
+        match count {
+            FULL.. => state.gather(shared, work),
+            _ => state.pump(shared, work),
+        }
         if state.leader.is_some() {
             // It waits for as long as it knew of; more waits now.
-            let leader = state.leader.filter(|_| state.mux.queued() > 0);
+            let queued = state.mux.queued();
+            let leader = state.leader.filter(|_| queued > 0 && state.mux.is_long(queued));
             leader.into_iter().for_each(|leader| state.wake(leader, work));
         } else if !work.wakes() {
             let takes = state.mux.mean_service_time() * count as u32;
@@ -258,10 +265,10 @@ impl Worker {
     /// Waits for sockets and reads them until there is a message for this worker.
     fn lead(&mut self) -> io::Result<Option<Message>> {
         let shared = Arc::clone(&self.shared);
-        let mut room = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let mut room = [MaybeUninit::<epoll::Event>::uninit(); READS];
         loop {
             let mut work = Work::default();
-            let timeout = {
+            let (timeout, most) = {
                 let mut state = shared.lock();
                 let now = shared.now();
                 if let Some(seat) = state.workers.get_mut(self.id)
@@ -282,14 +289,14 @@ impl Worker {
                     shared.perform(work);
                     return Ok(None);
                 }
-                if work.writes.is_empty() {
-                    state.mux.poll_timeout().map(|time| time.since(now))
-                } else {
-                    Some(Duration::ZERO)
-                }
+                let timeout = match work.writes.is_empty() {
+                    true => state.mux.poll_timeout().map(|time| time.since(now)),
+                    false => Some(Duration::ZERO),
+                };
+                (timeout, state.reads)
             };
             shared.perform(work);
-            let events = match epoll::wait(&shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
+            let events = match epoll::wait(&shared.epoll, &mut room[..most], timeout.map(timespec).as_ref()) {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(errno) => {
@@ -297,15 +304,10 @@ impl Worker {
                     return Err(errno.into());
                 }
             };
-            for events in events.chunks(READS) {
-                let mut work = Work::default();
-                read(&shared, events, &mut work);
-                // What came is for this thread first; who waits is woken for the rest when it has begun.
-                if events.len() == READS {
-                    shared.lock().pump(&shared, &mut work);
-                }
-                shared.perform(work);
-            }
+            let mut work = Work::default();
+            read(&shared, events, &mut work);
+            // What came is for this thread first; who waits is woken for the rest when it has begun.
+            shared.perform(work);
         }
     }
 }

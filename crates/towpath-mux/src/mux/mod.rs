@@ -22,6 +22,7 @@ mod ending;
 mod event;
 mod message;
 mod order;
+mod pool;
 pub mod psock;
 mod receive;
 mod schedule;
@@ -47,6 +48,7 @@ pub use transmit::{Outcome, Transmit};
 
 use crate::Time;
 use order::Lane;
+use pool::Pool;
 use psock::Psock;
 use worker::Worker;
 
@@ -96,6 +98,9 @@ pub struct Mux {
     awake: usize,
     /// Mean time that a message takes, in nanoseconds; 0 before the first.
     mean: u64,
+    /// What most messages take less than and most more: the median, about. A worker that lost its processor for a while, or a
+    /// rare slow message, does not change it much.
+    typical: u64,
     /// All that is held, in bytes, and whether that is too much.
     bytes: usize,
     full: bool,
@@ -111,7 +116,7 @@ pub struct Mux {
     timers: BinaryHeap<Reverse<(Time, psock::Id)>>,
     events: VecDeque<Event>,
     /// Buffers to read into.
-    spare: Vec<Vec<u8>>,
+    spare: Pool,
     /// Connections are looked after when all that a worker said is known, and which.
     deferring: bool,
     unsettled: Vec<psock::Id>,
@@ -138,6 +143,7 @@ impl Mux {
             woken: 0,
             awake: 0,
             mean: 0,
+            typical: 0,
             bytes: 0,
             full: false,
             held_off: Vec::new(),
@@ -148,7 +154,7 @@ impl Mux {
             now: Time::default(),
             timers: BinaryHeap::new(),
             events: VecDeque::new(),
-            spare: Vec::new(),
+            spare: Pool::default(),
             deferring: false,
             unsettled: Vec::new(),
             totals: Totals::default(),

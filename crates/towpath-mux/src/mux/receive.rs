@@ -13,10 +13,10 @@ use crate::Time;
 use crate::assembler::{self, Assembler, Limits};
 use crate::framing::{self, Framing, State};
 
-/// Buffers that are kept for the next reads.
-const SPARES: usize = 4;
 /// From this many bytes of an unfinished message on, the rest is read behind them rather than into a spare buffer.
 const LARGE: usize = 16 << 10;
+/// Messages that are this part of their buffer or more keep it; of others a copy is made.
+const KEEP: usize = 4;
 /// The most that one read is given room for, when a message is known to be that long.
 const READ_MOST: usize = 1 << 20;
 
@@ -100,12 +100,12 @@ impl Mux {
         let need = psock.assembler.need();
         let mut buffer = psock.assembler.lend();
         if buffer.len() < LARGE {
-            let mut room = self.spare.pop().unwrap_or_default();
+            let mut room = self.spare.take();
             room.extend_from_slice(&buffer);
             buffer = room;
         }
         psock.lent = Some(buffer.len());
-        buffer.reserve(read.max(need.min(READ_MOST)));
+        buffer.reserve_exact(read.max(need.min(READ_MOST)));
         Some(buffer)
     }
 
@@ -220,10 +220,10 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let mut buffer = psock.assembler.detach();
         let used = found.last().map_or(0, |found| found.range.end);
-        let (bytes, memory, buffer) = if used >= buffer.capacity() / 2 {
+        let (bytes, memory, buffer) = if used >= buffer.capacity() / KEEP {
             let memory = buffer.capacity();
             buffer.truncate(used);
-            (Bytes::from(buffer), memory, None)
+            (self.spare.lend(buffer, 2 * self.config.read), memory, None)
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
@@ -253,10 +253,9 @@ impl Mux {
         }
     }
 
-    fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < SPARES && buffer.capacity() <= 2 * self.config.read {
-            buffer.clear();
-            self.spare.push(buffer);
+    fn recycle(&mut self, buffer: Vec<u8>) {
+        if buffer.capacity() <= 2 * self.config.read {
+            self.spare.put(buffer);
         }
     }
 

@@ -12,6 +12,8 @@
 
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
+
 use super::event::Event;
 use super::message::{Message, Ticket};
 use super::worker::{self, Activity, Worker};
@@ -20,6 +22,8 @@ use crate::Time;
 
 /// How many wake-ups' time a turn may take when nobody is idle.
 const BUSY_TURN: u64 = 10;
+/// How many wake-ups' time short messages must take together before another worker is woken for them.
+const WORTH: u64 = 5;
 
 impl Mux {
     /// Adds a worker that may hold up to `credit` messages (KCM's SIOCKCMCLONE). It is taken to ask for messages soon.
@@ -43,14 +47,14 @@ impl Mux {
             worker.since = now;
         }
         let mut given = 0;
+        let mut waits = Run::default();
         let most = worker.credit.min(share);
         while worker.enabled
             && worker.in_hand.len() < most
             && (worker.in_hand.is_empty() || worker.in_hand_bytes < self.config.worker_bytes)
         {
             let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };
-            let wait = now.since(message.received);
-            self.queue_wait.saturating_record(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
+            waits.push(&mut self.queue_wait, now.as_nanos().saturating_sub(message.received.as_nanos()));
             batch.push(message.clone());
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
                 psock.stats.reserved += u64::from(psock.in_hand == 0);
@@ -59,6 +63,7 @@ impl Mux {
             worker.give(message);
             given += 1;
         }
+        waits.end(&mut self.queue_wait);
         self.totals.queued -= given;
         self.totals.in_hand += given;
         let busy = given > 0 || !worker.in_hand.is_empty();
@@ -391,6 +396,12 @@ impl Mux {
         self.service_time.saturating_record_n(each, worker.finished);
         worker.finished = 0;
         worker.since = self.now;
+        let step = self.typical / 16 + 1;
+        self.typical = match self.typical {
+            0 => each,
+            typical if each > typical => (typical + step).min(each),
+            typical => typical.saturating_sub(step).max(each),
+        };
         // A sixteenth of what is new; a turn counts once, so that one slow message is not drowned by a batch of fast ones.
         self.mean = if self.mean == 0 { each } else { (self.mean - self.mean / 16 + each / 16).max(1) };
     }
@@ -425,13 +436,18 @@ impl Mux {
         Some(idle)
     }
 
+    /// Whether so many messages take long enough for another worker to be woken meanwhile. Short ones must take several
+    /// wake-ups' time together: who would come for less would only be in the way.
+    pub(crate) fn is_long(&self, messages: usize) -> bool {
+        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
+        let least = if self.typical >= cost { cost } else { cost.saturating_mul(WORTH) };
+        self.typical == 0 || self.typical.saturating_mul(messages as u64) >= least
+    }
+
     /// Whether what is ready would keep those that are awake for longer than waking another takes.
     fn is_worth_waking(&self) -> bool {
         let Some(oldest) = self.ready.front() else { return false };
-        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
-        self.mean == 0
-            || self.mean.saturating_mul(self.ready.len() as u64) >= cost
-            || self.now.since(oldest.received) >= self.config.patience
+        self.is_long(self.ready.len()) || self.now.since(oldest.received) >= self.config.patience
     }
 
     /// Asks the worker that has been longest at its turn for what it has not begun, if somebody is idle.
@@ -440,7 +456,8 @@ impl Mux {
             return;
         }
         let now = self.now;
-        let patience = self.config.wake_cost;
+        // Whoever has been at it for no longer will soon be through.
+        let patience = self.config.wake_cost * WORTH as u32;
         let slowest = self
             .workers
             .iter_mut()
@@ -465,5 +482,28 @@ impl Mux {
         let held = self.workers.values().filter(|worker| worker.in_hand.len() > 1 && !worker.recalled);
         let held = held.map(|worker| worker.since + self.config.patience).min();
         [ready, held].into_iter().flatten().min()
+    }
+}
+
+/// Equal values in a row, recorded at once: messages of one read have waited for the same time.
+#[derive(Default)]
+struct Run {
+    value: u64,
+    count: u64,
+}
+
+impl Run {
+    fn push(&mut self, histogram: &mut Histogram<u64>, value: u64) {
+        if value != self.value {
+            self.end(histogram);
+            self.value = value;
+        }
+        self.count += 1;
+    }
+
+    fn end(&mut self, histogram: &mut Histogram<u64>) {
+        if self.count > 0 {
+            histogram.saturating_record_n(self.value, std::mem::take(&mut self.count));
+        }
     }
 }

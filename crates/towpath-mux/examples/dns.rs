@@ -1,0 +1,84 @@
+//! A DNS server over TCP (RFC 1035, section 4.2.2; RFC 7766) that knows one address for every name.
+//!
+//! ```text
+//! cargo run --release -p towpath-mux --features io --example dns -- 127.0.0.1:5353 192.0.2.1
+//! dig +tcp @127.0.0.1 -p 5353 example.org
+//! ```
+
+use std::error::Error;
+use std::net::Ipv4Addr;
+use std::thread;
+
+use towpath_mux::io::Server;
+use towpath_mux::mux::Config;
+
+/// Bytes of the header (RFC 1035, section 4.1.1).
+const HEADER: usize = 12;
+const A: u16 = 1;
+const IN: u16 = 1;
+const FORMAT_ERROR: u8 = 1;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let address = args.next().unwrap_or_else(|| "127.0.0.1:5353".to_owned());
+    let known: Ipv4Addr = args.next().map_or(Ok(Ipv4Addr::new(192, 0, 2, 1)), |address| address.parse())?;
+    // RFC 7766, section 6.2.1.1: answers may leave in any order.
+    let server = Server::new("dns-tcp".parse()?, Config::default())?;
+    println!("listening on {}", server.listen(address)?);
+    let workers = (0..4).map(|_| server.worker()).collect::<Result<Vec<_>, _>>()?;
+    let threads: Vec<_> = workers
+        .into_iter()
+        .map(|mut worker| {
+            thread::spawn(move || {
+                while let Some(message) = worker.recv()? {
+                    // Behind the two bytes of its length.
+                    if let Some(answer) = answer(&message.bytes()[2..], known) {
+                        let length = (answer.len() as u16).to_be_bytes();
+                        worker.reply(&message, [&length[..], &answer].concat());
+                    }
+                }
+                Ok::<_, std::io::Error>(())
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("a worker does not panic")?;
+    }
+    Ok(())
+}
+
+/// The answer to a query; `None` when there is not even a header to be answered.
+fn answer(query: &[u8], known: Ipv4Addr) -> Option<Vec<u8>> {
+    let header = query.get(..HEADER)?;
+    let asked = question(&query[HEADER..]).filter(|_| header[4..6] == [0, 1]);
+    let (end, kind, class) = asked.unwrap_or((0, 0, 0));
+    let found = kind == A && class == IN;
+    let mut answer = query[..HEADER + end].to_vec();
+    // QR and AA, with the query's opcode and RD; then what went wrong.
+    answer[2] = 0x84 | header[2] & 0x79;
+    answer[3] = if asked.is_some() { 0 } else { FORMAT_ERROR };
+    let counts = [0, u8::from(asked.is_some()), 0, u8::from(found), 0, 0, 0, 0];
+    answer[4..HEADER].copy_from_slice(&counts);
+    if found {
+        // The name is that of the question (section 4.1.4); a minute to live; four bytes.
+        answer.extend([0xc0, HEADER as u8, 0, A as u8, 0, IN as u8, 0, 0, 0, 60, 0, 4]);
+        answer.extend(known.octets());
+    }
+    Some(answer)
+}
+
+/// The first question: where it ends, its type and class.
+fn question(bytes: &[u8]) -> Option<(usize, u16, u16)> {
+    let mut at = 0;
+    loop {
+        let label = usize::from(*bytes.get(at)?);
+        at += 1 + label;
+        match label {
+            0 => break,
+            64.. => return None,
+            _ => {}
+        }
+    }
+    let two = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
+    Some((at + 4, two(at)?, two(at + 2)?))
+}

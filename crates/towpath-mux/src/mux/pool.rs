@@ -1,0 +1,77 @@
+//! Buffers to read into, which come back when the last message in them has gone.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+/// Buffers that are kept for the next reads.
+const SPARES: usize = 16;
+
+/// Spare buffers. Messages go to other threads, and so they come back from there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pool {
+    spare: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+/// A buffer that messages lie in.
+struct Lent {
+    buffer: Vec<u8>,
+    pool: Pool,
+}
+
+impl Pool {
+    /// An empty buffer.
+    pub(super) fn take(&self) -> Vec<u8> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    /// A buffer that is not needed any more.
+    pub(super) fn put(&self, mut buffer: Vec<u8>) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARES {
+            buffer.clear();
+            spare.push(buffer);
+        }
+    }
+
+    /// The buffer's bytes, to be shared; it comes back when nobody has them any more. One of more than `most` bytes does not.
+    pub(super) fn lend(&self, buffer: Vec<u8>, most: usize) -> Bytes {
+        if buffer.capacity() > most {
+            return Bytes::from(buffer);
+        }
+        Bytes::from_owner(Lent { buffer, pool: self.clone() })
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.put(std::mem::take(&mut self.buffer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_when_the_last_has_let_it_go() {
+        let pool = Pool::default();
+        let mut buffer = Vec::with_capacity(100);
+        buffer.extend_from_slice(b"onetwo");
+        let (at, whole) = (buffer.as_ptr(), pool.lend(buffer, 1000));
+        let (one, two) = (whole.slice(..3), whole.slice(3..));
+        drop((whole, one));
+        assert_eq!(pool.take().capacity(), 0, "somebody has a part of it");
+        drop(two);
+        let again = pool.take();
+        assert_eq!((again.as_ptr(), again.len()), (at, 0));
+        drop(pool.lend(again, 10));
+        assert_eq!(pool.take().capacity(), 0, "too large to be kept");
+    }
+}

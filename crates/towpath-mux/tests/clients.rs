@@ -1,0 +1,131 @@
+//! The examples, driven by the clients that people have: dig, and Thrift's own Python library. Without them a test says so.
+#![cfg(feature = "io")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+/// An example that listens, and where. Built beside this test.
+struct Example {
+    child: Child,
+    address: String,
+}
+
+impl Example {
+    /// None, and a word, when the example was not built: without the feature it is not.
+    fn start(name: &str) -> Option<Self> {
+        let test = std::env::current_exe().expect("a path");
+        let target = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps");
+        let program = target.join("examples").join(name);
+        if !program.exists() {
+            println!("skipped: no {}", program.display());
+            return None;
+        }
+        let mut child = Command::new(program)
+            .arg("127.0.0.1:0")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the example starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let address =
+            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
+        Some(Self { child, address })
+    }
+
+    fn port(&self) -> &str {
+        self.address.rsplit(':').next().expect("a port")
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_there(program: &str, args: &[&str]) -> bool {
+    let there = Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let there = there.is_ok_and(|status| status.success());
+    if !there {
+        println!("skipped: no {program} {}", args.join(" "));
+    }
+    there
+}
+
+#[test]
+fn dig_is_answered_over_tcp() {
+    if !is_there("dig", &["-v"]) {
+        return;
+    }
+    let Some(server) = Example::start("dns") else { return };
+    let rows = [
+        (&["example.org", "A", "+short"][..], "192.0.2.1\n"),
+        // Several questions on one connection.
+        (&["one.example", "+keepopen", "two.example", "+keepopen", "+short"], "192.0.2.1\n192.0.2.1\n"),
+        (&["example.org", "AAAA", "+short"], ""),
+    ];
+    for (args, expected) in rows {
+        let output =
+            Command::new("dig").args(["+tcp", "@127.0.0.1", "-p", server.port()]).args(args).output();
+        let output = output.expect("dig starts");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{args:?}");
+        assert!(output.status.success(), "{args:?}");
+    }
+}
+
+/// What Thrift's compiler would make of the calculator's three methods, by hand.
+const CALCULATOR: &str = r"
+import sys
+from thrift.Thrift import TMessageType, TType, TApplicationException
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TFramedTransport
+
+transport = TFramedTransport(TSocket('127.0.0.1', int(sys.argv[1])))
+protocol = TBinaryProtocol(transport)
+transport.open()
+
+def call(name, a, b, number):
+    protocol.writeMessageBegin(name, TMessageType.CALL, number)
+    for field, value in ((1, a), (2, b)):
+        protocol.writeFieldBegin('', TType.I32, field)
+        protocol.writeI32(value)
+    protocol.writeFieldStop()
+    protocol.writeMessageEnd()
+    transport.flush()
+    got, kind, seen = protocol.readMessageBegin()
+    assert (got, seen) == (name, number), (got, seen)
+    if kind == TMessageType.EXCEPTION:
+        error = TApplicationException()
+        error.read(protocol)
+        return 'error %d' % error.type
+    _, kind, field = protocol.readFieldBegin()
+    assert (kind, field) == (TType.I32, 0)
+    value = protocol.readI32()
+    assert protocol.readFieldBegin()[1] == TType.STOP
+    return value
+
+print(call('add', 2, 40, 1), call('subtract', 2, 40, 2), call('multiply', 6, 7, 3), call('divide', 1, 0, 4))
+assert all(call('add', n, n, n) == 2 * n for n in range(5, 500))
+";
+
+#[test]
+fn thrifts_python_client_calculates() {
+    // The system's Python, which has the system's packages, before any other.
+    let pythons = ["/usr/bin/python3", "python3"];
+    let Some(python) = pythons.into_iter().find(|python| is_there(python, &["-c", "import thrift"])) else {
+        return;
+    };
+    let Some(server) = Example::start("calculator") else { return };
+    let mut client = Command::new(python)
+        .args(["-", server.port()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("Python starts");
+    client.stdin.take().expect("a pipe").write_all(CALCULATOR.as_bytes()).expect("it reads");
+    let output = client.wait_with_output().expect("its end");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "42 -38 42 error 1\n");
+    assert!(output.status.success());
+}

@@ -1,0 +1,78 @@
+//! The key-value example whose workers are processes, driven by Redis' own clients. Without them this says so.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn is_there(program: &str) -> bool {
+    let there = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !there {
+        println!("skipped: no {program}");
+    }
+    there
+}
+
+#[test]
+fn redis_clients_are_served_by_processes() {
+    if !is_there("redis-cli") || !is_there("redis-benchmark") {
+        return;
+    }
+    let keys = tempfile::tempdir().expect("a directory");
+    let towpath = Path::new(env!("CARGO_BIN_EXE_towpath"));
+    let worker = towpath.with_file_name("examples").join("redis");
+    let worker = format!("{} {}", worker.display(), keys.path().display());
+    let mut front = Command::new(towpath)
+        .args([
+            "mux",
+            "127.0.0.1:0",
+            "--framing",
+            "resp",
+            "--order",
+            "serial",
+            "--workers",
+            "3",
+            "--worker",
+            &worker,
+        ])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("towpath starts");
+    let mut stderr = BufReader::new(front.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    stderr.read_line(&mut line).expect("a line");
+    let port = line.trim().rsplit(':').next().expect("a port").to_owned();
+
+    let ask = |args: &[&str]| {
+        let output =
+            Command::new("redis-cli").args(["-p", &port]).args(args).output().expect("redis-cli starts");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let rows = [
+        (&["ping"][..], "PONG"),
+        (&["set", "a key", "a value"], "OK"),
+        (&["get", "a key"], "a value"),
+        (&["get", "none"], ""),
+        (&["incr", "count"], "1"),
+        (&["incr", "count"], "2"),
+        (&["incr", "a key"], "ERR value is not an integer or out of range"),
+        (&["exists", "a key", "count", "none"], "2"),
+        (&["del", "a key"], "1"),
+        (&["get", "a key"], ""),
+        (&["fly"], "ERR unknown command 'FLY'"),
+    ];
+    for (args, expected) in rows {
+        assert_eq!(ask(args), expected, "{args:?}");
+    }
+    // Pipelined, on many connections; and every increment counts, whichever process does it.
+    let bench = ["-p", &port, "-q", "-n", "2000", "-c", "20", "-P", "4", "-t", "ping,set,get,incr"];
+    let output = Command::new("redis-benchmark").args(bench).output().expect("redis-benchmark starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    for test in ["PING_INLINE", "PING_MBULK", "SET", "GET", "INCR"] {
+        assert!(text.contains(&format!("{test}: ")), "{text}");
+    }
+    let counted = ask(&["get", "counter:__rand_int__"]);
+    assert_eq!(counted, "2000", "no increment is lost");
+    front.kill().expect("it runs");
+    front.wait().expect("its end");
+}
