@@ -36,6 +36,8 @@ pub(crate) mod exit {
     pub(crate) const NO_ENGINE: u8 = 5;
     /// The configuration has errors.
     pub(crate) const BAD_CONFIG: u8 = 6;
+    /// A port cannot be had: no such interface, no privilege, a driver that this kernel lacks.
+    pub(crate) const NO_PORT: u8 = 7;
     /// Wrong usage (`EX_USAGE` of sysexits.h).
     pub(crate) const USAGE: u8 = 64;
 }
@@ -50,7 +52,7 @@ pub(crate) struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
 4 an inspector or worker did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
-64 wrong usage.";
+7 a port cannot be had, 64 wrong usage.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

@@ -11,25 +11,32 @@
 //! What must hold:
 //! - `packets = passed + dropped + rejected + undecodable + waiting`; waiting (for a verdict, or for the other fragments of
 //!   a datagram) is 0 after [`Engine::finish`];
-//! - packets leave in the order they came ([`Window`]);
+//! - packets leave in the order they came ([`Window`]): all of a replay, and those of each flow of a live engine;
 //! - within a flow, packets meet the rules in the order they came: while a packet of the flow waits for a verdict after
 //!   which its walk goes on, the next packet of that flow waits too (a packet that an inspector sends back to the rules
 //!   against the rule's word, and later fragments, which have no ports, are outside this promise);
 //! - the engine never waits longer than a queue's deadline for a packet that an inspector should decide.
+//!
+//! A replay has all the time in the world: when there is no room, it waits for inspectors. A live engine
+//! ([`Engine::live`]) waits for nobody: what has no room is dropped and counted, and a packet that must not overtake
+//! another one is put aside until its turn comes. Its states live on the wall clock, a replay's on the captures'.
 //!
 //! The engine has no clock and no port of its own: both come through [`Edge`].
 
 mod path;
 mod replies;
 mod view;
+mod wiring;
 
 use std::collections::VecDeque;
 
-use towpath_gate::gate::{BadSnapshot, Dir, Edits, PortId, Walk, check_snapshot};
+use rustix::fd::BorrowedFd;
+use towpath_gate::gate::{Dir, Edits, PortId, Walk, Walker};
 use towpath_gate::packet::Link;
 use towpath_gate::reassembly::{Added, Reassembler};
+use towpath_gate::state::{Ends, Keepalive};
 use towpath_gate::wire::{self, checksum};
-use towpath_gate::{Gate, Packet, Time};
+use towpath_gate::{Packet, Time};
 
 use self::path::{
     BUCKETS, Decision, Fate, Kind, Next, Progress, Settled, Wait, advance, apply, begins, detoured, goes_on,
@@ -37,11 +44,13 @@ use self::path::{
 };
 use self::replies::Replies;
 use self::view::View;
+pub use self::wiring::{Arrivals, Way};
 use crate::control::Observed;
 use crate::conversations::Conversations;
 use crate::queue::{Channel, DefaultVerdict, Offer, Policy, Queue};
 use crate::report::{self, Report};
 use crate::window::{Ticket, Window};
+use towpath_port::Checksum;
 
 /// What the engine needs from outside.
 pub trait Edge {
@@ -60,6 +69,22 @@ pub trait Edge {
     ///
     /// The engine gives the error to its caller; the packet counts as passed.
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error>;
+
+    /// Sends the packet at `index` of the burst that is being handled, which leaves as it came. The default:
+    /// [`Edge::send`], which copies it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Edge::send`].
+    fn pass(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
+        let _ = index;
+        self.send(frame, meta)
+    }
+
+    /// A packet ended here. The default: nobody needs to know.
+    fn discard(&mut self, meta: &Meta) {
+        let _ = meta;
+    }
 
     /// Answers those who look at the engine from outside; called once per burst, and while the engine waits. Returns for
     /// how many nanoseconds at most the engine may sleep before it calls this again. The default: nobody looks.
@@ -87,33 +112,14 @@ pub struct Meta {
     pub link: Link,
     /// Link type, pcap's number.
     pub link_type: u16,
-    /// Interface of the capture it came from.
+    /// The interface that it came from: of the capture, or the number of the live port.
     pub interface: u32,
-}
-
-/// The ports that packets can arrive on.
-#[derive(Clone, Debug)]
-pub struct Arrivals {
-    untagged: PortId,
-    by_vlan: Vec<(u16, PortId)>,
-}
-
-impl Arrivals {
-    /// All packets arrive on `port`, until [`Arrivals::tagged`] says otherwise.
-    pub fn new(port: PortId) -> Self {
-        Self { untagged: port, by_vlan: Vec::new() }
-    }
-
-    /// Packets whose outermost VLAN is `vlan` arrive on `port`.
-    pub fn tagged(&mut self, vlan: u16, port: PortId) {
-        self.by_vlan.push((vlan, port));
-    }
-
-    /// The port that a packet arrives on.
-    pub fn port(&self, packet: &Packet<'_>) -> PortId {
-        let tagged = packet.vlan.and_then(|vlan| self.by_vlan.iter().find(|(id, _)| *id == vlan));
-        tagged.map_or(self.untagged, |&(_, port)| port)
-    }
+    /// The port that it leaves by; none before it has passed, and for one that goes nowhere.
+    pub out: Option<PortId>,
+    /// Its bytes are not those that came.
+    pub changed: bool,
+    /// What a live port knows about it besides.
+    pub port: towpath_port::Meta,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,17 +131,23 @@ struct Totals {
     rejected: u64,
     inspected: u64,
     undecodable: u64,
+    /// Of those dropped: a live engine had no room to keep them until they are decided.
+    no_room: u64,
+    /// Of those dropped: there is no route.
+    no_route: u64,
 }
 
 /// See the module's text.
 pub struct Engine<E: Edge> {
     edge: E,
-    gate: Gate,
+    walker: Walker,
     arrivals: Arrivals,
     queues: Vec<Queue<E::Channel>>,
     /// For queues that a rule names and nobody serves.
     unserved: Policy,
     window: Window<Meta, Progress>,
+    /// It waits for nobody.
+    live: bool,
     reassembler: Reassembler,
     /// Tickets that wait for room in their queue, oldest first.
     backlog: VecDeque<Ticket>,
@@ -153,8 +165,6 @@ pub struct Engine<E: Edge> {
     /// Wall-clock time when the engine last looked.
     wall: u64,
     started: Option<Time>,
-    /// States that the first packet is to find.
-    snapshot: Option<Vec<u8>>,
 }
 
 /// What came of offering a packet to a queue.
@@ -189,22 +199,23 @@ const LOOK: u64 = 1_000_000;
 const EXPIRE_BUDGET: usize = 256;
 
 impl<E: Edge> Engine<E> {
-    /// An engine with its rules, its ways in and out, and its queues. `unserved` is the policy of queues that a rule
-    /// names and that are not among `queues`.
+    /// An engine with its way into the gate, its ways in and out, and its queues. `unserved` is the policy of queues that
+    /// a rule names and that are not among `queues`.
     pub fn new(
         edge: E,
-        gate: Gate,
+        walker: Walker,
         arrivals: Arrivals,
         queues: Vec<Queue<E::Channel>>,
         unserved: Policy,
     ) -> Self {
         Self {
             edge,
-            gate,
+            walker,
             arrivals,
             queues,
             unserved,
-            window: Window::new(WINDOW_PACKETS, WINDOW_BYTES),
+            window: Window::new(1, WINDOW_PACKETS, WINDOW_BYTES),
+            live: false,
             reassembler: Reassembler::new(),
             backlog: VecDeque::new(),
             settled: Vec::new(),
@@ -216,23 +227,21 @@ impl<E: Edge> Engine<E> {
             clock: Time::default(),
             wall: 0,
             started: None,
-            snapshot: None,
         }
     }
 
-    /// Has the first packet find the states of this snapshot ([`Gate::snapshot`]), whose time goes on with it.
-    ///
-    /// # Errors
-    /// The snapshot is not whole and right.
-    pub fn begin_with(&mut self, snapshot: Vec<u8>) -> Result<(), BadSnapshot> {
-        check_snapshot(&snapshot)?;
-        self.snapshot = Some(snapshot);
-        Ok(())
-    }
-
-    /// Gives the states that there are, in pieces, for a file.
-    pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
-        self.gate.snapshot(self.clock, piece);
+    /// An engine between live ports: see the module's text.
+    pub fn live(
+        edge: E,
+        walker: Walker,
+        arrivals: Arrivals,
+        queues: Vec<Queue<E::Channel>>,
+        unserved: Policy,
+    ) -> Self {
+        let window = Window::new(BUCKETS as u16, WINDOW_PACKETS, WINDOW_BYTES);
+        let mut engine = Self { window, live: true, ..Self::new(edge, walker, arrivals, queues, unserved) };
+        engine.look_at_the_clock();
+        engine
     }
 
     /// Takes a burst of packets. When it returns, each is decided or an inspector has it.
@@ -244,13 +253,13 @@ impl<E: Edge> Engine<E> {
         &mut self,
         burst: impl Iterator<Item = (&'a [u8], Meta)>,
     ) -> Result<(), E::Error> {
-        if !self.queues.is_empty() {
-            self.wall = self.edge.now();
+        if self.live || !self.queues.is_empty() {
+            self.look_at_the_clock();
         }
-        for (frame, meta) in burst {
-            self.handle_packet(frame, meta)?;
+        for (index, (frame, meta)) in burst.enumerate() {
+            self.handle_packet(index, frame, meta)?;
         }
-        self.gate.expire(self.clock, EXPIRE_BUDGET);
+        self.walker.expire(self.clock, EXPIRE_BUDGET);
         let late = self.reassembler.expire(self.clock);
         self.count(Fate::Dropped, late);
         self.attend();
@@ -270,6 +279,12 @@ impl<E: Edge> Engine<E> {
     /// What [`Edge::send`] said.
     pub fn idle(&mut self) -> Result<(), E::Error> {
         self.attend();
+        if self.live {
+            self.look_at_the_clock();
+            self.walker.expire(self.clock, EXPIRE_BUDGET);
+            let late = self.reassembler.expire(self.clock);
+            self.count(Fate::Dropped, late);
+        }
         self.poll().map(drop)
     }
 
@@ -286,14 +301,94 @@ impl<E: Edge> Engine<E> {
         let unfinished = self.reassembler.drain();
         self.count(Fate::Dropped, unfinished);
         // Whatever expired by the capture's own clock is no longer a state.
-        self.gate.states_mut().expire_all(self.clock);
+        self.walker.states_mut().expire_all(self.clock);
         Ok(())
     }
 
-    /// What happened so far. The caller adds the wall-clock time and the number of captures.
+    /// Whether nobody has a packet or a copy.
+    pub fn is_drained(&self) -> bool {
+        self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0)
+    }
+
+    /// Sends a keepalive by its route, outside the rules. Without a route it is left out.
+    ///
+    /// # Errors
+    ///
+    /// What [`Edge::send`] said.
+    pub fn send_keepalive(&mut self, keepalive: &Keepalive) -> Result<(), E::Error> {
+        let Self { walker, edge, scratch, .. } = self;
+        let to = match keepalive.flow.ends {
+            Ends::V4(_, to) => to.into(),
+            Ends::V6(_, to, _) => to.into(),
+        };
+        let Some((route, _)) = walker.routes().lookup(to) else { return Ok(()) };
+        keepalive.write(scratch);
+        let meta = Meta {
+            wire_len: scratch.len() as u32,
+            time: 0,
+            link: Link::Ip,
+            link_type: towpath_port::LinkType::RAW.0,
+            interface: u32::from(route.port.0),
+            out: Some(route.port),
+            changed: true,
+            port: towpath_port::Meta::default(),
+        };
+        edge.send(scratch, &meta)
+    }
+
+    /// For event loops: asks the inspectors to ring when they have decided something. False when there is something to do
+    /// already. [`Engine::disarm`] afterwards.
+    pub fn arm(&mut self) -> bool {
+        self.queues.iter_mut().all(Queue::arm)
+    }
+
+    /// No doorbells any more; and a look whether the inspectors are still there.
+    pub fn disarm(&mut self) {
+        self.queues.iter_mut().for_each(Queue::disarm);
+    }
+
+    /// What to poll for reading while armed.
+    pub fn descriptors(&mut self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter_mut().flat_map(Queue::descriptors)
+    }
+
+    /// When something is overdue, in nanoseconds of the wall clock.
+    pub fn deadline(&mut self) -> Option<u64> {
+        let wall = self.wall;
+        // A packet that waits for room is looked at again soon: room comes without a doorbell.
+        let soon = |queue: &Queue<_>| queue.next_in_backlog().map(|_| wall + LOOK);
+        self.queues.iter_mut().filter_map(|queue| soon(queue).or_else(|| queue.deadline())).min()
+    }
+
+    /// An inspector attaches to a queue; `channel` names its channel. The inspector back when there is no such queue.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue.
+    pub fn join(&mut self, number: u16, channel: u32, inspector: E::Channel) -> Result<(), E::Channel> {
+        match self.queues.iter_mut().find(|queue| queue.number() == number) {
+            Some(queue) => {
+                queue.join(channel, inspector);
+                Ok(())
+            }
+            None => Err(inspector),
+        }
+    }
+
+    /// The way into the gate.
+    pub fn walker_mut(&mut self) -> &mut Walker {
+        &mut self.walker
+    }
+
+    /// The time that states live by, for others to see.
+    pub fn clock(&self) -> Time {
+        self.clock
+    }
+
+    /// What happened so far. The caller adds the rules, the wall-clock time and the number of captures.
     pub fn report(&self) -> Report {
         let totals = self.totals;
-        let states = self.gate.states();
+        let states = self.walker.states();
         let mut queues: Vec<_> = self.queues.iter().map(|queue| queue.counters().clone()).collect();
         queues.sort_by_key(|queue| queue.number);
         Report {
@@ -314,7 +409,6 @@ impl<E: Edge> Engine<E> {
                 peak: states.peak() as u64,
                 left: states.len() as u64,
             },
-            rules: self.gate.show().into_iter().map(report::Rule::from).collect(),
             queues,
             span: self.started.map_or(std::time::Duration::ZERO, |started| self.clock.since(started)),
             ..Report::default()
@@ -331,47 +425,65 @@ impl<E: Edge> Engine<E> {
         self.edge
     }
 
-    fn handle_packet(&mut self, frame: &[u8], meta: Meta) -> Result<(), E::Error> {
+    fn look_at_the_clock(&mut self) {
+        self.wall = self.edge.now();
+        if self.live {
+            self.clock = self.clock.max(Time::from_nanos(self.wall));
+        }
+    }
+
+    fn handle_packet(&mut self, index: usize, frame: &[u8], meta: Meta) -> Result<(), E::Error> {
         self.totals.packets += 1;
         self.totals.bytes += u64::from(meta.wire_len);
-        self.clock = self.clock.max(Time::from_nanos(meta.time));
-        self.started.get_or_insert(self.clock);
-        if let Some(snapshot) = self.snapshot.take() {
-            // It was looked at before; states without room are refused, and counted as such.
-            let _ = self.gate.restore(&snapshot, self.clock);
+        if !self.live {
+            self.clock = self.clock.max(Time::from_nanos(meta.time));
         }
+        self.started.get_or_insert(self.clock);
         // Borrowed, not moved: a packet is a cache line and more.
         let parsed = wire::parse(meta.link, frame, meta.wire_len);
         let Ok(packet) = &parsed else {
             self.totals.undecodable += 1;
+            self.edge.discard(&meta);
             return Ok(());
         };
-        self.conversations.observe(packet);
-        let arrival = self.arrivals.port(packet);
-        let mut progress = Progress::new(arrival);
+        if !self.live {
+            self.conversations.observe(packet);
+        }
+        let (arrival, way) = self.arrivals.of(packet, meta.interface);
+        let mut progress = Progress::new(arrival, way);
         if !self.queues.is_empty() {
             progress.look(packet);
         }
         if self.window.waiting() > 0 {
             let bucket = progress.bucket();
+            if self.live && self.continuing[bucket] > 0 {
+                self.put_aside(frame, meta, progress);
+                return Ok(());
+            }
             while self.continuing[bucket] > 0 {
                 self.wait()?;
             }
         }
-        let next = advance(&mut self.gate, packet, &mut progress, self.clock);
+        let next = advance(&mut self.walker, packet, &mut progress, self.clock);
         match self.follow_rulings(packet, &mut progress, next) {
-            Next::Out => return self.out(frame, meta, progress.walk.edits()),
+            Next::Out => return self.out(index, frame, meta, &progress),
             Next::Gone(fate) => {
                 self.count(fate, 1);
                 if let Fate::Rejected(reject) = fate {
-                    let Self { replies, gate, clock, edge, .. } = self;
-                    replies.answer(reject, packet, (arrival, &meta), 1, gate, *clock, edge);
+                    let Self { replies, walker, clock, edge, .. } = self;
+                    replies.answer(reject, packet, (arrival, &meta), 1, walker, *clock, edge);
                 }
+                self.edge.discard(&meta);
             }
+            _ if self.live && !self.window.has_room() => self.overrun(&meta),
             next => {
-                let ticket = self.window.push_waiting(frame, meta, progress);
+                let lane = self.lane(&progress);
+                let ticket = self.window.push_waiting(frame, meta, progress, lane);
                 self.drive(ticket, next);
             }
+        }
+        if self.live {
+            return Ok(());
         }
         while !self.backlog.is_empty() || !self.window.has_room() {
             self.wait()?;
@@ -379,25 +491,87 @@ impl<E: Edge> Engine<E> {
         Ok(())
     }
 
-    fn out(&mut self, frame: &[u8], meta: Meta, edits: Edits) -> Result<(), E::Error> {
+    fn out(
+        &mut self,
+        index: usize,
+        frame: &[u8],
+        mut meta: Meta,
+        progress: &Progress,
+    ) -> Result<(), E::Error> {
+        meta.out = progress.out;
+        let (edits, lane) = (progress.walk.edits(), self.lane(progress));
+        let clear = self.window.is_clear(lane);
+        if self.live && !clear && !self.window.has_room() {
+            self.overrun(&meta);
+            return Ok(());
+        }
         self.totals.passed += 1;
+        if clear && edits == Edits::default() {
+            return self.edge.pass(index, frame, &meta);
+        }
         let Self { scratch, window, edge, .. } = self;
         scratch.clear();
-        let frame = if edits == Edits::default() {
-            frame
-        } else {
-            scratch.extend_from_slice(frame);
-            apply(edits, scratch, &meta);
-            scratch
-        };
-        if window.is_empty() {
-            return edge.send(frame, &meta);
+        scratch.extend_from_slice(frame);
+        apply(edits, scratch, &mut meta);
+        if clear {
+            return edge.send(scratch, &meta);
         }
-        window.push_passed(frame, meta);
-        while !self.window.has_room() {
+        window.push_passed(scratch, meta, lane);
+        while !self.live && !self.window.has_room() {
             self.wait()?;
         }
         Ok(())
+    }
+
+    /// The packet's lane in the window.
+    fn lane(&self, progress: &Progress) -> u16 {
+        if self.live { progress.bucket() as u16 } else { 0 }
+    }
+
+    /// There is no room to keep a packet until it is decided.
+    fn overrun(&mut self, meta: &Meta) {
+        self.totals.no_room += 1;
+        self.totals.dropped += 1;
+        self.edge.discard(meta);
+    }
+
+    /// Keeps a packet until those before it in its flow have met the rules.
+    fn put_aside(&mut self, frame: &[u8], meta: Meta, mut progress: Progress) {
+        if !self.window.has_room() {
+            return self.overrun(&meta);
+        }
+        let bucket = progress.bucket();
+        self.continuing[bucket] += 1;
+        progress.bucket = Some(bucket);
+        progress.aside = true;
+        let lane = self.lane(&progress);
+        self.window.push_waiting(frame, meta, progress, lane);
+    }
+
+    /// Takes packets that were put aside to the rules, those whose turn has come. Returns whether there were any.
+    fn take_turns(&mut self) -> bool {
+        if !self.live {
+            self.window.clear_turns();
+            return false;
+        }
+        let mut any = false;
+        while let Some(ticket) = self.window.take_turn() {
+            let Self { window, walker, clock, continuing, .. } = self;
+            let Some((stored, progress)) = window.waiting_mut(ticket) else { continue };
+            if !std::mem::take(&mut progress.aside) {
+                continue;
+            }
+            any = true;
+            if let Some(bucket) = progress.bucket.take() {
+                continuing[bucket] -= 1;
+            }
+            let next = match wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) {
+                Ok(packet) => advance(walker, &packet, progress, *clock),
+                Err(_) => Next::Gone(Fate::Dropped),
+            };
+            self.drive(ticket, next);
+        }
+        any
     }
 
     /// What comes next for a packet where an inspector has decided about its flow: it does not go to the queue.
@@ -406,20 +580,25 @@ impl<E: Edge> Engine<E> {
             let queue = self.queues.iter_mut().find(|queue| queue.number() == number && queue.has_rulings());
             let ruling = queue.and_then(|queue| queue.ruling(&packet.flow()?, begins(packet), self.clock));
             let Some(ruling) = ruling else { break };
-            next = obey(ruling, &mut self.gate, packet, progress, kind, self.clock);
+            next = obey(ruling, &mut self.walker, packet, progress, kind, self.clock);
         }
         next
     }
 
     /// Lets others look; how long the engine may sleep.
     fn attend(&mut self) -> u64 {
-        let Self { edge, queues, gate, wall, .. } = self;
-        edge.attend(&mut View { queues, ports: gate.ports(), wall: *wall })
+        let Self { edge, queues, walker, wall, clock, totals, replies, .. } = self;
+        let counts = (*totals, replies.counts);
+        edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, counts })
     }
 
     fn count(&mut self, fate: Fate, parts: u32) {
         match fate {
             Fate::Dropped => self.totals.dropped += u64::from(parts),
+            Fate::NoRoute => {
+                self.totals.no_route += u64::from(parts);
+                self.totals.dropped += u64::from(parts);
+            }
             Fate::Rejected(_) => self.totals.rejected += u64::from(parts),
         }
     }
@@ -456,7 +635,7 @@ impl<E: Edge> Engine<E> {
 
     /// Collects what was decided and acts on it. Returns how many frames that were.
     fn poll(&mut self) -> Result<usize, E::Error> {
-        self.wall = self.edge.now();
+        self.look_at_the_clock();
         let mut decided = 0;
         let mut settled = std::mem::take(&mut self.settled);
         let mut room = WINDOW_BYTES;
@@ -470,9 +649,13 @@ impl<E: Edge> Engine<E> {
         }
         self.settled = settled;
         self.retry();
-        let Self { window, edge, .. } = self;
-        window.flush(|stored| edge.send(&stored.bytes, &stored.meta))?;
-        Ok(decided)
+        loop {
+            let Self { window, edge, .. } = self;
+            window.flush(|stored| edge.send(&stored.bytes, &stored.meta))?;
+            if !self.take_turns() {
+                return Ok(decided);
+            }
+        }
     }
 
     /// Acts on a decision about a packet that waits.
@@ -493,6 +676,7 @@ impl<E: Edge> Engine<E> {
             Decision::Repeat => {
                 progress.walk = Walk::new(Dir::In, Some(progress.arrival), None);
                 progress.leaving = false;
+                progress.out = None;
                 progress.wait.kind = Kind::Divert;
                 self.step(ticket)
             }
@@ -501,6 +685,8 @@ impl<E: Edge> Engine<E> {
                 // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
                 // (a fragment, a protocol we do not know) the inspector's own stand.
                 checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
+                stored.meta.changed = true;
+                stored.meta.port.offload.checksum = Checksum::Unverified;
                 self.window.replace(ticket, &bytes);
                 self.step(ticket)
             }
@@ -527,14 +713,14 @@ impl<E: Edge> Engine<E> {
 
     /// The packet of `ticket` may go on: what comes next on its path.
     fn step(&mut self, ticket: Ticket) -> Next {
-        let Self { window, gate, clock, .. } = self;
+        let Self { window, walker, clock, .. } = self;
         let Some((stored, progress)) = window.waiting_mut(ticket) else { return Next::Gone(Fate::Dropped) };
         let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) else {
             // It parsed when it came: an inspector has put something malformed in its place.
             return Next::Gone(Fate::Dropped);
         };
         progress.look(&packet);
-        goes_on(gate, &packet, progress, progress.wait.kind, *clock)
+        goes_on(walker, &packet, progress, progress.wait.kind, *clock)
     }
 
     /// Takes the packet of `ticket` along its path until it is decided or somebody holds it.
@@ -548,7 +734,12 @@ impl<E: Edge> Engine<E> {
                     self.set_wait(ticket, Wait { queue, kind, since: None });
                     match self.ruled(ticket, kind) {
                         Some(next) => next,
-                        None => match self.offer(ticket) {
+                        None => match self.offer_in_turn(ticket) {
+                            // A copy never slows a live packet.
+                            Handed::Full if self.live && kind == Kind::Tee => match self.skip_copy(ticket) {
+                                Some(next) => next,
+                                None => return,
+                            },
                             Handed::Full => return self.put_off(ticket, queue, kind),
                             handed => match self.act(ticket, handed) {
                                 Some(next) => next,
@@ -592,7 +783,7 @@ impl<E: Edge> Engine<E> {
         let packet = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len).ok()?;
         let flow = packet.flow()?;
         let ruling = self.queues[progress.wait.queue].ruling(&flow, begins(&packet), self.clock)?;
-        Some(obey(ruling, &mut self.gate, &packet, progress, kind, self.clock))
+        Some(obey(ruling, &mut self.walker, &packet, progress, kind, self.clock))
     }
 
     /// The packet waits for room.
@@ -601,8 +792,24 @@ impl<E: Edge> Engine<E> {
         match self.queues[queue].enqueue(ticket) {
             Ok(None) => {}
             Ok(Some(oldest)) => self.end(oldest, Some(Fate::Dropped)),
+            Err(ticket) if self.live => self.queues[queue].put_off(ticket),
             Err(ticket) => self.backlog.push_back(ticket),
         }
+    }
+
+    /// Offers a packet to its queue, behind those that wait for room there.
+    fn offer_in_turn(&mut self, ticket: Ticket) -> Handed {
+        let Some((_, progress)) = self.window.waiting_mut(ticket) else { return Handed::Dropped };
+        let queue = &self.queues[progress.wait.queue];
+        if self.live && queue.next_in_backlog().is_some() { Handed::Full } else { self.offer(ticket) }
+    }
+
+    /// The packet goes on without its copy.
+    fn skip_copy(&mut self, ticket: Ticket) -> Option<Next> {
+        let (stored, progress) = self.window.waiting_mut(ticket)?;
+        let queue = &mut self.queues[progress.wait.queue];
+        queue.skip(&label(&stored.meta, progress), stored.meta.interface);
+        Some(self.step(ticket))
     }
 
     /// Gives a fragment to the reassembler. If that made its datagram whole, the datagram takes its place here.
@@ -618,6 +825,8 @@ impl<E: Edge> Engine<E> {
         progress.wait.kind = Kind::Divert;
         if let Some(whole) = &whole {
             stored.meta.wire_len = whole.frame.len() as u32;
+            stored.meta.changed = true;
+            stored.meta.port.offload = towpath_port::Offload::default();
             window.replace(ticket, &whole.frame);
         }
         self.count(Fate::Dropped, dropped);
@@ -701,12 +910,12 @@ impl<E: Edge> Engine<E> {
     }
 
     fn set_wait(&mut self, ticket: Ticket, wait: Wait) {
-        let Self { window, continuing, gate, .. } = self;
+        let Self { window, continuing, walker, .. } = self;
         let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
         progress.wait = wait;
         // The inspector sees what the rules have changed so far.
-        apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
-        let goes_on = wait.kind != Kind::Inspect || !gate.routes().is_empty();
+        apply(progress.walk.edits(), &mut stored.bytes, &mut stored.meta);
+        let goes_on = wait.kind != Kind::Inspect || progress.walks_out(walker);
         if goes_on && progress.bucket.is_none() {
             let bucket = progress.bucket();
             continuing[bucket] += 1;
@@ -723,7 +932,8 @@ impl<E: Edge> Engine<E> {
         let parts = progress.parts;
         match fate {
             None => {
-                apply(progress.walk.edits(), &mut stored.bytes, &stored.meta);
+                apply(progress.walk.edits(), &mut stored.bytes, &mut stored.meta);
+                stored.meta.out = progress.out;
                 self.totals.passed += u64::from(parts);
                 self.window.pass(ticket);
             }
@@ -732,9 +942,11 @@ impl<E: Edge> Engine<E> {
                     && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
                 {
                     let came = (progress.arrival, &stored.meta);
-                    let Self { replies, gate, clock, edge, .. } = self;
-                    replies.answer(reject, &packet, came, parts, gate, *clock, edge);
+                    let Self { replies, walker, clock, edge, .. } = self;
+                    replies.answer(reject, &packet, came, parts, walker, *clock, edge);
                 }
+                let meta = stored.meta;
+                self.edge.discard(&meta);
                 self.count(fate, parts);
                 self.window.discard(ticket);
             }

@@ -1,6 +1,7 @@
 //! An inspector process: started, attached, and at the other end of a ring.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -91,7 +92,8 @@ pub struct Socket {
 pub struct Inspector {
     /// `None` once closed.
     channel: Option<ring::Channel>,
-    child: Child,
+    /// The process, when we started it.
+    child: Option<Child>,
     attached: bool,
     /// What is left of a channel that is gone.
     last: Option<About>,
@@ -138,8 +140,10 @@ impl Socket {
             .stdout(io::stderr())
             .spawn()
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
-        let mut inspector = Inspector { channel: None, child, attached: false, last: None };
-        inspector.channel = Some(self.attach(&mut inspector.child, first)?);
+        let mut inspector = Inspector { channel: None, child: Some(child), attached: false, last: None };
+        if let Some(child) = &mut inspector.child {
+            inspector.channel = Some(self.attach(child, first)?);
+        }
         inspector.attached = true;
         Ok(inspector)
     }
@@ -158,6 +162,13 @@ impl Socket {
             self.endpoint.wait(Some(LOOK)).map_err(system)?;
         }
         Err(Error::Late { queue, program: program.to_owned() })
+    }
+}
+
+impl Inspector {
+    /// A process that has attached by itself.
+    pub fn attached(channel: ring::Channel) -> Self {
+        Self { channel: Some(channel), child: None, attached: true, last: None }
     }
 }
 
@@ -199,6 +210,25 @@ impl Channel for Inspector {
         let timeout = (until != u64::MAX).then(|| Duration::from_nanos(until.saturating_sub(now)));
         // An error here would be one of poll(2) with valid descriptors; the caller looks again in any case.
         let _ = channel.wait(timeout);
+    }
+
+    fn arm(&mut self) -> bool {
+        self.channel.as_mut().is_none_or(ring::Channel::arm)
+    }
+
+    fn disarm(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.disarm();
+            channel.check_peer();
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.as_ref().map(AsFd::as_fd)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.channel.as_ref()?.deadline()
     }
 
     fn unreturned(&self) -> u32 {
@@ -243,17 +273,18 @@ impl Channel for Inspector {
 impl Drop for Inspector {
     fn drop(&mut self) {
         self.channel = None;
+        let Some(child) = &mut self.child else { return };
         // The end of its socket tells it to go; one that never attached has not been told anything.
         let patience = if self.attached { EXIT_TIMEOUT } else { Duration::ZERO };
         let start = Instant::now();
         while start.elapsed() < patience {
-            match self.child.try_wait() {
+            match child.try_wait() {
                 Ok(Some(_)) | Err(_) => return,
                 Ok(None) => std::thread::sleep(LOOK),
             }
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 

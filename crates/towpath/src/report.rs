@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use towpath_gate::gate::Shown;
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
@@ -55,7 +55,7 @@ pub struct Conversations {
 }
 
 /// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replies {
     /// Sent, or written to the file of `--replies`.
     pub sent: u64,
@@ -68,7 +68,7 @@ pub struct Replies {
 }
 
 /// Dynamic states over the run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct States {
     /// States made.
     pub created: u64,
@@ -79,7 +79,7 @@ pub struct States {
 }
 
 /// One rule's line.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
     /// Rule number.
     pub number: u32,
@@ -94,7 +94,7 @@ pub struct Rule {
 }
 
 /// One queue's line. `frames = passed + dropped + replaced + lost` at the end of a run.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     /// Queue number.
     pub number: u16,
@@ -128,7 +128,7 @@ pub struct Queue {
 }
 
 /// Why frames of a queue were lost. The sum is [`Queue::lost`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostBy {
     /// The inspector let the deadline pass.
     pub overdue: u64,
@@ -140,6 +140,62 @@ pub struct LostBy {
     pub overload: u64,
     /// There was no inspector.
     pub no_listener: u64,
+}
+
+impl Report {
+    /// Adds what another thread of the same engine did. States are the same for all.
+    pub fn add(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.passed += other.passed;
+        self.dropped += other.dropped;
+        self.rejected += other.rejected;
+        self.inspected += other.inspected;
+        self.undecodable += other.undecodable;
+        self.replies.add(other.replies);
+        self.states = other.states;
+        self.span = self.span.max(other.span);
+        for queue in &other.queues {
+            match self.queues.iter_mut().find(|own| own.number == queue.number) {
+                Some(own) => own.add(queue),
+                None => self.queues.push(queue.clone()),
+            }
+        }
+    }
+}
+
+impl Replies {
+    /// Adds those of another thread.
+    pub fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.silent += other.silent;
+        self.limited += other.limited;
+        self.unsent += other.unsent;
+    }
+}
+
+impl Queue {
+    /// Adds what another thread's part of the queue did.
+    pub fn add(&mut self, other: &Self) {
+        self.frames += other.frames;
+        self.passed += other.passed;
+        self.dropped += other.dropped;
+        self.replaced += other.replaced;
+        self.lost += other.lost;
+        self.lost_by.overdue += other.lost_by.overdue;
+        self.lost_by.garbage += other.lost_by.garbage;
+        self.lost_by.died += other.lost_by.died;
+        self.lost_by.overload += other.lost_by.overload;
+        self.lost_by.no_listener += other.lost_by.no_listener;
+        self.handed_on += other.handed_on;
+        self.redelivered += other.redelivered;
+        self.by_flow += other.by_flow;
+        self.open += other.open;
+        self.high_water = self.high_water.max(other.high_water);
+        if self.trouble.is_none() {
+            self.trouble.clone_from(&other.trouble);
+        }
+    }
 }
 
 impl From<Shown> for Rule {

@@ -1,16 +1,19 @@
-//! The packets that wait, in the order they came.
+//! The packets that wait, lane by lane in the order they came.
 //!
-//! A packet that an inspector holds must not let later ones overtake it on the way out. So as long as the window is
-//! not empty, every packet that passes joins it at the back, and packets leave it only at the front, once decided.
+//! A packet that an inspector holds must not let later ones of its lane overtake it on the way out. So as long as a lane is
+//! not clear, every packet of it that passes joins it at the back, and packets leave it only at the front, once decided.
+//! Lanes do not wait for each other. A replay has one lane: everything leaves in the order of the capture. A live engine
+//! has one for each bucket of flows: a flow that waits delays nobody else.
 //!
-//! Invariant: the window is empty or its front is waiting for a verdict ([`Window::flush`] restores it).
-//! Bounded in packets and in bytes: [`Window::has_room`] says when the caller must wait for verdicts first.
-
-use std::collections::VecDeque;
+//! Invariant: a lane is clear, or its front waits for a verdict, or the lane is in `ready` ([`Window::flush`] empties
+//! that). Bounded in packets and in bytes: [`Window::has_room`] says when there are too many.
 
 /// Names an entry for as long as it is in the window; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct Ticket {
+    generation: u32,
+    at: u32,
+}
 
 /// A packet's own bytes, and what the port said about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +26,7 @@ pub struct Stored<M> {
 
 #[derive(Debug)]
 enum Slot<M, W> {
+    Free,
     /// Somebody holds the packet; `W` is where its walk goes on.
     Waiting(Stored<M>, W),
     /// It goes out when its turn comes.
@@ -31,13 +35,39 @@ enum Slot<M, W> {
     Gone,
 }
 
+#[derive(Debug)]
+struct Entry<M, W> {
+    slot: Slot<M, W>,
+    generation: u32,
+    lane: u16,
+    /// Behind it in its lane, or among the free ones.
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    front: u32,
+    back: u32,
+}
+
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+const CLEAR: Lane = Lane { front: NONE, back: NONE };
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Window<M, W> {
-    slots: VecDeque<Slot<M, W>>,
-    /// Ticket of the front slot.
-    first: u64,
-    /// Bytes in all slots.
+    entries: Vec<Entry<M, W>>,
+    /// The first free entry.
+    free: u32,
+    lanes: Box<[Lane]>,
+    /// Lanes whose front was decided.
+    ready: Vec<u16>,
+    /// Packets at the front of their lane that still wait, and were not there before.
+    turns: Vec<Ticket>,
+    packets: usize,
+    /// Bytes of all packets.
     bytes: usize,
     waiting: usize,
     max_packets: usize,
@@ -47,11 +77,16 @@ pub struct Window<M, W> {
 }
 
 impl<M, W> Window<M, W> {
-    /// An empty window for at most `max_packets` packets and about `max_bytes` bytes: one packet may exceed the bytes.
-    pub fn new(max_packets: usize, max_bytes: usize) -> Self {
+    /// An empty window of so many lanes for at most `max_packets` packets and about `max_bytes` bytes: one packet may
+    /// exceed the bytes.
+    pub fn new(lanes: u16, max_packets: usize, max_bytes: usize) -> Self {
         Self {
-            slots: VecDeque::new(),
-            first: 0,
+            entries: Vec::new(),
+            free: NONE,
+            lanes: vec![CLEAR; usize::from(lanes)].into(),
+            ready: Vec::new(),
+            turns: Vec::new(),
+            packets: 0,
             bytes: 0,
             waiting: 0,
             max_packets,
@@ -60,14 +95,19 @@ impl<M, W> Window<M, W> {
         }
     }
 
-    /// True when nothing is in the window: a packet that passes may go straight out.
+    /// True when nothing is in the window.
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.packets == 0
+    }
+
+    /// True when nothing of the lane is in the window: a packet of it that passes may go straight out.
+    pub fn is_clear(&self, lane: u16) -> bool {
+        self.lanes[usize::from(lane)].front == NONE
     }
 
     /// False when one more packet would break the bounds.
     pub fn has_room(&self) -> bool {
-        self.slots.len() < self.max_packets && self.bytes < self.max_bytes
+        self.packets < self.max_packets && self.bytes < self.max_bytes
     }
 
     /// Packets that wait for a verdict.
@@ -75,37 +115,38 @@ impl<M, W> Window<M, W> {
         self.waiting
     }
 
-    /// The first packet that waits.
+    /// The first packet that waits in the first lane that is not clear.
     pub fn oldest_waiting(&self) -> Option<Ticket> {
-        let index = self.slots.iter().position(|slot| matches!(slot, Slot::Waiting(..)))?;
-        Some(Ticket(self.first + index as u64))
-    }
-
-    /// The ticket that the next packet to join will get.
-    pub fn next_ticket(&self) -> Ticket {
-        Ticket(self.first + self.slots.len() as u64)
+        let mut at = self.lanes.iter().map(|lane| lane.front).find(|&front| front != NONE)?;
+        while at != NONE {
+            let entry = &self.entries[at as usize];
+            if matches!(entry.slot, Slot::Waiting(..)) {
+                return Some(Ticket { generation: entry.generation, at });
+            }
+            at = entry.next;
+        }
+        None
     }
 
     /// Adds a packet that somebody holds.
-    pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W) -> Ticket {
-        let ticket = self.next_ticket();
+    pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, lane: u16) -> Ticket {
         let stored = self.store(bytes, meta);
         self.waiting += 1;
-        self.slots.push_back(Slot::Waiting(stored, walk));
-        ticket
+        self.push(Slot::Waiting(stored, walk), lane)
     }
 
     /// Adds a packet that passed, behind those that wait.
-    pub fn push_passed(&mut self, bytes: &[u8], meta: M) {
+    pub fn push_passed(&mut self, bytes: &[u8], meta: M, lane: u16) {
         let stored = self.store(bytes, meta);
-        self.slots.push_back(Slot::Passed(stored));
+        let ticket = self.push(Slot::Passed(stored), lane);
+        self.note(ticket);
     }
 
     /// The waiting packet of `ticket` and its walk; `None` when it is not waiting (any more).
     pub fn waiting_mut(&mut self, ticket: Ticket) -> Option<(&mut Stored<M>, &mut W)> {
         match self.slot_mut(ticket)? {
             Slot::Waiting(stored, walk) => Some((stored, walk)),
-            Slot::Passed(_) | Slot::Gone => None,
+            Slot::Free | Slot::Passed(_) | Slot::Gone => None,
         }
     }
 
@@ -116,6 +157,7 @@ impl<M, W> Window<M, W> {
             Slot::Waiting(stored, _) => {
                 *slot = Slot::Passed(stored);
                 self.waiting -= 1;
+                self.note(ticket);
             }
             other => *slot = other,
         }
@@ -128,35 +170,105 @@ impl<M, W> Window<M, W> {
             Slot::Waiting(stored, _) => {
                 self.waiting -= 1;
                 self.reclaim(stored);
+                self.note(ticket);
             }
             other => *slot = other,
         }
     }
 
-    /// Gives the decided packets at the front to `out`, up to the first that waits. After an error of `out` the packet
-    /// that failed is gone and the rest is still here.
+    /// Puts other bytes in the place of a waiting packet's. Does nothing when it is not waiting.
+    pub fn replace(&mut self, ticket: Ticket, bytes: &[u8]) {
+        let Some((stored, _)) = self.waiting_mut(ticket) else { return };
+        let before = stored.bytes.len();
+        stored.bytes.clear();
+        stored.bytes.extend_from_slice(bytes);
+        self.bytes = self.bytes - before + bytes.len();
+    }
+
+    /// Gives the decided packets at the front of their lanes to `out`, up to the first that waits. After an error of `out`
+    /// the packet that failed is gone and the rest is still here.
     pub fn flush<E>(&mut self, mut out: impl FnMut(&Stored<M>) -> Result<(), E>) -> Result<(), E> {
-        while let Some(slot) = self.slots.pop_front() {
+        while let Some(&lane) = self.ready.last() {
+            let at = self.lanes[usize::from(lane)].front;
+            let slot = self.entries.get_mut(at as usize).map(|entry| (&mut entry.slot, entry.generation));
             match slot {
-                Slot::Waiting(..) => {
-                    self.slots.push_front(slot);
-                    break;
+                None => drop(self.ready.pop()),
+                Some((Slot::Waiting(..), generation)) => {
+                    self.turns.push(Ticket { generation, at });
+                    self.ready.pop();
                 }
-                Slot::Gone => self.first += 1,
-                Slot::Passed(stored) => {
-                    self.first += 1;
-                    let sent = out(&stored);
-                    self.reclaim(stored);
-                    sent?;
+                Some((slot, _)) => {
+                    let slot = std::mem::replace(slot, Slot::Free);
+                    self.unlink(lane, at);
+                    if let Slot::Passed(stored) = slot {
+                        let sent = out(&stored);
+                        self.reclaim(stored);
+                        sent?;
+                    }
                 }
             }
         }
         Ok(())
     }
 
+    /// A packet that waits and has come to the front of its lane since this was asked.
+    pub fn take_turn(&mut self) -> Option<Ticket> {
+        self.turns.pop()
+    }
+
+    /// Forgets whose turn it is.
+    pub fn clear_turns(&mut self) {
+        self.turns.clear();
+    }
+
     fn slot_mut(&mut self, ticket: Ticket) -> Option<&mut Slot<M, W>> {
-        let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
-        self.slots.get_mut(index)
+        let entry = self.entries.get_mut(ticket.at as usize)?;
+        (entry.generation == ticket.generation).then_some(&mut entry.slot)
+    }
+
+    fn push(&mut self, slot: Slot<M, W>, lane: u16) -> Ticket {
+        self.packets += 1;
+        let at = match self.free {
+            NONE => {
+                self.entries.push(Entry { slot, generation: 0, lane, next: NONE });
+                (self.entries.len() - 1) as u32
+            }
+            at => {
+                let entry = &mut self.entries[at as usize];
+                self.free = entry.next;
+                *entry = Entry { slot, generation: entry.generation, lane, next: NONE };
+                at
+            }
+        };
+        let ends = &mut self.lanes[usize::from(lane)];
+        match std::mem::replace(&mut ends.back, at) {
+            NONE => ends.front = at,
+            back => self.entries[back as usize].next = at,
+        }
+        Ticket { generation: self.entries[at as usize].generation, at }
+    }
+
+    /// The packet of `ticket` was decided: its lane may have something to give.
+    fn note(&mut self, ticket: Ticket) {
+        let lane = self.entries[ticket.at as usize].lane;
+        if self.lanes[usize::from(lane)].front == ticket.at {
+            self.ready.push(lane);
+        }
+    }
+
+    /// Takes the front of a lane out of it.
+    fn unlink(&mut self, lane: u16, at: u32) {
+        self.packets -= 1;
+        let entry = &mut self.entries[at as usize];
+        let next = std::mem::replace(&mut entry.next, self.free);
+        // Tickets of what was here before find nothing.
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free = at;
+        let ends = &mut self.lanes[usize::from(lane)];
+        ends.front = next;
+        if next == NONE {
+            ends.back = NONE;
+        }
     }
 
     fn store(&mut self, bytes: &[u8], meta: M) -> Stored<M> {
@@ -175,15 +287,6 @@ impl<M, W> Window<M, W> {
         if buffer.capacity() <= KEEP {
             self.spare.push(buffer);
         }
-    }
-
-    /// Puts other bytes in the place of a waiting packet's. Does nothing when it is not waiting.
-    pub fn replace(&mut self, ticket: Ticket, bytes: &[u8]) {
-        let Some((stored, _)) = self.waiting_mut(ticket) else { return };
-        let before = stored.bytes.len();
-        stored.bytes.clear();
-        stored.bytes.extend_from_slice(bytes);
-        self.bytes = self.bytes - before + bytes.len();
     }
 }
 
@@ -208,11 +311,11 @@ mod tests {
 
     #[test]
     fn packets_leave_in_the_order_they_came() {
-        let mut window = Window::new(16, 1000);
-        let a = window.push_waiting(b"a", 1, ());
-        window.push_passed(b"b", 2);
-        let c = window.push_waiting(b"c", 3, ());
-        window.push_passed(b"d", 4);
+        let mut window = Window::new(1, 16, 1000);
+        let a = window.push_waiting(b"a", 1, (), 0);
+        window.push_passed(b"b", 2, 0);
+        let c = window.push_waiting(b"c", 3, (), 0);
+        window.push_passed(b"d", 4, 0);
         assert!(flushed(&mut window).is_empty());
         window.discard(c);
         assert!(flushed(&mut window).is_empty());
@@ -223,48 +326,69 @@ mod tests {
     }
 
     #[test]
+    fn lanes_do_not_wait_for_each_other_and_say_whose_turn_it_is() {
+        let mut window = Window::new(2, 16, 1000);
+        let a = window.push_waiting(b"a", 1, (), 0);
+        let b = window.push_waiting(b"b", 2, (), 1);
+        let c = window.push_waiting(b"c", 3, (), 1);
+        assert!(!window.is_clear(0) && !window.is_clear(1));
+        window.pass(b);
+        assert_eq!(flushed(&mut window), [2]);
+        assert_eq!((window.take_turn(), window.take_turn()), (Some(c), None));
+        window.pass(a);
+        assert_eq!(flushed(&mut window), [1]);
+        assert!(window.is_clear(0) && !window.is_clear(1));
+        assert_eq!(window.take_turn(), None);
+    }
+
+    #[test]
     fn a_second_verdict_changes_nothing() {
-        let mut window = Window::<u32, ()>::new(16, 1000);
-        let a = window.push_waiting(b"a", 1, ());
+        let mut window = Window::<u32, ()>::new(1, 16, 1000);
+        let a = window.push_waiting(b"a", 1, (), 0);
         window.pass(a);
         window.discard(a);
         window.pass(a);
         assert_eq!(flushed(&mut window), [1]);
+        let b = window.push_waiting(b"b", 2, (), 0);
+        assert_ne!(a, b);
         window.discard(a);
         window.replace(a, b"x");
-        assert_eq!(window.waiting(), 0);
+        assert_eq!(window.waiting(), 1);
     }
 
     #[test]
     fn bounds_count_packets_and_bytes() {
-        let mut window = Window::<u32, ()>::new(2, 10);
-        let a = window.push_waiting(&[0; 4], 1, ());
+        let mut window = Window::<u32, ()>::new(1, 2, 10);
+        let a = window.push_waiting(&[0; 4], 1, (), 0);
         assert!(window.has_room());
         window.replace(a, &[0; 10]);
         assert!(!window.has_room());
         window.replace(a, &[0; 1]);
         assert!(window.has_room());
-        window.push_passed(&[0; 1], 2);
+        window.push_passed(&[0; 1], 2, 0);
         assert!(!window.has_room());
     }
 
     proptest! {
-        /// Against a plain list: what leaves is what passed, in order, and nothing that still waits is overtaken.
+        /// Against a plain list for each lane: what leaves is what passed, in order, and nothing that still waits is
+        /// overtaken.
         #[test]
-        fn agrees_with_a_list(ops in proptest::collection::vec((0u8..4, 0usize..8), 1..200)) {
-            let mut window = Window::<u32, ()>::new(usize::MAX, usize::MAX);
-            let mut list: Vec<(u32, Option<bool>, Ticket)> = Vec::new();
+        fn agrees_with_lists(ops in proptest::collection::vec((0u8..4, 0usize..8, 0u16..3), 1..200)) {
+            let mut window = Window::<u32, ()>::new(3, usize::MAX, usize::MAX);
+            /// A packet, what was decided about it, and its ticket when it waited.
+            type Row = (u32, Option<bool>, Option<Ticket>);
+            let mut lists: [Vec<Row>; 3] = Default::default();
             let mut id = 0;
-            for (op, pick) in ops {
+            for (op, pick, lane) in ops {
+                let list = &mut lists[usize::from(lane)];
                 match op {
                     0 => {
-                        list.push((id, None, window.push_waiting(&id.to_le_bytes(), id, ())));
+                        list.push((id, None, Some(window.push_waiting(&id.to_le_bytes(), id, (), lane))));
                         id += 1;
                     }
-                    1 if !window.is_empty() => {
-                        let ticket = window.next_ticket();
-                        window.push_passed(&[], id);
-                        list.push((id, Some(true), ticket));
+                    1 if !window.is_clear(lane) => {
+                        window.push_passed(&[], id, lane);
+                        list.push((id, Some(true), None));
                         id += 1;
                     }
                     _ => {
@@ -272,15 +396,19 @@ mod tests {
                         if !open.is_empty() {
                             let i = open[pick % open.len()];
                             list[i].1 = Some(op == 2);
-                            if op == 2 { window.pass(list[i].2) } else { window.discard(list[i].2) }
+                            let ticket = list[i].2.expect("it waits");
+                            if op == 2 { window.pass(ticket) } else { window.discard(ticket) }
                         }
                     }
                 }
+                // Every lane but this one had nothing to give.
                 let decided = list.iter().take_while(|(_, fate, _)| fate.is_some()).count();
                 let expected: Vec<_> =
                     list.drain(..decided).filter(|(_, fate, _)| *fate == Some(true)).map(|(id, _, _)| id).collect();
                 prop_assert_eq!(flushed(&mut window), expected);
-                prop_assert_eq!(window.waiting(), list.iter().filter(|(_, fate, _)| fate.is_none()).count());
+                prop_assert_eq!(window.is_clear(lane), lists[usize::from(lane)].is_empty());
+                let waiting = lists.iter().flatten().filter(|(_, fate, _)| fate.is_none()).count();
+                prop_assert_eq!(window.waiting(), waiting);
             }
         }
     }

@@ -427,3 +427,76 @@ fn an_inspector_beyond_the_limit_is_told_which_and_who_holds_what() {
     assert!(said.contains("268435456 bytes for user"), "{said}");
     assert!(said.contains("held by: "), "{said}");
 }
+
+#[test]
+fn rules_tables_and_settings_change_while_it_runs() {
+    let engine = Engine::start(&[]);
+    let said = |words: &str| {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let output = engine.ctl(&words);
+        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    };
+    let ok = |words: &str| {
+        let (code, out, err) = said(words);
+        assert_eq!((code, err.as_str()), (0, ""), "{words}: {out}");
+        out
+    };
+    assert_eq!(
+        ok("ipfw list"),
+        "00100 inspect 1 udp from any to any\n00200 allow ip from any to any\n65535 deny ip from any to any\n"
+    );
+    assert_eq!(ok("add 150 deny tcp from any to any 25"), "+ 00150 deny tcp from any to any 25\n");
+    assert_eq!(ok("ipfw -q add 160 set 3 count ip from any to any"), "+ 00160 count ip from any to any\n");
+    assert_eq!(ok("ipfw -S list 160"), "00160 set 3 count ip from any to any\n");
+    // All or nothing, and every error with its place.
+    let (code, _, err) = said("add 170 alow ip from any to any");
+    assert_eq!(
+        (code, err.as_str()),
+        (1, "towpath: command:1:9: unknown action \"alow\"; did you mean \"allow\"?\n")
+    );
+    ok("set disable 3");
+    ok("delete 150");
+    let rules: Value = serde_json::from_str(&ok("show rules --json")).unwrap();
+    let numbers: Vec<u64> =
+        rules["rules"].as_array().unwrap().iter().map(|r| r["number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [100, 160, 200, 65535]);
+    ok("table T create type addr valtype tag");
+    ok("ipfw table T add 10.0.0.0/8 5 192.0.2.1 6");
+    assert_eq!(ok("show table T"), "10.0.0.0/8 5\n192.0.2.1/32 6\n");
+    assert_eq!(said("show table U").0, 1);
+    assert_eq!(ok("sysctl net.inet.ip.fw.dyn_max=77"), "net.inet.ip.fw.dyn_max: 1048576 -> 77\n");
+    assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n");
+    assert!(said("sysctl dyn_mx=1").2.contains("there is no setting"));
+    assert_eq!(ok("show states"), "## Dynamic rules (0):\n");
+    let stats: Value = serde_json::from_str(&ok("show stats --json")).unwrap();
+    assert_eq!(stats["stats"]["packets"], json!(0));
+    assert_eq!(ok("show top"), "## Dynamic rules (0):\n");
+    assert_eq!(ok("show queues"), "no queues\n");
+    let (code, _, err) = said("show ports");
+    assert_eq!((code, err.as_str()), (1, "towpath: this engine has no live ports\n"));
+    ok("flush");
+    assert_eq!(ok("ipfw list"), "65535 deny ip from any to any\n");
+    engine.finish();
+}
+
+#[test]
+fn events_come_as_they_happen() {
+    let mut engine = Engine::start(&[]);
+    assert!(
+        engine.ctl(&["add", "50", "allow", "udp", "from", "any", "to", "any", "keep-state"]).status.success()
+    );
+    let mut watching =
+        engine.command(&["events", "--json", "--count", "3"]).stdout(Stdio::piped()).spawn().unwrap();
+    // It is not known when it watches: packets come until it has seen enough.
+    while watching.try_wait().unwrap().is_none() {
+        engine.packets(1);
+    }
+    let mut lines = String::new();
+    watching.stdout.take().unwrap().read_to_string(&mut lines).unwrap();
+    let events: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(events.len(), 3);
+    assert!(events.iter().all(|event| event["what"] == "created" && event["state"]["rule"] == 50), "{lines}");
+    let top: Value = engine.json(&["show", "top", "--count", "2"]);
+    assert_eq!(top["states"].as_array().unwrap().len(), 2, "{top}");
+    engine.finish();
+}

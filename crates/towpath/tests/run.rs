@@ -51,3 +51,88 @@ fn check_tells_every_error_with_its_place() {
     let object: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&object["ok"], &object["errors"][0]["line"]), (&false.into(), &2.into()), "{out}");
 }
+
+/// Packets between two ports of captures: what comes from `office.pcap` leaves into a file.
+#[test]
+fn captures_go_through_the_live_engine() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let office = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/office.pcap");
+    let config = |more: &str| {
+        let text = format!(
+            "rules = \"r\"\n[[bridge]]\nports = [\"a\", \"b\"]\n[port.a]\ndriver = \"pcap\"\nread = \"{}\"\n\
+             [port.b]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n{more}\n",
+            office.display()
+        );
+        std::fs::write(path("t.toml"), text).unwrap();
+        towpath(&["run", &path("t.toml")])
+    };
+    let frames = |path: &Path| {
+        use towpath_port::{Burst, Port, Received, pcap};
+        let (mut reader, mut burst, mut frames) =
+            (pcap::Reader::open(path).unwrap(), Burst::new(64), Vec::new());
+        while reader.receive(&mut burst).unwrap() == Received::Frames {
+            frames.extend(burst.iter().map(|frame| frame.bytes.to_vec()));
+        }
+        frames
+    };
+    let all = frames(&office);
+
+    std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
+    let (code, out, err) = config("");
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("capabilities kept: none"), "{err}");
+    assert!(out.contains("packets"), "{out}");
+    assert_eq!(frames(Path::new(&path("out.pcap"))), all);
+
+    // The same through an inspector that lets everything pass, and one that takes some out.
+    std::fs::write(path("r"), "add inspect 7 ip from any to any\n").unwrap();
+    let queue = |pattern: &str| {
+        let command = format!("towpath inspect --queue 7 --match {pattern} --verdict drop");
+        format!("[queue.7]\ncommand = \"{command}\"\noverload = \"block\"\nworkers = 2\ndeadline = 5")
+    };
+    let (code, _, err) = config(&queue("nothing-like-this"));
+    assert_eq!(code, 0, "{err}");
+    let mut passed = frames(Path::new(&path("out.pcap")));
+    // Flows leave in their order, not all packets in theirs.
+    assert_eq!(passed.len(), all.len());
+    passed.sort();
+    let mut sorted = all.clone();
+    sorted.sort();
+    assert!(passed == sorted);
+    let (code, _, err) = config(&queue("password="));
+    assert_eq!(code, 0, "{err}");
+    let passed = frames(Path::new(&path("out.pcap")));
+    let has = |frame: &Vec<u8>| frame.windows(9).any(|bytes| bytes == b"password=");
+    assert!(passed.len() < all.len() && !passed.iter().any(has));
+}
+
+#[test]
+fn what_cannot_be_had_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
+    std::fs::write(path("file"), "").unwrap();
+    let rows = [
+        ("driver = \"pcap\"\nread = \"missing.pcap\"", "", 7, "missing.pcap: cannot open: No such file"),
+        (
+            "driver = \"pcap\"\nwrite = \"x.pcap\"",
+            "[control]\nsocket = \"file\"",
+            5,
+            "is there already and no socket; choose another path or remove it",
+        ),
+        (
+            "driver = \"pcap\"\nwrite = \"x.pcap\"",
+            "[queue.1]\ncommand = \"/no/such/program\"",
+            4,
+            "queue 1: cannot start `/no/such/program`: No such file",
+        ),
+    ];
+    for (port, more, expected, words) in rows {
+        let text = format!("rules = \"r\"\ntap = \"a\"\n[port.a]\n{port}\n{more}\n");
+        std::fs::write(path("t.toml"), text).unwrap();
+        let (code, _, err) = towpath(&["run", &path("t.toml")]);
+        assert_eq!(code, expected, "{err}");
+        assert!(err.lines().last().unwrap().contains(words), "{err}");
+    }
+}

@@ -34,6 +34,8 @@ pub enum StatePolicy {
     /// some port, and some packet that may begin such a flow, would make it. Lengths, Ethernet addresses, tags and the
     /// like are those of a plain packet, and `prob` comes true.
     Recheck,
+    /// Those of rules that are gone go, as when ipfw deletes rules; all others stay untouched.
+    Delete,
     /// All go.
     Drop,
 }
@@ -102,7 +104,7 @@ impl Gate {
         let without_rule: usize = gone.iter().map(|at| self.states().count_of(self.rules[*at].0)).sum();
         match policy {
             StatePolicy::Keep => diff.states_orphaned = without_rule,
-            StatePolicy::Recheck => diff.states_dropped = without_rule,
+            StatePolicy::Recheck | StatePolicy::Delete => diff.states_dropped = without_rule,
             StatePolicy::Drop => diff.states_dropped = self.states().len(),
         }
         diff
@@ -171,7 +173,7 @@ impl Gate {
         let states = &mut self.walker.states;
         match policy {
             StatePolicy::Keep => states.orphan_where(is_gone),
-            StatePolicy::Recheck => states.remove_where(is_gone),
+            StatePolicy::Recheck | StatePolicy::Delete => states.remove_where(is_gone),
             StatePolicy::Drop => states.remove_where(|_| true),
         };
     }

@@ -29,6 +29,18 @@ pub struct Cursor {
     pub(super) slot: u32,
 }
 
+impl Cursor {
+    /// As a number, for programs that ask again later.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.part) << 32 | u64::from(self.slot)
+    }
+
+    /// The cursor of a number. One that [`Cursor::to_bits`] never gave stands somewhere, or at the end.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { part: (bits >> 32) as u8, slot: bits as u32 }
+    }
+}
+
 /// One entry of a listing. Pairs are \[forward, reverse\].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {

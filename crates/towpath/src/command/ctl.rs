@@ -12,18 +12,22 @@ use serde_json::json;
 use towpath::control::protocol::{
     ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
 };
+use towpath::control::rows::State;
 use towpath::control::{mux, show};
+use towpath::report::Rule;
+use towpath::settings;
 
 use crate::args::exit;
-use crate::command::{answer, fail};
+use crate::command::{answer, fail, warn};
 
 /// How long the engine has for an answer, which it promises within half of that.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Look into a running engine
 ///
-/// Connects to the control socket of an engine (`towpath replay --control PATH`). Only the engine's own user and root
-/// may. An engine is never slowed down by those who look at it.
+/// Connects to the control socket of an engine (`towpath run`, or `towpath replay --control PATH`). The engine's own user,
+/// root and the socket's owner may look and change; whoever else the socket's file lets in may look. An engine is never
+/// slowed down by those who look at it.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
@@ -45,10 +49,107 @@ enum Command {
     #[command(subcommand)]
     Show(Show),
     Trace(Trace),
+    /// Add a rule: `add [NUMBER] [set N] ACTION ...`, as in a rule file
+    Add(Words),
+    /// Delete rules by number or range, or all of a set: `delete 100 200-300`, `delete set 5`
+    Delete(Words),
+    /// Count anew: all rules, or those of these numbers
+    Zero(Words),
+    /// Delete all rules but the default rule and those of set 31
+    Flush(Words),
+    /// Enable, disable, move or swap sets: `set disable 4 enable 5`
+    Set(Words),
+    /// Create, change or look into a table: `table T add 10.0.0.0/8 5`, `table T list`
+    Table(Words),
+    /// List the settings, or set some: `sysctl dyn_max=100000 net.inet.ip.fw.dyn_keepalive=0`
+    Sysctl(Sysctl),
+    Ipfw(Ipfw),
+    Events(Events),
+}
+
+/// Print what happens to states, a line each, as it happens
+///
+/// created, expired, removed, evicted; and nearly full and no longer full for all of them. Ends with the engine, or after
+/// --count events. What this program or the engine could not keep up with is left out and counted.
+#[derive(Debug, Args)]
+struct Events {
+    /// End after N events
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    #[command(flatten)]
+    json: Json,
+}
+
+/// The rest of a rule file's command.
+#[derive(Debug, Args)]
+struct Words {
+    /// The words of the command
+    #[arg(value_name = "WORD", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+
+    /// Print JSON
+    #[arg(long, short = 'j')]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Sysctl {
+    /// NAME to read, NAME=VALUE to set; all are listed when there is none
+    #[arg(value_name = "NAME[=VALUE]")]
+    names: Vec<String>,
+    #[command(flatten)]
+    json: Json,
+}
+
+/// The words of ipfw(8): `ipfw show`, `ipfw -d list`, `ipfw add ...`, `ipfw table T add ...`
+///
+/// Flags: -a counters, -d states too, -D states only, -S sets, -v more of the states; -q, -f, -n, -N, -t, -T, -c and -e are taken
+/// and mean nothing here. Whatever changes something takes all of it or nothing.
+#[derive(Debug, Args)]
+struct Ipfw {
+    /// ipfw's flags and words
+    #[arg(value_name = "WORD", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Show {
+    /// Every rule with its counters: packets and bytes
+    Rules(Json),
+    /// The dynamic states, as ipfw lists them
+    States(Json),
+    /// The states that most goes through
+    Top {
+        /// How many, 100 at most
+        #[arg(long, value_name = "N", default_value = "10")]
+        count: u64,
+        /// By bytes; by packets without it
+        #[arg(long)]
+        bytes: bool,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// The tables, their kinds and how many entries they have
+    Tables(Json),
+    /// The entries of a table
+    Table {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// The settings, under ipfw's sysctl names
+    Settings(Json),
+    /// The queues: inspectors, frames that they have, what became of all frames
+    Queues(Json),
+    /// The ports: their drivers, states, frames, and losses by reason; as of the last second
+    Ports(Json),
+    /// What became of the packets
+    Stats(Json),
     /// Every channel to an inspector, with its ring
     ///
     /// One line per channel: its number, queue, process and user; frames of the ring and their size; frames in use;
@@ -100,16 +201,298 @@ struct Trace {
 }
 
 pub(crate) fn run(args: &Ctl) -> u8 {
+    let socket = args.socket.as_path();
     let done = match &args.command {
-        Command::Show(Show::Rings(Json { json })) => rings(&args.socket, *json),
-        Command::Show(Show::Mux(Json { json })) => show_mux(&args.socket, *json),
-        Command::Show(Show::Frames { channel, json }) => frames(&args.socket, *channel, json.json),
-        Command::Trace(trace) => self::trace(&args.socket, trace),
+        Command::Show(show) => self::show(socket, show),
+        Command::Trace(trace) => self::trace(socket, trace),
+        Command::Add(words) => change(socket, "add", words),
+        Command::Delete(words) => change(socket, "delete", words),
+        Command::Zero(words) => change(socket, "zero", words),
+        Command::Flush(words) => change(socket, "flush", words),
+        Command::Set(words) => change(socket, "set", words),
+        Command::Table(words) => match &words.words[..] {
+            [name, list] if list == "list" => table(socket, name, words.json),
+            _ => change(socket, "table", words),
+        },
+        Command::Sysctl(sysctl) => self::sysctl(socket, &sysctl.names, sysctl.json.json),
+        Command::Events(events) => self::events(socket, events),
+        Command::Ipfw(ipfw) => self::ipfw(socket, ipfw),
     };
     match done {
         Ok(text) => answer(exit::OK, &text),
         Err(Failure { code, message }) => fail(code, message),
     }
+}
+
+fn show(socket: &Path, show: &Show) -> Result<String, Failure> {
+    match show {
+        Show::Rules(Json { json }) => {
+            let rules = all_rules(socket)?;
+            Ok(either(*json, &json!({ "rules": rules }), || show::rules(&rules, true, false)))
+        }
+        Show::States(Json { json }) => {
+            let states = all_states(socket, false)?;
+            Ok(either(*json, &json!({ "states": states }), || show::states(&states)))
+        }
+        &Show::Top { count, bytes, json: Json { json } } => {
+            let mut engine = Connection::open(socket, Request::ShowTop { count, bytes })?;
+            let Answer::Top { states } = engine.answer()? else {
+                return Err(engine.nonsense("to show top talkers"));
+            };
+            Ok(either(json, &json!({ "states": states }), || show::states(&states)))
+        }
+        Show::Tables(Json { json }) => {
+            let mut engine = Connection::open(socket, Request::ShowTables)?;
+            let Answer::Tables { tables } = engine.answer()? else {
+                return Err(engine.nonsense("to show tables"));
+            };
+            Ok(either(*json, &json!({ "tables": tables }), || show::tables(&tables)))
+        }
+        Show::Table { name, json } => table(socket, name, json.json),
+        Show::Settings(Json { json }) => sysctl(socket, &[], *json),
+        Show::Queues(Json { json }) => {
+            let mut engine = Connection::open(socket, Request::ShowQueues)?;
+            let Answer::Queues { queues } = engine.answer()? else {
+                return Err(engine.nonsense("to show queues"));
+            };
+            Ok(either(*json, &json!({ "queues": queues }), || show::queues(&queues)))
+        }
+        Show::Ports(Json { json }) => {
+            let mut engine = Connection::open(socket, Request::ShowPorts)?;
+            let Answer::Ports { ports } = engine.answer()? else {
+                return Err(engine.nonsense("to show ports"));
+            };
+            Ok(either(*json, &json!({ "ports": ports }), || show::ports(&ports)))
+        }
+        Show::Stats(Json { json }) => {
+            let mut engine = Connection::open(socket, Request::ShowStats)?;
+            let Answer::Stats { stats } = engine.answer()? else {
+                return Err(engine.nonsense("to show stats"));
+            };
+            Ok(either(*json, &json!({ "stats": stats }), || show::stats(&stats)))
+        }
+        Show::Mux(Json { json }) => show_mux(socket, *json),
+        Show::Rings(Json { json }) => rings(socket, *json),
+        Show::Frames { channel, json } => frames(socket, *channel, json.json),
+    }
+}
+
+fn either(json: bool, object: &serde_json::Value, text: impl FnOnce() -> String) -> String {
+    if json { object.to_string() + "\n" } else { text() }
+}
+
+fn all_rules(socket: &Path) -> Result<Vec<Rule>, Failure> {
+    let (mut all, mut from) = (Vec::new(), Some(0));
+    while let Some(page) = from {
+        let mut engine = Connection::open(socket, Request::ShowRules { from: page })?;
+        let Answer::Rules { rules, next } = engine.answer()? else {
+            return Err(engine.nonsense("to show rules"));
+        };
+        all.extend(rules);
+        from = next;
+    }
+    Ok(all)
+}
+
+fn all_states(socket: &Path, verbose: bool) -> Result<Vec<State>, Failure> {
+    let (mut all, mut from) = (Vec::new(), Some(0));
+    while let Some(page) = from {
+        let mut engine = Connection::open(socket, Request::ShowStates { from: page, verbose })?;
+        let Answer::States { states, next } = engine.answer()? else {
+            return Err(engine.nonsense("to show states"));
+        };
+        all.extend(states);
+        from = next;
+    }
+    Ok(all)
+}
+
+fn table(socket: &Path, name: &str, json: bool) -> Result<String, Failure> {
+    let (mut all, mut from) = (Vec::new(), Some(0));
+    while let Some(page) = from {
+        let request = Request::ShowTable { name: name.to_owned(), from: page };
+        let mut engine = Connection::open(socket, request)?;
+        let Answer::Table { entries, next, .. } = engine.answer()? else {
+            return Err(engine.nonsense("to show a table"));
+        };
+        all.extend(entries);
+        from = next;
+    }
+    Ok(either(json, &json!({ "name": name, "entries": all }), || show::entries(&all)))
+}
+
+/// A command of a rule file.
+fn change(socket: &Path, command: &str, words: &Words) -> Result<String, Failure> {
+    let mut text = command.to_owned();
+    for word in &words.words {
+        text.push(' ');
+        text += word;
+    }
+    self::command(socket, text, words.json)
+}
+
+fn command(socket: &Path, text: String, json: bool) -> Result<String, Failure> {
+    let mut engine = Connection::open(socket, Request::Command { text })?;
+    let Answer::Done { changes } = engine.answer()? else { return Err(engine.nonsense("to change rules")) };
+    if json {
+        return Ok(json!({ "changes": changes }).to_string() + "\n");
+    }
+    changes.warnings.iter().for_each(warn);
+    Ok(show::changes(&changes))
+}
+
+fn sysctl(socket: &Path, names: &[String], json: bool) -> Result<String, Failure> {
+    let mut engine = Connection::open(socket, Request::ShowSettings)?;
+    let Answer::Settings { settings } = engine.answer()? else {
+        return Err(engine.nonsense("to show settings"));
+    };
+    let mut rows = if names.is_empty() { settings.clone() } else { Vec::new() };
+    let mut text = String::new();
+    for name in names {
+        let Some((name, value)) = name.split_once('=') else {
+            let short = settings::short(name);
+            let found = settings.iter().find(|(row, _)| row == short).ok_or_else(|| {
+                let message = format!("there is no setting `{name}`; `towpath ctl sysctl` lists them");
+                Failure::new(exit::FAILED, message)
+            })?;
+            rows.push(found.clone());
+            continue;
+        };
+        let value = value.parse().map_err(|_| {
+            Failure::new(exit::USAGE, format!("`{value}` is not a whole number; switches are 0 and 1"))
+        })?;
+        let mut engine = Connection::open(socket, Request::Set { name: name.to_owned(), value })?;
+        let Answer::Set { name, before, value } = engine.answer()? else {
+            return Err(engine.nonsense("to change a setting"));
+        };
+        // As sysctl(8) does.
+        text += &format!("net.inet.ip.fw.{name}: {before} -> {value}\n");
+        rows.push((name, value));
+    }
+    let object: serde_json::Map<_, _> =
+        rows.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    if json {
+        return Ok(json!({ "settings": object }).to_string() + "\n");
+    }
+    Ok(if text.is_empty() { show::settings(&rows) } else { text })
+}
+
+fn events(socket: &Path, args: &Events) -> Result<String, Failure> {
+    let mut engine = Connection::open(socket, Request::Events)?;
+    let Answer::Watching {} = engine.answer()? else { return Err(engine.nonsense("to watch")) };
+    engine.is_patient(true)?;
+    let (mut left, mut told) = (args.count.unwrap_or(u64::MAX), 0);
+    let mut out = io::stdout().lock();
+    loop {
+        let Answer::Events { events, lost } = engine.answer()? else {
+            return Err(engine.nonsense("to watch"));
+        };
+        for event in events {
+            let line = match (args.json.json, &event.state) {
+                (true, _) => json!(event).to_string(),
+                (false, Some(state)) => format!("{} {}", event.what, state.text),
+                (false, None) => event.what.clone(),
+            };
+            match writeln!(out, "{line}").and_then(|()| out.flush()) {
+                // Who reads no further has read enough.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new()),
+                Err(error) => return Err(Failure::new(exit::FAILED, format!("standard output: {error}"))),
+                Ok(()) => {}
+            }
+            left -= 1;
+            if left == 0 {
+                return Ok(String::new());
+            }
+        }
+        if lost > told {
+            eprintln!("towpath: {} events were left out", lost - told);
+            told = lost;
+        }
+    }
+}
+
+/// ipfw's own words.
+fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
+    let flags = args.words.iter().take_while(|word| word.starts_with('-')).count();
+    let (flags, words) = args.words.split_at(flags);
+    let given = |letter| flags.iter().any(|flag| flag.contains(letter));
+    let unknown = flags.iter().flat_map(|flag| flag.chars().skip(1)).find(|l| !"adDSvqfnNtTce".contains(*l));
+    if let Some(letter) = unknown {
+        let message = format!(
+            "ipfw's flag -{letter} is not known here; there are -a -d -D -S -v -q -f -n -N -t -T -c -e"
+        );
+        return Err(Failure::new(exit::USAGE, message));
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["show" | "list" | "l" | "print", ref rest @ ..] => {
+            let counters = words[0] == "show" || given('a');
+            let mut rules = if given('D') { Vec::new() } else { all_rules(socket)? };
+            select(&mut rules, rest)?;
+            let states = if given('d') || given('D') { all_states(socket, given('v'))? } else { Vec::new() };
+            let dynamic = given('d') || given('D');
+            Ok(either(args.json, &json!({ "rules": rules, "states": states }), || {
+                let text = show::rules(&rules, counters, given('S'));
+                if dynamic { text + &show::states(&states) } else { text }
+            }))
+        }
+        ["table", "all", "list"] => {
+            let mut engine = Connection::open(socket, Request::ShowTables)?;
+            let Answer::Tables { tables } = engine.answer()? else {
+                return Err(engine.nonsense("to show tables"));
+            };
+            let mut text = String::new();
+            for one in tables {
+                text += &format!("--- table({}), set(0) ---\n", one.name);
+                text += &table(socket, &one.name, false)?;
+            }
+            Ok(text)
+        }
+        ["table", name, "list"] => table(socket, name, args.json),
+        ["table", name, "info"] => {
+            let mut engine = Connection::open(socket, Request::ShowTables)?;
+            let Answer::Tables { tables } = engine.answer()? else {
+                return Err(engine.nonsense("to show tables"));
+            };
+            let found: Vec<_> =
+                tables.into_iter().filter(|table| name == "all" || table.name == name).collect();
+            if found.is_empty() && name != "all" {
+                return Err(Failure::new(exit::FAILED, format!("there is no table {name}")));
+            }
+            Ok(either(args.json, &json!({ "tables": found }), || show::tables(&found)))
+        }
+        ["set", "show"] => {
+            let rules = all_rules(socket)?;
+            let mut sets: Vec<u8> = rules.iter().map(|rule| rule.set).collect();
+            sets.sort_unstable();
+            sets.dedup();
+            Ok(either(args.json, &json!({ "sets": sets }), || {
+                sets.iter().map(|set| format!("set {set}\n")).collect()
+            }))
+        }
+        [] => Err(Failure::new(exit::USAGE, "ipfw needs a command; `ipfw show` lists the rules".into())),
+        _ if given('n') => Ok(String::new()),
+        _ => command(socket, words.join(" "), args.json),
+    }
+}
+
+/// The rules of these numbers and ranges; all when there are none.
+fn select(rules: &mut Vec<Rule>, numbers: &[&str]) -> Result<(), Failure> {
+    let mut ranges = Vec::new();
+    for word in numbers {
+        let (low, high) = word.split_once('-').unwrap_or((word, word));
+        match (low.parse::<u32>(), high.parse::<u32>()) {
+            (Ok(low), Ok(high)) => ranges.push(low..=high),
+            _ => return Err(Failure::new(exit::USAGE, format!("`{word}` is no rule number"))),
+        }
+    }
+    if !ranges.is_empty() {
+        rules.retain(|rule| ranges.iter().any(|range| range.contains(&rule.number)));
+        if rules.is_empty() {
+            return Err(Failure::new(exit::FAILED, format!("there is no rule {}", numbers.join(", "))));
+        }
+    }
+    Ok(())
 }
 
 fn rings(socket: &Path, json: bool) -> Result<String, Failure> {
@@ -272,8 +655,13 @@ impl Connection {
 fn exit_code(code: Code) -> u8 {
     match code {
         Code::NotPermitted | Code::Ended => exit::NO_ENGINE,
-        Code::Version | Code::Request | Code::TooLong | Code::Busy | Code::NoChannel | Code::NoMux => {
-            exit::FAILED
-        }
+        Code::Version
+        | Code::Request
+        | Code::TooLong
+        | Code::Busy
+        | Code::NoChannel
+        | Code::NoMux
+        | Code::NotFound
+        | Code::Invalid => exit::FAILED,
     }
 }

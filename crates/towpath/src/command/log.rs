@@ -14,8 +14,10 @@ pub(crate) fn start() {
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // What becomes of a server's workers is news to whoever runs it.
-        metadata.level() <= LevelFilter::Warn || metadata.target() == "towpath::front"
+        // What becomes of a server's workers, and what a daemon does, is news to whoever runs it.
+        let daemon =
+            ["towpath::front", "towpath::live"].iter().any(|part| metadata.target().starts_with(part));
+        metadata.level() <= LevelFilter::Warn || daemon
     }
 
     fn log(&self, record: &Record<'_>) {

@@ -151,7 +151,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     for address in &args.listen {
         listen(&server, address)?;
     }
-    let control = args.control.as_deref().map(control::Server::open).transpose();
+    let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
     let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
     let (_control, desk) = control.unzip();
     let workers =

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,15 @@ use towpath::engine::{Edge, Engine, Meta};
 use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::Report;
-use towpath_gate::gate::PortId;
+use towpath::rulebook::{Clock, Rulebook};
+use towpath_gate::Time;
+use towpath_gate::gate::{PortId, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 use towpath_ring::Overload;
 
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
-use crate::command::wiring::Wrong;
+use crate::command::wiring::{Wrong, rules};
 use crate::command::{answer, fail, link, warn};
 
 /// Frames of one burst.
@@ -47,7 +50,10 @@ pub(crate) fn run(args: &Replay) -> u8 {
 }
 
 fn replay(args: &Replay) -> Result<Report, Failure> {
-    let (gate, arrivals) = args.wiring.gate(&args.rules, None)?;
+    let ruleset = rules(&args.rules)?;
+    let (mut gate, arrivals) = args.wiring.gate_with(ruleset.clone(), None)?;
+    let walker = gate.walker().expect("it is the first");
+    let book = Arc::new(Rulebook::new(gate, ruleset, false));
     let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
     let captures = captures.map_err(Failure::NoCapture)?;
     let writer = |path: &PathBuf, option| writer(path, option, args);
@@ -57,19 +63,24 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let policy =
         Policy { deadline: nanos(args.deadline), default: args.default_verdict.into(), ..Policy::default() };
     let (_server, desk) = match &args.control {
-        Some(path) => Server::open(path).map(|(server, desk)| (Some(server), Some(desk)))?,
+        Some(path) => {
+            Server::open(path, Some(Arc::clone(&book))).map(|(server, desk)| (Some(server), Some(desk)))?
+        }
         None => (None, None),
     };
     let queues = queues(args, policy)?;
-    let edge = Outside { start: Instant::now(), out, replies, failed: None, desk };
-    let mut engine = Engine::new(edge, gate, arrivals, queues, policy);
-    if let Some(path) = &args.states_in {
-        let wrong = |error: &dyn std::fmt::Display| {
-            Failure::Usage(format!("--states-in: {}: {error}", path.display()))
-        };
-        let snapshot = std::fs::read(path).map_err(|error| wrong(&error))?;
-        engine.begin_with(snapshot).map_err(|error| wrong(&error))?;
-    }
+    let snapshot = args.states_in.as_deref().map(read_states).transpose()?;
+    let edge = Outside {
+        start: Instant::now(),
+        out,
+        replies,
+        failed: None,
+        desk,
+        clock: book.clock(),
+        book: Arc::clone(&book),
+        snapshot,
+    };
+    let mut engine = Engine::new(edge, walker, arrivals, queues, policy);
 
     let start = Instant::now();
     let mut progress = Progress::new(&captures);
@@ -88,10 +99,12 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     progress.clear();
 
     if let Some(path) = &args.states_out {
-        write_states(path, &engine)
+        book.clock().set(engine.clock());
+        write_states(path, &book)
             .map_err(|error| Failure::States(format!("--states-out: {}: {error}", path.display())))?;
     }
-    let report = Report { seconds, captures: args.captures.len(), ..engine.report() };
+    let rules = book.rules();
+    let report = Report { rules, seconds, captures: args.captures.len(), ..engine.report() };
     tell_warnings(&taken, &report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
     failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
@@ -102,10 +115,19 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
 }
 
 /// Writes what [`Engine::snapshot`] gives.
-fn write_states(path: &Path, engine: &Engine<Outside>) -> std::io::Result<()> {
+/// A snapshot that is whole and right.
+fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
+    let wrong =
+        |error: &dyn std::fmt::Display| Failure::Usage(format!("--states-in: {}: {error}", path.display()));
+    let snapshot = std::fs::read(path).map_err(|error| wrong(&error))?;
+    check_snapshot(&snapshot).map_err(|error| wrong(&error))?;
+    Ok(snapshot)
+}
+
+fn write_states(path: &Path, book: &Rulebook) -> std::io::Result<()> {
     let mut file = std::fs::File::create(path)?;
     let mut written = Ok(());
-    engine.snapshot(|piece| {
+    book.snapshot(|piece| {
         if written.is_ok() {
             written = file.write_all(piece);
         }
@@ -174,6 +196,13 @@ fn take_burst(burst: &Burst, resolution: Resolution, engine: &mut Engine<Outside
         let Outside { out, replies, .. } = engine.edge_mut();
         [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
     }
+    if let Some(first) = burst.iter().next() {
+        let Outside { book, snapshot, .. } = engine.edge_mut();
+        if let Some(snapshot) = snapshot.take() {
+            // It was checked: what is left to be refused are states that there is no room for.
+            let _ = book.restore(&snapshot, Time::from_nanos(first.time_ns));
+        }
+    }
     let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
     engine.handle_burst(frames).map_err(Failure::Output)
 }
@@ -185,6 +214,9 @@ fn meta(frame: &Frame<'_>) -> Meta {
         link: link(frame.link),
         link_type: frame.link.0,
         interface: frame.interface,
+        out: None,
+        changed: false,
+        port: frame.meta,
     }
 }
 
@@ -305,6 +337,11 @@ struct Outside {
     failed: Option<towpath_port::Error>,
     /// Where `towpath ctl` is answered.
     desk: Option<Desk>,
+    /// The captures' time, for who looks at the states.
+    clock: Clock,
+    book: Arc<Rulebook>,
+    /// States that the first packet finds: their time goes on with its.
+    snapshot: Option<Vec<u8>>,
 }
 
 impl Edge for Outside {
@@ -321,6 +358,7 @@ impl Edge for Outside {
     }
 
     fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+        self.clock.set(engine.clock());
         self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine))
     }
 

@@ -6,10 +6,11 @@ use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::json;
 use towpath::config::{Config, Rules};
+use towpath::live::{Administrator, Failure};
 use towpath_gate::rules::Diagnostic;
 
 use crate::args::exit;
-use crate::command::{answer, warn};
+use crate::command::{answer, fail, warn};
 
 /// Stand between live ports, as a configuration says
 ///
@@ -36,7 +37,35 @@ pub(crate) struct Run {
 }
 
 pub(crate) fn run(args: &Run) -> u8 {
-    check(args)
+    if args.check {
+        return check(args);
+    }
+    let (config, rules) = match read(args) {
+        Ok(read) => read,
+        Err(Refused { code, errors }) => {
+            errors.iter().for_each(|error| eprintln!("{error}"));
+            return code;
+        }
+    };
+    rules.warnings.iter().for_each(warn);
+    let administrator = match Administrator::start(config, rules.ruleset) {
+        Ok(administrator) => administrator,
+        Err(failure) => return refuse(&failure),
+    };
+    match administrator.run() {
+        Ok(ended) => answer(exit::OK, &ended.report.to_string()),
+        Err(failure) => refuse(&failure),
+    }
+}
+
+fn refuse(failure: &Failure) -> u8 {
+    let code = match failure {
+        Failure::Port(_) => exit::NO_PORT,
+        Failure::Control(_) => exit::NO_ENGINE,
+        Failure::Inspector(_) => exit::INSPECTOR,
+        Failure::System(..) => exit::FAILED,
+    };
+    fail(code, failure)
 }
 
 /// Reads the configuration and its rules.

@@ -146,6 +146,30 @@ impl Config {
         config
     }
 
+    /// What of another configuration cannot be taken by an engine that runs with this one, by its name.
+    pub fn fixed_differences(&self, other: &Self) -> Vec<String> {
+        let mut names = Vec::new();
+        for port in &self.ports {
+            match other.ports.iter().find(|same| same.name == port.name) {
+                Some(same) if same == port => {}
+                _ => names.push(format!("[port.{}]", port.name)),
+            }
+        }
+        let is_new = |port: &&Port| !self.ports.iter().any(|old| old.name == port.name);
+        names.extend(other.ports.iter().filter(is_new).map(|port| format!("[port.{}]", port.name)));
+        let rows = [
+            (self.bridges != other.bridges, "[[bridge]]"),
+            (self.routes != other.routes, "[[route]]"),
+            (self.taps != other.taps, "tap"),
+            (self.queues != other.queues, "[queue]"),
+            (self.unserved != other.unserved, "unserved"),
+            (self.engine != other.engine, "[engine]"),
+            (self.control != other.control, "[control]"),
+        ];
+        names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
+        names
+    }
+
     /// The port of this name, as an index.
     pub fn port(&self, name: &str) -> Option<usize> {
         self.ports.iter().position(|port| port.name == name)

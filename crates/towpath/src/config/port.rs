@@ -45,8 +45,8 @@ pub enum Driver {
         native: bool,
         /// Without a copy, where the driver can.
         zero_copy: bool,
-        /// The receive queues; all that there are when empty.
-        queues: Vec<u32>,
+        /// Frames of several buffers, for a large MTU.
+        multi_buffer: bool,
         /// Packets are dropped while no engine is there (the program stays); otherwise the kernel has them.
         closed: bool,
     },
@@ -56,8 +56,6 @@ pub enum Driver {
         device: String,
         /// Ethernet frames.
         tap: bool,
-        /// Queues.
-        queues: u16,
         /// Segmentation and checksum offload (`IFF_VNET_HDR`).
         offload: bool,
     },
@@ -149,13 +147,12 @@ fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Dr
             interface: interface(),
             native: table.word("mode", &[("generic", false), ("native", true)]).unwrap_or(false),
             zero_copy: table.flag("zero-copy").unwrap_or(false),
-            queues: table.numbers("queues", 0..=1023).into_iter().map(|at| at.value as u32).collect(),
+            multi_buffer: table.flag("multi-buffer").unwrap_or(false),
             closed: table.word("fail", &[("open", false), ("closed", true)]).unwrap_or(false),
         },
         kind @ ("tun" | "tap") => Driver::Tun {
             device: interface(),
             tap: kind == "tap",
-            queues: table.number("queues", 1..=256).unwrap_or(1) as u16,
             offload: table.flag("offload").unwrap_or(false),
         },
         "nfqueue" => Driver::Nfqueue {

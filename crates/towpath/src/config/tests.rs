@@ -141,7 +141,7 @@ driver = "af_xdp"
 interface = "eth0"
 address = ["192.0.2.1", "2001:db8::1"]
 mode = "native"
-queues = [0, 1]
+multi-buffer = true
 fail = "closed"
 vlan.guest.id = 200
 [port.vpn]
@@ -185,10 +185,15 @@ group = "0"
     assert_eq!(names, ["mon", "wan", "vpn", "kernel"]);
     assert_eq!(config.taps, [0]);
     assert_eq!(config.ports[1].vlans, [Vlan { id: 200, name: "guest".into() }]);
-    let queues = vec![0, 1];
     assert_eq!(
         config.ports[1].driver,
-        Driver::AfXdp { interface: "eth0".into(), native: true, zero_copy: false, queues, closed: true }
+        Driver::AfXdp {
+            interface: "eth0".into(),
+            native: true,
+            zero_copy: false,
+            multi_buffer: true,
+            closed: true
+        }
     );
     assert_eq!(config.routes[1].mac, Some([2, 0, 0, 0, 0, 0x1f]));
     let queue = &config.queues[0];

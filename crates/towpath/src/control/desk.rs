@@ -6,8 +6,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use towpath_gate::Time;
 
 use super::protocol::{Frame, Ring};
+use super::rows::{Port, Queue, Stats};
 use super::tap::Tap;
 
 /// How long an engine with a desk may sleep before it looks into the mailbox, in nanoseconds.
@@ -41,6 +43,21 @@ pub trait Observed {
 
     /// The names of the ports, by number.
     fn ports(&self) -> Vec<String>;
+
+    /// Every queue, by number.
+    fn queues(&mut self) -> Vec<Queue> {
+        Vec::new()
+    }
+
+    /// What became of the packets.
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+
+    /// The time that its states live by.
+    fn clock(&self) -> Time {
+        Time::default()
+    }
 }
 
 /// A question to the engine.
@@ -54,6 +71,12 @@ pub enum Ask {
     Frames(u32),
     /// [`Observed::trace`].
     Trace(u32, Tap),
+    /// [`Observed::queues`].
+    Queues,
+    /// What was told with [`Desk::set_ports`].
+    Ports,
+    /// [`Observed::stats`].
+    Stats,
 }
 
 /// The engine's reply.
@@ -67,8 +90,47 @@ pub enum Reply {
     Frames(Vec<Frame>),
     /// To [`Ask::Trace`]: the names of the ports.
     Tracing(Vec<String>),
+    /// To [`Ask::Queues`].
+    Queues(Vec<Queue>),
+    /// To [`Ask::Ports`]: none when the engine has no live ports.
+    Ports(Option<Vec<Port>>),
+    /// To [`Ask::Stats`].
+    Stats(Stats),
     /// There is no such channel.
     NoChannel,
+}
+
+impl Reply {
+    /// What two threads of one engine replied, in one.
+    pub(super) fn merge(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Rings(mut all), Self::Rings(more)) => {
+                all.extend(more);
+                all.sort_by_key(|ring| ring.channel);
+                Self::Rings(all)
+            }
+            (Self::Frames(mut all), Self::Frames(more)) => {
+                all.extend(more);
+                Self::Frames(all)
+            }
+            (Self::Queues(mut all), Self::Queues(more)) => {
+                for queue in more {
+                    match all.iter_mut().find(|own| own.counters.number == queue.counters.number) {
+                        Some(own) => own.add(queue),
+                        None => all.push(queue),
+                    }
+                }
+                Self::Queues(all)
+            }
+            (Self::Ports(Some(mut all)), Self::Ports(Some(more))) => {
+                all.iter_mut().zip(more).for_each(|(own, port)| own.add(port));
+                Self::Ports(Some(all))
+            }
+            (Self::Stats(all), Self::Stats(more)) => Self::Stats(all.plus(more)),
+            (Self::NoChannel, other) => other,
+            (own, _) => own,
+        }
+    }
 }
 
 /// The engine's end of the mailbox.
@@ -77,31 +139,37 @@ pub struct Desk {
     asks: Receiver<(Ask, SyncSender<Reply>)>,
     bell: Bell,
     over: Arc<AtomicBool>,
+    ports: Option<Vec<Port>>,
 }
 
 /// The other end.
 #[derive(Debug)]
 pub struct Mailbox {
     asks: SyncSender<(Ask, SyncSender<Reply>)>,
-    bell: Bell,
     over: Arc<AtomicBool>,
+    wake: Option<Wake>,
 }
+
+/// Wakes the engine.
+pub type Wake = crate::live::Bell;
 
 /// Wakes the thread that has the mailbox. Both ends are ours, and it does not block.
 #[derive(Clone, Debug)]
 pub(super) struct Bell(Arc<OwnedFd>);
 
 impl Desk {
-    /// A desk and its mailbox.
-    ///
-    /// # Errors
-    /// When eventfd(2) fails.
-    pub fn new() -> std::io::Result<(Self, Mailbox)> {
-        let bell = Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+    /// A desk and its mailbox. `bell` is rung with every reply. `wake` is rung when there is a question, for an engine that
+    /// sleeps longer than it is told.
+    pub(super) fn new(bell: Bell, wake: Option<Wake>) -> (Self, Mailbox) {
         let (tx, rx) = sync_channel(WAITING);
         let over = Arc::new(AtomicBool::new(false));
-        let mailbox = Mailbox { asks: tx, bell: bell.clone(), over: Arc::clone(&over) };
-        Ok((Self { asks: rx, bell, over }, mailbox))
+        let mailbox = Mailbox { asks: tx, over: Arc::clone(&over), wake };
+        (Self { asks: rx, bell, over, ports: None }, mailbox)
+    }
+
+    /// What is told about the ports from now on.
+    pub fn set_ports(&mut self, ports: Vec<Port>) {
+        self.ports = Some(ports);
     }
 
     /// Answers what was asked meanwhile. Returns for how many nanoseconds at most the engine may sleep before it
@@ -110,6 +178,9 @@ impl Desk {
         for _ in 0..AT_A_TIME {
             let Ok((ask, reply)) = self.asks.try_recv() else { break };
             let answer = match ask {
+                Ask::Queues => Reply::Queues(engine.queues()),
+                Ask::Ports => Reply::Ports(self.ports.clone()),
+                Ask::Stats => Reply::Stats(engine.stats()),
                 Ask::Rings => Reply::Rings(engine.rings()),
                 Ask::Mux => Reply::Mux(engine.mux()),
                 Ask::Frames(channel) => engine.frames(channel).map_or(Reply::NoChannel, Reply::Frames),
@@ -142,7 +213,12 @@ impl Mailbox {
     pub fn ask(&self, ask: Ask) -> Result<Option<Receiver<Reply>>, Ended> {
         let (tx, rx) = sync_channel(1);
         match self.asks.try_send((ask, tx)) {
-            Ok(()) => Ok(Some(rx)),
+            Ok(()) => {
+                if let Some(wake) = &self.wake {
+                    wake.ring();
+                }
+                Ok(Some(rx))
+            }
             Err(TrySendError::Full(_)) => Ok(None),
             Err(TrySendError::Disconnected(_)) => Err(Ended),
         }
@@ -153,10 +229,6 @@ impl Mailbox {
         // Acquire: pairs with the release store in Desk::drop.
         self.over.load(Ordering::Acquire)
     }
-
-    pub(super) fn bell(&self) -> &Bell {
-        &self.bell
-    }
 }
 
 /// The engine has ended.
@@ -164,6 +236,10 @@ impl Mailbox {
 pub struct Ended;
 
 impl Bell {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
     fn ring(&self) {
         // Full: nobody has looked for 2^64 rings.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());

@@ -15,15 +15,18 @@
 //! - [`Server`]: the socket;
 //! - [`show`]: answers as text.
 
+mod book;
 mod desk;
 pub mod mux;
 pub mod protocol;
+pub mod rows;
 mod server;
 mod session;
 pub mod show;
 mod tap;
 
-pub use desk::{Ask, Desk, Mailbox, Observed, Reply};
-pub use server::{BindError, Server};
+pub use desk::{Ask, Desk, Mailbox, Observed, Reply, Wake};
+pub use server::Access;
+pub use server::{BindError, Listening, Server};
 pub use session::Session;
 pub use tap::{Note, Tap, Traced};

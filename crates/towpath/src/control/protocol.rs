@@ -5,6 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::rows;
+use crate::report;
+
 /// The protocol's version: the number of `"towpath"` in every object.
 pub const VERSION: u16 = 1;
 
@@ -21,7 +24,7 @@ pub const JSON: u8 = 1;
 pub const PCAPNG: u8 = 2;
 
 /// What a client can ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// Every channel, with its ring.
@@ -41,6 +44,69 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<u64>,
     },
+    /// The rules with their counters.
+    ShowRules {
+        /// Index of the first one: what the last answer said is next.
+        #[serde(default)]
+        from: u64,
+    },
+    /// The dynamic states.
+    ShowStates {
+        /// Where to go on: what the last answer said is next; 0 is the beginning.
+        #[serde(default)]
+        from: u64,
+        /// With what `ipfw -v` adds.
+        #[serde(default)]
+        verbose: bool,
+    },
+    /// The states that most goes through.
+    ShowTop {
+        /// How many at most; 100 are shown at most.
+        #[serde(default)]
+        count: u64,
+        /// By bytes; by packets otherwise.
+        #[serde(default)]
+        bytes: bool,
+    },
+    /// What happens to states from now on, as it happens.
+    Events,
+    /// The tables.
+    ShowTables,
+    /// The entries of one table.
+    ShowTable {
+        /// Its name.
+        name: String,
+        /// Index of the first one.
+        #[serde(default)]
+        from: u64,
+    },
+    /// Every setting.
+    ShowSettings,
+    /// The queues with their counters.
+    ShowQueues,
+    /// The ports with their counters.
+    ShowPorts,
+    /// What became of the packets.
+    ShowStats,
+    /// Changes rules, tables, pipes or sets: commands of a rule file, one a line; all of them or none.
+    Command {
+        /// The commands.
+        text: String,
+    },
+    /// Changes a setting.
+    Set {
+        /// Its name, with or without `net.inet.ip.fw.`.
+        name: String,
+        /// Switches are 0 and 1.
+        value: u64,
+    },
+}
+
+impl Request {
+    /// Whether it changes anything.
+    pub fn changes(&self) -> bool {
+        matches!(self, Self::Command { .. } | Self::Set { .. })
+    }
 }
 
 /// What the engine says.
@@ -80,6 +146,82 @@ pub enum Answer {
         /// Why it ended.
         why: End,
     },
+    /// To [`Request::ShowRules`].
+    Rules {
+        /// In order, the default rule last.
+        rules: Vec<report::Rule>,
+        /// Where to go on; none at the end.
+        next: Option<u64>,
+    },
+    /// To [`Request::ShowStates`].
+    States {
+        /// In no order that means anything.
+        states: Vec<rows::State>,
+        /// Where to go on; none at the end.
+        next: Option<u64>,
+    },
+    /// To [`Request::ShowTop`].
+    Top {
+        /// The first with the most.
+        states: Vec<rows::State>,
+    },
+    /// To [`Request::Events`]: they follow.
+    Watching {},
+    /// Some of them.
+    Events {
+        /// In the order of their times.
+        events: Vec<rows::Event>,
+        /// Events that found no room since the beginning, or that this client was too slow for.
+        lost: u64,
+    },
+    /// To [`Request::ShowTables`].
+    Tables {
+        /// By name.
+        tables: Vec<rows::Table>,
+    },
+    /// To [`Request::ShowTable`].
+    Table {
+        /// Its name.
+        name: String,
+        /// Keys and values as ipfw prints them.
+        entries: Vec<(String, String)>,
+        /// Where to go on; none at the end.
+        next: Option<u64>,
+    },
+    /// To [`Request::ShowSettings`].
+    Settings {
+        /// Names and values.
+        settings: Vec<(String, u64)>,
+    },
+    /// To [`Request::ShowQueues`].
+    Queues {
+        /// By number.
+        queues: Vec<rows::Queue>,
+    },
+    /// To [`Request::ShowPorts`].
+    Ports {
+        /// In the order of the configuration.
+        ports: Vec<rows::Port>,
+    },
+    /// To [`Request::ShowStats`].
+    Stats {
+        /// The counters.
+        stats: rows::Stats,
+    },
+    /// To [`Request::Command`].
+    Done {
+        /// What changed.
+        changes: rows::Changes,
+    },
+    /// To [`Request::Set`].
+    Set {
+        /// The setting's short name.
+        name: String,
+        /// What it was.
+        before: u64,
+        /// What it is.
+        value: u64,
+    },
     /// The request is not granted.
     Error {
         /// For programs.
@@ -117,6 +259,10 @@ pub enum Code {
     NoChannel,
     /// This engine has no multiplexor.
     NoMux,
+    /// There is no such table, or this engine has nothing of that kind.
+    NotFound,
+    /// The commands or the setting have errors; the message has a line for each.
+    Invalid,
     /// The engine has ended.
     Ended,
 }

@@ -1,7 +1,7 @@
 //! The control socket: a thread that has the sockets, so that the engine has none of this.
 //!
-//! Who may ask: the engine's own user and root, whoever the kernel says the peer is (SO_PEERCRED); the socket's file has
-//! mode 0600 besides. At most [`CLIENTS`] at a time; one more is told so and closed. What they may take of memory and time
+//! Who may ask: the engine's own user, root and the socket's owner, whoever the kernel says the peer is (SO_PEERCRED). Whoever
+//! else the socket's file lets in (by its group, say) may look and change nothing; its mode is 0600 unless it was said otherwise. At most [`CLIENTS`] at a time; one more is told so and closed. What they may take of memory and time
 //! is in [`Session`]. Every refusal is counted, and told in the log.
 
 use std::fs::Permissions;
@@ -9,18 +9,23 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
 use thiserror::Error;
 
-use super::desk::{Ask, Desk, Ended, Mailbox, Reply};
+use super::book;
+use super::desk::{Ask, Bell, Desk, Ended, Mailbox, Reply, Wake};
 use super::protocol::{Code, Request};
 use super::session::Session;
 use super::tap::{Spout, Tap};
+use crate::config::Control;
+use crate::rulebook::Rulebook;
 
 /// Clients at a time.
 const CLIENTS: usize = 64;
@@ -33,6 +38,9 @@ const AT_A_TIME: usize = 16;
 
 /// Nanoseconds between two looks at what a trace has brought.
 const TRACE_LOOK: u64 = 10_000_000;
+
+/// Events of one answer.
+const EVENTS: usize = 500;
 
 /// Nanoseconds between two looks in any case.
 const LOOK: u64 = 1_000_000_000;
@@ -67,43 +75,127 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
-    /// Listens at `path`. A socket that nobody listens on any more is replaced.
+/// A control socket that nobody answers yet: connections wait.
+#[derive(Debug)]
+pub struct Listening {
+    path: PathBuf,
+    listener: UnixListener,
+    access: Access,
+}
+
+/// Who may do what.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    /// The engine's user.
+    engine: u32,
+    /// Who may change things too.
+    owner: Option<u32>,
+    /// Whoever the socket's file lets in may look.
+    others: bool,
+}
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    Administrator,
+    /// It may look.
+    Reader,
+}
+
+impl Access {
+    fn of(self, user: u32) -> Option<Rank> {
+        match user {
+            0 => Some(Rank::Administrator),
+            user if user == self.engine || Some(user) == self.owner => Some(Rank::Administrator),
+            _ => self.others.then_some(Rank::Reader),
+        }
+    }
+}
+
+impl Listening {
+    /// Listens as a configuration says. A socket that nobody listens on any more is replaced.
     ///
     /// # Errors
     /// Why not.
-    pub fn open(path: &Path) -> Result<(Self, Desk), BindError> {
+    pub fn bind(control: &Control) -> Result<Self, BindError> {
+        let path = control.socket.as_path();
         let system = |source| BindError::System { path: path.into(), source };
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                let metadata = std::fs::symlink_metadata(path).map_err(system)?;
-                if !metadata.file_type().is_socket() {
-                    return Err(BindError::NoSocket(path.into()));
-                }
-                match UnixStream::connect(path) {
-                    Ok(_) => return Err(BindError::InUse(path.into())),
-                    Err(refused) if refused.kind() == ErrorKind::ConnectionRefused => {}
-                    Err(other) => return Err(system(other)),
-                }
-                std::fs::remove_file(path).map_err(system)?;
-                UnixListener::bind(path).map_err(system)?
-            }
-            other => other.map_err(system)?,
-        };
-        std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(system)?;
+        // Nobody gets in before the file has its owner and mode.
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let bound = bind(path);
+        rustix::process::umask(before);
+        let listener = bound?;
+        if control.owner.is_some() || control.group.is_some() {
+            std::os::unix::fs::chown(path, control.owner, control.group).map_err(system)?;
+        }
+        std::fs::set_permissions(path, Permissions::from_mode(control.mode)).map_err(system)?;
         listener.set_nonblocking(true).map_err(system)?;
-        let (desk, mailbox) = Desk::new().map_err(system)?;
+        let access = Access {
+            engine: rustix::process::geteuid().as_raw(),
+            owner: control.owner,
+            others: control.mode & 0o066 != 0,
+        };
+        Ok(Self { path: path.into(), listener, access })
+    }
+
+    /// Begins to answer: a desk for each of `wakes`, which are rung when there is a question for threads that may sleep.
+    ///
+    /// # Errors
+    /// The system refused it.
+    pub fn start(
+        self,
+        book: Option<Arc<Rulebook>>,
+        wakes: Vec<Option<Wake>>,
+    ) -> Result<(Server, Vec<Desk>), BindError> {
+        let Self { path, listener, access } = self;
+        let system = |source| BindError::System { path: path.clone(), source };
+        let bell = Bell::new().map_err(system)?;
+        let (desks, mailboxes) = wakes.into_iter().map(|wake| Desk::new(bell.clone(), wake)).unzip();
         let house = House {
             listener,
-            mailbox,
+            mailboxes,
+            bell,
+            book,
             clients: Vec::new(),
-            owner: rustix::process::geteuid().as_raw(),
+            access,
+            watched: false,
             start: Instant::now(),
             stats: Stats::default(),
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| house.run()).map_err(system)?;
-        Ok((Self { path: path.into(), thread: Some(thread) }, desk))
+        Ok((Server { path, thread: Some(thread) }, desks))
+    }
+}
+
+fn bind(path: &Path) -> Result<UnixListener, BindError> {
+    let system = |source| BindError::System { path: path.into(), source };
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            let metadata = std::fs::symlink_metadata(path).map_err(system)?;
+            if !metadata.file_type().is_socket() {
+                return Err(BindError::NoSocket(path.into()));
+            }
+            match UnixStream::connect(path) {
+                Ok(_) => return Err(BindError::InUse(path.into())),
+                Err(refused) if refused.kind() == ErrorKind::ConnectionRefused => {}
+                Err(other) => return Err(system(other)),
+            }
+            std::fs::remove_file(path).map_err(system)?;
+            UnixListener::bind(path).map_err(system)
+        }
+        other => other.map_err(system),
+    }
+}
+
+impl Server {
+    /// Listens at `path`, for this user and root. A socket that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open(path: &Path, book: Option<Arc<Rulebook>>) -> Result<(Self, Desk), BindError> {
+        let (server, mut desks) = Listening::bind(&Control::private(path))?.start(book, vec![None])?;
+        Ok((server, desks.remove(0)))
     }
 }
 
@@ -120,10 +212,15 @@ impl Drop for Server {
 /// What the thread has.
 struct House {
     listener: UnixListener,
-    mailbox: Mailbox,
+    /// One for each thread of the engine.
+    mailboxes: Vec<Mailbox>,
+    bell: Bell,
+    /// The rules; none when there are none to look at.
+    book: Option<Arc<Rulebook>>,
     clients: Vec<Client>,
-    /// The engine's user.
-    owner: u32,
+    access: Access,
+    /// Somebody gets events.
+    watched: bool,
     start: Instant,
     stats: Stats,
 }
@@ -138,6 +235,7 @@ struct Stats {
 
 struct Client {
     stream: UnixStream,
+    rank: Rank,
     session: Session,
     asked: Option<Asked>,
     /// It cannot be written to or read from any more.
@@ -147,7 +245,10 @@ struct Client {
 /// What the engine was asked for a client.
 struct Asked {
     request: Request,
-    reply: Receiver<Reply>,
+    /// Those that have not come.
+    replies: Vec<Receiver<Reply>>,
+    /// Those that have, in one.
+    merged: Option<Reply>,
     spout: Option<Spout>,
 }
 
@@ -156,11 +257,11 @@ impl House {
         let mut farewell = None;
         loop {
             let now = self.now();
-            if farewell.is_none() && self.mailbox.is_over() {
+            if farewell.is_none() && self.mailboxes.iter().any(Mailbox::is_over) {
                 farewell = Some(now + FAREWELL);
             }
             for client in &mut self.clients {
-                client.serve(&self.mailbox, now, farewell.is_some());
+                client.serve(&self.mailboxes, self.book.as_deref(), now, farewell.is_some());
                 if client.session.handle_timeout(now) {
                     self.stats.cut_off += 1;
                     log::warn!(
@@ -171,6 +272,7 @@ impl House {
                 }
             }
             self.clients.retain(|client| !client.gone && !client.session.is_over());
+            self.tell_events();
             if farewell.is_some_and(|farewell| self.clients.is_empty() || now >= farewell) {
                 return;
             }
@@ -178,8 +280,25 @@ impl House {
                 log::warn!("control: poll: {error}");
                 return;
             }
-            self.mailbox.bell().hush();
+            self.bell.hush();
             self.accept();
+        }
+    }
+
+    /// Gives what happened to states to those who watch.
+    fn tell_events(&mut self) {
+        let Some(book) = &self.book else { return };
+        let watch = self.clients.iter().any(|client| client.session.is_watching());
+        if watch != self.watched {
+            self.watched = watch;
+            book.watch(watch);
+        }
+        if !watch {
+            return;
+        }
+        let (events, lost) = book::events(book);
+        for part in events.chunks(EVENTS) {
+            self.clients.iter_mut().for_each(|client| client.session.handle_events(part, lost));
         }
     }
 
@@ -196,10 +315,8 @@ impl House {
         let sleep = if ready { 0 } else { until.saturating_sub(now) };
         let timeout =
             Timespec { tv_sec: (sleep / 1_000_000_000) as i64, tv_nsec: (sleep % 1_000_000_000) as i64 };
-        let mut fds = vec![
-            PollFd::new(&self.listener, PollFlags::IN),
-            PollFd::new(self.mailbox.bell().fd(), PollFlags::IN),
-        ];
+        let mut fds =
+            vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(self.bell.fd(), PollFlags::IN)];
         for client in &mut self.clients {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, client.session.wants() > 0);
@@ -224,9 +341,11 @@ impl House {
                 continue;
             }
             let mut session = Session::new(self.now());
-            match socket_peercred(&stream) {
-                Ok(peer) if peer.uid.is_root() || peer.uid.as_raw() == self.owner => {}
-                Ok(peer) => {
+            let peer = socket_peercred(&stream);
+            let rank = peer.as_ref().ok().and_then(|peer| self.access.of(peer.uid.as_raw()));
+            match (rank, peer) {
+                (Some(_), _) => {}
+                (None, Ok(peer)) => {
                     self.stats.not_permitted += 1;
                     let (pid, uid) = (peer.pid.as_raw_nonzero(), peer.uid.as_raw());
                     log::warn!(
@@ -234,16 +353,17 @@ impl House {
                     );
                     session.refuse(
                         Code::NotPermitted,
-                        format!("user {uid} may not look into an engine of user {}", self.owner),
+                        format!("user {uid} may not look into an engine of user {}", self.access.engine),
                     );
                     say_farewell(stream, session);
                     continue;
                 }
-                Err(error) => {
+                (None, Err(error)) => {
                     log::warn!("control: a client's credentials are not known: {error}");
                     continue;
                 }
             }
+            let rank = rank.unwrap_or(Rank::Reader);
             if self.clients.len() >= CLIENTS {
                 self.stats.too_many += 1;
                 if self.stats.too_many.is_power_of_two() {
@@ -253,7 +373,7 @@ impl House {
                 say_farewell(stream, session);
                 continue;
             }
-            self.clients.push(Client { stream, session, asked: None, gone: false });
+            self.clients.push(Client { stream, rank, session, asked: None, gone: false });
         }
     }
 }
@@ -264,19 +384,19 @@ fn say_farewell(mut stream: UnixStream, mut session: Session) {
 }
 
 impl Client {
-    fn serve(&mut self, mailbox: &Mailbox, now: u64, over: bool) {
+    fn serve(&mut self, mailboxes: &[Mailbox], book: Option<&Rulebook>, now: u64, over: bool) {
         self.read(now);
         self.take_reply(now, over);
         for _ in 0..AT_A_TIME {
             if let Some(request) = self.session.poll_request(now) {
-                self.ask(request, mailbox);
+                self.grant(request, mailboxes, book, now);
             }
             self.write(now);
             if self.gone || !self.session.is_ready() {
                 break;
             }
         }
-        if over && self.asked.is_none() && !self.session.is_tracing() {
+        if over && self.asked.is_none() && (!self.session.is_tracing() || self.session.is_watching()) {
             self.session.close();
         }
     }
@@ -295,33 +415,84 @@ impl Client {
         }
     }
 
-    fn ask(&mut self, request: Request, mailbox: &Mailbox) {
-        let (ask, spout) = match request {
-            Request::ShowRings => (Ask::Rings, None),
-            Request::ShowMux => (Ask::Mux, None),
-            Request::ShowFrames { channel } => (Ask::Frames(channel), None),
-            Request::Trace { channel, .. } => {
-                let (tap, spout) = Tap::new();
-                (Ask::Trace(channel, tap), Some(spout))
-            }
-        };
-        match mailbox.ask(ask) {
-            Ok(Some(reply)) => self.asked = Some(Asked { request, reply, spout }),
-            Ok(None) => self.session.refuse(Code::Busy, "the engine has too many questions to answer".into()),
-            Err(Ended) => self.session.refuse(Code::Ended, "the engine has ended".into()),
+    fn grant(&mut self, request: Request, mailboxes: &[Mailbox], book: Option<&Rulebook>, now: u64) {
+        if request.changes() && self.rank != Rank::Administrator {
+            let message =
+                "you may look, and change nothing; root, the engine's user and the socket's owner may";
+            return self.session.refuse(Code::NotPermitted, message.to_owned());
+        }
+        if request == Request::Events && book.is_some() {
+            return self.session.watch(now);
+        }
+        match book.and_then(|book| book::answer(book, &request)) {
+            Some(Ok(answer)) => self.session.handle_answer(&answer, now),
+            Some(Err((code, message))) => self.session.refuse(code, message),
+            None => self.ask(request, mailboxes),
         }
     }
 
+    fn ask(&mut self, request: Request, mailboxes: &[Mailbox]) {
+        let mut spout = None;
+        let mut replies = Vec::new();
+        for mailbox in mailboxes {
+            let ask = match request {
+                Request::ShowRings => Ask::Rings,
+                Request::ShowMux => Ask::Mux,
+                Request::ShowFrames { channel } => Ask::Frames(channel),
+                Request::ShowQueues => Ask::Queues,
+                Request::ShowPorts => Ask::Ports,
+                Request::ShowStats => Ask::Stats,
+                // Of several threads, what the first hands over.
+                Request::Trace { .. } if spout.is_some() => break,
+                Request::Trace { channel, .. } => {
+                    let (tap, new) = Tap::new();
+                    spout = Some(new);
+                    Ask::Trace(channel, tap)
+                }
+                // The rulebook has answered all others.
+                _ => {
+                    return self
+                        .session
+                        .refuse(Code::NotFound, "this engine has nothing of that kind".into());
+                }
+            };
+            match mailbox.ask(ask) {
+                Ok(Some(reply)) => replies.push(reply),
+                Ok(None) => {
+                    let message = "the engine has too many questions to answer";
+                    return self.session.refuse(Code::Busy, message.into());
+                }
+                Err(Ended) => return self.session.refuse(Code::Ended, "the engine has ended".into()),
+            }
+        }
+        self.asked = Some(Asked { request, replies, merged: None, spout });
+    }
+
     fn take_reply(&mut self, now: u64, over: bool) {
-        let Some(asked) = self.asked.take() else { return };
+        let Some(mut asked) = self.asked.take() else { return };
         if !self.session.is_waiting() {
-            // It was told that the engine is busy; the reply is nobody's.
+            // It was told that the engine is busy; the replies are nobody's.
             return;
         }
-        match asked.reply.try_recv() {
-            Ok(reply) => self.session.handle_reply(asked.request, reply, asked.spout, now),
-            Err(TryRecvError::Empty) if !over => self.asked = Some(asked),
-            Err(_) => self.session.refuse(Code::Ended, "the engine has ended".into()),
+        let mut ended = false;
+        asked.replies.retain(|reply| match reply.try_recv() {
+            Ok(reply) => {
+                asked.merged = Some(match asked.merged.take() {
+                    Some(merged) => merged.merge(reply),
+                    None => reply,
+                });
+                false
+            }
+            Err(TryRecvError::Empty) if !over => true,
+            Err(_) => {
+                ended = true;
+                false
+            }
+        });
+        match asked.merged.take_if(|_| asked.replies.is_empty() && !ended) {
+            Some(reply) => self.session.handle_reply(&asked.request, reply, asked.spout, now),
+            None if ended => self.session.refuse(Code::Ended, "the engine has ended".into()),
+            None => self.asked = Some(asked),
         }
     }
 

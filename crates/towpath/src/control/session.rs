@@ -12,6 +12,7 @@ use towpath_port::pcap::{Blocks, Options};
 
 use super::desk::Reply;
 use super::protocol::{Answer, Code, End, Frame, PCAPNG, REQUEST_MAX, Request, emit, frame, parse_request};
+use super::rows::Event;
 use super::tap::{Note, Spout, Traced};
 
 /// Bytes of answer that wait before more is made.
@@ -58,6 +59,8 @@ enum State {
         next: usize,
     },
     Tracing(Box<Trace>),
+    /// It gets events; so many it was too slow for.
+    Watching(u64),
     /// Nothing comes after what is pending.
     Closing,
 }
@@ -148,7 +151,7 @@ impl Session {
     }
 
     /// The engine's reply to `request`; `spout` is where a trace's packets come from.
-    pub(super) fn handle_reply(&mut self, request: Request, reply: Reply, spout: Option<Spout>, now: u64) {
+    pub(super) fn handle_reply(&mut self, request: &Request, reply: Reply, spout: Option<Spout>, now: u64) {
         self.active = now;
         self.state = State::Idle;
         match (request, reply, spout) {
@@ -157,10 +160,16 @@ impl Session {
             (Request::ShowMux, Reply::Mux(None), _) => {
                 self.refuse(Code::NoMux, "this engine has no multiplexor; `towpath mux` has one".to_owned());
             }
-            (Request::ShowFrames { channel }, Reply::Frames(frames), _) => {
+            (Request::ShowQueues, Reply::Queues(queues), _) => self.answer(&Answer::Queues { queues }),
+            (Request::ShowStats, Reply::Stats(stats), _) => self.answer(&Answer::Stats { stats }),
+            (Request::ShowPorts, Reply::Ports(Some(ports)), _) => self.answer(&Answer::Ports { ports }),
+            (Request::ShowPorts, Reply::Ports(None), _) => {
+                self.refuse(Code::NotFound, "this engine has no live ports".to_owned());
+            }
+            (&Request::ShowFrames { channel }, Reply::Frames(frames), _) => {
                 self.state = State::Listing { channel, frames, next: 0 };
             }
-            (Request::Trace { channel, count }, Reply::Tracing(ports), Some(spout)) => {
+            (&Request::Trace { channel, count }, Reply::Tracing(ports), Some(spout)) => {
                 self.answer(&Answer::Tracing { channel });
                 let mut blocks = Blocks::new();
                 let mut section = Vec::new();
@@ -183,6 +192,13 @@ impl Session {
             }
             (request, ..) => self.refuse(Code::Busy, format!("no reply to {request:?}")),
         }
+    }
+
+    /// An answer that needed no engine.
+    pub(super) fn handle_answer(&mut self, answer: &Answer, now: u64) {
+        self.active = now;
+        self.state = State::Idle;
+        self.answer(answer);
     }
 
     /// The request is not granted.
@@ -235,7 +251,31 @@ impl Session {
 
     /// Whether a trace is under way, which comes without being asked for.
     pub fn is_tracing(&self) -> bool {
-        matches!(self.state, State::Tracing(_))
+        matches!(self.state, State::Tracing(_) | State::Watching(_))
+    }
+
+    /// Whether it gets events.
+    pub fn is_watching(&self) -> bool {
+        matches!(self.state, State::Watching(_))
+    }
+
+    /// It gets events from now on.
+    pub(super) fn watch(&mut self, now: u64) {
+        self.active = now;
+        self.answer(&Answer::Watching {});
+        self.state = State::Watching(0);
+    }
+
+    /// Events have happened; `lost` others have found no room before they came here. Who is too slow misses some.
+    pub(super) fn handle_events(&mut self, events: &[Event], lost: u64) {
+        let full = self.pending().len() >= PENDING;
+        let State::Watching(missed) = &mut self.state else { return };
+        if full {
+            *missed += events.len() as u64;
+            return;
+        }
+        let lost = lost + *missed;
+        self.answer(&Answer::Events { events: events.to_vec(), lost });
     }
 
     /// Whether the engine was asked.
@@ -281,7 +321,7 @@ impl Session {
     /// Makes the next part of an answer, if there is one.
     fn produce(&mut self) -> bool {
         match &mut self.state {
-            State::Idle | State::Asked | State::Closing => false,
+            State::Idle | State::Asked | State::Watching(_) | State::Closing => false,
             State::Listing { channel, frames, next } => {
                 let end = frames.len().min(*next + FRAMES);
                 let more = end < frames.len();
@@ -448,12 +488,12 @@ mod tests {
         assert_eq!(session.poll_request(0), Some(Request::ShowRings));
         assert!(!session.is_ready());
         assert_eq!(session.poll_request(0), None, "one at a time");
-        session.handle_reply(Request::ShowRings, Reply::Rings(Vec::new()), None, 0);
+        session.handle_reply(&Request::ShowRings, Reply::Rings(Vec::new()), None, 0);
         assert_eq!(session.poll_request(0), None, "the answer was not taken");
         assert_eq!(take(&mut session).0, [Answer::Rings { rings: Vec::new() }]);
         assert_eq!(session.poll_request(0), Some(Request::ShowRings));
         session.handle_end();
-        session.handle_reply(Request::ShowRings, Reply::Rings(Vec::new()), None, 0);
+        session.handle_reply(&Request::ShowRings, Reply::Rings(Vec::new()), None, 0);
         assert_eq!(take(&mut session).0.len(), 1);
         assert_eq!(session.poll_request(0), None);
         assert!(session.is_over());
@@ -489,7 +529,7 @@ mod tests {
             age: Some(5),
         };
         let frames: Vec<_> = (0..5000).map(row).collect();
-        session.handle_reply(Request::ShowFrames { channel: 2 }, Reply::Frames(frames.clone()), None, 0);
+        session.handle_reply(&Request::ShowFrames { channel: 2 }, Reply::Frames(frames.clone()), None, 0);
         assert!(session.poll_output().len() < 2 * PENDING);
         let (answers, _) = take(&mut session);
         let mut got: Vec<Frame> = Vec::new();
@@ -506,8 +546,8 @@ mod tests {
         let (mut tap, spout) = Tap::new();
         let mut session = Session::new(0);
         let request = Request::Trace { channel: 1, count: Some(2) };
-        ask(&mut session, request);
-        session.handle_reply(request, Reply::Tracing(vec!["cap0".into()]), Some(spout), 0);
+        ask(&mut session, request.clone());
+        session.handle_reply(&request, Reply::Tracing(vec!["cap0".into()]), Some(spout), 0);
         assert!(session.is_tracing());
         let meta = Meta {
             wire_len: 100,
@@ -542,8 +582,8 @@ mod tests {
         let (tap, spout) = Tap::new();
         let mut session = Session::new(0);
         let request = Request::Trace { channel: 1, count: None };
-        ask(&mut session, request);
-        session.handle_reply(request, Reply::Tracing(Vec::new()), Some(spout), 0);
+        ask(&mut session, request.clone());
+        session.handle_reply(&request, Reply::Tracing(Vec::new()), Some(spout), 0);
         drop(tap);
         let (answers, _) = take(&mut session);
         assert_eq!(answers[1], Answer::Traced { packets: 0, dropped: 0, why: End::Channel });

@@ -1,6 +1,8 @@
 //! Answers as text: a table for people. No IO.
 
-use super::protocol::{Defaults, Frame, Lost, Ring, State, Verdicts};
+use super::protocol::{Defaults, Frame, Lost, Ring, State as FrameState, Verdicts};
+use super::rows::{Changes, Port, Queue, State, Stats, Table};
+use crate::report::Rule;
 
 /// `towpath ctl show rings`: a line for each channel, and below it what is not zero.
 pub fn rings(rings: &[Ring]) -> String {
@@ -62,10 +64,10 @@ pub fn frames(channel: u32, frames: &[Frame]) -> String {
         rows.push(row([
             &frame.seq.to_string(),
             match frame.state {
-                State::Valid => "VALID",
-                State::Skip => "SKIP",
-                State::Copy => "COPY",
-                State::Overdue => "OVERDUE",
+                FrameState::Valid => "VALID",
+                FrameState::Skip => "SKIP",
+                FrameState::Copy => "COPY",
+                FrameState::Overdue => "OVERDUE",
             },
             &frame.len.map_or("-".into(), |len| len.to_string()),
             match frame.kind {
@@ -78,6 +80,158 @@ pub fn frames(channel: u32, frames: &[Frame]) -> String {
         ]));
     }
     table(&rows).into_iter().map(|line| line + "\n").collect()
+}
+
+/// `towpath ctl show rules`, and ipfw's `show` and `list`: with counters or without, with sets or without.
+pub fn rules(rules: &[Rule], counters: bool, sets: bool) -> String {
+    let width = |of: fn(&Rule) -> u64| rules.iter().map(|rule| of(rule).to_string().len()).max().unwrap_or(0);
+    let (packets, bytes) = (width(|rule| rule.packets), width(|rule| rule.bytes));
+    let mut text = String::new();
+    for rule in rules {
+        text += &format!("{:05} ", rule.number);
+        if counters {
+            text += &format!("{:>packets$} {:>bytes$} ", rule.packets, rule.bytes);
+        }
+        if sets {
+            text += &format!("set {} ", rule.set);
+        }
+        text += &rule.text;
+        text.push('\n');
+    }
+    text
+}
+
+/// `towpath ctl show states`: as ipfw's `-D list`.
+pub fn states(states: &[State]) -> String {
+    let mut text = format!("## Dynamic rules ({}):\n", states.len());
+    for state in states {
+        text += &state.text;
+        text.push('\n');
+    }
+    text
+}
+
+/// `towpath ctl show tables`.
+pub fn tables(tables: &[Table]) -> String {
+    if tables.is_empty() {
+        return "no tables\n".into();
+    }
+    let mut rows = vec![row(["type", "entries", "table"])];
+    rows.extend(tables.iter().map(|t| row([t.kind.as_str(), &t.entries.to_string(), &t.name])));
+    lines(&rows)
+}
+
+/// `towpath ctl show table NAME`, and ipfw's `table NAME list`.
+pub fn entries(entries: &[(String, String)]) -> String {
+    entries.iter().map(|(key, value)| format!("{key} {value}\n")).collect()
+}
+
+/// `towpath ctl show settings`, and `sysctl`: as sysctl(8) prints them.
+pub fn settings(settings: &[(String, u64)]) -> String {
+    settings.iter().map(|(name, value)| format!("net.inet.ip.fw.{name}: {value}\n")).collect()
+}
+
+/// `towpath ctl show queues`.
+pub fn queues(queues: &[Queue]) -> String {
+    if queues.is_empty() {
+        return "no queues\n".into();
+    }
+    let mut rows = vec![row([
+        "queue",
+        "inspectors",
+        "open",
+        "high",
+        "frames",
+        "passed",
+        "dropped",
+        "replaced",
+        "lost",
+        "by flow",
+        "lost by",
+    ])];
+    for queue in queues {
+        let c = &queue.counters;
+        let by = [
+            (c.lost_by.overdue, "overdue"),
+            (c.lost_by.garbage, "garbage"),
+            (c.lost_by.died, "died"),
+            (c.lost_by.overload, "overload"),
+            (c.lost_by.no_listener, "no inspector"),
+        ];
+        let by: Vec<String> =
+            by.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        let number = |n: u64| n.to_string();
+        rows.push(row([
+            &c.number.to_string(),
+            &number(queue.inspectors),
+            &number(queue.open),
+            &number(queue.high_water),
+            &number(c.frames),
+            &number(c.passed),
+            &number(c.dropped),
+            &number(c.replaced),
+            &number(c.lost),
+            &number(c.by_flow),
+            &if by.is_empty() { "-".to_owned() } else { by.join(", ") },
+        ]));
+    }
+    lines(&rows)
+}
+
+/// `towpath ctl show ports`.
+pub fn ports(ports: &[Port]) -> String {
+    let mut rows = vec![row(["port", "driver", "state", "received", "bytes", "sent", "bytes", "lost"])];
+    for port in ports {
+        let lost: Vec<String> = port.lost.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
+        rows.push(row([
+            port.name.as_str(),
+            &port.driver,
+            &port.state,
+            &port.received.to_string(),
+            &port.received_bytes.to_string(),
+            &port.sent.to_string(),
+            &port.sent_bytes.to_string(),
+            &if lost.is_empty() { "-".to_owned() } else { lost.join(", ") },
+        ]));
+    }
+    lines(&rows)
+}
+
+/// `towpath ctl show stats`: a name and a number each line.
+pub fn stats(stats: &Stats) -> String {
+    let rows = [
+        ("packets", stats.packets),
+        ("bytes", stats.bytes),
+        ("passed", stats.passed),
+        ("dropped", stats.dropped),
+        ("  no room", stats.no_room),
+        ("  no route", stats.no_route),
+        ("rejected", stats.rejected),
+        ("  answered", stats.replies.sent),
+        ("undecodable", stats.undecodable),
+        ("waiting", stats.waiting),
+        ("inspected", stats.inspected),
+        ("states", stats.states.left),
+        ("  most", stats.states.peak),
+        ("  made", stats.states.created),
+    ];
+    rows.iter().map(|(name, value)| format!("{name:<12}{value:>16}\n")).collect()
+}
+
+/// What commands changed, as `towpath check --against` says it.
+pub fn changes(changes: &Changes) -> String {
+    let mut text = String::new();
+    text.extend(changes.removed.iter().map(|rule| format!("- {rule}\n")));
+    text.extend(changes.added.iter().map(|rule| format!("+ {rule}\n")));
+    text.extend(changes.tables.iter().map(|table| format!("~ table {table}\n")));
+    if changes.states_dropped > 0 {
+        text += &format!("{} states dropped\n", changes.states_dropped);
+    }
+    text
+}
+
+fn lines(rows: &[Vec<String>]) -> String {
+    table(rows).into_iter().map(|line| line + "\n").collect()
 }
 
 /// What a channel did, as far as it is not zero.
@@ -219,12 +373,12 @@ mod tests {
             seq: 7,
             first: 40,
             frames: 2,
-            state: State::Skip,
+            state: FrameState::Skip,
             len: Some(1500),
             kind: Kind::Packet,
             age: Some(9_999),
         };
-        let overdue = Frame { state: State::Overdue, len: None, kind: Kind::Other, age: None, ..frame };
+        let overdue = Frame { state: FrameState::Overdue, len: None, kind: Kind::Other, age: None, ..frame };
         assert_eq!(
             frames(3, &[frame, overdue]),
             "seq    state  length    kind     age  first  frames\n  \

@@ -1,15 +1,16 @@
 //! One packet's place on its path, and the step from one place to the next: values in, values out.
 
-use towpath_gate::gate::{Dir, Edits, PortId, Reject, Step, Walk};
+use towpath_gate::gate::{Dir, Edits, PortId, Reject, Step, Walk, Walker};
 use towpath_gate::packet::Addresses;
 use towpath_gate::state::{Ends, Flow};
 use towpath_gate::wire::{self, edit};
-use towpath_gate::{Gate, Packet, Time};
+use towpath_gate::{Packet, Time};
 
 use towpath_gate::wire::proto;
+use towpath_port::Checksum;
 use towpath_ring::{self as ring, Layers};
 
-use super::Meta;
+use super::{Meta, Way};
 use crate::flows::{self, Ruling};
 use crate::queue::{Answer, Decided, DefaultVerdict, Reply};
 
@@ -19,6 +20,12 @@ pub(super) struct Progress {
     pub(super) walk: Walk,
     /// The port it came in on.
     pub(super) arrival: PortId,
+    /// How it goes on when it has passed.
+    way: Way,
+    /// The port it leaves by, once that is known.
+    pub(super) out: Option<PortId>,
+    /// It has not met the rules yet: those before it in its flow have to be decided first.
+    pub(super) aside: bool,
     /// The second walk (direction out) has begun.
     pub(super) leaving: bool,
     /// What it waits for.
@@ -71,6 +78,8 @@ pub(super) enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Dropped,
+    /// There is no route.
+    NoRoute,
     /// How it is answered, if a rule said so: an inspector only rejects.
     Rejected(Option<Reject>),
 }
@@ -101,11 +110,14 @@ pub(super) const BUCKETS: usize = 4096;
 pub(super) const MAX_DETOURS: u8 = 16;
 
 impl Progress {
-    /// A packet that has just come in by `arrival`.
-    pub(super) fn new(arrival: PortId) -> Self {
+    /// A packet that has just come in by `arrival`, and goes on by `way` when it passes.
+    pub(super) fn new(arrival: PortId, way: Way) -> Self {
         Self {
             walk: Walk::new(Dir::In, Some(arrival), None),
             arrival,
+            way,
+            out: None,
+            aside: false,
             leaving: false,
             wait: Wait { queue: 0, kind: Kind::Inspect, since: None },
             bucket: None,
@@ -129,6 +141,15 @@ impl Progress {
         self.hash = hash(packet);
     }
 
+    /// Whether the packet may have to walk a second time.
+    pub(super) fn walks_out(&self, walker: &Walker) -> bool {
+        match self.way {
+            Way::Routes | Way::Router => !walker.routes().is_empty(),
+            Way::Bridge { walk_out, .. } => walk_out,
+            Way::Back | Way::Nowhere => false,
+        }
+    }
+
     /// Sets the bits of the packet's mark that `mask` names.
     pub(super) fn set_mark(&mut self, mark: u32, mask: u32) {
         self.walk.set_mark(self.walk.mark() & !mask | mark & mask);
@@ -147,10 +168,10 @@ pub(super) fn detoured(progress: &mut Progress) -> bool {
 }
 
 /// Walks the rules from where the packet is, until something else has to happen.
-pub(super) fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
-    match gate.walk(&mut progress.walk, packet, now) {
+pub(super) fn advance(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+    match walker.walk(&mut progress.walk, packet, now) {
         // A next hop is for a port that has hops; a capture has none.
-        Step::Pass | Step::Forward(..) => leave(gate, packet, progress, now),
+        Step::Pass | Step::Forward(..) => leave(walker, packet, progress, now),
         Step::Reassemble => Next::Reassemble,
         Step::Drop(_) => Next::Gone(Fate::Dropped),
         Step::Reject(reject) => Next::Gone(Fate::Rejected(Some(reject))),
@@ -162,22 +183,22 @@ pub(super) fn advance(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progr
 
 /// An inspector has let the packet through that a rule handed over as `kind`.
 pub(super) fn goes_on(
-    gate: &mut Gate,
+    walker: &mut Walker,
     packet: &Packet<'_>,
     progress: &mut Progress,
     kind: Kind,
     now: Time,
 ) -> Next {
     match kind {
-        Kind::Inspect => leave(gate, packet, progress, now),
-        Kind::Divert | Kind::Tee => advance(gate, packet, progress, now),
+        Kind::Inspect => leave(walker, packet, progress, now),
+        Kind::Divert | Kind::Tee => advance(walker, packet, progress, now),
     }
 }
 
 /// An inspector has decided about the packet's flow.
 pub(super) fn obey(
     ruling: Ruling,
-    gate: &mut Gate,
+    walker: &mut Walker,
     packet: &Packet<'_>,
     progress: &mut Progress,
     kind: Kind,
@@ -185,7 +206,7 @@ pub(super) fn obey(
 ) -> Next {
     progress.set_mark(ruling.mark.0, ruling.mark.1);
     match ruling.verdict {
-        flows::Verdict::Pass => goes_on(gate, packet, progress, kind, now),
+        flows::Verdict::Pass => goes_on(walker, packet, progress, kind, now),
         flows::Verdict::Drop => Next::Gone(Fate::Dropped),
         flows::Verdict::Reject => Next::Gone(Fate::Rejected(None)),
         flows::Verdict::Queue(_) if detoured(progress) => Next::Gone(Fate::Dropped),
@@ -199,24 +220,41 @@ pub(super) fn begins(packet: &Packet<'_>) -> bool {
 }
 
 /// A walk has ended with pass: the second one, if the packet has a way out and has not had it yet.
-fn leave(gate: &mut Gate, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+fn leave(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
+    if progress.leaving {
+        return Next::Out;
+    }
+    let (xmit, walk_out) = match progress.way {
+        Way::Bridge { xmit, walk_out } => (xmit, walk_out),
+        Way::Back => (progress.arrival, false),
+        Way::Nowhere => return Next::Out,
+        way @ (Way::Routes | Way::Router) => match route(walker, packet) {
+            Some(xmit) => (xmit, true),
+            None if way == Way::Routes => return Next::Out,
+            None => return Next::Gone(Fate::NoRoute),
+        },
+    };
+    progress.out = Some(xmit);
+    if !walk_out {
+        return Next::Out;
+    }
+    progress.leaving = true;
+    progress.walk.leave(xmit);
+    advance(walker, packet, progress, now)
+}
+
+/// The port that the packet's route leaves by.
+fn route(walker: &Walker, packet: &Packet<'_>) -> Option<PortId> {
     let destination = match packet.addresses {
         Addresses::V4(_, dst) => dst.into(),
         Addresses::V6(_, dst) => dst.into(),
-        Addresses::None => return Next::Out,
+        Addresses::None => return None,
     };
-    match gate.routes().lookup(destination) {
-        Some((route, _)) if !progress.leaving => {
-            progress.leaving = true;
-            progress.walk.leave(route.port);
-            advance(gate, packet, progress, now)
-        }
-        _ => Next::Out,
-    }
+    walker.routes().lookup(destination).map(|(route, _)| route.port)
 }
 
 /// Makes the changes that rules asked for. What does not fit the packet (an MSS option that is not there) is left out.
-pub(super) fn apply(edits: Edits, frame: &mut [u8], meta: &Meta) {
+pub(super) fn apply(edits: Edits, frame: &mut [u8], meta: &mut Meta) {
     if edits == Edits::default() {
         return;
     }
@@ -224,12 +262,25 @@ pub(super) fn apply(edits: Edits, frame: &mut [u8], meta: &Meta) {
     else {
         return;
     };
+    meta.changed = true;
     if let Some(dscp) = edits.dscp {
         edit::set_dscp(frame, network, dscp);
     }
     if let Some(mss) = edits.mss {
+        let unfinished = unfinished_checksum(frame, meta);
         edit::clamp_mss(frame, transport, transport_len, mss);
+        // It covers the pseudo header only: the segment's own bytes are not in it yet.
+        if let Some((at, sum)) = unfinished {
+            frame[at].copy_from_slice(&sum);
+        }
     }
+}
+
+/// A checksum field that somebody else will finish: where it is, and what stands there.
+fn unfinished_checksum(frame: &[u8], meta: &Meta) -> Option<(std::ops::Range<usize>, [u8; 2])> {
+    let Checksum::Partial { start, offset } = meta.port.offload.checksum else { return None };
+    let at = usize::from(start) + usize::from(offset);
+    Some((at..at + 2, frame.get(at..at + 2)?.try_into().ok()?))
 }
 
 /// A hash of the packet's flow, the same for both directions; 0 when it has none.

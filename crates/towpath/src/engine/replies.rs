@@ -1,7 +1,7 @@
 //! Answers to rejected packets: at most so many a second and port, each counted.
 
-use towpath_gate::gate::{Limit, PortId, Reject};
-use towpath_gate::{Gate, Packet, Time};
+use towpath_gate::gate::{Limit, PortId, Reject, Walker};
+use towpath_gate::{Packet, Time};
 
 use super::{Edge, Meta};
 use crate::report;
@@ -25,13 +25,13 @@ impl Replies {
         packet: &Packet<'_>,
         (arrival, meta): (PortId, &Meta),
         parts: u32,
-        gate: &Gate,
+        walker: &Walker,
         now: Time,
         edge: &mut E,
     ) {
         self.counts.silent += u64::from(parts.saturating_sub(1));
         let reject = reject.unwrap_or_else(|| Reject::by_inspector(packet));
-        if reject.reply(packet, gate.ports().addresses(arrival), &mut self.frame).is_err() {
+        if reject.reply(packet, walker.ports().addresses(arrival), &mut self.frame).is_err() {
             self.counts.silent += 1;
             return;
         }
@@ -39,7 +39,13 @@ impl Replies {
             self.counts.limited += 1;
             return;
         }
-        let meta = Meta { wire_len: self.frame.len() as u32, ..*meta };
+        let meta = Meta {
+            wire_len: self.frame.len() as u32,
+            out: Some(arrival),
+            changed: true,
+            port: towpath_port::Meta::default(),
+            ..*meta
+        };
         match edge.reply(arrival, &self.frame, &meta) {
             true => self.counts.sent += 1,
             false => self.counts.unsent += 1,

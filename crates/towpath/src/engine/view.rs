@@ -1,17 +1,23 @@
 //! What an engine lets others see.
 
-use towpath_gate::gate::Ports;
+use towpath_gate::Time;
+use towpath_gate::gate::Walker;
 
+use super::Totals;
 use crate::control::protocol::{Frame, Ring};
+use crate::control::rows::{self, Stats};
 use crate::control::{Observed, Tap};
 use crate::queue::{Channel, Listener, Queue};
+use crate::report;
 
 /// The engine, for as long as it answers.
 pub(super) struct View<'a, C> {
     pub(super) queues: &'a mut [Queue<C>],
-    pub(super) ports: &'a Ports,
+    pub(super) walker: &'a Walker,
     /// Nanoseconds of the engine's wall clock.
     pub(super) wall: u64,
+    pub(super) clock: Time,
+    pub(super) counts: (Totals, report::Replies),
 }
 
 impl<C: Channel> View<'_, C> {
@@ -43,7 +49,50 @@ impl<C: Channel> Observed for View<'_, C> {
         }
     }
 
+    fn queues(&mut self) -> Vec<rows::Queue> {
+        let row = |queue: &mut Queue<C>| {
+            let inspectors = queue.listeners().filter(|listener| listener.gone().is_none()).count() as u64;
+            let counters = queue.counters().clone();
+            let (open, high_water) = (counters.open, counters.high_water);
+            rows::Queue { open, high_water, inspectors, trouble: counters.trouble.clone(), counters }
+        };
+        let mut rows: Vec<_> = self.queues.iter_mut().map(row).collect();
+        rows.sort_by_key(|row| row.counters.number);
+        rows
+    }
+
+    fn clock(&self) -> Time {
+        self.clock
+    }
+
+    fn stats(&self) -> Stats {
+        let (
+            Totals { packets, bytes, passed, dropped, rejected, inspected, undecodable, no_room, no_route },
+            replies,
+        ) = self.counts;
+        let states = self.walker.states();
+        Stats {
+            packets,
+            bytes,
+            passed,
+            dropped,
+            no_room,
+            no_route,
+            rejected,
+            undecodable,
+            waiting: packets - passed - dropped - rejected - undecodable,
+            inspected,
+            replies,
+            states: report::States {
+                created: states.created(),
+                peak: states.peak() as u64,
+                left: states.len() as u64,
+            },
+        }
+    }
+
     fn ports(&self) -> Vec<String> {
-        self.ports.ids().map(|id| self.ports.name(id).unwrap_or_default().to_owned()).collect()
+        let ports = self.walker.ports();
+        ports.ids().map(|id| ports.name(id).unwrap_or_default().to_owned()).collect()
     }
 }

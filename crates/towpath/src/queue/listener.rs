@@ -246,6 +246,16 @@ impl<C: Channel> Listener<C> {
         }
     }
 
+    pub(super) fn arm(&mut self) -> bool {
+        self.gone.is_some() || self.channel.arm()
+    }
+
+    pub(super) fn disarm(&mut self) {
+        if self.gone.is_none() {
+            self.channel.disarm();
+        }
+    }
+
     pub(super) fn wait(&mut self, now: u64, until: u64) {
         self.channel.wait(now, until);
     }

@@ -17,6 +17,7 @@ pub mod words;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rustix::fd::BorrowedFd;
 use towpath_gate::Time;
 use towpath_gate::state::Flow;
 use towpath_ring::{
@@ -49,6 +50,25 @@ pub trait Channel {
 
     /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`. May return early.
     fn wait(&mut self, now: u64, until: u64);
+
+    /// For event loops: asks the inspector to ring when it has decided something. False when there is something to poll
+    /// for already.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// No doorbells any more; and a look whether the inspector is still there.
+    fn disarm(&mut self) {}
+
+    /// What to poll for reading while armed.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// When the oldest frame is overdue, in nanoseconds of the wall clock.
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
 
     /// Frames that were decided without the inspector because they were overdue, and that it still has.
     fn unreturned(&self) -> u32;
@@ -200,6 +220,9 @@ pub enum Decided<'a> {
     Orphan,
 }
 
+/// Inspectors that are gone and still shown.
+const GONE_MAX: usize = 16;
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Queue<C> {
@@ -238,6 +261,12 @@ impl<C: Channel> Queue<C> {
 
     /// An inspector attaches; `number` names its channel.
     pub fn join(&mut self, number: u32, channel: C) {
+        // Those that are gone are shown for a while; a queue that many come to and leave does not keep them all.
+        let gone = self.members.listeners().filter(|listener| listener.gone().is_some()).count();
+        let dying = self.members.listeners().filter(|l| ring::Listener::is_dead(*l)).count();
+        if gone >= GONE_MAX && gone == dying {
+            drop(self.members.take_dead());
+        }
         self.members.join(Listener::new(number, channel));
     }
 
@@ -325,6 +354,16 @@ impl<C: Channel> Queue<C> {
         Ok(self.backlog.pop_front())
     }
 
+    /// The packet waits in the queue's backlog, whatever the policy: nobody else waits for it there.
+    pub fn put_off(&mut self, ticket: Ticket) {
+        self.backlog.push_back(ticket);
+    }
+
+    /// A copy that finds no room is not made.
+    pub fn skip(&mut self, meta: &Meta, cpu: u32) {
+        self.lose_overload(meta, cpu, self.policy.default);
+    }
+
     /// The packet that has waited longest in the backlog.
     pub fn next_in_backlog(&self) -> Option<Ticket> {
         self.backlog.front().copied()
@@ -395,6 +434,27 @@ impl<C: Channel> Queue<C> {
         if let Some(listener) = self.members.listeners().find(|listener| listener.open() > 0) {
             listener.wait(now, until);
         }
+    }
+
+    /// For event loops: asks the inspectors to ring when they have decided something. False when there is something to poll
+    /// for already. [`Queue::disarm`] afterwards.
+    pub fn arm(&mut self) -> bool {
+        self.members.listeners().all(Listener::arm)
+    }
+
+    /// No doorbells any more.
+    pub fn disarm(&mut self) {
+        self.members.listeners().for_each(Listener::disarm);
+    }
+
+    /// What to poll for reading while armed.
+    pub fn descriptors(&mut self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.members.listeners().filter_map(|listener| listener.channel().descriptor())
+    }
+
+    /// When something of it is overdue, in nanoseconds of the wall clock.
+    pub fn deadline(&mut self) -> Option<u64> {
+        self.members.listeners().filter_map(|listener| listener.channel().deadline()).min()
     }
 
     /// Inspectors that have frames now.

@@ -60,8 +60,8 @@ const fn answer(answer: Answer<'static>) -> Outcome<'static> {
 }
 
 fn tickets(n: usize) -> Vec<Ticket> {
-    let mut window = Window::<(), ()>::new(100, 100);
-    (0..n).map(|_| window.push_waiting(b"", (), ())).collect()
+    let mut window = Window::<(), ()>::new(1, 100, 100);
+    (0..n).map(|_| window.push_waiting(b"", (), (), 0)).collect()
 }
 
 fn queue<const N: usize>(policy: Policy, fakes: [Fake; N]) -> Queue<Fake> {

@@ -1,0 +1,163 @@
+//! Questions about rules, and commands that change them: answered from the rulebook, without the engine.
+//!
+//! A listing comes in pages: each answer says where the next begins, so that nobody keeps anything for a client, and what
+//! changes meanwhile disturbs nobody.
+
+use towpath_gate::state::{Cursor, Ends, Kind, Listed, Top};
+
+use super::protocol::{Answer, Code, Request};
+use super::rows::{Changes, Event, State, Table};
+use crate::rulebook::{self, Rulebook, StateLine};
+
+/// Rows of one page.
+const PAGE: usize = 1000;
+
+/// Bytes of text of one page, about: a page must fit into an answer.
+const PAGE_BYTES: usize = 256 << 10;
+
+/// Top talkers that are shown when nobody says how many, and at most.
+const TOP: u64 = 10;
+const TOP_MAX: u64 = 100;
+
+/// What happened to states since this was asked last.
+pub(super) fn events(book: &Rulebook) -> (Vec<Event>, u64) {
+    let (events, lost) = book.events();
+    let row = |event: rulebook::Event| Event {
+        at: event.at,
+        what: event.what.to_owned(),
+        state: event.state.map(State::from),
+    };
+    (events.into_iter().map(row).collect(), lost)
+}
+
+/// The answer to what the rulebook can answer; none for what only the engine knows.
+pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer, (Code, String)>> {
+    Some(match request {
+        Request::ShowRules { from } => {
+            let (rules, next) = page(book.rules(), *from, |rule| rule.text.len() + 80);
+            Ok(Answer::Rules { rules, next })
+        }
+        Request::ShowStates { from, verbose } => {
+            let (lines, next) = book.states(Cursor::from_bits(*from), PAGE, *verbose);
+            Ok(Answer::States {
+                states: lines.into_iter().map(State::from).collect(),
+                next: next.map(Cursor::to_bits),
+            })
+        }
+        Request::ShowTop { count, bytes } => {
+            let count = if *count == 0 { TOP } else { (*count).min(TOP_MAX) };
+            let lines = book.top(count as usize, if *bytes { Top::Bytes } else { Top::Packets });
+            Ok(Answer::Top { states: lines.into_iter().map(State::from).collect() })
+        }
+        Request::ShowTables => {
+            let row = |(name, kind, entries)| Table { name, kind, entries: entries as u64 };
+            Ok(Answer::Tables { tables: book.tables().into_iter().map(row).collect() })
+        }
+        Request::ShowTable { name, from } => match book.table(name) {
+            Some(entries) => {
+                let (entries, next) = page(entries, *from, |(key, value)| key.len() + value.len() + 10);
+                Ok(Answer::Table { name: name.clone(), entries, next })
+            }
+            None => Err((
+                Code::NotFound,
+                format!("there is no table {name}; `towpath ctl show tables` lists them"),
+            )),
+        },
+        Request::ShowSettings => {
+            let row = |(name, value): (&str, u64)| (name.to_owned(), value);
+            Ok(Answer::Settings { settings: book.settings().into_iter().map(row).collect() })
+        }
+        Request::Command { text } => match book.command(text) {
+            Ok(done) => {
+                let warnings = done.warnings.iter().map(ToString::to_string).collect();
+                Ok(Answer::Done { changes: Changes { warnings, ..done.diff.into() } })
+            }
+            Err(errors) => {
+                let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                Err((Code::Invalid, lines.join("\n")))
+            }
+        },
+        Request::Set { name, value } => match book.set(name, *value) {
+            Ok((name, before)) => Ok(Answer::Set { name, before, value: *value }),
+            Err(error) => Err((Code::Invalid, error.to_string())),
+        },
+        Request::ShowRings
+        | Request::ShowMux
+        | Request::ShowFrames { .. }
+        | Request::Trace { .. }
+        | Request::ShowQueues
+        | Request::ShowPorts
+        | Request::Events
+        | Request::ShowStats => return None,
+    })
+}
+
+/// The rows of one page, and where the next begins.
+fn page<T>(rows: Vec<T>, from: u64, bytes: impl Fn(&T) -> usize) -> (Vec<T>, Option<u64>) {
+    let total = rows.len() as u64;
+    let mut room = PAGE_BYTES;
+    let fits = |row: &T| {
+        let fits = room > 0;
+        room = room.saturating_sub(bytes(row));
+        fits
+    };
+    let from = from.min(total);
+    let rows: Vec<T> = rows.into_iter().skip(from as usize).take(PAGE).take_while(fits).collect();
+    let next = from + rows.len() as u64;
+    (rows, (next < total).then_some(next))
+}
+
+impl From<StateLine> for State {
+    fn from(line: StateLine) -> Self {
+        let StateLine { rule, text, parts, name } = line;
+        let Listed { kind, orphaned, flow, packets, bytes, .. } = *parts;
+        let (src, dst) = match flow.ends {
+            Ends::V4(src, dst) => (src.to_string(), dst.to_string()),
+            Ends::V6(src, dst, _) => (src.to_string(), dst.to_string()),
+        };
+        let (kind, count) = match kind {
+            Kind::State => ("state", 0),
+            Kind::Limit => ("limit", 0),
+            Kind::Parent { count } => ("parent", count),
+        };
+        Self {
+            rule,
+            kind: kind.to_owned(),
+            name,
+            proto: flow.proto,
+            src,
+            src_port: flow.src_port,
+            dst,
+            dst_port: flow.dst_port,
+            packets,
+            bytes,
+            expire: parts.seconds(),
+            orphaned,
+            count,
+            text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_whole_and_end() {
+        let (mut from, mut got) = (0, Vec::new());
+        loop {
+            let (rows, next) = page((0..2500).collect::<Vec<u32>>(), from, |_| 1000);
+            assert!(rows.len() <= PAGE_BYTES / 1000 + 1);
+            got.extend(rows);
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        assert!(got.into_iter().eq(0..2500));
+        assert_eq!(page(vec![1], 7, |_| 1), (vec![], None));
+        // A row that is larger than a page comes alone.
+        assert_eq!(page(vec![1, 2], 0, |_| PAGE_BYTES), (vec![1], Some(1)));
+    }
+}

@@ -1,0 +1,81 @@
+//! How ports hang together: where a packet arrives, and by which way it leaves when it has passed.
+
+use towpath_gate::Packet;
+use towpath_gate::gate::PortId;
+
+/// The ports that packets can arrive on, by the interface that brings them.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Debug)]
+struct Interface {
+    untagged: PortId,
+    by_vlan: Vec<(u16, PortId)>,
+    way: Way,
+}
+
+/// By which way a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By its route, after a second walk; without one as it is. What a replay does.
+    Routes,
+    /// By its route, after a second walk; without one it is dropped.
+    Router,
+    /// By this port, perhaps after a second walk.
+    Bridge {
+        /// The other port.
+        xmit: PortId,
+        /// Whether there is a second walk.
+        walk_out: bool,
+    },
+    /// Back by the port that it came by.
+    Back,
+    /// Not at all.
+    Nowhere,
+}
+
+impl Arrivals {
+    /// All packets arrive on `port`, until [`Arrivals::tagged`] says otherwise.
+    pub fn new(port: PortId) -> Self {
+        let mut arrivals = Self::none();
+        arrivals.add(port, Way::Routes);
+        arrivals
+    }
+
+    /// No interface yet.
+    pub fn none() -> Self {
+        Self { interfaces: Vec::new() }
+    }
+
+    /// The next interface: its packets arrive on `port`, and leave by `way`.
+    pub fn add(&mut self, port: PortId, way: Way) {
+        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), way });
+    }
+
+    /// Packets of the last interface whose outermost VLAN is `vlan` arrive on `port`.
+    pub fn tagged(&mut self, vlan: u16, port: PortId) {
+        if let Some(interface) = self.interfaces.last_mut() {
+            interface.by_vlan.push((vlan, port));
+        }
+    }
+
+    /// The port that a packet of the first interface arrives on.
+    ///
+    /// # Panics
+    /// Without any interface.
+    pub fn port(&self, packet: &Packet<'_>) -> PortId {
+        self.of(packet, 0).0
+    }
+
+    /// The port that a packet arrives on, and its way on. An interface that was not added is the first one.
+    ///
+    /// # Panics
+    /// Without any interface.
+    pub fn of(&self, packet: &Packet<'_>, interface: u32) -> (PortId, Way) {
+        let interface = self.interfaces.get(interface as usize).unwrap_or(&self.interfaces[0]);
+        let tagged = packet.vlan.and_then(|vlan| interface.by_vlan.iter().find(|(id, _)| *id == vlan));
+        (tagged.map_or(interface.untagged, |&(_, port)| port), interface.way)
+    }
+}

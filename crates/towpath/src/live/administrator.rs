@@ -1,0 +1,479 @@
+//! The main thread of `towpath run`: what needs a file, a lookup, a process or a signal.
+//!
+//! The order at the start matters: ports and sockets are opened, then every capability that is not needed any more is given
+//! up, then threads and processes begin.
+
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use thiserror::Error;
+use towpath_gate::gate::{Ports, Routes};
+use towpath_gate::rules::{Diagnostic, Ruleset};
+use towpath_gate::{Gate, state};
+use towpath_port::Port;
+
+use super::edge::{Line, Outside};
+use super::hop::Hops;
+use super::order::{Bell, Order};
+use super::port;
+use super::privilege::Capabilities;
+use super::sockets::Socket;
+use super::worker::{Parts, Worker};
+use crate::config::Config;
+use crate::control::{BindError, Listening, Server};
+use crate::engine::{Arrivals, Engine, Way};
+use crate::inspector::{self, ATTACH_TIMEOUT, Inspector};
+use crate::queue::{Policy, Queue};
+use crate::report::Report;
+use crate::rulebook::Rulebook;
+use crate::settings::Settings;
+
+/// How long the administrator sleeps at most.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Lines of `log` rules that may wait to be printed.
+const LOG_LINES: usize = 1024;
+
+/// States that are looked at for keepalives each tick: twenty-five ticks are a round.
+const KEEPALIVE_BUDGET: usize = 65_536;
+
+/// How long processes have to end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why an engine could not be started.
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// A port cannot be had.
+    #[error(transparent)]
+    Port(#[from] towpath_port::Error),
+    /// There is no control socket.
+    #[error("control: {0}")]
+    Control(#[from] BindError),
+    /// An inspector could not be started, did not attach, or its socket cannot be had.
+    #[error(transparent)]
+    Inspector(#[from] inspector::Error),
+    /// The system refused something.
+    #[error("{0}: {1}")]
+    System(&'static str, io::Error),
+}
+
+/// How an engine ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// What it did.
+    pub report: Report,
+}
+
+/// See the module's text.
+pub struct Administrator {
+    config: Config,
+    workers: Vec<Hand>,
+    /// Rung when a worker has ended.
+    done: Bell,
+    log: Receiver<String>,
+    sockets: Vec<Socket>,
+    channels: u32,
+    stop: UnixStream,
+    hup: UnixStream,
+    kept: Capabilities,
+    rulebook: Arc<Rulebook>,
+    /// When keepalives were sent last.
+    kept_alive: Instant,
+    _server: Option<Server>,
+}
+
+/// A worker, as the administrator has it.
+struct Hand {
+    thread: JoinHandle<Report>,
+    orders: Sender<Order>,
+    bell: Bell,
+}
+
+impl Hand {
+    fn say(&self, order: Order) {
+        // A worker that has ended is noticed in the loop.
+        let _ = self.orders.send(order);
+        self.bell.ring();
+    }
+}
+
+impl Administrator {
+    /// Opens everything, gives up what is not needed, and starts.
+    ///
+    /// # Errors
+    /// What cannot be had.
+    pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
+        let threads = config.engine.threads;
+        let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
+        for (at, port) in config.ports.iter().enumerate() {
+            let opened = port::open(at, port, threads)?;
+            ports
+                .iter_mut()
+                .zip(opened)
+                .for_each(|(ports, port)| ports.push((port, config.ports[at].driver.word())));
+        }
+        if let Some(control) = &config.control {
+            super::make_directory_of(&control.socket);
+        }
+        let listening = config.control.as_ref().map(Listening::bind).transpose()?;
+        let mut sockets =
+            config.queues.iter().map(|queue| Socket::bind(queue, threads)).collect::<Result<Vec<_>, _>>()?;
+        let (stop, hup) = signals().map_err(|error| Failure::System("signals", error))?;
+        let kept = Capabilities::needed(&config)
+            .keep()
+            .map_err(|error| Failure::System("capabilities cannot be given up", error))?;
+        log::info!("capabilities kept: {kept}");
+
+        let (mut gate, arrivals) = gate(&config, &ruleset);
+        let walkers: Vec<_> = (0..threads).map(|_| gate.walker().expect("there is room for 63")).collect();
+        let rulebook = Arc::new(Rulebook::new(gate, ruleset, config.default_allow));
+        let system = |error| Failure::System("eventfd", error);
+        let bells = (0..threads).map(|_| Bell::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
+        let done = Bell::new().map_err(system)?;
+        let (server, desks) = match listening {
+            Some(listening) => {
+                let (server, desks) = listening
+                    .start(Some(Arc::clone(&rulebook)), bells.iter().cloned().map(Some).collect())?;
+                (Some(server), desks.into_iter().map(Some).collect())
+            }
+            None => (None, bells.iter().map(|_| None).collect::<Vec<_>>()),
+        };
+        let (log, lines) = sync_channel(LOG_LINES);
+        let start = Instant::now();
+        let mut workers = Vec::new();
+        for (number, (((ports, walker), bell), desk)) in
+            ports.into_iter().zip(walkers).zip(bells).zip(desks).enumerate()
+        {
+            let edge = Outside::new(start, self::lines(&config, &ports), desk);
+            let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy)).collect();
+            let unserved = Policy { default: config.unserved, ..Policy::default() };
+            let (orders, taken) = channel();
+            let parts = Parts {
+                engine: Engine::live(edge, walker, arrivals.clone(), queues, unserved),
+                ports,
+                burst: config.engine.burst,
+                orders: taken,
+                bell: bell.clone(),
+                wait: config.engine.wait,
+                drain: config.engine.drain,
+                log: log.clone(),
+                clock: rulebook.clock(),
+            };
+            let cpu = config.engine.cpus.get(number).copied();
+            workers.push(Hand { thread: spawn(number, parts, cpu, done.clone())?, orders, bell });
+        }
+        let mut administrator = Self {
+            config,
+            workers,
+            done,
+            log: lines,
+            sockets: Vec::new(),
+            channels: 0,
+            stop,
+            hup,
+            kept,
+            rulebook,
+            kept_alive: Instant::now(),
+            _server: server,
+        };
+        administrator.start_inspectors(&mut sockets)?;
+        administrator.sockets = sockets;
+        administrator.workers.iter().for_each(|worker| worker.say(Order::Begin));
+        Ok(administrator)
+    }
+
+    /// Runs until a signal stops it, or nothing will come any more.
+    ///
+    /// # Errors
+    /// The worker has failed.
+    pub fn run(mut self) -> Result<Ended, Failure> {
+        loop {
+            self.wait();
+            self.print_log();
+            self.rulebook.tidy();
+            self.keep_alive();
+            if heard(&mut self.stop) {
+                self.workers.iter().for_each(|worker| worker.say(Order::Drain));
+                break;
+            }
+            if self.workers.iter().all(|worker| worker.thread.is_finished()) {
+                break;
+            }
+            if heard(&mut self.hup) {
+                self.reload();
+            }
+            self.welcome();
+            for socket in &mut self.sockets {
+                // Only the first start fails the engine.
+                let _ = socket.look_after(false);
+            }
+        }
+        let mut report = Report::default();
+        let mut panicked = false;
+        for worker in self.workers {
+            match worker.thread.join() {
+                Ok(part) => report.add(&part),
+                Err(_) => panicked = true,
+            }
+        }
+        for line in self.log.try_iter() {
+            log::info!("{line}");
+        }
+        for socket in self.sockets {
+            socket.stop(EXIT_TIMEOUT);
+        }
+        if panicked {
+            return Err(Failure::System("the engine", io::Error::other("a thread panicked")));
+        }
+        report.rules = self.rulebook.rules();
+        Ok(Ended { report })
+    }
+
+    /// Starts the processes of the configuration, and waits until all have attached.
+    fn start_inspectors(&mut self, sockets: &mut [Socket]) -> Result<(), Failure> {
+        for socket in sockets {
+            let mut missing = socket.start()?;
+            let start = Instant::now();
+            while missing > 0 {
+                let queue = socket.queue;
+                let system = |source| inspector::Error::System { queue, source };
+                while let Some(channel) = socket.accept().map_err(system)? {
+                    missing = missing.saturating_sub(1);
+                    self.join(socket.queue, channel);
+                }
+                socket.look_after(true)?;
+                if missing > 0 && start.elapsed() >= ATTACH_TIMEOUT {
+                    let program = "its command".to_owned();
+                    return Err(inspector::Error::Late { queue: socket.queue, program }.into());
+                }
+                if missing > 0 {
+                    sleep_on(&[socket], Duration::from_millis(20));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, queue: u16, channel: towpath_ring::Channel) {
+        self.channels += 1;
+        let peer = channel.peer();
+        log::info!(
+            "queue {queue}: process {} of user {} has attached ({})",
+            peer.pid,
+            peer.uid,
+            channel.name()
+        );
+        // A lane for each worker.
+        let lanes = if self.workers.len() > 1 { channel.split() } else { vec![channel] };
+        for (worker, lane) in self.workers.iter().zip(lanes) {
+            worker.say(Order::Join(queue, self.channels, Box::new(Inspector::attached(lane))));
+        }
+    }
+
+    /// Takes in who has attached.
+    fn welcome(&mut self) {
+        let mut sockets = std::mem::take(&mut self.sockets);
+        for socket in &mut sockets {
+            loop {
+                match socket.accept() {
+                    Ok(Some(channel)) => self.join(socket.queue, channel),
+                    Ok(None) => break,
+                    Err(error) => {
+                        log::warn!("queue {}: {error}", socket.queue);
+                        break;
+                    }
+                }
+            }
+        }
+        self.sockets = sockets;
+    }
+
+    fn wait(&self) {
+        let mut fds: Vec<PollFd<'_>> = vec![
+            PollFd::new(&self.stop, PollFlags::IN),
+            PollFd::new(&self.hup, PollFlags::IN),
+            PollFd::new(&self.done, PollFlags::IN),
+        ];
+        fds.extend(self.sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        doze(&mut fds, TICK);
+    }
+
+    fn print_log(&self) {
+        self.log.try_iter().take(LOG_LINES).for_each(|line| log::info!("{line}"));
+    }
+
+    /// Sends keepalives, where there are routes to send them by. All states are looked at within five seconds.
+    fn keep_alive(&mut self) {
+        if self.config.routes.is_empty() || self.kept_alive.elapsed() < TICK {
+            return;
+        }
+        self.kept_alive = Instant::now();
+        let due = self.rulebook.keepalives(KEEPALIVE_BUDGET);
+        if !due.is_empty() {
+            self.workers[0].say(Order::Keepalives(due));
+        }
+    }
+
+    /// Reads the configuration and the rules again. All of it is taken, or nothing.
+    fn reload(&mut self) {
+        match self.read_again() {
+            Ok((config, ruleset)) => {
+                let settings = settings(&config);
+                let diff =
+                    self.rulebook.replace(ruleset, config.default_allow, config.reload, Some(settings));
+                log::info!(
+                    "reloaded: {} rules added, {} removed, {} kept; {} states dropped",
+                    diff.added.len(),
+                    diff.removed.len(),
+                    diff.kept,
+                    diff.states_dropped
+                );
+                self.config = config;
+            }
+            Err(reasons) => {
+                for reason in reasons {
+                    log::warn!("not reloaded: {reason}");
+                }
+            }
+        }
+    }
+
+    fn read_again(&self) -> Result<(Config, Ruleset), Vec<String>> {
+        let lines = |found: Vec<Diagnostic>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let config = Config::read(&self.config.file).map_err(lines)?;
+        let fixed = self.config.fixed_differences(&config);
+        if !fixed.is_empty() {
+            let missing = self.kept.missing(Capabilities::needed(&config));
+            let why = match missing.is_empty() {
+                true => String::new(),
+                false => format!(" ({missing} was given up)"),
+            };
+            let line = |what| format!("{what} cannot change while it runs{why}: restart");
+            return Err(fixed.iter().map(line).collect());
+        }
+        let rules = config.read_rules().map_err(lines)?;
+        rules.warnings.iter().for_each(|warning| log::warn!("{warning}"));
+        Ok((config, rules.ruleset))
+    }
+}
+
+/// What leaves by each port of a thread.
+fn lines(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Line> {
+    let line = |(at, (port, _)): (usize, &(Box<dyn Port>, _))| {
+        let caps = port.caps();
+        let routed = !config.taps.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
+        let hops = (routed && !caps.verdicts).then(|| Hops::new(&config.routes, at, caps.address));
+        Line::new(caps.verdicts, caps.send, hops)
+    };
+    ports.iter().enumerate().map(line).collect()
+}
+
+/// A gate, and how its ports hang together. A port's number is its place in the configuration; ports of VLANs follow.
+fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals) {
+    let mut ports = Ports::new();
+    let ids: Vec<_> = config.ports.iter().map(|port| ports.add(&port.name, port.addresses.clone())).collect();
+    let mut arrivals = Arrivals::none();
+    for (at, port) in config.ports.iter().enumerate() {
+        arrivals.add(ids[at], way(config, at, &ids));
+        for vlan in &port.vlans {
+            arrivals.tagged(vlan.id, ports.add(&vlan.name, Vec::new()));
+        }
+    }
+    let mut routes = Routes::new();
+    for route in &config.routes {
+        routes.add(
+            route.net,
+            route.len,
+            towpath_gate::gate::Route { port: ids[route.port], connected: true },
+        );
+    }
+    // Unpredictable: nobody can make states collide from outside.
+    let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
+    let mut gate = Gate::new(ruleset.clone(), ports, state::Settings::default(), seed);
+    gate.set_routes(routes);
+    settings(config).give(&mut gate);
+    (gate, arrivals)
+}
+
+fn way(config: &Config, port: usize, ids: &[towpath_gate::gate::PortId]) -> Way {
+    if config.ports[port].driver.returns() {
+        return Way::Back;
+    }
+    if config.taps.contains(&port) {
+        return Way::Nowhere;
+    }
+    let bridge = config.bridges.iter().find(|bridge| bridge.ports.contains(&port));
+    bridge.map_or(Way::Router, |bridge| {
+        let other = if bridge.ports[0] == port { bridge.ports[1] } else { bridge.ports[0] };
+        Way::Bridge { xmit: ids[other], walk_out: bridge.walk_out }
+    })
+}
+
+fn settings(config: &Config) -> Settings {
+    let mut settings = Settings::default();
+    for (name, value) in &config.settings {
+        settings.set(name, *value).expect("the configuration was checked");
+    }
+    settings
+}
+
+fn spawn(number: usize, parts: Parts, cpu: Option<usize>, done: Bell) -> Result<JoinHandle<Report>, Failure> {
+    let body = move || {
+        if let Some(cpu) = cpu {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(cpu);
+            if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+                log::warn!("the engine cannot stay on processor {cpu}: {error}");
+            }
+        }
+        let report = Worker::new(parts).run();
+        done.ring();
+        report
+    };
+    let thread = std::thread::Builder::new().name(format!("engine-{number}"));
+    thread.spawn(body).map_err(|error| Failure::System("no thread", error))
+}
+
+/// Pipes that become readable when the engine is to stop, and when it is to read its files again.
+fn signals() -> io::Result<(UnixStream, UnixStream)> {
+    let (stop, write) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
+    signal_hook::low_level::pipe::register(SIGINT, write)?;
+    let (hup, write) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(SIGHUP, write)?;
+    stop.set_nonblocking(true)?;
+    hup.set_nonblocking(true)?;
+    Ok((stop, hup))
+}
+
+/// Whether there was a signal since this was asked.
+fn heard(pipe: &mut UnixStream) -> bool {
+    let mut bytes = [0; 64];
+    let mut any = false;
+    loop {
+        match pipe.read(&mut bytes) {
+            Ok(0) => return any,
+            Ok(_) => any = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return any,
+        }
+    }
+}
+
+fn sleep_on(what: &[&impl AsFd], timeout: Duration) {
+    let mut fds: Vec<PollFd<'_>> = what.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
+    doze(&mut fds, timeout);
+}
+
+fn doze(fds: &mut [PollFd<'_>], timeout: Duration) {
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    // Interrupted by a signal, or woken: the caller looks in any case.
+    let _ = poll(fds, Some(&timeout));
+}

@@ -1,0 +1,59 @@
+//! A port of two captures: packets come from one, and what leaves goes to the other.
+
+use towpath_port::pcap::{Reader, Writer};
+use towpath_port::{Burst, Caps, Error, Frame, Port, Received, Stats};
+
+/// See the module's text.
+pub(super) struct Captures {
+    reader: Option<Reader>,
+    writer: Option<Writer>,
+}
+
+impl Captures {
+    pub(super) fn new(reader: Option<Reader>, writer: Option<Writer>) -> Self {
+        Self { reader, writer }
+    }
+}
+
+impl Port for Captures {
+    fn name(&self) -> &str {
+        "captures"
+    }
+
+    fn caps(&self) -> Caps {
+        let mut caps = self.reader.as_ref().map(Port::caps).unwrap_or_default();
+        caps.send = self.writer.is_some();
+        caps
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        match &mut self.reader {
+            Some(reader) => reader.receive(burst),
+            None => {
+                burst.clear();
+                Ok(Received::End)
+            }
+        }
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        match &mut self.writer {
+            Some(writer) => writer.send(frames),
+            None => Err(Error::Direction { name: self.name().to_owned(), verb: "send" }),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.writer.as_mut().map_or(Ok(()), Port::flush)
+    }
+
+    fn stats(&mut self) -> Stats {
+        let mut stats = self.reader.as_mut().map(Port::stats).unwrap_or_default();
+        if let Some(writer) = &mut self.writer {
+            let sent = writer.stats();
+            stats.sent = sent.sent;
+            stats.sent_bytes = sent.sent_bytes;
+        }
+        stats
+    }
+}

@@ -1,0 +1,216 @@
+//! What an engine between live ports needs from outside: the clock, the way out, and who looks at it.
+//!
+//! A packet that leaves as it came is only noted, by its index in the burst; one that was changed, kept or made here is
+//! copied. When the burst is handled, the worker gives each port what leaves by it, in order.
+
+use std::convert::Infallible;
+use std::time::Instant;
+
+use towpath_gate::gate::PortId;
+use towpath_port::{Burst, Frame, LinkType, Verdict};
+
+use super::hop::Hops;
+use crate::control::{Desk, Observed, rows};
+use crate::engine::{Edge, Meta};
+use crate::inspector::Inspector;
+
+/// Most packets that may wait for one port, and their bytes: what the engine keeps at most, and as much again.
+const COPIES: usize = 16_384;
+const COPY_BYTES: usize = 32 << 20;
+
+/// See the module's text.
+pub(super) struct Outside {
+    start: Instant,
+    /// By port.
+    pub(super) lines: Vec<Line>,
+    desk: Option<Desk>,
+    scratch: Vec<u8>,
+}
+
+/// What leaves by one port.
+pub(super) struct Line {
+    pub(super) leaving: Vec<Leaving>,
+    pub(super) copies: Burst,
+    /// What the kernel waits for, when it holds the packets.
+    pub(super) verdicts: Vec<(Verdict, towpath_port::Meta, Option<usize>)>,
+    /// The kernel holds the packets of this port until their verdict.
+    pub(super) holds: bool,
+    /// It can send.
+    pub(super) sends: bool,
+    /// Packets to this port are routed.
+    pub(super) hops: Option<Hops>,
+    pub(super) lost: Lost,
+}
+
+/// One packet on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// That of the burst.
+    Came(usize),
+    /// That of the copies.
+    Copy(usize),
+}
+
+/// Packets that passed and were not sent, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lost {
+    /// There was no room to keep them until they are sent.
+    pub(super) no_room: u64,
+    /// The port took no more.
+    pub(super) full: u64,
+    /// The port refused them.
+    pub(super) refused: u64,
+    /// They had no hop left.
+    pub(super) expired: u64,
+    /// Nobody knows their next hop.
+    pub(super) no_hop: u64,
+}
+
+impl Lost {
+    /// The reasons with their counters.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        let Self { no_room, full, refused, expired, no_hop } = *self;
+        [("no_room", no_room), ("full", full), ("refused", refused), ("expired", expired), ("no_hop", no_hop)]
+            .into_iter()
+    }
+}
+
+impl Line {
+    pub(super) fn new(holds: bool, sends: bool, hops: Option<Hops>) -> Self {
+        Self {
+            leaving: Vec::new(),
+            copies: Burst::with_bytes(COPIES, COPY_BYTES),
+            verdicts: Vec::new(),
+            holds,
+            sends,
+            hops,
+            lost: Lost::default(),
+        }
+    }
+
+    fn copy(&mut self, bytes: &[u8], meta: &Meta) -> Option<usize> {
+        let frame = Frame {
+            bytes,
+            wire_len: meta.wire_len,
+            time_ns: meta.time,
+            link: LinkType(meta.link_type),
+            interface: 0,
+            meta: meta.port,
+        };
+        match self.copies.push(frame) {
+            Ok(()) => Some(self.copies.len() - 1),
+            Err(_) => {
+                self.lost.no_room += 1;
+                None
+            }
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8], meta: &Meta) {
+        if let Some(at) = self.copy(bytes, meta) {
+            self.leaving.push(Leaving::Copy(at));
+        }
+    }
+
+    /// The kernel's own packet: it needs the verdict, and the bytes only when they are others.
+    fn answer(&mut self, bytes: &[u8], meta: &Meta) {
+        if !meta.changed {
+            return self.verdicts.push((Verdict::Accept, meta.port, None));
+        }
+        match self.copy(bytes, meta) {
+            Some(at) => self.verdicts.push((Verdict::Replace, meta.port, Some(at))),
+            None => self.verdicts.push((Verdict::Drop, meta.port, None)),
+        }
+    }
+
+    /// Nothing leaves any more.
+    pub(super) fn clear(&mut self) {
+        self.leaving.clear();
+        self.verdicts.clear();
+        self.copies.clear();
+    }
+}
+
+impl Outside {
+    /// `start` is the beginning of the clock: the same for all threads, whose states are the same.
+    pub(super) fn new(start: Instant, lines: Vec<Line>, desk: Option<Desk>) -> Self {
+        Self { start, lines, desk, scratch: Vec::new() }
+    }
+
+    /// Tells those who look about the ports.
+    pub(super) fn set_ports(&mut self, ports: Vec<rows::Port>) {
+        if let Some(desk) = &mut self.desk {
+            desk.set_ports(ports);
+        }
+    }
+
+    /// Nanoseconds of the clock that the engine lives by.
+    pub(super) fn wall(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn line(&mut self, port: PortId) -> Option<&mut Line> {
+        self.lines.get_mut(usize::from(port.0))
+    }
+}
+
+impl Edge for Outside {
+    type Channel = Inspector;
+    type Error = Infallible;
+
+    fn now(&mut self) -> u64 {
+        self.wall()
+    }
+
+    fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
+        let Self { lines, scratch, .. } = self;
+        let Some(line) = meta.out.and_then(|port| lines.get_mut(usize::from(port.0))) else { return Ok(()) };
+        if meta.port.queued.is_some() {
+            line.answer(frame, meta);
+            return Ok(());
+        }
+        let Some(hops) = &line.hops else {
+            line.send(frame, meta);
+            return Ok(());
+        };
+        let mut meta = *meta;
+        match hops.forward(frame, &mut meta, scratch) {
+            Ok(()) => line.send(scratch, &meta),
+            Err(super::hop::Stuck::Expired) => line.lost.expired += 1,
+            Err(super::hop::Stuck::NoHop) => line.lost.no_hop += 1,
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
+        let Some(line) = meta.out.and_then(|port| self.line(port)) else { return Ok(()) };
+        if line.hops.is_some() || meta.port.queued.is_some() {
+            return self.send(frame, meta);
+        }
+        line.leaving.push(Leaving::Came(index));
+        Ok(())
+    }
+
+    fn discard(&mut self, meta: &Meta) {
+        if meta.port.queued.is_some()
+            && let Some(line) = self.lines.get_mut(meta.interface as usize)
+        {
+            line.verdicts.push((Verdict::Drop, meta.port, None));
+        }
+    }
+
+    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine))
+    }
+
+    fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
+        // By the interface that the packet came from: its VLAN has a port of its own, but not a line.
+        let _ = port;
+        let Some(line) = self.lines.get_mut(meta.interface as usize) else { return false };
+        if line.holds || !line.sends {
+            return false;
+        }
+        line.send(frame, meta);
+        true
+    }
+}

@@ -1,0 +1,53 @@
+//! What the administrator tells a worker, and how it wakes it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use towpath_gate::state::Keepalive;
+
+use crate::inspector::Inspector;
+
+/// What the administrator tells a worker.
+#[derive(Debug)]
+pub enum Order {
+    /// An inspector has attached to a queue; the number names its channel.
+    Join(u16, u32, Box<Inspector>),
+    /// Everybody who was to be there at the start has attached: packets are received from now on.
+    Begin,
+    /// Segments for silent connections, to be sent by their routes.
+    Keepalives(Vec<Keepalive>),
+    /// Nothing more is received; what inspectors have is waited for.
+    Drain,
+}
+
+/// Wakes a worker that sleeps. Ringing does not block.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    /// A bell that nobody has rung.
+    ///
+    /// # Errors
+    /// When eventfd(2) fails.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Wakes who sleeps.
+    pub fn ring(&self) {
+        // Full: nobody has looked for 2^64 rings.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Takes the rings so far.
+    pub fn hush(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

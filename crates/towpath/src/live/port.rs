@@ -1,0 +1,74 @@
+//! Opens the ports of a configuration.
+
+use towpath_port::{Error, Port, af_packet, af_xdp, nfqueue, pcap, tun};
+
+use super::captures::Captures;
+use super::named::Named;
+use crate::config::{self, Driver};
+
+/// Opens the port `at`, once for each thread.
+///
+/// # Errors
+/// Why it cannot be had, and what to do.
+pub(super) fn open(at: usize, port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+    let name = &port.name;
+    match &port.driver {
+        Driver::AfPacket { interface, offload } => {
+            // The two directions of a connection go to the same place in every group, and so to the same thread.
+            let fanout = (threads > 1).then(|| af_packet::Fanout::Hash(group(at)));
+            let socket = |thread| {
+                let config = af_packet::Config {
+                    vnet_hdr: *offload,
+                    fanout,
+                    queue: thread as u16,
+                    ..af_packet::Config::new(interface)
+                };
+                Ok(named(name, af_packet::Socket::open(config)?))
+            };
+            (0..threads).map(socket).collect()
+        }
+        Driver::AfXdp { interface, native, zero_copy, multi_buffer, closed } => {
+            let pin = || format!("/sys/fs/bpf/towpath-{interface}").into();
+            let config = af_xdp::Config {
+                mode: if *native { af_xdp::Mode::Native } else { af_xdp::Mode::Skb },
+                zero_copy: *zero_copy,
+                multi_buffer: *multi_buffer,
+                after: if *closed { af_xdp::After::Drop(pin()) } else { af_xdp::After::Pass },
+                ..af_xdp::Config::new(interface)
+            };
+            let sockets = af_xdp::Socket::open_queues(&config, threads as u32)?;
+            Ok(sockets.into_iter().map(|socket| named(name, socket)).collect())
+        }
+        Driver::Tun { device, tap, offload } => {
+            let config = if *tap { tun::Config::tap(device) } else { tun::Config::tun(device) };
+            let config = tun::Config { vnet_hdr: *offload, ..config };
+            if threads == 1 {
+                return Ok(vec![named(name, tun::Device::open(config)?)]);
+            }
+            let devices = tun::Device::open_queues(&config, threads as u16)?;
+            Ok(devices.into_iter().map(|device| named(name, device)).collect())
+        }
+        driver @ (Driver::Nfqueue { .. } | Driver::Pcap { .. }) if threads > 1 => Err(Error::Config {
+            name: name.clone(),
+            what: format!("{} ports have one thread: set [engine] threads = 1", driver.word()),
+        }),
+        &Driver::Nfqueue { queue, fail_open, copy_range, gso } => {
+            let config = nfqueue::Config { fail_open, copy_range, gso, ..nfqueue::Config::new(queue) };
+            Ok(vec![named(name, nfqueue::Queue::open(config)?)])
+        }
+        Driver::Pcap { read, write } => {
+            let reader = read.as_ref().map(pcap::Reader::open).transpose()?;
+            let writer = write.as_ref().map(pcap::Writer::create).transpose()?;
+            Ok(vec![named(name, Captures::new(reader, writer))])
+        }
+    }
+}
+
+fn named(name: &str, port: impl Port + 'static) -> Box<dyn Port> {
+    Box::new(Named::new(name, port))
+}
+
+/// A fan-out group of this process and port: two engines on one interface shall not share packets by accident.
+fn group(at: usize) -> u16 {
+    (std::process::id() as u16).wrapping_mul(257).wrapping_add(at as u16)
+}

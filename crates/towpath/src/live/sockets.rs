@@ -1,0 +1,174 @@
+//! Where inspectors attach, and the processes that the engine starts itself.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use towpath_ring::{Allow, Channel, Config, Endpoint};
+
+use crate::config;
+use crate::inspector::Error;
+
+/// How long a process that ended waits before it is started again: at first, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A process that has run for so long did not end because of how it was started.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// The socket of one queue.
+pub(super) struct Socket {
+    pub(super) queue: u16,
+    path: PathBuf,
+    endpoint: Endpoint,
+    kids: Vec<Kid>,
+    /// Holds the socket when the configuration names none.
+    _directory: Option<TempDir>,
+}
+
+/// A process that the engine keeps running.
+struct Kid {
+    words: Vec<String>,
+    child: Option<Child>,
+    started: Instant,
+    pause: Duration,
+}
+
+impl Socket {
+    /// Makes the socket of a queue. No process is started yet.
+    pub(super) fn bind(queue: &config::Queue, threads: usize) -> Result<Self, Error> {
+        let number = queue.number;
+        let system = |source| Error::System { queue: number, source };
+        let inspectors = &queue.inspectors;
+        let (path, directory) = match &inspectors.socket {
+            Some(path) => (path.clone(), None),
+            None => {
+                // tempdir gives it mode 0700.
+                let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
+                (directory.path().join(format!("queue-{number}.sock")), Some(directory))
+            }
+        };
+        super::make_directory_of(&path);
+        let mut users = vec![rustix::process::geteuid().as_raw(), 0];
+        users.extend(&inspectors.users.ids);
+        users.sort_unstable();
+        users.dedup();
+        let config = Config {
+            allow: Allow::Users(users),
+            lanes: threads as u32,
+            deadline: Some(Duration::from_nanos(queue.policy.deadline)),
+            // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
+            violations_max: 0,
+            ..Config::default()
+        };
+        let endpoint =
+            Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
+        // Who may attach is asked of the kernel; the file only has to let them try.
+        let open = if inspectors.users.ids.is_empty() { 0o600 } else { 0o666 };
+        let mode = Permissions::from_mode(inspectors.mode.unwrap_or(open));
+        std::fs::set_permissions(&path, mode).map_err(system)?;
+        let kid = |words: &Vec<String>| Kid {
+            words: words.clone(),
+            child: None,
+            started: Instant::now(),
+            pause: Duration::ZERO,
+        };
+        let kids =
+            inspectors.commands.iter().flat_map(|words| std::iter::repeat_n(words, inspectors.workers));
+        let kids = kids.map(kid).collect();
+        Ok(Self { queue: number, path, endpoint, kids, _directory: directory })
+    }
+
+    /// Starts every process for the first time.
+    pub(super) fn start(&mut self) -> Result<usize, Error> {
+        for kid in &mut self.kids {
+            let program = kid.words[0].clone();
+            kid.start(&self.path).map_err(|source| Error::Start { queue: self.queue, program, source })?;
+        }
+        Ok(self.kids.len())
+    }
+
+    /// Who has attached by now.
+    pub(super) fn accept(&mut self) -> io::Result<Option<Channel>> {
+        self.endpoint.accept()
+    }
+
+    /// Starts processes again that have ended, each after its pause. With `first`, one that has ended is an error.
+    pub(super) fn look_after(&mut self, first: bool) -> Result<(), Error> {
+        for kid in &mut self.kids {
+            let Some(child) = &mut kid.child else {
+                if kid.started.elapsed() >= kid.pause
+                    && let Err(error) = kid.start(&self.path)
+                {
+                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, kid.words[0]);
+                    kid.wait_longer();
+                }
+                continue;
+            };
+            let Ok(Some(status)) = child.try_wait() else { continue };
+            let program = kid.words[0].clone();
+            if first {
+                return Err(Error::Ended { queue: self.queue, program, status });
+            }
+            if kid.started.elapsed() >= SETTLED {
+                kid.pause = Duration::ZERO;
+            }
+            kid.wait_longer();
+            let seconds = kid.pause.as_secs();
+            log::warn!(
+                "queue {}: `{program}` has ended ({status}); it is started again in {seconds} s",
+                self.queue
+            );
+        }
+        Ok(())
+    }
+
+    /// Gives the processes so long to end, then ends them.
+    pub(super) fn stop(mut self, patience: Duration) {
+        let start = Instant::now();
+        for kid in &mut self.kids {
+            let Some(child) = &mut kid.child else { continue };
+            while start.elapsed() < patience && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.endpoint.as_fd()
+    }
+}
+
+impl Kid {
+    fn start(&mut self, socket: &std::path::Path) -> io::Result<()> {
+        let (first, rest) = self.words.split_first().expect("a command has a first word");
+        let program = match first.as_str() {
+            "towpath" => std::env::current_exe()?,
+            other => other.into(),
+        };
+        self.started = Instant::now();
+        let child = Command::new(program)
+            .args(rest)
+            .env("TOWPATH_SOCKET", socket)
+            .stdin(Stdio::null())
+            .stdout(io::stderr())
+            .spawn()?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    fn wait_longer(&mut self) {
+        self.child = None;
+        self.started = Instant::now();
+        self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+    }
+}

@@ -1,0 +1,416 @@
+//! A thread that has packets: its ports, its engine, its inspectors' channels.
+//!
+//! One turn: every port is received from once, what came is handled, and each port gets what leaves by it. When a turn
+//! brought nothing, the worker looks for a while, then sleeps on everything that may bring something.
+
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+use towpath_gate::packet::Link;
+use towpath_port::{Burst, Frame, Header, LinkType, Port, Received, State};
+
+use super::edge::{Leaving, Line, Outside};
+use super::order::{Bell, Order};
+use crate::config::Wait;
+use crate::control::rows;
+use crate::engine::{Engine, Meta};
+use crate::inspector::Inspector;
+use crate::report::Report;
+use crate::rulebook::Clock;
+
+/// How often ports are looked at, and how long a worker sleeps at most.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Turns between two looks at the time while packets come.
+const TURNS: u32 = 256;
+
+/// How often a port that has no room is offered the rest of a burst again.
+const TRIES: usize = 16;
+
+/// See the module's text.
+pub struct Worker {
+    engine: Engine<Outside>,
+    ports: Vec<Live>,
+    burst: Burst,
+    orders: Receiver<Order>,
+    bell: Bell,
+    wait: Wait,
+    drain: Duration,
+    /// Lines of `log` rules go there.
+    log: SyncSender<String>,
+    unlogged: u64,
+    /// The time, for who looks at the states.
+    clock: Clock,
+}
+
+/// A port and what became of it.
+struct Live {
+    port: Box<dyn Port>,
+    /// The driver's word.
+    driver: &'static str,
+    state: State,
+    /// Nothing will come any more.
+    ended: bool,
+    /// Errors so far.
+    errors: u64,
+}
+
+/// What a worker is made of.
+pub(super) struct Parts {
+    pub(super) engine: Engine<Outside>,
+    /// The ports, and their drivers' words.
+    pub(super) ports: Vec<(Box<dyn Port>, &'static str)>,
+    pub(super) burst: usize,
+    pub(super) orders: Receiver<Order>,
+    pub(super) bell: Bell,
+    pub(super) wait: Wait,
+    pub(super) drain: Duration,
+    pub(super) log: SyncSender<String>,
+    pub(super) clock: Clock,
+}
+
+impl Worker {
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { engine, ports, burst, orders, bell, wait, drain, log, clock } = parts;
+        let live = |(port, driver): (Box<dyn Port>, &'static str)| {
+            let ended = !port.caps().receive;
+            Live { port, driver, state: State::Up, ended, errors: 0 }
+        };
+        let ports = ports.into_iter().map(live).collect();
+        Self { engine, ports, burst: Burst::new(burst), orders, bell, wait, drain, log, unlogged: 0, clock }
+    }
+
+    /// Runs until it is told to drain, or nothing will come any more.
+    pub fn run(mut self) -> Report {
+        let mut quiet: Option<Instant> = None;
+        let mut turns = 0;
+        let mut looked = Instant::now();
+        self.show_ports();
+        self.wait_for_the_start();
+        while self.take_orders() && !self.ports.iter().all(|live| live.ended) {
+            let came = self.turn();
+            turns += 1;
+            if !came || turns % TURNS == 0 {
+                let now = Instant::now();
+                if now - looked >= TICK {
+                    looked = now;
+                    self.look_at_ports();
+                    self.show_ports();
+                    // Inspectors that are gone are noticed while nobody sleeps, too.
+                    self.engine.disarm();
+                }
+                if came {
+                    quiet = None;
+                    continue;
+                }
+                self.idle();
+                match self.wait {
+                    Wait::Spin => std::hint::spin_loop(),
+                    Wait::Park(look) if now - *quiet.get_or_insert(now) >= look => {
+                        if self.park() {
+                            looked = Instant::now() - TICK;
+                        }
+                        quiet = None;
+                    }
+                    Wait::Park(_) => std::hint::spin_loop(),
+                }
+            }
+        }
+        self.finish()
+    }
+
+    /// Receives from every port once, and sends what leaves. Returns whether anything came.
+    fn turn(&mut self) -> bool {
+        let mut came = false;
+        for at in 0..self.ports.len() {
+            let live = &mut self.ports[at];
+            if live.ended || live.state == State::Gone {
+                continue;
+            }
+            match live.port.receive(&mut self.burst) {
+                Ok(Received::Nothing) => continue,
+                Ok(Received::End) => live.ended = true,
+                Ok(Received::Frames) => {}
+                Err(error) => live.complain(&error),
+            }
+            if self.burst.is_empty() {
+                continue;
+            }
+            came = true;
+            let frames = self.burst.iter().map(|frame| (frame.bytes, meta(&frame, at)));
+            let Ok(()) = self.engine.handle_burst(frames);
+            self.transmit();
+            self.burst.clear();
+        }
+        if came {
+            self.tell();
+        }
+        came
+    }
+
+    /// Collects what inspectors have decided, while nothing comes.
+    fn idle(&mut self) {
+        let Ok(()) = self.engine.idle();
+        self.transmit();
+        self.tell();
+    }
+
+    /// Gives each port what leaves by it.
+    fn transmit(&mut self) {
+        let Self { engine, ports, burst, .. } = self;
+        for (line, live) in engine.edge_mut().lines.iter_mut().zip(ports) {
+            if !line.leaving.is_empty() {
+                live.send(line, burst);
+            }
+            if !line.verdicts.is_empty() {
+                live.decide(line);
+            }
+            line.clear();
+        }
+    }
+
+    /// Says what time it is, and hands the lines of `log` rules over. Nobody waits for who prints them.
+    fn tell(&mut self) {
+        self.clock.set(self.engine.clock());
+        let Self { engine, log, unlogged, .. } = self;
+        let walker = engine.walker_mut();
+        while let Some(logged) = walker.log().take() {
+            let port = logged.port.and_then(|port| walker.ports().name(port));
+            if log.try_send(logged.line(port).to_string()).is_err() {
+                *unlogged += 1;
+            }
+        }
+    }
+
+    /// Carries out what the administrator said. False when it is to drain.
+    fn take_orders(&mut self) -> bool {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Join(queue, channel, inspector) => self.join(queue, channel, *inspector),
+                Order::Keepalives(due) => {
+                    for keepalive in due {
+                        let Ok(()) = self.engine.send_keepalive(&keepalive);
+                    }
+                    self.transmit();
+                }
+                Order::Begin => {}
+                Order::Drain => return false,
+            }
+        }
+        true
+    }
+
+    /// Packets that come before everybody has attached wait in the kernel.
+    fn wait_for_the_start(&mut self) {
+        loop {
+            match self.orders.recv() {
+                Ok(Order::Begin) | Err(_) => return,
+                Ok(Order::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
+                Ok(Order::Keepalives(_)) => {}
+                Ok(Order::Drain) => {
+                    self.ports.iter_mut().for_each(|live| live.ended = true);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, queue: u16, channel: u32, inspector: Inspector) {
+        if self.engine.join(queue, channel, inspector).is_err() {
+            log::warn!("queue {queue}: there is no such queue; its inspector was let go");
+        }
+    }
+
+    /// Sleeps until something comes. Returns whether a port has an error.
+    fn park(&mut self) -> bool {
+        let mut trouble = false;
+        // Nothing that the rules let go of waits for this thread while it sleeps.
+        self.engine.walker_mut().idle();
+        if self.engine.arm() {
+            let now = self.engine.edge_mut().wall();
+            let due =
+                self.engine.deadline().map_or(TICK, |due| Duration::from_nanos(due.saturating_sub(now)));
+            let sleep = due.min(TICK);
+            let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
+            let watched = self.ports.iter().filter(|live| !live.ended && live.state == State::Up);
+            let mut fds: Vec<PollFd<'_>> = watched
+                .filter_map(|live| live.port.poll_fd())
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            let ports = fds.len();
+            fds.push(PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN));
+            fds.extend(self.engine.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            // Interrupted by a signal, or woken: the caller looks again in any case.
+            let _ = poll(&mut fds, Some(&timeout));
+            trouble = fds[..ports].iter().any(|fd| fd.revents().intersects(PollFlags::ERR | PollFlags::HUP));
+        }
+        self.engine.disarm();
+        self.bell.hush();
+        trouble
+    }
+
+    /// Whether each interface is there; one that has come back is taken up again.
+    fn look_at_ports(&mut self) {
+        for live in &mut self.ports {
+            let before = live.state;
+            match live.port.state() {
+                Ok(State::Gone) => match live.port.reopen() {
+                    Ok(()) => live.state = live.port.state().unwrap_or(State::Gone),
+                    Err(error) => {
+                        if before != State::Gone {
+                            log::warn!("{}: {error}", live.port.name());
+                        }
+                        live.state = State::Gone;
+                    }
+                },
+                Ok(state) => live.state = state,
+                Err(error) => live.complain(&error),
+            }
+            let name = live.port.name();
+            match (before, live.state) {
+                (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
+                (State::Up | State::Down, State::Gone) => log::warn!("{name}: its interface is gone"),
+                (State::Down | State::Gone, State::Up) => log::info!("{name}: its interface is up again"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Tells those who look what the ports have done.
+    fn show_ports(&mut self) {
+        let Self { engine, ports, .. } = self;
+        let row = |(live, line): (&mut Live, &Line)| {
+            let stats = live.port.stats();
+            let lost = stats.dropped.iter().chain(line.lost.iter()).filter(|(_, count)| *count > 0);
+            rows::Port {
+                name: live.port.name().to_owned(),
+                driver: live.driver.to_owned(),
+                state: match live.state {
+                    State::Up => "up".to_owned(),
+                    State::Down => "down".to_owned(),
+                    State::Gone => "gone".to_owned(),
+                },
+                received: stats.received,
+                received_bytes: stats.received_bytes,
+                sent: stats.sent,
+                sent_bytes: stats.sent_bytes,
+                lost: lost.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+            }
+        };
+        let rows = ports.iter_mut().zip(&engine.edge_mut().lines).map(row).collect();
+        engine.edge_mut().set_ports(rows);
+    }
+
+    /// Waits for what inspectors have, so long and no longer.
+    fn finish(mut self) -> Report {
+        let start = Instant::now();
+        while !self.engine.is_drained() && start.elapsed() < self.drain {
+            self.idle();
+            if !self.engine.is_drained() {
+                self.park();
+            }
+        }
+        let left = !self.engine.is_drained();
+        if left {
+            log::warn!(
+                "inspectors still had packets after {:.1} s; they are dropped",
+                self.drain.as_secs_f64()
+            );
+        }
+        for live in &mut self.ports {
+            if let Err(error) = live.port.flush() {
+                live.complain(&error);
+            }
+        }
+        if self.unlogged > 0 {
+            log::warn!("{} lines of log rules were left out", self.unlogged);
+        }
+        self.engine.report()
+    }
+}
+
+impl Live {
+    fn send(&mut self, line: &mut Line, burst: &Burst) {
+        let Line { leaving, copies, lost, .. } = line;
+        let (mut done, mut tries) = (0, 0);
+        while done < leaving.len() {
+            let mut pulled = 0;
+            let mut frames = leaving[done..].iter().map(|leaving| {
+                pulled += 1;
+                match *leaving {
+                    Leaving::Came(at) => burst.frame(at),
+                    Leaving::Copy(at) => copies.frame(at),
+                }
+            });
+            match self.port.send(&mut frames) {
+                Ok(sent) => {
+                    done += sent;
+                    if done < leaving.len() {
+                        tries += 1;
+                        if tries > TRIES {
+                            lost.full += (leaving.len() - done) as u64;
+                            break;
+                        }
+                    }
+                }
+                Err(error) => {
+                    // The frame that was pulled last is not sent, those before it are.
+                    lost.refused += 1;
+                    done += pulled.max(1);
+                    self.complain(&error);
+                }
+            }
+        }
+        if let Err(error) = self.port.flush() {
+            self.complain(&error);
+        }
+    }
+
+    fn decide(&mut self, line: &mut Line) {
+        for (verdict, meta, copy) in &line.verdicts {
+            let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
+            let frame = copy.map_or_else(plain, |at| line.copies.frame(at));
+            if let Err(error) = self.port.verdict(frame, *verdict) {
+                line.lost.refused += 1;
+                self.complain(&error);
+            }
+        }
+        if let Err(error) = self.port.flush() {
+            self.complain(&error);
+        }
+    }
+
+    /// Says what is wrong: the first time, and then ever more rarely.
+    fn complain(&mut self, error: &towpath_port::Error) {
+        self.errors += 1;
+        if self.errors.is_power_of_two() {
+            log::warn!("{error} ({} so far)", self.errors);
+        }
+    }
+}
+
+fn meta(frame: &Frame<'_>, port: usize) -> Meta {
+    Meta {
+        wire_len: frame.wire_len,
+        time: frame.time_ns,
+        link: link(frame.link),
+        link_type: frame.link.0,
+        interface: port as u32,
+        out: None,
+        changed: false,
+        port: frame.meta,
+    }
+}
+
+fn link(link: LinkType) -> Link {
+    match link.header() {
+        Header::Ethernet => Link::Ethernet,
+        Header::Ip => Link::Ip,
+        Header::Null => Link::Null,
+        Header::Sll => Link::Sll,
+        Header::Sll2 => Link::Sll2,
+        Header::Other => Link::Other,
+    }
+}

@@ -1,0 +1,373 @@
+//! The rules of a running engine, for those who look at them and change them.
+//!
+//! Packets go by [`Walker`](towpath_gate::gate::Walker)s and never wait for what is done here. The gate itself is behind a
+//! lock, which its administrator and the control socket's thread take in turn.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use towpath_gate::gate::{BadSnapshot, Diff, Restored, StatePolicy};
+use towpath_gate::rules::{Diagnostic, Ruleset};
+use towpath_gate::state::{Cursor, Keepalive, Listed, SettingError, StateEvent, Top};
+use towpath_gate::{Gate, Time};
+
+use crate::report;
+use crate::settings::{Settings, short};
+
+/// See the module's text.
+pub struct Rulebook {
+    book: Mutex<Book>,
+    clock: Clock,
+}
+
+struct Book {
+    gate: Gate,
+    /// What the gate was given last.
+    ruleset: Ruleset,
+    default_allow: bool,
+}
+
+/// The time that an engine's states live by, as the engine last said it.
+#[derive(Clone, Debug, Default)]
+pub struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    /// What time it is. Several threads may say so: it never goes back.
+    pub fn set(&self, now: Time) {
+        // Relaxed, both: a moment that is a little old is as good, and guards nothing.
+        if self.0.load(Ordering::Relaxed) < now.as_nanos() {
+            self.0.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// What time it was when the engine last said so.
+    pub fn now(&self) -> Time {
+        // Relaxed: see `set`.
+        Time::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// What a command did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// What it changed.
+    pub diff: Diff,
+    /// What is allowed but was probably not meant.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// One state of [`Rulebook::states`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateLine {
+    /// Number of its rule.
+    pub rule: u32,
+    /// As ipfw prints it.
+    pub text: String,
+    /// The same in parts.
+    pub parts: Box<towpath_gate::state::Listed>,
+    /// Name of its flow name.
+    pub name: String,
+}
+
+/// Something that happened to a state, or to all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Nanoseconds of the engine's clock.
+    pub at: u64,
+    /// What happened, in a word or two.
+    pub what: &'static str,
+    /// The state as it was then; none for what happens to all.
+    pub state: Option<StateLine>,
+}
+
+/// Events that may wait at each thread until they are taken.
+const EVENTS: usize = 65_536;
+
+impl StateLine {
+    fn new(state: Listed, gate: &Gate, verbose: bool) -> Self {
+        let rule = gate.rule_number(state.rule);
+        let text = state.line(rule, |name| gate.flow_name(name)).verbose(verbose).to_string();
+        let name = gate.flow_name(state.name).to_owned();
+        Self { rule, text, name, parts: Box::new(state) }
+    }
+}
+
+impl Rulebook {
+    /// The rules of `gate`, which was made of `ruleset`.
+    pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
+        Self { book: Mutex::new(Book { gate, ruleset, default_allow }), clock: Clock::default() }
+    }
+
+    /// Where the engine says what time it is.
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // What is in there is whole after every step: a panic elsewhere does not spoil it.
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of what no thread goes by any more. To be called from time to time.
+    pub fn tidy(&self) {
+        let now = self.clock.now();
+        self.book().gate.expire(now, 0);
+    }
+
+    /// Takes other rules, and settings, in one step.
+    pub fn replace(
+        &self,
+        ruleset: Ruleset,
+        default_allow: bool,
+        policy: StatePolicy,
+        settings: Option<Settings>,
+    ) -> Diff {
+        let now = self.clock.now();
+        let mut book = self.book();
+        book.ruleset = ruleset.clone();
+        book.default_allow = default_allow;
+        if let Some(settings) = settings {
+            settings.give(&mut book.gate);
+        }
+        book.gate.reload(ruleset, policy, now)
+    }
+
+    /// Carries out commands of a rule file (`add`, `delete`, `table`, `set`, `zero`, ...), one a line: all of them in one
+    /// step, or none.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub fn command(&self, text: &str) -> Result<Done, Vec<Diagnostic>> {
+        let now = self.clock.now();
+        let mut book = self.book();
+        let before = book.ruleset.to_text();
+        let lines = before.lines().count() as u32;
+        let own = |mut found: Diagnostic| {
+            found.line = found.line.saturating_sub(lines);
+            found.file = "command".into();
+            found
+        };
+        let parsed = Ruleset::parse("command", &(before + text));
+        let ruleset = match parsed.ruleset {
+            Ok(ruleset) => ruleset.with_default_allow(book.default_allow),
+            Err(errors) => return Err(errors.into_iter().map(own).collect()),
+        };
+        let warnings = parsed.warnings.into_iter().filter(|found| found.line > lines).map(own).collect();
+        let mut diff = Diff::default();
+        if !ruleset.same_as(&book.ruleset) {
+            book.ruleset = ruleset.clone();
+            let policy = match book.gate.states().settings().dyn_keep_states {
+                true => StatePolicy::Keep,
+                false => StatePolicy::Delete,
+            };
+            diff = book.gate.reload(ruleset, policy, now);
+        }
+        for line in text.lines() {
+            zero(line, &mut book.gate);
+        }
+        Ok(Done { diff, warnings })
+    }
+
+    /// Every rule with its counters, the default rule last.
+    pub fn rules(&self) -> Vec<report::Rule> {
+        self.book().gate.show().into_iter().map(report::Rule::from).collect()
+    }
+
+    /// The whole configuration as a rule file that reads back as the same.
+    pub fn to_text(&self) -> String {
+        self.book().ruleset.to_text()
+    }
+
+    /// Up to `max` states from `from` on, and where to go on; none at the end. No state comes twice, and none that lives
+    /// throughout is missed.
+    pub fn states(&self, from: Cursor, max: usize, verbose: bool) -> (Vec<StateLine>, Option<Cursor>) {
+        let now = self.clock.now();
+        let book = self.book();
+        let gate = &book.gate;
+        let mut lines = Vec::new();
+        let mut next = None;
+        for (state, cursor) in gate.states().dump(from, now).take(max) {
+            lines.push(StateLine::new(state, gate, verbose));
+            next = Some(cursor);
+        }
+        let next = next.filter(|_| lines.len() == max);
+        (lines, next)
+    }
+
+    /// The states that most goes through, at most `max` of them.
+    pub fn top(&self, max: usize, by: Top) -> Vec<StateLine> {
+        let now = self.clock.now();
+        let book = self.book();
+        let line = |state| StateLine::new(state, &book.gate, false);
+        book.gate.states().top(max, by, now).into_iter().map(line).collect()
+    }
+
+    /// Whether what happens to states is to be told from now on.
+    pub fn watch(&self, on: bool) {
+        self.book().gate.states_mut().watch(if on { EVENTS } else { 0 });
+    }
+
+    /// What happened to states since this was asked last, and how many events found no room since the beginning.
+    pub fn events(&self) -> (Vec<Event>, u64) {
+        let mut book = self.book();
+        let told = book.gate.states_mut().take_events();
+        let event = |event: StateEvent| Event {
+            at: event.at.as_nanos(),
+            what: event.what.as_str(),
+            state: event.state.map(|state| StateLine::new(state, &book.gate, false)),
+        };
+        let events = told.into_iter().map(event).collect();
+        (events, book.gate.states().events_lost())
+    }
+
+    /// The keepalives that are due; looks at `budget` states at most.
+    pub fn keepalives(&self, budget: usize) -> Vec<Keepalive> {
+        let now = self.clock.now();
+        let mut due = Vec::new();
+        self.book().gate.keepalives(now, budget, |keepalive| due.push(keepalive));
+        due
+    }
+
+    /// The tables: name, type, entries.
+    pub fn tables(&self) -> Vec<(String, String, usize)> {
+        let book = self.book();
+        let row = |(name, table): (&str, &towpath_gate::rules::table::Table)| {
+            (name.to_owned(), table.kind().to_string(), table.len())
+        };
+        book.ruleset.tables().map(row).collect()
+    }
+
+    /// The entries of a table, as ipfw prints them; `None` when there is no such table.
+    pub fn table(&self, name: &str) -> Option<Vec<(String, String)>> {
+        let book = self.book();
+        let (_, table) = book.ruleset.tables().find(|(other, _)| *other == name)?;
+        let row = |(key, value)| (table.show_key(&key), table.show_value(&value));
+        Some(table.list().into_iter().map(row).collect())
+    }
+
+    /// Gives the states that there are, in pieces, for a file.
+    pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
+        let now = self.clock.now();
+        self.book().gate.snapshot(now, piece);
+    }
+
+    /// Takes the states of a snapshot, whose time goes on at `now`.
+    ///
+    /// # Errors
+    /// The snapshot is not whole and right.
+    pub fn restore(&self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
+        self.book().gate.restore(snapshot, now)
+    }
+
+    /// Every setting, and what can only be read.
+    pub fn settings(&self) -> Vec<(&'static str, u64)> {
+        let book = self.book();
+        let mut rows = Settings::of(&book.gate).rows();
+        let states = book.gate.states();
+        rows.push(("dyn_count", states.len() as u64));
+        rows.push(("dyn_parent_count", states.parents() as u64));
+        rows.push(("curr_max_length", states.curr_max_length() as u64));
+        rows.push(("static_count", book.ruleset.rules().len() as u64));
+        rows.push(("tables_count", book.ruleset.tables().count() as u64));
+        rows.push(("default_to_accept", book.default_allow.into()));
+        rows
+    }
+
+    /// Changes a setting. Returns its name, and its value before.
+    ///
+    /// # Errors
+    /// There is no such setting, it is read-only, or `value` is out of its range.
+    pub fn set(&self, name: &str, value: u64) -> Result<(String, u64), SettingError> {
+        let mut book = self.book();
+        let mut settings = Settings::of(&book.gate);
+        let short = short(name);
+        let before = settings.rows().into_iter().find(|(row, _)| *row == short).map_or(0, |(_, value)| value);
+        settings.set(name, value)?;
+        settings.give(&mut book.gate);
+        Ok((short.to_owned(), before))
+    }
+}
+
+/// `zero` and `zero N...` count anew; in a rule file they mean nothing yet.
+fn zero(line: &str, gate: &mut Gate) {
+    let mut words = line.split_whitespace().skip_while(|word| matches!(*word, "ipfw" | "-q" | "-f"));
+    if words.next() != Some("zero") {
+        return;
+    }
+    let mut any = false;
+    for number in words.map_while(|word| word.parse().ok()) {
+        any = true;
+        gate.zero(Some(number));
+    }
+    if !any {
+        gate.zero(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_gate::gate::{Dir, Ports, Step, Walk};
+    use towpath_gate::packet::Link;
+    use towpath_gate::{state, wire};
+
+    fn book(rules: &str) -> Rulebook {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let gate = Gate::new(ruleset.clone(), Ports::new(), state::Settings::default(), 1);
+        Rulebook::new(gate, ruleset, false)
+    }
+
+    /// A DNS query from 10.0.0.1.
+    fn walk(book: &Rulebook) -> Step {
+        let frame =
+            [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 4, 0, 0, 53, 0, 8, 0, 0];
+        let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+        let mut walk = Walk::new(Dir::In, None, None);
+        book.book().gate.walk(&mut walk, &packet, Time::from_secs(1))
+    }
+
+    #[test]
+    fn commands_are_carried_out_all_or_none() {
+        let book =
+            book("add 100 allow udp from any to any 53 keep-state\nadd 200 count ip from any to any\n");
+        assert_eq!(walk(&book), Step::Pass);
+        let done =
+            book.command("add 150 deny tcp from any to any\nadd 160 deny icmp from any to any\n").unwrap();
+        assert_eq!((done.diff.added.len(), done.diff.kept, done.diff.states_dropped), (2, 3, 0));
+        let errors = book.command("delete 150\nadd 170 allow tpc from any to any\n").unwrap_err();
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].to_string().starts_with("command:2:15: "), "{}", errors[0]);
+        let numbers: Vec<u32> = book.rules().iter().map(|rule| rule.number).collect();
+        assert_eq!(numbers, [100, 150, 160, 200, 65535]);
+        // The first rule's state and counter are still there, and go with it.
+        assert_eq!(book.rules()[0].packets, 1);
+        assert_eq!(book.states(Cursor::default(), 10, false).0.len(), 1);
+        let done = book.command("delete 100").unwrap();
+        assert_eq!((done.diff.removed.len(), done.diff.states_dropped), (1, 1));
+        assert!(matches!(walk(&book), Step::Drop(_)));
+    }
+
+    #[test]
+    fn zero_counts_anew() {
+        let book = book("add 100 allow udp from any to any\n");
+        walk(&book);
+        book.command("zero 200").unwrap();
+        assert_eq!(book.rules()[0].packets, 1);
+        book.command("ipfw -q zero 100").unwrap();
+        assert_eq!(book.rules()[0].packets, 0);
+    }
+
+    #[test]
+    fn tables_and_settings() {
+        let book = book("table t create type addr\nadd allow ip from table(t) to any\n");
+        assert!(matches!(walk(&book), Step::Drop(_)));
+        book.command("table t add 10.0.0.0/8 7").unwrap();
+        assert_eq!(walk(&book), Step::Pass);
+        assert_eq!(book.tables(), [("t".to_owned(), "addr".to_owned(), 1)]);
+        assert_eq!(book.table("t").unwrap(), [("10.0.0.0/8".to_owned(), "7".to_owned())]);
+        assert_eq!(book.table("u"), None);
+        assert_eq!(book.set("net.inet.ip.fw.dyn_max", 9).unwrap(), ("dyn_max".to_owned(), 1_048_576));
+        assert!(book.settings().contains(&("dyn_max", 9)));
+        assert!(book.set("dyn_count", 9).is_err());
+    }
+}

@@ -1,0 +1,473 @@
+//! `towpath run` between real interfaces: two machines (network namespaces) with the kernel's own TCP, and the engine between
+//! them. What arrives is compared byte for byte. Without the privilege each test says so and does nothing.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use towpath_port::netns::{Host, ip, until, veth, within};
+
+/// Bytes of one transfer.
+const BYTES: usize = 4 << 20;
+
+const LEFT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const RIGHT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+/// The right machine keeps its address when its interface is made anew: nobody has to ask for it again.
+const RIGHT_MAC: &str = "link set r0 address 02:00:00:00:00:02";
+
+/// ARP and whatever a machine on the left begins.
+const RULES: &str = "\
+add 100 allow layer2 mac-type arp
+add 200 check-state
+add 300 inspect 1 tcp from any to any 9000
+add 310 inspect 1 tcp from any 9000 to any
+add 400 allow ip from any to any recv wan keep-state
+";
+
+const BRIDGE: &str = r#"
+rules = "r.ipfw"
+[port.wan]
+driver = "af_packet"
+[port.lan]
+driver = "af_packet"
+[[bridge]]
+ports = ["wan", "lan"]
+[control]
+socket = "ctl.sock"
+"#;
+
+/// Two machines, and this namespace between them with the interfaces `wan` and `lan`.
+fn machines() -> (Host, Host) {
+    let (left, right) = (Host::new(), Host::new());
+    veth("wan", "l0");
+    veth("lan", "r0");
+    ip(RIGHT_MAC);
+    left.take("l0", &format!("{LEFT}/24"));
+    right.take("r0", &format!("{RIGHT}/24"));
+    (left, right)
+}
+
+/// An engine in this thread's namespace.
+struct Engine {
+    directory: PathBuf,
+    child: Child,
+}
+
+impl Engine {
+    fn start(directory: &Path) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["run", directory.join("t.toml").to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut engine = Self { directory: directory.into(), child };
+        until(|| {
+            if engine.child.try_wait().unwrap().is_some() {
+                let mut said = String::new();
+                engine.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+                panic!("{said}");
+            }
+            engine.ctl("show stats").status.success()
+        });
+        engine
+    }
+
+    fn ctl(&self, words: &str) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["ctl", "--socket", self.directory.join("ctl.sock").to_str().unwrap()])
+            .args(words.split_whitespace())
+            .output()
+            .unwrap()
+    }
+
+    fn json(&self, words: &str) -> Value {
+        let output = self.ctl(words);
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops it as systemd would; what it said.
+    fn stop(self) -> String {
+        self.signal(Signal::TERM);
+        let output = self.child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    }
+}
+
+/// A directory with a configuration and rules.
+fn files(config: &str, rules: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("t.toml"), config).unwrap();
+    std::fs::write(directory.path().join("r.ipfw"), rules).unwrap();
+    directory
+}
+
+/// Bytes that differ from place to place.
+fn bytes(seed: u8) -> Vec<u8> {
+    (0..BYTES).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[1] ^ seed).collect()
+}
+
+/// What one side got of a transfer: the other side's bytes.
+type Got = mpsc::Receiver<Vec<u8>>;
+
+/// Both machines send to each other over one connection, and say what they got.
+fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
+    let (ready, listens) = mpsc::channel();
+    let server = right.start(move || {
+        let listener = TcpListener::bind((RIGHT, port)).unwrap();
+        ready.send(()).unwrap();
+        both_ways(listener.accept().unwrap().0, 2)
+    });
+    listens.recv().unwrap();
+    let client = left.start(move || both_ways(TcpStream::connect((RIGHT, port)).unwrap(), 1));
+    (client, server)
+}
+
+fn both_ways(mut stream: TcpStream, seed: u8) -> Vec<u8> {
+    let mut other = stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        other.write_all(&bytes(seed)).unwrap();
+        other.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    sender.join().unwrap();
+    got
+}
+
+/// A connection that stays: what the left machine sends comes back from the right one, piece by piece.
+struct Echo {
+    stop: Arc<AtomicBool>,
+    /// Pieces that came back.
+    pieces: Arc<AtomicU64>,
+    client: mpsc::Receiver<()>,
+    server: mpsc::Receiver<()>,
+}
+
+impl Echo {
+    fn start(left: &Host, right: &Host, port: u16) -> Self {
+        let (ready, listens) = mpsc::channel();
+        let server = right.start(move || {
+            let listener = TcpListener::bind((RIGHT, port)).unwrap();
+            ready.send(()).unwrap();
+            let mut stream = listener.accept().unwrap().0;
+            let mut back = stream.try_clone().unwrap();
+            std::io::copy(&mut stream, &mut back).unwrap();
+        });
+        listens.recv().unwrap();
+        let (stop, pieces) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (over, count) = (Arc::clone(&stop), Arc::clone(&pieces));
+        let client = left.start(move || {
+            let mut stream = TcpStream::connect((RIGHT, port)).unwrap();
+            let all = bytes(0);
+            let mut back = vec![0; 16 << 10];
+            while !over.load(Ordering::Relaxed) {
+                let at = count.fetch_add(1, Ordering::Relaxed) as usize % 200 * back.len();
+                let piece = &all[at..at + back.len()];
+                stream.write_all(piece).unwrap();
+                stream.read_exact(&mut back).unwrap();
+                assert!(back == piece, "other bytes came back");
+            }
+        });
+        Self { stop, pieces, client, server }
+    }
+
+    /// Waits until some more has come back. TCP sends again what was lost, ever more rarely: this may take a while.
+    fn goes_on(&self) {
+        let before = self.pieces.load(Ordering::Relaxed);
+        let begun = Instant::now();
+        while self.pieces.load(Ordering::Relaxed) < before + 3 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "nothing comes back any more");
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.client.recv().unwrap();
+        self.server.recv().unwrap();
+    }
+}
+
+fn arrived((client, server): (Got, Got)) {
+    assert!(client.recv().unwrap() == bytes(2), "the left machine got other bytes");
+    assert!(server.recv().unwrap() == bytes(1), "the right machine got other bytes");
+}
+
+#[test]
+fn tcp_goes_through_the_bridge_and_its_inspectors() {
+    within(|| {
+        let (left, right) = machines();
+        let queue = "[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+                     workers = 2\noverload = \"block\"\n";
+        let files = files(&format!("{BRIDGE}{queue}"), RULES);
+        let engine = Engine::start(files.path());
+        arrived(transfer(&left, &right, 9001));
+        arrived(transfer(&left, &right, 9000));
+        let queues = engine.json("show queues --json");
+        let queue = &queues["queues"][0];
+        assert!(queue["passed"].as_u64() > Some(1000) && queue["lost"] == 0, "{queues}");
+        let stats = engine.json("show stats --json");
+        assert_eq!(stats["stats"]["undecodable"], 0, "{stats}");
+        assert!(stats["stats"]["states"]["created"].as_u64() > Some(0), "{stats}");
+        let ports = engine.json("show ports --json");
+        assert_eq!((&ports["ports"][0]["name"], &ports["ports"][0]["state"]), (&"wan".into(), &"up".into()));
+        // Nobody on the right may begin anything.
+        assert!(right.run(|| {
+            let refused = TcpStream::connect_timeout(&(LEFT, 9).into(), Duration::from_millis(300));
+            refused.unwrap_err().kind() == std::io::ErrorKind::TimedOut
+        }));
+        let said = engine.stop();
+        assert!(said.contains("capabilities kept: CAP_NET_RAW"), "{said}");
+    });
+}
+
+#[test]
+fn rules_are_reloaded_under_traffic() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(BRIDGE, RULES);
+        let engine = Engine::start(files.path());
+        let echo = Echo::start(&left, &right, 9001);
+        for n in 0..50 {
+            let rules = format!("{RULES}add {} count ip from any to any\n", 1000 + n);
+            std::fs::write(files.path().join("r.ipfw"), rules).unwrap();
+            engine.signal(Signal::HUP);
+            until(|| {
+                let rules = engine.json("show rules --json");
+                rules["rules"].as_array().unwrap().iter().any(|rule| rule["number"] == 1000 + n)
+            });
+        }
+        echo.goes_on();
+        assert_eq!(engine.json("show stats --json")["stats"]["dropped"], 0);
+        echo.end();
+        // What cannot be taken is refused by its name, and what runs goes on.
+        std::fs::write(files.path().join("r.ipfw"), "add alow ip from any to any\n").unwrap();
+        engine.signal(Signal::HUP);
+        let config = BRIDGE.replace("[port.lan]", "[port.lan]\ninterface = \"other\"");
+        std::fs::write(files.path().join("t.toml"), config).unwrap();
+        engine.signal(Signal::HUP);
+        arrived(transfer(&left, &right, 9001));
+        let said = engine.stop();
+        assert!(said.contains("not reloaded: [port.lan] cannot change while it runs: restart"), "{said}");
+    });
+}
+
+#[test]
+fn an_engine_that_was_killed_is_started_again_under_traffic() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(BRIDGE, "add allow ip from any to any\n");
+        let mut engine = Engine::start(files.path());
+        let echo = Echo::start(&left, &right, 9001);
+        for _ in 0..3 {
+            echo.goes_on();
+            engine.child.kill().unwrap();
+            engine.child.wait().unwrap();
+            engine = Engine::start(files.path());
+            echo.goes_on();
+        }
+        echo.end();
+        engine.stop();
+    });
+}
+
+#[test]
+fn an_interface_that_went_away_is_taken_up_again() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(BRIDGE, RULES);
+        let engine = Engine::start(files.path());
+        let state = |name: &str| {
+            let ports = engine.json("show ports --json");
+            let ports = ports["ports"].as_array().unwrap().clone();
+            let port = ports.iter().find(|port| port["name"] == name).unwrap();
+            port["state"].as_str().unwrap().to_owned()
+        };
+        ip("link set lan down");
+        until(|| state("lan") == "down");
+        ip("link set lan up");
+        until(|| state("lan") == "up");
+        arrived(transfer(&left, &right, 9001));
+        ip("link del lan");
+        until(|| state("lan") == "gone");
+        veth("lan", "r0");
+        ip(RIGHT_MAC);
+        right.take("r0", &format!("{RIGHT}/24"));
+        until(|| state("lan") == "up");
+        arrived(transfer(&left, &right, 9001));
+        engine.stop();
+    });
+}
+
+#[test]
+fn inspectors_come_and_go_under_traffic() {
+    within(|| {
+        let (left, right) = machines();
+        let queue = "[queue.1]\nsocket = \"q1.sock\"\ndefault = \"pass\"\noverload = \"pass\"\n";
+        let files = files(&format!("unserved = \"pass\"\n{BRIDGE}{queue}"), RULES);
+        let engine = Engine::start(files.path());
+        let socket = files.path().join("q1.sock");
+        let echo = Echo::start(&left, &right, 9000);
+        for round in 0..6 {
+            let inspector = |_| {
+                Command::new(env!("CARGO_BIN_EXE_towpath"))
+                    .args(["inspect", "--queue", "1", "--match", "nothing-like-this", "--verdict", "drop"])
+                    .env("TOWPATH_SOCKET", &socket)
+                    .spawn()
+                    .unwrap()
+            };
+            let mut inspectors: Vec<Child> = (0..1 + round % 3).map(inspector).collect();
+            let wanted = inspectors.len() as u64;
+            let attached = || engine.json("show queues --json")["queues"][0]["inspectors"].as_u64();
+            until(|| attached() == Some(wanted));
+            for inspector in &mut inspectors {
+                inspector.kill().unwrap();
+                inspector.wait().unwrap();
+            }
+            until(|| attached() == Some(0));
+            echo.goes_on();
+        }
+        assert_eq!(engine.json("show stats --json")["stats"]["dropped"], 0);
+        echo.end();
+        engine.stop();
+    });
+}
+
+#[test]
+fn several_threads_share_one_gate() {
+    within(|| {
+        let (left, right) = machines();
+        let more = "[engine]\nthreads = 2\n[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+                    overload = \"block\"\n";
+        let files = files(&format!("{BRIDGE}{more}"), RULES);
+        let engine = Engine::start(files.path());
+        for round in 0..4 {
+            arrived(transfer(&left, &right, 9001 + round));
+            arrived(transfer(&left, &right, 9000));
+        }
+        let stats = engine.json("show stats --json");
+        assert!(stats["stats"]["states"]["created"].as_u64() >= Some(4), "{stats}");
+        let queues = engine.json("show queues --json");
+        assert_eq!(
+            (&queues["queues"][0]["inspectors"], &queues["queues"][0]["lost"]),
+            (&1.into(), &0.into()),
+            "{queues}"
+        );
+        assert_eq!(engine.json("show rings --json")["rings"].as_array().unwrap().len(), 2);
+        engine.stop();
+    });
+}
+
+#[test]
+fn every_inline_driver_has_real_tcp() {
+    let rows = [
+        "driver = \"af_packet\"\noffload = true",
+        // The device is made by the engine, and then belongs to a machine.
+        "driver = \"tap\"",
+        "driver = \"tap\"\noffload = true",
+    ];
+    for driver in rows {
+        within(|| {
+            let config = BRIDGE.replace("driver = \"af_packet\"", driver);
+            let files = files(&config, RULES);
+            let devices = driver.contains("tap");
+            if devices && !Path::new("/dev/net/tun").exists() {
+                return println!("skipped: no /dev/net/tun");
+            }
+            let hosts = (!devices).then(machines);
+            let engine = Engine::start(files.path());
+            let (left, right) = hosts.unwrap_or_else(|| {
+                let (left, right) = (Host::new(), Host::new());
+                left.take("wan", &format!("{LEFT}/24"));
+                right.take("lan", &format!("{RIGHT}/24"));
+                (left, right)
+            });
+            arrived(transfer(&left, &right, 9001));
+            let stats = engine.json("show stats --json");
+            assert_eq!(stats["stats"]["undecodable"], 0, "{driver}: {stats}");
+            engine.stop();
+        });
+    }
+}
+
+#[test]
+fn a_router_takes_a_hop_from_every_packet() {
+    within(|| {
+        if !Path::new("/dev/net/tun").exists() {
+            return println!("skipped: no /dev/net/tun");
+        }
+        let config = "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"tun\"\n[port.lan]\ndriver = \"tun\"\noffload = true\n\
+                      [control]\nsocket = \"ctl.sock\"\n[[route]]\nto = \"10.0.0.1\"\nport = \"wan\"\n\
+                      [[route]]\nto = \"10.0.0.2\"\nport = \"lan\"\n";
+        let rules = "add 100 count ip from any to any in recv wan ipttl 64\nadd 200 allow ip from any to any out keep-state\n\
+                     add 300 allow ip from any to any\n";
+        let files = files(config, rules);
+        let engine = Engine::start(files.path());
+        let (left, right) = (Host::new(), Host::new());
+        left.take("wan", &format!("{LEFT}/24"));
+        right.take("lan", &format!("{RIGHT}/24"));
+        arrived(transfer(&left, &right, 9001));
+        let rules = engine.json("show rules --json");
+        assert!(rules["rules"][0]["packets"].as_u64() > Some(0), "{rules}");
+        assert!(rules["rules"][1]["packets"].as_u64() > Some(0), "{rules}");
+        engine.stop();
+    });
+}
+
+#[test]
+fn the_kernels_own_queue_is_decided() {
+    within(|| {
+        let (left, right) = (Host::new(), Host::new());
+        veth("wan", "l0");
+        veth("lan", "r0");
+        ip("addr add 10.0.1.254/24 dev wan");
+        ip("addr add 10.0.2.254/24 dev lan");
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        left.take("l0", "10.0.1.1/24");
+        right.take("r0", &format!("{RIGHT}/32"));
+        left.run(|| ip("route add default via 10.0.1.254"));
+        right.run(|| {
+            ip("addr add 10.0.2.1/24 dev r0");
+            ip("route add default via 10.0.2.254");
+        });
+        ip(&format!("route add {RIGHT} dev lan"));
+        let queued = ["iptables-legacy", "iptables"].iter().any(|program| {
+            let words = ["-A", "FORWARD", "-j", "NFQUEUE", "--queue-num", "5"];
+            Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
+        });
+        if !queued {
+            return println!("skipped: no iptables with NFQUEUE");
+        }
+        let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\n[control]\nsocket = \"ctl.sock\"\n\
+                      [queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+                      overload = \"block\"\n";
+        let rules = "add 100 inspect 1 tcp from any to any 9000\nadd 200 deny tcp from any to any 9009\n\
+                     add 300 allow ip from any to any\n";
+        let files = files(config, rules);
+        let engine = Engine::start(files.path());
+        arrived(transfer(&left, &right, 9001));
+        arrived(transfer(&left, &right, 9000));
+        assert!(left.run(|| {
+            let refused = TcpStream::connect_timeout(&(RIGHT, 9009).into(), Duration::from_millis(300));
+            refused.unwrap_err().kind() == std::io::ErrorKind::TimedOut
+        }));
+        let stats = engine.json("show stats --json");
+        assert!(stats["stats"]["dropped"].as_u64() > Some(0), "{stats}");
+        engine.stop();
+    });
+}
