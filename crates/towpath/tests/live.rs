@@ -220,7 +220,8 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
         arrived(transfer(&left, &right, 9000));
         let queues = engine.json("show queues --json");
         let queue = &queues["queues"][0];
-        assert!(queue["passed"].as_u64() > Some(1000) && queue["lost"] == 0, "{queues}");
+        // Segments that are not cut yet: a packet stands for up to 64 KiB.
+        assert!(queue["passed"].as_u64() > Some(64) && queue["lost"] == 0, "{queues}");
         let stats = engine.json("show stats --json");
         assert_eq!(stats["stats"]["undecodable"], 0, "{stats}");
         assert!(stats["stats"]["states"]["created"].as_u64() > Some(0), "{stats}");
