@@ -1,4 +1,4 @@
-//! The reference of the language is true: its examples parse.
+//! The reference of the language is true: its examples parse, and so do other rules outside the tests.
 
 use towpath_gate::rules::Ruleset;
 
@@ -16,4 +16,13 @@ fn examples_of_the_reference_parse() {
         let again = Ruleset::parse("again", &ruleset.to_text()).ruleset.unwrap();
         assert_eq!(again.to_text(), ruleset.to_text());
     }
+}
+
+/// The fuzzer for packets is not built by the tests; a change of the language must not leave it without rules.
+#[test]
+fn rules_of_the_fuzzer_parse() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/fuzz_targets/packets.ipfw");
+    let text = std::fs::read_to_string(path).unwrap();
+    let parsed = Ruleset::parse("packets.ipfw", &text).ruleset;
+    assert!(parsed.is_ok_and(|ruleset| ruleset.to_text().contains("inspect")));
 }
