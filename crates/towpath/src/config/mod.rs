@@ -16,8 +16,10 @@
 //! ports = ["wan", "lann"]
 //! "#;
 //! let errors = Config::parse("towpath.toml", text).unwrap_err();
+//! // And `lan` is wired to nothing.
+//! assert_eq!(errors.len(), 2);
 //! assert_eq!(
-//!     errors[0].to_string(),
+//!     errors[1].to_string(),
 //!     "towpath.toml:8:17: there is no port `lann`; did you mean `lan`?"
 //! );
 //! ```
