@@ -238,7 +238,9 @@ fn one_doorbell_wakes_a_sleeper_of_two_lanes() {
         let consumer = consumer();
         let awake = !sleeper.arm(lanes.iter().map(|shared| &shared.theirs))
             || lanes.iter().any(|shared| consumer.is_ready(&shared.ours));
-        threads.map(|t| t.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         let rang = rang.load(Ordering::Relaxed);
         assert!(awake || rang == 1, "rung {rang} times");
         assert!(rang <= 1);
