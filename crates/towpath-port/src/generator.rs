@@ -5,9 +5,8 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, checksum};
+use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, checksum, clock};
 
 /// Ethernet, IPv4 and the longest transport header here, TCP's.
 const HEADERS: usize = 14 + 20 + 20;
@@ -188,7 +187,7 @@ impl Generator {
             self.begun_ns.get_or_insert(EPOCH_NS);
             return left;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let now = clock::now_ns();
         let begun = *self.begun_ns.get_or_insert(now);
         let due = (now.saturating_sub(begun) as f64 / self.interval_ns()) as u64 + 1;
         due.saturating_sub(self.stats.received).min(left)

@@ -38,6 +38,21 @@ impl Interface {
         })
     }
 
+    /// Asks again. An interface of the same name that is another one counts as gone.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find), but for an interface that is not there any more.
+    pub(crate) fn look(&mut self, socket: impl AsFd, name: &str) -> Result<State, Error> {
+        match Self::find(socket, name) {
+            Ok(found) if found.index == self.index => {
+                *self = found;
+                Ok(found.state)
+            }
+            Ok(_) | Err(Error::NoInterface { .. }) => Ok(State::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
     fn ask(socket: BorrowedFd<'_>, name: &str) -> io::Result<Self> {
         let ask = |request| sys::interface(socket, request, name);
         let (Answer::Index(index), Answer::Mtu(mtu), Answer::Flags(flags), Answer::Hardware(kind, address)) = (

@@ -26,6 +26,7 @@ pub mod af_packet;
 pub mod af_xdp;
 mod burst;
 pub mod checksum;
+mod clock;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
 mod error;

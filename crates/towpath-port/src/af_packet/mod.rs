@@ -186,14 +186,7 @@ impl Port for Socket {
     fn state(&mut self) -> Result<State, Error> {
         // ENETDOWN stays with the socket until it is asked for, and would be the answer to the next sendmmsg(2).
         let _ = sys::pending_error(self.socket.as_fd());
-        match Interface::find(&self.socket, &self.config.interface) {
-            Ok(found) if found.index == self.interface.index => {
-                self.interface = found;
-                Ok(found.state)
-            }
-            Ok(_) | Err(Error::NoInterface { .. }) => Ok(State::Gone),
-            Err(error) => Err(error),
-        }
+        self.interface.look(&self.socket, &self.config.interface)
     }
 
     fn reopen(&mut self) -> Result<(), Error> {

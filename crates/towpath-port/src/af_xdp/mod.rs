@@ -21,9 +21,9 @@ mod umem;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::burst::Lent;
+use crate::clock;
 use crate::interface::Interface;
 use crate::stage::{Medium, Stage};
 use crate::{
@@ -342,7 +342,7 @@ impl Port for Socket {
         if count == 0 {
             return Ok(Received::Nothing);
         }
-        let time_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let time_ns = clock::now_ns();
         let mut lent = Chunks::new(self.umem.clone());
         let most = burst.vacancies().min(LENT);
         let mut ahead = 0;
@@ -388,14 +388,7 @@ impl Port for Socket {
     }
 
     fn state(&mut self) -> Result<State, Error> {
-        match Interface::find(&self.control, &self.config.interface) {
-            Ok(found) if found.index == self.interface.index => {
-                self.interface = found;
-                Ok(found.state)
-            }
-            Ok(_) | Err(Error::NoInterface { .. }) => Ok(State::Gone),
-            Err(error) => Err(error),
-        }
+        self.interface.look(&self.control, &self.config.interface)
     }
 
     /// A port of several queues is opened again as a port of queue 0 only when it was that: the others share its program, so drop them

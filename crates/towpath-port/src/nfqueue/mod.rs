@@ -19,14 +19,13 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::{
     Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, Verdict, checksum,
-    segment, sys,
+    clock, segment, sys,
 };
 use message::{Message, Packet, Requests};
 use window::{Tell, Window};
@@ -232,7 +231,7 @@ impl Queue {
         let frame = Frame {
             bytes: &[],
             wire_len: len.unwrap_or(0),
-            time_ns: time_ns.unwrap_or_else(|| *now.get_or_insert_with(now_ns)),
+            time_ns: time_ns.unwrap_or_else(|| *now.get_or_insert_with(clock::now_ns)),
             link: LinkType::RAW,
             interface: if in_interface > 0 { in_interface } else { queued.out_interface },
             meta: Meta { queue: self.config.queue, offload, mark: queued.mark, queued: Some(queued) },
@@ -394,8 +393,4 @@ fn refused(name: &str, config: &Config, source: io::Error) -> Error {
         },
         _ => Error::Io { name, source },
     }
-}
-
-fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }

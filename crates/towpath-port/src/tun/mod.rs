@@ -14,11 +14,11 @@ mod tests;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::interface::Interface;
 use crate::offload::{Offload, VNET_HEADER};
 use crate::stage::{Medium, Stage};
@@ -147,7 +147,7 @@ impl Port for Device {
             let start = burst.used() + header;
             burst.advance(len);
             let meta = Meta { queue: self.config.queue, offload, ..Meta::default() };
-            let time_ns = *now.get_or_insert_with(now_ns);
+            let time_ns = *now.get_or_insert_with(clock::now_ns);
             let frame = Frame {
                 bytes: &[],
                 wire_len: 0,
@@ -244,8 +244,4 @@ fn offloads(device: BorrowedFd<'_>) -> std::io::Result<()> {
     // USO came with Linux 6.2.
     sys::tun_offload(device, tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6)
         .or_else(|_| sys::tun_offload(device, tcp))
-}
-
-fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
