@@ -95,7 +95,7 @@ fn run(ports: &mut [Box<dyn Port>], until: Instant, park: bool) -> Result<(), Bo
             }
         }
         rounds = rounds.wrapping_add(1);
-        if (idle || rounds.is_multiple_of(1024)) && Instant::now() >= until {
+        if (idle || rounds.is_multiple_of(64)) && Instant::now() >= until {
             return Ok(());
         }
         if idle && park {

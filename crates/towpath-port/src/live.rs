@@ -162,6 +162,15 @@ fn tcp_through_xdp_sockets() {
     between_veths_with(open, "gso_max_segs 1");
 }
 
+/// Segments that are not cut come in several buffers, and are cut on the way out.
+#[test]
+fn tcp_through_xdp_sockets_with_the_hosts_offloads() {
+    between_veths(|name| {
+        let config = af_xdp::Config { multi_buffer: true, ..af_xdp::Config::new(name) };
+        Ok(Box::new(af_xdp::Socket::open(config)?))
+    });
+}
+
 /// A path of ports of different kinds: offloads on one side, none on the other.
 #[test]
 fn tcp_between_ports_of_two_kinds() {

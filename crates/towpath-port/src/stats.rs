@@ -23,6 +23,8 @@ pub struct Stats {
 pub struct Drops {
     /// Arrived while the receive ring, the fill ring or the kernel's queue was full.
     pub rx_full: u64,
+    /// Arrived, and were longer than the port can receive.
+    pub rx_too_long: u64,
     /// Arrived cut short, or in a form that the port does not read.
     pub rx_invalid: u64,
     /// Taken by `send`, and the medium had no room for them.
@@ -36,9 +38,10 @@ pub struct Drops {
 impl Drops {
     /// The reasons with their counters, for reports.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self { rx_full, rx_invalid, tx_full, tx_refused, verdict_late } = *self;
+        let Self { rx_full, rx_too_long, rx_invalid, tx_full, tx_refused, verdict_late } = *self;
         [
             ("rx_full", rx_full),
+            ("rx_too_long", rx_too_long),
             ("rx_invalid", rx_invalid),
             ("tx_full", tx_full),
             ("tx_refused", tx_refused),

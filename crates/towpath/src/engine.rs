@@ -29,6 +29,7 @@ mod view;
 mod wiring;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
 use towpath_gate::gate::{Dir, Edits, PortId, Walk, Walker};
@@ -162,6 +163,8 @@ pub struct Engine<E: Edge> {
     scratch: Vec<u8>,
     /// The captures' time; never goes back.
     clock: Time,
+    /// When to look for what has ended.
+    expire_at: Time,
     /// Wall-clock time when the engine last looked.
     wall: u64,
     started: Option<Time>,
@@ -195,7 +198,8 @@ const PAUSES: usize = 4;
 /// How long the engine sleeps at most while several queues have packets, in nanoseconds.
 const LOOK: u64 = 1_000_000;
 
-/// States looked at for expiry after each burst.
+/// How often what has ended is looked for, by the clock of the states, and how many states are looked at then.
+const EXPIRE_EVERY: Duration = Duration::from_millis(1);
 const EXPIRE_BUDGET: usize = 256;
 
 impl<E: Edge> Engine<E> {
@@ -225,6 +229,7 @@ impl<E: Edge> Engine<E> {
             totals: Totals::default(),
             scratch: Vec::new(),
             clock: Time::default(),
+            expire_at: Time::default(),
             wall: 0,
             started: None,
         }
@@ -259,9 +264,7 @@ impl<E: Edge> Engine<E> {
         for (index, (frame, meta)) in burst.enumerate() {
             self.handle_packet(index, frame, meta)?;
         }
-        self.walker.expire(self.clock, EXPIRE_BUDGET);
-        let late = self.reassembler.expire(self.clock);
-        self.count(Fate::Dropped, late);
+        self.expire();
         self.attend();
         if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
             return Ok(());
@@ -281,9 +284,7 @@ impl<E: Edge> Engine<E> {
         self.attend();
         if self.live {
             self.look_at_the_clock();
-            self.walker.expire(self.clock, EXPIRE_BUDGET);
-            let late = self.reassembler.expire(self.clock);
-            self.count(Fate::Dropped, late);
+            self.expire();
         }
         self.poll().map(drop)
     }
@@ -430,6 +431,17 @@ impl<E: Edge> Engine<E> {
         if self.live {
             self.clock = self.clock.max(Time::from_nanos(self.wall));
         }
+    }
+
+    /// Takes away what has ended, some of it at a time.
+    fn expire(&mut self) {
+        if self.clock < self.expire_at {
+            return;
+        }
+        self.expire_at = self.clock + EXPIRE_EVERY;
+        self.walker.expire(self.clock, EXPIRE_BUDGET);
+        let late = self.reassembler.expire(self.clock);
+        self.count(Fate::Dropped, late);
     }
 
     fn handle_packet(&mut self, index: usize, frame: &[u8], meta: Meta) -> Result<(), E::Error> {

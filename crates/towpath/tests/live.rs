@@ -62,6 +62,11 @@ struct Engine {
 
 impl Engine {
     fn start(directory: &Path) -> Self {
+        Self::try_start(directory).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// What it said when it cannot be started.
+    fn try_start(directory: &Path) -> Result<Self, String> {
         let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
             .args(["run", directory.join("t.toml").to_str().unwrap()])
             .stdout(Stdio::piped())
@@ -69,15 +74,17 @@ impl Engine {
             .spawn()
             .unwrap();
         let mut engine = Self { directory: directory.into(), child };
+        let mut ended = false;
         until(|| {
-            if engine.child.try_wait().unwrap().is_some() {
-                let mut said = String::new();
-                engine.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-                panic!("{said}");
-            }
-            engine.ctl("show stats").status.success()
+            ended = engine.child.try_wait().unwrap().is_some();
+            ended || engine.ctl("show stats").status.success()
         });
-        engine
+        if ended {
+            let mut said = String::new();
+            engine.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            return Err(said);
+        }
+        Ok(engine)
     }
 
     fn ctl(&self, words: &str) -> Output {
@@ -374,24 +381,38 @@ fn several_threads_share_one_gate() {
     });
 }
 
+/// The machines' offloads are on: segments that are not cut, unfinished checksums. Every driver has to cope, and an inspector
+/// that looks at everything changes nothing.
 #[test]
 fn every_inline_driver_has_real_tcp() {
     let rows = [
+        "driver = \"af_packet\"",
         "driver = \"af_packet\"\noffload = true",
+        "driver = \"af_xdp\"",
         // The device is made by the engine, and then belongs to a machine.
         "driver = \"tap\"",
         "driver = \"tap\"\noffload = true",
+        "driver = \"tun\"",
+        "driver = \"tun\"\noffload = true",
     ];
+    let queue = "[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+                 overload = \"block\"\n";
     for driver in rows {
         within(|| {
             let config = BRIDGE.replace("driver = \"af_packet\"", driver);
-            let files = files(&config, RULES);
-            let devices = driver.contains("tap");
+            let files = files(&format!("{config}{queue}"), RULES);
+            let devices = driver.contains("\"t");
             if devices && !Path::new("/dev/net/tun").exists() {
                 return println!("skipped: no /dev/net/tun");
             }
             let hosts = (!devices).then(machines);
-            let engine = Engine::start(files.path());
+            let engine = match Engine::try_start(files.path()) {
+                Ok(engine) => engine,
+                Err(said) if driver.contains("xdp") && said.contains("af_packet") => {
+                    return println!("skipped: {said}");
+                }
+                Err(said) => panic!("{driver}: {said}"),
+            };
             let (left, right) = hosts.unwrap_or_else(|| {
                 let (left, right) = (Host::new(), Host::new());
                 left.take("wan", &format!("{LEFT}/24"));
@@ -399,8 +420,12 @@ fn every_inline_driver_has_real_tcp() {
                 (left, right)
             });
             arrived(transfer(&left, &right, 9001));
+            arrived(transfer(&left, &right, 9000));
             let stats = engine.json("show stats --json");
             assert_eq!(stats["stats"]["undecodable"], 0, "{driver}: {stats}");
+            let queues = engine.json("show queues --json");
+            let queue = &queues["queues"][0];
+            assert!(queue["passed"].as_u64() > Some(64) && queue["lost"] == 0, "{driver}: {queues}");
             engine.stop();
         });
     }

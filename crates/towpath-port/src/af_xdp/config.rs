@@ -12,7 +12,8 @@ pub struct Config {
     pub mode: Mode,
     /// Demand that frames are not copied between the driver and the socket; few drivers can, veth cannot.
     pub zero_copy: bool,
-    /// Frames of several buffers, for an MTU above 3,822 (XDP_USE_SG, Linux 6.6).
+    /// Frames of several buffers, for an MTU above 3,822 and for segments that a host on this machine has not cut (XDP_USE_SG, Linux
+    /// 6.6; in the general code Linux 6.9).
     pub multi_buffer: bool,
     /// Microseconds that a receive looks into the driver itself before interrupts do (SO_PREFER_BUSY_POLL); `None` leaves it to them.
     pub busy_poll: Option<u32>,
@@ -20,7 +21,8 @@ pub struct Config {
     pub chunks: u32,
     /// What becomes of the interface's traffic when this process ends.
     pub after: After,
-    /// Look for unfinished checksums, which XDP does not tell of: needed where a host sends over veth or virtio with checksum offload on.
+    /// Look for unfinished checksums and segments that are not cut, which XDP does not tell of: needed where a host sends over veth or virtio
+    /// with offloads on.
     pub find_partial: bool,
 }
 

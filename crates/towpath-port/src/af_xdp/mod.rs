@@ -4,9 +4,10 @@
 //! socket come here, none reaches this machine's network stack. The XDP program is part of the port (see `program.rs`).
 //! Needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 //!
-//! XDP knows nothing of unfinished checksums and frames to be cut: [`Config::find_partial`] recognises the first (what a host with checksum
-//! offload sends over veth); the second must be off at the sender (`ethtool -K eth0 tso off gso off`), or it must send no more
-//! than one buffer at a time. What goes out is always finished.
+//! XDP knows nothing of unfinished checksums and frames to be cut: [`Config::find_partial`] recognises both (what a host with offloads
+//! sends over veth), the second by their length. But only with [`Config::multi_buffer`] does a frame to be cut come in at all; without it what
+//! is longer than one buffer is lost ([`Drops::rx_too_long`](crate::Drops::rx_too_long)), and the senders' offloads must be off
+//! (`ethtool -K eth0 tso off gso off`). What goes out is always finished.
 //!
 //! Frames bring no time; they get that of the call that received them.
 //!
@@ -27,7 +28,8 @@ use crate::clock;
 use crate::interface::Interface;
 use crate::stage::{Medium, Stage};
 use crate::{
-    Burst, Caps, Error, Frame, LinkType, Meta, Port, Received, Segmentation, State, Stats, checksum, sys,
+    Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Segmentation, State, Stats, checksum,
+    segment, sys,
 };
 
 pub use config::{After, Config, Mode};
@@ -222,9 +224,7 @@ impl Socket {
                 self.free.push(chunk);
                 return;
             };
-            if self.config.find_partial {
-                frame.meta.offload.checksum = checksum::detect(Frame::new(bytes, link));
-            }
+            frame.meta.offload = self.unfinished(bytes);
             self.stats.count_received(range.len());
             let number = lent.add(chunk);
             burst.add_chunk(number, range, frame);
@@ -243,11 +243,21 @@ impl Socket {
             self.free.push(chunk);
         }
         let range = begin..burst.used();
-        if self.config.find_partial {
-            frame.meta.offload.checksum = checksum::detect(Frame::new(burst.used_bytes(range.clone()), link));
-        }
+        frame.meta.offload = self.unfinished(burst.used_bytes(range.clone()));
         self.stats.count_received(range.len());
         burst.add_own(range, frame);
+    }
+
+    /// What a host on this machine left undone, of which XDP does not tell: a checksum; and segments that are not cut, which are
+    /// longer than the interface's MTU.
+    fn unfinished(&self, bytes: &[u8]) -> Offload {
+        if !self.config.find_partial {
+            return Offload::default();
+        }
+        let frame = Frame::new(bytes, LinkType::ETHERNET);
+        let long = bytes.len() > self.interface.max_frame();
+        let gso = if long { segment::guess(frame, self.interface.mtu as usize) } else { None };
+        Offload { checksum: checksum::detect(frame), gso }
     }
 
     /// Descriptors of the frame that begins at `ahead`, of `count` that there are; none when its end is not there yet.
@@ -413,7 +423,10 @@ impl Port for Socket {
         let mut stats = self.stats;
         if sys::get(self.socket.as_fd(), libc::SOL_XDP, libc::XDP_STATISTICS, &mut counters).is_ok() {
             let counter = |at: usize| whole(counters[2 * at], counters[2 * at + 1]);
-            stats.dropped.rx_full += counter(0) + counter(3);
+            // Of those dropped without a reason: what found no chunk in the fill ring. The others were too long for one buffer.
+            let full = if self.config.multi_buffer { counter(0) } else { counter(0).min(counter(4)) };
+            stats.dropped.rx_full += full + counter(3);
+            stats.dropped.rx_too_long += counter(0) - full;
             stats.dropped.tx_refused += counter(2);
         }
         stats

@@ -45,8 +45,8 @@ pub enum Driver {
         native: bool,
         /// Without a copy, where the driver can.
         zero_copy: bool,
-        /// Frames of several buffers, for a large MTU.
-        multi_buffer: bool,
+        /// Frames of several buffers, for a large MTU and for segments that are not cut; without a word, where it can be had.
+        multi_buffer: Option<bool>,
         /// Packets are dropped while no engine is there (the program stays); otherwise the kernel has them.
         closed: bool,
     },
@@ -147,7 +147,7 @@ fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Dr
             interface: interface(),
             native: table.word("mode", &[("generic", false), ("native", true)]).unwrap_or(false),
             zero_copy: table.flag("zero-copy").unwrap_or(false),
-            multi_buffer: table.flag("multi-buffer").unwrap_or(false),
+            multi_buffer: table.flag("multi-buffer"),
             closed: table.word("fail", &[("open", false), ("closed", true)]).unwrap_or(false),
         },
         kind @ ("tun" | "tap") => Driver::Tun {

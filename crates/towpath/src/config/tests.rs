@@ -191,7 +191,7 @@ group = "0"
             interface: "eth0".into(),
             native: true,
             zero_copy: false,
-            multi_buffer: true,
+            multi_buffer: Some(true),
             closed: true
         }
     );

@@ -32,11 +32,22 @@ pub(super) fn open(at: usize, port: &config::Port, threads: usize) -> Result<Vec
             let config = af_xdp::Config {
                 mode: if *native { af_xdp::Mode::Native } else { af_xdp::Mode::Skb },
                 zero_copy: *zero_copy,
-                multi_buffer: *multi_buffer,
+                multi_buffer: multi_buffer.unwrap_or(true),
                 after: if *closed { af_xdp::After::Drop(pin()) } else { af_xdp::After::Pass },
                 ..af_xdp::Config::new(interface)
             };
-            let sockets = af_xdp::Socket::open_queues(&config, threads as u32)?;
+            let sockets = match af_xdp::Socket::open_queues(&config, threads as u32) {
+                Err(Error::Unsupported { .. }) if multi_buffer.is_none() => {
+                    let config = af_xdp::Config { multi_buffer: false, ..config };
+                    let sockets = af_xdp::Socket::open_queues(&config, threads as u32)?;
+                    log::warn!(
+                        "{name}: this kernel or `{interface}` has no frames of several buffers; hosts on this machine \
+                         must cut their segments themselves: `ethtool -K DEV tso off gso off` there"
+                    );
+                    sockets
+                }
+                sockets => sockets?,
+            };
             Ok(sockets.into_iter().map(|socket| named(name, socket)).collect())
         }
         Driver::Tun { device, tap, offload } => {

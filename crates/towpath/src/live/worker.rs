@@ -55,6 +55,8 @@ struct Live {
     ended: bool,
     /// Errors so far.
     errors: u64,
+    /// Frames that were too long to be received, as far as it was said.
+    too_long: u64,
 }
 
 /// What a worker is made of.
@@ -76,7 +78,7 @@ impl Worker {
         let Parts { engine, ports, burst, orders, bell, wait, drain, log, clock } = parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
-            Live { port, driver, state: State::Up, ended, errors: 0 }
+            Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0 }
         };
         let ports = ports.into_iter().map(live).collect();
         Self { engine, ports, burst: Burst::new(burst), orders, bell, wait, drain, log, unlogged: 0, clock }
@@ -283,6 +285,7 @@ impl Worker {
         let Self { engine, ports, .. } = self;
         let row = |(live, line): (&mut Live, &Line)| {
             let stats = live.port.stats();
+            live.tell_too_long(stats.dropped.rx_too_long);
             let lost = stats.dropped.iter().chain(line.lost.iter()).filter(|(_, count)| *count > 0);
             rows::Port {
                 name: live.port.name().to_owned(),
@@ -379,6 +382,18 @@ impl Live {
         }
         if let Err(error) = self.port.flush() {
             self.complain(&error);
+        }
+    }
+
+    /// A connection of which no full segment arrives stalls, and nothing else says why.
+    fn tell_too_long(&mut self, too_long: u64) {
+        if too_long > self.too_long * 2 {
+            self.too_long = too_long;
+            log::warn!(
+                "{}: frames longer than a buffer cannot be received ({too_long} so far): set multi-buffer = true, or \
+                 `ethtool -K DEV tso off gso off gro off` at the hosts that send them",
+                self.port.name()
+            );
         }
     }
 
