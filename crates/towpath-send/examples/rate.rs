@@ -1,4 +1,4 @@
-//! What zero copy costs and gives towards a receiver: `rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER]`.
+//! What zero copy costs and gives towards a receiver: `rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER [BATCH]]`.
 //!
 //! Sends the same frames over and over, and prints CPU seconds per gigabyte with the sender's counters.
 
@@ -10,11 +10,14 @@ use towpath_send::{Choice, Options, Pool, Sender};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [to, message, how, megabytes, gather @ ..] = words.as_slice() else {
-        return Err("usage: rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER]".into());
+    let [to, message, how, megabytes, rest @ ..] = words.as_slice() else {
+        return Err(
+            "usage: rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER [BATCH]]".into()
+        );
     };
     let (message, total): (usize, u64) = (message.parse()?, megabytes.parse::<u64>()? * 1_000_000);
-    let gather = gather.first().map_or(Ok(0), |bytes| bytes.parse())?;
+    let gather = rest.first().map_or(Ok(0), |bytes| bytes.parse())?;
+    let batch = rest.get(1).map_or(Ok(1), |calls| calls.parse())?;
     let choice = match how.as_str() {
         "plain" => Choice::Plain,
         "zerocopy" => Choice::Zerocopy,
@@ -35,7 +38,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     sockopt::set_tcp_congestion(&stream, "cubic")?;
     sockopt::set_socket_send_buffer_size(&stream, 4 << 20)?;
     net::connect(&stream, &to)?;
-    let options = Options { choice, min_zerocopy: 1, gather, max_frames: frames, ..Options::default() };
+    let options = Options {
+        choice,
+        min_zerocopy: 1,
+        gather,
+        batch,
+        max_frames: frames,
+        read_every: 64,
+        ..Options::default()
+    };
     let mut sender = Sender::new(stream, options)?;
     let (cpu, start) = (spent()?, Instant::now());
     let mut sent = 0;

@@ -53,7 +53,7 @@ impl AsyncSender {
         let epoll = watch(&socket).map_err(|error| SendError::Io(error.into()))?;
         let ready = sys::reactor(epoll).map_err(SendError::Io)?;
         Ok(Self {
-            pump: Pump::new(socket, engine, options.keep_done, options.tamper_check),
+            pump: Pump::new(socket, engine, &options),
             ready,
             origin: Instant::now(),
             max_frames: options.max_frames.max(1),

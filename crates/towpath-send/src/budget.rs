@@ -11,7 +11,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::locked::LockedMemory;
+use crate::engine::Ahead;
+use crate::locked::{self, LockedMemory};
 use crate::time::Time;
 
 /// sizeof(struct sk_buff) and its charge, sock_omalloc (net/core/sock.c), rounded.
@@ -42,6 +43,23 @@ struct Limits {
     groups: u64,
 }
 
+/// Calls that are completed, to be given back together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Freed {
+    calls: u64,
+    bytes: u64,
+    /// What the kernel charged for them.
+    charge: u64,
+}
+
+impl Freed {
+    pub(crate) fn add(&mut self, bytes: u64) {
+        self.calls += 1;
+        self.bytes += bytes;
+        self.charge += locked::charge(bytes);
+    }
+}
+
 impl Budget {
     pub(crate) fn new(locked: Arc<LockedMemory>, bytes: u64, optmem: u64, stream: bool) -> Self {
         let groups = (optmem / 4 * 3 / GROUP_COST).max(1);
@@ -54,33 +72,35 @@ impl Budget {
         self.limits.bytes
     }
 
-    /// The longest call for which there is room now.
-    pub(crate) fn room(&mut self, now: Time) -> u64 {
+    /// The longest call for which there is room now, behind those that are `ahead` of it.
+    pub(crate) fn room(&mut self, ahead: Ahead, now: Time) -> u64 {
         if self.limits != self.ceiling && now.since(self.quiet_since) >= QUIET {
             self.quiet_since = now;
             self.limits.bytes = self.limits.bytes.saturating_mul(2).min(self.ceiling.bytes);
             self.limits.groups = (self.limits.groups * 2).min(self.ceiling.groups);
         }
+        let (bytes, calls) = (self.bytes + ahead.bytes, self.calls + ahead.calls as u64);
         let by_groups = if self.stream {
-            (self.limits.groups * GROUP_BYTES).saturating_sub(self.bytes)
-        } else if self.calls < self.limits.groups {
+            (self.limits.groups * GROUP_BYTES).saturating_sub(bytes)
+        } else if calls < self.limits.groups {
             u64::MAX
         } else {
             0
         };
-        self.limits.bytes.saturating_sub(self.bytes).min(by_groups).min(self.locked.room())
+        let locked = self.locked.room().saturating_sub(locked::charges(ahead.calls as u64, ahead.bytes));
+        self.limits.bytes.saturating_sub(bytes).min(by_groups).min(locked)
     }
 
     pub(crate) fn take(&mut self, bytes: u64) {
-        self.locked.take(bytes);
+        self.locked.take(locked::charge(bytes));
         self.bytes += bytes;
         self.calls += 1;
     }
 
-    pub(crate) fn give_back(&mut self, bytes: u64) {
-        self.locked.give_back(bytes);
-        self.bytes -= bytes;
-        self.calls -= 1;
+    pub(crate) fn give_back(&mut self, freed: Freed) {
+        self.locked.give_back(freed.charge);
+        self.bytes -= freed.bytes;
+        self.calls -= freed.calls;
     }
 
     /// The kernel said ENOBUFS although the queue had been read.
@@ -93,9 +113,9 @@ impl Budget {
     /// Gives back everything at once: the frames went into quarantine, where they stay charged to the kernel's account but
     /// are no longer this connection's.
     pub(crate) fn abandon(&mut self, calls: impl Iterator<Item = u64>) {
-        for bytes in calls {
-            self.give_back(bytes);
-        }
+        let mut freed = Freed::default();
+        calls.for_each(|bytes| freed.add(bytes));
+        self.give_back(freed);
     }
 }
 
@@ -111,14 +131,16 @@ mod tests {
     fn the_least_of_the_limits_counts() {
         let now = Time::default();
         // 16 pages, two of which are for the call itself.
-        assert_eq!(budget(64 << 10, 1 << 20, true).room(now), 56 << 10);
-        assert_eq!(budget(1 << 40, 1500, true).room(now), 512 << 10);
-        assert_eq!(budget(1 << 40, 1 << 20, true).room(now), 8 << 20);
+        assert_eq!(budget(64 << 10, 1 << 20, true).room(Ahead::default(), now), 56 << 10);
+        assert_eq!(budget(1 << 40, 1500, true).room(Ahead::default(), now), 512 << 10);
+        assert_eq!(budget(1 << 40, 1 << 20, true).room(Ahead::default(), now), 8 << 20);
         let mut datagrams = budget(1 << 40, 1500, false);
         datagrams.take(100);
-        assert_eq!(datagrams.room(now), 0, "one group of 576 bytes");
-        datagrams.give_back(100);
-        assert_eq!(datagrams.room(now), 8 << 20);
+        assert_eq!(datagrams.room(Ahead::default(), now), 0, "one group of 576 bytes");
+        let mut freed = Freed::default();
+        freed.add(100);
+        datagrams.give_back(freed);
+        assert_eq!(datagrams.room(Ahead::default(), now), 8 << 20);
     }
 
     #[test]
@@ -128,10 +150,10 @@ mod tests {
         for _ in 0..40 {
             budget.halve(now);
         }
-        assert_eq!((budget.limit(), budget.room(now)), (LEAST, LEAST));
+        assert_eq!((budget.limit(), budget.room(Ahead::default(), now)), (LEAST, LEAST));
         for _ in 0..11 {
             now = now + QUIET;
-            budget.room(now);
+            budget.room(Ahead::default(), now);
         }
         assert_eq!(budget.limit(), 8 << 20);
         assert_eq!(budget.limits, budget.ceiling);
@@ -142,7 +164,7 @@ mod tests {
         let locked = Arc::new(LockedMemory::new(1 << 20));
         let mut budgets = [(); 2].map(|()| Budget::new(locked.clone(), 8 << 20, 1 << 20, true));
         budgets[0].take(1000 << 10);
-        assert!(budgets[1].room(Time::default()) < 24 << 10);
+        assert!(budgets[1].room(Ahead::default(), Time::default()) < 24 << 10);
         budgets[0].abandon([1000 << 10].into_iter());
         assert_eq!(locked.used(), 0);
     }

@@ -5,11 +5,10 @@ use std::hash::Hasher;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use twox_hash::XxHash3_64;
 
-use crate::sys::{Pages, Part, Region, Slot};
+use crate::sys::{Pages, Part, Region, Slot, Slots};
 
 /// Frames of private memory: whole pages each, so that no two share one, and in huge pages where there are some, for which
 /// the kernel has less to pin.
@@ -17,10 +16,8 @@ use crate::sys::{Pages, Part, Region, Slot};
 /// A frame that is dropped (by whoever took it, or by the sender at its completion) is there to be taken again.
 #[derive(Debug)]
 pub struct Pool {
-    free: Receiver<Slot>,
-    back: SyncSender<Slot>,
+    slots: Slots,
     pages: Pages,
-    frame_size: usize,
 }
 
 impl Pool {
@@ -29,20 +26,13 @@ impl Pool {
     /// # Errors
     /// Not enough memory, or a size of zero.
     pub fn new(frames: usize, frame_size: usize, huge: bool) -> io::Result<Self> {
-        let (slots, pages) = Slot::allocate(frames, frame_size, huge)?;
-        let frame_size = slots.first().map_or(0, |slot| slot.bytes().len());
-        // Of a fixed size: frames go back without an allocation, and always find room.
-        let (back, free) = sync_channel(frames);
-        for slot in slots {
-            let _ = back.try_send(slot);
-        }
-        Ok(Self { free, back, pages, frame_size })
+        let (slots, pages) = Slots::allocate(frames, frame_size, huge)?;
+        Ok(Self { slots, pages })
     }
 
     /// A free frame, empty; none when all are in use.
     pub fn take(&mut self) -> Option<Frame> {
-        let slot = self.free.try_recv().ok()?;
-        Some(Frame { slot: Some(slot), back: self.back.clone(), head: 0, end: 0 })
+        Some(Frame { slot: self.slots.take()?, head: 0, end: 0 })
     }
 
     /// The pages that the frames lie in.
@@ -52,15 +42,13 @@ impl Pool {
 
     /// Bytes of each frame.
     pub fn frame_size(&self) -> usize {
-        self.frame_size
+        self.slots.len()
     }
 }
 
 /// A frame of a [`Pool`]: its filled part is what is sent. It dereferences to the bytes that are filled.
 pub struct Frame {
-    /// Always there, until it is dropped.
-    slot: Option<Slot>,
-    back: SyncSender<Slot>,
+    slot: Slot,
     head: usize,
     end: usize,
 }
@@ -103,11 +91,11 @@ impl Frame {
     }
 
     fn size(&self) -> usize {
-        self.slot.as_ref().map_or(0, |slot| slot.bytes().len())
+        self.slot.len()
     }
 
     fn all(&mut self) -> &mut [u8] {
-        self.slot.as_mut().map_or(&mut [], Slot::bytes_mut)
+        self.slot.bytes_mut()
     }
 }
 
@@ -115,7 +103,7 @@ impl Deref for Frame {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.slot.as_ref().map_or(&[], |slot| &slot.bytes()[self.head..self.end])
+        &self.slot.bytes()[self.head..self.end]
     }
 }
 
@@ -123,15 +111,6 @@ impl DerefMut for Frame {
     fn deref_mut(&mut self) -> &mut [u8] {
         let range = self.head..self.end;
         &mut self.all()[range]
-    }
-}
-
-impl Drop for Frame {
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            // It has room for every slot; when the pool is gone, the memory goes with the last slot.
-            let _ = self.back.try_send(slot);
-        }
     }
 }
 

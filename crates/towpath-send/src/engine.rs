@@ -12,7 +12,7 @@ use std::ops::Range as Span;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Freed};
 use crate::counters::{Counters, PlainCause};
 use crate::flight::{Abandoned, Flight};
 use crate::locked::LockedMemory;
@@ -20,8 +20,10 @@ use crate::notification::Range;
 use crate::policy::{Decision, Mode, Policy};
 use crate::time::Time;
 
-/// Most frames of one call (UIO_MAXIOV is 1024; beyond some tens nothing is gained).
+/// Most frames of the calls that are asked for at once (UIO_MAXIOV is 1024; beyond some tens nothing is gained).
 pub const MAX_PARTS: usize = 64;
+/// Most calls that are asked for at once.
+pub const MAX_CALLS: usize = 16;
 /// Messages below this are copied for a peer that is stuck.
 const STUCK_SMALL: u64 = 64 << 10;
 /// A peer is stuck when a frame is pinned for longer than this, and than eight round trips.
@@ -113,7 +115,7 @@ pub enum How {
     Plain(PlainCause),
 }
 
-/// One call to make: the bytes are those of [`Engine::parts`].
+/// One call to make, as send(2) is one and each message of sendmmsg(2): the bytes are those of [`Engine::parts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Bytes of the call; zero only for an empty datagram.
@@ -123,6 +125,35 @@ pub struct Transmit {
     /// With the flag or without.
     pub how: How,
     probe: bool,
+}
+
+impl Transmit {
+    const NONE: Self = Self { bytes: 0, parts: 0, how: How::Zerocopy, probe: false };
+}
+
+/// The calls that were asked for and not answered yet.
+#[derive(Debug)]
+struct Asked {
+    calls: [Transmit; MAX_CALLS],
+    /// Those from `answered` on, before `count`.
+    answered: usize,
+    count: usize,
+}
+
+impl Asked {
+    const NONE: Self = Self { calls: [Transmit::NONE; MAX_CALLS], answered: 0, count: 0 };
+
+    fn open(&self) -> &[Transmit] {
+        &self.calls[self.answered..self.count]
+    }
+}
+
+/// What calls that were asked for, and not made yet, will have taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ahead {
+    pub(crate) calls: usize,
+    pub(crate) frames: usize,
+    pub(crate) bytes: u64,
 }
 
 /// A frame that there is no room for now.
@@ -149,7 +180,7 @@ pub struct Engine<T> {
     counters: Counters,
     calls_since_read: usize,
     refused: Refused,
-    transmit: Option<Transmit>,
+    asked: Asked,
     rtt: Duration,
 }
 
@@ -176,7 +207,7 @@ impl<T> Engine<T> {
             counters,
             calls_since_read: 0,
             refused: Refused::No,
-            transmit: None,
+            asked: Asked::NONE,
             rtt: Duration::ZERO,
             config,
         }
@@ -196,42 +227,89 @@ impl<T> Engine<T> {
 
     /// The call to make next; none when everything is handed over.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
+        self.poll_transmits(1, now).first().copied()
+    }
+
+    /// The calls to make next, at most `most` and [`MAX_CALLS`], all in the same way: sendmmsg(2) makes them at once. None when
+    /// everything is handed over. Each is answered with [`handle_sent`](Self::handle_sent); those that were not made, because
+    /// one before them took a part only, are asked for again.
+    pub fn poll_transmits(&mut self, most: usize, now: Time) -> &[Transmit] {
+        self.asked = Asked { answered: 0, count: 0, ..self.asked };
         let stream = self.config.kind == Kind::Stream;
+        let mut ahead = Ahead::default();
+        while ahead.calls < most.clamp(1, MAX_CALLS) {
+            let (bytes, parts) = self.next_call(ahead.frames);
+            if parts == 0 || ahead.frames + parts > MAX_PARTS {
+                break;
+            }
+            if stream && bytes == 0 {
+                if ahead.calls > 0 {
+                    break;
+                }
+                // Messages without bytes are sent by not sending them.
+                self.flight.advance(0, false, now);
+                continue;
+            }
+            let (how, most, probe) = self.choose(bytes as u64, ahead, now);
+            if ahead.calls > 0 && (probe || how != self.asked.calls[0].how) {
+                break;
+            }
+            let taken = bytes.min(usize::try_from(most).unwrap_or(usize::MAX));
+            self.asked.calls[ahead.calls] = Transmit { bytes: taken, parts, how, probe };
+            self.asked.count += 1;
+            if probe || taken < bytes {
+                break;
+            }
+            ahead.calls += 1;
+            ahead.frames += parts;
+            ahead.bytes += bytes as u64;
+        }
+        self.asked.open()
+    }
+
+    /// Bytes and frames of the call behind the first `skip` frames that wait.
+    fn next_call(&self, skip: usize) -> (usize, usize) {
+        let most = if self.config.kind == Kind::Stream { MAX_PARTS } else { 1 };
         let (mut bytes, mut parts) = (0, 0);
-        for (_, left) in self.flight.waiting().take(if stream { MAX_PARTS } else { 1 }) {
+        while parts < most
+            && let Some((_, left)) = self.flight.waiting(skip + parts)
+        {
             bytes += left.len();
             parts += 1;
             if bytes > 0 && bytes >= self.config.gather {
                 break;
             }
         }
-        if parts == 0 {
-            return None;
-        }
-        if stream && bytes == 0 {
-            // Messages without bytes are sent by not sending them.
-            self.flight.advance(0, false, now);
-            return self.poll_transmit(now);
-        }
-        let (how, most, probe) = self.choose(bytes as u64, now);
-        let bytes = bytes.min(usize::try_from(most).unwrap_or(usize::MAX));
-        self.transmit = Some(Transmit { bytes, parts, how, probe });
-        self.transmit
+        (bytes, parts)
     }
 
-    /// The frames and bytes of the call that [`poll_transmit`](Self::poll_transmit) asked for last; nothing before it.
+    /// The frames and bytes of the calls that were asked for last and are not answered: those of the first, which has as many
+    /// as [`Transmit::parts`] says, then those of the second.
     pub fn parts(&self) -> impl Iterator<Item = (&T, Span<usize>)> {
-        let (parts, mut left) = self.transmit.map_or((0, 0), |transmit| (transmit.parts, transmit.bytes));
-        self.flight.waiting().take(parts).map(move |(token, span)| {
-            let part = span.len().min(left);
-            left -= part;
-            (token, span.start..span.start + part)
+        let mut at = 0;
+        self.asked.open().iter().flat_map(move |transmit| {
+            let (from, mut left) = (at, transmit.bytes);
+            at += transmit.parts;
+            (from..at).filter_map(move |at| {
+                let (token, span) = self.flight.waiting(at)?;
+                let part = span.len().min(left);
+                left -= part;
+                Some((token, span.start..span.start + part))
+            })
         })
     }
 
-    /// The kernel took `bytes` of the call.
+    pub(crate) fn asked(&self) -> &[Transmit] {
+        self.asked.open()
+    }
+
+    /// The kernel took `bytes` of the next call that was asked for.
     pub fn handle_sent(&mut self, bytes: usize, now: Time) {
-        let Some(transmit) = self.transmit.take() else { return };
+        let Some(&transmit) = self.asked.open().first() else { return };
+        self.asked.answered += 1;
+        if bytes < transmit.bytes {
+            self.asked.answered = self.asked.count;
+        }
         let bytes = bytes.min(transmit.bytes) as u64;
         self.refused = Refused::No;
         // A call of no bytes has no number.
@@ -274,10 +352,12 @@ impl<T> Engine<T> {
     /// A range of numbers came from the error queue.
     pub fn handle_notification(&mut self, range: Range, now: Time) {
         let (counters, budget) = (&mut self.counters, &mut self.budget);
+        let mut freed = Freed::default();
         let completed = self.flight.complete(range, |bytes, at| {
-            budget.give_back(bytes);
+            freed.add(bytes);
             counters.add_pin_time(now.since(at));
         });
+        budget.give_back(freed);
         counters.notifications += 1;
         counters.per_notification.add(completed.numbers);
         counters.completed += completed.numbers;
@@ -302,9 +382,12 @@ impl<T> Engine<T> {
     /// Whether it is time to read the error queue: many calls since, or few frames left. (It is read also at EAGAIN, at
     /// ENOBUFS, when idle, and at the end.)
     pub fn wants_notifications(&self) -> bool {
-        let few_left = self.flight.held() >= self.config.max_frames - self.config.max_frames / 4;
-        self.flight.outstanding() > 0
-            && self.calls_since_read >= if few_left { 1 } else { self.config.read_every.max(1) }
+        let most = self.config.max_frames;
+        let every = self.config.read_every.max(1);
+        // With few frames left it is read sooner, but not at every call: a reading that finds nothing costs half a send.
+        let few_left = self.flight.held() >= most - most / 4;
+        let wanted = if few_left { (most / 16).clamp(1, every) } else { every };
+        self.calls_since_read >= wanted && self.flight.outstanding() > 0
     }
 
     /// The error queue was read until it was empty, or as far as one reading goes.
@@ -334,7 +417,7 @@ impl<T> Engine<T> {
 
     /// Whether everything is handed over to the kernel.
     pub fn is_flushed(&self) -> bool {
-        self.flight.waiting().next().is_none()
+        self.flight.is_flushed()
     }
 
     /// Whether there is room for a frame.
@@ -360,6 +443,11 @@ impl<T> Engine<T> {
     /// Bytes that outstanding numbers pin.
     pub fn pinned(&self) -> u64 {
         self.flight.pinned()
+    }
+
+    /// Frames that are not handed over entirely.
+    pub fn waiting(&self) -> usize {
+        self.flight.unflushed()
     }
 
     /// Bytes that are not handed over yet.
@@ -394,7 +482,7 @@ impl<T> Engine<T> {
     /// Ends: the connection was closed or reset, and no further completion will be seen.
     pub fn abandon(&mut self) -> Abandoned<T> {
         self.budget.abandon(self.flight.outstanding_bytes());
-        self.transmit = None;
+        self.asked = Asked::NONE;
         self.flight.take_all()
     }
 
@@ -407,7 +495,7 @@ impl<T> Engine<T> {
     }
 
     /// With the flag or not, how much, and whether it is a probe.
-    fn choose(&mut self, bytes: u64, now: Time) -> (How, u64, bool) {
+    fn choose(&mut self, bytes: u64, ahead: Ahead, now: Time) -> (How, u64, bool) {
         let plain = |cause| (How::Plain(cause), bytes, false);
         let least = self.config.min_zerocopy.max(1) as u64;
         if !self.config.armed || self.config.choice == Choice::Plain {
@@ -435,9 +523,9 @@ impl<T> Engine<T> {
             Decision::Beside => return plain(PlainCause::Probing),
             Decision::Zerocopy | Decision::Probe => {}
         }
-        let room = self.budget.room(now);
+        let room = self.budget.room(ahead, now);
         let fits = if self.config.kind == Kind::Stream { room >= least } else { room >= bytes };
-        if !fits || self.flight.window() >= self.config.max_numbers {
+        if !fits || self.flight.window() + ahead.calls >= self.config.max_numbers {
             return plain(PlainCause::Budget);
         }
         (How::Zerocopy, room, decision == Decision::Probe)

@@ -127,10 +127,21 @@ impl<T> Flight<T> {
         self.unsent += len as u64;
     }
 
-    /// The frames not entirely handed over, with what is left of each.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (&T, Span<usize>)> {
-        let from = (self.cursor - self.base) as usize;
-        self.frames.range(from..).filter_map(|frame| Some((frame.token.as_ref()?, frame.sent..frame.len)))
+    /// Whether all frames are entirely handed over.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.unflushed() == 0
+    }
+
+    /// How many are not.
+    pub(crate) fn unflushed(&self) -> usize {
+        self.frames.len() - (self.cursor - self.base) as usize
+    }
+
+    /// The frame that is `at` behind the first one not entirely handed over, with what is left of it.
+    #[inline]
+    pub(crate) fn waiting(&self, at: usize) -> Option<(&T, Span<usize>)> {
+        let frame = self.frames.get((self.cursor - self.base) as usize + at)?;
+        Some((frame.token.as_ref()?, frame.sent..frame.len))
     }
 
     /// The kernel took `bytes` from the cursor on, with a number of their own or plain. Of a datagram it takes all or none,
@@ -149,9 +160,11 @@ impl<T> Flight<T> {
             if frame.sent < frame.len {
                 break;
             }
-            if frame.numbers == 0 {
+            if frame.numbers == 0
+                && let Some(token) = frame.token.take()
+            {
                 self.held -= 1;
-                self.done.extend(frame.token.take());
+                self.done.push_back(token);
             }
             self.cursor += 1;
             if left == 0 {
@@ -200,11 +213,15 @@ impl<T> Flight<T> {
         self.outstanding -= 1;
         self.pinned -= number.bytes;
         let from = (number.first - self.base) as usize;
-        for frame in self.frames.range_mut(from..from + number.frames as usize) {
+        for at in from..from + number.frames as usize {
+            let Some(frame) = self.frames.get_mut(at) else { break };
             frame.numbers -= 1;
-            if frame.numbers == 0 && frame.sent == frame.len {
+            if frame.numbers == 0
+                && frame.sent == frame.len
+                && let Some(token) = frame.token.take()
+            {
                 self.held -= 1;
-                self.done.extend(frame.token.take());
+                self.done.push_back(token);
             }
         }
     }

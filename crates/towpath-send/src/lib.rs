@@ -8,6 +8,8 @@
 //! - [`Engine`] is the middle, without IO: numbers, frames, budgets, and the policy that decides between zero copy and
 //!   plain sends.
 #![deny(unsafe_code)]
+// `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
+#![allow(unexpected_cfgs)]
 
 #[cfg(feature = "tokio")]
 mod asynchronous;
@@ -34,7 +36,7 @@ mod time;
 pub use asynchronous::AsyncSender;
 pub use buffer::{Buffer, Frame, Pool};
 pub use counters::{Counters, Histogram, PlainCause};
-pub use engine::{Choice, Config, Engine, Full, How, Kind, MAX_PARTS, Transmit};
+pub use engine::{Choice, Config, Engine, Full, How, Kind, MAX_CALLS, MAX_PARTS, Transmit};
 pub use epoch::{Epoch, FREE_WORD, Fence};
 pub use error::{SendError, Unarmed};
 pub use flight::Abandoned;

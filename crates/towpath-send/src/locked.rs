@@ -33,7 +33,7 @@ impl LockedMemory {
         self.limit
     }
 
-    /// Bytes that are charged now.
+    /// Bytes that are charged now; nothing where there is no limit.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
@@ -43,37 +43,47 @@ impl LockedMemory {
         self.limit.saturating_sub(self.used()).saturating_sub(charge(0))
     }
 
-    /// Charges a call of `len` bytes that the kernel took. Two threads may both have seen the same room: the kernel's own
-    /// account is what counts, and three quarters leave space for that.
-    pub(crate) fn take(&self, len: u64) {
-        self.used.fetch_add(charge(len), Relaxed);
+    /// Adds a charge: a call that the kernel took. Two threads may both have seen the same room: the kernel's own account is
+    /// what counts, and three quarters leave space for that.
+    pub(crate) fn take(&self, charge: u64) {
+        // What has no limit needs no account.
+        if self.limit != u64::MAX {
+            self.used.fetch_add(charge, Relaxed);
+        }
     }
 
-    /// Takes back the charge of a call of `len` bytes.
-    pub(crate) fn give_back(&self, len: u64) {
-        self.used.fetch_sub(charge(len), Relaxed);
+    /// Takes back charges.
+    pub(crate) fn give_back(&self, charge: u64) {
+        if self.limit != u64::MAX && charge > 0 {
+            self.used.fetch_sub(charge, Relaxed);
+        }
     }
 }
 
 /// What the kernel charges for a call of `len` bytes.
-const fn charge(len: u64) -> u64 {
+pub(crate) const fn charge(len: u64) -> u64 {
     ((len >> 12) + 2) << 12
+}
+
+/// What it charges at most for `calls` calls of `bytes` altogether.
+pub(crate) const fn charges(calls: u64, bytes: u64) -> u64 {
+    bytes + calls * charge(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::LockedMemory;
+    use super::{LockedMemory, charge};
 
     #[test]
     fn a_call_that_fits_the_room_fits_the_limit() {
         let locked = LockedMemory::of_rlimit(Some(256 << 10));
         assert_eq!(locked.limit(), 192 << 10);
-        locked.take(100_000);
+        locked.take(charge(100_000));
         assert_eq!(locked.used(), 26 << 12);
-        locked.take(locked.room());
+        locked.take(charge(locked.room()));
         assert!(locked.used() <= locked.limit());
         assert_eq!(locked.room(), 0);
-        locked.give_back(100_000);
+        locked.give_back(charge(100_000));
         assert_eq!(locked.room(), 24 << 12, "whole pages, and two for the next call");
         assert_eq!(LockedMemory::of_rlimit(None).limit(), u64::MAX);
     }

@@ -20,8 +20,8 @@ pub const OP_BYTES: usize = 4;
 pub enum Op {
     /// A frame of so many bytes is pushed.
     Push(usize),
-    /// A call is made, and the kernel takes this many 255ths of it.
-    Send(u8),
+    /// At most so many calls are made, and the kernel takes this many 255ths of the last one of them.
+    Send(u8, usize),
     /// The call is refused with ENOBUFS.
     NoBuffers,
     /// A range of outstanding numbers is notified: from which of them, how many, with which code.
@@ -38,7 +38,7 @@ impl Op {
         let [op, a, b, c] = bytes;
         match op % 16 {
             0..4 => Self::Push(usize::from(a) << (b % 12)),
-            4..9 => Self::Send(a),
+            4..9 => Self::Send(a, usize::from(b)),
             9 => Self::NoBuffers,
             10..14 => Self::Notify(a, b, c % 2 == 1),
             14 => Self::Stray(a as i8, u32::from(b) << (c % 32)),
@@ -108,7 +108,7 @@ impl World {
     pub fn step(&mut self, op: Op) {
         match op {
             Op::Push(len) => self.push(len),
-            Op::Send(share) => self.send(share),
+            Op::Send(share, most) => self.send(share, most),
             Op::NoBuffers => self.no_buffers(),
             Op::Notify(from, count, copied) => self.notify(from, count, copied),
             Op::Stray(distance, len) => self.stray(distance, len),
@@ -126,7 +126,7 @@ impl World {
             if self.engine.is_flushed() {
                 break;
             }
-            self.send(255);
+            self.send(255, 3);
             self.check();
         }
         assert!(self.engine.is_flushed(), "sending stalls although the kernel takes everything");
@@ -151,37 +151,45 @@ impl World {
         }
     }
 
-    fn send(&mut self, share: u8) {
-        let Some(transmit) = self.engine.poll_transmit(self.now) else {
+    fn send(&mut self, share: u8, most: usize) {
+        let calls = self.engine.poll_transmits(most % 20, self.now).to_vec();
+        if calls.is_empty() {
             return assert!(self.engine.is_flushed());
-        };
+        }
+        assert!(calls.len() <= (most % 20).max(1) && calls.iter().all(|call| call.how == calls[0].how));
         let parts: Vec<_> = self.engine.parts().map(|(token, span)| (*token, span)).collect();
-        assert_eq!(parts.iter().map(|(_, span)| span.len()).sum::<usize>(), transmit.bytes);
-        for (token, span) in &parts {
-            let (len, sent) = self.frames[token];
-            assert!(span.start == sent && span.end <= len, "frame {token}: {span:?} of {sent}..{len}");
-        }
-        let whole = self.engine.is_datagram();
-        let bytes = match transmit.bytes * usize::from(share) / 255 {
-            _ if whole => transmit.bytes,
-            0 => 1,
-            bytes => bytes,
-        };
-        self.engine.handle_sent(bytes, self.now);
-        let mut left = bytes;
-        let mut touched = Vec::new();
-        for (token, span) in parts {
-            let part = span.len().min(left);
-            left -= part;
-            if let Some((_, sent)) = self.frames.get_mut(&token) {
-                *sent += part;
+        let mut parts = parts.into_iter();
+        // The kernel may stop before any of them.
+        let made = 1 + most / 20 % calls.len();
+        for (at, transmit) in calls[..made].iter().enumerate() {
+            let own: Vec<_> = parts.by_ref().take(transmit.parts).collect();
+            assert_eq!(own.iter().map(|(_, span)| span.len()).sum::<usize>(), transmit.bytes);
+            for (token, span) in &own {
+                let (len, sent) = self.frames[token];
+                assert!(span.start == sent && span.end <= len, "frame {token}: {span:?} of {sent}..{len}");
             }
-            if part > 0 {
-                touched.push(token);
+            let whole = self.engine.is_datagram() || at + 1 < made;
+            let bytes = match transmit.bytes * usize::from(share) / 255 {
+                _ if whole => transmit.bytes,
+                0 => 1,
+                bytes => bytes,
+            };
+            self.engine.handle_sent(bytes, self.now);
+            let mut left = bytes;
+            let mut touched = Vec::new();
+            for (token, span) in own {
+                let part = span.len().min(left);
+                left -= part;
+                if let Some((_, sent)) = self.frames.get_mut(&token) {
+                    *sent += part;
+                }
+                if part > 0 {
+                    touched.push(token);
+                }
             }
-        }
-        if transmit.how == How::Zerocopy {
-            self.calls.push(Call { frames: touched, bytes: bytes as u64, notified: false });
+            if transmit.how == How::Zerocopy {
+                self.calls.push(Call { frames: touched, bytes: bytes as u64, notified: false });
+            }
         }
     }
 

@@ -5,10 +5,11 @@ use std::io;
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::engine::{Engine, Full, How, MAX_PARTS, Transmit};
+use crate::engine::{Engine, Full, How, MAX_CALLS, MAX_PARTS};
 use crate::error::SendError;
 use crate::notification::{Event, ExtendedError};
 use crate::quarantine::Quarantine;
+use crate::sender::Options;
 use crate::sys::Part;
 use crate::time::Time;
 
@@ -24,6 +25,13 @@ const FULL_FOR: Duration = Duration::from_micros(100);
 pub(crate) trait Backend {
     /// One call. Never blocks.
     fn transmit(&mut self, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize>;
+
+    /// Several calls, one behind the other, until one takes a part only or fails. Each has as many of `parts` as `calls` says, which
+    /// then says how many bytes it took. How many were made.
+    ///
+    /// # Errors
+    /// The first failed.
+    fn transmit_all(&mut self, parts: &[Part<'_>], calls: &mut [usize], zerocopy: bool) -> io::Result<usize>;
     /// The next entry of the error queue. Never blocks.
     fn event(&mut self) -> io::Result<Option<Event>>;
 }
@@ -63,6 +71,8 @@ pub(crate) struct Pump<B> {
     done: VecDeque<Done>,
     keep_done: bool,
     tamper_check: bool,
+    /// Most calls that are made at once.
+    batch: usize,
     /// Counts whatever moves: bytes that are taken, numbers that complete.
     pub(crate) progress: u64,
     /// When `try_turn` found the back end full.
@@ -70,14 +80,15 @@ pub(crate) struct Pump<B> {
 }
 
 impl<B: Backend> Pump<B> {
-    pub(crate) fn new(backend: B, engine: Engine<Item>, keep_done: bool, tamper_check: bool) -> Self {
+    pub(crate) fn new(backend: B, engine: Engine<Item>, options: &Options) -> Self {
         Self {
             backend,
             engine,
             others: VecDeque::new(),
             done: VecDeque::new(),
-            keep_done,
-            tamper_check,
+            keep_done: options.keep_done,
+            tamper_check: options.tamper_check,
+            batch: options.batch,
             progress: 0,
             full_at: None,
         }
@@ -107,12 +118,20 @@ impl<B: Backend> Pump<B> {
             if self.engine.wants_notifications() {
                 self.read(now)?;
             }
-            let Some(transmit) = self.engine.poll_transmit(now) else { return Ok(Turn::Flushed) };
-            let zerocopy = transmit.how == How::Zerocopy;
-            let error = match self.call(transmit) {
-                Ok(bytes) => {
+            let (first, count) = match self.engine.poll_transmits(self.batch, now) {
+                [] => {
+                    // Buffers without bytes are done without a call.
+                    self.collect();
+                    return Ok(Turn::Flushed);
+                }
+                calls => (calls[0], calls.len()),
+            };
+            let zerocopy = first.how == How::Zerocopy;
+            let mut sent = [first.parts; MAX_CALLS];
+            let error = match self.call(&mut sent[..count], zerocopy) {
+                Ok(made) => {
                     self.progress += 1;
-                    self.engine.handle_sent(bytes, now);
+                    sent[..made].iter().for_each(|bytes| self.engine.handle_sent(*bytes, now));
                     self.collect();
                     continue;
                 }
@@ -130,7 +149,7 @@ impl<B: Backend> Pump<B> {
                 }
                 Some(libc::ENOBUFS) => return Ok(Turn::Busy),
                 Some(libc::EINVAL | libc::EOPNOTSUPP) if zerocopy => self.engine.handle_unsupported(),
-                Some(libc::EMSGSIZE) => return Err(SendError::TooLong { bytes: transmit.bytes }),
+                Some(libc::EMSGSIZE) => return Err(SendError::TooLong { bytes: first.bytes }),
                 Some(
                     libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN | libc::ETIMEDOUT | libc::ECONNREFUSED,
                 ) => {
@@ -141,16 +160,26 @@ impl<B: Backend> Pump<B> {
         }
     }
 
-    /// One call to the back end.
-    fn call(&mut self, transmit: Transmit) -> io::Result<usize> {
-        let zerocopy = transmit.how == How::Zerocopy;
+    /// The calls that the engine asked for. How many were made, with what each took; where there is one, `calls` has its number
+    /// of parts.
+    fn call(&mut self, calls: &mut [usize], zerocopy: bool) -> io::Result<usize> {
         let mut waiting = self.engine.parts().map(|(item, span)| item.done.buffer.part(span));
-        if transmit.parts == 1 {
-            return self.backend.transmit(&[waiting.next().unwrap_or(Part::NONE)], zerocopy);
+        if let [call] = calls
+            && *call == 1
+        {
+            *call = self.backend.transmit(&[waiting.next().unwrap_or(Part::NONE)], zerocopy)?;
+            return Ok(1);
         }
         let mut parts = [Part::NONE; MAX_PARTS];
         let count = parts.iter_mut().zip(waiting).map(|(place, part)| *place = part).count();
-        self.backend.transmit(&parts[..count], zerocopy)
+        if let [call] = calls {
+            *call = self.backend.transmit(&parts[..count], zerocopy)?;
+            return Ok(1);
+        }
+        for (place, transmit) in calls.iter_mut().zip(self.engine.asked()) {
+            *place = transmit.parts;
+        }
+        self.backend.transmit_all(&parts[..count], calls, zerocopy)
     }
 
     /// Reads the error queue, until it is empty or enough was read. Whether it was emptied.

@@ -18,7 +18,7 @@ use crate::notification::{Event, ExtendedError, parse};
 use crate::policy::Mode;
 use crate::pump::{Backend, Done, Pump, Remains, Turn};
 use crate::sys::{self, Control, Part};
-use crate::time::Time;
+use crate::time::{Clock, Time};
 
 /// How a sender works. The defaults are good for TCP messages of any size.
 #[derive(Clone, Debug)]
@@ -29,6 +29,10 @@ pub struct Options {
     pub min_zerocopy: usize,
     /// Adjacent buffers that wait are put into one call until it has this many bytes; 0 does not gather.
     pub gather: usize,
+    /// So many calls are made at once (sendmmsg(2)), at most [`MAX_CALLS`](crate::MAX_CALLS): [`Sender::queue`] waits for that
+    /// many buffers, or for as many bytes as are gathered. For datagrams, and for a stream whose messages are not to be
+    /// gathered.
+    pub batch: usize,
     /// The error queue is read when so many zero-copy calls were made since it was read last.
     pub read_every: usize,
     /// Most buffers that the sender holds: queued, in flight, and done but not taken.
@@ -57,6 +61,7 @@ impl Default for Options {
             choice: config.choice,
             min_zerocopy: config.min_zerocopy,
             gather: config.gather,
+            batch: 1,
             read_every: config.read_every,
             max_frames: config.max_frames,
             max_pinned: config.max_pinned,
@@ -166,6 +171,10 @@ impl Backend for Socket {
         sys::send(self.fd.as_fd(), parts, zerocopy)
     }
 
+    fn transmit_all(&mut self, parts: &[Part<'_>], calls: &mut [usize], zerocopy: bool) -> io::Result<usize> {
+        sys::send_all(self.fd.as_fd(), parts, calls, zerocopy)
+    }
+
     fn event(&mut self) -> io::Result<Option<Event>> {
         let mut control = Control::new();
         // An entry without an extended error (a timestamp alone) tells nothing that we know of: the next one.
@@ -223,9 +232,10 @@ impl Backend for Socket {
 #[derive(Debug)]
 pub struct Sender {
     pump: Pump<Socket>,
-    origin: Instant,
+    clock: Clock,
     max_frames: usize,
     gather: u64,
+    batch: usize,
     stall: Option<Duration>,
 }
 
@@ -248,13 +258,14 @@ impl Sender {
     /// # Errors
     /// [`SendError::NotASocket`], [`SendError::Segmentation`]; with [`Choice::Zerocopy`], [`SendError::NotSupported`].
     pub fn new(socket: impl Into<OwnedFd>, options: Options) -> Result<Self, SendError> {
-        let origin = Instant::now();
+        let clock = Clock::new();
         let (socket, engine) = Socket::open(socket.into(), &options, Time::default())?;
         Ok(Self {
-            pump: Pump::new(socket, engine, options.keep_done, options.tamper_check),
-            origin,
+            pump: Pump::new(socket, engine, &options),
+            clock,
             max_frames: options.max_frames.max(1),
             gather: options.gather as u64,
+            batch: options.batch,
             stall: options.stall,
         })
     }
@@ -276,8 +287,12 @@ impl Sender {
     /// As [`send`](Self::send).
     pub fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.push(token, buffer.into())?;
-        if self.pump.engine.unsent() >= self.gather {
-            self.pump.try_turn(self.now())?;
+        let engine = &self.pump.engine;
+        let enough =
+            if self.batch > 1 { engine.waiting() >= self.batch } else { engine.unsent() >= self.gather };
+        if enough {
+            let now = self.clock.glance();
+            self.pump.try_turn(now)?;
         }
         Ok(())
     }
@@ -299,7 +314,8 @@ impl Sender {
             return Ok(Some(done));
         }
         if self.pump.engine.outstanding() > 0 {
-            self.pump.read(self.now())?;
+            let now = self.clock.read();
+            self.pump.read(now)?;
         }
         Ok(self.pump.poll_done())
     }
@@ -328,11 +344,12 @@ impl Sender {
             self.pump.backend.reset();
             let soon = Instant::now() + AFTER_RESET;
             while self.pump.engine.outstanding() > 0 && Instant::now() < soon {
-                self.pump.read(self.now())?;
+                let now = self.clock.read();
+                self.pump.read(now)?;
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        let now = self.now();
+        let now = self.clock.read();
         let remains = self.pump.abandon(now);
         Ok(Closed { finished, remains, counters: self.counters().clone() })
     }
@@ -382,22 +399,20 @@ impl Sender {
         self.pump.engine.is_flushed() && self.pump.engine.outstanding() == 0
     }
 
-    fn now(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
     /// Works and waits until `until`; whether that came before `deadline`.
     fn drive(&mut self, until: impl Fn(&Self) -> bool, deadline: Option<Instant>) -> Result<bool, SendError> {
         let (mut moved, mut turn, mut again) = (None, Turn::Flushed, true);
         loop {
             if again {
-                turn = self.pump.turn(self.now())?;
+                let now = self.clock.read();
+                turn = self.pump.turn(now)?;
             }
             if until(self) {
                 return Ok(true);
             }
             if turn == Turn::Flushed {
-                self.pump.read(self.now())?;
+                let now = self.clock.read();
+                self.pump.read(now)?;
                 if until(self) {
                     return Ok(true);
                 }
@@ -440,7 +455,8 @@ impl Sender {
             return Ok(again);
         }
         let before = self.pump.progress;
-        self.pump.read(self.now())?;
+        let now = self.clock.read();
+        self.pump.read(now)?;
         if self.pump.progress != before || ready.contains(PollFlags::OUT) && !ready.contains(PollFlags::HUP) {
             return Ok(again);
         }
@@ -487,7 +503,7 @@ impl AsFd for Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         // The quarantine that this makes is dropped with what is in it: leaked, as its documentation says.
-        let now = self.now();
+        let now = self.clock.read();
         self.pump.abandon(now);
     }
 }

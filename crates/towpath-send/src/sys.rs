@@ -1,20 +1,26 @@
-//! The system calls that rustix does not have, and memory that is mapped. The only file of this crate with `unsafe`.
+//! The system calls that rustix does not have; `memory` below has what is mapped. The only files of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+mod free;
+mod memory;
+
 use std::io;
 use std::marker::PhantomData;
 use std::mem::zeroed;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::{NonNull, null_mut};
-use std::slice;
-use std::sync::Arc;
+#[cfg(feature = "tokio")]
+use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::null_mut;
 
 use libc::{c_int, socklen_t};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 #[cfg(feature = "tokio")]
 use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::engine::MAX_CALLS;
+
+pub use memory::{Pages, Region};
+pub(crate) use memory::{Slot, Slots};
 
 /// include/uapi/linux/tcp.h, TCP_ULP and TCP_INFO; the place of `tcpi_rtt`, microseconds.
 const TCP_ULP: c_int = 31;
@@ -22,9 +28,6 @@ const TCP_INFO: c_int = 11;
 const TCPI_RTT: usize = 68;
 /// include/uapi/linux/udp.h.
 const UDP_SEGMENT: c_int = 103;
-/// What one huge page has; also the alignment of transparent ones (x86-64 and arm64 with pages of 4 KiB).
-const HUGE: usize = 2 << 20;
-const PAGE: usize = 4096;
 
 /// Bytes of one call: an iovec whose memory lives at least as long as the call.
 #[repr(transparent)]
@@ -58,6 +61,34 @@ pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[Part<'_>], zerocopy: bool) -
     // reads after it, it pins itself. It writes through none of the pointers.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// One sendmmsg(2): of each call in `calls` the number of its parts, then what it took. How many were made. Never blocks, raises no
+/// signal. It ends behind a call that took a part only, so that a stream stays in order.
+pub(crate) fn send_all(
+    socket: BorrowedFd<'_>,
+    parts: &[Part<'_>],
+    calls: &mut [usize],
+    zerocopy: bool,
+) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if zerocopy { libc::MSG_ZEROCOPY } else { 0 };
+    // SAFETY: mmsghdrs of zeroes are without address, data and control.
+    let mut messages: [libc::mmsghdr; MAX_CALLS] = unsafe { zeroed() };
+    let count = calls.len().min(messages.len());
+    let mut rest = parts;
+    for (message, call) in messages.iter_mut().zip(&*calls) {
+        let (own, behind) = rest.split_at(rest.len().min(*call));
+        rest = behind;
+        message.msg_hdr.msg_iov = own.as_ptr().cast_mut().cast();
+        message.msg_hdr.msg_iovlen = own.len();
+    }
+    // SAFETY: as in `send`; the kernel writes the length of each message, in `messages`, which is borrowed mutably.
+    let made = unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), count as u32, flags) };
+    let made = usize::try_from(made).map_err(|_| io::Error::last_os_error())?;
+    for (call, message) in calls.iter_mut().zip(&messages) {
+        *call = message.msg_len as usize;
+    }
+    Ok(made)
 }
 
 /// Control messages of one entry of the error queue. 128 bytes are enough for what the kernel puts there today.
@@ -157,160 +188,4 @@ pub(crate) fn reactor(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd names one open descriptor, always the same, until it is dropped.
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     Ok(registered?)
-}
-
-/// The kind of pages that memory was got in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
-    /// Ordinary pages.
-    Ordinary,
-    /// Reserved huge pages (MAP_HUGETLB).
-    Huge,
-    /// Ordinary memory that the kernel was asked to back by huge pages (MADV_HUGEPAGE), and may have.
-    Transparent,
-}
-
-/// Mapped memory, unmapped when the last user is gone. Pages that the kernel still sends from live on.
-#[derive(Debug)]
-struct Mapping {
-    base: NonNull<c_void>,
-    len: usize,
-}
-
-// SAFETY: a mapping is plain memory and belongs to no thread; who may read and write it is said by `Slot` and `Region`.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself gives no access.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
-        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len })
-    }
-
-    fn anonymous(len: usize, flags: MapFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let base = unsafe {
-            mmap_anonymous(null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | flags)
-        }?;
-        Self::new(base, len)
-    }
-
-    fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the mapping is whole, and advice about huge pages changes no contents.
-        Ok(unsafe { madvise(self.base.as_ptr(), self.len, advice) }?)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: it was mapped by us, and each `Slot` and `Region` in it held it by an Arc.
-        let done = unsafe { munmap(self.base.as_ptr(), self.len) };
-        debug_assert!(done.is_ok(), "{done:?}");
-    }
-}
-
-/// A part of private memory that one owner alone reads and writes.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    mapping: Arc<Mapping>,
-    offset: usize,
-    len: usize,
-}
-
-impl Slot {
-    /// `count` slots of `len` bytes, whole pages; huge ones where asked for and to be had.
-    pub(crate) fn allocate(count: usize, len: usize, huge: bool) -> io::Result<(Vec<Self>, Pages)> {
-        let len = len.max(1).next_multiple_of(PAGE);
-        let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(io::ErrorKind::InvalidInput)?;
-        let (mapping, pages) = if huge {
-            match Mapping::anonymous(total.next_multiple_of(HUGE), MapFlags::HUGETLB | MapFlags::POPULATE) {
-                Ok(mapping) => (mapping, Pages::Huge),
-                Err(_) => {
-                    let mapping = Mapping::anonymous(total.next_multiple_of(HUGE) + HUGE, MapFlags::empty())?;
-                    let pages = mapping.advise(Advice::LinuxHugepage).map(|()| Pages::Transparent);
-                    (mapping, pages.unwrap_or(Pages::Ordinary))
-                }
-            }
-        } else {
-            let mapping = Mapping::anonymous(total, MapFlags::empty())?;
-            // Refused only by a kernel without huge pages, where it is not needed.
-            let _ = mapping.advise(Advice::LinuxNoHugepage);
-            (mapping, Pages::Ordinary)
-        };
-        let start = match pages {
-            Pages::Transparent => mapping.base.as_ptr().align_offset(HUGE),
-            _ => 0,
-        };
-        let mapping = Arc::new(mapping);
-        let slots =
-            (0..count).map(|at| Self { mapping: mapping.clone(), offset: start + at * len, len }).collect();
-        Ok((slots, pages))
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `allocate` cuts the mapping into slots that do not overlap, none is ever copied, and this one is borrowed:
-        // nobody writes. Fresh anonymous memory is zeroes.
-        unsafe { slice::from_raw_parts(self.start(), self.len) }
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and this one is borrowed mutably: nobody else reads.
-        unsafe { slice::from_raw_parts_mut(self.start(), self.len) }
-    }
-
-    fn start(&self) -> *mut u8 {
-        self.mapping.base.as_ptr().cast::<u8>().wrapping_add(self.offset)
-    }
-}
-
-/// Memory of others, mapped for reading: what is sent from it is opaque, and may change while it is looked at.
-#[derive(Clone, Debug)]
-pub struct Region(Arc<Mapping>);
-
-impl Region {
-    /// Maps the first `len` bytes of `fd` (a memfd, a file of tmpfs) for reading.
-    ///
-    /// # Errors
-    /// What mmap(2) and fstat(2) say; InvalidInput when `fd` has fewer bytes. A descriptor whose size may still shrink should
-    /// be sealed (F_SEAL_SHRINK): sending from what is gone is an error (EFAULT), looking at it is SIGBUS.
-    pub fn map(fd: &OwnedFd, len: usize) -> io::Result<Self> {
-        let size = u64::try_from(rustix::fs::fstat(fd.as_fd())?.st_size).unwrap_or(0);
-        if len == 0 || size < len as u64 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("a region of {len} bytes, of a descriptor that has {size}"),
-            ));
-        }
-        // SAFETY: a new mapping, at an address of the kernel's choice, for reading.
-        let base = unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::SHARED, fd, 0) }?;
-        Ok(Self(Arc::new(Mapping::new(base, len)?)))
-    }
-
-    /// Bytes that it has.
-    pub fn len(&self) -> usize {
-        self.0.len
-    }
-
-    /// Never: a region has at least one byte.
-    pub fn is_empty(&self) -> bool {
-        self.0.len == 0
-    }
-
-    /// Bytes to send; none when they are not all in it.
-    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Part<'_>> {
-        offset.checked_add(len).filter(|end| *end <= self.0.len)?;
-        let iov_base = self.0.base.as_ptr().wrapping_byte_add(offset);
-        Some(Part(libc::iovec { iov_base, iov_len: len }, PhantomData))
-    }
-
-    /// Copies bytes out, as they are at that moment, one by one.
-    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        let Some(part) = self.part(offset, into.len()) else { return };
-        for (at, byte) in into.iter_mut().enumerate() {
-            let from = part.0.iov_base.cast::<u8>().wrapping_add(at);
-            // SAFETY: `part` checked that it is inside the mapping, which is readable. Volatile: another process may write it.
-            *byte = unsafe { from.read_volatile() };
-        }
-    }
 }

@@ -135,6 +135,17 @@ fn udp_with_and_without_segmentation() {
             assert_eq!(counters.numbers == 0, choice == Choice::Adaptive, "without segmentation it is plain");
         }
 
+        let mut sender = Sender::new(connected(), Options { batch: 16, ..zerocopy() }).unwrap();
+        let lengths: Vec<usize> = (0..20).map(|at| at * 237 % 1200).collect();
+        for len in &lengths {
+            sender.queue(0, pattern(3, *len)).unwrap();
+        }
+        sender.flush().unwrap();
+        for len in &lengths {
+            let got = peer.recv(&mut buffer).unwrap();
+            assert!(buffer[..got] == pattern(3, *len), "{len} in a batch");
+        }
+
         let segmented = Options { segment: Some(1400), ..zerocopy() };
         let mut sender = match Sender::new(connected(), segmented) {
             Err(SendError::Segmentation(error)) => return println!("skipped: UDP_SEGMENT: {error}"),
@@ -189,17 +200,21 @@ fn no_socket_is_an_error() {
 fn messages_of_random_sizes_arrive_whole() {
     let messages = std::env::var("TOWPATH_SEND_MESSAGES").ok().and_then(|text| text.parse().ok());
     let messages: u64 = messages.unwrap_or(20_000);
-    for (gather, choice) in
-        [(0, Choice::Zerocopy), (64 << 10, Choice::Zerocopy), (64 << 10, Choice::Adaptive)]
-    {
+    let kinds = [
+        (0, 1, Choice::Zerocopy),
+        (0, 16, Choice::Zerocopy),
+        (64 << 10, 1, Choice::Zerocopy),
+        (64 << 10, 1, Choice::Adaptive),
+    ];
+    for (gather, batch, choice) in kinds {
         let (stream, peer) = v4();
         let reader = check(peer);
-        let options = Options { gather, choice, max_frames: 200, min_zerocopy: 512, ..zerocopy() };
+        let options = Options { gather, batch, choice, max_frames: 200, min_zerocopy: 512, ..zerocopy() };
         let mut pool = Pool::new(202, 32 << 10, true).unwrap();
         let mut sender = Sender::new(stream, options).unwrap();
         let source = pattern(0, 64 << 10);
         let (mut at, mut random) = (0_u64, 1_u64);
-        for _ in 0..messages / 3 {
+        for _ in 0..messages / kinds.len() as u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             // Short ones are as likely as long ones.
             let len = (random >> 33) as usize % (1 << (1 + (random >> 20) % 15));
@@ -217,6 +232,20 @@ fn messages_of_random_sizes_arrive_whole() {
         assert_eq!(reader.join().unwrap(), at);
         assert_eq!(closed.counters.zerocopy_bytes + closed.counters.plain_bytes(), at);
     }
+}
+
+/// A pool that is one larger than the quota never runs dry, whatever comes in a row.
+#[test]
+fn empty_messages_give_their_frames_back() {
+    let (stream, peer) = v4();
+    let reader = check(peer);
+    let mut pool = Pool::new(3, 1, false).unwrap();
+    let mut sender = Sender::new(stream, Options { max_frames: 2, ..zerocopy() }).unwrap();
+    for _ in 0..100 {
+        sender.queue(0, pool.take().expect("two are out at most")).unwrap();
+    }
+    finished(&sender.close(PATIENCE).unwrap());
+    assert_eq!(reader.join().unwrap(), 0);
 }
 
 #[test]

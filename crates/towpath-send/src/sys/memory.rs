@@ -1,0 +1,215 @@
+//! Memory to send from: of our own, in parts that have one owner each, and of others, mapped for reading.
+
+use std::ffi::c_void;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::slice;
+use std::sync::Arc;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use super::Part;
+use super::free::{Free, Taken};
+
+/// What one huge page has; also the alignment of transparent ones (x86-64 and arm64 with pages of 4 KiB).
+const HUGE: usize = 2 << 20;
+const PAGE: usize = 4096;
+
+/// The kind of pages that memory was got in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Ordinary pages.
+    Ordinary,
+    /// Reserved huge pages (MAP_HUGETLB).
+    Huge,
+    /// Ordinary memory that the kernel was asked to back by huge pages (MADV_HUGEPAGE), and may have.
+    Transparent,
+}
+
+/// Mapped memory, unmapped when the last user is gone. Pages that the kernel still sends from live on.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory and belongs to no thread; who may read and write it is said by `Slot` and `Region`.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `Mapping` itself gives no access.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
+        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len })
+    }
+
+    fn anonymous(len: usize, flags: MapFlags) -> io::Result<Self> {
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let base = unsafe {
+            mmap_anonymous(null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | flags)
+        }?;
+        Self::new(base, len)
+    }
+
+    fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the mapping is whole, and advice about huge pages changes no contents.
+        Ok(unsafe { madvise(self.base.as_ptr(), self.len, advice) }?)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped by us, and whoever had a part of it held it by an Arc.
+        let done = unsafe { munmap(self.base.as_ptr(), self.len) };
+        debug_assert!(done.is_ok(), "{done:?}");
+    }
+}
+
+/// Private memory in parts of one length, and which of them are free. The one who takes them has this; parts that are
+/// dropped, on whatever thread, are there to be taken again.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    area: Arc<Area>,
+    taken: Taken,
+}
+
+#[derive(Debug)]
+struct Area {
+    mapping: Mapping,
+    /// Where the first part begins, and bytes of each.
+    start: usize,
+    len: usize,
+    free: Free,
+}
+
+/// A part of private memory that one owner alone reads and writes.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    area: Arc<Area>,
+    index: u32,
+}
+
+impl Slots {
+    /// `count` parts of `len` bytes, whole pages; huge ones where asked for and to be had.
+    pub(crate) fn allocate(count: usize, len: usize, huge: bool) -> io::Result<(Self, Pages)> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let count =
+            u32::try_from(count).ok().filter(|count| *count < u32::MAX).ok_or(io::ErrorKind::InvalidInput)?;
+        let (mapping, pages) = if huge {
+            match Mapping::anonymous(total.next_multiple_of(HUGE), MapFlags::HUGETLB | MapFlags::POPULATE) {
+                Ok(mapping) => (mapping, Pages::Huge),
+                Err(_) => {
+                    let mapping = Mapping::anonymous(total.next_multiple_of(HUGE) + HUGE, MapFlags::empty())?;
+                    let pages = mapping.advise(Advice::LinuxHugepage).map(|()| Pages::Transparent);
+                    (mapping, pages.unwrap_or(Pages::Ordinary))
+                }
+            }
+        } else {
+            let mapping = Mapping::anonymous(total, MapFlags::empty())?;
+            // Refused only by a kernel without huge pages, where it is not needed.
+            let _ = mapping.advise(Advice::LinuxNoHugepage);
+            (mapping, Pages::Ordinary)
+        };
+        let start = match pages {
+            Pages::Transparent => mapping.base.as_ptr().align_offset(HUGE),
+            _ => 0,
+        };
+        let (free, taken) = Free::all(count);
+        Ok((Self { area: Arc::new(Area { mapping, start, len, free }), taken }, pages))
+    }
+
+    /// Bytes of each part.
+    pub(crate) fn len(&self) -> usize {
+        self.area.len
+    }
+
+    /// A free part; none when all are out.
+    pub(crate) fn take(&mut self) -> Option<Slot> {
+        let index = self.area.free.take(&mut self.taken)?;
+        Some(Slot { area: self.area.clone(), index })
+    }
+}
+
+impl Slot {
+    /// Bytes that it has.
+    pub(crate) fn len(&self) -> usize {
+        self.area.len
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `allocate` cuts the mapping into parts that do not overlap, `Free` gives each index to one `Slot` at a time,
+        // and this one is borrowed: nobody writes. Fresh anonymous memory is zeroes.
+        unsafe { slice::from_raw_parts(self.start(), self.area.len) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and this one is borrowed mutably: nobody else reads.
+        unsafe { slice::from_raw_parts_mut(self.start(), self.area.len) }
+    }
+
+    fn start(&self) -> *mut u8 {
+        let offset = self.area.start + self.index as usize * self.area.len;
+        self.area.mapping.base.as_ptr().cast::<u8>().wrapping_add(offset)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.area.free.give(self.index);
+    }
+}
+
+/// Memory of others, mapped for reading: what is sent from it is opaque, and may change while it is looked at.
+#[derive(Clone, Debug)]
+pub struct Region(Arc<Mapping>);
+
+impl Region {
+    /// Maps the first `len` bytes of `fd` (a memfd, a file of tmpfs) for reading.
+    ///
+    /// # Errors
+    /// What mmap(2) and fstat(2) say; InvalidInput when `fd` has fewer bytes. A descriptor whose size may still shrink should
+    /// be sealed (F_SEAL_SHRINK): sending from what is gone is an error (EFAULT), looking at it is SIGBUS.
+    pub fn map(fd: &OwnedFd, len: usize) -> io::Result<Self> {
+        let size = u64::try_from(rustix::fs::fstat(fd.as_fd())?.st_size).unwrap_or(0);
+        if len == 0 || size < len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("a region of {len} bytes, of a descriptor that has {size}"),
+            ));
+        }
+        // SAFETY: a new mapping, at an address of the kernel's choice, for reading.
+        let base = unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::SHARED, fd, 0) }?;
+        Ok(Self(Arc::new(Mapping::new(base, len)?)))
+    }
+
+    /// Bytes that it has.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Never: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Bytes to send; none when they are not all in it.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Part<'_>> {
+        offset.checked_add(len).filter(|end| *end <= self.0.len)?;
+        let iov_base = self.0.base.as_ptr().wrapping_byte_add(offset);
+        Some(Part(libc::iovec { iov_base, iov_len: len }, PhantomData))
+    }
+
+    /// Copies bytes out, as they are at that moment, one by one.
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        let Some(part) = self.part(offset, into.len()) else { return };
+        for (at, byte) in into.iter_mut().enumerate() {
+            let from = part.0.iov_base.cast::<u8>().wrapping_add(at);
+            // SAFETY: `part` checked that it is inside the mapping, which is readable. Volatile: another process may write it.
+            *byte = unsafe { from.read_volatile() };
+        }
+    }
+}
