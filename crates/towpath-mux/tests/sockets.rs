@@ -5,11 +5,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use towpath_mux::Time;
 use towpath_mux::assembler::Limits;
-use towpath_mux::io::{Server, Worker};
+use towpath_mux::io::{Admission, Admit, Peer, Server, Worker};
 use towpath_mux::mux::{Bound, Cause, Config, Order};
 
 const FRAMING: &str = "length=4 be adjust=4";
@@ -255,4 +257,59 @@ fn a_worker_that_panics_loses_nothing() {
     assert_eq!(answer[..], message(b"x"));
     drop(stream);
     assert_eq!(stop(&server, threads), 1);
+}
+
+/// Lets in whom it is told to, and remembers what it was told.
+#[derive(Debug, Default)]
+struct Gate {
+    answers: Mutex<Vec<Admit>>,
+    inside: Mutex<Vec<Peer>>,
+}
+
+impl Admission for Gate {
+    fn admit(&self, peer: &Peer, _: Time) -> Admit {
+        let answer = self.answers.lock().expect("no panic").pop().unwrap_or(Admit::Pass);
+        if answer == Admit::Pass {
+            self.inside.lock().expect("no panic").push(*peer);
+        }
+        answer
+    }
+
+    fn closed(&self, peer: &Peer, _: Time) {
+        let mut inside = self.inside.lock().expect("no panic");
+        let at = inside.iter().position(|one| one == peer).expect("it came in, and leaves once");
+        inside.remove(at);
+    }
+}
+
+#[test]
+fn peers_are_asked_about_and_their_ends_told() {
+    let (server, address, threads) = echo(2, Limits::default(), Config::default());
+    let gate = Arc::new(Gate::default());
+    gate.answers.lock().expect("no panic").extend([Admit::Pass, Admit::Reset, Admit::Deny, Admit::Pass]);
+    server.set_admission(Arc::clone(&gate) as Arc<dyn Admission>);
+    let mut first = TcpStream::connect(address).expect("it listens");
+    ask(&mut first, b"one").expect("an answer");
+    let mut denied = TcpStream::connect(address).expect("it listens");
+    assert_eq!(denied.read(&mut [0]).expect("closed"), 0);
+    let mut reset = TcpStream::connect(address).expect("it listens");
+    assert_eq!(reset.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
+    let mut fourth = TcpStream::connect(address).expect("it listens");
+    ask(&mut fourth, b"four").expect("an answer");
+    let inside = || gate.inside.lock().expect("no panic").clone();
+    let peer = |stream: &TcpStream| Peer {
+        local: stream.peer_addr().expect("connected"),
+        remote: stream.local_addr().expect("connected"),
+    };
+    assert_eq!(inside(), [peer(&first), peer(&fourth)]);
+    let left = peer(&fourth);
+    drop(first);
+    while inside().len() > 1 {
+        thread::yield_now();
+    }
+    assert_eq!(inside(), [left]);
+    let arrivals = server.arrivals();
+    assert_eq!((arrivals.accepted, arrivals.denied, arrivals.reset, arrivals.refused), (4, 1, 1, 0));
+    stop(&server, threads);
+    assert_eq!(inside(), []);
 }

@@ -345,6 +345,55 @@ fn a_unix_socket_works_as_tcp_does() {
     assert!(!path.exists(), "it is removed");
 }
 
+/// It goes to a peer that asks, and again when that one has gone.
+#[test]
+fn peers_are_connected_to() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let peer = listener.local_addr().expect("an address").to_string();
+    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    for _ in 0..3 {
+        let (mut stream, _) = listener.accept().expect("it connects");
+        assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    }
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn tls_is_spoken_with_openssl() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (cert, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost", "-keyout"])
+        .args([key.as_os_str(), "-out".as_ref(), cert.as_os_str()])
+        .stderr(Stdio::null())
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("skipped: no openssl");
+        return;
+    }
+    let files = format!("{},{}", cert.display(), key.display());
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "1", "--tls", &files]);
+    let mut client = Command::new("openssl")
+        .args(["s_client", "-quiet", "-connect", &front.address])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("openssl starts");
+    client.stdin.as_mut().expect("a pipe").write_all(&message(b"hello")).expect("it reads");
+    let answered = answer(client.stdout.as_mut().expect("a pipe")).expect("an answer");
+    assert_eq!(split(&answered).1, b"hello");
+    // Quiet, it does not end with its input.
+    client.kill().expect("it runs");
+    client.wait().expect("it ends");
+    // What is no TLS is said.
+    front.connect().write_all(b"hello, this is no handshake").expect("it reads");
+    assert!(front.until("was not attached").contains("TLS: "));
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
 #[test]
 fn what_cannot_be_served_is_told_in_a_line() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -355,7 +404,7 @@ fn what_cannot_be_served_is_told_in_a_line() {
     std::fs::write(&file, b"").expect("a file");
     let file = format!("unix:{}", file.display());
     let any = "127.0.0.1:0";
-    let rows: [(&[&str], i32, &str); 8] = [
+    let rows: [(&[&str], i32, &str); 12] = [
         (&[&taken, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
         (&[&file, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
         (&["nowhere", "--framing", "line", "--worker", &worker], 1, "an address is HOST:PORT or unix:PATH"),
@@ -367,6 +416,14 @@ fn what_cannot_be_served_is_told_in_a_line() {
             &[any, "--framing", "line", "--worker", &worker, "--workers", "65"],
             64,
             "there are 1 to 64 workers",
+        ),
+        (&["--framing", "line", "--worker", &worker], 64, "<ADDR>"),
+        (&[any, "--framing", "line", "--worker", &worker, "--tls", "a,b"], 64, "a: no certificate in PEM"),
+        (&[any, "--framing", "line", "--worker", &worker, "--tls", "a"], 64, "CERT,KEY"),
+        (
+            &["--framing", "line", "--worker", &worker, "--connected", "here"],
+            64,
+            "a peer is HOST:PORT or unix:PATH",
         ),
     ];
     for (args, code, text) in rows {

@@ -130,10 +130,10 @@ impl Driver {
         let mut work = Work::default();
         let mut state = self.shared.lock();
         let now = self.shared.now();
-        state.mux.handle_timeout(now);
+        state.handle_timeout(now, &mut work);
         state.pump(&self.shared, &mut work);
         let busy = !work.writes.is_empty() || !state.told.is_empty() || std::mem::take(&mut state.wanted);
-        let own = state.mux.poll_timeout().map(|time| time.since(now));
+        let own = state.poll_timeout().map(|time| time.since(now));
         drop(state);
         self.shared.perform(work);
         let timeout = if busy { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };

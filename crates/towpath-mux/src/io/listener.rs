@@ -3,10 +3,14 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
+
+use super::admission::{Admission, Admit, Entry, admit};
+use super::tls::Tls;
 
 /// The least event data of a listener; its index is added. Connections' data is beyond 2^32.
 pub(super) const FIRST: u64 = 16;
@@ -15,19 +19,55 @@ const BURST: usize = 64;
 
 /// A mux's listeners.
 #[derive(Debug, Default)]
-pub struct Listeners {
-    all: Vec<(Arc<OwnedFd>, bool)>,
-    /// Connections that were refused because no descriptor or memory was left for them.
-    pub(super) refused: u64,
+pub(super) struct Listeners {
+    all: Vec<Arc<Listener>>,
+    /// Who decides about TCP peers.
+    pub(super) admission: Option<Arc<dyn Admission>>,
     /// Not watched, because no descriptor was left for what they accept.
     paused: bool,
 }
 
+/// A socket that connections come from.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) fd: OwnedFd,
+    pub(super) tcp: bool,
+    /// What comes is encrypted so.
+    pub(super) tls: Option<Tls>,
+}
+
+/// What became of connections that came, see [`super::Server::arrivals`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrivals {
+    /// Connections that listeners accepted.
+    pub accepted: u64,
+    /// Of these, those that [`super::Admission`] had closed.
+    pub denied: u64,
+    /// Those that it had reset.
+    pub reset: u64,
+    /// Those that could not be attached, and times when there was no descriptor or memory to accept one.
+    pub refused: u64,
+    /// Handshakes that failed, of connections in both directions.
+    pub handshakes_failed: u64,
+    /// Handshakes that took too long, or that made room for others.
+    pub handshakes_late: u64,
+}
+
+/// What was accepted in one go.
+pub(super) struct Accepted {
+    pub(super) listener: Arc<Listener>,
+    pub(super) passed: Vec<(OwnedFd, Option<Entry>)>,
+    pub(super) denied: u64,
+    pub(super) reset: u64,
+    /// Why it is not more, if that is a bad reason.
+    pub(super) failed: Option<Errno>,
+}
+
 impl Listeners {
-    pub(super) fn add(&mut self, epoll: &OwnedFd, listener: OwnedFd, tcp: bool) -> io::Result<()> {
+    pub(super) fn add(&mut self, epoll: &OwnedFd, listener: Listener) -> io::Result<()> {
         let data = epoll::EventData::new_u64(FIRST + self.all.len() as u64);
-        epoll::add(epoll, &listener, data, epoll::EventFlags::IN)?;
-        self.all.push((Arc::new(listener), tcp));
+        epoll::add(epoll, &listener.fd, data, epoll::EventFlags::IN)?;
+        self.all.push(Arc::new(listener));
         Ok(())
     }
 
@@ -49,32 +89,47 @@ impl Listeners {
     }
 
     fn watch(&self, epoll: &OwnedFd, flags: epoll::EventFlags) {
-        for (at, (listener, _)) in self.all.iter().enumerate() {
-            let _ = epoll::modify(epoll, listener, epoll::EventData::new_u64(FIRST + at as u64), flags);
+        for (at, listener) in self.all.iter().enumerate() {
+            let _ = epoll::modify(epoll, &listener.fd, epoll::EventData::new_u64(FIRST + at as u64), flags);
         }
     }
 
-    pub(super) fn get(&self, data: u64) -> Option<(Arc<OwnedFd>, bool)> {
+    pub(super) fn get(&self, data: u64) -> Option<Arc<Listener>> {
         self.all.get(usize::try_from(data.checked_sub(FIRST)?).ok()?).cloned()
     }
 }
 
-/// Accepts what waits, without blocking. The last error says why it is not more, if that is a bad reason.
-pub(super) fn accept(listener: &OwnedFd, tcp: bool) -> (Vec<OwnedFd>, Option<Errno>) {
-    let mut sockets = Vec::new();
-    while sockets.len() < BURST {
-        match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-            Ok(socket) => {
-                if tcp {
-                    // Answers are whole messages: waiting for more of them to fill a segment only delays.
-                    let _ = sockopt::set_tcp_nodelay(&socket, true);
-                }
-                sockets.push(socket);
+/// Accepts what waits, without blocking, and asks who may come in.
+pub(super) fn accept(
+    listener: Arc<Listener>,
+    admission: Option<&Arc<dyn Admission>>,
+    start: Instant,
+) -> Accepted {
+    let (mut passed, mut denied, mut reset, mut failed) = (Vec::new(), 0, 0, None);
+    while passed.len() + ((denied + reset) as usize) < BURST {
+        let socket = match accept_with(&listener.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            Err(Errno::AGAIN) => break,
+            Err(errno) => {
+                failed = Some(errno);
+                break;
             }
-            Err(Errno::INTR | Errno::CONNABORTED) => {}
-            Err(Errno::AGAIN) => return (sockets, None),
-            Err(errno) => return (sockets, Some(errno)),
+        };
+        let asked = admission.filter(|_| listener.tcp).map(|admission| admit(admission, &socket, start));
+        let entry = match asked.transpose() {
+            Ok(entry) => entry,
+            Err(refusal) => {
+                denied += u64::from(refusal != Admit::Reset);
+                reset += u64::from(refusal == Admit::Reset);
+                continue;
+            }
+        };
+        if listener.tcp {
+            // Answers are whole messages: waiting for more of them to fill a segment only delays.
+            let _ = sockopt::set_tcp_nodelay(&socket, true);
         }
+        passed.push((socket, entry));
     }
-    (sockets, None)
+    Accepted { listener, passed, denied, reset, failed }
 }

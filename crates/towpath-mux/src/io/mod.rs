@@ -16,12 +16,23 @@
 //! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
 //! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket.
 //!
-//! Not supported: SO_RCVLOWAT, TLS, connecting outward by itself ([`Server::attach`] takes a connected socket).
+//! With TLS (feature `tls`), a connection is attached when it has shaken hands.
+//!
+//! Not supported: SO_RCVLOWAT.
 
+mod admission;
+mod connector;
 mod driver;
+mod handshake;
+mod link;
 mod listener;
 mod reader;
 mod state;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "plain.rs"]
+mod tls;
 mod worker;
 
 use std::io;
@@ -29,20 +40,28 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use rustix::event::epoll;
 
 use crate::Time;
 use crate::assembler::Limits;
 use crate::framing::Framing;
 use crate::mux::{self, Mux, psock};
+use link::Link;
+use listener::Listener;
 use state::{State, Work};
 
+pub use admission::{Admission, Admit, Peer};
+pub use connector::{Connect, Connector};
 pub use driver::Driver;
-pub use listener::Listeners;
+pub use listener::Arrivals;
 pub use state::{Ended, Told};
+#[cfg(feature = "tls")]
+pub use tls::{Tls, TlsError};
 pub use worker::Worker;
 
 /// Connections, listeners and workers of one multiplexor. Cheap to clone.
@@ -120,10 +139,24 @@ impl Server {
     ///
     /// When the address cannot be listened on.
     pub fn listen(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
-        let listener = TcpListener::bind(address)?;
+        self.listen_as(TcpListener::bind(address)?, None)
+    }
+
+    /// The same, with TLS: a connection is attached when it has shaken hands.
+    ///
+    /// # Errors
+    ///
+    /// When the address cannot be listened on.
+    #[cfg(feature = "tls")]
+    pub fn listen_tls(&self, address: impl ToSocketAddrs, tls: Tls) -> io::Result<SocketAddr> {
+        self.listen_as(TcpListener::bind(address)?, Some(tls))
+    }
+
+    fn listen_as(&self, listener: TcpListener, tls: Option<tls::Tls>) -> io::Result<SocketAddr> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        self.shared.lock().listeners.add(&self.shared.epoll, listener.into(), true)?;
+        let listener = Listener { fd: listener.into(), tcp: true, tls };
+        self.shared.lock().listeners.add(&self.shared.epoll, listener)?;
         Ok(address)
     }
 
@@ -135,27 +168,115 @@ impl Server {
     pub fn listen_unix(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
-        self.shared.lock().listeners.add(&self.shared.epoll, listener.into(), false)
+        let listener = Listener { fd: listener.into(), tcp: false, tls: None };
+        self.shared.lock().listeners.add(&self.shared.epoll, listener)
+    }
+
+    /// Asks `admission` about TCP connections that listeners accept from now on, instead of letting all in.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::io::Read;
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use towpath_mux::Time;
+    /// use towpath_mux::io::{Admission, Admit, Peer, Server};
+    /// use towpath_mux::mux::Config;
+    ///
+    /// /// Two at a time.
+    /// #[derive(Debug, Default)]
+    /// struct Two(AtomicU64);
+    ///
+    /// impl Admission for Two {
+    ///     fn admit(&self, peer: &Peer, _: Time) -> Admit {
+    ///         assert!(peer.remote.ip().is_loopback());
+    ///         if self.0.load(Ordering::Relaxed) == 2 {
+    ///             return Admit::Deny;
+    ///         }
+    ///         self.0.fetch_add(1, Ordering::Relaxed);
+    ///         Admit::Pass
+    ///     }
+    ///
+    ///     fn closed(&self, _: &Peer, _: Time) {
+    ///         self.0.fetch_sub(1, Ordering::Relaxed);
+    ///     }
+    /// }
+    ///
+    /// let server = Server::new("line".parse()?, Config::default())?;
+    /// server.set_admission(Arc::new(Two::default()));
+    /// let address = server.listen("127.0.0.1:0")?;
+    /// let mut worker = server.worker()?;
+    /// let thread = std::thread::spawn(move || worker.recv());
+    ///
+    /// let clients: Vec<_> = (0..3).map(|_| std::net::TcpStream::connect(address)).collect::<Result<_, _>>()?;
+    /// assert_eq!((&clients[2]).read(&mut [0])?, 0, "the third is closed");
+    /// server.drain(None);
+    /// thread.join().expect("it does not panic")?;
+    /// assert_eq!(server.arrivals().denied, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_admission(&self, admission: Arc<dyn Admission>) {
+        self.shared.lock().listeners.admission = Some(admission);
+    }
+
+    /// What became of connections that came.
+    pub fn arrivals(&self) -> Arrivals {
+        self.shared.lock().arrivals
     }
 
     /// Attaches a connected stream socket, and makes it non-blocking. `read` has bytes that were read of it already.
     ///
     /// # Errors
     ///
-    /// When the mux drains, or the system refuses to watch the descriptor.
+    /// When the mux drains, or is full and bytes were read, or the system refuses to watch the descriptor.
     pub fn attach(&self, socket: impl Into<OwnedFd>, read: &[u8]) -> io::Result<psock::Id> {
         let socket = socket.into();
         rustix::io::ioctl_fionbio(&socket, true)?;
+        let link = Arc::new(Link::new(socket, None, None));
+        let shared = &self.shared;
+        self.with(|state, work| state.attach_read(shared, link, None, read, work))
+    }
+
+    /// Attaches a connected stream socket when it has shaken hands, in either role. [`Server::poll_told`] says when that fails.
+    ///
+    /// # Errors
+    ///
+    /// When the mux drains, or the system refuses to watch the descriptor.
+    #[cfg(feature = "tls")]
+    pub fn attach_tls(&self, socket: impl Into<OwnedFd>, tls: &Tls) -> io::Result<()> {
+        self.take_in(socket.into(), Some(tls), None)
+    }
+
+    /// The same for one that is made again when it has ended.
+    fn attach_kept(
+        &self,
+        socket: impl Into<OwnedFd>,
+        tls: Option<&tls::Tls>,
+        keeper: Sender<connector::News>,
+    ) -> io::Result<()> {
+        self.take_in(socket.into(), tls, Some(keeper))
+    }
+
+    fn take_in(
+        &self,
+        socket: OwnedFd,
+        tls: Option<&tls::Tls>,
+        keeper: Option<Sender<connector::News>>,
+    ) -> io::Result<()> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let shared = &self.shared;
+        self.with(|state, work| state.admit(shared, (socket, None), tls, keeper, work))
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State, &mut Work) -> T) -> T {
         let mut work = Work::default();
         let mut state = self.shared.lock();
-        let id = state.attach(&self.shared, socket)?;
-        if !read.is_empty() {
-            state.mux.handle_bytes(id, read, self.shared.now());
-        }
+        let result = change(&mut state, &mut work);
         state.pump(&self.shared, &mut work);
         drop(state);
         self.shared.perform(work);
-        Ok(id)
+        result
     }
 
     /// Gives a connection back: [`Server::poll_ended`] has it when its messages are done.
@@ -173,8 +294,10 @@ impl Server {
     /// Stops listening, drains every connection, and then lets the workers go: [`Worker::recv`] gives `None`.
     pub fn drain(&self, patience: Option<Duration>) {
         let now = self.shared.now();
-        self.shared.lock().listeners.close();
-        self.shared.change(|mux| mux.drain(patience.map(|patience| now + patience), now));
+        self.with(|state, work| {
+            state.shut(work);
+            state.mux.drain(patience.map(|patience| now + patience), now);
+        });
     }
 
     /// A new worker, for one thread.
@@ -184,6 +307,20 @@ impl Server {
     /// When the mux has drained.
     pub fn worker(&self) -> io::Result<Worker> {
         Worker::new(Arc::clone(&self.shared))
+    }
+
+    /// Connected mode: sends a message on the connection that has the least to send, now.
+    ///
+    /// # Errors
+    ///
+    /// [`mux::SendError::NotConnected`] when none is open, [`mux::SendError::Full`] when all have as much to send as may wait.
+    ///
+    /// # Panics
+    ///
+    /// When the mux is not in connected mode.
+    pub fn send(&self, bytes: impl Into<Bytes>) -> Result<psock::Id, mux::SendError> {
+        let now = self.shared.now();
+        self.shared.change(|mux| mux.send(bytes, now))
     }
 
     /// The next connection that ended, oldest first. Up to 1024 are kept.
@@ -214,7 +351,7 @@ impl Shared {
     }
 
     fn now(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        since(self.start)
     }
 
     /// Changes the core, and does what follows from it.
@@ -235,7 +372,11 @@ impl Shared {
             if work.writes.is_empty() {
                 return;
             }
-            let outcomes: Vec<_> = work.writes.drain(..).map(state::write).collect();
+            let write = |(mut transmit, link): (mux::Transmit, Arc<Link>)| {
+                let outcome = link.write(&mut transmit);
+                (transmit, outcome)
+            };
+            let outcomes: Vec<_> = work.writes.drain(..).map(write).collect();
             let now = self.now();
             let mut state = self.lock();
             for (transmit, outcome) in outcomes {
@@ -249,6 +390,11 @@ impl Shared {
         // It only fails when it has been rung 2^64 times: then it rings.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
     }
+}
+
+/// The time on a clock that began then.
+fn since(start: Instant) -> Time {
+    Time::from_nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
 fn timespec(time: Duration) -> rustix::event::Timespec {

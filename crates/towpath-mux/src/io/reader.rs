@@ -1,14 +1,13 @@
 //! What the leader does with sockets that are ready.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventFlags};
-use rustix::io::Errno;
 
-use super::Shared;
+use super::link::Link;
 use super::listener::accept;
 use super::state::{Work, psock_of};
+use super::{Shared, handshake};
 use crate::mux::psock;
 
 /// Sockets that the leader reads before it tells what came, at most.
@@ -19,66 +18,62 @@ const MANY: usize = 64;
 
 /// Sees to some sockets: reads without the mutex, then tells what came.
 pub(super) fn read(shared: &Shared, events: &[epoll::Event], work: &mut Work) {
-    let mut reads: Vec<(psock::Id, Arc<OwnedFd>, Vec<u8>)> = Vec::with_capacity(READS);
-    let mut listeners = Vec::new();
-    {
-        let mut state = shared.lock();
-        for event in events {
-            let (data, flags) = (event.data.u64(), event.flags);
-            let Some(id) = psock_of(data) else {
-                if data == 0 {
-                    let _ = rustix::io::read(&shared.bell, &mut [0; 8]);
-                }
-                listeners.extend(state.listeners.get(data));
-                continue;
-            };
-            if flags.contains(EventFlags::OUT) {
-                state.mux.handle_writable(id, shared.now());
+    let mut reads: Vec<(psock::Id, Arc<Link>, Vec<u8>)> = Vec::with_capacity(READS);
+    let (mut listeners, mut shaking) = (Vec::new(), Vec::new());
+    let mut state = shared.lock();
+    for event in events {
+        let (data, flags) = (event.data.u64(), event.flags);
+        let Some(id) = psock_of(data) else {
+            match data {
+                0 => drop(rustix::io::read(&shared.bell, &mut [0; 8])),
+                handshake::DATA => shaking = state.handshakes.ready(),
+                _ => listeners.extend(state.listeners.get(data)),
             }
-            let over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-            if !over && !flags.contains(EventFlags::IN) {
-                continue;
-            }
-            match (state.mux.reserve(id), state.sockets.get(id)) {
-                (Some(buffer), Some(socket)) => reads.push((id, Arc::clone(&socket.fd), buffer)),
-                _ if over => state.hung_up(shared, id),
-                _ => {}
-            }
+            continue;
+        };
+        if flags.contains(EventFlags::OUT) {
+            state.mux.handle_writable(id, shared.now());
         }
-        state.pump(shared, work);
+        let over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        if !over && !flags.contains(EventFlags::IN) {
+            continue;
+        }
+        match (state.mux.reserve(id), state.sockets.get(id)) {
+            (Some(buffer), Some(socket)) => reads.push((id, Arc::clone(&socket.link), buffer)),
+            _ if over => state.hung_up(shared, id),
+            _ => {}
+        }
     }
+    let admission = state.listeners.admission.clone().filter(|_| !listeners.is_empty());
+    state.pump(shared, work);
+    drop(state);
     shared.perform(std::mem::take(work));
-    let outcomes: Vec<_> = reads.into_iter().map(read_one).collect();
-    let accepted: Vec<_> = listeners.iter().map(|(fd, tcp)| accept(fd, *tcp)).collect();
+    let outcomes: Vec<_> = reads
+        .into_iter()
+        .map(|(id, link, mut buffer)| {
+            let outcome = link.read(&mut buffer);
+            (id, buffer, outcome)
+        })
+        .collect();
+    let shaken: Vec<_> = shaking.into_iter().map(|(key, link)| (key, link.shake())).collect();
+    let accepted: Vec<_> =
+        listeners.into_iter().map(|listener| accept(listener, admission.as_ref(), shared.start)).collect();
     let now = shared.now();
     let mut state = shared.lock();
     for (id, buffer, outcome) in outcomes {
         state.mux.handle_read(id, buffer, now);
         match outcome {
-            Ok(0) => state.mux.handle_eof(id, now),
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => state.mux.handle_error(id, errno.raw_os_error(), now),
+            Ok(false) => {}
+            Ok(true) => state.mux.handle_eof(id, now),
+            Err(cause) => state.mux.handle_failure(id, cause, now),
         }
     }
     // Those that were not taken this time are first the next time: epoll goes round (epoll(7), level-triggered).
     state.reads = if state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
-    for (sockets, failed) in accepted {
-        for socket in sockets {
-            if state.attach(shared, socket).is_err() {
-                state.listeners.refused += 1;
-            }
-        }
-        if let Some(errno) = failed {
-            state.listeners.refused += 1;
-            state.listeners.pause(&shared.epoll);
-            log::warn!("cannot accept until a connection ends: {errno}");
-        }
+    for (key, shake) in shaken {
+        state.shaken(shared, key, shake, work);
     }
-}
-
-fn read_one(
-    (id, fd, mut buffer): (psock::Id, Arc<OwnedFd>, Vec<u8>),
-) -> (psock::Id, Vec<u8>, Result<usize, Errno>) {
-    let outcome = rustix::io::read(&fd, rustix::buffer::spare_capacity(&mut buffer));
-    (id, buffer, outcome)
+    for accepted in accepted {
+        state.accepted(shared, accepted, work);
+    }
 }

@@ -1,22 +1,29 @@
 //! What is behind the mutex: the core, its sockets, and who waits.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread::Thread;
 
 use bytes::Bytes;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::io::Errno;
 use slotmap::{Key, KeyData, SecondaryMap};
 
 use super::Shared;
-use super::listener::Listeners;
+use super::admission::Entry;
+use super::connector::News;
+use super::handshake::{Handshakes, Shaking};
+use super::link::Link;
+use super::listener::{Accepted, Arrivals, Listeners};
 use super::reader::READS;
+use super::tls::{Shake, Tls};
 use super::worker::Tray;
+use crate::Time;
 use crate::mux::psock::Interest;
-use crate::mux::{Cause, End, Event, Message, Mux, Outcome, Transmit, Undelivered, psock, worker};
+use crate::mux::{AttachError, Cause, End, Event, Message, Mux, Transmit, Undelivered, psock, worker};
 
 /// The bell's event data.
 pub(super) const BELL: EventData = EventData::new_u64(0);
@@ -26,8 +33,6 @@ const ENDED: usize = 1024;
 const GATHERED: u32 = 8;
 /// What is kept of what there is to tell.
 const TOLD: usize = 1024;
-/// Buffers in one writev(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
-const IOV: usize = 1024;
 
 /// A connection that ended.
 #[derive(Debug)]
@@ -36,7 +41,7 @@ pub struct Ended {
     pub psock: psock::Id,
     /// Why.
     pub cause: Cause,
-    /// The descriptor, when it was given back; it is non-blocking.
+    /// The descriptor, when it was given back; it is non-blocking. Not of a connection under TLS.
     pub socket: Option<OwnedFd>,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
@@ -53,8 +58,15 @@ pub enum Told {
     Undone(Message),
     /// Connected mode: a message was not sent, or not all of it.
     Undelivered(Undelivered),
-    /// There is room again for [`super::Worker::send`] after it found none.
+    /// There is room again for [`super::Server::send`] after it found none.
     Room,
+    /// A connection was not attached, because its handshake failed or took too long.
+    NotAttached {
+        /// Whose, if it was TCP's.
+        peer: Option<SocketAddr>,
+        /// Why not.
+        why: String,
+    },
 }
 
 #[derive(Debug)]
@@ -63,6 +75,8 @@ pub(super) struct State {
     pub(super) sockets: SecondaryMap<psock::Id, Socket>,
     pub(super) workers: SecondaryMap<worker::Id, Seat>,
     pub(super) listeners: Listeners,
+    pub(super) arrivals: Arrivals,
+    pub(super) handshakes: Handshakes,
     pub(super) leader: Option<worker::Id>,
     /// Who looks whether a leader got stuck.
     pub(super) deputy: Option<worker::Id>,
@@ -87,7 +101,9 @@ pub(super) struct State {
 
 #[derive(Debug)]
 pub(super) struct Socket {
-    pub(super) fd: Arc<OwnedFd>,
+    pub(super) link: Arc<Link>,
+    /// Who is told when it has ended.
+    keeper: Option<Sender<News>>,
     /// Whether epoll watches it.
     watched: bool,
 }
@@ -102,11 +118,11 @@ pub(super) struct Seat {
 /// What is to be done without the mutex.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    pub(super) writes: Vec<(Transmit, Arc<OwnedFd>)>,
+    pub(super) writes: Vec<(Transmit, Arc<Link>)>,
     wakes: Vec<Thread>,
     ring: bool,
     /// Dropped, and thereby closed, without the mutex.
-    closes: Vec<Arc<OwnedFd>>,
+    closes: Vec<Arc<Link>>,
 }
 
 impl Work {
@@ -133,6 +149,8 @@ impl State {
             sockets: SecondaryMap::new(),
             workers: SecondaryMap::new(),
             listeners: Listeners::default(),
+            arrivals: Arrivals::default(),
+            handshakes: Handshakes::default(),
             leader: None,
             deputy: None,
             parked: Vec::new(),
@@ -148,20 +166,160 @@ impl State {
         }
     }
 
-    pub(super) fn attach(&mut self, shared: &Shared, socket: OwnedFd) -> io::Result<psock::Id> {
+    /// Attaches a connection. When that fails it is closed.
+    pub(super) fn attach(
+        &mut self,
+        shared: &Shared,
+        link: Arc<Link>,
+        keeper: Option<Sender<News>>,
+        work: &mut Work,
+    ) -> io::Result<psock::Id> {
         let now = shared.now();
-        let id = self
+        let attached = self
             .mux
             .attach(shared.framing.clone(), shared.limits, now)
-            .map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error))?;
-        if let Err(errno) =
-            epoll::add(&shared.epoll, &socket, data(id), flags(Interest { read: true, write: false }))
-        {
-            self.mux.handle_error(id, errno.raw_os_error(), now);
-            return Err(errno.into());
+            .map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error));
+        let watched = attached.and_then(|id| {
+            let interest = flags(Interest { read: true, write: false });
+            if let Err(errno) = epoll::add(&shared.epoll, &link, data(id), interest) {
+                self.mux.handle_error(id, errno.raw_os_error(), now);
+                return Err(errno.into());
+            }
+            Ok(id)
+        });
+        match watched {
+            Ok(id) => {
+                self.sockets.insert(id, Socket { link, keeper, watched: true });
+                Ok(id)
+            }
+            Err(error) => {
+                work.closes.push(link);
+                Err(error)
+            }
         }
-        self.sockets.insert(id, Socket { fd: Arc::new(socket), watched: true });
+    }
+
+    /// Attaches a connection, behind its handshake if it has one.
+    pub(super) fn admit(
+        &mut self,
+        shared: &Shared,
+        (fd, entry): (OwnedFd, Option<Entry>),
+        tls: Option<&Tls>,
+        keeper: Option<Sender<News>>,
+        work: &mut Work,
+    ) -> io::Result<()> {
+        let Some(tls) = tls else {
+            let link = Arc::new(Link::new(fd, None, entry));
+            return self.attach(shared, link, keeper, work).map(drop);
+        };
+        if self.mux.is_draining() {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, AttachError::Draining));
+        }
+        let link = Link::new(fd, Some(tls.session()?), entry);
+        let until = shared.now() + tls.time();
+        if let Some(oldest) = self.handshakes.begin(&shared.epoll, link, keeper, until)? {
+            self.arrivals.handshakes_late += 1;
+            self.not_attached(oldest, "too many others shake hands".to_owned(), work);
+        }
+        Ok(())
+    }
+
+    /// What a listener accepted.
+    pub(super) fn accepted(&mut self, shared: &Shared, accepted: Accepted, work: &mut Work) {
+        let Accepted { listener, passed, denied, reset, failed } = accepted;
+        self.arrivals.accepted += passed.len() as u64 + denied + reset;
+        self.arrivals.denied += denied;
+        self.arrivals.reset += reset;
+        for socket in passed {
+            if self.admit(shared, socket, listener.tls.as_ref(), None, work).is_err() {
+                self.arrivals.refused += 1;
+            }
+        }
+        if let Some(errno) = failed {
+            self.arrivals.refused += 1;
+            self.listeners.pause(&shared.epoll);
+            log::warn!("cannot accept until a connection ends: {errno}");
+        }
+    }
+
+    /// A handshake went on.
+    pub(super) fn shaken(&mut self, shared: &Shared, key: u64, shake: Shake, work: &mut Work) {
+        let why = match shake {
+            Shake::More { write } => match self.handshakes.wait(key, write) {
+                Ok(()) => return,
+                Err(error) => error.to_string(),
+            },
+            Shake::Done { early, over } => {
+                let Some(Shaking { link, keeper, .. }) = self.handshakes.take(key) else { return };
+                match self.attach_read(shared, link, keeper.clone(), &early, work) {
+                    Ok(id) if over => self.mux.handle_eof(id, shared.now()),
+                    Ok(_) => {}
+                    Err(_) => {
+                        self.arrivals.refused += 1;
+                        tell_keeper(keeper);
+                    }
+                }
+                return;
+            }
+            Shake::Failed(why) => why,
+        };
+        if let Some(shaking) = self.handshakes.take(key) {
+            self.arrivals.handshakes_failed += 1;
+            self.not_attached(shaking, why, work);
+        }
+    }
+
+    /// Attaches a connection of which these bytes were read.
+    pub(super) fn attach_read(
+        &mut self,
+        shared: &Shared,
+        link: Arc<Link>,
+        keeper: Option<Sender<News>>,
+        read: &[u8],
+        work: &mut Work,
+    ) -> io::Result<psock::Id> {
+        if !read.is_empty() && self.mux.is_full() {
+            work.closes.push(link);
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the mux is full"));
+        }
+        let id = self.attach(shared, link, keeper, work)?;
+        if !read.is_empty() {
+            self.mux.handle_bytes(id, read, shared.now());
+        }
         Ok(id)
+    }
+
+    fn not_attached(&mut self, shaking: Shaking, why: String, work: &mut Work) {
+        let Shaking { link, peer, keeper, .. } = shaking;
+        match peer {
+            Some(peer) => log::debug!("{peer} was not attached: {why}"),
+            None => log::debug!("a connection was not attached: {why}"),
+        }
+        self.tell(Told::NotAttached { peer, why });
+        tell_keeper(keeper);
+        work.closes.push(link);
+    }
+
+    /// Nobody comes in any more.
+    pub(super) fn shut(&mut self, work: &mut Work) {
+        self.listeners.close();
+        for shaking in self.handshakes.close() {
+            self.not_attached(shaking, AttachError::Draining.to_string(), work);
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn handle_timeout(&mut self, now: Time, work: &mut Work) {
+        self.mux.handle_timeout(now);
+        while let Some(late) = self.handshakes.expired(now) {
+            self.arrivals.handshakes_late += 1;
+            self.not_attached(late, "its handshake took too long".to_owned(), work);
+        }
+    }
+
+    /// When that is to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.mux.poll_timeout().into_iter().chain(self.handshakes.due()).min()
     }
 
     /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later.
@@ -172,7 +330,7 @@ impl State {
             if let Some(socket) = self.sockets.get(id)
                 && let Some(transmit) = self.mux.transmit(id)
             {
-                work.writes.push((transmit, Arc::clone(&socket.fd)));
+                work.writes.push((transmit, Arc::clone(&socket.link)));
             }
         }
     }
@@ -258,12 +416,12 @@ impl State {
         let interest = self.mux.interest(id);
         let Some(socket) = self.sockets.get_mut(id) else { return };
         let changed = if socket.watched {
-            epoll::modify(&shared.epoll, &socket.fd, data(id), flags(interest))
+            epoll::modify(&shared.epoll, &socket.link, data(id), flags(interest))
         } else if interest == Interest::default() {
             Ok(())
         } else {
             socket.watched = true;
-            epoll::add(&shared.epoll, &socket.fd, data(id), flags(interest))
+            epoll::add(&shared.epoll, &socket.link, data(id), flags(interest))
         };
         if let Err(errno) = changed {
             self.mux.handle_error(id, errno.raw_os_error(), shared.now());
@@ -273,11 +431,11 @@ impl State {
     /// A socket hung up or failed that nobody reads now.
     pub(super) fn hung_up(&mut self, shared: &Shared, id: psock::Id) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
-        match rustix::net::sockopt::socket_error(&socket.fd) {
+        match rustix::net::sockopt::socket_error(&socket.link) {
             Ok(Ok(())) => {
                 // It would be said again and again. Who wants to read or write it adds it again.
                 socket.watched = false;
-                let _ = epoll::delete(&shared.epoll, &socket.fd);
+                let _ = epoll::delete(&shared.epoll, &socket.link);
             }
             Ok(Err(errno)) | Err(errno) => self.mux.handle_error(id, errno.raw_os_error(), shared.now()),
         }
@@ -286,17 +444,14 @@ impl State {
     fn end(&mut self, shared: &Shared, end: End, work: &mut Work) {
         let Some(socket) = self.sockets.remove(end.psock) else { return };
         if socket.watched {
-            let _ = epoll::delete(&shared.epoll, &socket.fd);
+            let _ = epoll::delete(&shared.epoll, &socket.link);
         }
         self.listeners.resume(&shared.epoll);
-        let socket = match end.hand_back {
-            // A writer may still hold it for a moment: then it is another descriptor of the same socket.
-            true => Arc::try_unwrap(socket.fd).or_else(|fd| fd.try_clone()).ok(),
-            false => {
-                work.closes.push(socket.fd);
-                None
-            }
-        };
+        tell_keeper(socket.keeper);
+        let link = socket.link;
+        // A descriptor of the same socket: a writer may still hold the link for a moment.
+        let socket = if end.hand_back { link.hand_back() } else { None };
+        work.closes.push(link);
         if self.ended.len() == ENDED {
             self.ended.pop_front();
         }
@@ -306,23 +461,9 @@ impl State {
     }
 }
 
-/// Writes as much as the socket takes.
-pub(super) fn write((mut transmit, fd): (Transmit, Arc<OwnedFd>)) -> (Transmit, Outcome) {
-    let mut slices = Vec::new();
-    while !transmit.is_empty() {
-        slices.clear();
-        slices.extend(transmit.slices().take(IOV).map(IoSlice::new));
-        let wrote = rustix::io::writev(&fd, &slices);
-        // The slices borrow what they are of.
-        slices = Vec::new();
-        match wrote {
-            Ok(bytes) => transmit.advance(bytes),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return (transmit, Outcome::Blocked),
-            Err(errno) => return (transmit, Outcome::Failed(errno.raw_os_error())),
-        }
-    }
-    (transmit, Outcome::Taken)
+fn tell_keeper(keeper: Option<Sender<News>>) {
+    // It may have stopped.
+    let _ = keeper.map(|keeper| keeper.send(News::Over));
 }
 
 fn data(id: psock::Id) -> EventData {

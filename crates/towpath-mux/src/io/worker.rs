@@ -121,20 +121,6 @@ impl Worker {
         self.shared.change(|mux| mux.forward(psock, bytes, now))
     }
 
-    /// Connected mode: sends a message on the connection that has the least to send, now.
-    ///
-    /// # Errors
-    ///
-    /// [`SendError::NotConnected`] when none is open, [`SendError::Full`] when all have as much to send as may wait.
-    ///
-    /// # Panics
-    ///
-    /// When the mux is not in connected mode.
-    pub fn send(&self, bytes: impl Into<Bytes>) -> Result<psock::Id, SendError> {
-        let now = self.shared.now();
-        self.shared.change(|mux| mux.send(bytes, now))
-    }
-
     /// Nothing is left of the batch: tells what was done, and gets more, leads, or sleeps.
     fn next_turn(&mut self) -> io::Result<Option<Message>> {
         let shared = Arc::clone(&self.shared);
@@ -215,7 +201,7 @@ impl Worker {
             let now = shared.now();
             if state.closed || state.leader.is_none() && state.turns == turns {
                 // Nothing began since the last look, and nobody waits for sockets: the one who works got stuck.
-                state.mux.handle_timeout(now);
+                state.handle_timeout(now, &mut work);
                 if state.deputy == Some(self.id) {
                     state.deputy = None;
                 }
@@ -224,7 +210,7 @@ impl Worker {
                 return shared.perform(work);
             }
             if state.mux.queued() > 0 && state.deputy == Some(self.id) {
-                state.mux.handle_timeout(now);
+                state.handle_timeout(now, &mut work);
             }
             let deputy = state.deputy == Some(self.id);
             quiet = if deputy && state.turns == turns { quiet + 1 } else { 0 };
@@ -276,7 +262,7 @@ impl Worker {
                 {
                     seat.thread = Some(std::thread::current());
                 }
-                state.mux.handle_timeout(now);
+                state.handle_timeout(now, &mut work);
                 if let Some(message) = self.begin(&mut state, now, &mut work) {
                     drop(state);
                     shared.perform(work);
@@ -290,7 +276,7 @@ impl Worker {
                     return Ok(None);
                 }
                 let timeout = match work.writes.is_empty() {
-                    true => state.mux.poll_timeout().map(|time| time.since(now)),
+                    true => state.poll_timeout().map(|time| time.since(now)),
                     false => Some(Duration::ZERO),
                 };
                 (timeout, state.reads)

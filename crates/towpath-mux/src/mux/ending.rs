@@ -74,7 +74,7 @@ impl Mux {
         }
         match cause {
             Cause::Memory => psock.stats.rx_mem_fail += 1,
-            Cause::Reset(_) => psock.stats.rx_aborts += u64::from(psock.is_open()),
+            Cause::Reset(_) | Cause::Tls(_) => psock.stats.rx_aborts += u64::from(psock.is_open()),
             _ => {}
         }
         psock.phase = Phase::Dead { untold: Some(cause) };

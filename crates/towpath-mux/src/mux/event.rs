@@ -65,6 +65,8 @@ pub enum Cause {
     },
     /// A read or a write failed, with this error number.
     Reset(i32),
+    /// What came is no TLS, or not by the peer that it is to be by.
+    Tls(String),
     /// The stream could not be framed, was too big, or a message took too long.
     Framing(assembler::Failure),
     /// The framing gave the connection back (KCM's -ESTRPIPE).
@@ -92,6 +94,7 @@ impl Cause {
             Self::Clean | Self::GivenBack | Self::Unattached | Self::Drained => 0,
             Self::Inside { .. } => 74,
             Self::Reset(errno) => *errno,
+            Self::Tls(_) => 71,
             Self::Framing(failure) => failure.cause.errno(),
             Self::DrainTimeout | Self::Idle | Self::SendTimeout => 110,
             Self::SendFull => 105,
@@ -116,6 +119,7 @@ impl fmt::Display for Cause {
                 write!(f, "closed by the peer inside a message: {bytes} bytes, its length not known yet")
             }
             Self::Reset(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Tls(why) => write!(f, "TLS: {why}"),
             Self::Framing(failure) => write!(f, "{failure}"),
             Self::GivenBack => f.write_str("given back by the framing"),
             Self::Unattached => f.write_str("taken back"),

@@ -168,6 +168,16 @@ impl Mux {
         &self.config
     }
 
+    /// Whether it was told to drain: it takes no new connection.
+    pub const fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Whether it holds as many bytes as it may, so that nothing is read.
+    pub const fn is_full(&self) -> bool {
+        self.full
+    }
+
     /// What is to be done outside; call it until it is `None`, after anything else was called.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(event) = self.events.pop_front() {

@@ -149,8 +149,13 @@ impl Mux {
 
     /// A read or a write failed with this error: the connection is gone.
     pub fn handle_error(&mut self, id: psock::Id, errno: i32, now: Time) {
+        self.handle_failure(id, Cause::Reset(errno), now);
+    }
+
+    /// The connection is gone, for this reason.
+    pub fn handle_failure(&mut self, id: psock::Id, cause: Cause, now: Time) {
         self.now = self.now.max(now);
-        self.abort(id, Cause::Reset(errno));
+        self.abort(id, cause);
     }
 
     /// The least bytes that make a difference: what to give SO_RCVLOWAT.

@@ -14,7 +14,7 @@ use towpath::control;
 use towpath::front::{self, Error, Front, Outcome};
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
-use towpath_mux::io::Server;
+use towpath_mux::io::{Connect, Connector, Server, Tls};
 use towpath_mux::mux::{self, Order};
 
 use crate::args::exit;
@@ -36,8 +36,23 @@ Example (the worker is crates/towpath-ring/examples/worker.rs):
   printf 'hello\\nworld\\n' | nc -N 127.0.0.1 7007")]
 pub(crate) struct Mux {
     /// Where to listen: HOST:PORT, or unix:PATH
-    #[arg(required = true, value_name = "ADDR")]
+    #[arg(required_unless_present = "connected", value_name = "ADDR")]
     listen: Vec<String>,
+
+    /// Encrypt what comes in over TCP: a certificate chain and its key, both PEM
+    #[arg(long, value_name = "CERT,KEY", value_parser = pair, value_hint = ValueHint::FilePath)]
+    tls: Option<(PathBuf, PathBuf)>,
+
+    /// Keep a connection to PEER (HOST:PORT, or unix:PATH): several times for several that are equivalent
+    ///
+    /// What a worker sends without an address goes to the one that has least to send; one that ends is connected again,
+    /// after 100 ms, doubled up to 30 s, by chance up to half less.
+    #[arg(long, value_name = "PEER")]
+    connected: Vec<String>,
+
+    /// Encrypt those connections over TCP, and trust peers whose certificate one in FILE signed, PEM; PEER's host is the name
+    #[arg(long, value_name = "FILE", requires = "connected", value_hint = ValueHint::FilePath)]
+    trust: Option<PathBuf>,
 
     /// Where messages end: a preset's name, or clauses (docs/framing.md)
     #[arg(long, value_name = "FRAMING")]
@@ -136,6 +151,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         order: args.order.into(),
         redeliver: args.redeliver,
         idle: args.idle,
+        connected: !args.connected.is_empty(),
         ..mux::Config::default()
     };
     let limits = Limits {
@@ -148,8 +164,10 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     // A process of the same user may otherwise read and write our memory through ptrace(2).
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let server = Server::with_limits(framing, limits, config).map_err(failed)?;
+    let tls = args.tls.as_ref().map(|(cert, key)| Tls::server(cert, key)).transpose();
+    let tls = tls.map_err(|error| (exit::USAGE, format!("--tls: {error}")))?;
     for address in &args.listen {
-        listen(&server, address)?;
+        listen(&server, address, tls.as_ref())?;
     }
     let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
     let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
@@ -169,6 +187,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     };
     let front = Front::new(&server, config, desk).map_err(code)?;
     eprintln!("{workers} workers attached");
+    let connect = |peer: &String| connect(&server, peer, args.trust.as_deref());
+    let _connectors = args.connected.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
     let outcome = front.run().map_err(code)?;
     for path in args.listen.iter().filter_map(|address| address.strip_prefix("unix:")) {
         let _ = std::fs::remove_file(path);
@@ -176,7 +196,19 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     Ok(outcome)
 }
 
-fn listen(server: &Server, address: &str) -> Result<(), (u8, String)> {
+fn connect(server: &Server, peer: &str, trust: Option<&Path>) -> Result<Connector, (u8, String)> {
+    let wrong = |error: &dyn std::fmt::Display| (exit::USAGE, format!("--connected {peer}: {error}"));
+    let mut how = Connect::default();
+    if !peer.starts_with("unix:") {
+        let host = peer.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']));
+        let host = host.ok_or_else(|| wrong(&"a peer is HOST:PORT or unix:PATH"))?;
+        let tls = trust.map(|roots| Tls::client(roots, host)).transpose();
+        how.tls = tls.map_err(|error| (exit::USAGE, format!("--trust: {error}")))?;
+    }
+    server.connect(peer, how).map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
+}
+
+fn listen(server: &Server, address: &str, tls: Option<&Tls>) -> Result<(), (u8, String)> {
     let wrong = |error: io::Error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
@@ -195,8 +227,11 @@ fn listen(server: &Server, address: &str) -> Result<(), (u8, String)> {
         eprintln!("listening on {address}");
         return Ok(());
     }
-    let at = server.listen(address).map_err(wrong)?;
-    eprintln!("listening on {at}");
+    let at = match tls {
+        Some(tls) => server.listen_tls(address, tls.clone()),
+        None => server.listen(address),
+    };
+    eprintln!("listening on {}", at.map_err(wrong)?);
     Ok(())
 }
 
@@ -241,6 +276,11 @@ fn workers(text: &str) -> Result<NonZeroUsize, String> {
         Ok(count @ 1..=64) => Ok(NonZeroUsize::new(count).expect("at least 1")),
         _ => Err("there are 1 to 64 workers".to_owned()),
     }
+}
+
+fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    let (cert, key) = text.split_once(',').ok_or("it is two files, CERT,KEY")?;
+    Ok((cert.into(), key.into()))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -300,32 +300,41 @@ impl Front {
                         self.driver.change(|mux, now| mux.drain_psock(psock, Some(now), now));
                     }
                 }
+                Told::NotAttached { peer, why } => match peer {
+                    Some(peer) => self.warn(|| format!("{peer} was not attached: {why}")),
+                    None => self.warn(|| format!("a connection was not attached: {why}")),
+                },
                 Told::Undelivered(_) | Told::Room => {}
             }
         }
     }
 
-    /// Connections that ended badly, with the cause: some in a second, the others as a number.
+    /// Connections that ended badly, with the cause.
     fn tell_ends(&mut self) {
         while let Some(Ended { psock, cause, unsent, .. }) = self.driver.server().poll_ended() {
-            let (count, left_out, since) = &mut self.told;
-            if since.elapsed() >= Duration::from_secs(1) {
-                if *left_out > 0 {
-                    log::warn!("{left_out} more connections ended badly");
-                }
-                (*count, *left_out, *since) = (0, 0, Instant::now());
-            }
             if cause.is_clean() {
                 continue;
             }
-            if *count >= TOLD {
-                *left_out += 1;
-                continue;
-            }
-            *count += 1;
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
-            log::warn!("{psock:?} ended: {cause}{unsent}");
+            self.warn(|| format!("{psock:?} ended: {cause}{unsent}"));
         }
+    }
+
+    /// Says what became of a connection: some in a second, the others as a number.
+    fn warn(&mut self, line: impl FnOnce() -> String) {
+        let (count, left_out, since) = &mut self.told;
+        if since.elapsed() >= Duration::from_secs(1) {
+            if *left_out > 0 {
+                log::warn!("{left_out} more connections ended badly");
+            }
+            (*count, *left_out, *since) = (0, 0, Instant::now());
+        }
+        if *count >= TOLD {
+            *left_out += 1;
+            return;
+        }
+        *count += 1;
+        log::warn!("{}", line());
     }
 
     /// Answers those who look; for how long they can be left alone.

@@ -1,0 +1,161 @@
+//! Outbound connections: made, and made again when they end, with back-off and jitter.
+//!
+//! What: a thread for each peer, which connects, has the connection attached (behind its handshake, which the leader does),
+//! and sleeps until it has ended. Names are looked up anew each time. Nobody else waits for any of it.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::Server;
+#[cfg(feature = "tls")]
+use super::Tls;
+
+/// How an outbound connection is made.
+#[derive(Clone, Debug)]
+pub struct Connect {
+    /// How long connecting may take, for each of a name's addresses. 10 s.
+    pub timeout: Duration,
+    /// The pause before the second try in a row; it doubles. 100 ms.
+    pub pause: Duration,
+    /// The pause doubles up to this. 30 s.
+    pub pause_most: Duration,
+    /// Encrypted so. TCP only.
+    #[cfg(feature = "tls")]
+    pub tls: Option<Tls>,
+}
+
+impl Default for Connect {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(10),
+            pause: Duration::from_millis(100),
+            pause_most: Duration::from_secs(30),
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+}
+
+/// Keeps a connection to one peer. Dropping it stops that, not the connection.
+#[derive(Debug)]
+pub struct Connector {
+    tell: Sender<News>,
+}
+
+/// What the thread is told.
+#[derive(Debug)]
+pub(super) enum News {
+    /// Its connection has ended, or never was one.
+    Over,
+    Stop,
+}
+
+impl Server {
+    /// Keeps a connection to `peer` (HOST:PORT, or unix:PATH): connects, attaches, and does so again when it ends, until the
+    /// server drains. The pause before a try is between half of what [`Connect`] says and all of it, by chance, so that many
+    /// do not come at once.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no thread.
+    pub fn connect(&self, peer: &str, how: Connect) -> io::Result<Connector> {
+        let (tell, news) = channel();
+        let keeper = Keeper { server: self.clone(), peer: peer.to_owned(), how, news, tell: tell.clone() };
+        // The kernel keeps 15 bytes of a thread's name (prctl(2), PR_SET_NAME).
+        std::thread::Builder::new().name("connector".to_owned()).spawn(|| keeper.run())?;
+        Ok(Connector { tell })
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        // It may be connecting, for as long as that takes: nobody waits for it. It may have gone.
+        let _ = self.tell.send(News::Stop);
+    }
+}
+
+struct Keeper {
+    server: Server,
+    peer: String,
+    how: Connect,
+    news: Receiver<News>,
+    tell: Sender<News>,
+}
+
+impl Keeper {
+    fn run(self) {
+        let mut failures = 0;
+        while !self.server.look(|mux| mux.is_draining()) {
+            let begin = Instant::now();
+            match self.attach() {
+                Ok(()) => {
+                    log::debug!("connected to {}", self.peer);
+                    let Ok(News::Over) = self.news.recv() else { return };
+                    log::debug!("the connection to {} has ended", self.peer);
+                }
+                Err(error) => log::info!("cannot connect to {}: {error}", self.peer),
+            }
+            if begin.elapsed() > self.how.pause_most {
+                failures = 0;
+            }
+            let pause = pause(&self.how, failures, chance());
+            failures = failures.saturating_add(1);
+            match self.news.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) | Ok(News::Over) => {}
+                Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn attach(&self) -> io::Result<()> {
+        if let Some(path) = self.peer.strip_prefix("unix:") {
+            return self.server.attach_kept(UnixStream::connect(path)?, None, self.tell.clone());
+        }
+        let mut last = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
+        for address in self.peer.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, self.how.timeout) {
+                Ok(socket) => {
+                    socket.set_nodelay(true)?;
+                    #[cfg(feature = "tls")]
+                    let tls = self.how.tls.as_ref();
+                    #[cfg(not(feature = "tls"))]
+                    let tls = None;
+                    return self.server.attach_kept(OwnedFd::from(socket), tls, self.tell.clone());
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// How long to wait behind so many failures in a row; `chance` is in 0..=255.
+fn pause(how: &Connect, failures: u32, chance: u8) -> Duration {
+    let most = how.pause.saturating_mul(2u32.saturating_pow(failures)).min(how.pause_most);
+    most / 2 + most / 2 * u32::from(chance) / 255
+}
+
+/// Jitter needs no more than what differs from one process and moment to the next.
+fn chance() -> u8 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_most_and_differ_by_half() {
+        let how = Connect::default();
+        let rows =
+            [(0, 0, 50), (0, 255, 100), (3, 0, 400), (3, 255, 800), (20, 0, 15_000), (u32::MAX, 255, 30_000)];
+        for (failures, chance, millis) in rows {
+            assert_eq!(pause(&how, failures, chance), Duration::from_millis(millis), "{failures} {chance}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! TLS over a connection's socket, by rustls (feature `tls`).
+//!
+//! What: the session is behind a mutex that the reader and the writer of a connection take in turn; a record is made, or
+//! opened, under it, and nobody blocks: the socket is non-blocking.
+//!
+//! Invariant: bytes count as sent when the records that they are in have left, not when the session has taken them; so a
+//! connection that ends when all is sent has sent it.
+
+use std::fmt;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+
+use crate::mux::{Cause, Outcome, Transmit};
+
+/// Bytes that are made into records before they are written: one record's worth.
+const CHUNK: usize = 16 << 10;
+/// Slices in such a chunk.
+const SLICES: usize = 64;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How connections are encrypted. Cheap to clone.
+#[derive(Clone)]
+pub struct Tls {
+    side: Side,
+    time: Duration,
+}
+
+#[derive(Clone)]
+enum Side {
+    Server(Arc<ServerConfig>),
+    Client(Arc<ClientConfig>, ServerName<'static>),
+}
+
+/// Why there is no [`Tls`].
+#[derive(Debug)]
+pub struct TlsError(String);
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.side {
+            Side::Server(_) => "Tls(server)",
+            Side::Client(..) => "Tls(client)",
+        })
+    }
+}
+
+impl Tls {
+    /// The side that has the certificate: a chain, the server's first, and its key, both PEM.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with which file.
+    pub fn server(chain: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, TlsError> {
+        let (chain, key) = (chain.as_ref(), key.as_ref());
+        let certificates = certificates(chain)?;
+        let private = PrivateKeyDer::from_pem_file(key)
+            .map_err(|error| TlsError(format!("{}: no private key in PEM: {error}", key.display())))?;
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(wrong)?
+            .with_no_client_auth()
+            .with_single_cert(certificates, private);
+        let config = config.map_err(|error| {
+            TlsError(format!("{} and {} do not fit: {error}", chain.display(), key.display()))
+        })?;
+        Ok(Self::server_with(Arc::new(config)))
+    }
+
+    /// The same, with everything that rustls can be told.
+    pub fn server_with(config: Arc<ServerConfig>) -> Self {
+        Self { side: Side::Server(config), time: HANDSHAKE }
+    }
+
+    /// The other side: trusts servers of this name whose certificate is signed by one of those in the file, PEM.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the file or the name.
+    pub fn client(roots: impl AsRef<Path>, name: &str) -> Result<Self, TlsError> {
+        let mut store = RootCertStore::empty();
+        for certificate in certificates(roots.as_ref())? {
+            store.add(certificate).map_err(wrong)?;
+        }
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(wrong)?
+            .with_root_certificates(store)
+            .with_no_client_auth();
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| TlsError(format!("`{name}` is neither a host's name nor an address")))?;
+        Ok(Self::client_with(Arc::new(config), name))
+    }
+
+    /// The same, with everything that rustls can be told.
+    pub fn client_with(config: Arc<ClientConfig>, name: ServerName<'static>) -> Self {
+        Self { side: Side::Client(config, name), time: HANDSHAKE }
+    }
+
+    /// How long a handshake may take, instead of 10 s.
+    #[must_use]
+    pub fn with_handshake_time(self, time: Duration) -> Self {
+        Self { time, ..self }
+    }
+
+    /// A session at its start.
+    pub(super) fn session(&self) -> io::Result<Session> {
+        let connection = match &self.side {
+            Side::Server(config) => ServerConnection::new(Arc::clone(config)).map(Connection::from),
+            Side::Client(config, name) => {
+                ClientConnection::new(Arc::clone(config), name.clone()).map(Connection::from)
+            }
+        };
+        Ok(Session::of(connection.map_err(io::Error::other)?))
+    }
+
+    /// How long a handshake may take.
+    pub(super) fn time(&self) -> Duration {
+        self.time
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let none =
+        |error: &dyn fmt::Display| TlsError(format!("{}: no certificate in PEM: {error}", path.display()));
+    let all = CertificateDer::pem_file_iter(path).map_err(|error| none(&error))?;
+    let all = all.collect::<Result<Vec<_>, _>>().map_err(|error| none(&error))?;
+    if all.is_empty() { Err(none(&"it has no part of that name")) } else { Ok(all) }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn wrong(error: rustls::Error) -> TlsError {
+    TlsError(error.to_string())
+}
+
+/// How far a handshake is.
+#[derive(Debug)]
+pub(super) enum Shake {
+    /// It is done. What the peer sent right behind it is here, and whether the peer sends no more.
+    Done { early: Vec<u8>, over: bool },
+    /// It waits for the peer, or for room to write.
+    More { write: bool },
+    /// There will be no connection.
+    Failed(String),
+}
+
+/// What one read of the socket brought.
+enum Received {
+    Nothing,
+    Some,
+    End,
+}
+
+/// One connection's.
+#[derive(Debug)]
+pub(super) struct Session {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    connection: Connection,
+    /// Bytes of the message queue that are in records which have not all left.
+    taken: usize,
+}
+
+impl Session {
+    fn of(connection: Connection) -> Self {
+        Self { inner: Mutex::new(Inner { connection, taken: 0 }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shakes hands, as far as that goes now.
+    pub(super) fn shake(&self, fd: &OwnedFd) -> Shake {
+        let mut inner = self.lock();
+        let (mut early, mut over) = (Vec::new(), false);
+        loop {
+            match inner.flush(fd) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => return Shake::More { write: true },
+                Err(errno) => return Shake::Failed(errno.to_string()),
+            }
+            if !inner.connection.is_handshaking() {
+                return Shake::Done { early, over };
+            }
+            match inner.receive(fd, &mut early) {
+                Ok(Received::Nothing) => return Shake::More { write: false },
+                Ok(Received::Some) => {}
+                Ok(Received::End) if inner.connection.is_handshaking() => {
+                    return Shake::Failed("the peer closed inside the handshake".to_owned());
+                }
+                Ok(Received::End) => over = true,
+                Err(cause) => return Shake::Failed(cause.to_string()),
+            }
+        }
+    }
+
+    /// Reads what there is, behind what the buffer holds; whether that was the end. As much as there was room for, and
+    /// what came in the same record.
+    pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<bool, Cause> {
+        let mut inner = self.lock();
+        let full = buffer.capacity();
+        while buffer.len() < full {
+            match inner.receive(fd, buffer)? {
+                Received::Nothing => return Ok(false),
+                Received::Some => {}
+                Received::End => return Ok(true),
+            }
+            // An answer to what came. A peer that does not take it does not get any further.
+            let _ = inner.flush(fd);
+        }
+        Ok(false)
+    }
+
+    /// Writes as much as the socket takes.
+    pub(super) fn write(&self, fd: &OwnedFd, transmit: &mut Transmit) -> Outcome {
+        let mut inner = self.lock();
+        loop {
+            match inner.flush(fd) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => return Outcome::Blocked,
+                Err(errno) => return Outcome::Failed(errno.raw_os_error()),
+            }
+            transmit.advance(std::mem::take(&mut inner.taken));
+            if transmit.is_empty() {
+                return Outcome::Taken;
+            }
+            let (mut slices, mut bytes) = (Vec::new(), 0);
+            for slice in transmit.slices().take(SLICES) {
+                let part = &slice[..slice.len().min(CHUNK - bytes)];
+                bytes += part.len();
+                slices.push(IoSlice::new(part));
+                if bytes == CHUNK {
+                    break;
+                }
+            }
+            match inner.connection.writer().write_vectored(&slices) {
+                Ok(0) => return Outcome::Failed(Errno::PROTO.raw_os_error()),
+                Ok(taken) => inner.taken = taken,
+                Err(error) => return Outcome::Failed(errno(&error).raw_os_error()),
+            }
+        }
+    }
+
+    /// Says that nothing more comes, as far as the socket takes that.
+    pub(super) fn close(&self, fd: &OwnedFd) {
+        let mut inner = self.lock();
+        inner.connection.send_close_notify();
+        let _ = inner.flush(fd);
+    }
+}
+
+impl Inner {
+    /// Reads records once, and appends what was in them.
+    fn receive(&mut self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<Received, Cause> {
+        let came = match self.connection.read_tls(&mut Socket(fd)) {
+            Ok(came) => came,
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Received::Some),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Received::Nothing),
+            Err(error) => return Err(Cause::Reset(errno(&error).raw_os_error())),
+        };
+        let state = match self.connection.process_new_packets() {
+            Ok(state) => state,
+            Err(error) => {
+                // The alert tells the peer why.
+                let _ = self.flush(fd);
+                return Err(Cause::Tls(error.to_string()));
+            }
+        };
+        let at = buffer.len();
+        buffer.resize(at + state.plaintext_bytes_to_read(), 0);
+        let read = self.connection.reader().read_exact(&mut buffer[at..]);
+        read.map_err(|error| Cause::Tls(error.to_string()))?;
+        Ok(if came == 0 || state.peer_has_closed() { Received::End } else { Received::Some })
+    }
+
+    /// Writes the records that there are.
+    fn flush(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut Socket(fd)) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(errno(&error)),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A socket as `std::io` has it.
+struct Socket<'a>(&'a OwnedFd);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(self.0, buffer)?)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0, bytes)?)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        Ok(rustix::io::writev(self.0, slices)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,275 @@
+//! TLS over the mux's sockets, with peers that speak it: rustls on its own, `openssl s_client`, and a second mux.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tempfile::TempDir;
+use towpath_mux::io::{Connect, Ended, Server, Tls, Told};
+use towpath_mux::mux::{Cause, Config};
+
+/// A certificate for `localhost` that signs itself, and its key.
+struct Pair {
+    directory: TempDir,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        std::fs::write(directory.path().join("cert.pem"), made.cert.pem()).expect("a file");
+        std::fs::write(directory.path().join("key.pem"), made.signing_key.serialize_pem()).expect("a file");
+        Self { directory }
+    }
+
+    fn cert(&self) -> PathBuf {
+        self.directory.path().join("cert.pem")
+    }
+
+    fn key(&self) -> PathBuf {
+        self.directory.path().join("key.pem")
+    }
+
+    fn server(&self) -> Tls {
+        Tls::server(self.cert(), self.key()).expect("both files are good")
+    }
+
+    /// A client of rustls alone.
+    fn client(&self) -> ClientConnection {
+        let mut roots = RootCertStore::empty();
+        let cert = rustls::pki_types::CertificateDer::from_pem_file(self.cert()).expect("PEM");
+        roots.add(cert).expect("a certificate");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").expect("a name");
+        ClientConnection::new(Arc::new(config), name).expect("a client")
+    }
+}
+
+fn echo(framing: &str, tls: Tls) -> (Server, SocketAddr, JoinHandle<()>) {
+    let server = Server::new(framing.parse().expect("a framing"), Config::default()).expect("epoll");
+    let address = server.listen_tls("127.0.0.1:0", tls).expect("a port");
+    let mut worker = server.worker().expect("a worker");
+    let thread = thread::spawn(move || {
+        while let Some(message) = worker.recv().expect("epoll") {
+            worker.reply(&message, message.bytes().clone());
+        }
+    });
+    (server, address, thread)
+}
+
+fn stop(server: &Server, thread: JoinHandle<()>) {
+    server.drain(Some(Duration::from_secs(10)));
+    thread.join().expect("it does not panic");
+    server.look(|mux| mux.check().expect("the counts fit"));
+}
+
+fn ended(server: &Server) -> Ended {
+    loop {
+        match server.poll_ended() {
+            Some(ended) => return ended,
+            None => thread::yield_now(),
+        }
+    }
+}
+
+fn not_attached(server: &Server) -> String {
+    loop {
+        match server.poll_told() {
+            Some(Told::NotAttached { why, .. }) => return why,
+            _ => thread::yield_now(),
+        }
+    }
+}
+
+#[test]
+fn bytes_come_back_as_they_went() {
+    let pair = Pair::new();
+    let (server, address, thread) = echo("length=4 be adjust=4", pair.server());
+    let mut stream = StreamOwned::new(pair.client(), TcpStream::connect(address).expect("it listens"));
+    for length in [0, 1, 16_380, 16_381, 100_000, 5 << 20] {
+        let body: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
+        let message = [&(length as u32).to_be_bytes()[..], &body].concat();
+        let mut answer = vec![0; message.len()];
+        stream.write_all(&message).expect("it reads");
+        stream.read_exact(&mut answer).expect("an answer");
+        assert!(answer == message, "{length} bytes differ");
+    }
+    stream.conn.send_close_notify();
+    stream.flush().expect("it reads");
+    // Its close is answered by ours.
+    assert_eq!(stream.read(&mut [0]).expect("an end that was said"), 0);
+    assert_eq!(ended(&server).cause, Cause::Clean);
+    stop(&server, thread);
+}
+
+/// What comes in one segment with the last words of the handshake, also when nothing follows.
+#[test]
+fn a_request_right_behind_the_handshake_is_answered() {
+    let pair = Pair::new();
+    let (server, address, thread) = echo("line", pair.server());
+    for close in [false, true] {
+        let (mut client, mut socket) = (pair.client(), TcpStream::connect(address).expect("it listens"));
+        let mut out = Vec::new();
+        while client.is_handshaking() {
+            while client.wants_write() {
+                client.write_tls(&mut out).expect("memory");
+            }
+            socket.write_all(&std::mem::take(&mut out)).expect("it reads");
+            client.read_tls(&mut socket).expect("it answers");
+            client.process_new_packets().expect("a good handshake");
+        }
+        client.writer().write_all(b"hello\n").expect("memory");
+        if close {
+            client.send_close_notify();
+        }
+        while client.wants_write() {
+            client.write_tls(&mut out).expect("memory");
+        }
+        socket.write_all(&out).expect("it reads");
+        let mut answer = [0; 6];
+        rustls::Stream::new(&mut client, &mut socket).read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, b"hello\n");
+    }
+    stop(&server, thread);
+}
+
+#[test]
+fn what_is_no_tls_is_refused_and_said() {
+    let pair = Pair::new();
+    let (server, address, thread) =
+        echo("line", pair.server().with_handshake_time(Duration::from_millis(50)));
+    // Garbage, an end, silence.
+    let mut peer = TcpStream::connect(address).expect("it listens");
+    peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it reads");
+    assert!(not_attached(&server).contains("TLS"));
+    drop(TcpStream::connect(address).expect("it listens"));
+    assert_eq!(not_attached(&server), "the peer closed inside the handshake");
+    let mut silent = TcpStream::connect(address).expect("it listens");
+    silent.write_all(&[22, 3, 1]).expect("it reads");
+    assert_eq!(not_attached(&server), "its handshake took too long");
+    silent.read_to_end(&mut Vec::new()).expect("it is closed");
+    // A client that does not trust the certificate.
+    let mut other = StreamOwned::new(Pair::new().client(), TcpStream::connect(address).expect("it listens"));
+    assert!(other.write_all(b"hello\n").is_err());
+    assert!(not_attached(&server).starts_with("TLS: received fatal alert"));
+    // Garbage behind the handshake.
+    let mut stream = StreamOwned::new(pair.client(), TcpStream::connect(address).expect("it listens"));
+    stream.write_all(b"hello\n").expect("it reads");
+    stream.read_exact(&mut [0; 6]).expect("an answer");
+    stream
+        .sock
+        .write_all(&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
+        .expect("it reads");
+    assert_eq!(ended(&server).cause, Cause::Tls("cannot decrypt peer's message".to_owned()));
+
+    let arrivals = server.arrivals();
+    assert_eq!((arrivals.accepted, arrivals.handshakes_failed, arrivals.handshakes_late), (5, 3, 1));
+    stop(&server, thread);
+}
+
+#[test]
+fn files_that_are_no_certificates_are_named() {
+    let (pair, other) = (Pair::new(), Pair::new());
+    let none = Path::new("/nonexistent/cert.pem");
+    let rows = [
+        (none.to_owned(), pair.key(), "/nonexistent/cert.pem: no certificate in PEM"),
+        (pair.cert(), none.to_owned(), "/nonexistent/cert.pem: no private key in PEM"),
+        (pair.key(), pair.key(), "key.pem: no certificate in PEM"),
+        (pair.cert(), pair.cert(), "cert.pem: no private key in PEM"),
+        (pair.cert(), other.key(), "do not fit"),
+    ];
+    for (cert, key, expected) in rows {
+        let error = Tls::server(cert, key).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(Tls::client(none, "localhost").is_err());
+    let error = Tls::client(pair.cert(), "local host").expect_err("no name").to_string();
+    assert_eq!(error, "`local host` is neither a host's name nor an address");
+}
+
+/// A mux that asks over TLS, connects again when the server is another one, and stops when it drains.
+#[test]
+fn outbound_connections_are_made_again() {
+    let pair = Pair::new();
+    let config = Config { connected: true, ..Config::default() };
+    let client = Server::new("line".parse().expect("a framing"), config).expect("epoll");
+    let mut worker = client.worker().expect("a worker");
+    let (tell, answers) = channel();
+    let asks = thread::spawn(move || {
+        while let Some(message) = worker.recv().expect("epoll") {
+            tell.send(message.payload().to_vec()).expect("somebody asked");
+        }
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let tls = Tls::client(pair.cert(), "localhost").expect("a certificate");
+    let how = Connect { tls: Some(tls), pause: Duration::from_millis(2), ..Connect::default() };
+    let _keeper = client.connect(&address.to_string(), how).expect("a thread");
+    // Somebody who hangs up, and somebody who talks nonsense.
+    drop(listener.accept().expect("it connects"));
+    let (mut nonsense, _) = listener.accept().expect("it connects again");
+    nonsense.write_all(b"220 smtp.example ESMTP\r\n").expect("it reads");
+    let (socket, _) = listener.accept().expect("it connects a third time");
+    drop(nonsense);
+
+    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    server.attach_tls(socket, &pair.server()).expect("it is connected");
+    let mut echo = server.worker().expect("a worker");
+    let echo = thread::spawn(move || {
+        while let Some(message) = echo.recv().expect("epoll") {
+            echo.reply(&message, message.bytes().clone());
+        }
+    });
+    while client.send(&b"hello\n"[..]).is_err() {
+        thread::yield_now();
+    }
+    assert_eq!(answers.recv().expect("an answer"), b"hello");
+    stop(&server, echo);
+    drop(listener.accept().expect("it connects a fourth time"));
+    assert!(client.arrivals().handshakes_failed >= 2, "the first two");
+    stop(&client, asks);
+}
+
+#[test]
+fn openssl_is_answered() {
+    let there = Command::new("openssl").arg("version").stdout(Stdio::null()).status();
+    if !there.is_ok_and(|status| status.success()) {
+        println!("skipped: no openssl");
+        return;
+    }
+    let pair = Pair::new();
+    let (server, address, thread) = echo("line", pair.server());
+    for version in ["-tls1_2", "-tls1_3"] {
+        let mut client = Command::new("openssl")
+            .args(["s_client", "-quiet", "-verify_return_error", version, "-servername", "localhost"])
+            .args(["-connect", &address.to_string(), "-CAfile"])
+            .arg(pair.cert())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("openssl starts");
+        let mut stdin = client.stdin.take().expect("a pipe");
+        stdin.write_all(b"hello\nworld\n").expect("it reads");
+        let mut answer = [0; 12];
+        client.stdout.take().expect("a pipe").read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, b"hello\nworld\n", "{version}");
+        // Quiet, it does not end with its input.
+        client.kill().expect("it runs");
+        client.wait().expect("it ends");
+    }
+    stop(&server, thread);
+}
