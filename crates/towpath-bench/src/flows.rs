@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
-use towpath_gate::gate::{Dir, Ports, Step, Walk};
+use anyhow::{Context, Result, bail, ensure};
+use towpath_gate::gate::{Dir, Ports, Step, Walk, Walker};
 use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{
@@ -77,8 +77,7 @@ pub(crate) struct Load {
     pub(crate) flows: u32,
     pub(crate) now: Time,
     random: Random,
-    /// A frame for each flow while they are few, which stay in the cache; else for each packet of a burst, made anew.
-    frames: Vec<Vec<u8>>,
+    frames: Frames,
 }
 
 /// What is done with each packet.
@@ -93,14 +92,15 @@ pub(crate) enum Work {
 impl Load {
     pub(crate) fn new(family: Family, flows: u32, pages: Pages) -> Result<Self> {
         let settings = Settings { dyn_max: 12_000_000, dyn_udp_lifetime: 100_000, ..Settings::default() };
+        let random = Random(0x9e37_79b9_7f4a_7c15);
         let mut load = Self {
             states: States::with_pages(settings, 0x5eed, pages),
             family,
             first: 0,
             flows,
             now: START,
-            random: Random(0x9e37_79b9_7f4a_7c15),
-            frames: frames(family, flows),
+            random,
+            frames: Frames::new(family, 0, flows, random),
         };
         for n in 0..flows {
             ensure!(load.install(n, load.now) == Some(Installed::New), "flow {n} found no room");
@@ -109,13 +109,18 @@ impl Load {
         Ok(load)
     }
 
-    /// The same table for another thread.
-    pub(crate) fn worker(&self, seed: u64) -> Option<Self> {
+    /// The same table for another thread, which looks at so many flows from one on.
+    pub(crate) fn worker(&self, seed: u64, first: u32, flows: u32) -> Option<Self> {
+        let Self { family, now, .. } = *self;
+        let (states, random) = (self.states.worker()?, Random(seed));
         Some(Self {
-            states: self.states.worker()?,
-            random: Random(seed),
-            frames: self.frames.clone(),
-            ..*self
+            states,
+            family,
+            first,
+            flows,
+            now,
+            random,
+            frames: Frames::new(family, first, flows, random),
         })
     }
 
@@ -158,69 +163,52 @@ impl Load {
         }
     }
 
+    #[inline]
     fn next(&mut self) -> Flow {
         let n = self.first + self.random.below(self.flows);
         flow(self.family, n)
     }
 
-    /// The frame of the next packet, which is in place `at` of its burst.
-    #[inline]
-    fn next_frame(&mut self, at: usize) -> usize {
-        let n = self.first + self.random.below(self.flows);
-        if self.frames.len() > BURST {
-            return n as usize;
-        }
-        readdress(&mut self.frames[at], self.family, n);
-        at
-    }
-
     fn lookup_burst(&mut self) -> u64 {
-        let flows: [Flow; BURST] = std::array::from_fn(|_| self.next());
+        let Self { states, random, family, first, flows, now, .. } = self;
+        let packets = (0..BURST).map(|_| flow(*family, *first + random.below(*flows)));
         let mut hits = [None; BURST];
-        self.states.peek_burst(&flows, Lookup::Any, self.now, &mut hits);
+        states.peek_burst(packets, Lookup::Any, *now, &mut hits);
         found(&hits)
     }
 
     fn lookups(&mut self) -> u64 {
         let mut all = 0;
         for _ in 0..BURST {
-            let (flow, mut hit) = ([self.next()], [None]);
-            self.states.peek_burst(&flow, Lookup::Any, self.now, &mut hit);
+            let (flow, mut hit) = (self.next(), [None]);
+            self.states.peek_burst([flow], Lookup::Any, self.now, &mut hit);
             all += found(&hit);
         }
         all
     }
 
     fn path_burst(&mut self) -> u64 {
-        let mut packets = [(flow(self.family, 0), PACKET); BURST];
-        let at: [usize; BURST] = std::array::from_fn(|at| self.next_frame(at));
-        for (&at, packet) in at.iter().zip(&mut packets) {
-            if let Some(parsed) = parsed(&self.frames[at]) {
-                *packet = parsed;
-            }
-        }
+        let Self { states, random, first, flows, now, frames, .. } = self;
+        let packets = frames.burst(|| *first + random.below(*flows)).filter_map(|frame| parsed(frame));
         let mut hits = [None; BURST];
-        self.states.lookup_burst(&packets, Lookup::Any, self.now, &mut hits);
+        states.lookup_burst(packets, Lookup::Any, *now, &mut hits);
         found(&hits)
     }
 
     fn paths(&mut self) -> u64 {
-        let mut all = 0;
-        for at in 0..BURST {
-            let at = self.next_frame(at);
-            let Some((flow, segment)) = parsed(&self.frames[at]) else { continue };
-            all += u64::from(self.states.lookup(&flow, Lookup::Any, &segment, self.now).is_some());
-        }
-        all
+        let Self { states, random, first, flows, now, frames, .. } = self;
+        let packets = frames.burst(|| *first + random.below(*flows)).filter_map(|frame| parsed(frame));
+        let found =
+            packets.filter(|(flow, segment)| states.lookup(flow, Lookup::Any, segment, *now).is_some());
+        found.count() as u64
     }
 }
 
-/// A gate with twenty rules, states first, and as many flows as have a frame each.
+/// A gate with twenty rules, states first, and a thread's way into it.
 pub(crate) struct RulesLoad {
-    gate: Gate,
-    frames: Vec<Vec<u8>>,
+    walker: Walker,
+    frames: Frames,
     now: Time,
-    random: Random,
 }
 
 impl RulesLoad {
@@ -232,11 +220,14 @@ impl RulesLoad {
         text += "add allow udp from any to any keep-state\n";
         let Ok(rules) = Ruleset::parse("bench", &text).ruleset else { bail!("the rules do not parse") };
         let settings = Settings { dyn_udp_lifetime: 100_000, ..Settings::default() };
-        let gate = Gate::new(rules, Ports::new(), settings, 0x5eed);
-        let frames = frames(Family::V4, flows);
-        let mut load = Self { gate, frames, now: START, random: Random(0x9e37_79b9_7f4a_7c15) };
-        (0..load.frames.len()).for_each(|at| _ = load.burst([at; BURST]));
-        ensure!(load.gate.states().len() == flows as usize, "not every flow has a state");
+        let mut gate = Gate::new(rules, Ports::new(), settings, 0x5eed);
+        let walker = gate.walker().context("no room for a walker")?;
+        let mut load = Self { walker, frames: Frames::new(Family::V4, 0, flows, Random(1)), now: START };
+        ensure!(matches!(load.frames.kept, Kept::Few { .. }), "{flows} flows are too many");
+        for frame in load.frames.bytes.as_chunks::<FRAME>().0 {
+            ensure!(walked(&mut load.walker, frame, START), "a packet does not pass");
+        }
+        ensure!(gate.states().len() == flows as usize, "not every flow has a state");
         Ok(load)
     }
 
@@ -246,9 +237,7 @@ impl RulesLoad {
         let (mut packets, mut passed) = (0_u64, 0_u64);
         loop {
             for _ in 0..BURSTS {
-                let flows = self.frames.len() as u32;
-                let at = std::array::from_fn(|_| self.random.below(flows) as usize);
-                passed += self.burst(at);
+                passed += self.burst();
                 packets += BURST as u64;
             }
             let took = start.elapsed();
@@ -259,20 +248,26 @@ impl RulesLoad {
         }
     }
 
-    /// One burst of these frames; how many packets passed.
-    fn burst(&mut self, at: [usize; BURST]) -> u64 {
-        self.now = self.now + Duration::from_micros(1);
+    /// One burst; how many packets passed.
+    pub(crate) fn burst(&mut self) -> u64 {
+        let Self { walker, frames, now } = self;
+        *now = *now + Duration::from_micros(1);
+        let burst = frames.burst(|| 0);
+        walker.fetch(burst.clone().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
         let mut passed = 0;
-        for at in at {
-            let frame = &self.frames[at];
-            let parsed = wire::parse(Link::Ethernet, frame, frame.len() as u32);
-            let Ok(packet) = &parsed else { continue };
-            let mut walk = Walk::new(Dir::In, None, None);
-            passed += u64::from(self.gate.walk(&mut walk, packet, self.now) == Step::Pass);
+        for (at, frame) in burst.enumerate() {
+            passed += u64::from(walker.pass(at, *now).is_some() || walked(walker, frame, *now));
         }
-        self.gate.expire(self.now, 0);
+        walker.expire(*now, 0);
         passed
     }
+}
+
+/// Takes a packet through the rules; whether it passes.
+#[inline(never)]
+fn walked(walker: &mut Walker, frame: &[u8], now: Time) -> bool {
+    let Ok(packet) = wire::parse(Link::Ethernet, frame, frame.len() as u32) else { return false };
+    walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now) == Step::Pass
 }
 
 fn found(hits: &[Option<Hit>]) -> u64 {
@@ -281,24 +276,64 @@ fn found(hits: &[Option<Hit>]) -> u64 {
 
 #[inline(always)]
 pub(crate) fn parsed(frame: &[u8]) -> Option<(Flow, Segment)> {
-    // Borrowed, not moved: a packet is a cache line and more.
-    let parsed = wire::parse(Link::Ethernet, frame, frame.len() as u32);
-    let Ok(packet) = &parsed else { return None };
-    Some((packet.flow()?, packet.segment()))
+    wire::plain(Link::Ethernet, frame, frame.len() as u32)
 }
 
-/// Flows that have a frame each: half of a usual second-level cache.
-const FRAMES: u32 = 8192;
+/// Bytes of a frame.
+const FRAME: usize = 64;
 
-fn frames(family: Family, flows: u32) -> Vec<Vec<u8>> {
-    let of_flow = |n| {
-        let mut frame = frame(family);
-        readdress(&mut frame, family, n);
-        frame
-    };
-    match flows {
-        33..=FRAMES => (0..flows).map(of_flow).collect(),
-        _ => (0..BURST as u32).map(of_flow).collect(),
+/// Packets that stay in the cache while flows are few: an eighth of a usual second-level cache, and a network card's ring.
+const RING: u32 = 4096;
+
+/// Frames, one after the other as a port has them.
+#[derive(Debug, Clone)]
+struct Frames {
+    bytes: Vec<u8>,
+    family: Family,
+    kept: Kept,
+}
+
+/// Which frames there are.
+#[derive(Debug, Clone, Copy)]
+enum Kept {
+    /// Packets of all flows, in no order; the next burst begins at this one.
+    Few { next: usize },
+    /// One for each packet of a burst, made anew for each burst.
+    Many,
+}
+
+impl Frames {
+    fn new(family: Family, first: u32, flows: u32, mut random: Random) -> Self {
+        let few = flows <= RING;
+        // Every flow once, and then whichever.
+        let mut of: Vec<u32> = if few { (0..flows).collect() } else { vec![0; BURST] };
+        if few {
+            of.resize_with(RING as usize, || random.below(flows));
+            (1..of.len()).rev().for_each(|at| of.swap(at, random.below(at as u32 + 1) as usize));
+        }
+        let mut bytes = frame(family).repeat(of.len());
+        bytes.chunks_exact_mut(FRAME).zip(of).for_each(|(frame, n)| readdress(frame, family, first + n));
+        let kept = if few { Kept::Few { next: 0 } } else { Kept::Many };
+        Self { bytes, family, kept }
+    }
+
+    /// The frames of the next burst; of many flows, those that `flow` says.
+    #[inline(always)]
+    fn burst(&mut self, mut flow: impl FnMut() -> u32) -> impl Iterator<Item = &[u8]> + Clone {
+        let start = match &mut self.kept {
+            Kept::Few { next } => {
+                let start = *next;
+                *next = (start + BURST * FRAME) % self.bytes.len();
+                start
+            }
+            Kept::Many => {
+                for frame in self.bytes.chunks_exact_mut(FRAME) {
+                    readdress(frame, self.family, flow());
+                }
+                0
+            }
+        };
+        self.bytes[start..start + BURST * FRAME].chunks_exact(FRAME)
     }
 }
 

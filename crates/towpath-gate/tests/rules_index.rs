@@ -1,10 +1,11 @@
-//! The indexed walk against the straight one: any rules, any packets, the same steps, states and counters.
+//! The indexed walk against the straight one, and bursts against packets alone: any rules, any packets, the same steps,
+//! states and counters.
 
 use proptest::prelude::*;
-use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk, Written};
+use towpath_gate::gate::{BURST, Dir, Gate, Ports, Step, Walk, Walker, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::Settings;
-use towpath_gate::{Time, wire};
+use towpath_gate::{Packet, Time, wire};
 
 fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> + Clone {
     proptest::sample::select(words)
@@ -211,6 +212,23 @@ fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, 
     }
 }
 
+/// The first step of one packet, and the rule that decided.
+fn one<G>(
+    gate: &mut G,
+    ports: impl Fn(&G) -> &Ports,
+    walk: impl Fn(&mut G, &mut Walk, &Packet<'_>, Time) -> Step,
+    written: &Written,
+    now: u64,
+) -> Option<(Step, Option<u32>)> {
+    let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).ok()?;
+    let port = written.port.as_deref().and_then(|name| ports(gate).find(name));
+    let mut way = match written.dir {
+        Dir::In => Walk::new(Dir::In, port, None),
+        Dir::Out => Walk::new(Dir::Out, None, port),
+    };
+    Some((walk(gate, &mut way, &parsed, Time::from_secs(now)), way.rule()))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
@@ -234,6 +252,44 @@ proptest! {
         prop_assert_eq!(indexed.show(), straight.show());
         prop_assert_eq!(indexed.states().len(), straight.states().len());
         prop_assert_eq!(indexed.states().created(), straight.states().created());
+    }
+
+    /// Packets that their states let pass, in bursts, are those that would have passed one by one.
+    #[test]
+    fn a_burst_does_what_its_packets_do_one_by_one(
+        opening in pick(&[
+            "check-state", "check-state :a", "check-state :any", "allow udp from any to any keep-state", "count ip from any to any",
+        ]),
+        rules in proptest::collection::vec(rule(), 1..20),
+        packets in proptest::collection::vec((packet(), 0..20u64), 1..8),
+        order in proptest::collection::vec((0..8usize, any::<bool>()), 1..150),
+        size in 1..=BURST,
+    ) {
+        let tables = "table t add 10.0.1.0/24 1 10.1.0.0/16 200 2001:db8:2::/48 1\n";
+        let end = "add 500 allow ip from any to any keep-state :a\n";
+        let rules = format!("{tables}add 1 {opening}\n{}{end}", rules.concat());
+        let (mut alone, mut together) = (gate(&rules), gate(&rules));
+        let mut walker = together.walker().unwrap();
+        // Few packets, many times: nearly all have a state.
+        let burst = order.iter().map(|(at, _)| Written::parse(&packets[at % packets.len()].0).unwrap());
+        let burst: Vec<Written> = burst.collect();
+        let mut now = 1000;
+        for (burst, later) in burst.chunks(size).zip(packets.iter().map(|(_, later)| later).cycle()) {
+            now += later;
+            let plain = |written: &Written| wire::plain(written.link(), &written.frame, written.frame.len() as u32);
+            walker.fetch(burst.iter().map(plain));
+            for (at, written) in burst.iter().enumerate() {
+                let expected = one(&mut alone, Gate::ports, Gate::walk, written, now);
+                let found = match walker.pass(at, Time::from_secs(now)) {
+                    Some(rule) => Some((Step::Pass, Some(rule))),
+                    None => one(&mut walker, Walker::ports, Walker::walk, written, now),
+                };
+                prop_assert_eq!(&found, &expected, "{:?}\n{}", written, rules);
+            }
+        }
+        prop_assert_eq!(alone.show(), together.show());
+        let now = Time::from_secs(now);
+        prop_assert!(alone.states().list(now).eq(together.states().list(now)));
     }
 
     /// Text to rules, to text, to rules: the same.

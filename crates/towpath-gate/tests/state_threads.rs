@@ -118,7 +118,7 @@ fn no_packet_is_lost_in_the_counts() {
         let mut hits = vec![None; packets.len()];
         for round in 0..rounds {
             states.lookup_burst(
-                &packets,
+                packets.iter().copied(),
                 Lookup::Any,
                 NOW + std::time::Duration::from_nanos(round),
                 &mut hits,
@@ -127,7 +127,7 @@ fn no_packet_is_lost_in_the_counts() {
         }
         let flows: Vec<_> = packets.iter().map(|(flow, _)| *flow).collect();
         let mut peeked = vec![None; flows.len()];
-        states.peek_burst(&flows, Lookup::Any, NOW, &mut peeked);
+        states.peek_burst(flows.iter().copied(), Lookup::Any, NOW, &mut peeked);
         assert_eq!(peeked, hits);
     });
     for listed in states.list(NOW) {

@@ -76,7 +76,7 @@ fn cases() -> Vec<Case> {
         }),
         Case::new("full path at 5M, bursts over one by one", |name, s| {
             let mut load = load(s, Family::V4, MANY)?;
-            let mut other = load.worker(2).context("no room for another worker")?;
+            let mut other = load.worker(2, 0, MANY).context("no room for another worker")?;
             let ours = |s: Setting| load.rate(Work::FullPath, true, s.time);
             beside(name, s, 2.2, ours, |s| other.rate(Work::FullPath, false, s.time))
         }),
@@ -197,11 +197,8 @@ fn two_threads(name: &str, setting: Setting, flows: u32, both: bool, bar: f64) -
     let mut load = load(setting, Family::V4, flows)?;
     let one = |load: &mut Load| load.rate(Work::FullPath, true, setting.time);
     let halves = |load: &Load, half: u32, seed: u64| {
-        let mut worker = load.worker(seed).context("no room for another worker")?;
-        if !both {
-            (worker.first, worker.flows) = (half * (flows / 2), flows / 2);
-        }
-        anyhow::Ok(worker)
+        let (first, flows) = if both { (0, flows) } else { (half * (flows / 2), flows / 2) };
+        load.worker(seed, first, flows).context("no room for another worker")
     };
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     for _ in 0..setting.reps {
@@ -230,8 +227,8 @@ fn growth(name: &str, setting: Setting) -> Result<Bar> {
     while start.elapsed() < setting.time {
         rest.push(burst_time(&mut load));
     }
-    let mut installer = load.worker(5).context("no room for another worker")?;
-    let mut preparer = load.worker(6).context("no room for another worker")?;
+    let mut installer = load.worker(5, 0, 1).context("no room for another worker")?;
+    let mut preparer = load.worker(6, 0, 1).context("no room for another worker")?;
     let done = AtomicBool::new(false);
     let mut times = Vec::with_capacity(1 << 24);
     thread::scope(|scope| {
@@ -282,7 +279,7 @@ fn burst_time(load: &mut Load) -> f64 {
 fn churn(name: &str, setting: Setting) -> Result<Bar> {
     const FLOWS: u32 = 1_000_000;
     let mut load = load(setting, Family::V4, FLOWS)?;
-    let mut other = load.worker(9).context("no room for another worker")?;
+    let mut other = load.worker(9, 0, 1).context("no room for another worker")?;
     let mut settings = load.states.settings().clone();
     settings.dyn_udp_lifetime = 1;
     let (mut beside, mut alone) = (Vec::new(), Vec::new());

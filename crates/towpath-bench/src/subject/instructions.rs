@@ -70,10 +70,10 @@ pub(crate) fn side(step: &str, times: u32) -> Result<()> {
         match step {
             "parse" => drop(black_box(parsed(black_box(&packets)))),
             "lookup hit" => {
-                load.states.peek_burst(&[flow(Family::V4, n % 1000)], Lookup::Any, now, black_box(&mut hit));
+                load.states.peek_burst([flow(Family::V4, n % 1000)], Lookup::Any, now, black_box(&mut hit));
             }
             "lookup miss" => {
-                load.states.peek_burst(&[flow(Family::V4, 1000 + n)], Lookup::Any, now, black_box(&mut hit));
+                load.states.peek_burst([flow(Family::V4, 1000 + n)], Lookup::Any, now, black_box(&mut hit));
             }
             "update" => {
                 black_box(load.states.lookup(&flow(Family::V4, n % 1000), Lookup::Any, &PACKET, now));

@@ -20,6 +20,7 @@
 //! assert_eq!(gate.show()[0].packets, 1);
 //! ```
 
+mod burst;
 mod class;
 mod counts;
 mod cuts;
@@ -44,6 +45,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub use burst::BURST;
 pub use explain::{Explained, Explanation, Lead, Outcome};
 pub use log::{Logged, PacketLog};
 pub use port::{PortId, Ports, Route, Routes};
@@ -51,7 +53,7 @@ pub use reload::{Diff, StatePolicy};
 pub use reply::{Limit, REPLIES_PER_SECOND, Silent};
 pub use snapshot::{BadSnapshot, Restored, SNAPSHOT_VERSION, check_snapshot};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};
-pub use walker::{PREFETCH, Walker};
+pub use walker::Walker;
 pub use written::{BadPacket, Written};
 
 use self::counts::Counter;

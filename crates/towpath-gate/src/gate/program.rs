@@ -38,6 +38,14 @@ pub(crate) struct Ready {
     pub(crate) tag: Option<(bool, Arg)>,
 }
 
+impl Ready {
+    /// Whether its action lets a packet pass, and does nothing else.
+    #[inline]
+    pub(super) fn only_allows(&self) -> bool {
+        matches!(self.act, Act::Allow) && self.log.is_none() && self.tag.is_none()
+    }
+}
+
 /// How much a rule logs, and how much it has logged: a number for all walkers.
 #[derive(Debug)]
 pub(crate) struct Logging {
@@ -110,6 +118,8 @@ pub(crate) struct Program {
     pub(crate) insns: Vec<Insn>,
     pub(crate) default: usize,
     pub(super) index: Index,
+    /// What the first rule looks up, if it does that for every packet before anything else.
+    pub(super) opening: Option<Lookup>,
     ids: Ids,
 }
 
@@ -136,6 +146,8 @@ impl Program {
         for (id, rule) in rules.chain(hidden) {
             program.add(id, rule, &numbers, names);
         }
+        program.opening =
+            program.rules.first().filter(|rule| rule.enabled && rule.prob == 0).and_then(|rule| rule.probe);
         program.ids = Ids::new(program.rules.iter().map(|rule| rule.id));
         program.index = Index::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program

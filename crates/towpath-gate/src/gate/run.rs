@@ -223,7 +223,7 @@ impl Walker {
         self.count(at, packet, now);
         let rule = &self.live.program.rules[at];
         let act = rule.act;
-        if matches!(act, Act::Allow) && rule.log.is_none() && rule.tag.is_none() {
+        if rule.only_allows() {
             return self.live.stop(at, walk, Step::Pass);
         }
         if rule.log.is_some() {

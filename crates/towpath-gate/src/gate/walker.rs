@@ -10,15 +10,9 @@ use super::counts::{Counts, Seat, Seats};
 use super::live::{Current, Live};
 use super::log::PacketLog;
 use super::port::{Ports, Routes};
-use super::run::flow_of;
-use super::walk::Walk;
 use super::{Random, Settings};
 use crate::Time;
-use crate::packet::Packet;
-use crate::state::{Flow, States};
-
-/// Packets of one [`Walker::prefetch`]; further ones are left out.
-pub const PREFETCH: usize = 32;
+use crate::state::States;
 
 /// What the gate and its walkers share.
 #[derive(Default)]
@@ -106,16 +100,6 @@ impl Walker {
         }
         (self.version, self.live) = (version, live);
         self.seat.take(version, Arc::clone(&self.counts));
-    }
-
-    /// Has the states of these packets on their way to the cache, for walks that follow soon, one by one: their cache
-    /// misses overlap. Worth it for bursts when there are many states; `walk` says whose tenant, and by which port.
-    pub fn prefetch<'a>(&mut self, packets: impl Iterator<Item = (&'a Walk, &'a Packet<'a>)>) {
-        let flows: [Option<Flow>; PREFETCH] = {
-            let mut packets = packets.filter_map(|(walk, packet)| flow_of(packet, walk));
-            std::array::from_fn(|_| packets.next())
-        };
-        self.states.prefetch(flows.iter().flatten());
     }
 
     /// Says that this thread will not call for a while: nothing that is to go waits for it. The next call comes back.

@@ -182,15 +182,13 @@ impl<'a, const N: usize> Cell<'a, N> {
     #[inline]
     #[must_use]
     pub(super) fn count(self, direction: Direction, bytes: u32) -> bool {
-        let one = 1 << BYTE_BITS | u64::from(bytes);
         // Relaxed: a count publishes nothing.
-        self.0.word(Self::COUNTS + direction as usize).fetch_add(one, Ordering::Relaxed) & SPILL != 0
+        is_high(self.0.word(Self::COUNTS + direction as usize).fetch_add(one(bytes), Ordering::Relaxed))
     }
 
     /// Packets and bytes of a direction, as far as they are here.
     pub(super) fn counted(self, direction: Direction) -> [u64; 2] {
-        let word = self.0.word(Self::COUNTS + direction as usize).load(Ordering::Relaxed);
-        [word >> BYTE_BITS, word & ((1 << BYTE_BITS) - 1)]
+        unpack(self.0.word(Self::COUNTS + direction as usize).load(Ordering::Relaxed))
     }
 
     /// Takes away what was counted, which is returned.
@@ -334,6 +332,23 @@ impl Maker {
     pub(super) fn forward(self) -> Side {
         if self.has(FORWARD_HIGH) { Side::High } else { Side::Low }
     }
+}
+
+/// What a packet adds to a count.
+#[inline]
+pub(super) fn one(bytes: u32) -> u64 {
+    1 << BYTE_BITS | u64::from(bytes)
+}
+
+/// Whether a count is to be taken away soon.
+#[inline]
+pub(super) fn is_high(count: u64) -> bool {
+    count & SPILL != 0
+}
+
+/// Packets and bytes of a count.
+pub(super) fn unpack(count: u64) -> [u64; 2] {
+    [count >> BYTE_BITS, count & ((1 << BYTE_BITS) - 1)]
 }
 
 /// `seconds`, or about a hundred days if that is more, after `now`.

@@ -19,6 +19,7 @@ use super::hash::Secret;
 use super::index::{Index, Locked, Moved, Probe};
 use super::key::Key;
 use super::memory::Pages;
+use super::near::Near;
 use super::slab::Slab;
 use super::sync::{AtomicU64, Ordering};
 use super::{Lookup, Name};
@@ -40,6 +41,7 @@ const TICK_BITS: u32 = 28;
 #[derive(Debug)]
 pub(super) struct Family<const N: usize> {
     pub(super) slab: Slab<N>,
+    pub(super) near: Near,
     /// The index to begin with.
     current: Mutex<Arc<Index>>,
     /// The next index, made and touched ahead of its use, and the first line that is not.
@@ -72,6 +74,7 @@ impl<const N: usize> Family<N> {
     pub(super) fn new(seed: u64, pages: Pages) -> Self {
         Self {
             slab: Slab::new(pages),
+            near: Near::new(),
             current: Mutex::new(Arc::new(Index::new(FIRST_BITS, Secret::new(seed), pages))),
             spare: Mutex::new(None),
             seed: AtomicU64::new(seed),

@@ -33,7 +33,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::hash::Secret;
 use super::key::Key;
-use super::memory::{Line, Lines, Pages, WORDS};
+use super::memory::{Line, Lines, Pages, WORDS, same_lanes};
 use super::sync::{AtomicU64, Ordering, wait};
 
 /// Entries of a line.
@@ -145,17 +145,18 @@ impl Index {
         self.lines.prefetch(probe.first as usize);
     }
 
-    /// A slot that the flow's first line has for its tag; without one, the second line is fetched.
+    /// A slot that the flow's first line has for its tag.
     #[inline]
     pub(super) fn guess(&self, probe: Probe) -> Option<u32> {
-        let found = guess(self.lines.line(probe.first as usize), probe.tag);
-        if found.is_none() {
-            self.lines.prefetch(probe.second as usize);
-        }
-        found
+        guess(self.lines.line(probe.first as usize), probe.tag)
     }
 
-    /// The same in the second line.
+    #[inline]
+    pub(super) fn prefetch_second(&self, probe: Probe) {
+        self.lines.prefetch(probe.second as usize);
+    }
+
+    /// The same as [`Index::guess`] in the second line.
     #[inline]
     pub(super) fn guess_second(&self, probe: Probe) -> Option<u32> {
         guess(self.lines.line(probe.second as usize), probe.tag)
@@ -393,14 +394,20 @@ fn find(line: &Line, tag: u16, is: impl Fn(u32) -> bool) -> Option<(usize, u32)>
 /// The slot of some entry with this tag. In which of the words it is cannot be predicted, so nothing depends on that.
 #[inline(always)]
 fn guess(line: &Line, tag: u16) -> Option<u32> {
-    let lanes: [u64; TAG_WORDS] = std::array::from_fn(|at| lanes_with(line, at, tag));
-    // The lane's number times 16, and the word's added to it.
-    let all = lanes[0] >> 15 | lanes[1] >> 14 | lanes[2] >> 13;
-    if all == 0 {
+    let lanes = all_lanes_with(line, tag);
+    if lanes == 0 {
         return None;
     }
-    let bit = all.trailing_zeros() as usize;
-    Some(slot(line, bit % 16 * LANES + bit / 16 - FIRST_LANE))
+    Some(slot(line, lanes.trailing_zeros() as usize - FIRST_LANE))
+}
+
+/// The lanes of all words that hold exactly `tag`, a bit each.
+#[inline(always)]
+fn all_lanes_with(line: &Line, tag: u16) -> u32 {
+    // Acquire: as in lanes_with().
+    let words: [u64; TAG_WORDS] = std::array::from_fn(|at| line.word(at).load(Ordering::Acquire));
+    // Word 0 begins with what is no tag.
+    same_lanes(words, tag) & !((1 << FIRST_LANE) - 1)
 }
 
 /// The top bits of the lanes of word `at` that hold exactly `tag`.

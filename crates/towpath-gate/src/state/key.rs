@@ -45,6 +45,8 @@ impl Side {
 pub(super) trait Unpack: Sized {
     /// The flow with `side` as its source.
     fn flow(&self, side: Side) -> Flow;
+    /// The protocol.
+    fn proto(&self) -> u8;
 }
 
 impl Key4 {
@@ -68,6 +70,11 @@ impl Unpack for Key4 {
             Side::Low => unpack(rest, Ends::V4(low, high)),
             Side::High => unpack(rest, Ends::V4(low, high)).reversed(),
         }
+    }
+
+    #[inline]
+    fn proto(&self) -> u8 {
+        self.0[1] as u8
     }
 }
 
@@ -96,6 +103,11 @@ impl Unpack for Key6 {
             Side::Low => unpack(rest, Ends::V6(low, high, zone)),
             Side::High => unpack(rest, Ends::V6(low, high, zone)).reversed(),
         }
+    }
+
+    #[inline]
+    fn proto(&self) -> u8 {
+        self.0[4] as u8
     }
 }
 

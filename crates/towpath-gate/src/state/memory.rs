@@ -157,6 +157,38 @@ impl Lines {
     }
 }
 
+/// Which of the twelve lanes of 16 bits in three words are `lane`: a bit each.
+#[inline(always)]
+pub(super) fn same_lanes(words: [u64; 3], lane: u16) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: SSE2 is part of x86-64.
+        unsafe { same_lanes_sse2(words, lane) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    same_lanes_anywhere(words, lane)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse2")]
+#[inline]
+fn same_lanes_sse2(words: [u64; 3], lane: u16) -> u32 {
+    use std::arch::x86_64::{
+        _mm_cmpeq_epi16, _mm_movemask_epi8, _mm_packs_epi16, _mm_set_epi64x, _mm_set1_epi16,
+    };
+    let [a, b, c] = words.map(u64::cast_signed);
+    let lane = _mm_set1_epi16(lane.cast_signed());
+    let low = _mm_cmpeq_epi16(_mm_set_epi64x(b, a), lane);
+    let high = _mm_cmpeq_epi16(_mm_set_epi64x(0, c), lane);
+    _mm_movemask_epi8(_mm_packs_epi16(low, high)).cast_unsigned() & 0xfff
+}
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+fn same_lanes_anywhere(words: [u64; 3], lane: u16) -> u32 {
+    let same = |at: usize| (words[at / 4] >> (at % 4 * 16)) as u16 == lane;
+    (0..12).map(|at| u32::from(same(at)) << at).sum()
+}
+
 impl std::fmt::Debug for Lines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} lines", self.len())
@@ -183,6 +215,22 @@ mod tests {
             lines.touch(0..len + 9);
             lines.prefetch(len + 9);
         }
+    }
+
+    #[test]
+    fn lanes_are_compared_alike_everywhere() {
+        for word in [0, 0x0001_0000_8000_7fff, 0x8001_8000_ffff_0001, u64::MAX] {
+            for lane in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                for words in [[word, 0, 1], [7, word, word], [0x8000, !word, word << 16]] {
+                    assert_eq!(
+                        same_lanes(words, lane),
+                        same_lanes_anywhere(words, lane),
+                        "{words:x?} {lane:x}"
+                    );
+                }
+            }
+        }
+        assert_eq!(same_lanes([5 << 32, 5, 5 << 48], 5), 0b1000_0001_0100);
     }
 
     #[test]

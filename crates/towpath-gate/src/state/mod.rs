@@ -52,6 +52,7 @@ mod list;
 mod memory;
 #[doc(hidden)]
 pub mod model;
+mod near;
 #[doc(hidden)]
 pub mod ops;
 mod parents;
@@ -81,7 +82,7 @@ pub use memory::Pages;
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
 pub(crate) use states::Saved;
-pub use states::{Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
+pub use states::{BURST, Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
 pub use watch::{Happened, StateEvent};
 
 /// The two ends of a flow, in the direction of one packet.

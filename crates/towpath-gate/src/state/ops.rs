@@ -76,11 +76,17 @@ impl World {
     /// # Panics
     /// When the table and the model disagree.
     pub fn step(&mut self, op: &Op) {
-        let Self { states, model, settings, now, .. } = self;
+        let Self { states, model, settings, now, steps, .. } = self;
         match op {
             Op::Lookup(flow, lookup, segment) => {
                 let want = model.lookup(flow, *lookup, segment, *now);
-                assert_eq!(states.lookup(flow, *lookup, segment, *now), want, "lookup");
+                let mut hit = [None];
+                if steps.is_multiple_of(2) {
+                    hit = [states.lookup(flow, *lookup, segment, *now)];
+                } else {
+                    states.lookup_burst([(*flow, *segment)], *lookup, *now, &mut hit);
+                }
+                assert_eq!(hit, [want], "lookup");
             }
             Op::Related(quoted, lookup) => {
                 let want = model.lookup_related(quoted, *lookup, *now);

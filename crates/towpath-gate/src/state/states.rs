@@ -19,6 +19,7 @@ mod make;
 mod save;
 mod top;
 
+pub use self::burst::BURST;
 pub use self::keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub(crate) use self::save::Saved;
 pub use self::top::Top;
@@ -32,7 +33,9 @@ use hashbrown::HashMap;
 
 use self::burst::Bursts;
 use self::keepalive::Round;
-use super::cell::{Cell, End, LIMITED, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen};
+use super::cell::{
+    Cell, End, LIMITED, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack,
+};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
 use super::first_syn::FirstSyns;
@@ -281,6 +284,8 @@ impl States {
 
     fn join(shared: Arc<Shared>) -> Option<Self> {
         let worker = shared.epochs.join()?;
+        shared.v4.near.join(worker);
+        shared.v6.near.join(worker);
         let local = |index| Local { index, limbo: Limbo::default() };
         let news = shared.news.load(Ordering::Acquire);
         let settings = locked(&shared.settings).clone();
@@ -693,9 +698,7 @@ impl States {
         if fit == Fit::Invalid {
             return Found::Invalid;
         }
-        if cell.count(direction, packet.segment.bytes) {
-            self.spill(cell, slot);
-        }
+        self.count_packet(cell, slot, direction, packet.segment.bytes);
         if fit == Fit::Ignored {
             return Found::Hit(hit);
         }
@@ -706,6 +709,22 @@ impl States {
             self.count(Event::Replied);
         }
         Found::Hit(hit)
+    }
+
+    /// Counts a packet in its state, or for it.
+    #[inline]
+    fn count_packet<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, bytes: u32)
+    where
+        Key<N>: Own<N>,
+    {
+        let near = &Key::<N>::family(&self.shared).near;
+        let high = match near.add(self.worker, slot, direction as usize, one(bytes)) {
+            Some(count) => is_high(count),
+            None => cell.count(direction, bytes),
+        };
+        if high {
+            self.spill(cell, slot);
+        }
     }
 
     /// Whether it is a SYN that has to be repeated.
@@ -762,10 +781,12 @@ impl States {
         let mut spilled = locked(&self.shared.spilled);
         cell.mark(SPILLED);
         let wide = spilled.entry((Key::<N>::V6, slot)).or_default();
+        let near = &Key::<N>::family(&self.shared).near;
         for (at, direction) in [Direction::Forward, Direction::Reverse].into_iter().enumerate() {
-            let [packets, bytes] = cell.take_count(direction);
-            wide[2 * at] += packets;
-            wide[2 * at + 1] += bytes;
+            for [packets, bytes] in [cell.take_count(direction), unpack(near.take(self.worker, slot, at))] {
+                wide[2 * at] += packets;
+                wide[2 * at + 1] += bytes;
+            }
         }
     }
 
@@ -807,6 +828,15 @@ impl States {
                 None
             }
         }
+    }
+
+    /// The flow as the key has it, as [`States::keyed`] says.
+    #[inline(always)]
+    fn keyed_whole(&self, mut flow: Flow) -> Flow {
+        if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
+            (flow.src_port, flow.dst_port) = (0, 0);
+        }
+        flow
     }
 
     /// The flow as the key has it: without the identifiers of ICMP queries unless they count.
@@ -916,6 +946,11 @@ impl States {
         let (maker, key, tcp) = (cell.maker(), cell.key(), cell.tcp());
         let flow = key.flow(maker.forward());
         let mut counts = [cell.counted(Direction::Forward), cell.counted(Direction::Reverse)];
+        for (at, count) in counts.iter_mut().enumerate() {
+            for more in family.near.counted(slot, at).map(unpack) {
+                *count = [count[0] + more[0], count[1] + more[1]];
+            }
+        }
         if maker.has(SPILLED)
             && let Some(wide) = locked(&self.shared.spilled).get(&(Key::<N>::V6, slot))
         {

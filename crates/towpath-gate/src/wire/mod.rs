@@ -22,6 +22,7 @@ mod ip4;
 mod ip6;
 mod link;
 mod malformed;
+mod plain;
 mod upper;
 mod view;
 
@@ -32,6 +33,7 @@ pub mod tunnel;
 
 pub use ip4::{DF, MF, RF};
 pub use malformed::Malformed;
+pub use plain::plain;
 pub use view::{Macs, OptionField, Options};
 
 use crate::packet::{Addresses, Fragment, Link, Packet};

@@ -48,9 +48,7 @@ impl States {
         let cell = family.cell(slot);
         let maker = cell.maker();
         let direction = side.direction(maker.forward());
-        if cell.count(direction, bytes) {
-            self.spill(cell, slot);
-        }
+        self.count_packet(cell, slot, direction, bytes);
         Some(Hit { rule: maker.rule(), direction })
     }
 

@@ -1,0 +1,88 @@
+//! Bursts: packets whose states let them pass are done with no rule tried.
+//!
+//! What: nearly every packet belongs to a flow with a state, most rulesets begin with check-state, and what the state's
+//! rule says is most often allow and nothing else. For these the walk is known beforehand: the state counts and is
+//! refreshed, the rule counts, the packet passes. All others take the walk.
+//!
+//! Invariant: [`Walker::pass`] does what [`Walker::walk`] would have done, or nothing. It is called for each packet in its
+//! turn, so that a packet finds the state that one before it in its burst has made.
+
+use super::program::Program;
+use super::walker::Walker;
+use crate::Time;
+use crate::state::{Ends, Flow, RuleId, Segment};
+
+pub use crate::state::BURST;
+
+impl Walker {
+    /// Has the states of these packets on their way to the cache, of as many as a [`BURST`] has, so that the cache misses
+    /// of [`Walker::pass`] overlap. [`crate::wire::plain`] says what a packet's flow is; `None` is a packet that has to
+    /// walk in any case, and so has one of another tenant.
+    ///
+    /// ```
+    /// use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
+    /// use towpath_gate::packet::Link;
+    /// use towpath_gate::rules::Ruleset;
+    /// use towpath_gate::{Time, state, wire};
+    ///
+    /// let text = "add check-state\nadd 200 allow udp from any to any 53 keep-state";
+    /// let rules = Ruleset::parse("t", text).ruleset.unwrap();
+    /// let mut gate = Gate::new(rules, Ports::new(), state::Settings::default(), 0x5eed);
+    /// let mut walker = gate.walker().unwrap();
+    /// # let mut frame = [0; 42];
+    /// # frame[12..14].copy_from_slice(&[0x08, 0x00]);
+    /// # frame[14..34].copy_from_slice(&[0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    /// # frame[34..40].copy_from_slice(&[4, 0, 0, 53, 0, 8]);
+    /// let (burst, now) = ([&frame[..]; 3], Time::from_secs(1));
+    ///
+    /// walker.fetch(burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// let steps = burst.iter().enumerate().map(|(at, frame)| {
+    ///     if walker.pass(at, now).is_some() {
+    ///         return Step::Pass;
+    ///     }
+    ///     let packet = wire::parse(Link::Ethernet, frame, 42).unwrap();
+    ///     walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
+    /// });
+    /// assert!(steps.eq([Step::Pass; 3]));
+    /// assert_eq!(gate.show()[1].packets, 3);
+    /// ```
+    #[inline]
+    pub fn fetch(&mut self, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
+        self.catch_up();
+        self.states.fetch(packets.map(|packet| packet.filter(|(flow, _)| !has_zone(flow))));
+    }
+
+    /// Lets packet `at` of those that were fetched pass, if it has a state and that is all there is to do: the number of
+    /// the rule that made the state. With `None` nothing has happened, and the packet is to [`Walker::walk`].
+    ///
+    /// To be asked once for a packet, in the order of the packets. What it says is for packets without tags, with the
+    /// mark 0, of tenant 0, before their first rule: as they come in.
+    ///
+    /// # Panics
+    /// When `at` is not less than [`BURST`].
+    #[inline]
+    pub fn pass(&mut self, at: usize, now: Time) -> Option<u32> {
+        let program = &self.live.program;
+        let lookup = program.opening?;
+        let (position, bytes) = self.states.pass(at, lookup, now, |rule| program.passes(rule))?;
+        self.counts.count(position, bytes, now);
+        Some(program.rules[position].number)
+    }
+}
+
+impl Program {
+    /// The position of the rule, if it lets pass and does nothing else.
+    #[inline]
+    fn passes(&self, rule: RuleId) -> Option<usize> {
+        self.position_of(rule).filter(|&position| self.rules[position].only_allows())
+    }
+}
+
+/// Whether the flow's key has more than the packet says: the port that a link-local address is at.
+#[inline]
+fn has_zone(flow: &Flow) -> bool {
+    match flow.ends {
+        Ends::V4(..) => false,
+        Ends::V6(src, dst, _) => src.is_unicast_link_local() || dst.is_unicast_link_local(),
+    }
+}

@@ -1,0 +1,121 @@
+//! Packets of the states in the first slots, counted by each worker in memory of its own.
+//!
+//! What: a count in a state is one addition that no other thread can come between, which takes as long as all the rest of
+//! a packet's way when everything is in the cache. So, as long as states are few (they are in the first slots then), each
+//! worker counts in words that it alone writes, in the form of [`super::cell`]'s; who asks adds up all workers'. States
+//! in later slots are counted in their own words: their memory is far away, and that takes longer than the addition.
+//!
+//! Invariant: a word is written by its worker, while the slot's state can be found; and by whoever makes a state in the
+//! slot, who has it alone. The slot was free: so every worker has said since that it knows no slots, and what it had
+//! written is seen ([`super::epoch`]). The new state is found by way of the index, and with it the words as its maker
+//! left them.
+
+use std::sync::OnceLock;
+
+use super::epoch::WORKERS;
+use super::memory::{Lines, Pages, WORDS};
+use super::sync::Ordering;
+
+/// Slots whose packets are counted here: 256 KiB for each worker, of which it has what it uses.
+#[cfg(not(loom))]
+const SLOTS: u32 = 1 << 14;
+#[cfg(loom)]
+const SLOTS: u32 = 4;
+
+/// Slots of a line: each has a word for each direction.
+const IN_LINE: usize = WORDS / 2;
+
+/// The counts of all workers for the slots of one family.
+#[derive(Debug)]
+pub(super) struct Near([OnceLock<Lines>; WORKERS]);
+
+impl Near {
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| OnceLock::new()))
+    }
+
+    /// Has the worker's words made, unless it has them from whoever had its place.
+    pub(super) fn join(&self, worker: usize) {
+        self.0[worker].get_or_init(|| Lines::zeroed(SLOTS as usize / IN_LINE, Pages::Base));
+    }
+
+    /// Adds to the worker's word, by the worker itself. The sum, or `None` when packets of this slot are not counted
+    /// here.
+    #[inline]
+    pub(super) fn add(&self, worker: usize, slot: u32, direction: usize, more: u64) -> Option<u64> {
+        if slot >= SLOTS {
+            return None;
+        }
+        let word = self.0[worker].get()?.line(slot as usize / IN_LINE).word(place(slot, direction));
+        // Relaxed, and no read-modify-write: nobody else writes here.
+        let sum = word.load(Ordering::Relaxed).wrapping_add(more);
+        word.store(sum, Ordering::Relaxed);
+        Some(sum)
+    }
+
+    /// What each worker has counted.
+    pub(super) fn counted(&self, slot: u32, direction: usize) -> impl Iterator<Item = u64> {
+        let workers = if slot < SLOTS { &self.0[..] } else { &[] };
+        workers.iter().filter_map(OnceLock::get).map(move |lines| {
+            lines.line(slot as usize / IN_LINE).word(place(slot, direction)).load(Ordering::Relaxed)
+        })
+    }
+
+    /// Takes what the worker itself has counted.
+    pub(super) fn take(&self, worker: usize, slot: u32, direction: usize) -> u64 {
+        let lines = if slot < SLOTS { self.0[worker].get() } else { None };
+        lines.map_or(0, |lines| {
+            let word = lines.line(slot as usize / IN_LINE).word(place(slot, direction));
+            let counted = word.load(Ordering::Relaxed);
+            word.store(0, Ordering::Relaxed);
+            counted
+        })
+    }
+
+    /// Sets the slot's words of all workers to zero, for a state that is about to be made in it.
+    pub(super) fn clear(&self, slot: u32) {
+        if slot >= SLOTS {
+            return;
+        }
+        for lines in self.0.iter().filter_map(OnceLock::get) {
+            let line = lines.line(slot as usize / IN_LINE);
+            for word in [0, 1].map(|direction| line.word(place(slot, direction))) {
+                // Most are: then the worker's line is left alone.
+                if word.load(Ordering::Relaxed) != 0 {
+                    word.store(0, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+fn place(slot: u32, direction: usize) -> usize {
+    slot as usize % IN_LINE * 2 + direction
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_counts_apart_until_the_slot_is_made_anew() {
+        let near = Near::new();
+        assert_eq!(near.add(0, 0, 0, 1), None);
+        (0..2).for_each(|worker| near.join(worker));
+        for slot in [0, 1, 5, SLOTS - 1] {
+            assert_eq!(near.add(0, slot, 0, 5), Some(5));
+            assert_eq!(near.add(0, slot, 0, 1), Some(6));
+            assert_eq!(near.add(1, slot, 0, 7), Some(7));
+            assert_eq!(near.add(1, slot, 1, 9), Some(9));
+            assert_eq!(near.counted(slot, 0).collect::<Vec<_>>(), [6, 7]);
+            assert_eq!(near.counted(slot, 1).sum::<u64>(), 9);
+            assert_eq!((near.take(1, slot, 0), near.counted(slot, 0).sum::<u64>()), (7, 6));
+        }
+        near.clear(5);
+        assert_eq!((near.counted(5, 0).sum::<u64>(), near.counted(5, 1).sum::<u64>()), (0, 0));
+        assert_eq!(near.counted(1, 0).sum::<u64>(), 6);
+        assert_eq!(near.add(0, SLOTS, 0, 1), None);
+        assert_eq!((near.counted(SLOTS, 0).count(), near.take(0, SLOTS, 0)), (0, 0));
+    }
+}
