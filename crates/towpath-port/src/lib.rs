@@ -39,6 +39,7 @@ mod live;
 mod loopback;
 mod mapping;
 mod meta;
+pub mod namespace;
 #[cfg(any(test, feature = "test-util"))]
 pub mod netns;
 pub mod nfqueue;

@@ -304,10 +304,16 @@ pub(crate) fn interface_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 }
 
 /// A new network namespace for the calling thread alone.
-#[cfg(any(test, feature = "test-util"))]
 pub(crate) fn unshare_network() -> io::Result<()> {
     // SAFETY: CLONE_NEWNET changes which network the thread sees, and nothing about its memory or descriptors.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
+    Ok(())
+}
+
+/// A new user namespace for the process, which must have one thread only.
+pub(crate) fn unshare_user() -> io::Result<()> {
+    // SAFETY: CLONE_NEWUSER changes who the process is and what it may do, and nothing about its memory or descriptors.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
     Ok(())
 }
 

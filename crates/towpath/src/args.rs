@@ -12,6 +12,7 @@ use towpath_ring::{Fanout, Overload};
 
 use crate::command::bpf::Bpf;
 use crate::command::ctl::Ctl;
+use crate::command::demo::{Demo, DemoPart};
 use crate::command::explain::Explain;
 use crate::command::frame::Frame;
 use crate::command::mux::Mux;
@@ -67,6 +68,9 @@ pub(crate) enum Command {
     Mux(Mux),
     Send(Send),
     Recv(Recv),
+    Demo(Demo),
+    #[command(hide = true, subcommand)]
+    DemoPart(DemoPart),
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.

@@ -3,6 +3,7 @@
 
 mod args;
 mod command;
+mod demo;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ fn main() -> ExitCode {
         Command::Mux(args) => command::mux::run(&args),
         Command::Send(args) => command::send::run(&args),
         Command::Recv(args) => command::recv::run(&args),
+        Command::Demo(args) => command::demo::run(&args),
+        Command::DemoPart(part) => command::demo::part(&part),
         Command::Completions { shell } => command::pages::completions(shell),
         Command::Man { directory } => command::pages::man(&directory),
     };

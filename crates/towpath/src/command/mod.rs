@@ -3,6 +3,7 @@
 pub(crate) mod bpf;
 pub(crate) mod check;
 pub(crate) mod ctl;
+pub(crate) mod demo;
 pub(crate) mod explain;
 pub(crate) mod frame;
 pub(crate) mod inspect;

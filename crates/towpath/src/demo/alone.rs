@@ -1,0 +1,105 @@
+//! What can be shown where namespaces cannot be had: a capture through the rules with an inspector process, the message service and
+//! the file over loopback.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::board::Board;
+use super::host::Host;
+use super::network::Ends;
+use super::part::{PATIENCE, Part};
+use super::results::{Engine, Results, thousands};
+use super::{Failure, Options, Stop, doing, file, messages};
+
+const CAPTURE: &str = "a capture, inspected";
+const WORKERS: &str = "a worker is killed";
+const FILE: &str = "a file is sent";
+
+/// Where the first part of the capture's story goes.
+const INSPECTOR: &str = "1=towpath inspect --queue 1 --match password= --verdict drop";
+
+/// Plays what needs no privilege; `missing` says what the rest would need.
+pub(crate) fn play_alone(options: &Options, missing: &str) -> Result<Results, Failure> {
+    let stop = Stop::on_signals()?;
+    let begun = Instant::now();
+    let board = Board::new(&[CAPTURE, WORKERS, FILE], true);
+    let files =
+        tempfile::Builder::new().prefix("towpath-demo-").tempdir().map_err(doing("a temporary directory"))?;
+    let here = Host::here();
+    let ends = Ends {
+        outside: &here,
+        inside: &here,
+        server: Ipv4Addr::LOCALHOST,
+        shared: true,
+        files: files.path(),
+    };
+    let mut results = Results { place: "over loopback and from a capture".into(), ..Results::default() };
+    results
+        .left_out
+        .push(format!("hosts, the engine between them, an attack, the kernel's own path: {missing}"));
+
+    board.play(CAPTURE);
+    let engine = replay(ends, &stop)?;
+    let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable;
+    let line = format!(
+        "{} packets = {} passed + {} dropped + {} rejected; {} read by the inspector",
+        thousands(engine.packets),
+        thousands(engine.passed),
+        thousands(engine.dropped),
+        thousands(engine.rejected),
+        thousands(engine.inspected)
+    );
+    close(&board, &mut results, CAPTURE, "every packet is accounted for", sum == engine.packets, line);
+    results.engine = Some(engine);
+
+    board.play(WORKERS);
+    let length = Duration::from_secs_f64(options.length.as_secs_f64() * 0.15);
+    results.messages = messages::ask(ends, &stop, &board, length)?;
+    let (well, line) = (results.messages.well(), results.messages.to_string());
+    close(&board, &mut results, WORKERS, "no message is lost with its worker", well, line);
+
+    board.play(FILE);
+    results.file = file::send(ends, &stop, 64)?;
+    let (well, line) = (results.file.well(), results.file.to_string());
+    close(&board, &mut results, FILE, "the file arrives whole", well, line);
+    results.seconds = begun.elapsed().as_secs_f64();
+    Ok(results)
+}
+
+fn close(
+    board: &Board,
+    results: &mut Results,
+    scene: &'static str,
+    name: &'static str,
+    met: bool,
+    saw: String,
+) {
+    board.over(scene, met, saw.clone());
+    results.expect(name, met, saw);
+}
+
+/// The office of examples/, with an inspector process.
+fn replay(ends: Ends<'_>, stop: &Stop) -> Result<Engine, Failure> {
+    let write = |name: &str, bytes: &[u8]| std::fs::write(ends.files.join(name), bytes).map_err(doing(name));
+    write("office.pcap", include_bytes!("../../../../examples/office.pcap"))?;
+    write("office.ipfw", include_bytes!("../../../../examples/office.ipfw"))?;
+    let words = ["replay", "office.pcap", "--rules", "office.ipfw", "--queue", INSPECTOR, "--json"];
+    let said = Part::start(ends.inside, ends.files, "replay", &words)?.answer(stop, PATIENCE)?;
+    let said: Value = serde_json::from_str(&said)
+        .map_err(|error| doing("towpath replay")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let number = |name: &str| said[name].as_u64().unwrap_or(0);
+    Ok(Engine {
+        packets: number("packets"),
+        passed: number("passed"),
+        dropped: number("dropped"),
+        rejected: number("rejected"),
+        undecodable: number("undecodable"),
+        inspected: number("inspected"),
+        states: said["states"]["created"].as_u64().unwrap_or(0),
+        states_peak: said["states"]["peak"].as_u64().unwrap_or(0),
+        ..Engine::default()
+    })
+}

@@ -1,0 +1,159 @@
+//! The attack: somebody who looks for open ports, a flood of connections that nobody means, and a source that wants too much.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getpeername, socket_with};
+use serde::Serialize;
+use towpath_port::{Frame, LinkType, Port, af_packet, checksum};
+
+use super::network::{GREEDY, LIMIT, Network, SCANNER, SERVER, SERVER_MAC, WEB};
+use super::{Failure, doing};
+
+/// Ports that the scan tries, without the web server's.
+pub(super) const SCANNED: u16 = 1000;
+/// Connections that the greedy one wants.
+pub(super) const WANTED: u64 = 20;
+/// Sockets at a time, below the usual bound of descriptors.
+const AT_A_TIME: usize = 200;
+/// How long the scanner waits for answers.
+const ANSWERS: Duration = Duration::from_millis(40);
+/// SYNs of the flood at a time, and how long it rests between.
+const BURST: u32 = 64;
+const REST: Duration = Duration::from_millis(1);
+
+/// What attackers saw of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Attack {
+    /// Ports that were tried, and those that answered.
+    pub(crate) scanned: u64,
+    pub(crate) open: u64,
+    /// SYNs of the flood, each from another address.
+    pub(crate) flood: u64,
+    /// Connections that the greedy source wanted, and got.
+    pub(crate) wanted: u64,
+    pub(crate) got: u64,
+}
+
+impl Attack {
+    /// Tries every port below [`SCANNED`] but the web server's.
+    pub(super) fn scan(&mut self, network: &Network) -> Result<(), Failure> {
+        let ports: Vec<u16> = (1..=SCANNED).filter(|port| *port != WEB).collect();
+        self.scanned = ports.len() as u64;
+        self.open = network
+            .outside
+            .run(move || {
+                let mut open = 0;
+                for ports in ports.chunks(AT_A_TIME) {
+                    let sockets = knock(SCANNER, ports.iter().copied())?;
+                    thread::sleep(ANSWERS);
+                    open += connected(&sockets);
+                }
+                io::Result::Ok(open)
+            })
+            .map_err(doing("the port scan"))?;
+        Ok(())
+    }
+
+    /// SYNs from addresses that are nobody's, for so long.
+    pub(super) fn flood(&mut self, network: &Network, length: Duration) -> Result<(), Failure> {
+        let sent = network.outside.run(move || flood(length));
+        self.flood = sent.map_err(|error| Failure::Broken(format!("the SYN flood: {error}")))?;
+        Ok(())
+    }
+
+    /// More connections from one source than it may have.
+    pub(super) fn grab(&mut self, network: &Network, patience: Duration) -> Result<(), Failure> {
+        self.wanted = WANTED;
+        self.got = network
+            .outside
+            .run(move || {
+                let sockets = knock(GREEDY, (0..WANTED).map(|_| WEB))?;
+                let end = Instant::now() + patience;
+                // Those within the limit connect at once; the others are given some time to do so wrongly.
+                while connected(&sockets) < LIMIT && Instant::now() < end {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                thread::sleep(ANSWERS);
+                io::Result::Ok(connected(&sockets))
+            })
+            .map_err(doing("the greedy source"))?;
+        Ok(())
+    }
+}
+
+/// Begins to connect to these ports of the server.
+fn knock(from: Ipv4Addr, ports: impl Iterator<Item = u16>) -> io::Result<Vec<OwnedFd>> {
+    ports
+        .map(|port| {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+            bind(&socket, &SocketAddrV4::new(from, 0))?;
+            match connect(&socket, &SocketAddrV4::new(SERVER, port)) {
+                Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+                Err(error) => Err(error.into()),
+            }
+        })
+        .collect()
+}
+
+fn connected(sockets: &[OwnedFd]) -> u64 {
+    sockets.iter().filter(|socket| getpeername(socket).is_ok()).count() as u64
+}
+
+fn flood(length: Duration) -> Result<u64, towpath_port::Error> {
+    let mut port = af_packet::Socket::open(af_packet::Config::new("l0"))?;
+    let end = Instant::now() + length;
+    let mut number = 0;
+    while Instant::now() < end {
+        let frames: Vec<[u8; 60]> = (number..number + BURST).map(syn).collect();
+        let mut frames = frames.iter().map(|bytes| Frame::new(bytes, LinkType::ETHERNET));
+        let sent = port.send(&mut frames)?;
+        port.flush()?;
+        number += sent as u32;
+        thread::sleep(REST);
+    }
+    Ok(u64::from(number))
+}
+
+/// The `number`th SYN: RFC 9293's fixed header, from an address of 198.18.0.0/15 (RFC 2544's, for tests).
+fn syn(number: u32) -> [u8; 60] {
+    let mut frame = [0; 60];
+    let source = 0xc612_0000 | number.wrapping_mul(2_654_435_761) >> 15;
+    frame[..6].copy_from_slice(&SERVER_MAC);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+    frame[12..14].copy_from_slice(&[0x08, 0x00]);
+    let ip = &mut frame[14..34];
+    // Version 4, 20 bytes; 40 bytes in all; Don't Fragment; 64 hops; TCP.
+    ip[..10].copy_from_slice(&[0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6]);
+    ip[12..16].copy_from_slice(&source.to_be_bytes());
+    ip[16..20].copy_from_slice(&SERVER.octets());
+    let tcp = &mut frame[34..54];
+    tcp[..2].copy_from_slice(&(1024 + (number % 60_000) as u16).to_be_bytes());
+    tcp[2..4].copy_from_slice(&WEB.to_be_bytes());
+    tcp[4..8].copy_from_slice(&number.to_be_bytes());
+    // 20 bytes; SYN; a window.
+    tcp[12..16].copy_from_slice(&[0x50, 0x02, 0xff, 0xff]);
+    let _ = checksum::renew(LinkType::ETHERNET, &mut frame, towpath_port::Offload::default());
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{checksum, syn};
+
+    #[test]
+    fn a_syn_has_right_checksums_and_a_strangers_address() {
+        for number in [0, 1, 77, u32::MAX] {
+            let frame = syn(number);
+            assert_eq!(checksum::sum(&frame[14..34], 0), 0xffff, "IP's of {number}");
+            // The pseudo header: addresses, protocol, length.
+            let pseudo = checksum::sum(&frame[26..34], 6 + 20);
+            assert_eq!(checksum::sum(&frame[34..54], pseudo), 0xffff, "TCP's of {number}");
+            assert_eq!((frame[26], frame[27] & 0xfe), (198, 18));
+        }
+    }
+}

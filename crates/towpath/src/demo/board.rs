@@ -1,0 +1,218 @@
+//! What is shown while it runs: the director and those who look at the engine write it, the view reads it.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::beside::Beside;
+use super::part::ctl;
+
+/// How often the engine is asked.
+const LOOK: Duration = Duration::from_millis(400);
+/// Lines of news that are kept.
+const NEWS: usize = 8;
+/// Points of the curves.
+pub(super) const POINTS: usize = 64;
+
+/// Shared; copies are the same board.
+#[derive(Clone, Debug)]
+pub(super) struct Board(Arc<Mutex<Shown>>);
+
+/// What is on it.
+#[derive(Clone, Debug)]
+pub(super) struct Shown {
+    pub(super) begun: Instant,
+    pub(super) place: String,
+    pub(super) scenes: Vec<Scene>,
+    /// Number, packets, and text of each rule.
+    pub(super) rules: Vec<(u64, u64, String)>,
+    /// Packets a second, the newest last.
+    pub(super) passed: VecDeque<u64>,
+    pub(super) dropped: VecDeque<u64>,
+    /// Workers of the mux: process, messages, status.
+    pub(super) workers: Vec<(u64, u64, String)>,
+    pub(super) news: VecDeque<String>,
+    pub(super) beside: Vec<Beside>,
+    /// It has ended; whether everything happened that should have.
+    pub(super) ended: Option<bool>,
+    /// Standard error has lines, as there is no picture.
+    plain: bool,
+    engine: Option<PathBuf>,
+    mux: Option<PathBuf>,
+    quiet: bool,
+    /// When the engine was asked last, and what it had passed and dropped then.
+    asked: Option<(Instant, u64, u64)>,
+}
+
+/// One thing that is shown.
+#[derive(Clone, Debug)]
+pub(super) struct Scene {
+    pub(super) name: &'static str,
+    pub(super) state: State,
+    /// What came of it.
+    pub(super) line: String,
+}
+
+/// How far a scene is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It comes later.
+    Waits,
+    /// It is on.
+    Plays,
+    /// As it should have gone, or not.
+    Over(bool),
+}
+
+impl Board {
+    pub(super) fn new(scenes: &[&'static str], plain: bool) -> Self {
+        let scene = |name: &&'static str| Scene { name, state: State::Waits, line: String::new() };
+        Self(Arc::new(Mutex::new(Shown {
+            begun: Instant::now(),
+            place: String::new(),
+            scenes: scenes.iter().map(scene).collect(),
+            rules: Vec::new(),
+            passed: VecDeque::new(),
+            dropped: VecDeque::new(),
+            workers: Vec::new(),
+            news: VecDeque::new(),
+            beside: Vec::new(),
+            ended: None,
+            plain,
+            engine: None,
+            mux: None,
+            quiet: false,
+            asked: None,
+        })))
+    }
+
+    pub(super) fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.0.lock().expect("nobody panics with the board")
+    }
+
+    /// A scene begins.
+    pub(super) fn play(&self, name: &'static str) {
+        let mut shown = self.shown();
+        if let Some(scene) = shown.scenes.iter_mut().find(|scene| scene.name == name) {
+            scene.state = State::Plays;
+        }
+        shown.line(&format!("{name} ..."));
+    }
+
+    /// It has ended.
+    pub(super) fn over(&self, name: &'static str, well: bool, line: String) {
+        let mut shown = self.shown();
+        shown.line(&format!("{name}: {line}{}", if well { "" } else { " (FAILED)" }));
+        if let Some(scene) = shown.scenes.iter_mut().find(|scene| scene.name == name) {
+            (scene.state, scene.line) = (State::Over(well), line);
+        }
+    }
+
+    /// What a scene has to say meanwhile.
+    pub(super) fn note(&self, name: &'static str, line: String) {
+        if let Some(scene) = self.shown().scenes.iter_mut().find(|scene| scene.name == name) {
+            scene.line = line;
+        }
+    }
+
+    pub(super) fn say(&self, line: String) {
+        let mut shown = self.shown();
+        shown.line(&line);
+        if shown.news.len() == NEWS {
+            shown.news.pop_front();
+        }
+        shown.news.push_back(line);
+    }
+
+    /// Which engine is to be looked at.
+    pub(super) fn engine(&self, socket: Option<&Path>) {
+        self.shown().engine = socket.map(Into::into);
+    }
+
+    /// Which mux is to be looked at.
+    pub(super) fn mux(&self, socket: Option<&Path>) {
+        self.shown().mux = socket.map(Into::into);
+    }
+
+    /// While something is measured nobody is asked.
+    pub(super) fn quiet(&self, quiet: bool) {
+        self.shown().quiet = quiet;
+    }
+
+    /// Looks at what runs until `over`, on a thread of its own.
+    pub(super) fn watch(&self, over: Arc<AtomicBool>) -> JoinHandle<()> {
+        let board = self.clone();
+        thread::spawn(move || {
+            // Relaxed: the flag is all there is to know.
+            while !over.load(Ordering::Relaxed) {
+                board.look();
+                thread::sleep(LOOK);
+            }
+        })
+    }
+
+    fn look(&self) {
+        let (engine, mux, quiet) = {
+            let shown = self.shown();
+            (shown.engine.clone(), shown.mux.clone(), shown.quiet)
+        };
+        if quiet {
+            // What passes meanwhile belongs to no second.
+            self.shown().asked = None;
+            return;
+        }
+        if let Some(socket) = engine {
+            let (rules, stats) = (ctl(&socket, "show rules"), ctl(&socket, "show stats"));
+            if let (Some(rules), Some(stats)) = (rules, stats) {
+                self.shown().engine_is(&rules, &stats["stats"]);
+            }
+        }
+        if let Some(shown) = mux.and_then(|socket| ctl(&socket, "show mux")) {
+            self.shown().mux_is(&shown["mux"]);
+        }
+    }
+}
+
+impl Shown {
+    fn line(&self, line: &str) {
+        if self.plain {
+            eprintln!("{:5.1} s  {line}", self.begun.elapsed().as_secs_f64());
+        }
+    }
+
+    fn engine_is(&mut self, rules: &Value, stats: &Value) {
+        let row = |rule: &Value| {
+            Some((rule["number"].as_u64()?, rule["packets"].as_u64()?, rule["text"].as_str()?.to_owned()))
+        };
+        self.rules = rules["rules"].as_array().into_iter().flatten().filter_map(row).collect();
+        let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+        let (now, passed, dropped) = (Instant::now(), number("passed"), number("dropped"));
+        if let Some((then, passed_then, dropped_then)) = self.asked {
+            let seconds = now.duration_since(then).as_secs_f64();
+            let rate = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds) as u64;
+            push(&mut self.passed, rate(passed, passed_then));
+            push(&mut self.dropped, rate(dropped, dropped_then));
+        }
+        self.asked = Some((now, passed, dropped));
+    }
+
+    fn mux_is(&mut self, mux: &Value) {
+        let row = |worker: &Value| {
+            let status = worker["status"].as_str()?.to_owned();
+            Some((worker["pid"].as_u64()?, worker["rx_msgs"].as_u64()?, status))
+        };
+        self.workers = mux["workers"].as_array().into_iter().flatten().filter_map(row).collect();
+    }
+}
+
+fn push(points: &mut VecDeque<u64>, point: u64) {
+    if points.len() == POINTS {
+        points.pop_front();
+    }
+    points.push_back(point);
+}

@@ -1,0 +1,94 @@
+//! A recording of the screen as asciinema plays it: asciicast v2, a line of JSON for the header and one for each piece of output.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::json;
+
+/// Pieces of output, each with its time. They are few and small: a screen has ten changes a second.
+#[derive(Debug)]
+pub(super) struct Cast {
+    width: u16,
+    height: u16,
+    begun: Instant,
+    wall: u64,
+    pieces: Vec<(Duration, String)>,
+    /// What was written since the last piece.
+    open: Vec<u8>,
+}
+
+impl Cast {
+    pub(super) fn new(width: u16, height: u16) -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { width, height, begun: Instant::now(), wall, pieces: Vec::new(), open: Vec::new() }
+    }
+
+    /// What was written is one piece.
+    pub(super) fn cut(&mut self) {
+        self.cut_at(self.begun.elapsed());
+    }
+
+    fn cut_at(&mut self, at: Duration) {
+        if !self.open.is_empty() {
+            // The backend writes text and escape sequences only.
+            self.pieces.push((at, String::from_utf8_lossy(&self.open).into_owned()));
+            self.open.clear();
+        }
+    }
+
+    /// The file.
+    pub(super) fn emit(&self, to: &mut impl Write) -> io::Result<()> {
+        let header = json!({
+            "version": 2, "width": self.width, "height": self.height, "timestamp": self.wall,
+            "title": "towpath demo", "env": {"TERM": "xterm-256color"},
+        });
+        writeln!(to, "{header}")?;
+        for (at, text) in &self.pieces {
+            writeln!(to, "{}", json!([(at.as_secs_f64() * 1e6).round() / 1e6, "o", text]))?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Cast {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.open.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::Cast;
+
+    #[test]
+    fn a_recording_is_a_header_and_pieces_in_their_order() {
+        let mut cast = Cast::new(80, 24);
+        cast.write_all(b"\x1b[1;1Hone").unwrap();
+        cast.cut_at(Duration::from_millis(250));
+        cast.cut_at(Duration::from_millis(300));
+        cast.write_all("zw\u{f6}lf\"\r\n".as_bytes()).unwrap();
+        cast.cut_at(Duration::from_millis(500));
+        let mut file = Vec::new();
+        cast.emit(&mut file).unwrap();
+        let lines: Vec<Value> = String::from_utf8(file)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(
+            (&lines[0]["version"], &lines[0]["width"], &lines[0]["height"]),
+            (&json!(2), &json!(80), &json!(24))
+        );
+        assert_eq!(lines[1..], [json!([0.25, "o", "\u{1b}[1;1Hone"]), json!([0.5, "o", "zw\u{f6}lf\"\r\n"])]);
+    }
+}

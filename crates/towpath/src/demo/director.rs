@@ -1,0 +1,349 @@
+//! The demo from beginning to end: one scene after the other, and what should have happened in each.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::geteuid;
+use serde_json::Value;
+use towpath_port::namespace;
+
+use super::attack::{Attack, WANTED};
+use super::board::Board;
+use super::network::{LIMIT, Network, STRANGERS, Way, rule};
+use super::part::{PATIENCE, Part, ctl};
+use super::people::People;
+use super::results::{Engine, Results, Stopped, thousands};
+use super::view::View;
+use super::{Failure, Options, Stop, beside, doing, file, inspect, messages};
+
+const PEOPLE: &str = "people at work";
+const SCAN: &str = "a port scan";
+const FLOOD: &str = "a SYN flood";
+const GREED: &str = "a source over its limit";
+const INSPECTOR: &str = "an inspector reads lines";
+const WORKERS: &str = "a worker is killed";
+const FILE: &str = "a file is sent";
+const KERNEL: &str = "beside the kernel";
+const SCENES: [&str; 8] = [PEOPLE, SCAN, FLOOD, GREED, INSPECTOR, WORKERS, FILE, KERNEL];
+
+/// How long the demo takes when scenes have their usual length.
+const USUAL: f64 = 20.0;
+
+/// Plays it, and gives what came of it.
+///
+/// Call it while the process has one thread: it may become root in a user namespace of its own.
+pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
+    let place = enter()?;
+    let stop = Stop::on_signals()?;
+    let on_terminal = !options.plain && View::fits();
+    let board = Board::new(&SCENES, !on_terminal);
+    board.shown().place = place.to_owned();
+    let drawn = on_terminal || options.record.is_some() || options.still.is_some();
+    let view = drawn.then(|| View::start(&board, on_terminal));
+    let begun = Instant::now();
+    let played = Stage::set(options, stop, board.clone()).and_then(|stage| stage.play());
+    let played = played.map(|mut results| {
+        results.seconds = begun.elapsed().as_secs_f64();
+        results.place = place.to_owned();
+        board.shown().ended = Some(results.ok);
+        results
+    });
+    if let Some(view) = view {
+        let seen = view.end()?;
+        let failed = |path: &Path| doing(path.display().to_string());
+        if let Some(path) = &options.record {
+            let mut file = std::fs::File::create(path).map_err(failed(path))?;
+            seen.cast.emit(&mut file).map_err(failed(path))?;
+        }
+        if let Some(path) = &options.still {
+            std::fs::write(path, super::still::svg(&seen.screen)).map_err(failed(path))?;
+        }
+    }
+    played
+}
+
+/// Makes sure that namespaces can be made; where we are, in words.
+fn enter() -> Result<&'static str, Failure> {
+    // On a thread of its own, which goes with the namespace.
+    let network = || std::thread::spawn(namespace::enter_network).join();
+    if geteuid().is_root() && matches!(network(), Ok(Ok(()))) {
+        return Ok("as root, in network namespaces");
+    }
+    let missing = |error| Failure::Missing(format!("no namespaces of one's own: {error}; run it as root"));
+    namespace::enter_user().map_err(missing)?;
+    match network() {
+        Ok(Ok(())) => Ok("without root, in a user namespace and network namespaces"),
+        Ok(Err(error)) => Err(missing(error)),
+        Err(_) => Err(Failure::Broken("looking for namespaces panicked".into())),
+    }
+}
+
+/// Everything that is there while it plays. What it holds goes with it: the engine and the other processes first.
+struct Stage {
+    engine: Part,
+    network: Network,
+    stop: Stop,
+    board: Board,
+    /// 1 is the usual length of scenes.
+    unit: f64,
+    watching: Watch,
+    results: Results,
+}
+
+/// Ends who looks at the engine.
+struct Watch(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Relaxed: the flag is all there is to know.
+        self.0.store(true, Ordering::Relaxed);
+        // One that panicked has shown it on the screen.
+        let _ = self.1.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+impl Stage {
+    fn set(options: &Options, stop: Stop, board: Board) -> Result<Self, Failure> {
+        let network = Network::new()?;
+        let engine = network.engine(&stop)?;
+        board.engine(Some(&network.engine_socket()));
+        let over = Arc::new(AtomicBool::new(false));
+        let watching = Watch(Arc::clone(&over), Some(board.watch(over)));
+        let unit = options.length.as_secs_f64() / USUAL;
+        Ok(Self { engine, network, stop, board, unit, watching, results: Results::default() })
+    }
+
+    /// So many seconds of the usual length.
+    fn units(&self, seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds * self.unit)
+    }
+
+    fn play(mut self) -> Result<Results, Failure> {
+        self.board.play(PEOPLE);
+        let people = People::start(&self.network)?;
+        self.stop.pause(self.units(1.5))?;
+        self.attack(&people)?;
+        self.inspector()?;
+        self.workers()?;
+        self.file()?;
+        self.homeward(people);
+        self.kernel()?;
+        self.count()?;
+        self.end()
+    }
+
+    fn attack(&mut self, people: &People) -> Result<(), Failure> {
+        let mut attack = Attack::default();
+        self.board.play(SCAN);
+        attack.scan(&self.network)?;
+        let scan = self.rules()?.packets(rule::SCAN);
+        let line = format!(
+            "{} ports tried, {} open; rule {} stopped {}",
+            attack.scanned,
+            attack.open,
+            rule::SCAN,
+            thousands(scan)
+        );
+        self.stopped(rule::SCAN, "port scan", scan, scan);
+        self.close(SCAN, "the port scan finds nothing", attack.open == 0 && scan >= attack.scanned, line);
+        self.stop.pause(self.units(0.3))?;
+
+        self.board.play(FLOOD);
+        let before = people.work();
+        attack.flood(&self.network, self.units(2.0))?;
+        self.stop.pause(self.units(0.3))?;
+        let answered = people.work().answers - before.answers;
+        let rules = self.rules()?;
+        let (came, within) = (rules.packets(rule::FLOOD_KNOCKS), rules.packets(rule::FLOOD_LET_IN));
+        let line = format!(
+            "{} SYNs of strangers, {within} let in by rule {}; {} requests of people answered meanwhile",
+            thousands(attack.flood),
+            rule::FLOOD_LIMIT,
+            thousands(answered),
+        );
+        self.stopped(rule::FLOOD_LIMIT, "SYN flood", came, came - within);
+        let held = came > STRANGERS && within <= STRANGERS && answered > 0;
+        self.close(FLOOD, "the flood is held by its limit", held, line);
+
+        self.board.play(GREED);
+        let before = rules.packets(rule::KNOCKS) - rules.packets(rule::LET_IN);
+        attack.grab(&self.network, PATIENCE)?;
+        let rules = self.rules()?;
+        let (came, within) = (rules.packets(rule::KNOCKS), rules.packets(rule::LET_IN));
+        let stopped = came - within - before;
+        let line = format!(
+            "{WANTED} connections wanted, {} got; rule {} stopped {stopped}",
+            attack.got,
+            rule::LIMIT
+        );
+        self.stopped(rule::LIMIT, "a source over its limit", came, came - within);
+        self.close(
+            GREED,
+            "one source gets its share and no more",
+            attack.got == LIMIT && stopped >= WANTED - LIMIT,
+            line,
+        );
+        self.results.attack = attack;
+        Ok(())
+    }
+
+    fn inspector(&mut self) -> Result<(), Failure> {
+        self.board.play(INSPECTOR);
+        let lines = inspect::send(&self.network, &self.stop, self.units(1.5))?;
+        let line = format!(
+            "{} lines, {} with a secret; {} arrived, {} leaked",
+            thousands(lines.sent),
+            thousands(lines.secret),
+            thousands(lines.arrived),
+            lines.leaked
+        );
+        self.results.inspector = lines;
+        let exact = lines.leaked == 0 && lines.arrived == lines.sent - lines.secret;
+        self.close(INSPECTOR, "the inspector stops the secrets and nothing else", exact, line);
+        Ok(())
+    }
+
+    fn workers(&mut self) -> Result<(), Failure> {
+        self.board.play(WORKERS);
+        let service = messages::ask(self.network.ends(), &self.stop, &self.board, self.units(3.0))?;
+        let (well, line) = (service.well(), service.to_string());
+        self.results.messages = service;
+        self.close(WORKERS, "no message is lost with its worker", well, line);
+        Ok(())
+    }
+
+    fn file(&mut self) -> Result<(), Failure> {
+        self.board.play(FILE);
+        let megabytes = (64.0 * self.unit).clamp(8.0, 512.0) as u64;
+        let sent = file::send(self.network.ends(), &self.stop, megabytes)?;
+        let (well, line) = (sent.well(), sent.to_string());
+        self.results.file = sent;
+        self.close(FILE, "the file arrives whole", well, line);
+        Ok(())
+    }
+
+    /// The end of the people's day.
+    fn homeward(&mut self, people: People) {
+        let work = people.end();
+        let line = format!(
+            "{} requests and {} questions, {} and {} answered, the slowest in {:.1} ms",
+            thousands(work.requests),
+            thousands(work.questions),
+            thousands(work.answers),
+            thousands(work.replies),
+            work.slowest_us as f64 / 1e3
+        );
+        let trouble = work.trouble.clone().map_or_else(String::new, |trouble| format!(" ({trouble})"));
+        let all = work.requests == work.answers && work.questions == work.replies && work.requests > 0;
+        let whole = all && work.trouble.is_none();
+        self.results.people = work;
+        self.close(PEOPLE, "people are served all the time", whole, line + &trouble);
+    }
+
+    fn kernel(&mut self) -> Result<(), Failure> {
+        self.board.play(KERNEL);
+        let Way { forwards, conntrack, queue } = self.network.way;
+        for (there, what) in [
+            (
+                forwards,
+                "the kernel's own path: this system does not let us forward (/proc/sys is read-only?)",
+            ),
+            (conntrack || !forwards, "connection tracking on the kernel's path (install iptables)"),
+            (queue || !forwards, "the kernel's NFQUEUE (install iptables)"),
+        ] {
+            if !there {
+                self.results.left_out.push(what.into());
+            }
+        }
+        self.board.quiet(true);
+        let board = self.board.clone();
+        let rows = beside::measure(&self.network, &self.stop, self.units(0.35), |row| {
+            board.note(KERNEL, format!("{}: {:.2} x", row.name, row.ratio));
+            board.shown().beside.push(row.clone());
+        })?;
+        self.board.quiet(false);
+        let measured = rows.iter().all(|row| row.ratio.is_finite() && row.ratio > 0.0);
+        let line = format!("{} kinds of traffic measured both ways", rows.len());
+        self.results.beside = rows;
+        self.close(KERNEL, "traffic goes both ways", measured, line);
+        Ok(())
+    }
+
+    /// What the engine counted in all.
+    fn count(&mut self) -> Result<(), Failure> {
+        let mut engine = Engine::default();
+        // What was on its way has arrived when nothing moves any more.
+        let network = &self.network;
+        self.stop.until(PATIENCE, || {
+            let before = engine.packets;
+            engine = network_stats(network)?;
+            Ok(engine.packets == before && engine.waiting == 0)
+        })?;
+        engine.cpu_seconds = self.engine.cpu();
+        let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable + engine.waiting;
+        let saw = format!("{} packets in, {} accounted for", thousands(engine.packets), thousands(sum));
+        self.results.engine = Some(engine);
+        let stray = self.rules()?.packets(rule::STRAY);
+        self.stopped(rule::STRAY, "belongs to no connection", stray, stray);
+        self.results.expect(
+            "every packet is accounted for",
+            sum == engine.packets && engine.undecodable == 0,
+            saw,
+        );
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<Results, Failure> {
+        self.board.engine(None);
+        drop(self.watching);
+        let status = self.engine.stop()?;
+        self.results.expect("the engine drains and ends", status.success(), status.to_string());
+        Ok(self.results)
+    }
+
+    fn close(&mut self, scene: &'static str, name: &'static str, met: bool, saw: String) {
+        self.board.over(scene, met, saw.clone());
+        self.results.expect(name, met, saw);
+    }
+
+    fn stopped(&mut self, rule: u64, what: &'static str, came: u64, stopped: u64) {
+        self.results.stopped.push(Stopped { rule, what, came, stopped });
+    }
+
+    fn rules(&self) -> Result<Rules, Failure> {
+        let shown = ctl(&self.network.engine_socket(), "show rules");
+        shown.map(Rules).ok_or_else(|| Failure::Broken("the engine does not tell its rules".into()))
+    }
+}
+
+fn network_stats(network: &Network) -> Result<Engine, Failure> {
+    let shown = ctl(&network.engine_socket(), "show stats");
+    let shown = shown.ok_or_else(|| Failure::Broken("the engine does not tell its counters".into()))?;
+    let stats = &shown["stats"];
+    let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+    Ok(Engine {
+        packets: number("packets"),
+        passed: number("passed"),
+        dropped: number("dropped"),
+        rejected: number("rejected"),
+        undecodable: number("undecodable"),
+        waiting: number("waiting"),
+        inspected: number("inspected"),
+        states: stats["states"]["created"].as_u64().unwrap_or(0),
+        states_peak: stats["states"]["peak"].as_u64().unwrap_or(0),
+        cpu_seconds: 0.0,
+    })
+}
+
+/// What `towpath ctl show rules` said.
+struct Rules(Value);
+
+impl Rules {
+    fn packets(&self, number: u64) -> u64 {
+        let rules = self.0["rules"].as_array().into_iter().flatten();
+        let mut found = rules.filter(|rule| rule["number"] == number);
+        found.next().and_then(|rule| rule["packets"].as_u64()).unwrap_or(0)
+    }
+}

@@ -1,0 +1,105 @@
+//! A file through the engine: `towpath send` on one side, `towpath recv` on the other.
+
+use std::fmt;
+use std::io::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::network::{Ends, FILES};
+use super::part::Part;
+use super::results::bytes;
+use super::{Failure, Stop, doing};
+
+/// How long it may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How it went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Transfer {
+    pub(crate) bytes: u64,
+    /// The same bytes on both sides.
+    pub(crate) whole: bool,
+    pub(crate) bytes_per_second: f64,
+    /// Handed over without a copy, and what the kernel said that it had copied after all.
+    pub(crate) zerocopy_bytes: u64,
+    pub(crate) copied_bytes: u64,
+    /// Sent with a copy, because that had no use.
+    pub(crate) plain_bytes: u64,
+    pub(crate) sender_cpu_seconds: f64,
+    pub(crate) receiver_cpu_seconds: f64,
+}
+
+impl Transfer {
+    /// Whether everything went as it should.
+    pub(super) fn well(&self) -> bool {
+        self.whole && self.zerocopy_bytes + self.plain_bytes >= self.bytes
+    }
+}
+
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} at {}/s, {}; {} without a copy, of it {} copied by the kernel after all",
+            bytes(self.bytes),
+            bytes(self.bytes_per_second as u64),
+            if self.whole { "the same on both sides" } else { "NOT the same on both sides" },
+            bytes(self.zerocopy_bytes),
+            bytes(self.copied_bytes),
+        )
+    }
+}
+
+/// Sends a file of so many MiB.
+pub(super) fn send(ends: Ends<'_>, stop: &Stop, megabytes: u64) -> Result<Transfer, Failure> {
+    let directory = ends.files;
+    let (original, copy) = (directory.join("file.bin"), directory.join("copy.bin"));
+    write(&original, megabytes).map_err(doing("the file to send"))?;
+    let address = ends.address(FILES);
+    let mut receiver = Part::start(
+        ends.inside,
+        directory,
+        "recv",
+        &["recv", "--listen", &address, "--out", "copy.bin", "--json"],
+    )?;
+    receiver.wait_until(stop, |receiver| receiver.said().contains("listening on"))?;
+    let address = receiver.listening()?.to_string();
+    let sender =
+        Part::start(ends.outside, directory, "send", &["send", "file.bin", "--to", &address, "--json"])?;
+    let said = sender.answer(stop, PATIENCE)?;
+    receiver.answer(stop, PATIENCE)?;
+    let said: Value =
+        serde_json::from_str(&said).map_err(|error| Failure::Broken(format!("towpath send: {error}")))?;
+    let number = |name: &str| said[name].as_u64().unwrap_or(0);
+    let seconds = |name: &str| said[name].as_f64().unwrap_or(0.0);
+    let whole = std::fs::read(&original).map_err(doing("the file"))?
+        == std::fs::read(&copy).map_err(doing("the copy"))?;
+    Ok(Transfer {
+        bytes: number("bytes"),
+        whole,
+        bytes_per_second: seconds("bytes_per_second"),
+        zerocopy_bytes: number("zerocopy_bytes"),
+        copied_bytes: number("copied_bytes"),
+        plain_bytes: number("plain_bytes"),
+        sender_cpu_seconds: seconds("sender_cpu_seconds"),
+        receiver_cpu_seconds: seconds("receiver_cpu_seconds"),
+    })
+}
+
+/// Bytes that differ from place to place.
+fn write(path: &std::path::Path, megabytes: u64) -> std::io::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut piece = Vec::with_capacity(1 << 20);
+    for megabyte in 0..megabytes {
+        piece.clear();
+        for word in 0..(1_u64 << 17) {
+            piece.extend_from_slice(
+                &((megabyte << 17 | word).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes(),
+            );
+        }
+        file.write_all(&piece)?;
+    }
+    Ok(())
+}

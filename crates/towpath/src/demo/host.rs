@@ -1,0 +1,98 @@
+//! A machine of the demo: a thread in a network namespace of its own, where closures can be run.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use towpath_port::namespace;
+
+use super::{Failure, doing};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The namespace goes with the thread, and the thread with this, or with the process.
+#[derive(Debug)]
+pub(super) struct Host {
+    tid: i32,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Host {
+    /// A new one, with `lo` up and without IPv6's own traffic.
+    pub(super) fn new() -> Result<Self, Failure> {
+        let (jobs, work) = mpsc::channel::<Job>();
+        let (ready, made) = mpsc::channel();
+        thread::spawn(move || {
+            let tid = namespace::enter_network().map(|()| rustix::thread::gettid().as_raw_nonzero().get());
+            // Somebody waits for it.
+            let _ = ready.send(tid);
+            work.into_iter().for_each(|job| job());
+        });
+        let tid = made.recv().expect("the thread answers first");
+        let host = Self { tid: tid.map_err(doing("a new network namespace"))?, jobs };
+        host.run(|| {
+            for conf in ["all", "default"] {
+                // A kernel without IPv6 has no such file.
+                let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{conf}/disable_ipv6"), "1");
+            }
+        });
+        host.ip("link set lo up")?;
+        Ok(host)
+    }
+
+    /// This machine itself.
+    pub(super) fn here() -> Self {
+        let (jobs, work) = mpsc::channel::<Job>();
+        thread::spawn(move || work.into_iter().for_each(|job| job()));
+        Self { tid: 0, jobs }
+    }
+
+    /// Names its namespace to ip(8).
+    pub(super) fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    /// Runs `job` there, and waits for what it returns.
+    pub(super) fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
+        let (done, result) = mpsc::channel();
+        let job = Box::new(move || {
+            // We wait for it below.
+            let _ = done.send(job());
+        });
+        self.jobs.send(job).expect("the host's thread runs as long as the host is there");
+        result.recv().expect("a job of the demo does not panic")
+    }
+
+    /// Runs `job` there on a thread of its own.
+    pub(super) fn start<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> JoinHandle<R> {
+        // A new thread is where the one is that starts it.
+        self.run(move || thread::spawn(job))
+    }
+
+    /// Commands for ip(8), one a line.
+    pub(super) fn ip(&self, lines: impl Into<String>) -> Result<(), Failure> {
+        let lines = lines.into();
+        let (status, said) = self
+            .run({
+                let lines = lines.clone();
+                move || -> std::io::Result<_> {
+                    let mut command = Command::new("ip");
+                    command
+                        .args(["-batch", "-"])
+                        .stdin(Stdio::piped())
+                        .stdout(Stdio::null())
+                        .stderr(Stdio::piped());
+                    let mut child = command.spawn()?;
+                    child.stdin.take().expect("it is piped").write_all(lines.as_bytes())?;
+                    let output = child.wait_with_output()?;
+                    Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
+                }
+            })
+            .map_err(doing("ip (of iproute2)"))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(Failure::Broken(format!("ip: {} (of: {})", said.trim(), lines.replace('\n', "; ")))),
+        }
+    }
+}

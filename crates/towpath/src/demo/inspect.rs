@@ -1,0 +1,101 @@
+//! Lines of a log on their way to a server: an inspector process reads them, and stops those that have a secret in them.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::network::{LOGS, Network, PEOPLE, SERVER};
+use super::{Failure, Stop, doing};
+
+/// What the inspector looks for.
+pub(super) const PATTERN: &str = "password=";
+/// One line of so many has a secret.
+const SECRETS: u64 = 10;
+/// Lines at a time, and how long the sender rests between.
+const BURST: u64 = 20;
+const REST: Duration = Duration::from_millis(2);
+/// Lines that may be on their way: fewer than the smallest of the sockets has room for, on a machine with other things to do.
+const WINDOW: u64 = 100;
+/// How long the last lines have to arrive.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What was sent and what arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Lines {
+    pub(crate) sent: u64,
+    /// Of these, with a secret.
+    pub(crate) secret: u64,
+    pub(crate) arrived: u64,
+    /// Of these, with a secret.
+    pub(crate) leaked: u64,
+}
+
+/// Sends lines for so long.
+pub(super) fn send(network: &Network, stop: &Stop, length: Duration) -> Result<Lines, Failure> {
+    let over = Arc::new(AtomicBool::new(false));
+    // Relaxed: a count to look at; what matters is read when the thread has been joined.
+    let count = Arc::new(AtomicU64::new(0));
+    let (until, counter) = (Arc::clone(&over), Arc::clone(&count));
+    let server = network
+        .inside
+        .run(|| {
+            let socket = UdpSocket::bind((SERVER, LOGS))?;
+            socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+            std::io::Result::Ok(socket)
+        })
+        .map_err(doing("the log server"))?;
+    let receiver = thread::spawn(move || {
+        let (mut leaked, mut line) = (0, [0; 256]);
+        while !until.load(Relaxed) {
+            let Ok(len) = server.recv(&mut line) else { continue };
+            let text = String::from_utf8_lossy(&line[..len]);
+            leaked += u64::from(text.contains(PATTERN));
+            counter.fetch_add(1, Relaxed);
+        }
+        leaked
+    });
+    let arrived = Arc::clone(&count);
+    let sender = network.outside.start(move || write(length, &arrived));
+    let sent = loop {
+        if sender.is_finished() {
+            break sender.join();
+        }
+        stop.pause(Duration::from_millis(20))?;
+    };
+    let mut lines = sent
+        .map_err(|_| Failure::Broken("the sender of lines panicked".into()))?
+        .map_err(doing("the lines of the log"))?;
+    let clean = lines.sent - lines.secret;
+    stop.until(PATIENCE, || Ok(count.load(Relaxed) >= clean))?;
+    over.store(true, Relaxed);
+    lines.leaked = receiver.join().map_err(|_| Failure::Broken("the log server panicked".into()))?;
+    lines.arrived = count.load(Relaxed);
+    Ok(lines)
+}
+
+fn write(length: Duration, arrived: &AtomicU64) -> std::io::Result<Lines> {
+    let socket = UdpSocket::bind((PEOPLE, 0))?;
+    socket.connect((SERVER, LOGS))?;
+    let end = Instant::now() + length;
+    let mut lines = Lines::default();
+    while Instant::now() < end {
+        if lines.sent - lines.secret > arrived.load(Relaxed) + WINDOW {
+            thread::sleep(REST);
+            continue;
+        }
+        for _ in 0..BURST {
+            let number = lines.sent;
+            let secret = number % SECRETS == SECRETS - 1;
+            let rest = if secret { "password=hunter2" } else { "came in by the door" };
+            socket.send(format!("{number} user=u{} {rest}", number % 97).as_bytes())?;
+            lines.sent += 1;
+            lines.secret += u64::from(secret);
+        }
+        thread::sleep(REST);
+    }
+    Ok(lines)
+}

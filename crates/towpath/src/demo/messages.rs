@@ -1,0 +1,223 @@
+//! The message service: `towpath mux` with two worker processes, of which one is killed while it is at a message.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::board::Board;
+use super::network::{Ends, MESSAGES};
+use super::part::{Part, command, ctl};
+use super::results::thousands;
+use super::{Failure, Stop, doing};
+
+/// Connections, and messages that each has on its way at a time: more than the workers can do at once, so that they always
+/// have one.
+const CONNECTIONS: u64 = 8;
+const WINDOW: usize = 4;
+/// An answer that takes longer is lost.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A worker may be killed between two messages: then another one is.
+const KILLS: u64 = 5;
+
+/// What became of the messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Service {
+    pub(crate) asked: u64,
+    pub(crate) answered: u64,
+    /// Answers to what had been answered, or was never asked.
+    pub(crate) strange: u64,
+    /// Messages that never got an answer.
+    pub(crate) lost: u64,
+    /// Workers that were killed, and started again.
+    pub(crate) killed: u64,
+    pub(crate) restarted: u64,
+    /// Messages that a killed worker was at, and that were given to another.
+    pub(crate) redelivered: u64,
+    /// Messages that each process answered, the most first.
+    pub(crate) by_worker: Vec<u64>,
+    /// Whether the front drained when it was told to end.
+    pub(crate) drained: bool,
+    /// What went wrong first.
+    pub(crate) trouble: Option<String>,
+}
+
+/// Has people ask for so long, kills a worker in the middle of it, and ends the service.
+pub(super) fn ask(ends: Ends<'_>, stop: &Stop, board: &Board, length: Duration) -> Result<Service, Failure> {
+    let socket = ends.files.join("mux.sock");
+    let address = ends.address(MESSAGES);
+    let worker = command(&["demo-part", "worker"])?;
+    let words = [
+        "mux",
+        &address,
+        "--framing",
+        "line",
+        "--workers",
+        "2",
+        "--worker",
+        &worker,
+        "--control",
+        "mux.sock",
+    ];
+    let mut front = Part::start(ends.inside, ends.files, "mux", &words)?;
+    front.wait_until(stop, |front| front.said().contains("workers attached"))?;
+    let address = front.listening()?;
+    board.mux(Some(&socket));
+    let over = Arc::new(AtomicBool::new(false));
+    let asked = Arc::new(AtomicU64::new(0));
+    let clients: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let (over, asked) = (Arc::clone(&over), Arc::clone(&asked));
+            ends.outside.start(move || client(address, &over, &asked))
+        })
+        .collect();
+    let killed = kill(stop, board, &socket, length);
+    over.store(true, Relaxed);
+    let mut service = Service { killed: killed?, asked: 0, ..Service::default() };
+    let mut by_worker = HashMap::new();
+    for client in clients {
+        let done = client.join().map_err(|_| Failure::Broken("a client of the mux panicked".into()))?;
+        service.add(done, &mut by_worker);
+    }
+    service.asked = asked.load(Relaxed);
+    service.by_worker = by_worker.into_values().collect();
+    service.by_worker.sort_by_key(|count| std::cmp::Reverse(*count));
+    if let Some(shown) = ctl(&socket, "show mux") {
+        service.redelivered = redelivered(&shown);
+        service.restarted = shown["mux"]["restarts"].as_u64().unwrap_or(0);
+    }
+    board.mux(None);
+    service.drained = front.stop()?.success();
+    Ok(service)
+}
+
+impl Service {
+    /// Whether everything went as it should.
+    pub(super) fn well(&self) -> bool {
+        let once = self.answered == self.asked && self.asked > 0 && self.lost == 0 && self.strange == 0;
+        once && self.redelivered > 0 && self.restarted >= self.killed && self.drained
+    }
+
+    fn add(&mut self, done: Done, by_worker: &mut HashMap<u32, u64>) {
+        self.answered += done.answered;
+        self.strange += done.strange;
+        self.lost += done.lost;
+        for (pid, count) in done.by_worker {
+            *by_worker.entry(pid).or_default() += count;
+        }
+        if let Err(error) = done.end {
+            self.trouble.get_or_insert(error.to_string());
+        }
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} asked, {} answered once; {} of the killed worker's given to another; lost {}",
+            thousands(self.asked),
+            thousands(self.answered),
+            self.redelivered,
+            self.lost
+        )?;
+        self.trouble.iter().try_for_each(|trouble| write!(f, " ({trouble})"))
+    }
+}
+
+fn redelivered(shown: &Value) -> u64 {
+    shown["mux"]["stats"]["redelivered"].as_u64().unwrap_or(0)
+}
+
+/// Lets the workers work for a while, kills one that has a message, and lets them work on; how many were killed.
+fn kill(stop: &Stop, board: &Board, socket: &Path, length: Duration) -> Result<u64, Failure> {
+    stop.pause(length / 2)?;
+    let mut killed = 0;
+    while killed < KILLS {
+        let Some(shown) = ctl(socket, "show mux") else { break };
+        let workers = shown["mux"]["workers"].as_array().cloned().unwrap_or_default();
+        let busiest = workers.iter().max_by_key(|worker| worker["recv_q"].as_u64());
+        let pid = busiest.and_then(|worker| worker["pid"].as_i64()).and_then(|pid| Pid::from_raw(pid as i32));
+        let Some(pid) = pid else { break };
+        kill_process(pid, Signal::KILL).map_err(|error| doing("killing a worker")(error.into()))?;
+        killed += 1;
+        board.say(format!("worker {} is killed (SIGKILL) while it has a message", pid.as_raw_nonzero()));
+        let given = stop.until(Duration::from_millis(500), || {
+            Ok(ctl(socket, "show mux").is_some_and(|shown| redelivered(&shown) > 0))
+        })?;
+        if given {
+            board.say("its message is with the other worker; another process takes its place".into());
+            break;
+        }
+    }
+    stop.pause(length / 2)?;
+    Ok(killed)
+}
+
+/// What one connection got.
+struct Done {
+    answered: u64,
+    strange: u64,
+    lost: u64,
+    by_worker: HashMap<u32, u64>,
+    end: std::io::Result<()>,
+}
+
+fn client(address: SocketAddr, over: &AtomicBool, asked: &AtomicU64) -> Done {
+    let mut done = Done { answered: 0, strange: 0, lost: 0, by_worker: HashMap::new(), end: Ok(()) };
+    let mut waiting = Vec::new();
+    done.end = converse(address, over, asked, &mut waiting, &mut done);
+    done.lost = waiting.len() as u64;
+    done
+}
+
+fn converse(
+    address: SocketAddr,
+    over: &AtomicBool,
+    asked: &AtomicU64,
+    waiting: &mut Vec<u64>,
+    done: &mut Done,
+) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answers = BufReader::new(stream.try_clone()?);
+    let mut line = String::new();
+    loop {
+        // Relaxed: nothing else is read because of it.
+        while waiting.len() < WINDOW && !over.load(Relaxed) {
+            let number = asked.fetch_add(1, Relaxed);
+            stream.write_all(format!("{number}\n").as_bytes())?;
+            waiting.push(number);
+        }
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        line.clear();
+        if answers.read_line(&mut line)? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        // "PROCESS NUMBER", in any order: nothing keeps it here.
+        let mut words = line.split_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(pid)), Some(Ok(number))) = (words.next(), words.next()) else {
+            done.strange += 1;
+            continue;
+        };
+        match waiting.iter().position(|waits| *waits == number) {
+            Some(at) => {
+                waiting.swap_remove(at);
+                done.answered += 1;
+                *done.by_worker.entry(pid as u32).or_default() += 1;
+            }
+            None => done.strange += 1,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `towpath demo`: all four parts at work on one machine, in network namespaces of its own, and what became of everything.
+//!
+//! ```text
+//! people, attackers          the engine            servers, two workers
+//! outside  10.77.0.1 ── l0 ═ wan  middle  lan ═ r0 ── 10.77.0.2  inside
+//!          10.78.1.1 ── l1 ═ k0   kernel   k1 ═ r1 ── 10.78.2.2
+//! ```
+//!
+//! The upper way goes through `towpath run`, the lower one through the kernel's own forwarding: the same sockets, threads and
+//! processors, so the two can be compared. Everything is real: the kernel's TCP and UDP at both ends, and this very program in other
+//! processes, started as a user would start it. Namespaces and processes end with this process, however it ends; its files
+//! lie in one temporary directory, which is left behind only when the process is killed with SIGKILL.
+
+mod alone;
+mod attack;
+mod beside;
+mod board;
+mod cast;
+mod director;
+mod file;
+mod host;
+mod inspect;
+mod messages;
+mod network;
+mod part;
+mod people;
+mod results;
+mod still;
+mod view;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+pub(crate) use alone::play_alone;
+pub(crate) use director::play;
+pub(crate) use part::{exec, queue, worker};
+
+/// What the demo is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// How long it takes, about.
+    pub(crate) length: Duration,
+    /// Lines instead of a picture.
+    pub(crate) plain: bool,
+    /// Where the recording goes.
+    pub(crate) record: Option<PathBuf>,
+    /// Where a picture of its last screen goes.
+    pub(crate) still: Option<PathBuf>,
+}
+
+/// Why the demo came to no result.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    /// The system does not let us have the namespaces, or a program is missing.
+    #[error("{0}")]
+    Missing(String),
+    /// SIGINT or SIGTERM.
+    #[error("interrupted; its processes, namespaces and files are gone")]
+    Interrupted,
+    /// A system call failed.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A part of the demo did not do what it is there for.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// Adds what was being done to an error of the system.
+pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Failure {
+    let doing = what.into();
+    move |source| Failure::System { doing, source }
+}
+
+/// Whether the demo shall end early. Copies are about the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// One that SIGINT and SIGTERM set.
+    pub(crate) fn on_signals() -> Result<Self, Failure> {
+        let stop = Self::default();
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&stop.0)).map_err(doing("signals"))?;
+        }
+        Ok(stop)
+    }
+
+    /// Waits so long.
+    pub(crate) fn pause(&self, length: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + length;
+        loop {
+            // Relaxed: the flag is all there is to know.
+            if self.0.load(Ordering::Relaxed) {
+                return Err(Failure::Interrupted);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(Duration::from_millis(20)));
+        }
+    }
+
+    /// Looks every few milliseconds whether `met`, and gives up after `patience`.
+    pub(crate) fn until(
+        &self,
+        patience: Duration,
+        mut met: impl FnMut() -> Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        let end = Instant::now() + patience;
+        while Instant::now() < end {
+            if met()? {
+                return Ok(true);
+            }
+            self.pause(Duration::from_millis(5))?;
+        }
+        Ok(false)
+    }
+}

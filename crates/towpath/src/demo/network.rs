@@ -1,0 +1,259 @@
+//! The machines, the wires between them, the engine, and the kernel's own way beside it.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::host::Host;
+use super::part::{Part, ctl};
+use super::{Failure, Stop, doing};
+
+/// People, on the outside.
+pub(super) const PEOPLE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Somebody who opens more connections than one may.
+pub(super) const GREEDY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
+/// Somebody who looks for open ports.
+pub(super) const SCANNER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 66);
+/// The servers, by way of the engine.
+pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+/// The same machine, by way of the kernel.
+pub(super) const KERNEL_SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 2, 2);
+/// Of the server's interface on the engine's side.
+pub(super) const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+pub(super) const WEB: u16 = 80;
+pub(super) const NAMES: u16 = 53;
+pub(super) const LOGS: u16 = 514;
+pub(super) const MESSAGES: u16 = 7007;
+pub(super) const FILES: u16 = 9000;
+/// Sinks and an echo for what is compared.
+pub(super) const STREAM: u16 = 9100;
+pub(super) const DATAGRAMS: u16 = 9101;
+pub(super) const INSPECTED: u16 = 9102;
+pub(super) const ECHO: u16 = 9103;
+
+/// Connections that one source may have, and all strangers together.
+pub(super) const LIMIT: u64 = 8;
+pub(super) const STRANGERS: u64 = 50;
+
+/// The rules, by what the page calls them.
+pub(super) mod rule {
+    /// Counts every connection that people begin; the limit; those within it.
+    pub(crate) const KNOCKS: u64 = 490;
+    pub(crate) const LIMIT: u64 = 500;
+    pub(crate) const LET_IN: u64 = 510;
+    /// The same for strangers, whom one limit holds together.
+    pub(crate) const FLOOD_KNOCKS: u64 = 590;
+    pub(crate) const FLOOD_LIMIT: u64 = 600;
+    pub(crate) const FLOOD_LET_IN: u64 = 610;
+    /// What nobody serves.
+    pub(crate) const SCAN: u64 = 800;
+    /// What belongs to no connection.
+    pub(crate) const STRAY: u64 = 300;
+}
+
+const RULES: &str = "\
+# What `towpath demo` lets through. Written for one run; outside is wan, inside is lan.
+add 100 allow layer2 mac-type arp
+add 200 check-state
+add 300 deny tcp from any to any established // belongs to no connection
+add 400 inspect 1 udp from any to 10.77.0.2 514,9102 recv wan // an inspector reads it
+
+# People: 8 connections for each of them. What a limit refuses ends there; what it lets in goes on below.
+add 490 count tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // knocks
+add 500 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan set-limit src-addr 8 defer-action // a source over its limit
+add 510 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // let in
+
+# Strangers: 50 connections for all of them together.
+add 590 count tcp from any to 10.77.0.2 80 setup recv wan // knocks of strangers
+add 600 allow tcp from any to 10.77.0.2 80 setup recv wan set-limit dst-addr 50 defer-action // SYN flood
+add 610 allow tcp from any to 10.77.0.2 80 setup recv wan // strangers let in
+
+add 700 allow udp from 10.77.0.0/24 to 10.77.0.2 53,9101 recv wan keep-state
+add 710 allow tcp from 10.77.0.0/24 to 10.77.0.2 7007,9000,9100,9103 setup recv wan keep-state
+add 800 deny tcp from any to 10.77.0.2 setup recv wan // port scan
+add 900 deny ip from any to any // everything else
+";
+
+const CONFIG: &str = r#"# Written by `towpath demo` for one run.
+rules = "demo.ipfw"
+
+[port.wan]
+driver = "af_packet"
+offload = true
+
+[port.lan]
+driver = "af_packet"
+offload = true
+
+[[bridge]]
+ports = ["wan", "lan"]
+
+[queue.1]
+command = "towpath inspect --queue 1 --match 'PATTERN' --verdict drop"
+overload = "block"
+deadline = 5
+
+[settings]
+dyn_syn_lifetime = 5
+
+[control]
+socket = "engine.sock"
+"#;
+
+/// All that there is while the demo runs.
+#[derive(Debug)]
+pub(super) struct Network {
+    pub(super) outside: Host,
+    pub(super) inside: Host,
+    pub(super) kernel: Host,
+    /// What the kernel's way is, in words: what could be switched on here.
+    pub(super) way: Way,
+    /// Private to this user, removed in the end.
+    pub(super) files: TempDir,
+    middle: Host,
+}
+
+/// Where two programs that talk to each other are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends<'a> {
+    pub(super) outside: &'a Host,
+    pub(super) inside: &'a Host,
+    /// The server's address.
+    pub(super) server: Ipv4Addr,
+    /// The machine is shared with others: servers take a free port.
+    pub(super) shared: bool,
+    pub(super) files: &'a Path,
+}
+
+impl Ends<'_> {
+    /// Where a server listens whose port is usually this one.
+    pub(super) fn address(&self, port: u16) -> String {
+        format!("{}:{}", self.server, if self.shared { 0 } else { port })
+    }
+}
+
+/// The kernel's own way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Way {
+    /// Packets are forwarded at all.
+    pub(super) forwards: bool,
+    /// It tracks connections.
+    pub(super) conntrack: bool,
+    /// Datagrams to [`INSPECTED`] go to queue [`QUEUE`].
+    pub(super) queue: bool,
+}
+
+/// The kernel's NFQUEUE.
+pub(super) const QUEUE: u16 = 7;
+
+impl Network {
+    /// Makes it; the engine does not run yet.
+    pub(super) fn new() -> Result<Self, Failure> {
+        if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_err() {
+            return Err(Failure::Missing("there is no program ip (install iproute2)".into()));
+        }
+        let files = tempfile::Builder::new()
+            .prefix("towpath-demo-")
+            .tempdir()
+            .map_err(doing("a temporary directory"))?;
+        let [outside, inside, middle, kernel] = [Host::new()?, Host::new()?, Host::new()?, Host::new()?];
+        let (out, within) = (outside.tid(), inside.tid());
+        middle.ip(format!(
+            "link add wan type veth peer name l0 netns {out}\n\
+             link add lan type veth peer name r0 address 02:00:00:00:00:02 netns {within}\n\
+             link set wan up\nlink set lan up\n"
+        ))?;
+        kernel.ip(format!(
+            "link add k0 type veth peer name l1 netns {out}\nlink add k1 type veth peer name r1 netns {within}\n\
+             addr add 10.78.1.254/24 dev k0\naddr add 10.78.2.254/24 dev k1\nlink set k0 up\nlink set k1 up\n"
+        ))?;
+        outside.ip(format!(
+            "addr add {PEOPLE}/24 dev l0\naddr add {GREEDY}/24 dev l0\naddr add {SCANNER}/24 dev l0\n\
+             addr add 10.78.1.1/24 dev l1\nlink set l0 up\nlink set l1 up\n\
+             route add 10.78.2.0/24 via 10.78.1.254\n"
+        ))?;
+        inside.ip(format!(
+            "addr add {SERVER}/24 dev r0\naddr add {KERNEL_SERVER}/24 dev r1\nlink set r0 up\nlink set r1 up\n\
+             route add 10.78.1.0/24 via 10.78.2.254\nroute add default via {PEOPLE}\n"
+        ))?;
+        let lock = files.path().join("xtables.lock");
+        let way = kernel.run(move || Way::open(&lock));
+        std::fs::write(files.path().join("demo.ipfw"), RULES).map_err(doing("the rules"))?;
+        let config = CONFIG.replace("PATTERN", super::inspect::PATTERN);
+        std::fs::write(files.path().join("demo.toml"), config).map_err(doing("the configuration"))?;
+        Ok(Self { outside, inside, kernel, way, files, middle })
+    }
+
+    /// Starts the engine, and waits until its ports are up.
+    pub(super) fn engine(&self, stop: &Stop) -> Result<Part, Failure> {
+        let mut engine = Part::start(&self.middle, self.files.path(), "run", &["run", "demo.toml"])?;
+        let socket = self.engine_socket();
+        engine.wait_until(stop, |_| {
+            let up = |ports: &serde_json::Value| {
+                let ports = ports["ports"].as_array()?;
+                Some(ports.len() == 2 && ports.iter().all(|port| port["state"] == "up"))
+            };
+            ctl(&socket, "show ports").is_some_and(|ports| up(&ports) == Some(true))
+        })?;
+        Ok(engine)
+    }
+
+    /// The two hosts, by way of the engine.
+    pub(super) fn ends(&self) -> Ends<'_> {
+        let (outside, inside, files) = (&self.outside, &self.inside, self.files.path());
+        Ends { outside, inside, server: SERVER, shared: false, files }
+    }
+
+    pub(super) fn engine_socket(&self) -> PathBuf {
+        self.files.path().join("engine.sock")
+    }
+}
+
+impl Way {
+    /// Switches on what there is, in the calling thread's namespace.
+    fn open(lock: &Path) -> Self {
+        let forwards = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").is_ok();
+        let iptables = |words: &str| {
+            // The legacy program is faster where both are there; either one's rules are the kernel's.
+            ["iptables", "iptables-legacy"].iter().any(|program| {
+                let mut command = Command::new(program);
+                command.args(words.split_whitespace()).env("XTABLES_LOCKFILE", lock);
+                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                command.status().is_ok_and(|status| status.success())
+            })
+        };
+        let queue =
+            iptables(&format!("-A FORWARD -p udp --dport {INSPECTED} -j NFQUEUE --queue-num {QUEUE}"));
+        let conntrack = iptables("-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
+            && iptables("-A FORWARD -m conntrack --ctstate NEW -j ACCEPT");
+        Self { forwards, conntrack, queue }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath::config::Config;
+
+    use super::{CONFIG, RULES, rule};
+
+    #[test]
+    fn the_configuration_and_the_rules_have_no_errors() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("demo.toml");
+        std::fs::write(directory.path().join("demo.ipfw"), RULES).unwrap();
+        std::fs::write(&file, CONFIG.replace("PATTERN", super::super::inspect::PATTERN)).unwrap();
+        let config = Config::read(&file).unwrap();
+        let rules = config.read_rules().unwrap();
+        assert!(rules.warnings.is_empty(), "{:?}", rules.warnings);
+        let numbers: Vec<u64> = rules.ruleset.rules().iter().map(|rule| u64::from(rule.number)).collect();
+        for number in [rule::KNOCKS, rule::LIMIT, rule::LET_IN, rule::FLOOD_KNOCKS, rule::FLOOD_LIMIT]
+            .into_iter()
+            .chain([rule::FLOOD_LET_IN, rule::SCAN, rule::STRAY])
+        {
+            assert!(numbers.contains(&number), "{number} of {numbers:?}");
+        }
+    }
+}

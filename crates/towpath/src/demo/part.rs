@@ -1,0 +1,218 @@
+//! A process of the demo: this very program, in one of its machines, that ends when the demo does.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use serde_json::Value;
+use towpath_port::{Burst, Port, Received, Verdict, nfqueue};
+use towpath_ring::Worker;
+
+use super::host::Host;
+use super::{Failure, Stop, doing};
+
+/// How long a part has to be ready.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Dropping it kills the process.
+#[derive(Debug)]
+pub(super) struct Part {
+    name: &'static str,
+    child: Child,
+    said: PathBuf,
+    answered: PathBuf,
+}
+
+impl Part {
+    /// Starts `towpath` with these words in `host`. What it says goes to files in `directory`, which is also where it runs.
+    pub(super) fn start(
+        host: &Host,
+        directory: &Path,
+        name: &'static str,
+        words: &[&str],
+    ) -> Result<Self, Failure> {
+        let said = directory.join(format!("{name}.err"));
+        let answered = directory.join(format!("{name}.out"));
+        let mut command = Command::new(this_program()?);
+        command
+            .args(["demo-part", "exec", "--"])
+            .args(words)
+            .current_dir(directory)
+            // What a part leaves behind when it is killed goes with the directory.
+            .env("TMPDIR", directory)
+            .stdin(Stdio::null())
+            .stdout(File::create(&answered).map_err(doing(name))?)
+            .stderr(File::create(&said).map_err(doing(name))?);
+        // Its parent is the host's thread: should that end, so does the process.
+        let child = host.run(move || command.spawn()).map_err(doing(name))?;
+        Ok(Self { name, child, said, answered })
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// What it wrote to standard error so far.
+    pub(super) fn said(&self) -> String {
+        std::fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    /// Where it listens, as it says.
+    pub(super) fn listening(&self) -> Result<SocketAddr, Failure> {
+        let said = self.said();
+        let mut words = said.lines().filter_map(|line| line.strip_prefix("listening on "));
+        let address = words.next().and_then(|address| address.trim().parse().ok());
+        address.ok_or_else(|| self.broken("does not say where it listens"))
+    }
+
+    /// Waits until it is ready.
+    pub(super) fn wait_until(
+        &mut self,
+        stop: &Stop,
+        mut ready: impl FnMut(&Self) -> bool,
+    ) -> Result<(), Failure> {
+        let name = self.name;
+        let met = stop.until(PATIENCE, || match self.child.try_wait().map_err(doing(name))? {
+            Some(status) => Err(self.broken(&format!("ended ({status})"))),
+            None => Ok(ready(self)),
+        })?;
+        if met { Ok(()) } else { Err(self.broken("did not get ready")) }
+    }
+
+    /// Waits for its end, and gives what it wrote to standard output.
+    pub(super) fn answer(mut self, stop: &Stop, patience: Duration) -> Result<String, Failure> {
+        let name = self.name;
+        let mut ended = None;
+        stop.until(patience, || {
+            ended = self.child.try_wait().map_err(doing(name))?;
+            Ok(ended.is_some())
+        })?;
+        match ended {
+            Some(status) if status.success() => std::fs::read_to_string(&self.answered).map_err(doing(name)),
+            Some(status) => Err(self.broken(&format!("ended ({status})"))),
+            None => Err(self.broken("did not end")),
+        }
+    }
+
+    /// Asks it to end, as systemd would; how it ended.
+    pub(super) fn stop(mut self) -> Result<ExitStatus, Failure> {
+        let name = self.name;
+        // It may have ended by itself: then waiting tells.
+        let _ = kill_process(self.pid(), Signal::TERM);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().map_err(doing(name))? {
+                return Ok(status);
+            }
+            if Instant::now() > end {
+                return Err(self.broken("did not end when it was told to"));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Processor time that it has used so far, in seconds (proc_pid_stat(5): utime and stime).
+    pub(super) fn cpu(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // The name may have spaces in it; what follows its bracket are fields 3 and on.
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let ticks: u64 =
+            rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    }
+
+    fn broken(&self, what: &str) -> Failure {
+        let said = self.said();
+        let said: Vec<&str> = said.lines().rev().take(3).collect();
+        let said = said.into_iter().rev().collect::<Vec<_>>().join("; ");
+        Failure::Broken(format!("towpath {} {what}: {said}", self.name))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks a running engine, as a user would; `None` when it does not answer.
+pub(super) fn ctl(socket: &Path, words: &str) -> Option<Value> {
+    let mut command = Command::new(this_program().ok()?);
+    command.arg("ctl").arg("--socket").arg(socket).args(words.split_whitespace()).arg("--json");
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    if !output.status.success() {
+        return None;
+    }
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+/// A command of this program, as `--worker` and `command` take it.
+pub(super) fn command(words: &[&str]) -> Result<String, Failure> {
+    let program = this_program()?;
+    let program =
+        program.to_str().ok_or_else(|| Failure::Missing("this program's path is not UTF-8".into()))?;
+    Ok(shell_words::join(std::iter::once(program).chain(words.iter().copied())))
+}
+
+fn this_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(doing("this program"))
+}
+
+/// The other side of [`Part::start`]: becomes `towpath WORDS`, and is killed when the demo ends.
+pub(crate) fn exec(words: &[String]) -> io::Error {
+    match set_parent_process_death_signal(Some(Signal::KILL)) {
+        Ok(()) => match std::env::current_exe() {
+            Ok(program) => Command::new(program).args(words).exec(),
+            Err(error) => error,
+        },
+        Err(error) => error.into(),
+    }
+}
+
+/// A worker of the message service: a millisecond for each line, and the answer names the process.
+pub(crate) fn worker() -> Result<(), String> {
+    let mut worker = Worker::attach_env().map_err(|error| error.to_string())?;
+    let pid = std::process::id();
+    while let Some(message) = worker.recv().map_err(|error| error.to_string())? {
+        thread::sleep(Duration::from_millis(1));
+        let mut answer = format!("{pid} ").into_bytes();
+        answer.extend_from_slice(worker.bytes(&message));
+        worker.reply(&message, &answer).map_err(|error| error.to_string())?;
+        worker.done(message);
+    }
+    Ok(())
+}
+
+/// What the kernel gives for an inspector: a consumer of its NFQUEUE that searches as `towpath inspect` does.
+pub(crate) fn queue(number: u16) -> Result<(), String> {
+    let text = |error: towpath_port::Error| error.to_string();
+    let pattern = regex::bytes::Regex::new(super::inspect::PATTERN).map_err(|error| error.to_string())?;
+    let mut port = nfqueue::Queue::open(nfqueue::Config::new(number)).map_err(text)?;
+    let mut burst = Burst::new(64);
+    eprintln!("ready");
+    loop {
+        match port.receive(&mut burst).map_err(text)? {
+            Received::End => return Ok(()),
+            Received::Nothing => {
+                let Some(fd) = port.poll_fd() else { return Ok(()) };
+                let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut fds, None).map_err(|error| error.to_string())?;
+            }
+            Received::Frames => {
+                for frame in burst.iter() {
+                    let found = pattern.is_match(frame.bytes);
+                    port.verdict(frame, if found { Verdict::Drop } else { Verdict::Accept }).map_err(text)?;
+                }
+                port.flush().map_err(text)?;
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! People at work, from the beginning to the end: requests over connections that stay, and questions in datagrams.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::network::{NAMES, Network, PEOPLE, SERVER, WEB};
+use super::{Failure, doing};
+
+/// Bytes of a request, and of its answer; the first eight of both are its number.
+const REQUEST: usize = 64;
+const ANSWER: usize = 1024;
+/// Connections that stay, fewer than one source may have.
+const CONNECTIONS: u64 = 4;
+/// Between two requests.
+const REST: Duration = Duration::from_millis(2);
+/// What takes longer is not answered any more.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A question without a reply is asked again after this, as resolvers do, and so often at most.
+const AGAIN: Duration = Duration::from_secs(1);
+const TIMES: u32 = 4;
+
+/// Threads that work until they are told to go home.
+#[derive(Debug)]
+pub(super) struct People {
+    over: Arc<AtomicBool>,
+    /// Relaxed throughout: each is a count by itself, and exact when the threads have been joined.
+    tally: Arc<Tally>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    requests: AtomicU64,
+    answers: AtomicU64,
+    questions: AtomicU64,
+    replies: AtomicU64,
+    repeated: AtomicU64,
+    slowest_us: AtomicU64,
+    trouble: Mutex<Option<String>>,
+}
+
+/// What they got.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Work {
+    /// Over TCP.
+    pub(crate) requests: u64,
+    pub(crate) answers: u64,
+    /// Over UDP.
+    pub(crate) questions: u64,
+    pub(crate) replies: u64,
+    /// Questions that were asked again.
+    pub(crate) repeated: u64,
+    /// The longest that somebody waited, in microseconds.
+    pub(crate) slowest_us: u64,
+    /// What went wrong first.
+    pub(crate) trouble: Option<String>,
+}
+
+impl People {
+    /// Starts the servers and the people.
+    pub(super) fn start(network: &Network) -> Result<Self, Failure> {
+        network.inside.run(serve)?;
+        let mut people = Self { over: Arc::default(), tally: Arc::default(), threads: Vec::new() };
+        for _ in 0..CONNECTIONS {
+            let (over, tally) = (Arc::clone(&people.over), Arc::clone(&people.tally));
+            people.threads.push(network.outside.start(move || tally.note(requests(&over, &tally))));
+        }
+        let (over, tally) = (Arc::clone(&people.over), Arc::clone(&people.tally));
+        people.threads.push(network.outside.start(move || tally.note(questions(&over, &tally))));
+        Ok(people)
+    }
+
+    /// What they got so far.
+    pub(super) fn work(&self) -> Work {
+        let tally = &self.tally;
+        Work {
+            requests: tally.requests.load(Relaxed),
+            answers: tally.answers.load(Relaxed),
+            questions: tally.questions.load(Relaxed),
+            replies: tally.replies.load(Relaxed),
+            repeated: tally.repeated.load(Relaxed),
+            slowest_us: tally.slowest_us.load(Relaxed),
+            trouble: tally.trouble.lock().expect("nobody panics with it").clone(),
+        }
+    }
+
+    /// Sends them home; all that they got.
+    pub(super) fn end(mut self) -> Work {
+        self.over.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            // One that panicked has asked more than was answered.
+            let _ = thread.join();
+        }
+        self.work()
+    }
+}
+
+impl Drop for People {
+    fn drop(&mut self) {
+        self.over.store(true, Relaxed);
+    }
+}
+
+impl Tally {
+    fn note(&self, result: std::io::Result<()>) {
+        if let Err(error) = result {
+            self.trouble.lock().expect("nobody panics with it").get_or_insert(error.to_string());
+        }
+    }
+
+    fn waited(&self, since: Instant) {
+        self.slowest_us.fetch_max(since.elapsed().as_micros() as u64, Relaxed);
+    }
+}
+
+/// The servers; their threads end with the process.
+fn serve() -> Result<(), Failure> {
+    let web = TcpListener::bind((Ipv4Addr::UNSPECIFIED, WEB)).map_err(doing("the web server"))?;
+    let names = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, NAMES)).map_err(doing("the name server"))?;
+    thread::spawn(move || {
+        for stream in web.incoming().flatten() {
+            thread::spawn(move || answer(stream));
+        }
+    });
+    thread::spawn(move || {
+        let mut question = [0; REQUEST];
+        while let Ok((len, from)) = names.recv_from(&mut question) {
+            // Who asks again is answered again.
+            let _ = names.send_to(&question[..len], from);
+        }
+    });
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream) {
+    let mut request = [0; REQUEST];
+    let mut answer = [b'.'; ANSWER];
+    while stream.read_exact(&mut request).is_ok() {
+        answer[..8].copy_from_slice(&request[..8]);
+        if stream.write_all(&answer).is_err() {
+            return;
+        }
+    }
+}
+
+fn requests(over: &AtomicBool, tally: &Tally) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((SERVER, WEB)), PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let (mut request, mut answer) = ([0; REQUEST], [0; ANSWER]);
+    while !over.load(Relaxed) {
+        let number = tally.requests.fetch_add(1, Relaxed).to_be_bytes();
+        request[..8].copy_from_slice(&number);
+        let begun = Instant::now();
+        stream.write_all(&request)?;
+        stream.read_exact(&mut answer)?;
+        if answer[..8] != number {
+            return Err(std::io::Error::new(ErrorKind::InvalidData, "another request's answer came"));
+        }
+        tally.waited(begun);
+        tally.answers.fetch_add(1, Relaxed);
+        thread::sleep(REST);
+    }
+    Ok(())
+}
+
+fn questions(over: &AtomicBool, tally: &Tally) -> std::io::Result<()> {
+    let socket = UdpSocket::bind((PEOPLE, 0))?;
+    socket.connect((SERVER, NAMES))?;
+    socket.set_read_timeout(Some(AGAIN))?;
+    let mut reply = [0; REQUEST];
+    while !over.load(Relaxed) {
+        let number = tally.questions.fetch_add(1, Relaxed).to_be_bytes();
+        let begun = Instant::now();
+        let mut times = 1;
+        socket.send(&number)?;
+        loop {
+            match socket.recv(&mut reply) {
+                Ok(len) if reply[..len] == number => break,
+                // Late, to one that was asked again.
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock && times < TIMES => {
+                    times += 1;
+                    tally.repeated.fetch_add(1, Relaxed);
+                    socket.send(&number)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        tally.waited(begun);
+        tally.replies.fetch_add(1, Relaxed);
+        thread::sleep(REST);
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What came of it: numbers, and whether everything happened that should have.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::attack::Attack;
+use super::beside::Beside;
+use super::file::Transfer;
+use super::inspect::Lines;
+use super::messages::Service;
+use super::people::Work;
+
+/// Everything; what `--json` prints.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Results {
+    /// Whether every expectation was met.
+    pub(crate) ok: bool,
+    pub(crate) seconds: f64,
+    /// Where it ran, in words.
+    pub(crate) place: String,
+    pub(crate) expected: Vec<Expectation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) engine: Option<Engine>,
+    /// What the rules stopped, by rule.
+    pub(crate) stopped: Vec<Stopped>,
+    pub(crate) people: Work,
+    pub(crate) attack: Attack,
+    pub(crate) inspector: Lines,
+    pub(crate) messages: Service,
+    pub(crate) file: Transfer,
+    pub(crate) beside: Vec<Beside>,
+    /// What could not be shown, and why.
+    pub(crate) left_out: Vec<String>,
+}
+
+/// Something that should have happened.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Expectation {
+    pub(crate) name: &'static str,
+    pub(crate) met: bool,
+    /// What did.
+    pub(crate) saw: String,
+}
+
+/// The engine's own counters, `packets = passed + dropped + rejected + undecodable + waiting`.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Engine {
+    pub(crate) packets: u64,
+    pub(crate) passed: u64,
+    pub(crate) dropped: u64,
+    pub(crate) rejected: u64,
+    pub(crate) undecodable: u64,
+    pub(crate) waiting: u64,
+    /// Packets that inspectors had.
+    pub(crate) inspected: u64,
+    /// States that were made, and most at one time.
+    pub(crate) states: u64,
+    pub(crate) states_peak: u64,
+    /// Processor time of its process, in seconds.
+    pub(crate) cpu_seconds: f64,
+}
+
+/// A rule that stopped something.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Stopped {
+    /// The rule's number.
+    pub(crate) rule: u64,
+    /// What it is there for.
+    pub(crate) what: &'static str,
+    /// Packets that came to it, and those that it did not let through.
+    pub(crate) came: u64,
+    pub(crate) stopped: u64,
+}
+
+impl Results {
+    pub(crate) fn expect(&mut self, name: &'static str, met: bool, saw: String) {
+        self.expected.push(Expectation { name, met, saw });
+        self.ok = self.expected.iter().all(|expectation| expectation.met);
+    }
+}
+
+impl fmt::Display for Results {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "towpath demo: {:.0} s, {}\n", self.seconds, self.place)?;
+        if let Some(engine) = &self.engine {
+            writeln!(
+                f,
+                "{} packets = {} passed + {} dropped + {} rejected + {} undecodable + {} waiting\n\
+                 {} read by the inspector; {} states, {} at one time\n",
+                thousands(engine.packets),
+                thousands(engine.passed),
+                thousands(engine.dropped),
+                thousands(engine.rejected),
+                thousands(engine.undecodable),
+                thousands(engine.waiting),
+                thousands(engine.inspected),
+                thousands(engine.states),
+                thousands(engine.states_peak),
+            )?;
+        }
+        if !self.stopped.is_empty() {
+            writeln!(f, "{:<34} {:>6} {:>12} {:>12}", "stopped", "rule", "came", "stopped")?;
+            for row in &self.stopped {
+                let (came, stopped) = (thousands(row.came), thousands(row.stopped));
+                writeln!(f, "  {:<32} {:>6} {came:>12} {stopped:>12}", row.what, row.rule)?;
+            }
+            writeln!(f)?;
+        }
+        if !self.beside.is_empty() {
+            writeln!(
+                f,
+                "{:<34} {:>11} {:>11} {:>7}   processors' time for each",
+                "beside the kernel's own path", "towpath", "kernel", "ratio"
+            )?;
+            self.beside.iter().try_for_each(|row| writeln!(f, "  {row}"))?;
+            writeln!(f)?;
+        }
+        for Expectation { name, met, saw } in &self.expected {
+            writeln!(f, "{} {name}: {saw}", if *met { "ok    " } else { "FAILED" })?;
+        }
+        self.left_out.iter().try_for_each(|what| writeln!(f, "left out: {what}"))
+    }
+}
+
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |value: f64| match value {
+            v if v >= 100.0 => format!("{v:.0}"),
+            v => format!("{v:.1}"),
+        };
+        write!(
+            f,
+            "{:<32} {:>11} {:>11} {:>5.2} x",
+            self.name,
+            format!("{} {}", value(self.ours), self.unit),
+            value(self.kernel),
+            self.ratio
+        )?;
+        if let Some(unit) = self.cpu_unit {
+            write!(f, "   {:.2} beside {:.2} {unit}", self.ours_cpu, self.kernel_cpu)?;
+        }
+        write!(f, "  ({})", self.kernel_is)
+    }
+}
+
+/// With a comma before every third digit.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes in the unit that reads best.
+pub(crate) fn bytes(number: u64) -> String {
+    match number {
+        0..1_000_000 => format!("{:.1} kB", number as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", number as f64 / 1e6),
+        _ => format!("{:.2} GB", number as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Results, thousands};
+
+    #[test]
+    fn digits_are_in_groups_of_three() {
+        let rows = [(0, "0"), (999, "999"), (1000, "1,000"), (123_456_789, "123,456,789")];
+        for (number, text) in rows {
+            assert_eq!(thousands(number), text);
+        }
+    }
+
+    #[test]
+    fn one_thing_that_did_not_happen_is_enough() {
+        let mut results = Results::default();
+        results.expect("one", true, "1".into());
+        assert!(results.ok);
+        results.expect("two", false, "2".into());
+        results.expect("three", true, "3".into());
+        assert!(!results.ok);
+        assert!(results.to_string().contains("FAILED two: 2"), "{results}");
+    }
+}

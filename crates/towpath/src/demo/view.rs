@@ -1,0 +1,279 @@
+//! The live view: the board as a picture on a terminal, or into a recording, or both.
+
+use std::cell::RefCell;
+use std::io::{self, IsTerminal, Stderr, Write};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ratatui::backend::CrosstermBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen};
+use ratatui::crossterm::{cursor, terminal};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Paragraph, Sparkline};
+use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
+
+use super::board::{Board, Shown, State};
+use super::cast::Cast;
+use super::results::thousands;
+use super::{Failure, doing};
+
+/// Between two pictures.
+const REST: Duration = Duration::from_millis(100);
+/// The screen of a recording without a terminal; on a terminal not more than this is used either.
+const SCREEN: (u16, u16) = (110, 34);
+/// The least that can be read.
+const LEAST: (u16, u16) = (80, 24);
+
+/// Draws until it is told to end.
+#[derive(Debug)]
+pub(super) struct View {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<io::Result<Seen>>,
+}
+
+/// What is left of it.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) cast: Cast,
+    /// The last picture.
+    pub(super) screen: Buffer,
+}
+
+/// Where the picture goes.
+struct Paper {
+    terminal: Option<Stderr>,
+    cast: Rc<RefCell<Cast>>,
+}
+
+impl View {
+    /// Whether there is a terminal for a picture.
+    pub(super) fn fits() -> bool {
+        io::stderr().is_terminal()
+            && terminal::size().is_ok_and(|(width, height)| width >= LEAST.0 && height >= LEAST.1)
+    }
+
+    /// Begins to draw: on the terminal or not, always into the recording.
+    pub(super) fn start(board: &Board, on_terminal: bool) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (board, until) = (board.clone(), Arc::clone(&over));
+        let thread = thread::spawn(move || draw_until(&board, on_terminal, &until));
+        Self { over, thread }
+    }
+
+    /// Draws once more, and gives the terminal back.
+    pub(super) fn end(self) -> Result<Seen, Failure> {
+        // Relaxed: the board has a lock of its own.
+        self.over.store(true, Ordering::Relaxed);
+        let seen = self.thread.join().map_err(|_| Failure::Broken("the view panicked".into()))?;
+        seen.map_err(doing("the view"))
+    }
+}
+
+fn draw_until(board: &Board, on_terminal: bool, over: &AtomicBool) -> io::Result<Seen> {
+    let (mut width, mut height) = SCREEN;
+    if on_terminal {
+        let size = terminal::size()?;
+        (width, height) = (width.min(size.0), height.min(size.1));
+    }
+    // Shared with the backend, which keeps what it writes to to itself. One thread has both.
+    let cast = Rc::new(RefCell::new(Cast::new(width, height)));
+    let paper = Paper { terminal: on_terminal.then(io::stderr), cast: Rc::clone(&cast) };
+    let viewport = Viewport::Fixed(Rect::new(0, 0, width, height));
+    let mut terminal = Terminal::with_options(CrosstermBackend::new(paper), TerminalOptions { viewport })?;
+    if on_terminal {
+        execute!(io::stderr(), EnterAlternateScreen, cursor::Hide)?;
+    }
+    let drawn = pictures(board, &mut terminal, &cast, over);
+    if on_terminal {
+        execute!(io::stderr(), LeaveAlternateScreen, cursor::Show)?;
+    }
+    let screen = drawn?;
+    drop(terminal);
+    let cast = Rc::into_inner(cast).expect("the terminal is gone").into_inner();
+    Ok(Seen { cast, screen })
+}
+
+/// Draws until `over`, and once more.
+fn pictures(
+    board: &Board,
+    terminal: &mut Terminal<CrosstermBackend<Paper>>,
+    cast: &RefCell<Cast>,
+    over: &AtomicBool,
+) -> io::Result<Buffer> {
+    loop {
+        let last = over.load(Ordering::Relaxed);
+        let shown = board.shown().clone();
+        let screen = terminal.draw(|frame| picture(frame, &shown))?.buffer.clone();
+        cast.borrow_mut().cut();
+        if last {
+            return Ok(screen);
+        }
+        thread::sleep(REST);
+    }
+}
+
+fn picture(frame: &mut Frame<'_>, shown: &Shown) {
+    let rules = shown.rules.len().clamp(4, 16) as u16 + 2;
+    let scenes = shown.scenes.len() as u16 + 2;
+    let [head, wires, top, middle, bottom] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(3),
+        Constraint::Length(scenes),
+        Constraint::Max(rules),
+        Constraint::Min(6),
+    ])
+    .areas(frame.area());
+    frame.render_widget(headline(shown), head);
+    frame.render_widget(map(shown), wires);
+    frame.render_widget(
+        Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed("what happens")),
+        top,
+    );
+    frame.render_widget(
+        Paragraph::new(rules_of(shown, middle)).block(boxed("rules, with their packets")),
+        middle,
+    );
+    let [curves, news] = Layout::horizontal([Constraint::Fill(2), Constraint::Fill(3)]).areas(bottom);
+    curves_of(frame, shown, curves);
+    if shown.beside.is_empty() {
+        let lines: Vec<Line<'_>> = shown.news.iter().map(|line| Line::raw(line.as_str())).collect();
+        frame.render_widget(Paragraph::new(lines).block(boxed("news")), news);
+    } else {
+        frame.render_widget(Paragraph::new(beside(shown)).block(boxed("beside the kernel's own path")), news);
+    }
+}
+
+fn boxed(title: &str) -> Block<'_> {
+    Block::bordered().title(title.bold()).border_style(Style::new().fg(Color::DarkGray))
+}
+
+fn headline(shown: &Shown) -> Line<'_> {
+    let end = match shown.ended {
+        None => Span::raw(""),
+        Some(true) => " everything happened as it should ".black().on_green(),
+        Some(false) => " something did not happen ".white().on_red(),
+    };
+    Line::from(vec![
+        " towpath demo ".black().on_cyan().bold(),
+        format!("  {:4.1} s  ", shown.begun.elapsed().as_secs_f64()).bold(),
+        Span::raw(shown.place.as_str()).dark_gray(),
+        Span::raw("  "),
+        end,
+    ])
+}
+
+/// Who is connected with whom.
+fn map(shown: &Shown) -> Paragraph<'_> {
+    let workers: Vec<String> =
+        shown.workers.iter().map(|(pid, messages, _)| format!("{pid}: {}", thousands(*messages))).collect();
+    let workers = if workers.is_empty() { "-".to_owned() } else { workers.join("  ") };
+    let wire = || "══════".dark_gray();
+    Paragraph::new(vec![
+        Line::from(vec![
+            " people, attackers ".green(),
+            wire(),
+            "[ wan   TOWPATH: gate, inspector   lan ]".cyan().bold(),
+            wire(),
+            " web, names, log, files, messages ".green(),
+        ]),
+        Line::from(vec![
+            "      10.77.0.1    ".dark_gray(),
+            "                 and beside it the kernel's own path ".dark_gray(),
+            "        10.77.0.2    workers ".dark_gray(),
+            workers.magenta(),
+        ]),
+    ])
+}
+
+fn scene(scene: &super::board::Scene) -> Line<'_> {
+    let sign = match scene.state {
+        State::Waits => "  ".dark_gray(),
+        State::Plays => "> ".yellow().bold(),
+        State::Over(true) => "ok".green().bold(),
+        State::Over(false) => "NO".red().bold(),
+    };
+    let name = match scene.state {
+        State::Waits => scene.name.dark_gray(),
+        State::Plays => scene.name.yellow().bold(),
+        State::Over(_) => scene.name.bold(),
+    };
+    let space = " ".repeat(26_usize.saturating_sub(scene.name.len()));
+    Line::from(vec![sign, Span::raw(" "), name, Span::raw(space), Span::raw(scene.line.as_str())])
+}
+
+fn rules_of(shown: &Shown, area: Rect) -> Vec<Line<'_>> {
+    let rows = area.height.saturating_sub(2) as usize;
+    // What does not fit is at the end: the default rule, which has nothing to say here.
+    shown
+        .rules
+        .iter()
+        .take(rows)
+        .map(|(number, packets, text)| {
+            let packets_text = format!("{:>11} ", thousands(*packets));
+            let packets_text = match (*packets, text.starts_with("deny")) {
+                (0, _) => packets_text.dark_gray(),
+                (_, true) => packets_text.red().bold(),
+                _ => packets_text.green(),
+            };
+            let (rule, comment) = text.split_once(" // ").unwrap_or((text, ""));
+            let mut line = vec![format!("{number:05} ").dark_gray(), packets_text, Span::raw(rule)];
+            if !comment.is_empty() {
+                line.push(format!("  {comment}").yellow());
+            }
+            Line::from(line)
+        })
+        .collect()
+}
+
+fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
+    let [passed, dropped] = Layout::vertical([Constraint::Fill(1), Constraint::Fill(1)]).areas(area);
+    let rows =
+        [("passed", &shown.passed, Color::Green, passed), ("stopped", &shown.dropped, Color::Red, dropped)];
+    for (name, points, colour, area) in rows {
+        let width = area.width.saturating_sub(2) as usize;
+        let newest: Vec<u64> = points.iter().copied().skip(points.len().saturating_sub(width)).collect();
+        let title = format!("{name}: {} packets/s", thousands(points.back().copied().unwrap_or(0)));
+        let curve = Sparkline::default().data(newest).style(Style::new().fg(colour));
+        frame.render_widget(curve.block(boxed(&title)), area);
+    }
+}
+
+fn beside(shown: &Shown) -> Vec<Line<'_>> {
+    let mut lines =
+        vec![Line::from(format!("{:<31} {:>9} {:>9}  {:>7}", "", "towpath", "kernel", "ratio").dark_gray())];
+    for row in &shown.beside {
+        let better = (row.ratio >= 1.0) != row.lower_is_better;
+        let ratio = format!(" {:>6.2} x", row.ratio);
+        let ratio = if better { ratio.green().bold() } else { ratio.yellow() };
+        let name = format!("{:<31} ", row.name);
+        let (ours, kernel) = (format!("{:>9.1} ", row.ours), format!("{:>9.1} ", row.kernel));
+        lines.push(Line::from(vec![
+            Span::raw(name),
+            ours.cyan(),
+            Span::raw(kernel),
+            ratio,
+            format!(" {}", row.unit).dark_gray(),
+        ]));
+    }
+    lines
+}
+
+impl Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(terminal) = &mut self.terminal {
+            terminal.write_all(bytes)?;
+        }
+        self.cast.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.terminal.as_mut().map_or(Ok(()), Write::flush)
+    }
+}

@@ -1,0 +1,206 @@
+//! `towpath demo` as a user runs it: it passes, and leaves nothing behind, however it ends.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde_json::Value;
+
+/// Each has the machine's processors to itself.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A demo whose temporary files are in `directory`.
+fn demo(program: &str, words: &[&str], directory: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.args(words).args(["demo", "--seconds", "5", "--json"]).env("TMPDIR", directory);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Whether namespaces can be made here; when not, one line says so.
+fn privileged() -> bool {
+    if !geteuid().is_root() {
+        println!("skipped: not root");
+        return false;
+    }
+    let there = Command::new("unshare").args(["-n", "ip", "-V"]).output();
+    let there = there.is_ok_and(|output| output.status.success());
+    if !there {
+        println!("skipped: no network namespaces, or no program ip (iproute2)");
+    }
+    there
+}
+
+/// Processes that run in `directory`, also if it is gone: process and command line.
+fn processes(directory: &Path) -> Vec<(i32, String)> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let there = fs::read_link(entry.path().join("cwd")).ok()?.starts_with(directory);
+            there.then(|| {
+                let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                (pid, String::from_utf8_lossy(&words).replace('\0', " "))
+            })
+        })
+        .collect()
+}
+
+/// Waits until no process of it is there.
+fn gone(directory: &Path) {
+    let begun = Instant::now();
+    while !processes(directory).is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "left behind: {:?}", processes(directory));
+        std::thread::yield_now();
+    }
+}
+
+fn empty(directory: &Path) -> bool {
+    fs::read_dir(directory).unwrap().next().is_none()
+}
+
+/// Starts one, and reads what it says until a line has `word` in it.
+fn until(word: &str, directory: &Path) -> (Child, BufReader<std::process::ChildStderr>) {
+    let mut child = demo(env!("CARGO_BIN_EXE_towpath"), &[], directory).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let (mut all, mut line) = (String::new(), String::new());
+    while !line.contains(word) {
+        all.push_str(&line);
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "it ended without a word of {word}: {all}");
+    }
+    (child, said)
+}
+
+fn end((mut child, mut said): (Child, BufReader<std::process::ChildStderr>)) -> (ExitStatus, String) {
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    (child.wait().unwrap(), rest)
+}
+
+fn results(output: &std::process::Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+#[test]
+fn everything_happens_as_it_should_and_nothing_is_left() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    let output = demo(env!("CARGO_BIN_EXE_towpath"), &[], directory.path()).output().unwrap();
+    let results = results(&output);
+    assert!(output.status.success() && results["ok"] == true, "{results:#}");
+    assert!(results["expected"].as_array().unwrap().len() >= 10, "{results:#}");
+    let engine = |name: &str| results["engine"][name].as_u64().unwrap();
+    let ends = ["passed", "dropped", "rejected", "undecodable", "waiting"];
+    assert_eq!(engine("packets"), ends.into_iter().map(engine).sum::<u64>());
+    assert!(results["messages"]["redelivered"].as_u64() > Some(0), "{results:#}");
+    gone(directory.path());
+    assert!(empty(directory.path()));
+}
+
+#[test]
+fn interrupted_it_leaves_nothing() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    let running = until("an inspector reads lines ...", directory.path());
+    assert!(processes(directory.path()).len() >= 2, "the engine and its inspector run there");
+    kill_process(Pid::from_child(&running.0), Signal::INT).unwrap();
+    let (status, said) = end(running);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("interrupted"), "{said}");
+    gone(directory.path());
+    assert!(empty(directory.path()));
+}
+
+#[test]
+fn without_its_engine_it_says_so_and_leaves_nothing() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    let running = until("a port scan: ", directory.path());
+    let all = processes(directory.path());
+    let engine =
+        all.iter().find(|(_, words)| words.contains(" run demo.toml")).unwrap_or_else(|| panic!("{all:?}"));
+    kill_process(Pid::from_raw(engine.0).unwrap(), Signal::KILL).unwrap();
+    let (status, said) = end(running);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("the engine does not"), "{said}");
+    gone(directory.path());
+    assert!(empty(directory.path()));
+}
+
+#[test]
+fn killed_it_takes_its_processes_with_it() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    let running = until("a worker is killed ...", directory.path());
+    kill_process(Pid::from_child(&running.0), Signal::KILL).unwrap();
+    end(running);
+    gone(directory.path());
+}
+
+#[test]
+fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    // Nobody may not go where the build is.
+    let program = directory.path().join("towpath");
+    fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
+    let files = directory.path().join("files");
+    fs::create_dir(&files).unwrap();
+    let open =
+        |path: &Path| fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    open(directory.path());
+    open(&files);
+    let words = ["--reuid", "65534", "--regid", "65534", "--clear-groups", program.to_str().unwrap()];
+    let output = demo("setpriv", &words, &files).output();
+    let Ok(output) = output else { return println!("skipped: no program setpriv") };
+    if output.status.code() == Some(7) {
+        return println!("skipped: no user namespaces for users here");
+    }
+    let results = results(&output);
+    assert!(output.status.success() && results["ok"] == true, "{results:#}");
+    assert!(results["place"].as_str().unwrap().starts_with("without root"), "{results:#}");
+    gone(&files);
+    assert!(empty(&files));
+}
+
+#[test]
+fn without_namespaces_it_shows_what_it_can() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    // A user namespace in which no more namespaces can be made (namespaces(7)).
+    let script = "cd /proc/sys/user && echo 0 > max_user_namespaces && echo 0 > max_net_namespaces && exec \"$0\" \"$@\"";
+    let words = ["-Ur", "sh", "-c", script, env!("CARGO_BIN_EXE_towpath")];
+    let output = demo("unshare", &words, directory.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() == Some(1) && said.starts_with("unshare:") {
+        return println!("skipped: no user namespaces");
+    }
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert!(said.contains("no namespaces of one's own"), "{said}");
+    let results = results(&output);
+    assert!(results["ok"] == true && results["messages"]["lost"] == 0, "{results:#}");
+    gone(directory.path());
+    assert!(empty(directory.path()));
+}
