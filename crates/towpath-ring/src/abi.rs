@@ -183,6 +183,7 @@ pub(crate) const fn moved(seq: Seq) -> u64 {
 }
 
 /// Stores all of a header but its first word (the sequence number), whose release store publishes these.
+#[inline(always)]
 pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     // Relaxed: ordered by the release store of word 0, which pairs with the consumer's acquire load of it.
@@ -198,6 +199,7 @@ pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
 }
 
 /// Copies a header out, each word read once. Nothing in it is checked yet.
+#[inline(always)]
 pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
     // Relaxed: the caller has loaded word 0 with acquire; a hostile writer may tear the rest, hence the checks after.
     let word = |i: usize| words[i].load(Ordering::Relaxed);
@@ -223,6 +225,7 @@ pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
 }
 
 /// Stores up to [`INLINE_BYTES`] beside the header.
+#[inline]
 pub(crate) fn store_inline(words: &[AtomicU64; HEADER_WORDS], bytes: &[u8]) {
     let (whole, rest) = bytes.as_chunks::<8>();
     let mut words = words[INLINE..].iter();
@@ -239,6 +242,7 @@ pub(crate) fn store_inline(words: &[AtomicU64; HEADER_WORDS], bytes: &[u8]) {
 }
 
 /// Copies the inline bytes out.
+#[inline]
 pub(crate) fn load_inline(words: &[AtomicU64; HEADER_WORDS]) -> [u8; INLINE_BYTES] {
     let mut bytes = [0; INLINE_BYTES];
     for (word, chunk) in words[INLINE..].iter().zip(bytes.chunks_exact_mut(8)) {

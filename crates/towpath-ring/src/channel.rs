@@ -215,12 +215,7 @@ impl Channel {
     pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
         let room = match self.room(bytes.len()) {
             Ok(room) => room,
-            Err(why @ (Full::TooLarge | Full::Held)) => {
-                let sent = self.send_oneshot(bytes, meta);
-                self.stats.oneshots_held += u64::from(why == Full::Held && sent.is_ok());
-                return sent;
-            }
-            Err(why) => return Err(why),
+            Err(why) => return self.send_without_room(why, bytes, meta),
         };
         if bytes.len() <= INLINE_BYTES {
             return Ok(self.publish(room, bytes.len(), FLAG_INLINE, meta, bytes));
@@ -234,6 +229,7 @@ impl Channel {
         Ok(seq)
     }
 
+    #[inline]
     pub(crate) fn room(&mut self, len: usize) -> Result<Room, Full> {
         if self.life.is_over() {
             return Err(Full::Dead);
@@ -249,11 +245,25 @@ impl Channel {
                 self.at_ease();
                 Ok(room)
             }
-            Err(why) => {
-                self.stats.full += 1;
-                if self.pressed(why.into(), len) { Ok(self.rings.rx.room(len)?) } else { Err(why.into()) }
-            }
+            Err(why) => self.no_room(why, len),
         }
+    }
+
+    /// There is no room; perhaps there is in larger rings.
+    #[cold]
+    fn no_room(&mut self, why: NoRoom, len: usize) -> Result<Room, Full> {
+        self.stats.full += 1;
+        if self.pressed(why.into(), len) { Ok(self.rings.rx.room(len)?) } else { Err(why.into()) }
+    }
+
+    #[cold]
+    fn send_without_room(&mut self, why: Full, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        if !matches!(why, Full::TooLarge | Full::Held) {
+            return Err(why);
+        }
+        let sent = self.send_oneshot(bytes, meta);
+        self.stats.oneshots_held += u64::from(why == Full::Held && sent.is_ok());
+        sent
     }
 
     fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
@@ -301,6 +311,7 @@ impl Channel {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
         let mut header = meta.header(len, flags);
         if meta.kind != Kind::GAP {
@@ -309,8 +320,12 @@ impl Channel {
         let seq = self.rings.rx.publish(&self.rings.own, room, &header, inline);
         self.stats.published += 1;
         self.stats.bytes += len as u64;
-        self.stats.high_water = self.stats.high_water.max(self.held());
         seq
+    }
+
+    /// Notes how many messages are out, before some come back: they become more by being published only.
+    fn note_high_water(&mut self) {
+        self.stats.high_water = self.stats.high_water.max(self.held());
     }
 
     /// Counts a frame that was meant for this client and is not published. It is told: in the header of the next
@@ -377,15 +392,21 @@ impl Channel {
     }
 
     /// Wakes the client if it sleeps. Called once after a batch of commits.
+    #[inline]
     pub fn kick(&mut self) {
         // Without a message that follows, a loss is told when the client has caught up by half.
         if self.gaps.is_pending() && !self.life.is_over() && !self.demands.shared {
             self.tell_gaps(self.rings.rx.frames.frame_nr() as usize / 2);
         }
         if self.ringer.should_ring(&self.page.theirs) {
-            self.stats.wakeups += 1;
-            self.life.ring();
+            self.ring();
         }
+    }
+
+    #[cold]
+    fn ring(&mut self) {
+        self.stats.wakeups += 1;
+        self.life.ring();
     }
 
     /// Reads what the client has decided and gives each frame's decision to `f` once; the frames are free then. Frames
@@ -398,44 +419,22 @@ impl Channel {
             self.checked = now.max(1);
             self.check_peer();
         }
+        self.note_high_water();
         let mut decided = 0;
+        let Self { rings, old, inbox, stats, gaps, .. } = self;
+        let mut held_elsewhere = 0;
         // What was sent first is decided first.
-        let held =
-            [self.old.as_ref().map_or(0, |old| old.rings.rx.frames.held()), self.rings.rx.frames.held()];
-        let rings = self.old.as_mut().map(|old| (&mut old.rings, held[1]));
-        for (rings, held_elsewhere) in rings.into_iter().chain([(&mut self.rings, held[0])]) {
-            let lane = crate::verdicts::Lane {
-                own: &rings.own,
-                theirs: &rings.theirs,
-                rx: &mut rings.rx,
-                transmit: &mut rings.transmit,
-                inbox: &mut self.inbox,
-                stats: &mut self.stats,
-                held_elsewhere,
-            };
-            let gaps = &mut self.gaps;
-            decided += if gaps.none_out() {
-                rings.verdicts.poll(lane, now, &mut f)
-            } else {
-                rings.verdicts.poll(lane, now, &mut |seq, decision| {
-                    if !gaps.take(seq) {
-                        f(seq, decision);
-                    }
-                })
-            };
+        if let Some(old) = old {
+            held_elsewhere = rings.rx.frames.held();
+            decided += poll(&mut old.rings, inbox, stats, gaps, held_elsewhere, now, &mut f);
+            held_elsewhere = old.rings.rx.frames.held();
         }
+        decided += poll(rings, inbox, stats, gaps, held_elsewhere, now, &mut f);
         if self.old.is_some() {
             self.drop_drained();
         }
-        // An overdue message is decided, but its memory is with the client until it gives the frame back.
         if !self.oneshots.is_empty() {
-            let out = |rings: &Rings, seq| {
-                let frames = &rings.rx.frames;
-                frames.find(seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == seq)
-            };
-            self.oneshots.retain(|(seq, _)| {
-                out(&self.rings, *seq) || self.old.as_ref().is_some_and(|old| out(&old.rings, *seq))
-            });
+            self.forget_oneshots();
         }
         if self.stats.violations > self.demands.violations_max {
             self.life.end(Death::Violations);
@@ -445,6 +444,19 @@ impl Channel {
             self.life.end(Death::Stuck);
         }
         decided
+    }
+
+    /// Counts those messages in a memory of their own no more that have come back. An overdue one is decided, but its memory
+    /// is with the client until it gives the frame back.
+    #[cold]
+    fn forget_oneshots(&mut self) {
+        let out = |rings: &Rings, seq| {
+            let frames = &rings.rx.frames;
+            frames.find(seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == seq)
+        };
+        self.oneshots.retain(|(seq, _)| {
+            out(&self.rings, *seq) || self.old.as_ref().is_some_and(|old| out(&old.rings, *seq))
+        });
     }
 
     /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its
@@ -490,8 +502,10 @@ impl Channel {
 
     /// Frames that are out and undecided.
     #[must_use]
+    #[inline]
     pub fn held(&self) -> u32 {
-        self.each_rings().map(|rings| rings.rx.frames.lent() + rings.rx.frames.held()).sum()
+        let out = |rings: &Rings| rings.rx.frames.lent() + rings.rx.frames.held();
+        out(&self.rings) + self.old.as_ref().map_or(0, |old| out(&old.rings))
     }
 
     /// The generations of the rings, the older one first.
@@ -550,6 +564,7 @@ impl Channel {
     /// Call [`poll_verdicts`](Self::poll_verdicts) before: what the client decided in time counts.
     pub fn drain_held(&mut self, mut f: impl FnMut(Seq)) {
         self.detach();
+        self.note_high_water();
         let mut drained = 0;
         for rings in self.old.as_mut().map(|old| &mut old.rings).into_iter().chain([&mut self.rings]) {
             let frames = &mut rings.rx.frames;
@@ -630,6 +645,7 @@ impl Channel {
         let mut stats = self.stats;
         stats.held = self.each_rings().map(|rings| rings.rx.frames.held()).sum();
         stats.out = self.held();
+        stats.high_water = stats.high_water.max(stats.out);
         stats.huge_pages = self.rings.huge;
         stats.old =
             self.old.as_ref().map_or(0, |old| old.rings.rx.frames.frame_nr() - old.rings.rx.frames.free());
@@ -651,6 +667,29 @@ impl Channel {
     pub fn geometry(&self) -> Geometry {
         self.rings.rx.geometry()
     }
+}
+
+/// Polls one generation of a lane's rings, without the gap records among the decisions.
+#[inline]
+fn poll(
+    rings: &mut Rings,
+    inbox: &mut Inbox,
+    stats: &mut ChannelStats,
+    gaps: &mut Gaps,
+    held_elsewhere: u32,
+    now: u64,
+    f: &mut impl FnMut(Seq, Decision<'_>),
+) -> usize {
+    let Rings { own, theirs, rx, transmit, verdicts, .. } = rings;
+    let lane = crate::verdicts::Lane { own, theirs, rx, transmit, inbox, stats, held_elsewhere };
+    if gaps.none_out() {
+        return verdicts.poll(lane, now, f);
+    }
+    verdicts.poll(lane, now, &mut |seq, decision| {
+        if !gaps.take(seq) {
+            f(seq, decision);
+        }
+    })
 }
 
 impl Drop for Channel {

@@ -19,8 +19,10 @@ use crate::park::Sleeper;
 use crate::sys;
 use crate::verdict::{Answer, Verdict};
 use lane::Lane;
+use pace::Pace;
 
 mod lane;
+mod pace;
 mod rings;
 
 /// Looks at the lanes before going to sleep: some 10 us.
@@ -85,6 +87,7 @@ pub struct Consumer {
     sleeper: Sleeper,
     /// Something was written that no engine thread has been woken for.
     unflushed: bool,
+    pace: Pace,
     /// Whether it asked to be told of losses.
     gaps: bool,
     sleeps: u64,
@@ -158,6 +161,7 @@ impl Consumer {
             left: TURN,
             sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, fences),
             unflushed: false,
+            pace: Pace::default(),
             gaps: true,
             sleeps: 0,
         }
@@ -174,7 +178,7 @@ impl Consumer {
     /// # Errors
     /// [`RecvError`]: the engine wrote nonsense, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Frame>, RecvError> {
-        self.recv_until(None)
+        self.wait_for(None, Self::take)
     }
 
     /// The next frame; waits at most `timeout`. None also when that has passed; [`is_ended`](Self::is_ended) tells.
@@ -182,13 +186,14 @@ impl Consumer {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Frame>, RecvError> {
-        self.recv_until(Instant::now().checked_add(timeout))
+        self.wait_for(Instant::now().checked_add(timeout), Self::take)
     }
 
     /// The next frame, if it is there.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), except that there is no poll(2).
+    #[inline]
     pub fn try_recv(&mut self) -> Result<Option<Frame>, RecvError> {
         self.flush();
         self.take()
@@ -199,15 +204,26 @@ impl Consumer {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_batch(&mut self, into: &mut Vec<Frame>, max: usize) -> Result<usize, RecvError> {
-        let Some(first) = (if max == 0 { None } else { self.recv()? }) else { return Ok(0) };
-        into.push(first);
-        let mut count = 1;
-        while count < max
-            && let Some(frame) = self.take()?
-        {
-            into.push(frame);
-            count += 1;
+        if max == 0 {
+            return Ok(0);
         }
+        self.flush();
+        for _ in 0..self.pace.away() {
+            hint::spin_loop();
+        }
+        let mut looks = 0;
+        let taken = self.wait_for(None, |consumer| {
+            looks += 1;
+            consumer.take_batch(into, max)
+        })?;
+        let mut count = taken.unwrap_or(0);
+        while count > 0
+            && count < max
+            && let Some(more) = self.take_batch(into, max - count)?
+        {
+            count += more;
+        }
+        self.pace.taken(count, max, looks == 1);
         Ok(count)
     }
 
@@ -216,13 +232,17 @@ impl Consumer {
     /// # Panics
     /// When the frame is not this consumer's any more: [`verdict_upto`](Self::verdict_upto) has covered it.
     #[must_use]
+    #[inline]
     pub fn payload(&self, frame: &Frame) -> &[u8] {
-        assert!(self.has(frame), "frame {} was given back", frame.id.seq);
-        self.lane(frame).payload(frame)
+        match self.lane(frame).payload(frame) {
+            Some(payload) => payload,
+            None => given_back(frame),
+        }
     }
 
     /// Whether the frame is still this consumer's.
     #[must_use]
+    #[inline]
     pub fn has(&self, frame: &Frame) -> bool {
         self.lane(frame).has(frame)
     }
@@ -374,6 +394,7 @@ impl Consumer {
     }
 
     /// Wakes the engine if it waits for what was decided. Receiving does it too.
+    #[inline]
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.unflushed) {
             self.lanes.iter_mut().for_each(Lane::flush);
@@ -425,28 +446,43 @@ impl Consumer {
         sum
     }
 
-    fn recv_until(&mut self, end: Option<Instant>) -> Result<Option<Frame>, RecvError> {
+    /// What `take` finds; waits for it, at most until `end`.
+    #[inline]
+    fn wait_for<T>(
+        &mut self,
+        end: Option<Instant>,
+        mut take: impl FnMut(&mut Self) -> Result<Option<T>, RecvError>,
+    ) -> Result<Option<T>, RecvError> {
         loop {
             self.flush();
             for _ in 0..SPINS {
-                if let Some(frame) = self.take()? {
-                    return Ok(Some(frame));
+                if let Some(found) = take(self)? {
+                    return Ok(Some(found));
                 }
                 hint::spin_loop();
             }
-            if self.is_ended() {
+            if !self.sleep(end)? {
                 return Ok(None);
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(None);
-            }
-            if self.arm() {
-                self.sleeps += 1;
-                sys::wait(&[self.as_fd()], left)?;
-            }
-            self.disarm()?;
         }
+    }
+
+    /// Waits for a doorbell, at most until `end`; false when there is nothing to be waited for any more.
+    #[cold]
+    fn sleep(&mut self, end: Option<Instant>) -> Result<bool, RecvError> {
+        if self.is_ended() {
+            return Ok(false);
+        }
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(false);
+        }
+        if self.arm() {
+            self.sleeps += 1;
+            sys::wait(&[self.as_fd()], left)?;
+        }
+        self.disarm()?;
+        Ok(true)
     }
 
     /// The next frame of the lane whose turn it is, or of the next lane that has one.
@@ -455,29 +491,63 @@ impl Consumer {
         if self.left == 0 {
             self.turn_on();
         }
+        self.left -= 1;
+        let mut taken = None;
+        if self.lanes[self.turn].take(|frame| taken = Some(frame))? || self.lanes.len() == 1 {
+            return Ok(taken);
+        }
+        self.take_another_turn()
+    }
+
+    /// The same when there is nothing more to be had from the lane whose turn it is.
+    #[inline(never)]
+    fn take_another_turn(&mut self) -> Result<Option<Frame>, RecvError> {
         for _ in 0..self.lanes.len() {
-            if let Some(frame) = self.lanes[self.turn].take()? {
+            self.turn_on();
+            let mut taken = None;
+            if self.lanes[self.turn].take(|frame| taken = Some(frame))? {
                 self.left -= 1;
-                return Ok(Some(frame));
+                return Ok(taken);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Appends at most `max` frames of one lane: of the one whose turn it is, or of the next that has some. How many; none
+    /// when there are none.
+    #[inline]
+    fn take_batch(&mut self, into: &mut Vec<Frame>, max: usize) -> Result<Option<usize>, RecvError> {
+        for _ in 0..=self.lanes.len() {
+            let (before, most) = (into.len(), max.min(self.left as usize));
+            let lane = &mut self.lanes[self.turn];
+            while into.len() - before < most && lane.take(|frame| into.push(frame))? {}
+            let taken = into.len() - before;
+            if taken > 0 {
+                self.left -= taken as u32;
+                return Ok(Some(taken));
             }
             self.turn_on();
         }
         Ok(None)
     }
 
+    #[inline]
     fn turn_on(&mut self) {
         self.left = TURN;
         self.turn = if self.turn + 1 == self.lanes.len() { 0 } else { self.turn + 1 };
     }
 
+    #[inline]
     fn lane(&self, frame: &Frame) -> &Lane {
         &self.lanes[frame.id.lane as usize]
     }
 
+    #[inline]
     fn lane_mut(&mut self, frame: &Frame) -> &mut Lane {
         &mut self.lanes[frame.id.lane as usize]
     }
 
+    #[inline]
     fn answer(&mut self, frame: &Frame, answer: Answer) {
         if answer.verdict == Verdict::Hold {
             return self.hold(frame);
@@ -487,7 +557,14 @@ impl Consumer {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn given_back(frame: &Frame) -> ! {
+    panic!("frame {} was given back", frame.id.seq)
+}
+
 /// The answer, unless it is about one frame.
+#[inline]
 fn about_many(answer: Answer) -> Answer {
     let one = matches!(answer.verdict, Verdict::Hold | Verdict::Replace(_));
     assert!(!one, "{:?} is about one frame", answer.verdict);

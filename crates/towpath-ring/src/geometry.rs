@@ -118,14 +118,17 @@ impl Geometry {
 
     /// Frames that a message of `len` bytes takes: at least one.
     #[must_use]
+    #[inline]
     pub const fn frames_for(&self, len: usize) -> usize {
-        // Divisions of 32 bits take half as long, and one is on the path of every message.
-        let frames = if len <= u32::MAX as usize {
+        if len <= self.frame_size as usize {
+            return 1;
+        }
+        // Divisions of 32 bits take half as long, and one is on the path of every message that is longer than a frame.
+        if len <= u32::MAX as usize {
             (len as u32).div_ceil(self.frame_size) as usize
         } else {
             len.div_ceil(self.frame_size as usize)
-        };
-        if frames == 0 { 1 } else { frames }
+        }
     }
 }
 

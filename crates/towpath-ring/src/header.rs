@@ -31,7 +31,9 @@ impl Kind {
 ///
 /// On the RX lane the engine writes it and clients may believe it as far as they trust the engine; on the TX lane the
 /// engine believes nothing of it.
+// The order of the words in shared memory, so that copying them is seven loads and seven stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Header {
     /// Bytes of payload in the frame.
     pub len: u32,
@@ -66,6 +68,7 @@ pub struct Header {
 
 /// Where a packet's layers begin in its frame, as the engine's parser found them, so that no client has to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
 pub struct Layers {
     /// Link type: the number that pcap files have for it.
     pub link: u16,
@@ -125,6 +128,7 @@ pub struct Credentials {
 }
 
 impl Meta {
+    #[inline(always)]
     pub(crate) fn header(&self, len: usize, flags: u16) -> Header {
         let len = len as u32;
         let sender = self.sender.unwrap_or(Credentials { pid: 0, uid: 0, gid: 0 });

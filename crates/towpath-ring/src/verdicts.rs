@@ -212,7 +212,12 @@ impl Verdicts {
     }
 
     /// Reads the entry of the message at `at`; whether it has come back.
+    #[inline]
     fn take_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
+        lane.rx.has_entry(lane.theirs, at) && self.take_new_entry(lane, at, f)
+    }
+
+    fn take_new_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
         let seq = lane.rx.frames.seq_at(at);
         let word = match lane.rx.entry(lane.theirs, at) {
             Entry::Nothing => return false,
@@ -271,6 +276,7 @@ impl Verdicts {
     }
 
     /// The frame is free, and somebody decided about it, now or before.
+    #[inline]
     fn give_back(&self, lane: &mut Lane<'_>, at: u32, decision: Decision<'_>, f: &mut Emit<'_>) {
         let seq = lane.rx.frames.seq_at(at);
         let late = lane.rx.frames.is_expired(at);

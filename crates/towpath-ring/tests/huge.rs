@@ -28,6 +28,13 @@ impl HugePages {
     }
 }
 
+impl HugePages {
+    /// Whether there were some before.
+    fn had_some(&self) -> bool {
+        self.0.trim() != "0"
+    }
+}
+
 impl Drop for HugePages {
     fn drop(&mut self) {
         let _ = fs::write(PAGES, self.0.trim());
@@ -69,7 +76,7 @@ fn huge_pages_are_taken_while_there_are_some() {
         assert!(!channel.stats().huge_pages);
         round(&mut channel, &mut client);
     }
-    let Some(_pages) = HugePages::reserve(4) else { return };
+    let Some(pages) = HugePages::reserve(4) else { return };
     let (_world, mut channel, mut client) = pair(config(4096, true));
     assert!(channel.stats().huge_pages);
     round(&mut channel, &mut client);
@@ -90,7 +97,9 @@ fn huge_pages_are_taken_while_there_are_some() {
         seen.push((channel.geometry().bytes() >> 20, channel.stats().huge_pages));
     }
     assert!(seen.contains(&(2, true)) || seen.contains(&(4, true)), "{seen:?}");
-    assert_eq!(seen.last(), Some(&(16, false)), "{seen:?}");
+    let last = seen.last().copied();
+    // Where somebody else has reserved more of them, there may be enough.
+    assert!(last == Some((16, false)) || (pages.had_some() && last == Some((16, true))), "{seen:?}");
     drop((channel, client));
 
     let directory = tempfile::tempdir().expect("a directory");

@@ -66,38 +66,54 @@ impl Lane {
         }
     }
 
-    /// The next frame, if it is there.
-    #[inline]
-    pub(crate) fn take(&mut self) -> Result<Option<Frame>, RecvError> {
+    /// Gives the next frame to `give`, if it is there.
+    // Given and not returned, and always inline: see the ring's own `next`.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, mut give: impl FnMut(Frame)) -> Result<bool, RecvError> {
+        if self.next(&mut give)? {
+            return Ok(true);
+        }
+        if self.rings.is_over()
+            && let Some(frame) = self.take_elsewhere()?
+        {
+            give(frame);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// The next frame, when it is not in these rings.
+    #[cold]
+    fn take_elsewhere(&mut self) -> Result<Option<Frame>, RecvError> {
         // Bounded: an engine that offers rings without end could otherwise keep us here.
         for _ in 0..OLD {
-            if let Some(frame) = self.next()? {
-                return Ok(Some(frame));
-            }
-            if !self.rings.is_over() {
-                return Ok(None);
-            }
             self.move_on()?;
+            let mut taken = None;
+            if self.next(|frame| taken = Some(frame))? || !self.rings.is_over() {
+                return Ok(taken);
+            }
         }
         Ok(None)
     }
 
-    #[inline]
-    fn next(&mut self) -> Result<Option<Frame>, RecvError> {
-        let Self { rings, post, socket, ended, .. } = self;
-        let generation = rings.generation;
-        let found = rings.next(|seq, header| {
-            post.listen(socket, ended)?;
-            post.memory_of((generation, seq), header.len)
-        })?;
-        let Some(Found { seq, at, header }) = found else { return Ok(None) };
-        self.stats.received += 1;
-        self.stats.lost += u64::from(header.lost);
-        Ok(Some(Frame { id: FrameId { lane: self.number, seq }, generation, at, header }))
+    #[inline(always)]
+    fn next(&mut self, mut give: impl FnMut(Frame)) -> Result<bool, RecvError> {
+        let Self { number, rings, post, socket, ended, stats, .. } = self;
+        let (lane, generation) = (*number, rings.generation);
+        rings.next(
+            |seq, len| {
+                post.listen(socket, ended)?;
+                post.memory_of((generation, seq), len)
+            },
+            |Found { seq, at, header }| {
+                stats.received += 1;
+                stats.lost += u64::from(header.lost);
+                give(Frame { id: FrameId { lane, seq }, generation, at, header });
+            },
+        )
     }
 
     /// Goes over to the lane's next rings, where the next message is.
-    #[cold]
     fn move_on(&mut self) -> Result<(), RecvError> {
         let damaged =
             |what: String| RecvError::Damaged(format!("larger rings for lane {}: {what}", self.number));
@@ -131,14 +147,18 @@ impl Lane {
         self.rings.rx.is_ready(&self.rings.memory.theirs) || self.rings.is_over()
     }
 
+    #[inline]
     pub(crate) fn has(&self, frame: &Frame) -> bool {
         self.rings_of(frame).is_some_and(|rings| rings.has(frame.id.seq, frame.at))
     }
 
-    pub(crate) fn payload(&self, frame: &Frame) -> &[u8] {
-        self.rings_of(frame).map(|rings| rings.payload(frame.at)).unwrap_or_default()
+    /// The frame's payload, when it is ours.
+    #[inline]
+    pub(crate) fn payload(&self, frame: &Frame) -> Option<&[u8]> {
+        self.rings_of(frame)?.payload(frame.id.seq, frame.at)
     }
 
+    #[inline]
     pub(crate) fn answer(&mut self, frame: &Frame, answer: Answer) {
         if let Some(rings) = self.rings_of_mut(frame)
             && rings.has(frame.id.seq, frame.at)
@@ -209,12 +229,18 @@ impl Lane {
     }
 
     /// Wakes the engine's thread if it waits for what was written.
+    #[inline]
     pub(crate) fn flush(&mut self) {
         if std::mem::take(&mut self.unflushed) && self.ringer.should_ring(&self.page.theirs) {
-            self.stats.wakeups += 1;
-            // Full: there are doorbells enough. Failed or gone: receiving will tell.
-            let _: Result<Sent, _> = sys::send(&self.socket, &Notice::Doorbell.emit(), &[]);
+            self.ring();
         }
+    }
+
+    #[cold]
+    fn ring(&mut self) {
+        self.stats.wakeups += 1;
+        // Full: there are doorbells enough. Failed or gone: receiving will tell.
+        let _: Result<Sent, _> = sys::send(&self.socket, &Notice::Doorbell.emit(), &[]);
     }
 
     /// Says how far we have read.
@@ -244,13 +270,20 @@ impl Lane {
         &self.page.own
     }
 
+    #[inline]
     fn rings_of(&self, frame: &Frame) -> Option<&Rings> {
-        self.all_rings().find(|rings| rings.generation == frame.generation)
+        if self.rings.generation == frame.generation {
+            return Some(&self.rings);
+        }
+        self.old.iter().find(|rings| rings.generation == frame.generation)
     }
 
+    #[inline]
     fn rings_of_mut(&mut self, frame: &Frame) -> Option<&mut Rings> {
-        let all = std::iter::once(&mut self.rings).chain(&mut self.old);
-        all.into_iter().find(|rings| rings.generation == frame.generation)
+        if self.rings.generation == frame.generation {
+            return Some(&mut self.rings);
+        }
+        self.old.iter_mut().find(|rings| rings.generation == frame.generation)
     }
 
     fn all_rings(&self) -> impl Iterator<Item = &Rings> {

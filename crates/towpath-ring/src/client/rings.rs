@@ -6,8 +6,8 @@ use crate::Seq;
 use crate::abi;
 use crate::attach::Memory;
 use crate::error::RecvError;
-use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
-use crate::lane::consumer::{Consumer, Found};
+use crate::header::{FLAG_INLINE, FLAG_ONESHOT};
+use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::lane::records;
 use crate::outbox::Outbox;
 use crate::region::{Payload, Use};
@@ -75,21 +75,24 @@ impl Rings {
         }
     }
 
-    /// The next message, if it is there; `oneshot` finds the memory of one that has its own.
-    #[inline]
+    /// Gives the next message to `give`, if it is there; `oneshot` finds the memory of one that has its own.
+    #[inline(always)]
     pub(crate) fn next(
         &mut self,
-        oneshot: impl FnOnce(Seq, &Header) -> Result<Payload, RecvError>,
-    ) -> Result<Option<Found>, RecvError> {
-        let found = self.rx.next(&self.memory.theirs);
-        let Some(found) = found.map_err(|e| RecvError::Damaged(format!("{e:?}")))? else { return Ok(None) };
+        oneshot: impl FnOnce(Seq, u32) -> Result<Payload, RecvError>,
+        give: impl FnOnce(Found),
+    ) -> Result<bool, RecvError> {
+        let found = match self.rx.next(&self.memory.theirs) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(false),
+            Err(what) => return Err(nonsense(what)),
+        };
         let Found { seq, at, header } = found;
-        if self.mine[at as usize].place != Place::NotMine {
-            return Err(RecvError::Damaged(format!("frame {at} came again while it was ours")));
-        }
+        let Some(mine) = self.mine.get_mut(at as usize).filter(|mine| mine.place == Place::NotMine) else {
+            return Err(came_again(at));
+        };
         let place = if header.flags & FLAG_ONESHOT != 0 {
-            let memory = oneshot(seq, &header)?;
-            self.oneshots.push((at, memory));
+            self.oneshots.push((at, oneshot(seq, header.len)?));
             Place::OneShot
         } else if header.flags & FLAG_INLINE != 0 {
             Place::Inline
@@ -98,19 +101,26 @@ impl Rings {
             self.memory.rx_payload.prefetch(self.rx.payload_offset(at), header.len as usize, Use::Read);
             Place::Ring
         };
-        self.mine[at as usize] = Mine { seq, len: header.len, place, held: false };
+        *mine = Mine { seq, len: header.len, place, held: false };
         self.ours += 1;
+        self.remember(seq, at);
+        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
+        if self.upto.is_before(seq.back(1 << 30)) {
+            self.upto = seq.back(1 << 30);
+        }
+        give(found);
+        Ok(true)
+    }
+
+    /// Has the message wait for a record, in the order of the numbers.
+    #[inline]
+    fn remember(&mut self, seq: Seq, at: u32) {
         while let Some((seq, at)) = self.undecided.front().copied()
             && !self.is_undecided(seq, at)
         {
             self.undecided.pop_front();
         }
         self.undecided.push_back((seq, at));
-        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
-        if self.upto.is_before(seq.back(1 << 30)) {
-            self.upto = seq.back(1 << 30);
-        }
-        Ok(Some(found))
     }
 
     /// Whether the next message is in the lane's next generation of rings.
@@ -133,28 +143,31 @@ impl Rings {
         self.ours > 0
     }
 
-    /// The payload of a frame that is ours.
-    pub(crate) fn payload(&self, at: u32) -> &[u8] {
-        let mine = &self.mine[at as usize];
+    /// The payload of message `seq` at `at`, when it is ours.
+    #[inline]
+    pub(crate) fn payload(&self, seq: Seq, at: u32) -> Option<&[u8]> {
+        let mine = self.mine.get(at as usize).filter(|mine| mine.seq == seq)?;
         let len = mine.len as usize;
         match mine.place {
-            Place::Inline => self.memory.theirs.lent(self.rx.inline_index(at), len),
-            Place::Ring => self.memory.rx_payload.lent(self.rx.payload_offset(at), len),
+            Place::Inline => Some(self.memory.theirs.lent(self.rx.inline_index(at), len)),
+            Place::Ring => Some(self.memory.rx_payload.lent(self.rx.payload_offset(at), len)),
             Place::OneShot => {
                 let own = self.oneshots.iter().find(|(first, _)| *first == at);
-                own.map(|(_, memory)| memory.lent(0, len)).unwrap_or_default()
+                own.map(|(_, memory)| memory.lent(0, len))
             }
-            Place::NotMine => &[],
+            Place::NotMine => None,
         }
     }
 
     /// Whether message `seq` at `at` is ours.
+    #[inline]
     pub(crate) fn has(&self, seq: Seq, at: u32) -> bool {
         let mine = self.mine.get(at as usize);
         mine.is_some_and(|m| m.seq == seq && m.place != Place::NotMine)
     }
 
     /// Decides about the message at `at`, which is ours, and gives it back.
+    #[inline]
     pub(crate) fn answer(&mut self, seq: Seq, at: u32, answer: Answer) {
         self.write_entry(seq, at, answer);
         self.give_back(at);
@@ -194,6 +207,7 @@ impl Rings {
         true
     }
 
+    #[inline]
     fn give_back(&mut self, at: u32) {
         let mine = &mut self.mine[at as usize];
         if mine.place == Place::OneShot {
@@ -203,13 +217,25 @@ impl Rings {
         self.ours -= 1;
     }
 
+    #[inline]
     fn write_entry(&self, seq: Seq, at: u32, answer: Answer) {
         let word = Word { seq, verdict: answer.verdict, flags: answer.flags };
         self.rx.release(&self.memory.own, at, word, answer.mark, answer.mask);
     }
 
+    #[inline]
     fn is_undecided(&self, seq: Seq, at: u32) -> bool {
         let mine = &self.mine[at as usize];
         mine.seq == seq && mine.place != Place::NotMine && !mine.held
     }
+}
+
+#[cold]
+fn nonsense(what: Nonsense) -> RecvError {
+    RecvError::Damaged(format!("{what:?}"))
+}
+
+#[cold]
+fn came_again(at: u32) -> RecvError {
+    RecvError::Damaged(format!("frame {at} came again while it was ours"))
 }

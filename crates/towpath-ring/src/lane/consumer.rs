@@ -70,38 +70,58 @@ impl Consumer {
     }
 
     /// The next message, if it is published.
+    // Always inline, with all that it calls: a header goes from the ring to where the caller wants it. Each copy in between
+    // would wait for the words of the one before to leave the store buffer.
+    #[inline(always)]
     pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
-        let Some((found, frames)) = self.look(theirs)? else { return Ok(None) };
+        if !self.look(theirs)? {
+            return Ok(None);
+        }
+        let found = self.found(theirs);
+        let frames = self.frames(&found.header)?;
         self.cursor.step(frames);
         Ok(Some(found))
     }
 
     /// The next message, not taken.
     pub(crate) fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
-        Ok(self.look(theirs)?.map(|(found, _)| found))
+        if !self.look(theirs)? {
+            return Ok(None);
+        }
+        let found = self.found(theirs);
+        self.frames(&found.header)?;
+        Ok(Some(found))
     }
 
-    /// The next message, not taken, and how many frames it takes.
-    #[inline]
-    fn look(&mut self, theirs: &Words) -> Result<Option<(Found, u32)>, Nonsense> {
-        if !self.is_here(theirs) {
-            let note = self.note(theirs);
-            if !self.cursor.is_noted(note) {
-                // Both lines of a small message then come at once.
-                theirs.prefetch(self.inline_index(self.cursor.position()), Use::Read);
-                return Ok(None);
-            }
-            // The message is published before its note, so a note that leads to something else lies.
-            if !self.cursor.jump(note) || !self.is_here(theirs) {
-                return Err(Nonsense::Note);
-            }
+    /// Whether the next message is there; the cursor is at it then.
+    #[inline(always)]
+    fn look(&mut self, theirs: &Words) -> Result<bool, Nonsense> {
+        if self.is_here(theirs) { Ok(true) } else { self.look_elsewhere(theirs) }
+    }
+
+    /// The same, when it is not where it would be if nothing had been gone round. What is returned while there is nothing
+    /// does not make room in the way of what is.
+    #[inline(never)]
+    fn look_elsewhere(&mut self, theirs: &Words) -> Result<bool, Nonsense> {
+        let note = self.note(theirs);
+        if !self.cursor.is_noted(note) {
+            // Both lines of a small message then come at once.
+            theirs.prefetch(self.inline_index(self.cursor.position()), Use::Read);
+            return Ok(false);
         }
+        // The message is published before its note, so a note that leads to something else lies.
+        if self.cursor.jump(note) && self.is_here(theirs) { Ok(true) } else { Err(Nonsense::Note) }
+    }
+
+    /// The message that is there, its length not checked.
+    #[inline(always)]
+    fn found(&self, theirs: &Words) -> Found {
         let header = abi::load_header(self.header_words(theirs));
-        let frames = self.frames(&header)?;
-        Ok(Some((Found { seq: self.cursor.expected(), at: self.cursor.position(), header }, frames)))
+        Found { seq: self.cursor.expected(), at: self.cursor.position(), header }
     }
 
     /// Takes the message that [`peek`](Self::peek) found.
+    #[inline(always)]
     pub(crate) fn step(&mut self, found: &Found) -> Result<(), Nonsense> {
         let frames = self.frames(&found.header)?;
         self.cursor.step(frames);
@@ -109,6 +129,7 @@ impl Consumer {
     }
 
     /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.
+    #[inline(always)]
     fn frames(&self, header: &Header) -> Result<u32, Nonsense> {
         let len = header.len as usize;
         if header.flags & FLAG_ONESHOT != 0 {
@@ -149,6 +170,7 @@ impl Consumer {
     }
 
     /// Gives the message at `at` back, or says that it is held.
+    #[inline]
     pub(crate) fn release(&self, own: &Words, at: u32, word: Word, mark: u32, mask: u32) {
         let entry: &[_; ENTRY_WORDS] = own.line(self.entries + at as usize * ENTRY_WORDS);
         // Relaxed: ordered by the release store below.
@@ -158,6 +180,7 @@ impl Consumer {
         entry[1].store(word.emit(), Ordering::Release);
     }
 
+    #[inline(always)]
     fn is_here(&self, theirs: &Words) -> bool {
         // Acquire: pairs with the release store in Producer::publish.
         self.cursor.is_here(self.header_words(theirs)[0].load(Ordering::Acquire))
@@ -169,6 +192,7 @@ impl Consumer {
         theirs.word(self.notes + index).load(Ordering::Acquire)
     }
 
+    #[inline(always)]
     fn header_words<'a>(&self, theirs: &'a Words) -> &'a [AtomicU64; HEADER_WORDS] {
         theirs.line(self.headers + self.cursor.position() as usize * HEADER_WORDS)
     }

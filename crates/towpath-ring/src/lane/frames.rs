@@ -208,6 +208,7 @@ impl Frames {
     }
 
     /// Finds `frames` adjacent free frames.
+    #[inline]
     pub(crate) fn room(&self, frames: u32) -> Result<Room, NoRoom> {
         let all = self.frame_nr();
         if frames > all {
@@ -239,6 +240,7 @@ impl Frames {
     }
 
     /// Takes the room: the message has a number from here on. `frames` is at most what the room was found for.
+    #[inline]
     pub(crate) fn publish(&mut self, room: Room, frames: u32) -> Seq {
         let Room { at, ahead, .. } = room;
         debug_assert_eq!(self.messages[at as usize].state, State::Free);
@@ -259,6 +261,7 @@ impl Frames {
     }
 
     /// The first frame of message `seq`, when it is in the window (decided or not).
+    #[inline]
     pub(crate) fn find(&self, seq: Seq) -> Option<u32> {
         if seq.since(self.oldest) >= self.next.since(self.oldest) {
             return None;
@@ -277,6 +280,7 @@ impl Frames {
     }
 
     /// The message at `at` has come back.
+    #[inline]
     pub(crate) fn release(&mut self, at: u32) {
         self.leave(at);
         let Message { prev, next, frames, .. } = self.messages[at as usize];
@@ -326,6 +330,7 @@ impl Frames {
     }
 
     /// Takes it from the window or from aside.
+    #[inline]
     fn leave(&mut self, at: u32) {
         let Message { seq, state, place, .. } = self.messages[at as usize];
         match state {
@@ -353,6 +358,7 @@ impl Frames {
     }
 
     /// The window begins with a message that is out, or is empty.
+    #[inline]
     fn advance(&mut self) {
         while self.oldest != self.next && self.window[self.window_index(self.oldest)] == NONE {
             self.oldest = self.oldest.next();

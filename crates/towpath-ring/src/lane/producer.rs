@@ -55,6 +55,7 @@ impl Producer {
     }
 
     /// Room for `len` bytes.
+    #[inline]
     pub(crate) fn room(&self, len: usize) -> Result<Room, NoRoom> {
         u32::try_from(self.geometry.frames_for(len))
             .map_err(|_| NoRoom::TooLarge)
@@ -67,6 +68,9 @@ impl Producer {
     }
 
     /// Makes a message visible. Its payload is in place, unless it goes `inline`.
+    // Always inline: a header that were put together in memory could not be read from there in words before all of it
+    // has left the store buffer.
+    #[inline(always)]
     pub(crate) fn publish(&mut self, own: &Words, room: Room, header: &Header, inline: &[u8]) -> Seq {
         let elsewhere = header.flags & (FLAG_INLINE | FLAG_ONESHOT) != 0;
         let frames = if elsewhere { 1 } else { self.geometry.frames_for(header.len as usize) as u32 };
@@ -94,6 +98,7 @@ impl Producer {
     }
 
     /// Reads the release entry of the message at `at`, which is out.
+    #[inline]
     pub(crate) fn entry(&mut self, theirs: &Words, at: u32) -> Entry {
         // Acquire: pairs with the release store in Consumer::release. The mark beside the verdict, and the TX frame that
         // it may name, were written before it.
@@ -109,6 +114,7 @@ impl Producer {
     }
 
     /// Whether there is an unread word in the release entry of the message at `at`.
+    #[inline]
     pub(crate) fn has_entry(&self, theirs: &Words, at: u32) -> bool {
         // Relaxed: entry() loads it again before anything is believed.
         theirs.word(self.entries + at as usize * ENTRY_WORDS + 1).load(Ordering::Relaxed)
@@ -116,9 +122,11 @@ impl Producer {
     }
 
     /// Whether the consumer has said, as far as we have read, that it holds the message at `at`.
+    #[inline]
     pub(crate) fn says_hold(&self, at: u32) -> bool {
-        let seq = self.frames.seq_at(at);
-        Word::parse(self.seen[at as usize]).is_ok_and(|w| w.seq == seq && w.verdict == Verdict::Hold)
+        let raw = self.seen[at as usize];
+        Word::seq_of(raw) == self.frames.seq_at(at)
+            && Word::parse(raw).is_ok_and(|word| word.verdict == Verdict::Hold)
     }
 
     /// The mark and mask beside the verdict of the message at `at`.
