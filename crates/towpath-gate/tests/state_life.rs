@@ -121,6 +121,22 @@ fn the_first_syn_has_to_be_repeated() {
 }
 
 #[test]
+fn a_flow_goes_with_all_its_names() {
+    for flow in [flow(1, TCP), flow6(1)] {
+        let mut states = States::new(Settings::default(), 1);
+        let limit = Install::default();
+        for name in [Name::DEFAULT, Name(7.try_into().unwrap())] {
+            states.install(&flow, name, &segment(0x02, 0), RuleId(1), &limit, START).unwrap();
+        }
+        let other = Flow { src_port: 4001, ..flow };
+        install(&mut states, &other, &segment(0x02, 0), START).unwrap();
+        assert_eq!(states.remove_flow(&flow.reversed(), after(1)), 2);
+        assert_eq!((states.remove_flow(&flow, after(1)), states.len()), (0, 1));
+        assert!(hit(&mut states, &other, &segment(0x10, 1), after(1)));
+    }
+}
+
+#[test]
 fn who_watches_is_told_and_told_what_was_lost() {
     let settings = Settings { dyn_max: 10, dyn_evict: true, ..Settings::default() };
     let mut states = States::new(settings, 1);

@@ -25,6 +25,7 @@
 
 mod path;
 mod replies;
+mod trace;
 mod view;
 mod wiring;
 
@@ -44,6 +45,7 @@ use self::path::{
     label, obey,
 };
 use self::replies::Replies;
+use self::trace::Traces;
 use self::view::View;
 pub use self::wiring::{Arrivals, Way};
 use crate::control::Observed;
@@ -158,6 +160,7 @@ pub struct Engine<E: Edge> {
     continuing: Box<[u32; BUCKETS]>,
     conversations: Conversations,
     replies: Replies,
+    traces: Traces,
     totals: Totals,
     /// A packet that is changed on its way out.
     scratch: Vec<u8>,
@@ -226,6 +229,7 @@ impl<E: Edge> Engine<E> {
             continuing: Box::new([0; BUCKETS]),
             conversations: Conversations::default(),
             replies: Replies::default(),
+            traces: Traces::default(),
             totals: Totals::default(),
             scratch: Vec::new(),
             clock: Time::default(),
@@ -376,6 +380,19 @@ impl<E: Edge> Engine<E> {
         }
     }
 
+    /// There is a queue of this number from now on, with this policy ([`Queue::set_policy`]).
+    pub fn set_queue(&mut self, number: u16, policy: Policy) {
+        match self.queues.iter_mut().find(|queue| queue.number() == number) {
+            Some(queue) => queue.set_policy(policy),
+            None => self.queues.push(Queue::new(number, policy)),
+        }
+    }
+
+    /// What becomes of packets for queues that are not there.
+    pub fn set_unserved(&mut self, default: DefaultVerdict) {
+        self.unserved.default = default;
+    }
+
     /// The way into the gate.
     pub fn walker_mut(&mut self) -> &mut Walker {
         &mut self.walker
@@ -481,6 +498,11 @@ impl<E: Edge> Engine<E> {
             Next::Out => return self.out(index, frame, meta, &progress),
             Next::Gone(fate) => {
                 self.count(fate, 1);
+                if !self.traces.is_empty() {
+                    let Self { traces, walker, totals, .. } = self;
+                    let place = (totals.packets, arrival.0.into());
+                    traces.tell(place, (frame, &meta), &progress.walk, Some(fate), walker);
+                }
                 if let Fate::Rejected(reject) = fate {
                     let Self { replies, walker, clock, edge, .. } = self;
                     replies.answer(reject, packet, (arrival, &meta), 1, walker, *clock, edge);
@@ -518,6 +540,11 @@ impl<E: Edge> Engine<E> {
             return Ok(());
         }
         self.totals.passed += 1;
+        if !self.traces.is_empty() {
+            let Self { traces, walker, totals, .. } = self;
+            let place = (totals.packets, progress.arrival.0.into());
+            traces.tell(place, (frame, &meta), &progress.walk, None, walker);
+        }
         if clear && edits == Edits::default() {
             return self.edge.pass(index, frame, &meta);
         }
@@ -599,9 +626,9 @@ impl<E: Edge> Engine<E> {
 
     /// Lets others look; how long the engine may sleep.
     fn attend(&mut self) -> u64 {
-        let Self { edge, queues, walker, wall, clock, totals, replies, .. } = self;
+        let Self { edge, queues, walker, wall, clock, totals, replies, traces, .. } = self;
         let counts = (*totals, replies.counts);
-        edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, counts })
+        edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, counts, traces })
     }
 
     fn count(&mut self, fate: Fate, parts: u32) {
@@ -942,6 +969,12 @@ impl<E: Edge> Engine<E> {
             self.continuing[bucket] -= 1;
         }
         let parts = progress.parts;
+        if !self.traces.is_empty() {
+            let Self { traces, walker, totals, .. } = self;
+            let place = (totals.packets, progress.arrival.0.into());
+            let meta = Meta { out: progress.out, ..stored.meta };
+            traces.tell(place, (&stored.bytes, &meta), &progress.walk, fate, walker);
+        }
         match fate {
             None => {
                 apply(progress.walk.edits(), &mut stored.bytes, &mut stored.meta);

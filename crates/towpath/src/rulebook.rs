@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use towpath_gate::gate::{BadSnapshot, Diff, Restored, StatePolicy};
+use towpath_gate::gate::{BadSnapshot, Diff, Restored, Routes, StatePolicy};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{Cursor, Keepalive, Listed, SettingError, StateEvent, Top};
 use towpath_gate::{Gate, Time};
@@ -18,6 +18,8 @@ use crate::settings::{Settings, short};
 pub struct Rulebook {
     book: Mutex<Book>,
     clock: Clock,
+    /// How often rules or tables were changed.
+    version: AtomicU64,
 }
 
 struct Book {
@@ -95,7 +97,19 @@ impl StateLine {
 impl Rulebook {
     /// The rules of `gate`, which was made of `ruleset`.
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
-        Self { book: Mutex::new(Book { gate, ruleset, default_allow }), clock: Clock::default() }
+        let book = Mutex::new(Book { gate, ruleset, default_allow });
+        Self { book, clock: Clock::default(), version: AtomicU64::new(0) }
+    }
+
+    /// Another number whenever rules or tables have changed.
+    pub fn version(&self) -> u64 {
+        // Acquire: pairs with the release in `changed`; who sees the number finds what was changed.
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn changed(&self) {
+        // Release: see `version`.
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     /// Where the engine says what time it is.
@@ -129,7 +143,14 @@ impl Rulebook {
         if let Some(settings) = settings {
             settings.give(&mut book.gate);
         }
-        book.gate.reload(ruleset, policy, now)
+        let diff = book.gate.reload(ruleset, policy, now);
+        self.changed();
+        diff
+    }
+
+    /// Takes other routes, in one step.
+    pub fn set_routes(&self, routes: Routes) {
+        self.book().gate.set_routes(routes);
     }
 
     /// Carries out commands of a rule file (`add`, `delete`, `table`, `set`, `zero`, ...), one a line: all of them in one
@@ -140,6 +161,17 @@ impl Rulebook {
     pub fn command(&self, text: &str) -> Result<Done, Vec<Diagnostic>> {
         let now = self.clock.now();
         let mut book = self.book();
+        if let Some(changed) = book.ruleset.change_entries("command", text) {
+            let names = changed?;
+            let Book { gate, ruleset, .. } = &mut *book;
+            for (name, table) in ruleset.tables().filter(|(name, _)| names.iter().any(|other| other == name))
+            {
+                gate.with_table(name, |own| *own = table.clone());
+            }
+            self.changed();
+            let diff = Diff { kept: ruleset.rules().len(), tables: names, ..Diff::default() };
+            return Ok(Done { diff, warnings: Vec::new() });
+        }
         let before = book.ruleset.to_text();
         let lines = before.lines().count() as u32;
         let own = |mut found: Diagnostic| {
@@ -161,6 +193,7 @@ impl Rulebook {
                 false => StatePolicy::Delete,
             };
             diff = book.gate.reload(ruleset, policy, now);
+            self.changed();
         }
         for line in text.lines() {
             zero(line, &mut book.gate);
@@ -364,6 +397,12 @@ mod tests {
         book.command("table t add 10.0.0.0/8 7").unwrap();
         assert_eq!(walk(&book), Step::Pass);
         assert_eq!(book.tables(), [("t".to_owned(), "addr".to_owned(), 1)]);
+        let errors = book.command("table t add 11.0.0.0/8\ntable t delete 12.0.0.0/8").unwrap_err();
+        assert!(errors[0].to_string().starts_with("command:2:16: "), "{}", errors[0]);
+        assert_eq!(book.table("t").unwrap().len(), 1, "all or none");
+        assert_eq!(book.command("table t delete 10.0.0.0/8").unwrap().diff.tables, ["t"]);
+        assert!(matches!(walk(&book), Step::Drop(_)));
+        book.command("ipfw -q table t add 10.0.0.0/8 7").unwrap();
         assert_eq!(book.table("t").unwrap(), [("10.0.0.0/8".to_owned(), "7".to_owned())]);
         assert_eq!(book.table("u"), None);
         assert_eq!(book.set("net.inet.ip.fw.dyn_max", 9).unwrap(), ("dyn_max".to_owned(), 1_048_576));

@@ -39,6 +39,28 @@ impl Ruleset {
         super::parse::file(file, text)
     }
 
+    /// Carries out commands that add entries to tables or take them away, all or none; nothing else is read again. The names of
+    /// those tables, or everything that is wrong; `None` when `text` has other commands, or tables that there are not: then
+    /// nothing was done, and it has to be read behind the whole.
+    ///
+    /// ```
+    /// use towpath_gate::rules::Ruleset;
+    ///
+    /// let mut rules = Ruleset::parse("t", "table T create type addr\ntable T add 10.0.0.0/8 1").ruleset.unwrap();
+    /// let changed = rules.change_entries("command", "table T delete 10.0.0.0/8\ntable T add 10.1.0.0/16 2");
+    /// assert_eq!(changed.unwrap().unwrap(), ["T"]);
+    /// assert!(rules.change_entries("command", "table T add 10.1.0.0/16 3").unwrap().is_err());
+    /// assert!(rules.change_entries("command", "add allow ip from any to any").is_none());
+    /// ```
+    pub fn change_entries(&mut self, file: &str, text: &str) -> Option<Result<Vec<String>, Vec<Diagnostic>>> {
+        let parsed = super::parse::entries(file, text, &self.tables)?;
+        Some(parsed.ruleset.map(|changed| {
+            let names = changed.tables.keys().map(ToString::to_string).collect();
+            self.tables.extend(changed.tables);
+            names
+        }))
+    }
+
     /// No rules but the default rule, which denies.
     pub fn empty() -> Self {
         let at = super::diagnostic::Position::default();

@@ -425,6 +425,19 @@ impl States {
         removed == Some(true)
     }
 
+    /// Removes the states of a flow (in either direction) under whatever name. How many live ones there were.
+    pub fn remove_flow(&mut self, flow: &Flow, now: Time) -> usize {
+        self.begin(now);
+        let flow = &*self.keyed(flow);
+        let removed = match flow.ends {
+            Ends::V4(src, dst) => self.remove_named_or_not(&Key4::new(src, dst, flow).0, now),
+            Ends::V6(src, dst, zone) => self.remove_named_or_not(&Key6::new(src, dst, zone, flow).0, now),
+        };
+        self.count_many(Event::Removed, removed as u64);
+        self.gauge_moved();
+        removed
+    }
+
     /// Marks the states of every rule that `gone` names as orphaned: they live on without their rule
     /// (`dyn_keep_states`). How many states that were. Their parents stay while they count one of them.
     pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool) -> usize {

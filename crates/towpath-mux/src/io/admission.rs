@@ -52,6 +52,12 @@ pub(super) struct Entry {
     start: Instant,
 }
 
+impl Entry {
+    pub(super) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         self.admission.closed(&self.peer, since(self.start));

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::admission::Entry;
+use super::admission::{Entry, Peer};
 use super::tls::{Session, Shake};
 use crate::mux::{Cause, Outcome, Transmit};
 
@@ -18,13 +18,13 @@ pub(super) struct Link {
     /// Elsewhere: it is large, and most have none.
     tls: Option<Box<Session>>,
     /// Before the descriptor: whoever admitted the peer hears of its end before the 5-tuple is free.
-    _entry: Option<Entry>,
+    entry: Option<Entry>,
     fd: OwnedFd,
 }
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
-        Self { tls: tls.map(Box::new), _entry: entry, fd }
+        Self { tls: tls.map(Box::new), entry, fd }
     }
 
     /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
@@ -33,6 +33,11 @@ impl Link {
             return None;
         }
         self.fd.try_clone().ok()
+    }
+
+    /// Who was admitted.
+    pub(super) fn peer(&self) -> Option<&Peer> {
+        self.entry.as_ref().map(Entry::peer)
     }
 
     /// Shakes hands, as far as that goes now.

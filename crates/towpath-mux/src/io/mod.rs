@@ -46,6 +46,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::event::epoll;
+use rustix::io::Errno;
 
 use crate::Time;
 use crate::assembler::Limits;
@@ -289,6 +290,19 @@ impl Server {
     pub fn drain_psock(&self, id: psock::Id, patience: Option<Duration>) {
         let now = self.shared.now();
         self.shared.change(|mux| mux.drain_psock(id, patience.map(|patience| now + patience), now));
+    }
+
+    /// Ends the connection of a peer that was admitted, at once, as if it had been reset. Whether there was one.
+    pub fn close_peer(&self, peer: &Peer) -> bool {
+        let now = self.shared.now();
+        self.with(|state, _| {
+            let mut attached = state.sockets.iter();
+            let found = attached.find(|(_, socket)| socket.link.peer() == Some(peer)).map(|(id, _)| id);
+            if let Some(id) = found {
+                state.mux.handle_error(id, Errno::CONNABORTED.raw_os_error(), now);
+            }
+            found.is_some()
+        })
     }
 
     /// Stops listening, drains every connection, and then lets the workers go: [`Worker::recv`] gives `None`.

@@ -1,5 +1,6 @@
 //! `towpath ctl`: looks into a running engine through its control socket.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,9 +14,10 @@ use towpath::control::protocol::{
     ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
 };
 use towpath::control::rows::State;
-use towpath::control::{mux, show};
+use towpath::control::{dumps, mux, show};
 use towpath::report::Rule;
 use towpath::settings;
+use towpath_ring::{Consumer, Kind, Verdict};
 
 use crate::args::exit;
 use crate::command::{answer, fail, warn};
@@ -49,6 +51,8 @@ enum Command {
     #[command(subcommand)]
     Show(Show),
     Trace(Trace),
+    /// Write all states, however many, a line each: over a ring, while packets go on
+    Dump(Dump),
     /// Add a rule: `add [NUMBER] [set N] ACTION ...`, as in a rule file
     Add(Words),
     /// Delete rules by number or range, or all of a set: `delete 100 200-300`, `delete set 5`
@@ -181,6 +185,25 @@ struct Json {
     json: bool,
 }
 
+/// Write all states, however many, a line each
+///
+/// They come over a ring beside the control socket, while packets go on: none comes twice, and none that lives throughout is
+/// missed. If the engine or this program ends before it is done, --from goes on where it was.
+#[derive(Debug, Args)]
+struct Dump {
+    /// What: `states`
+    #[arg(value_parser = ["states"])]
+    what: String,
+
+    /// Go on at this cursor; with --json each line has it as "next"
+    #[arg(long, value_name = "CURSOR", default_value_t = 0)]
+    from: u64,
+
+    /// A JSON object a line: {"next":CURSOR,"states":[...]}
+    #[arg(long)]
+    json: bool,
+}
+
 /// Write what a channel gets from now on as a pcapng capture
 ///
 /// Each packet is written when it is decided, with the verdict as its comment. What the trace could not keep up with is
@@ -189,7 +212,17 @@ struct Json {
 #[derive(Debug, Args)]
 struct Trace {
     /// The channel's number, from `show rings`
-    channel: u32,
+    #[arg(required_unless_present_any = ["rule", "flow"], conflicts_with_all = ["rule", "flow"])]
+    channel: Option<u32>,
+
+    /// Instead of a channel: packets that rule N decides
+    #[arg(long, value_name = "N")]
+    rule: Option<u32>,
+
+    /// Instead of a channel, or with --rule: packets of a flow: PROTOCOL END END, such as `tcp 10.0.0.1 10.0.0.2:22`; an END is
+    /// ADDRESS, ADDRESS:PORT, :PORT or any
+    #[arg(long, value_name = "FLOW")]
+    flow: Option<String>,
 
     /// Where to write it; `-` is standard output
     #[arg(long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
@@ -205,6 +238,7 @@ pub(crate) fn run(args: &Ctl) -> u8 {
     let done = match &args.command {
         Command::Show(show) => self::show(socket, show),
         Command::Trace(trace) => self::trace(socket, trace),
+        Command::Dump(dump) => self::dump(socket, dump),
         Command::Add(words) => change(socket, "add", words),
         Command::Delete(words) => change(socket, "delete", words),
         Command::Zero(words) => change(socket, "zero", words),
@@ -524,12 +558,16 @@ fn frames(socket: &Path, channel: u32, json: bool) -> Result<String, Failure> {
 }
 
 fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
-    let &Trace { channel, ref out, count } = args;
+    let &Trace { channel, ref out, count, rule, ref flow } = args;
     if out.as_os_str() == "-" && io::stdout().is_terminal() {
         let message = "a capture is no text for a terminal; name a file with --out, or redirect it";
         return Err(Failure::new(exit::USAGE, message.to_owned()));
     }
-    let mut engine = Connection::open(socket, Request::Trace { channel, count })?;
+    let request = match channel {
+        Some(channel) => Request::Trace { channel, count },
+        None => Request::Follow { rule, flow: flow.clone(), count },
+    };
+    let mut engine = Connection::open(socket, request)?;
     let Answer::Tracing { .. } = engine.answer()? else { return Err(engine.nonsense("to trace")) };
     engine.is_patient(true)?;
     let file = |source| Failure::new(exit::FAILED, format!("{}: {source}", out.display()));
@@ -550,6 +588,54 @@ fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
             }
             Message::Answer(_) => return Err(engine.nonsense("to trace")),
         }
+    }
+}
+
+fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
+    let path = dumps::path(socket);
+    let failed = |error: &dyn Display| Failure::new(exit::NO_ENGINE, format!("{}: {error}", path.display()));
+    let mut ring = Consumer::attach_as(&path, "towpath ctl dump").map_err(|error| failed(&error))?;
+    let from = args.from;
+    let asked = if from == 0 { Vec::new() } else { from.to_le_bytes().to_vec() };
+    ring.request(dumps::STATES, &asked).map_err(|error| failed(&error))?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut next = from;
+    loop {
+        let Some(frame) = ring.recv().map_err(|error| failed(&error))? else {
+            let message = format!("the engine has ended; go on with --from {next}");
+            return Err(Failure::new(exit::FAILED, message));
+        };
+        let kind = frame.header().kind;
+        let page: serde_json::Value = match kind {
+            Kind::DUMP => serde_json::from_slice(ring.payload(&frame)).map_err(|error| failed(&error))?,
+            _ => serde_json::Value::Null,
+        };
+        let (error, interrupted) = (frame.header().mark, frame.header().interrupted());
+        ring.verdict(frame, Verdict::Pass);
+        match kind {
+            Kind::DUMP => {}
+            Kind::DONE => {
+                if interrupted {
+                    eprintln!("towpath: rules changed meanwhile: numbers before and after that may differ");
+                }
+                return Ok(String::new());
+            }
+            Kind::ERROR => return Err(failed(&io::Error::from_raw_os_error(error as i32))),
+            _ => continue,
+        }
+        let wrote = match args.json {
+            true => writeln!(out, "{page}"),
+            false => {
+                let states = page["states"].as_array().into_iter().flatten();
+                states.filter_map(|state| state["text"].as_str()).try_for_each(|text| writeln!(out, "{text}"))
+            }
+        };
+        match wrote.and_then(|()| out.flush()) {
+            // Who reads no further has read enough.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new()),
+            other => other.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?,
+        }
+        next = page["next"].as_u64().unwrap_or(next);
     }
 }
 

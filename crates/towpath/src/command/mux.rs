@@ -2,8 +2,6 @@
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -167,7 +165,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let tls = args.tls.as_ref().map(|(cert, key)| Tls::server(cert, key)).transpose();
     let tls = tls.map_err(|error| (exit::USAGE, format!("--tls: {error}")))?;
     for address in &args.listen {
-        listen(&server, address, tls.as_ref())?;
+        let listen = front::listen(&server, address, tls.as_ref());
+        eprintln!("listening on {}", listen.map_err(|error| (exit::FAILED, error.to_string()))?);
     }
     let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
     let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
@@ -180,6 +179,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         drain: args.drain,
         timeout: args.timeout,
         close_undone: args.undone == Undone::Close,
+        name: String::new(),
+        first_channel: 0,
     };
     let code = |error: Error| match error {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),
@@ -206,40 +207,6 @@ fn connect(server: &Server, peer: &str, trust: Option<&Path>) -> Result<Connecto
         how.tls = tls.map_err(|error| (exit::USAGE, format!("--trust: {error}")))?;
     }
     server.connect(peer, how).map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
-}
-
-fn listen(server: &Server, address: &str, tls: Option<&Tls>) -> Result<(), (u8, String)> {
-    let wrong = |error: io::Error| {
-        let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
-            io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
-            io::ErrorKind::AddrNotAvailable => "; it is none of this machine's addresses",
-            io::ErrorKind::InvalidInput => "; an address is HOST:PORT or unix:PATH",
-            _ => "",
-        };
-        (exit::FAILED, format!("cannot listen on {address}: {error}{hint}"))
-    };
-    if let Some(path) = address.strip_prefix("unix:") {
-        if is_stale(Path::new(path)) {
-            std::fs::remove_file(path).map_err(wrong)?;
-        }
-        server.listen_unix(path).map_err(wrong)?;
-        eprintln!("listening on {address}");
-        return Ok(());
-    }
-    let at = match tls {
-        Some(tls) => server.listen_tls(address, tls.clone()),
-        None => server.listen(address),
-    };
-    eprintln!("listening on {}", at.map_err(wrong)?);
-    Ok(())
-}
-
-/// Whether there is a socket that nobody listens on any more.
-fn is_stale(path: &Path) -> bool {
-    let socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    socket && UnixStream::connect(path).is_err_and(refused)
 }
 
 fn tell(outcome: &Outcome) -> u8 {

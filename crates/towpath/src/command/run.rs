@@ -6,6 +6,7 @@ use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::json;
 use towpath::config::{Config, Rules};
+use towpath::front;
 use towpath::live::{Administrator, Failure};
 use towpath_gate::rules::Diagnostic;
 
@@ -60,7 +61,9 @@ pub(crate) fn run(args: &Run) -> u8 {
 
 fn refuse(failure: &Failure) -> u8 {
     let code = match failure {
-        Failure::Port(_) => exit::NO_PORT,
+        Failure::Port(_) | Failure::Mux(..) => exit::NO_PORT,
+        Failure::Workers(_, front::Error::Worker { .. }) => exit::INSPECTOR,
+        Failure::Workers(..) => exit::FAILED,
         Failure::Control(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
         Failure::System(..) => exit::FAILED,

@@ -26,6 +26,7 @@
 
 mod control;
 mod engine;
+mod mux;
 mod port;
 mod queue;
 mod reader;
@@ -42,6 +43,7 @@ use towpath_gate::state;
 
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
+pub use self::mux::Mux;
 pub use self::port::{Driver, Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
 use self::reader::{Findings, Table};
@@ -70,6 +72,8 @@ pub struct Config {
     pub taps: Vec<usize>,
     /// What is routed, and whereto.
     pub routes: Vec<Route>,
+    /// Services whose messages worker processes answer.
+    pub muxes: Vec<Mux>,
     /// The queues, by number.
     pub queues: Vec<Queue>,
     /// What becomes of packets for a queue that is not configured.
@@ -137,6 +141,7 @@ impl Config {
             bridges,
             taps,
             routes,
+            muxes: mux::take(&top, directory, &ports),
             queues: queue::take(&top, directory, unserved),
             unserved,
             settings: settings(&top),
@@ -159,13 +164,21 @@ impl Config {
         }
         let is_new = |port: &&Port| !self.ports.iter().any(|old| old.name == port.name);
         names.extend(other.ports.iter().filter(is_new).map(|port| format!("[port.{}]", port.name)));
+        for queue in &self.queues {
+            match other.queues.iter().find(|same| same.number == queue.number) {
+                Some(same) if queue.may_become(same) => {}
+                Some(_) => names
+                    .push(format!("[queue.{}], but for `default`, `command` and `workers`,", queue.number)),
+                None => names.push(format!("[queue.{}], which is gone,", queue.number)),
+            }
+        }
+        let threads = |config: &Self| (config.engine.threads, config.engine.cpus.clone());
         let rows = [
             (self.bridges != other.bridges, "[[bridge]]"),
-            (self.routes != other.routes, "[[route]]"),
+            (self.routes.is_empty() != other.routes.is_empty(), "whether there is a [[route]]"),
             (self.taps != other.taps, "tap"),
-            (self.queues != other.queues, "[queue]"),
-            (self.unserved != other.unserved, "unserved"),
-            (self.engine != other.engine, "[engine]"),
+            (self.muxes != other.muxes, "[mux]"),
+            (threads(self) != threads(other), "`threads` and `cpus` of [engine]"),
             (self.control != other.control, "[control]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));

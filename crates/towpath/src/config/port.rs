@@ -121,7 +121,7 @@ pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> Vec<(At<&'t str
         let Some(driver) = driver else { continue };
         ports.push((name.clone(), Port { name: name.value.to_owned(), driver, addresses, vlans }));
     }
-    if !top.has("port") {
+    if !top.has("port") && !top.has("mux") {
         top.wrong(&top.span, "there is no port", "write [port.NAME] with driver = \"...\" below");
     }
     twice(top, &ports);

@@ -35,6 +35,17 @@ pub struct Inspectors {
     pub workers: usize,
 }
 
+impl Queue {
+    /// Whether a running queue can become that one.
+    pub(super) fn may_become(&self, other: &Self) -> bool {
+        let mut same = other.clone();
+        same.policy.default = self.policy.default;
+        same.inspectors.commands.clone_from(&self.inspectors.commands);
+        same.inspectors.workers = self.inspectors.workers;
+        *self == same
+    }
+}
+
 /// A second, fail closed, by flow. A live port has nowhere to keep packets while an inspector is slow: the newest is
 /// dropped.
 const LIVE: (u64, Overload) = (1_000_000_000, Overload::DropNewest);

@@ -1,10 +1,10 @@
 //! The rules of a configuration, and what they name that the configuration does not have.
 
 use towpath_gate::rules::option::{Arg, Interface, Test};
-use towpath_gate::rules::{Action, Diagnostic, Ruleset};
+use towpath_gate::rules::{Action, Diagnostic, Rule, Ruleset};
 
-use super::Config;
 use super::reader::meant;
+use super::{Config, Port};
 
 /// The rules, and what is allowed but was probably not meant.
 #[derive(Clone, Debug)]
@@ -42,6 +42,35 @@ impl Config {
         Ok(Rules { ruleset, warnings })
     }
 
+    /// A port that cannot send the answers of a rule whose packets may come from there.
+    fn deaf_port(&self, rule: &Rule) -> Option<&str> {
+        let answers = matches!(
+            rule.action,
+            Action::Reject
+                | Action::Unreach { .. }
+                | Action::Unreach6(_)
+                | Action::Reset
+                | Action::Reset6
+                | Action::Abort
+                | Action::Abort6
+        );
+        // A rule that names ports means those.
+        let named: Vec<&str> = rule
+            .body
+            .blocks()
+            .flatten()
+            .filter_map(|term| match &term.test {
+                Test::Recv(Interface::Name(name)) | Test::Via(Interface::Name(name)) if !term.not => {
+                    Some(&**name)
+                }
+                _ => None,
+            })
+            .collect();
+        let meant = |port: &&Port| named.is_empty() || named.contains(&port.name.as_str());
+        let deaf = self.ports.iter().find(|port| port.driver.returns()).filter(meant);
+        deaf.filter(|_| answers).map(|port| port.name.as_str())
+    }
+
     /// Ports and queues that rules name and the configuration does not have: such a rule matches nothing, or its packets
     /// are decided by default.
     fn look_for_strangers(&self, file: &str, ruleset: &Ruleset, warnings: &mut Vec<Diagnostic>) {
@@ -51,6 +80,7 @@ impl Config {
             .flat_map(|port| {
                 std::iter::once(port.name.as_str()).chain(port.vlans.iter().map(|vlan| vlan.name.as_str()))
             })
+            .chain(self.muxes.iter().map(|mux| mux.name.as_str()))
             .collect();
         for rule in ruleset.rules() {
             let mut warn = |message: String, hint: Option<String>| {
@@ -67,6 +97,11 @@ impl Config {
                     let hint = meant(name, names.iter().copied());
                     warn(format!("rule {} names the port `{name}`, which there is not", rule.number), hint);
                 }
+            }
+            if let Some(port) = self.deaf_port(rule) {
+                let message = format!("rule {} answers packets, and port `{port}` cannot", rule.number);
+                let hint = "packets of an nfqueue port are dropped without an answer: answer with a rule of the kernel's own";
+                warn(message, Some(hint.to_owned()));
             }
             let (Action::Inspect(arg) | Action::Divert(arg) | Action::Tee(arg)) = &rule.action else {
                 continue;

@@ -215,3 +215,43 @@ fn rules_that_name_what_is_not_there_are_warned_of() {
     assert_eq!(warnings[0], "r:1:1: rule 100 names the port `wann`, which there is not; did you mean `wan`?");
     assert!(warnings[1].starts_with("r:3:1: rule 300 uses queue 2, which there is not"), "{warnings:?}");
 }
+
+#[test]
+fn rules_that_answer_where_nothing_can_be_sent_are_warned_of() {
+    let more = "[port.kernel]\ndriver = \"nfqueue\"";
+    let config = Config::parse("t", &bridge(more)).unwrap();
+    let rows = [
+        ("reset tcp from any to any", 1),
+        ("unreach port udp from any to any in recv kernel", 1),
+        ("reset tcp from any to any via wan", 0),
+        ("deny ip from any to any", 0),
+    ];
+    for (rule, expected) in rows {
+        let rules = config.parse_rules("r", &format!("add {rule}\n")).unwrap();
+        assert_eq!(rules.warnings.len(), expected, "{rule}: {:?}", rules.warnings);
+    }
+    let alone = Config::parse("t", BRIDGE).unwrap();
+    assert_eq!(alone.parse_rules("r", "add reset tcp from any to any\n").unwrap().warnings, []);
+}
+
+#[test]
+fn what_cannot_change_while_it_runs_is_named() {
+    let queue = "[queue.1]\ncommand = \"a b\"\n";
+    let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
+    let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
+    let before = Config::parse("t", &text("")).unwrap();
+    let rows: [(&str, String, &[&str]); 8] = [
+        ("nothing", text(""), &[]),
+        ("another command", text("").replace("a b", "c d"), &[]),
+        ("default verdicts", text("").replace("\"drop\"", "\"pass\""), &[]),
+        ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
+        ("another pace", text("[engine]\ndrain = 9\nwait = \"spin\""), &[]),
+        ("more threads", text("[engine]\nthreads = 2"), &["`threads` and `cpus` of [engine]"]),
+        ("another queue", text("").replace("queue.1", "queue.2"), &["[queue.1], which is gone,"]),
+        ("another framing", text("").replace("line", "resp"), &["[mux]"]),
+    ];
+    for (what, text, expected) in rows {
+        let after = Config::parse("t", &text).unwrap_or_else(|errors| panic!("{what}: {errors:?}"));
+        assert_eq!(before.fixed_differences(&after), expected, "{what}");
+    }
+}

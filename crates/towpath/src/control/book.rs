@@ -85,6 +85,7 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
         | Request::ShowMux
         | Request::ShowFrames { .. }
         | Request::Trace { .. }
+        | Request::Follow { .. }
         | Request::ShowQueues
         | Request::ShowPorts
         | Request::Events

@@ -10,6 +10,7 @@ use towpath_gate::Time;
 
 use super::protocol::{Frame, Ring};
 use super::rows::{Port, Queue, Stats};
+use super::sieve::Sieve;
 use super::tap::Tap;
 
 /// How long an engine with a desk may sleep before it looks into the mailbox, in nanoseconds.
@@ -35,6 +36,16 @@ pub trait Observed {
     /// # Errors
     /// The tap back.
     fn trace(&mut self, channel: u32, tap: Tap) -> Result<(), Tap>;
+
+    /// Copies of the packets that `sieve` takes go to `tap` from now on, when they are decided. The tap back when there are none,
+    /// or too many do so.
+    ///
+    /// # Errors
+    /// The tap back.
+    fn follow(&mut self, sieve: Sieve, tap: Tap) -> Result<(), Tap> {
+        let _ = sieve;
+        Err(tap)
+    }
 
     /// The multiplexor; `None` when there is none.
     fn mux(&mut self) -> Option<Box<super::mux::Mux>> {
@@ -71,6 +82,8 @@ pub enum Ask {
     Frames(u32),
     /// [`Observed::trace`].
     Trace(u32, Tap),
+    /// [`Observed::follow`].
+    Follow(Sieve, Tap),
     /// [`Observed::queues`].
     Queues,
     /// What was told with [`Desk::set_ports`].
@@ -88,7 +101,7 @@ pub enum Reply {
     Mux(Option<Box<super::mux::Mux>>),
     /// To [`Ask::Frames`].
     Frames(Vec<Frame>),
-    /// To [`Ask::Trace`]: the names of the ports.
+    /// To [`Ask::Trace`] and [`Ask::Follow`]: the names of the ports.
     Tracing(Vec<String>),
     /// To [`Ask::Queues`].
     Queues(Vec<Queue>),
@@ -126,6 +139,9 @@ impl Reply {
                 all.iter_mut().zip(more).for_each(|(own, port)| own.add(port));
                 Self::Ports(Some(all))
             }
+            (Self::Ports(None), Self::Ports(more)) => Self::Ports(more),
+            (Self::Mux(None), Self::Mux(more)) => Self::Mux(more),
+            (Self::Mux(Some(all)), Self::Mux(Some(more))) => Self::Mux(Some(Box::new(all.and(*more)))),
             (Self::Stats(all), Self::Stats(more)) => Self::Stats(all.plus(more)),
             (Self::NoChannel, other) => other,
             (own, _) => own,
@@ -185,6 +201,10 @@ impl Desk {
                 Ask::Mux => Reply::Mux(engine.mux()),
                 Ask::Frames(channel) => engine.frames(channel).map_or(Reply::NoChannel, Reply::Frames),
                 Ask::Trace(channel, tap) => match engine.trace(channel, tap) {
+                    Ok(()) => Reply::Tracing(engine.ports()),
+                    Err(_) => Reply::NoChannel,
+                },
+                Ask::Follow(sieve, tap) => match engine.follow(sieve, tap) {
                     Ok(()) => Reply::Tracing(engine.ports()),
                     Err(_) => Reply::NoChannel,
                 },

@@ -17,16 +17,19 @@
 
 mod book;
 mod desk;
+pub mod dumps;
 pub mod mux;
 pub mod protocol;
 pub mod rows;
 mod server;
 mod session;
 pub mod show;
+mod sieve;
 mod tap;
 
 pub use desk::{Ask, Desk, Mailbox, Observed, Reply, Wake};
 pub use server::Access;
 pub use server::{BindError, Listening, Server};
 pub use session::Session;
+pub use sieve::Sieve;
 pub use tap::{Note, Tap, Traced};

@@ -14,6 +14,9 @@ const PSOCKS: usize = 1000;
 /// A multiplexor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mux {
+    /// What rules call it; empty when it has no rules.
+    #[serde(default)]
+    pub name: String,
     /// What keeps its order: the words of `--order`.
     pub order: String,
     /// Everything that it holds, in bytes, and whether that is too much, so that nothing is read.
@@ -34,6 +37,9 @@ pub struct Mux {
     pub psocks: Vec<Psock>,
     /// Connections that are there and not listed: those that hold least.
     pub psocks_left_out: u64,
+    /// The other multiplexors of the same engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Mux>,
 }
 
 /// Counters under KCM's names, and those that say what became of each message: received = done + undone + queued + in_hand.
@@ -135,6 +141,8 @@ impl Mux {
         let mut psocks: Vec<&PsockRow> = show.psocks.iter().collect();
         psocks.sort_by_key(|row| (std::cmp::Reverse(row.recv_bytes + row.send_bytes), row.id));
         Self {
+            name: String::new(),
+            others: Vec::new(),
             order: order(core.config().order).to_owned(),
             bytes: show.bytes as u64,
             full: show.full,
@@ -149,6 +157,27 @@ impl Mux {
             psocks: psocks.iter().take(PSOCKS).map(|row| Psock::of(row)).collect(),
             psocks_left_out: psocks.len().saturating_sub(PSOCKS) as u64,
         }
+    }
+
+    /// This one and another, by name; no more connections are listed than of one alone.
+    #[must_use]
+    pub(super) fn and(mut self, mut other: Self) -> Self {
+        if other.name < self.name {
+            std::mem::swap(&mut self, &mut other);
+            self.others = std::mem::take(&mut other.others);
+        }
+        self.others.push(other);
+        self.others.sort_by(|a, b| a.name.cmp(&b.name));
+        let share = PSOCKS / (1 + self.others.len());
+        let Self { psocks, psocks_left_out, others, .. } = &mut self;
+        let own = std::iter::once((psocks, psocks_left_out));
+        for (psocks, left_out) in
+            own.chain(others.iter_mut().map(|mux| (&mut mux.psocks, &mut mux.psocks_left_out)))
+        {
+            *left_out += psocks.len().saturating_sub(share) as u64;
+            psocks.truncate(share);
+        }
+        self
     }
 }
 
@@ -235,8 +264,13 @@ impl Psock {
     }
 }
 
-/// `towpath ctl show mux`: KCM's two files.
+/// `towpath ctl show mux`: KCM's two files, for each.
 pub fn show(mux: &Mux) -> String {
+    let all = std::iter::once(mux).chain(&mux.others);
+    all.map(show_one).collect::<Vec<_>>().join("\n")
+}
+
+fn show_one(mux: &Mux) -> String {
     let Mux { stats, .. } = mux;
     let mut rows = vec![row([
         "Object", "RX-Msgs", "RX-Bytes", "TX-Msgs", "TX-Bytes", "Recv-Q", "Rmem", "Send-Q", "Smem", "Status",
@@ -251,7 +285,7 @@ pub fn show(mux: &Mux) -> String {
         if mux.full { " full" } else { "" }
     );
     rows.push(row([
-        "mux",
+        if mux.name.is_empty() { "mux" } else { &mux.name },
         &a,
         &b,
         &c,
@@ -399,6 +433,8 @@ mod tests {
             text.contains("UnattchRsvd") && text.contains("RX-NeedMor") && text.contains("restarts"),
             "{text}"
         );
+        let both = show(&shown.clone().and(Mux { name: "web".into(), ..shown.clone() }));
+        assert!(both.starts_with(&text) && both.contains("\n    web  "), "{both}");
         let again: Mux = serde_json::from_str(&serde_json::to_string(&shown).unwrap()).unwrap();
         assert_eq!(again, shown);
     }

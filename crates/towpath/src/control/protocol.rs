@@ -44,6 +44,18 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<u64>,
     },
+    /// What becomes of packets from now on, as a capture: of those that a rule decides, of those of a flow.
+    Follow {
+        /// The rule's number.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rule: Option<u32>,
+        /// The flow, in the words of [`Sieve::new`](super::Sieve::new).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        flow: Option<String>,
+        /// End after so many packets.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        count: Option<u64>,
+    },
     /// The rules with their counters.
     ShowRules {
         /// Index of the first one: what the last answer said is next.
@@ -132,7 +144,7 @@ pub enum Answer {
         /// Another one follows.
         more: bool,
     },
-    /// To [`Request::Trace`]: the capture follows, in messages of [`PCAPNG`].
+    /// To [`Request::Trace`] and [`Request::Follow`] (channel 0): the capture follows, in messages of [`PCAPNG`].
     Tracing {
         /// The channel's number.
         channel: u32,

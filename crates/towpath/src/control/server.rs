@@ -23,6 +23,7 @@ use super::book;
 use super::desk::{Ask, Bell, Desk, Ended, Mailbox, Reply, Wake};
 use super::protocol::{Code, Request};
 use super::session::Session;
+use super::sieve::Sieve;
 use super::tap::{Spout, Tap};
 use crate::config::Control;
 use crate::rulebook::Rulebook;
@@ -432,7 +433,20 @@ impl Client {
     }
 
     fn ask(&mut self, request: Request, mailboxes: &[Mailbox]) {
-        let mut spout = None;
+        let sieve = match &request {
+            Request::Follow { rule, flow, .. } => Sieve::new(*rule, flow.as_deref()),
+            _ => Ok(Sieve::default()),
+        };
+        let sieve = match sieve {
+            Ok(sieve) => sieve,
+            Err(message) => return self.session.refuse(Code::Invalid, message),
+        };
+        // One trace of all threads together.
+        let (tap, spout) = match request {
+            Request::Trace { .. } | Request::Follow { .. } => Some(Tap::new()).unzip(),
+            _ => (None, None),
+        };
+        let again = || tap.as_ref().map_or_else(|| Tap::new().0, Tap::again);
         let mut replies = Vec::new();
         for mailbox in mailboxes {
             let ask = match request {
@@ -442,13 +456,8 @@ impl Client {
                 Request::ShowQueues => Ask::Queues,
                 Request::ShowPorts => Ask::Ports,
                 Request::ShowStats => Ask::Stats,
-                // Of several threads, what the first hands over.
-                Request::Trace { .. } if spout.is_some() => break,
-                Request::Trace { channel, .. } => {
-                    let (tap, new) = Tap::new();
-                    spout = Some(new);
-                    Ask::Trace(channel, tap)
-                }
+                Request::Trace { channel, .. } => Ask::Trace(channel, again()),
+                Request::Follow { .. } => Ask::Follow(sieve.clone(), again()),
                 // The rulebook has answered all others.
                 _ => {
                     return self

@@ -169,7 +169,12 @@ impl Session {
             (&Request::ShowFrames { channel }, Reply::Frames(frames), _) => {
                 self.state = State::Listing { channel, frames, next: 0 };
             }
-            (&Request::Trace { channel, count }, Reply::Tracing(ports), Some(spout)) => {
+            (
+                &(Request::Trace { count, .. } | Request::Follow { count, .. }),
+                Reply::Tracing(ports),
+                Some(spout),
+            ) => {
+                let channel = if let Request::Trace { channel, .. } = request { *channel } else { 0 };
                 self.answer(&Answer::Tracing { channel });
                 let mut blocks = Blocks::new();
                 let mut section = Vec::new();
@@ -188,6 +193,12 @@ impl Session {
                     format!(
                         "there is no channel {channel}, or it has ended; `towpath ctl show rings` lists them"
                     ),
+                );
+            }
+            (Request::Follow { .. }, Reply::NoChannel, _) => {
+                self.refuse(
+                    Code::Busy,
+                    "packets are followed eight times already, or there are none".to_owned(),
                 );
             }
             (request, ..) => self.refuse(Code::Busy, format!("no reply to {request:?}")),
@@ -418,6 +429,8 @@ impl Trace {
 fn comment(traced: &Traced) -> String {
     let Traced { seq, queue, after, note, .. } = traced;
     let mut text = match note {
+        Note::Decided { rule: Some(rule), what } => return format!("rule {rule}: {what}"),
+        Note::Decided { rule: None, what } => return what.clone(),
         Note::Verdict { verdict, .. } => format!("queue {queue}, seq {seq}: {verdict}"),
         Note::Overdue => format!("queue {queue}, seq {seq}: no verdict within the deadline"),
         Note::Garbage => format!("queue {queue}, seq {seq}: an answer without meaning"),

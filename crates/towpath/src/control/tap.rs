@@ -58,6 +58,13 @@ pub enum Note {
     Garbage,
     /// The inspector is gone.
     Orphan,
+    /// The rules decided, this one last; and what that was.
+    Decided {
+        /// Its number.
+        rule: Option<u32>,
+        /// In words.
+        what: String,
+    },
 }
 
 /// The engine's end of a trace.
@@ -90,6 +97,17 @@ impl Tap {
             over: false,
         };
         (tap, Spout { ready, dropped })
+    }
+
+    /// Another one, of another thread of the engine, for the same trace.
+    pub(super) fn again(&self) -> Self {
+        Self {
+            undecided: VecDeque::new(),
+            bytes: 0,
+            ready: self.ready.clone(),
+            dropped: Arc::clone(&self.dropped),
+            over: false,
+        }
     }
 
     /// True when nobody traces any more.
@@ -130,6 +148,11 @@ impl Tap {
         self.bytes -= traced.bytes.len();
         traced.after = after;
         traced.note = note();
+        self.push(traced);
+    }
+
+    /// A packet that is decided already.
+    pub fn push(&mut self, traced: Traced) {
         match self.ready.try_send(traced) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {

@@ -4,9 +4,10 @@ use towpath_gate::Time;
 use towpath_gate::gate::Walker;
 
 use super::Totals;
+use super::trace::Traces;
 use crate::control::protocol::{Frame, Ring};
 use crate::control::rows::{self, Stats};
-use crate::control::{Observed, Tap};
+use crate::control::{Observed, Sieve, Tap};
 use crate::queue::{Channel, Listener, Queue};
 use crate::report;
 
@@ -18,6 +19,7 @@ pub(super) struct View<'a, C> {
     pub(super) wall: u64,
     pub(super) clock: Time,
     pub(super) counts: (Totals, report::Replies),
+    pub(super) traces: &'a mut Traces,
 }
 
 impl<C: Channel> View<'_, C> {
@@ -47,6 +49,10 @@ impl<C: Channel> Observed for View<'_, C> {
             Some(listener) => listener.trace(tap),
             None => Err(tap),
         }
+    }
+
+    fn follow(&mut self, sieve: Sieve, tap: Tap) -> Result<(), Tap> {
+        self.traces.add(sieve, tap)
     }
 
     fn queues(&mut self) -> Vec<rows::Queue> {

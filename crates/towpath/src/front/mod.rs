@@ -19,6 +19,7 @@
 //! A worker process that dies is started again, after a while that doubles when it dies at once. SIGHUP replaces all of them
 //! one by one: the new one has attached before the old one is drained.
 
+mod listen;
 mod process;
 mod seat;
 mod signals;
@@ -33,9 +34,11 @@ use towpath_mux::io::{Driver, Ended, Server, Told};
 use towpath_mux::mux::{Mux, SendError};
 
 use crate::control::{Desk, Observed, mux, protocol};
+pub use listen::{ListenError, listen};
 pub use process::Ending;
 use process::Returns;
 use seat::Seat;
+pub use signals::Orders;
 use signals::{Signal, Signals};
 
 /// The token of the signals; a seat's is its number and 1.
@@ -58,6 +61,10 @@ pub struct Config {
     pub timeout: Option<Duration>,
     /// Whether a connection ends when its message was given up because its workers died.
     pub close_undone: bool,
+    /// What it is called, where there are several.
+    pub name: String,
+    /// Workers' channels are numbered behind this one, where others are listed beside them.
+    pub first_channel: u32,
 }
 
 /// Why there is no front, or why it ended.
@@ -79,6 +86,10 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+}
+
+fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::System { doing, source }
 }
 
 /// What a front did, when it has ended.
@@ -119,9 +130,21 @@ impl Front {
     /// # Errors
     /// Why not; then every worker has been ended.
     pub fn new(server: &Server, config: Config, desk: Option<Desk>) -> Result<Self, Error> {
-        let system = |doing| move |source| Error::System { doing, source };
-        let driver = server.driver().map_err(system("driving the sockets"))?;
         let signals = Signals::new().map_err(system("listening to signals"))?;
+        Self::start(server, config, desk, signals)
+    }
+
+    /// The same for a process that has other things to do with its signals: what they would say is said by orders.
+    ///
+    /// # Errors
+    /// As [`Front::new`].
+    pub fn ordered(server: &Server, config: Config, desk: Option<Desk>) -> Result<(Self, Orders), Error> {
+        let (signals, orders) = Signals::ordered().map_err(system("listening to orders"))?;
+        Ok((Self::start(server, config, desk, signals)?, orders))
+    }
+
+    fn start(server: &Server, config: Config, desk: Option<Desk>, signals: Signals) -> Result<Self, Error> {
+        let driver = server.driver().map_err(system("driving the sockets"))?;
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
         // tempdir gives it mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
@@ -353,7 +376,9 @@ impl Front {
 
 impl Observed for Front {
     fn rings(&mut self) -> Vec<protocol::Ring> {
-        self.seats.iter().filter_map(Seat::ring).collect()
+        let first = self.config.first_channel;
+        let ring = |ring: protocol::Ring| protocol::Ring { channel: first + ring.channel, ..ring };
+        self.seats.iter().filter_map(Seat::ring).map(ring).collect()
     }
 
     fn frames(&mut self, _channel: u32) -> Option<Vec<protocol::Frame>> {
@@ -368,7 +393,9 @@ impl Observed for Front {
         let seats = &self.seats;
         let pid = |id| seats.iter().find_map(|seat| seat.pid(id)).unwrap_or(0);
         let restarts = seats.iter().map(Seat::restarts).sum();
-        Some(Box::new(self.driver.server().look(|core| mux::Mux::of(core, restarts, pid))))
+        let name = self.config.name.clone();
+        let of = |core: &Mux| mux::Mux { name, ..mux::Mux::of(core, restarts, pid) };
+        Some(Box::new(self.driver.server().look(of)))
     }
 
     fn ports(&self) -> Vec<String> {

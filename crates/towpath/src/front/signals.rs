@@ -1,7 +1,7 @@
 //! Signals, as something to read.
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
@@ -27,20 +27,52 @@ pub(super) struct Signals {
     heard: VecDeque<Signal>,
 }
 
+/// Says to a front what signals would: for a process that has several.
+#[derive(Debug)]
+pub struct Orders {
+    end: UnixStream,
+    replace: UnixStream,
+}
+
+impl Orders {
+    /// The front drains; the second time it ends at once.
+    pub fn end(&self) {
+        say(&self.end);
+    }
+
+    /// Its workers are replaced one by one.
+    pub fn replace(&self) {
+        say(&self.replace);
+    }
+}
+
+fn say(mut to: &UnixStream) {
+    // It only fails when as much has been said already, or nobody is there any more.
+    let _ = to.write(&[0]);
+}
+
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
+        let (signals, Orders { end, replace }) = Self::ordered()?;
+        pipe::register(SIGINT, end.try_clone()?)?;
+        pipe::register(SIGTERM, end)?;
+        pipe::register(SIGHUP, replace)?;
+        Ok(signals)
+    }
+
+    /// They come from here instead.
+    pub(super) fn ordered() -> io::Result<(Self, Orders)> {
         let (end, end_tx) = UnixStream::pair()?;
         let (replace, replace_tx) = UnixStream::pair()?;
-        pipe::register(SIGINT, end_tx.try_clone()?)?;
-        pipe::register(SIGTERM, end_tx)?;
-        pipe::register(SIGHUP, replace_tx)?;
-        end.set_nonblocking(true)?;
-        replace.set_nonblocking(true)?;
+        for stream in [&end, &replace, &end_tx, &replace_tx] {
+            stream.set_nonblocking(true)?;
+        }
         use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
         let either = create(CreateFlags::CLOEXEC)?;
         add(&either, &end, EventData::new_u64(0), EventFlags::IN)?;
         add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
-        Ok(Self { end, replace, either, heard: VecDeque::new() })
+        let orders = Orders { end: end_tx, replace: replace_tx };
+        Ok((Self { end, replace, either, heard: VecDeque::new() }, orders))
     }
 
     /// Reads what came.

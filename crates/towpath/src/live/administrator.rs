@@ -14,21 +14,25 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
-use towpath_gate::gate::{Ports, Routes};
+use towpath_gate::gate::{PortId, Ports, Routes};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::{Gate, state};
 use towpath_port::Port;
 
+use super::door::Door;
 use super::edge::{Line, Outside};
 use super::hop::Hops;
 use super::order::{Bell, Order};
 use super::port;
 use super::privilege::Capabilities;
+use super::service::{self, Service};
 use super::sockets::Socket;
 use super::worker::{Parts, Worker};
 use crate::config::Config;
+use crate::control::dumps::Dumps;
 use crate::control::{BindError, Listening, Server};
 use crate::engine::{Arrivals, Engine, Way};
+use crate::front;
 use crate::inspector::{self, ATTACH_TIMEOUT, Inspector};
 use crate::queue::{Policy, Queue};
 use crate::report::Report;
@@ -44,6 +48,9 @@ const LOG_LINES: usize = 1024;
 /// States that are looked at for keepalives each tick: twenty-five ticks are a round.
 const KEEPALIVE_BUDGET: usize = 65_536;
 
+/// How often the connections of muxes are looked after.
+const TEND: Duration = Duration::from_secs(1);
+
 /// How long processes have to end.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -56,6 +63,12 @@ pub enum Failure {
     /// There is no control socket.
     #[error("control: {0}")]
     Control(#[from] BindError),
+    /// A mux cannot listen.
+    #[error("mux {0}: {1}")]
+    Mux(String, String),
+    /// A mux's workers could not be started, or did not attach.
+    #[error("mux {0}: {1}")]
+    Workers(String, front::Error),
     /// An inspector could not be started, did not attach, or its socket cannot be had.
     #[error(transparent)]
     Inspector(#[from] inspector::Error),
@@ -84,9 +97,13 @@ pub struct Administrator {
     hup: UnixStream,
     kept: Capabilities,
     rulebook: Arc<Rulebook>,
+    services: Vec<Service>,
+    /// When the connections of muxes were looked after last, and the rules' version then.
+    tended: (Instant, u64),
     /// When keepalives were sent last.
     kept_alive: Instant,
     _server: Option<Server>,
+    _dumps: Option<Dumps>,
 }
 
 /// A worker, as the administrator has it.
@@ -110,7 +127,8 @@ impl Administrator {
     /// # Errors
     /// What cannot be had.
     pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
-        let threads = config.engine.threads;
+        // Without ports there is nothing for them to do.
+        let threads = if config.ports.is_empty() { 0 } else { config.engine.threads };
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for (at, port) in config.ports.iter().enumerate() {
             let opened = port::open(at, port, threads)?;
@@ -125,26 +143,40 @@ impl Administrator {
         let listening = config.control.as_ref().map(Listening::bind).transpose()?;
         let mut sockets =
             config.queues.iter().map(|queue| Socket::bind(queue, threads)).collect::<Result<Vec<_>, _>>()?;
+        let listening_muxes =
+            config.muxes.iter().map(service::Listening::open).collect::<Result<Vec<_>, _>>()?;
         let (stop, hup) = signals().map_err(|error| Failure::System("signals", error))?;
         let kept = Capabilities::needed(&config)
             .keep()
             .map_err(|error| Failure::System("capabilities cannot be given up", error))?;
         log::info!("capabilities kept: {kept}");
 
-        let (mut gate, arrivals) = gate(&config, &ruleset);
-        let walkers: Vec<_> = (0..threads).map(|_| gate.walker().expect("there is room for 63")).collect();
+        let (mut gate, arrivals, mux_ports) = gate(&config, &ruleset);
+        let mut walkers: Vec<_> = (0..threads + config.muxes.len()).map_while(|_| gate.walker()).collect();
+        if walkers.len() < threads + config.muxes.len() {
+            let error = io::Error::other("there are too many; together they can be 63");
+            return Err(Failure::System("threads and muxes", error));
+        }
+        let mux_walkers = walkers.split_off(threads);
         let rulebook = Arc::new(Rulebook::new(gate, ruleset, config.default_allow));
         let system = |error| Failure::System("eventfd", error);
         let bells = (0..threads).map(|_| Bell::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
         let done = Bell::new().map_err(system)?;
-        let (server, desks) = match listening {
+        let wakes: Vec<_> =
+            bells.iter().cloned().map(Some).chain(config.muxes.iter().map(|_| None)).collect();
+        let (server, mut desks) = match listening {
             Some(listening) => {
-                let (server, desks) = listening
-                    .start(Some(Arc::clone(&rulebook)), bells.iter().cloned().map(Some).collect())?;
+                let (server, desks) = listening.start(Some(Arc::clone(&rulebook)), wakes)?;
                 (Some(server), desks.into_iter().map(Some).collect())
             }
-            None => (None, bells.iter().map(|_| None).collect::<Vec<_>>()),
+            None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>()),
         };
+        let mux_desks = desks.split_off(threads);
+        let dumps = config.control.as_ref().map(|control| {
+            Dumps::start(&control.socket, control.owner, Arc::clone(&rulebook))
+                .map_err(|error| Failure::System("the ring for dumps, beside the control socket", error))
+        });
+        let dumps = dumps.transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
         let mut workers = Vec::new();
@@ -169,6 +201,15 @@ impl Administrator {
             let cpu = config.engine.cpus.get(number).copied();
             workers.push(Hand { thread: spawn(number, parts, cpu, done.clone())?, orders, bell });
         }
+        let doors = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
+        let doors: Vec<_> = doors
+            .map(|(((listening, walker), port), desk)| {
+                let ((port, name), time) = (port, (start, rulebook.clock()));
+                let door = Door::new(&name, walker, port, time, config.unserved, log.clone());
+                (listening, door, desk)
+            })
+            .collect();
+        let tended = (Instant::now(), rulebook.version());
         let mut administrator = Self {
             config,
             workers,
@@ -180,11 +221,18 @@ impl Administrator {
             hup,
             kept,
             rulebook,
+            services: Vec::new(),
+            tended,
             kept_alive: Instant::now(),
             _server: server,
+            _dumps: dumps,
         };
         administrator.start_inspectors(&mut sockets)?;
         administrator.sockets = sockets;
+        for (place, (listening, door, desk)) in doors.into_iter().enumerate() {
+            let service = listening.start(place, door, desk, administrator.done.clone())?;
+            administrator.services.push(service);
+        }
         administrator.workers.iter().for_each(|worker| worker.say(Order::Begin));
         Ok(administrator)
     }
@@ -199,11 +247,15 @@ impl Administrator {
             self.print_log();
             self.rulebook.tidy();
             self.keep_alive();
+            self.tend();
             if heard(&mut self.stop) {
                 self.workers.iter().for_each(|worker| worker.say(Order::Drain));
+                self.services.iter().for_each(Service::drain);
                 break;
             }
-            if self.workers.iter().all(|worker| worker.thread.is_finished()) {
+            if self.workers.iter().all(|worker| worker.thread.is_finished())
+                && self.services.iter().all(Service::is_finished)
+            {
                 break;
             }
             if heard(&mut self.hup) {
@@ -217,6 +269,9 @@ impl Administrator {
         }
         let mut report = Report::default();
         let mut panicked = false;
+        for service in self.services {
+            panicked |= !service.join();
+        }
         for worker in self.workers {
             match worker.thread.join() {
                 Ok(part) => report.add(&part),
@@ -230,7 +285,7 @@ impl Administrator {
             socket.stop(EXIT_TIMEOUT);
         }
         if panicked {
-            return Err(Failure::System("the engine", io::Error::other("a thread panicked")));
+            return Err(Failure::System("the engine", io::Error::other("a thread has failed")));
         }
         report.rules = self.rulebook.rules();
         Ok(Ended { report })
@@ -321,6 +376,17 @@ impl Administrator {
         }
     }
 
+    /// Looks after the connections of muxes: every second, and when rules have changed.
+    fn tend(&mut self) {
+        let version = self.rulebook.version();
+        let (last, before) = self.tended;
+        if self.services.is_empty() || version == before && last.elapsed() < TEND {
+            return;
+        }
+        self.tended = (Instant::now(), version);
+        self.services.iter().for_each(|service| service.tend(version != before));
+    }
+
     /// Reads the configuration and the rules again. All of it is taken, or nothing.
     fn reload(&mut self) {
         match self.read_again() {
@@ -335,13 +401,45 @@ impl Administrator {
                     diff.kept,
                     diff.states_dropped
                 );
-                self.config = config;
+                self.change(config);
             }
             Err(reasons) => {
                 for reason in reasons {
                     log::warn!("not reloaded: {reason}");
                 }
             }
+        }
+    }
+
+    /// Takes what else can change while it runs.
+    fn change(&mut self, config: Config) {
+        let before = std::mem::replace(&mut self.config, config);
+        let Self { config, workers, sockets, rulebook, .. } = self;
+        let say = |order: &dyn Fn() -> Order| workers.iter().for_each(|worker| worker.say(order()));
+        for queue in &config.queues {
+            let old = before.queues.iter().find(|old| old.number == queue.number);
+            if old == Some(queue) {
+                continue;
+            }
+            log::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
+            say(&|| Order::Queue(queue.number, queue.policy));
+            match sockets.iter_mut().find(|socket| socket.queue == queue.number) {
+                Some(socket) => socket.want(&queue.inspectors),
+                None => match Socket::bind(queue, workers.len().max(1)) {
+                    Ok(socket) => sockets.push(socket),
+                    Err(error) => log::warn!("nobody can inspect queue {}: {error}", queue.number),
+                },
+            }
+        }
+        if config.unserved != before.unserved {
+            say(&|| Order::Unserved(config.unserved));
+        }
+        if config.engine != before.engine {
+            say(&|| Order::Pace(config.engine.clone()));
+        }
+        if config.routes != before.routes {
+            rulebook.set_routes(routes(config));
+            say(&|| Order::Routes(config.routes.clone()));
         }
     }
 
@@ -375,8 +473,9 @@ fn lines(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Line> 
     ports.iter().enumerate().map(line).collect()
 }
 
-/// A gate, and how its ports hang together. A port's number is its place in the configuration; ports of VLANs follow.
-fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals) {
+/// A gate, how its ports hang together, and those of the muxes with their names. A port's number is its place in the
+/// configuration; ports of VLANs follow, then those of muxes.
+fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals, Vec<(PortId, String)>) {
     let mut ports = Ports::new();
     let ids: Vec<_> = config.ports.iter().map(|port| ports.add(&port.name, port.addresses.clone())).collect();
     let mut arrivals = Arrivals::none();
@@ -386,20 +485,23 @@ fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals) {
             arrivals.tagged(vlan.id, ports.add(&vlan.name, Vec::new()));
         }
     }
-    let mut routes = Routes::new();
-    for route in &config.routes {
-        routes.add(
-            route.net,
-            route.len,
-            towpath_gate::gate::Route { port: ids[route.port], connected: true },
-        );
-    }
+    let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
     // Unpredictable: nobody can make states collide from outside.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     let mut gate = Gate::new(ruleset.clone(), ports, state::Settings::default(), seed);
-    gate.set_routes(routes);
+    gate.set_routes(routes(config));
     settings(config).give(&mut gate);
-    (gate, arrivals)
+    (gate, arrivals, muxes)
+}
+
+/// The routes. A port's number is its place.
+fn routes(config: &Config) -> Routes {
+    let mut routes = Routes::new();
+    for route in &config.routes {
+        let port = PortId(route.port as u16);
+        routes.add(route.net, route.len, towpath_gate::gate::Route { port, connected: true });
+    }
+    routes
 }
 
 fn way(config: &Config, port: usize, ids: &[towpath_gate::gate::PortId]) -> Way {

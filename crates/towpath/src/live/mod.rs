@@ -12,12 +12,14 @@
 
 mod administrator;
 mod captures;
+mod door;
 mod edge;
 mod hop;
 mod named;
 mod order;
 mod port;
 mod privilege;
+mod service;
 mod sockets;
 mod worker;
 

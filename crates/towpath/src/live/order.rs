@@ -6,7 +6,9 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_gate::state::Keepalive;
 
+use crate::config::{Engine, Route};
 use crate::inspector::Inspector;
+use crate::queue::{DefaultVerdict, Policy};
 
 /// What the administrator tells a worker.
 #[derive(Debug)]
@@ -17,6 +19,14 @@ pub enum Order {
     Begin,
     /// Segments for silent connections, to be sent by their routes.
     Keepalives(Vec<Keepalive>),
+    /// There is this queue, with this policy's default verdict from now on.
+    Queue(u16, Policy),
+    /// What becomes of packets for queues that are not configured.
+    Unserved(DefaultVerdict),
+    /// What goes whereto, of the ports that are routed to.
+    Routes(Vec<Route>),
+    /// Most packets at a time, what to do when nothing comes, how long to wait for inspectors at the end.
+    Pace(Engine),
     /// Nothing more is received; what inspectors have is waited for.
     Drain,
 }

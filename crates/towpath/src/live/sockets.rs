@@ -72,16 +72,24 @@ impl Socket {
         let open = if inspectors.users.ids.is_empty() { 0o600 } else { 0o666 };
         let mode = Permissions::from_mode(inspectors.mode.unwrap_or(open));
         std::fs::set_permissions(&path, mode).map_err(system)?;
-        let kid = |words: &Vec<String>| Kid {
-            words: words.clone(),
-            child: None,
-            started: Instant::now(),
-            pause: Duration::ZERO,
-        };
-        let kids =
-            inspectors.commands.iter().flat_map(|words| std::iter::repeat_n(words, inspectors.workers));
-        let kids = kids.map(kid).collect();
+        let kids = wanted(inspectors).map(Kid::new).collect();
         Ok(Self { queue: number, path, endpoint, kids, _directory: directory })
+    }
+
+    /// Has these processes from now on: those that are there already go on, the others are ended, or started by
+    /// [`Socket::look_after`].
+    pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
+        let mut before = std::mem::take(&mut self.kids);
+        for words in wanted(inspectors) {
+            let there = before.iter().position(|kid| kid.words == *words);
+            self.kids.push(there.map_or_else(|| Kid::new(words), |at| before.swap_remove(at)));
+        }
+        for mut kid in before {
+            if let Some(child) = &mut kid.child {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
     }
 
     /// Starts every process for the first time.
@@ -148,7 +156,16 @@ impl AsFd for Socket {
     }
 }
 
+/// The command of each process that there shall be.
+fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = &[String]> {
+    inspectors.commands.iter().flat_map(|words| std::iter::repeat_n(&words[..], inspectors.workers))
+}
+
 impl Kid {
+    fn new(words: &[String]) -> Self {
+        Self { words: words.to_vec(), child: None, started: Instant::now(), pause: Duration::ZERO }
+    }
+
     fn start(&mut self, socket: &std::path::Path) -> io::Result<()> {
         let (first, rest) = self.words.split_first().expect("a command has a first word");
         let program = match first.as_str() {

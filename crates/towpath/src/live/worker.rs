@@ -12,6 +12,7 @@ use towpath_gate::packet::Link;
 use towpath_port::{Burst, Frame, Header, LinkType, Port, Received, State};
 
 use super::edge::{Leaving, Line, Outside};
+use super::hop::Hops;
 use super::order::{Bell, Order};
 use crate::config::Wait;
 use crate::control::rows;
@@ -199,9 +200,29 @@ impl Worker {
                 }
                 Order::Begin => {}
                 Order::Drain => return false,
+                other => self.change(other),
             }
         }
         true
+    }
+
+    /// Takes what a reload has changed.
+    fn change(&mut self, order: Order) {
+        match order {
+            Order::Queue(number, policy) => self.engine.set_queue(number, policy),
+            Order::Unserved(default) => self.engine.set_unserved(default),
+            Order::Routes(routes) => {
+                let lines = self.engine.edge_mut().lines.iter_mut().enumerate();
+                lines.filter_map(|(at, line)| Some((at, line.hops.as_mut()?))).for_each(|(at, hops)| {
+                    *hops = Hops::new(&routes, at, hops.own);
+                });
+            }
+            Order::Pace(engine) => {
+                self.burst = Burst::new(engine.burst);
+                (self.wait, self.drain) = (engine.wait, engine.drain);
+            }
+            Order::Join(..) | Order::Begin | Order::Keepalives(_) | Order::Drain => {}
+        }
     }
 
     /// Packets that come before everybody has attached wait in the kernel.
@@ -210,11 +231,11 @@ impl Worker {
             match self.orders.recv() {
                 Ok(Order::Begin) | Err(_) => return,
                 Ok(Order::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
-                Ok(Order::Keepalives(_)) => {}
                 Ok(Order::Drain) => {
                     self.ports.iter_mut().for_each(|live| live.ended = true);
                     return;
                 }
+                Ok(other) => self.change(other),
             }
         }
     }

@@ -180,6 +180,18 @@ pub struct Policy {
     pub low: u32,
 }
 
+impl Policy {
+    /// How frames are shared out among the inspectors.
+    fn members(&self) -> ring::Policy {
+        let overload = match self.overload {
+            // The packets wait in the queue, where they can be named.
+            Overload::DropOldest(_) => Overload::Block,
+            other => other,
+        };
+        ring::Policy { fanout: self.fanout, overload, high: self.high, low: self.low }
+    }
+}
+
 impl Default for Policy {
     /// One second, fail closed, by flow; a full ring makes the packet wait.
     fn default() -> Self {
@@ -242,14 +254,8 @@ pub struct Queue<C> {
 impl<C: Channel> Queue<C> {
     /// A queue that nobody serves yet: every frame is lost.
     pub fn new(number: u16, policy: Policy) -> Self {
-        let overload = match policy.overload {
-            // The packets wait here, where they can be named.
-            Overload::DropOldest(_) => Overload::Block,
-            other => other,
-        };
-        let Policy { fanout, high, low, .. } = policy;
         Self {
-            members: ring::Queue::new(ring::Policy { fanout, overload, high, low }),
+            members: ring::Queue::new(policy.members()),
             policy,
             votes: BTreeMap::new(),
             backlog: VecDeque::new(),
@@ -257,6 +263,15 @@ impl<C: Channel> Queue<C> {
             stalled: false,
             counters: report::Queue { number, ..report::Queue::default() },
         }
+    }
+
+    /// Another policy from now on. While there are inspectors only its default verdict changes: the rest is theirs, too.
+    pub fn set_policy(&mut self, policy: Policy) {
+        if self.members.listeners().next().is_none() && self.backlog.is_empty() {
+            self.policy = policy;
+            self.members = ring::Queue::new(policy.members());
+        }
+        self.policy.default = policy.default;
     }
 
     /// An inspector attaches; `number` names its channel.

@@ -80,7 +80,29 @@ pub(crate) const fn order(number: u32) -> u64 {
 pub(super) fn file(name: &str, text: &str) -> Parsed {
     // The mark that some editors put in front of UTF-8.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    read(Builder::new(), name, text).0
+}
+
+/// Reads commands that change what `tables` hold, which are then the tables of the result, and nothing else. `None` when
+/// there are other commands among them, or what they mean depends on the rules.
+pub(super) fn entries(name: &str, text: &str, tables: &BTreeMap<Box<str>, Table>) -> Option<Parsed> {
     let mut builder = Builder::new();
+    for line in lines(text) {
+        let mut words = line.tokens.iter().map(|token| &*token.text);
+        let table = match (words.next(), words.next(), words.next()) {
+            (None, ..) => continue,
+            (Some("table"), Some(table), Some("add" | "atomic" | "delete" | "flush")) => table,
+            _ => return None,
+        };
+        let (name, table) = tables.get_key_value(table)?;
+        builder.ruleset.tables.entry(name.clone()).or_insert_with(|| table.clone());
+    }
+    let (parsed, labels) = read(builder, name, text);
+    (!labels).then_some(parsed)
+}
+
+/// Carries out the commands of `text`; and whether entries of tables name labels.
+fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     let mut faults = Vec::new();
     let mut unreported = 0usize;
     for line in lines(text) {
@@ -93,6 +115,7 @@ pub(super) fn file(name: &str, text: &str) -> Parsed {
             faults.push(fault);
         }
     }
+    let labels = builder.label_values.values().any(|labels| !labels.is_empty());
     let (ruleset, late, warnings) = builder.finish();
     faults.extend(late);
     let file: Arc<str> = name.into();
@@ -113,7 +136,7 @@ pub(super) fn file(name: &str, text: &str) -> Parsed {
     let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     find_ends(text, &mut warnings);
-    Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }
+    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
 }
 
 /// Finds where the word of each finding ends. The findings are in the order of the text.

@@ -9,7 +9,7 @@ use crate::state::family::locked;
 use crate::state::key::{Key, Unpack};
 use crate::state::sync::Ordering;
 use crate::state::tally::Event;
-use crate::state::{Happened, Name, RuleId};
+use crate::state::{Happened, Lookup, Name, RuleId};
 
 /// At how many slots of each family an install may look to find room that ended states take up.
 pub(super) const RECLAIM: u32 = 512;
@@ -101,6 +101,23 @@ impl States {
         let slot = family.find_any(&Key::<N>::local(self).index, key, name)?;
         let live = family.cell(slot).live(now);
         self.remove_if::<N>(slot, now, Happened::Removed, |_| true).then_some(live)
+    }
+
+    /// Removes the live states of a flow, of every name; how many.
+    pub(super) fn remove_named_or_not<const N: usize>(&mut self, key: &Key<N>, now: Time) -> usize
+    where
+        Key<N>: Own<N>,
+    {
+        let mut removed = 0;
+        loop {
+            let family = Key::<N>::family(&self.shared);
+            let index = &Key::<N>::local(self).index;
+            let Some(slot) = family.find(index, index.probe(key), key, Lookup::Any, now) else {
+                return removed;
+            };
+            // Another thread may have taken it away, and the slot may be another flow's by now.
+            removed += usize::from(self.remove_if::<N>(slot, now, Happened::Removed, |cell| cell.is(key)));
+        }
     }
 
     pub(super) fn remove_of_rule<const N: usize>(&mut self, slot: u32, maker: Maker) -> bool

@@ -1,0 +1,144 @@
+//! `[mux.NAME]`: services whose messages worker processes answer, and where they listen.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use towpath_mux::framing::Framing;
+use towpath_mux::mux::Order;
+
+use super::port::Port;
+use super::reader::{At, Table};
+
+/// A service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mux {
+    /// What rules call it: a connection to it is received by this name.
+    pub name: String,
+    /// Where it listens: HOST:PORT, or unix:PATH.
+    pub listen: Vec<String>,
+    /// The framing, as it was written and checked.
+    pub framing: String,
+    /// The command of a worker process, in words.
+    pub worker: Vec<String>,
+    /// How many worker processes.
+    pub workers: usize,
+    /// What keeps its order when several workers work at once.
+    pub order: Order,
+    /// How long connections have to be done when the engine ends.
+    pub drain: Duration,
+    /// A worker that has a message for longer is killed.
+    pub timeout: Option<Duration>,
+    /// Connections without traffic and work for so long end.
+    pub idle: Option<Duration>,
+    /// Messages that take longer to arrive end their connection.
+    pub message_time: Option<Duration>,
+    /// The longest message, in bytes.
+    pub message_max: usize,
+    /// How often a message whose worker died is given to another.
+    pub redeliver: u8,
+    /// Whether the connection of a message that was given up after that goes on.
+    pub keep_undone: bool,
+    /// The certificate chain and its key, PEM: what comes in over TCP is encrypted.
+    pub tls: Option<(PathBuf, PathBuf)>,
+}
+
+/// Longest name: as an interface's, which stand in rules beside it.
+const NAME_MAX: usize = 15;
+
+pub(super) fn take(top: &Table<'_, '_>, directory: &Path, ports: &[(At<&str>, Port)]) -> Vec<Mux> {
+    let mut muxes: Vec<Mux> = Vec::new();
+    for (name, table) in top.named("mux") {
+        let taken =
+            |port: &Port| port.name == name.value || port.vlans.iter().any(|vlan| vlan.name == name.value);
+        if ports.iter().any(|(_, port)| taken(port)) {
+            let message = format!("there is a port called `{}` already", name.value);
+            table.wrong(&name.span, message, "rules could not tell them apart: choose another name");
+        }
+        if name.value.is_empty() || name.value.len() > NAME_MAX || name.value.contains([' ', '/']) {
+            let hint = format!("a name has 1 to {NAME_MAX} bytes, without `/` and spaces");
+            table.wrong(&name.span, format!("`{}` cannot be the name of a mux", name.value), hint);
+        }
+        muxes.extend(mux(&name, &table, directory));
+        table.finish();
+    }
+    muxes
+}
+
+fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Mux> {
+    table.need("listen", "write listen = [\"HOST:PORT\"], or \"unix:PATH\"");
+    table.need("framing", "write framing = \"PRESET\": docs/framing.md has them");
+    table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
+    let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
+    let framing = table.text("framing");
+    if let Some(text) = &framing
+        && let Err(error) = text.value.parse::<Framing>()
+    {
+        table.wrong(
+            &text.span,
+            format!("`{}` is no framing: {error}", text.value),
+            "docs/framing.md has them",
+        );
+    }
+    let worker = table.text("worker").and_then(|text| command(table, &text));
+    let orders = [
+        ("none", Order::None),
+        ("replies", Order::Replies),
+        ("serial", Order::Serial),
+        ("sticky", Order::Sticky),
+        ("key", Order::Key),
+    ];
+    let seconds = |key| table.seconds(key, 0.001..=86_400.0);
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    Some(Mux {
+        name: name.value.to_owned(),
+        listen,
+        workers: table.number("workers", 1..=64).map_or(processors.min(64), |count| count as usize),
+        order: table.word("order", &orders).unwrap_or(Order::None),
+        drain: seconds("drain").unwrap_or(Duration::from_secs(10)),
+        timeout: seconds("timeout"),
+        idle: seconds("idle"),
+        message_time: seconds("message-time"),
+        message_max: table.number("message-max", 1..=33_554_432).unwrap_or(16 << 20) as usize,
+        redeliver: table.number("redeliver", 0..=255).unwrap_or(2) as u8,
+        keep_undone: table.word("undone", &[("close", false), ("keep", true)]).unwrap_or(false),
+        tls: tls(table, directory),
+        framing: framing?.value.to_owned(),
+        worker: worker?,
+    })
+}
+
+fn address(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<String> {
+    if let Some(path) = text.value.strip_prefix("unix:") {
+        return Some(format!("unix:{}", directory.join(path).display()));
+    }
+    let port = text.value.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+    if port.and_then(|port| port.parse::<u16>().ok()).is_none() {
+        let message = format!("`{}` is no address to listen on", text.value);
+        table.wrong(&text.span, message, "write \"HOST:PORT\", such as \"0.0.0.0:7007\", or \"unix:PATH\"");
+        return None;
+    }
+    Some(text.value.to_owned())
+}
+
+fn command(table: &Table<'_, '_>, text: &At<&str>) -> Option<Vec<String>> {
+    match shell_words::split(text.value) {
+        Ok(words) if !words.is_empty() => return Some(words),
+        Ok(_) => table.wrong(&text.span, "the command has no word", "name a program"),
+        Err(error) => table.wrong(&text.span, format!("the command cannot be split: {error}"), ""),
+    }
+    None
+}
+
+fn tls(table: &Table<'_, '_>, directory: &Path) -> Option<(PathBuf, PathBuf)> {
+    let path = |key| table.text(key).map(|text| directory.join(text.value));
+    match (path("tls-cert"), path("tls-key")) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        (cert, _) => {
+            let (has, lacks) = if cert.is_some() { ("tls-cert", "tls-key") } else { ("tls-key", "tls-cert") };
+            let message = format!("there is no `{lacks}`");
+            table.wrong(&table.span_of(has), message, "TLS needs a certificate chain and its key, both PEM");
+            None
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Dumps of states over a ring: as many as there are, while packets go on, without a copy through a socket.
+//!
+//! What: a thread of its own has a ring's listener beside the control socket. Who attaches asks with [`Kind::REQUEST`] of
+//! group [`STATES`] and gets frames of [`Kind::DUMP`], each a line of JSON, `{"next":CURSOR,"states":[STATE...]}`, and then
+//! one of [`Kind::DONE`]. The request's payload is empty, or 8 bytes, little-endian: the CURSOR to go on at, so that who was
+//! interrupted does not begin again. No state comes twice, and none that lives throughout is missed.
+//!
+//! The gate is locked for one page at a time ([`PAGE`]); a client that takes nothing holds half of its ring, and nothing else.
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+use towpath_gate::state::Cursor;
+use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Source};
+
+use super::rows::State;
+use crate::live::Bell;
+use crate::rulebook::Rulebook;
+
+/// The group of a request for the states.
+pub const STATES: u32 = 1;
+
+/// States of one frame.
+const PAGE: usize = 64;
+
+/// Clients at a time; one more is let go.
+const CLIENTS: usize = 16;
+
+/// How long the thread sleeps at most.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// ENOENT, EINVAL of errno(3): there is no such group; the payload is no cursor.
+const ENOENT: u32 = 2;
+const EINVAL: u32 = 22;
+
+/// The listener and its thread; it ends when this is dropped.
+pub struct Dumps {
+    over: Arc<AtomicBool>,
+    bell: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Where the ring of a control socket is.
+pub fn path(control: &Path) -> PathBuf {
+    let mut path = control.as_os_str().to_owned();
+    path.push(".ring");
+    path.into()
+}
+
+impl Dumps {
+    /// Listens beside the control socket, for root, the engine's user and `owner`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn start(control: &Path, owner: Option<u32>, book: Arc<Rulebook>) -> io::Result<Self> {
+        let path = path(control);
+        let mut users = vec![rustix::process::geteuid().as_raw(), 0];
+        users.extend(owner);
+        users.sort_unstable();
+        users.dedup();
+        let config = Config {
+            allow: Allow::Users(users),
+            deadline: None,
+            messages: true,
+            huge_pages: false,
+            violations_max: 0,
+            ..Config::default()
+        };
+        let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
+        // Who may attach is asked of the kernel; the file only has to let them try.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+        let (over, bell) = (Arc::new(AtomicBool::new(false)), Bell::new()?);
+        let mut house = House { endpoint, clients: Vec::new(), book, start: Instant::now() };
+        let (ended, rung) = (Arc::clone(&over), bell.clone());
+        let run = move || {
+            // Acquire: pairs with the release in `drop`.
+            while !ended.load(Ordering::Acquire) {
+                if let Err(error) = house.turn(&rung) {
+                    log::warn!("dumps: {error}");
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("dumps".into()).spawn(run)?;
+        Ok(Self { over, bell, thread: Some(thread) })
+    }
+}
+
+impl Drop for Dumps {
+    fn drop(&mut self) {
+        // Release: pairs with the acquire in the thread.
+        self.over.store(true, Ordering::Release);
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct House {
+    endpoint: Endpoint,
+    clients: Vec<Client>,
+    book: Arc<Rulebook>,
+    start: Instant,
+}
+
+struct Client {
+    channel: Channel,
+    states: Option<States>,
+}
+
+impl House {
+    fn turn(&mut self, bell: &Bell) -> io::Result<()> {
+        while let Some(channel) = self.endpoint.accept()? {
+            if self.clients.len() < CLIENTS {
+                self.clients.push(Client { channel, states: None });
+            }
+        }
+        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        for client in &mut self.clients {
+            client.turn(&self.book, now);
+        }
+        self.clients.retain_mut(|client| client.channel.check_peer() && !client.channel.is_dead());
+        // All of them, not up to the first that has something.
+        let busy =
+            self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
+        if !busy {
+            let mut fds = vec![PollFd::new(&self.endpoint, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
+            fds.extend(self.clients.iter().map(|client| PollFd::new(&client.channel, PollFlags::IN)));
+            let timeout = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: 0 };
+            // Interrupted, or woken: the next turn looks in any case.
+            let _ = poll(&mut fds, Some(&timeout));
+        }
+        self.clients.iter_mut().for_each(|client| client.channel.disarm());
+        bell.hush();
+        Ok(())
+    }
+}
+
+impl Client {
+    fn turn(&mut self, book: &Arc<Rulebook>, now: u64) {
+        let Self { channel, states } = self;
+        let mut asked = Vec::new();
+        channel.poll_messages(|header, payload| {
+            if header.kind == Kind::REQUEST {
+                asked.push((header.group, cursor(payload)));
+            }
+        });
+        for (group, from) in asked {
+            let error = match (group, from) {
+                (STATES, Some(from)) => match channel.begin_dump(group) {
+                    Ok(()) => {
+                        *states = Some(States { book: Arc::clone(book), next: Some(from) });
+                        continue;
+                    }
+                    // It has been told.
+                    Err(_) => continue,
+                },
+                (STATES, None) => EINVAL,
+                _ => ENOENT,
+            };
+            let meta = Meta { kind: Kind::ERROR, group, mark: error, ..Meta::default() };
+            // A client that has no room for an error has asked for more than it takes.
+            let _ = channel.send(&[], &meta);
+        }
+        channel.poll_verdicts(now, |_, _| {});
+        if let Some(source) = states
+            && channel.dump(source) != Progress::Running
+        {
+            *states = None;
+        }
+        channel.kick();
+    }
+}
+
+fn cursor(payload: &[u8]) -> Option<Cursor> {
+    match payload {
+        [] => Some(Cursor::default()),
+        bytes => Some(Cursor::from_bits(u64::from_le_bytes(bytes.try_into().ok()?))),
+    }
+}
+
+/// The states from a place on.
+struct States {
+    book: Arc<Rulebook>,
+    next: Option<Cursor>,
+}
+
+impl Source for States {
+    fn next(&mut self, into: &mut Vec<u8>) -> bool {
+        let Some(from) = self.next.take() else { return false };
+        let (lines, next) = self.book.states(from, PAGE, false);
+        self.next = next;
+        let states: Vec<State> = lines.into_iter().map(State::from).collect();
+        let page = json!({ "next": next.map(Cursor::to_bits), "states": states });
+        writeln!(into, "{page}").expect("a Vec takes everything");
+        true
+    }
+
+    /// Rules, by whose numbers states are listed: states come and go all the time.
+    fn generation(&self) -> u64 {
+        self.book.version()
+    }
+}

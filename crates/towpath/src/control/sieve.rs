@@ -1,0 +1,145 @@
+//! Which packets somebody follows: those that a rule decided, those of a flow, or both.
+
+use std::net::{IpAddr, SocketAddr};
+
+use towpath_gate::Packet;
+use towpath_gate::packet::Addresses;
+
+/// Which packets somebody follows. Without any word: all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sieve {
+    /// The number of the rule that decided.
+    rule: Option<u32>,
+    /// The protocol's number, and the two ends, whichever sent the packet.
+    proto: Option<u8>,
+    ends: [End; 2],
+}
+
+/// One end of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct End {
+    address: Option<IpAddr>,
+    port: Option<u16>,
+}
+
+impl Sieve {
+    /// Packets that `rule` decided, and of `flow`: PROTOCOL END END, such as `tcp 10.0.0.1:4000 10.0.0.2:22`. An END is an address,
+    /// an address and a port, `:PORT`, or `any`; the second may be left out.
+    ///
+    /// # Errors
+    /// What is wrong with `flow`.
+    pub fn new(rule: Option<u32>, flow: Option<&str>) -> Result<Self, String> {
+        let mut sieve = Self { rule, ..Self::default() };
+        let Some(flow) = flow else { return Ok(sieve) };
+        let mut words = flow.split_whitespace();
+        let proto = words.next().ok_or("a flow is PROTOCOL END END, such as `tcp 10.0.0.1 10.0.0.2:22`")?;
+        sieve.proto = protocol(proto)?;
+        for (end, word) in sieve.ends.iter_mut().zip(&mut words) {
+            *end = self::end(word)?;
+        }
+        match words.next() {
+            None => Ok(sieve),
+            Some(word) => Err(format!("`{word}` is too much: a flow is PROTOCOL END END")),
+        }
+    }
+
+    /// Whether the packet is one of them, of which `rule` decided.
+    pub fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
+        if self.rule.is_some() && self.rule != rule || self.proto.is_some_and(|proto| proto != packet.proto) {
+            return false;
+        }
+        if self.ends == [End::default(); 2] {
+            return true;
+        }
+        let (from, to): (IpAddr, IpAddr) = match packet.addresses {
+            Addresses::V4(from, to) => (from.into(), to.into()),
+            Addresses::V6(from, to) => (from.into(), to.into()),
+            Addresses::None => return false,
+        };
+        let (from, to) = ((from, packet.src_port), (to, packet.dst_port));
+        let [one, other] = self.ends;
+        one.is(from) && other.is(to) || one.is(to) && other.is(from)
+    }
+}
+
+impl End {
+    fn is(self, (address, port): (IpAddr, u16)) -> bool {
+        self.address.is_none_or(|own| own == address) && self.port.is_none_or(|own| own == port)
+    }
+}
+
+fn protocol(word: &str) -> Result<Option<u8>, String> {
+    // IANA's numbers.
+    let known = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmp6", 58), ("ipv6-icmp", 58), ("sctp", 132)];
+    match known.iter().find(|(name, _)| *name == word) {
+        Some((_, number)) => Ok(Some(*number)),
+        None if matches!(word, "ip" | "any" | "all") => Ok(None),
+        None => word.parse().map(Some).map_err(|_| {
+            format!("`{word}` is no protocol: write tcp, udp, icmp, icmp6, sctp, ip or a number")
+        }),
+    }
+}
+
+fn end(word: &str) -> Result<End, String> {
+    if word == "any" {
+        return Ok(End::default());
+    }
+    if let Some(port) = word.strip_prefix(':').and_then(|port| port.parse().ok()) {
+        return Ok(End { address: None, port: Some(port) });
+    }
+    if let Ok(address) = word.trim_matches(['[', ']']).parse() {
+        return Ok(End { address: Some(address), port: None });
+    }
+    match word.parse::<SocketAddr>() {
+        Ok(end) => Ok(End { address: Some(end.ip()), port: Some(end.port()) }),
+        Err(_) => {
+            Err(format!("`{word}` is no end: write ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT, :PORT or any"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_gate::gate::Written;
+    use towpath_gate::wire;
+
+    use super::*;
+
+    #[test]
+    fn packets_are_taken_by_rule_and_by_either_end() {
+        let rows = [
+            (None, None, true),
+            (Some(100), None, true),
+            (Some(200), None, false),
+            (None, Some("tcp"), true),
+            (None, Some("ip any"), true),
+            (None, Some("udp"), false),
+            (None, Some("tcp 10.0.0.1"), true),
+            (None, Some("tcp 192.0.2.1:23 10.0.0.1:40000"), true),
+            (None, Some("6 any :23"), true),
+            (None, Some("tcp 10.0.0.1:23"), false),
+            (None, Some("tcp 10.0.0.1 10.0.0.1"), false),
+            (None, Some("tcp [2001:db8::1]:23"), false),
+            (Some(100), Some("tcp :23"), true),
+            (Some(200), Some("tcp :23"), false),
+        ];
+        let syn = Written::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
+        let packet = wire::parse(syn.link(), &syn.frame, syn.frame.len() as u32).unwrap();
+        for (rule, flow, expected) in rows {
+            let sieve = Sieve::new(rule, flow).unwrap();
+            assert_eq!(sieve.takes(&packet, Some(100)), expected, "{rule:?} {flow:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_flow_is_said() {
+        for (flow, words) in [
+            ("", "a flow is PROTOCOL END END"),
+            ("tpc", "`tpc` is no protocol"),
+            ("tcp 10.0.0", "`10.0.0` is no end"),
+            ("tcp any any any", "`any` is too much"),
+        ] {
+            assert!(Sieve::new(None, Some(flow)).unwrap_err().contains(words), "{flow}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Where a front listens.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use thiserror::Error;
+use towpath_mux::io::{Server, Tls};
+
+/// An address that cannot be listened on.
+#[derive(Debug, Error)]
+#[error("cannot listen on {address}: {source}{}", hint(source))]
+pub struct ListenError {
+    /// The address.
+    pub address: String,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// Listens on HOST:PORT, with `tls` if there is any, or on unix:PATH; a socket that nobody listens on any more is replaced.
+/// The address as it is: a port of 0 was chosen.
+///
+/// # Errors
+/// Why not, and what to do.
+pub fn listen(server: &Server, address: &str, tls: Option<&Tls>) -> Result<String, ListenError> {
+    let wrong = |source| ListenError { address: address.to_owned(), source };
+    if let Some(path) = address.strip_prefix("unix:") {
+        if is_stale(Path::new(path)) {
+            std::fs::remove_file(path).map_err(wrong)?;
+        }
+        server.listen_unix(path).map_err(wrong)?;
+        return Ok(address.to_owned());
+    }
+    let at = match tls {
+        Some(tls) => server.listen_tls(address, tls.clone()),
+        None => server.listen(address),
+    };
+    at.map(|at| at.to_string()).map_err(wrong)
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
+        io::ErrorKind::AddrNotAvailable => "; it is none of this machine's addresses",
+        io::ErrorKind::InvalidInput => "; an address is HOST:PORT or unix:PATH",
+        _ => "",
+    }
+}
+
+/// Whether there is a socket that nobody listens on any more.
+fn is_stale(path: &Path) -> bool {
+    let socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    socket && UnixStream::connect(path).is_err_and(refused)
+}

@@ -1,0 +1,157 @@
+//! A mux of the configuration: its listeners, its workers and its thread.
+//!
+//! It listens before capabilities are given up (a port below 1024 needs one), and accepts when its workers have attached.
+//! Its thread has nothing but its sockets and rings; the rules are asked at its [`Door`].
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use towpath_mux::assembler::Limits;
+use towpath_mux::io::{Server, Tls};
+use towpath_mux::mux;
+
+use super::administrator::Failure;
+use super::door::Door;
+use super::order::Bell;
+use crate::config::Mux;
+use crate::control::Desk;
+use crate::front::{self, Front, Orders, Outcome};
+
+/// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
+const CHANNELS: u32 = 1_000_000;
+
+/// A mux that listens, and does not accept yet.
+pub(super) struct Listening {
+    server: Server,
+    config: Mux,
+}
+
+/// A mux that runs.
+pub(super) struct Service {
+    name: String,
+    door: Arc<Door>,
+    server: Server,
+    orders: Orders,
+    thread: JoinHandle<Result<Outcome, front::Error>>,
+    unix: Vec<String>,
+}
+
+impl Listening {
+    pub(super) fn open(config: &Mux) -> Result<Self, Failure> {
+        let failed = |error: io::Error| Failure::Mux(config.name.clone(), error.to_string());
+        let core = mux::Config {
+            order: config.order,
+            redeliver: config.redeliver,
+            idle: config.idle,
+            ..mux::Config::default()
+        };
+        let limits = Limits {
+            message: config.message_max,
+            head_time: config.message_time,
+            body_time: config.message_time,
+            rate: 64 << 10,
+            ..Limits::default()
+        };
+        let framing = config.framing.parse().map_err(|error| {
+            Failure::Mux(config.name.clone(), format!("`{}` is no framing: {error}", config.framing))
+        })?;
+        let server = Server::with_limits(framing, limits, core).map_err(failed)?;
+        let tls = config.tls.as_ref().map(|(chain, key)| Tls::server(chain, key)).transpose();
+        let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
+        for address in &config.listen {
+            let at = front::listen(&server, address, tls.as_ref())
+                .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
+            log::info!("mux {}: listens on {at}", config.name);
+        }
+        Ok(Self { server, config: config.clone() })
+    }
+
+    /// Starts its workers, and when they have attached its thread. `place` is its place among the muxes.
+    pub(super) fn start(
+        self,
+        place: usize,
+        door: Door,
+        desk: Option<Desk>,
+        done: Bell,
+    ) -> Result<Service, Failure> {
+        let Self { server, config } = self;
+        let Mux { name, listen, .. } = config;
+        let door = Arc::new(door);
+        server.set_admission(Arc::clone(&door) as Arc<_>);
+        let front = front::Config {
+            command: config.worker,
+            workers: NonZeroUsize::new(config.workers).unwrap_or(NonZeroUsize::MIN),
+            drain: config.drain,
+            timeout: config.timeout,
+            close_undone: !config.keep_undone,
+            name: name.clone(),
+            first_channel: CHANNELS * (place as u32 + 1),
+        };
+        let (front, orders) =
+            Front::ordered(&server, front, desk).map_err(|error| Failure::Workers(name.clone(), error))?;
+        let run = move || {
+            let outcome = front.run();
+            done.ring();
+            outcome
+        };
+        let thread = std::thread::Builder::new().name(format!("mux-{name}"));
+        let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
+        let unix = listen.iter().filter_map(|address| address.strip_prefix("unix:"));
+        let unix = unix.map(str::to_owned).collect();
+        Ok(Service { name, door, server, orders, thread, unix })
+    }
+}
+
+impl Service {
+    /// Keeps the states of its connections, and ends those that the rules would not let in any more. `again`: they have
+    /// changed.
+    pub(super) fn tend(&self, again: bool) {
+        for peer in self.door.tend(again).refused {
+            log::info!("mux {}: {} is not let in any more by the rules: closed", self.name, peer.remote);
+            self.server.close_peer(&peer);
+        }
+    }
+
+    /// Whether its thread has ended.
+    pub(super) fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Nothing more is accepted or read; what was is answered.
+    pub(super) fn drain(&self) {
+        self.orders.end();
+    }
+
+    /// Waits for its end. Whether it ended well.
+    pub(super) fn join(self) -> bool {
+        for path in &self.unix {
+            let _ = std::fs::remove_file(path);
+        }
+        match self.thread.join() {
+            Ok(Ok(Outcome { drained, totals, restarts })) => {
+                log::info!(
+                    "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
+                     started again{}",
+                    self.name,
+                    totals.attach,
+                    totals.received,
+                    totals.done,
+                    totals.undone,
+                    totals.queued + totals.in_hand,
+                    if drained { "" } else { "; ended before everything was drained" },
+                );
+                true
+            }
+            Ok(Err(error)) => {
+                log::error!("mux {}: {error}", self.name);
+                false
+            }
+            Err(_) => {
+                log::error!("mux {}: its thread panicked", self.name);
+                false
+            }
+        }
+    }
+}
