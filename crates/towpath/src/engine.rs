@@ -30,6 +30,7 @@ mod view;
 mod wiring;
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
@@ -119,6 +120,8 @@ pub struct Meta {
     pub interface: u32,
     /// The port that it leaves by; none before it has passed, and for one that goes nowhere.
     pub out: Option<PortId>,
+    /// The next hop that a rule (`fwd`) has named, in place of that of its route.
+    pub hop: Option<IpAddr>,
     /// Its bytes are not those that came.
     pub changed: bool,
     /// What a live port knows about it besides.
@@ -138,6 +141,8 @@ struct Totals {
     no_room: u64,
     /// Of those dropped: there is no route.
     no_route: u64,
+    /// Of those dropped: they had no hop left.
+    expired: u64,
 }
 
 /// See the module's text.
@@ -335,6 +340,7 @@ impl<E: Edge> Engine<E> {
             link_type: towpath_port::LinkType::RAW.0,
             interface: u32::from(route.port.0),
             out: Some(route.port),
+            hop: None,
             changed: true,
             port: towpath_port::Meta::default(),
         };
@@ -503,7 +509,7 @@ impl<E: Edge> Engine<E> {
                     let place = (totals.packets, arrival.0.into());
                     traces.tell(place, (frame, &meta), &progress.walk, Some(fate), walker);
                 }
-                if let Fate::Rejected(reject) = fate {
+                if let Some(reject) = fate.answer(packet, self.walker.ports().addresses(arrival)) {
                     let Self { replies, walker, clock, edge, .. } = self;
                     replies.answer(reject, packet, (arrival, &meta), 1, walker, *clock, edge);
                 }
@@ -532,7 +538,7 @@ impl<E: Edge> Engine<E> {
         mut meta: Meta,
         progress: &Progress,
     ) -> Result<(), E::Error> {
-        meta.out = progress.out;
+        (meta.out, meta.hop) = (progress.out, progress.hop);
         let (edits, lane) = (progress.walk.edits(), self.lane(progress));
         let clear = self.window.is_clear(lane);
         if self.live && !clear && !self.window.has_room() {
@@ -636,6 +642,10 @@ impl<E: Edge> Engine<E> {
             Fate::Dropped => self.totals.dropped += u64::from(parts),
             Fate::NoRoute => {
                 self.totals.no_route += u64::from(parts);
+                self.totals.dropped += u64::from(parts);
+            }
+            Fate::Expired => {
+                self.totals.expired += u64::from(parts);
                 self.totals.dropped += u64::from(parts);
             }
             Fate::Rejected(_) => self.totals.rejected += u64::from(parts),
@@ -978,13 +988,15 @@ impl<E: Edge> Engine<E> {
         match fate {
             None => {
                 apply(progress.walk.edits(), &mut stored.bytes, &mut stored.meta);
-                stored.meta.out = progress.out;
+                (stored.meta.out, stored.meta.hop) = (progress.out, progress.hop);
                 self.totals.passed += u64::from(parts);
                 self.window.pass(ticket);
             }
             Some(fate) => {
-                if let Fate::Rejected(reject) = fate
+                if fate != Fate::Dropped
                     && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
+                    && let Some(reject) =
+                        fate.answer(&packet, self.walker.ports().addresses(progress.arrival))
                 {
                     let came = (progress.arrival, &stored.meta);
                     let Self { replies, walker, clock, edge, .. } = self;

@@ -107,6 +107,72 @@ fn captures_go_through_the_live_engine() {
     assert!(passed.len() < all.len() && !passed.iter().any(has));
 }
 
+/// A router between three captures: what has a route, what a rule sends another way, and what is answered.
+#[test]
+fn a_router_answers_what_it_cannot_pass_on() {
+    use towpath_gate::gate::Written;
+    use towpath_gate::wire;
+    use towpath_port::{Burst, Frame, LinkType, Port, Received, pcap};
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let packets = [
+        "udp 10.0.0.1:4000 > 10.9.0.2:53 ttl 64",
+        "udp 10.0.0.1:4000 > 10.9.0.2:53 ttl 1",
+        "udp 10.0.0.1:4000 > 10.7.0.2:53",
+        "udp 10.0.0.1:4000 > 10.9.0.2:5353",
+        "udp 2001:db8::1:4000 > 2001:db8:9::2:53 ttl 1",
+        "udp 2001:db8::1:4000 > 2001:db8:7::2:53",
+    ];
+    let mut writer = pcap::Writer::create(path("in.pcap")).unwrap();
+    for words in packets {
+        let words = words.replace("2001:db8::1:4000", "[2001:db8::1]:4000");
+        let words = words
+            .replace("2001:db8:9::2:53", "[2001:db8:9::2]:53")
+            .replace("2001:db8:7::2:53", "[2001:db8:7::2]:53");
+        let packet = Written::parse(&words).unwrap_or_else(|error| panic!("{words}: {error}"));
+        let frame = Frame { time_ns: 1, ..Frame::new(&packet.frame, LinkType::ETHERNET) };
+        assert_eq!(writer.send(&mut std::iter::once(frame)).unwrap(), 1);
+    }
+    writer.flush().unwrap();
+    drop(writer);
+    std::fs::write(path("r"), "add fwd 10.8.0.1 udp from any to any 5353 in\nadd allow ip from any to any\n")
+        .unwrap();
+    let route = |to: &str, port: &str| {
+        format!("[[route]]\nto = \"{to}\"\nport = \"{port}\"\nmac = \"02:00:00:00:00:09\"\n")
+    };
+    let config = format!(
+        "rules = \"r\"\n[port.a]\ndriver = \"pcap\"\nread = \"in.pcap\"\nwrite = \"a.pcap\"\n\
+         address = [\"10.0.0.254\", \"2001:db8::254\"]\n[port.b]\ndriver = \"pcap\"\nwrite = \"b.pcap\"\n\
+         [port.c]\ndriver = \"pcap\"\nwrite = \"c.pcap\"\n{}{}{}",
+        route("10.9.0.0/16", "b"),
+        route("2001:db8:9::/48", "b"),
+        route("10.8.0.0/16", "c"),
+    );
+    std::fs::write(path("t.toml"), config).unwrap();
+    let (code, _, err) = towpath(&["run", path("t.toml").to_str().unwrap()]);
+    assert_eq!(code, 0, "{err}");
+    // Protocol, hops left; of an answer its type and code.
+    let came = |name: &str| {
+        let (mut reader, mut burst, mut seen) =
+            (pcap::Reader::open(path(name)).unwrap(), Burst::new(64), Vec::new());
+        while reader.receive(&mut burst).unwrap() == Received::Frames {
+            for frame in burst.iter() {
+                let packet =
+                    wire::parse(towpath_gate::packet::Link::Ethernet, frame.bytes, frame.wire_len).unwrap();
+                let hops =
+                    frame.bytes[packet.network + if frame.bytes[packet.network] >> 4 == 6 { 7 } else { 8 }];
+                seen.push((packet.proto, hops, packet.icmp_type, packet.icmp_code));
+            }
+        }
+        seen
+    };
+    assert_eq!(came("b.pcap"), [(17, 63, 0, 0)]);
+    assert_eq!(came("c.pcap"), [(17, 63, 0, 0)]);
+    // Time exceeded and net unreachable; for IPv6 time exceeded and no route to destination.
+    assert_eq!(came("a.pcap"), [(1, 64, 11, 0), (1, 64, 3, 0), (58, 64, 3, 0), (58, 64, 1, 0)]);
+}
+
 #[test]
 fn what_cannot_be_had_is_named() {
     let directory = tempfile::tempdir().unwrap();

@@ -110,6 +110,16 @@ impl Reject {
         }
     }
 
+    /// How a router answers a packet that it has no route for.
+    pub fn no_route(packet: &Packet<'_>) -> Self {
+        unreach(packet, Self::Unreach { code: UNREACH_NET, mtu: 0 })
+    }
+
+    /// How a router answers a packet that has no hop left.
+    pub fn time_exceeded(packet: &Packet<'_>) -> Self {
+        forbidden(packet).map_or(Self::TimeExceeded, Self::Silent)
+    }
+
     /// Writes the frame that answers `packet` into `out`, in place of what is there. `me` are the addresses of the port
     /// that the packet came in by: an ICMP error is from the first that fits, or else from whom the packet was for.
     ///
@@ -136,8 +146,13 @@ impl Reject {
         out.clear();
         link(packet, out)?;
         match self {
-            Self::Unreach { code, mtu } => unreachable4(packet, code, mtu, me, out),
-            Self::Unreach6 { code } => unreachable6(packet, code, me, out),
+            Self::Unreach { code, mtu } => error4(packet, (ICMP_UNREACH, code), mtu, me, out),
+            Self::Unreach6 { code } => error6(packet, (ICMP6_UNREACH, code), me, out),
+            // Both with code 0: exceeded in transit (RFC 792, RFC 4443 3.3).
+            Self::TimeExceeded if matches!(packet.addresses, Addresses::V4(..)) => {
+                error4(packet, (ICMP_TIMXCEED, 0), 0, me, out)
+            }
+            Self::TimeExceeded => error6(packet, (ICMP6_TIME_EXCEEDED, 0), me, out),
             Self::Reset => tcp_reset(packet, out),
             Self::Abort => sctp_abort(packet, out),
             Self::Silent(reason) => Err(reason),
@@ -179,6 +194,10 @@ const TCP_RST: u8 = 0x04;
 const TCP_ACK: u8 = 0x10;
 /// ICMP destination unreachable, and two of its codes (RFC 792, RFC 1812 5.2.7.1).
 const ICMP_UNREACH: u8 = 3;
+/// ICMP_TIMXCEED (netinet/ip_icmp.h), ICMP6_TIME_EXCEEDED (netinet/icmp6.h), ICMP_UNREACH_NET.
+const ICMP_TIMXCEED: u8 = 11;
+const ICMP6_TIME_EXCEEDED: u8 = 3;
+const UNREACH_NET: u8 = 0;
 const UNREACH_NEEDFRAG: u8 = 4;
 const UNREACH_FILTER_PROHIB: u8 = 13;
 /// ICMPv6 destination unreachable (RFC 4443, 3.1).
@@ -366,9 +385,9 @@ fn quote<'p>(packet: &Packet<'p>, room: usize) -> Result<&'p [u8], Silent> {
     if quote.len() < least { Err(Silent::Cut) } else { Ok(quote) }
 }
 
-fn unreachable4(
+fn error4(
     packet: &Packet<'_>,
-    code: u8,
+    (kind, code): (u8, u8),
     mtu: u16,
     me: &[IpAddr],
     out: &mut Vec<u8>,
@@ -379,15 +398,20 @@ fn unreachable4(
         IpAddr::V6(_) => None,
     });
     header4(own.unwrap_or(dst), src, TOS_CONTROL, proto::ICMP, out);
-    out.extend([ICMP_UNREACH, code, 0, 0, 0, 0]);
+    out.extend([kind, code, 0, 0, 0, 0]);
     // The next-hop MTU (RFC 1191, 4).
-    out.extend(if code == UNREACH_NEEDFRAG { mtu } else { 0 }.to_be_bytes());
+    out.extend(if (kind, code) == (ICMP_UNREACH, UNREACH_NEEDFRAG) { mtu } else { 0 }.to_be_bytes());
     out.extend(quote(packet, ICMP_MAX - 28)?);
     finish(packet, out);
     Ok(())
 }
 
-fn unreachable6(packet: &Packet<'_>, code: u8, me: &[IpAddr], out: &mut Vec<u8>) -> Result<(), Silent> {
+fn error6(
+    packet: &Packet<'_>,
+    (kind, code): (u8, u8),
+    me: &[IpAddr],
+    out: &mut Vec<u8>,
+) -> Result<(), Silent> {
     let Addresses::V6(src, dst) = packet.addresses else { return Err(Silent::OtherFamily) };
     let own = me.iter().find_map(|ip| match ip {
         // An address that is good on this link only says nothing to a host behind it.
@@ -395,7 +419,7 @@ fn unreachable6(packet: &Packet<'_>, code: u8, me: &[IpAddr], out: &mut Vec<u8>)
         _ => None,
     });
     header6(own.unwrap_or(dst), src, proto::ICMP6, out);
-    out.extend([ICMP6_UNREACH, code, 0, 0, 0, 0, 0, 0]);
+    out.extend([kind, code, 0, 0, 0, 0, 0, 0]);
     out.extend(quote(packet, ICMP6_MAX - 48)?);
     finish(packet, out);
     Ok(())

@@ -217,6 +217,7 @@ impl fmt::Display for Step {
             Self::Reject(Reject::Unreach6 { code }) => {
                 write!(f, "reject with ICMPv6 unreachable, code {code}")
             }
+            Self::Reject(Reject::TimeExceeded) => f.write_str("reject with ICMP time exceeded"),
             Self::Reject(Reject::Reset) => f.write_str("reject with a TCP reset"),
             Self::Reject(Reject::Abort) => f.write_str("reject with an SCTP abort"),
             Self::Inspect(queue) => write!(f, "inspect by queue {queue}"),
@@ -298,6 +299,8 @@ pub enum Reject {
         /// Code.
         code: u8,
     },
+    /// ICMP or ICMPv6 time exceeded in transit: a router's answer, no rule's.
+    TimeExceeded,
     /// TCP RST.
     Reset,
     /// SCTP ABORT.

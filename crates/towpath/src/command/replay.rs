@@ -215,6 +215,7 @@ fn meta(frame: &Frame<'_>) -> Meta {
         link_type: frame.link.0,
         interface: frame.interface,
         out: None,
+        hop: None,
         changed: false,
         port: frame.meta,
     }

@@ -112,6 +112,9 @@ pub struct Stats {
     pub no_room: u64,
     /// Of these, because there is no route.
     pub no_route: u64,
+    /// Of those dropped: they had no hop left.
+    #[serde(default)]
+    pub expired: u64,
     /// Those that a rule or an inspector rejected.
     pub rejected: u64,
     /// Malformed ones: they never met a rule.
@@ -169,6 +172,7 @@ impl Stats {
             dropped: self.dropped + other.dropped,
             no_room: self.no_room + other.no_room,
             no_route: self.no_route + other.no_route,
+            expired: self.expired + other.expired,
             rejected: self.rejected + other.rejected,
             undecodable: self.undecodable + other.undecodable,
             waiting: self.waiting + other.waiting,

@@ -206,6 +206,7 @@ pub fn stats(stats: &Stats) -> String {
         ("dropped", stats.dropped),
         ("  no room", stats.no_room),
         ("  no route", stats.no_route),
+        ("  expired", stats.expired),
         ("rejected", stats.rejected),
         ("  answered", stats.replies.sent),
         ("undecodable", stats.undecodable),

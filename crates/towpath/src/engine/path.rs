@@ -1,5 +1,7 @@
 //! One packet's place on its path, and the step from one place to the next: values in, values out.
 
+use std::net::IpAddr;
+
 use towpath_gate::gate::{Dir, Edits, PortId, Reject, Step, Walk, Walker};
 use towpath_gate::packet::Addresses;
 use towpath_gate::state::{Ends, Flow};
@@ -24,6 +26,8 @@ pub(super) struct Progress {
     way: Way,
     /// The port it leaves by, once that is known.
     pub(super) out: Option<PortId>,
+    /// The next hop that a rule has named.
+    pub(super) hop: Option<IpAddr>,
     /// It has not met the rules yet: those before it in its flow have to be decided first.
     pub(super) aside: bool,
     /// The second walk (direction out) has begun.
@@ -80,6 +84,8 @@ pub(super) enum Fate {
     Dropped,
     /// There is no route.
     NoRoute,
+    /// It has no hop left.
+    Expired,
     /// How it is answered, if a rule said so: an inspector only rejects.
     Rejected(Option<Reject>),
 }
@@ -117,6 +123,7 @@ impl Progress {
             arrival,
             way,
             out: None,
+            hop: None,
             aside: false,
             leaving: false,
             wait: Wait { queue: 0, kind: Kind::Inspect, since: None },
@@ -170,8 +177,12 @@ pub(super) fn detoured(progress: &mut Progress) -> bool {
 /// Walks the rules from where the packet is, until something else has to happen.
 pub(super) fn advance(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
     match walker.walk(&mut progress.walk, packet, now) {
-        // A next hop is for a port that has hops; a capture has none.
-        Step::Pass | Step::Forward(..) => leave(walker, packet, progress, now),
+        Step::Pass => leave(walker, packet, progress, now),
+        // For a router; a bridge has no next hops, nor has a capture.
+        Step::Forward(hop, _) => {
+            progress.hop = Some(hop);
+            leave(walker, packet, progress, now)
+        }
         Step::Reassemble => Next::Reassemble,
         Step::Drop(_) => Next::Gone(Fate::Dropped),
         Step::Reject(reject) => Next::Gone(Fate::Rejected(Some(reject))),
@@ -222,17 +233,29 @@ pub(super) fn begins(packet: &Packet<'_>) -> bool {
 /// A walk has ended with pass: the second one, if the packet has a way out and has not had it yet.
 fn leave(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
     if progress.leaving {
+        // Named by the second walk, the next hop may be behind another port.
+        if let (Way::Router, Some(hop)) = (progress.way, progress.hop) {
+            match walker.routes().lookup(hop) {
+                Some((route, _)) => progress.out = Some(route.port),
+                None => return Next::Gone(Fate::NoRoute),
+            }
+        }
         return Next::Out;
     }
     let (xmit, walk_out) = match progress.way {
         Way::Bridge { xmit, walk_out } => (xmit, walk_out),
         Way::Back => (progress.arrival, false),
         Way::Nowhere => return Next::Out,
-        way @ (Way::Routes | Way::Router) => match route(walker, packet) {
-            Some(xmit) => (xmit, true),
-            None if way == Way::Routes => return Next::Out,
-            None => return Next::Gone(Fate::NoRoute),
-        },
+        // Addressed to this link, not through it: the router's own affair.
+        Way::Router if packet.addresses == Addresses::None => return Next::Out,
+        Way::Router if hops(packet) <= 1 => return Next::Gone(Fate::Expired),
+        way @ (Way::Routes | Way::Router) => {
+            match route(walker, packet, progress.hop.filter(|_| way == Way::Router)) {
+                Some(xmit) => (xmit, true),
+                None if way == Way::Routes => return Next::Out,
+                None => return Next::Gone(Fate::NoRoute),
+            }
+        }
     };
     progress.out = Some(xmit);
     if !walk_out {
@@ -243,9 +266,31 @@ fn leave(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now:
     advance(walker, packet, progress, now)
 }
 
-/// The port that the packet's route leaves by.
-fn route(walker: &Walker, packet: &Packet<'_>) -> Option<PortId> {
+/// How many hops the packet may still go (RFC 791 section 3.1, RFC 8200 section 3).
+fn hops(packet: &Packet<'_>) -> u8 {
+    let at = if matches!(packet.addresses, Addresses::V6(..)) { 7 } else { 8 };
+    packet.frame.get(packet.network + at).copied().unwrap_or(0)
+}
+
+impl Fate {
+    /// How the packet is answered that came in by a port with these addresses; the inner one as [`Fate::Rejected`]. A router
+    /// without an address of its own has nobody to answer as.
+    pub(super) fn answer(self, packet: &Packet<'_>, me: &[IpAddr]) -> Option<Option<Reject>> {
+        let six = matches!(packet.addresses, Addresses::V6(..));
+        let router = || me.iter().any(|address| address.is_ipv6() == six);
+        match self {
+            Self::Rejected(reject) => Some(reject),
+            Self::NoRoute if router() => Some(Some(Reject::no_route(packet))),
+            Self::Expired if router() => Some(Some(Reject::time_exceeded(packet))),
+            Self::Dropped | Self::NoRoute | Self::Expired => None,
+        }
+    }
+}
+
+/// The port that the packet's route leaves by, or that to its next hop.
+fn route(walker: &Walker, packet: &Packet<'_>, hop: Option<IpAddr>) -> Option<PortId> {
     let destination = match packet.addresses {
+        _ if hop.is_some() => hop?,
         Addresses::V4(_, dst) => dst.into(),
         Addresses::V6(_, dst) => dst.into(),
         Addresses::None => return None,

@@ -42,6 +42,7 @@ impl Replies {
         let meta = Meta {
             wire_len: self.frame.len() as u32,
             out: Some(arrival),
+            hop: None,
             changed: true,
             port: towpath_port::Meta::default(),
             ..*meta

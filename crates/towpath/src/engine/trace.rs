@@ -53,6 +53,7 @@ impl Traces {
                 },
                 Some(Fate::Dropped) => "drop".to_owned(),
                 Some(Fate::NoRoute) => "drop, there is no route".to_owned(),
+                Some(Fate::Expired) => "drop, it has no hop left".to_owned(),
                 Some(Fate::Rejected(_)) => "reject".to_owned(),
             };
             tap.push(Traced {

@@ -73,7 +73,18 @@ impl<C: Channel> Observed for View<'_, C> {
 
     fn stats(&self) -> Stats {
         let (
-            Totals { packets, bytes, passed, dropped, rejected, inspected, undecodable, no_room, no_route },
+            Totals {
+                packets,
+                bytes,
+                passed,
+                dropped,
+                rejected,
+                inspected,
+                undecodable,
+                no_room,
+                no_route,
+                expired,
+            },
             replies,
         ) = self.counts;
         let states = self.walker.states();
@@ -84,6 +95,7 @@ impl<C: Channel> Observed for View<'_, C> {
             dropped,
             no_room,
             no_route,
+            expired,
             rejected,
             undecodable,
             waiting: packets - passed - dropped - rejected - undecodable,

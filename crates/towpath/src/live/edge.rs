@@ -4,12 +4,14 @@
 //! copied. When the burst is handled, the worker gives each port what leaves by it, in order.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::gate::PortId;
+use towpath_gate::packet::Link;
 use towpath_port::{Burst, Frame, LinkType, Verdict};
 
-use super::hop::Hops;
+use super::hop::{self, Hops};
 use crate::control::{Desk, Observed, rows};
 use crate::engine::{Edge, Meta};
 use crate::inspector::Inspector;
@@ -39,6 +41,8 @@ pub(super) struct Line {
     pub(super) sends: bool,
     /// Packets to this port are routed.
     pub(super) hops: Option<Hops>,
+    /// The router's own addresses there.
+    pub(super) addresses: Vec<IpAddr>,
     pub(super) lost: Lost,
 }
 
@@ -64,14 +68,23 @@ pub(super) struct Lost {
     pub(super) expired: u64,
     /// Nobody knows their next hop.
     pub(super) no_hop: u64,
+    /// They came for another host's Ethernet address.
+    pub(super) not_ours: u64,
 }
 
 impl Lost {
     /// The reasons with their counters.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self { no_room, full, refused, expired, no_hop } = *self;
-        [("no_room", no_room), ("full", full), ("refused", refused), ("expired", expired), ("no_hop", no_hop)]
-            .into_iter()
+        let Self { no_room, full, refused, expired, no_hop, not_ours } = *self;
+        [
+            ("no_room", no_room),
+            ("full", full),
+            ("refused", refused),
+            ("expired", expired),
+            ("no_hop", no_hop),
+            ("not_ours", not_ours),
+        ]
+        .into_iter()
     }
 }
 
@@ -84,6 +97,7 @@ impl Line {
             holds,
             sends,
             hops,
+            addresses: Vec::new(),
             lost: Lost::default(),
         }
     }
@@ -164,6 +178,24 @@ impl Edge for Outside {
 
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
         let Self { lines, scratch, .. } = self;
+        // Of a router: what is for itself, and what is for others.
+        if let Some(line) = lines.get_mut(meta.interface as usize)
+            && let Some(own) = line.hops.as_ref().and_then(|hops| hops.own)
+        {
+            if meta.out.is_none() {
+                if let Some(answer) = hop::answer_arp(frame, own, &line.addresses) {
+                    line.send(
+                        &answer,
+                        &Meta { wire_len: answer.len() as u32, port: towpath_port::Meta::default(), ..*meta },
+                    );
+                }
+                return Ok(());
+            }
+            if meta.link == Link::Ethernet && !hop::is_for(frame, own) {
+                line.lost.not_ours += 1;
+                return Ok(());
+            }
+        }
         let Some(line) = meta.out.and_then(|port| lines.get_mut(usize::from(port.0))) else { return Ok(()) };
         if meta.port.queued.is_some() {
             line.answer(frame, meta);
@@ -183,7 +215,7 @@ impl Edge for Outside {
     }
 
     fn pass(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
-        let Some(line) = meta.out.and_then(|port| self.line(port)) else { return Ok(()) };
+        let Some(line) = meta.out.and_then(|port| self.line(port)) else { return self.send(frame, meta) };
         if line.hops.is_some() || meta.port.queued.is_some() {
             return self.send(frame, meta);
         }

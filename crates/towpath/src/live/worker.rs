@@ -435,6 +435,7 @@ fn meta(frame: &Frame<'_>, port: usize) -> Meta {
         link_type: frame.link.0,
         interface: port as u32,
         out: None,
+        hop: None,
         changed: false,
         port: frame.meta,
     }
