@@ -19,7 +19,6 @@ use crate::park::Sleeper;
 use crate::sys;
 use crate::verdict::{Answer, Verdict};
 use lane::Lane;
-use pace::Pace;
 
 mod lane;
 mod pace;
@@ -87,7 +86,8 @@ pub struct Consumer {
     sleeper: Sleeper,
     /// Something was written that no engine thread has been woken for.
     unflushed: bool,
-    pace: Pace,
+    /// Spins before the next batch is looked for.
+    away: usize,
     /// Whether it asked to be told of losses.
     gaps: bool,
     sleeps: u64,
@@ -161,7 +161,7 @@ impl Consumer {
             left: TURN,
             sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, fences),
             unflushed: false,
-            pace: Pace::default(),
+            away: 0,
             gaps: true,
             sleeps: 0,
         }
@@ -201,6 +201,9 @@ impl Consumer {
 
     /// Appends at most `max` frames to `into`; waits for the first one. Returns how many; 0 means the end.
     ///
+    /// Made for throughput: after several frames, if they were all that there were, the next call lets some microseconds
+    /// pass before it looks, so that there are several again. [`recv`](Self::recv) never does.
+    ///
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_batch(&mut self, into: &mut Vec<Frame>, max: usize) -> Result<usize, RecvError> {
@@ -208,14 +211,10 @@ impl Consumer {
             return Ok(0);
         }
         self.flush();
-        for _ in 0..self.pace.away() {
+        for _ in 0..self.away {
             hint::spin_loop();
         }
-        let mut looks = 0;
-        let taken = self.wait_for(None, |consumer| {
-            looks += 1;
-            consumer.take_batch(into, max)
-        })?;
+        let taken = self.wait_for(None, |consumer| consumer.take_batch(into, max))?;
         let mut count = taken.unwrap_or(0);
         while count > 0
             && count < max
@@ -223,7 +222,7 @@ impl Consumer {
         {
             count += more;
         }
-        self.pace.taken(count, max, looks == 1);
+        self.away = pace::away(count, max);
         Ok(count)
     }
 
@@ -486,29 +485,22 @@ impl Consumer {
     }
 
     /// The next frame of the lane whose turn it is, or of the next lane that has one.
-    #[inline]
+    // One place from which a frame goes to the caller: were there two, it would be put together in memory first.
+    #[inline(always)]
     fn take(&mut self) -> Result<Option<Frame>, RecvError> {
         if self.left == 0 {
             self.turn_on();
         }
-        self.left -= 1;
-        let mut taken = None;
-        if self.lanes[self.turn].take(|frame| taken = Some(frame))? || self.lanes.len() == 1 {
-            return Ok(taken);
-        }
-        self.take_another_turn()
-    }
-
-    /// The same when there is nothing more to be had from the lane whose turn it is.
-    #[inline(never)]
-    fn take_another_turn(&mut self) -> Result<Option<Frame>, RecvError> {
-        for _ in 0..self.lanes.len() {
-            self.turn_on();
+        for _ in 0..=self.lanes.len() {
             let mut taken = None;
             if self.lanes[self.turn].take(|frame| taken = Some(frame))? {
                 self.left -= 1;
                 return Ok(taken);
             }
+            if self.lanes.len() == 1 {
+                break;
+            }
+            self.turn_on();
         }
         Ok(None)
     }

@@ -67,33 +67,20 @@ impl Lane {
     }
 
     /// Gives the next frame to `give`, if it is there.
-    // Given and not returned, and always inline: see the ring's own `next`.
+    // Given and not returned, from one place, and always inline: see the ring's own `next`.
     #[inline(always)]
     pub(crate) fn take(&mut self, mut give: impl FnMut(Frame)) -> Result<bool, RecvError> {
-        if self.next(&mut give)? {
-            return Ok(true);
-        }
-        if self.rings.is_over()
-            && let Some(frame) = self.take_elsewhere()?
-        {
-            give(frame);
-            return Ok(true);
+        // Bounded: an engine that offers rings without end could otherwise keep us here.
+        for _ in 0..=OLD {
+            if self.next(&mut give)? {
+                return Ok(true);
+            }
+            if !self.rings.is_over() {
+                break;
+            }
+            self.move_on()?;
         }
         Ok(false)
-    }
-
-    /// The next frame, when it is not in these rings.
-    #[cold]
-    fn take_elsewhere(&mut self) -> Result<Option<Frame>, RecvError> {
-        // Bounded: an engine that offers rings without end could otherwise keep us here.
-        for _ in 0..OLD {
-            self.move_on()?;
-            let mut taken = None;
-            if self.next(|frame| taken = Some(frame))? || !self.rings.is_over() {
-                return Ok(taken);
-            }
-        }
-        Ok(None)
     }
 
     #[inline(always)]
@@ -114,6 +101,7 @@ impl Lane {
     }
 
     /// Goes over to the lane's next rings, where the next message is.
+    #[cold]
     fn move_on(&mut self) -> Result<(), RecvError> {
         let damaged =
             |what: String| RecvError::Damaged(format!("larger rings for lane {}: {what}", self.number));
