@@ -8,13 +8,14 @@ use loom::thread;
 
 use crate::Seq;
 use crate::geometry::Geometry;
-use crate::header::{Header, Kind, Meta};
+use crate::header::{Credentials, Header, Kind, Layers, Meta};
 use crate::lane::Place;
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
 use crate::park::{Fences, Ringer, Sleeper};
 use crate::region::Words;
+use crate::taplog::{Look, Reader, Shape, Writer};
 use crate::verdict::{Flags, Verdict, Word};
 
 const FRAME_NR: u32 = 2;
@@ -278,34 +279,74 @@ fn rings_end_behind_their_last_frame() {
     });
 }
 
-/// A tap reads a frame while it is overwritten: what it has copied is that message, or it knows that it is not. (The sequence
-/// lock of the header has the same two fences, and too many words for a model checker.)
-#[test]
-fn a_tap_knows_what_was_overwritten() {
-    use crate::taplog::{Look, Reader, Shape, Writer};
+/// A log of one slot and one stamp; the payload of its frame is one word behind them.
+const LOG: Shape = Shape { area: Geometry { block_size: 4096, block_nr: 1, frame_size: 64, frame_nr: 1 } };
+const PAYLOAD: usize = crate::abi::LOG_SLOTS + crate::abi::HEADER_WORDS + 1;
 
-    let shape = Shape { area: Geometry { frame_nr: 1, ..geometry() } };
-    loom::model(move || {
-        // One slot and one stamp; the payload of the frame is one word behind them.
-        let payload = crate::abi::LOG_SLOTS + crate::abi::HEADER_WORDS + 1;
-        let memory = Arc::new(Words::heap(payload + 1));
-        let mut writer = Writer::new(shape, &memory);
-        let mut reader = Reader::new(shape, &memory);
-        writer.stamp(&memory, 0, 64);
-        memory.word(payload).store(1, Ordering::Relaxed);
-        writer.publish(&memory, &header(64), 0, &[1]);
-        let Look::Found { seq, .. } = reader.next(&memory) else { panic!("it was published") };
+/// The header of a tapped message: each of its words tells which message it belongs to. Its payload is in the frame.
+fn tapped(n: u32) -> Header {
+    let sender = Some(Credentials { pid: n, uid: n, gid: n });
+    let layers = Layers { link: n as u16, network: n as u16, payload: n as u16 };
+    let meta = Meta {
+        kind: Kind(n as u16),
+        time: n.into(),
+        mark: n,
+        port: n,
+        group: n,
+        hash: n,
+        layers,
+        sender,
+        ..Meta::default()
+    };
+    meta.header(n as usize, 0)
+}
+
+/// Writes message `n`, as a group does.
+fn log(writer: &mut Writer, memory: &Words, n: u32) {
+    writer.stamp(memory, 0, n as usize);
+    // Relaxed: the bytes of a payload are not ordered among each other; the fence and the publication order them.
+    memory.word(PAYLOAD).store(n.into(), Ordering::Relaxed);
+    writer.publish(memory, &tapped(n), 0, &[]);
+}
+
+/// A tap reads a header and its frame while both are overwritten: what it gets is that message, whole, or it knows that it was
+/// lost; and it counts every message once.
+#[test]
+fn a_tap_gets_a_message_whole_or_knows_that_it_was_lost() {
+    let mut model = loom::model::Builder::new();
+    // Each word of a header may be seen as it was or as it is: with every preemption too many to explore.
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let memory = Arc::new(Words::heap(PAYLOAD + 1));
+        let mut writer = Writer::new(LOG, &memory);
+        let mut reader = Reader::new(LOG, &memory);
+        log(&mut writer, &memory, 1);
         let tap = {
             let memory = memory.clone();
             thread::spawn(move || {
-                let copy = memory.word(payload).load(Ordering::Relaxed);
-                if reader.is_intact(&memory, seq, 0, 64) {
-                    assert_eq!(copy, 1);
+                let mut accounted = 0;
+                for _ in 0..2 {
+                    match reader.next(&memory) {
+                        Look::Nothing => {}
+                        Look::Lost(lost) => accounted += lost,
+                        Look::Found { seq, header, at, .. } => {
+                            assert_eq!((header, at), (tapped(seq.0), 0), "a header of two messages");
+                            // Relaxed: as the bytes of a payload are copied.
+                            let copy = memory.word(PAYLOAD).load(Ordering::Relaxed);
+                            if reader.is_intact(&memory, seq, at, header.len as usize) {
+                                assert_eq!(copy, seq.0.into(), "a payload of another message");
+                            }
+                            accounted += 1;
+                            assert_eq!(accounted, seq.0, "in order");
+                        }
+                    }
                 }
+                (reader, accounted)
             })
         };
-        writer.stamp(&memory, 0, 64);
-        memory.word(payload).store(2, Ordering::Relaxed);
-        tap.join().unwrap();
+        log(&mut writer, &memory, 2);
+        let (reader, accounted) = tap.join().unwrap();
+        let left = u32::from(reader.is_ready(&memory));
+        assert_eq!(accounted + left, 2);
     });
 }
