@@ -85,7 +85,7 @@ for second in $(seq 10 10 "$seconds"); do
         mv "$work/next" "$work/rules"
         kill -HUP $engine
     done
-    ctl dump states > /dev/null
+    ctl dump states > /dev/null 2>&1
     for what in rules states queues ports rings; do ctl show $what > /dev/null; done
     inspector=$(pgrep -P $engine | head -1)
     stats=$(ctl show stats --json)

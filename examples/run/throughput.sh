@@ -41,8 +41,8 @@ ip -n "$b" neigh replace 10.9.0.1 lladdr 02:00:00:00:00:0a dev b0
 ip netns exec "$b" iptables-legacy -t raw -A PREROUTING -p udp -j DROP
 
 {
-    echo 'add allow layer2 mac-type arp'
     echo 'add check-state'
+    echo 'add allow layer2 mac-type arp'
     for n in $(seq 17); do echo "add deny tcp from 192.168.$n.0/24 to any $((6000 + n))"; done
     echo 'add allow ip from any to any keep-state'
 } > "$work/rules"

@@ -25,6 +25,7 @@
 
 mod path;
 mod replies;
+mod straight;
 mod trace;
 mod view;
 mod wiring;
@@ -265,14 +266,12 @@ impl<E: Edge> Engine<E> {
     /// What [`Edge::send`] said.
     pub fn handle_burst<'a>(
         &mut self,
-        burst: impl Iterator<Item = (&'a [u8], Meta)>,
+        burst: impl Iterator<Item = (&'a [u8], Meta)> + Clone,
     ) -> Result<(), E::Error> {
         if self.live || !self.queues.is_empty() {
             self.look_at_the_clock();
         }
-        for (index, (frame, meta)) in burst.enumerate() {
-            self.handle_packet(index, frame, meta)?;
-        }
+        self.handle_packets(burst.enumerate())?;
         self.expire();
         self.attend();
         if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {

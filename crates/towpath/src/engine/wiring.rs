@@ -69,6 +69,16 @@ impl Arrivals {
         self.of(packet, 0).0
     }
 
+    /// The port that packets of an interface leave by, where that is known beforehand and they do not walk again; none of an
+    /// interface whose packets need a look.
+    pub(super) fn straight(&self, interface: u32) -> Option<Option<PortId>> {
+        match self.interfaces.get(interface as usize)?.way {
+            Way::Bridge { xmit, walk_out: false } => Some(Some(xmit)),
+            Way::Nowhere => Some(None),
+            Way::Bridge { .. } | Way::Routes | Way::Router | Way::Back => None,
+        }
+    }
+
     /// The port that a packet arrives on, and its way on. An interface that was not added is the first one.
     ///
     /// # Panics
