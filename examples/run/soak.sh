@@ -68,6 +68,9 @@ started+=($engine)
 ctl() { "$towpath" ctl --socket "$work/ctl.sock" "$@"; }
 for _ in $(seq 100); do ctl show stats > /dev/null 2>&1 && break; sleep 0.1; done
 
+# First as much as there can be, so that every buffer is as large as it ever gets.
+ip netns exec $a "$forward" "generator:flows=5000 size=106" packet:a0 --seconds 2 > /dev/null 2>&1
+
 ip netns exec $b iperf3 -s > /dev/null 2>&1 &
 started+=($!)
 ip netns exec $a "$forward" "generator:flows=5000 size=106 rate=$rate paced=yes" packet:a0 --park --seconds "$seconds" > /dev/null 2>&1 &
