@@ -11,6 +11,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{NUMBER, SMALLEST, message, whole};
 
+/// Bytes that a connection reads at once.
+const ROOM: usize = 64 << 10;
+
 /// What a load brought.
 pub(crate) struct Measured {
     /// Messages per second.
@@ -21,9 +24,10 @@ pub(crate) struct Measured {
 
 struct Connection {
     socket: TcpStream,
+    /// What came, so much of it.
     rest: Vec<u8>,
+    held: usize,
     out: Vec<u8>,
-    open: usize,
 }
 
 struct Client {
@@ -31,20 +35,30 @@ struct Client {
     connections: Vec<Connection>,
 }
 
-/// Keeps `flight` requests under way, each on a connection without one, drawn by Zipf with this exponent.
+/// As many clients as connections, each with one request outstanding, on a connection drawn by Zipf with this exponent: a
+/// popular connection carries several. Which connections are popular is by chance, another one for each `seed`.
 pub(crate) fn closed(
     address: SocketAddr,
     connections: usize,
-    flight: usize,
     zipf: f64,
+    seed: u64,
     time: Duration,
 ) -> Result<Measured> {
     let mut client = Client::new(address, connections)?;
-    let weights: Vec<f64> = (1..=connections).map(|rank| (rank as f64).powf(-zipf)).collect();
-    let mut random = Random(0x1234_5678);
+    let mut random = Random(0x1234_5678 + seed);
+    let mut cumulative: Vec<(f64, usize)> = Vec::new();
+    let mut order: Vec<usize> = (0..connections).collect();
+    for at in (1..connections).rev() {
+        order.swap(at, (random.next() % (at as u64 + 1)) as usize);
+    }
+    for (rank, connection) in order.into_iter().enumerate() {
+        let before = cumulative.last().map_or(0.0, |last| last.0);
+        cumulative.push((before + ((rank + 1) as f64).powf(-zipf), connection));
+    }
+    let all = cumulative[connections - 1].0;
     let mut starts: Vec<Instant> = Vec::new();
     let mut latency = histogram();
-    let (mut done, mut under_way) = (0u64, 0);
+    let (mut done, mut idle) = (0u64, connections);
     // The first fifth warms up.
     let (begin, mut measured_from) = (Instant::now(), None);
     loop {
@@ -57,32 +71,16 @@ pub(crate) fn closed(
             (measured_from, done) = (Some(now), 0);
             latency.reset();
         }
-        while under_way < flight {
-            let free: f64 = client
-                .connections
-                .iter()
-                .zip(&weights)
-                .filter(|(one, _)| one.open == 0)
-                .map(|(_, weight)| weight)
-                .sum();
-            let mut at = random.unit() * free;
-            let found = client.connections.iter_mut().zip(&weights).find(|(one, weight)| {
-                if one.open > 0 {
-                    return false;
-                }
-                at -= **weight;
-                at <= 0.0
-            });
-            let Some((connection, _)) = found else { break };
-            connection.open = 1;
+        for _ in 0..std::mem::take(&mut idle) {
+            let at = random.unit() * all;
+            let found = cumulative.partition_point(|(upto, _)| *upto <= at).min(connections - 1);
+            let connection = &mut client.connections[cumulative[found].1];
             connection.out.extend(message(64, starts.len() as u64, false));
             connection.flush()?;
             starts.push(Instant::now());
-            under_way += 1;
         }
-        client.poll(Duration::from_millis(50), |connection, number| {
-            connection.open = 0;
-            under_way -= 1;
+        client.poll(Duration::from_millis(50), |_, number| {
+            idle += 1;
             done += 1;
             latency.saturating_record(starts[number as usize].elapsed().as_nanos() as u64);
         })?;
@@ -199,7 +197,7 @@ impl Client {
             socket.set_nonblocking(true)?;
             socket.set_nodelay(true)?;
             epoll::add(&epoll, &socket, EventData::new_u64(at as u64), EventFlags::IN)?;
-            connections.push(Connection { socket, rest: Vec::new(), out: Vec::new(), open: 0 });
+            connections.push(Connection { socket, rest: vec![0; ROOM], held: 0, out: Vec::new() });
         }
         Ok(Self { epoll, connections })
     }
@@ -217,13 +215,14 @@ impl Client {
             connection.read()?;
             let rest = std::mem::take(&mut connection.rest);
             let mut at = 0;
-            while let Some(length) = whole(&rest[at..]) {
+            while let Some(length) = whole(&rest[at..connection.held]) {
                 let number = rest[at..at + length][NUMBER].try_into().map(u64::from_be_bytes)?;
                 answered(connection, number);
                 at += length;
             }
             connection.rest = rest;
-            connection.rest.drain(..at);
+            connection.rest.copy_within(at..connection.held, 0);
+            connection.held -= at;
             connection.flush()?;
         }
         for connection in self.connections.iter_mut().filter(|connection| !connection.out.is_empty()) {
@@ -235,15 +234,12 @@ impl Client {
 
 impl Connection {
     fn read(&mut self) -> Result<()> {
-        let held = self.rest.len();
-        self.rest.resize(held + (64 << 10), 0);
-        let came = match self.socket.read(&mut self.rest[held..]) {
+        match self.socket.read(&mut self.rest[self.held..]) {
             Ok(0) => bail!("the server closed a connection"),
-            Ok(came) => came,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Ok(came) => self.held += came,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
-        };
-        self.rest.truncate(held + came);
+        }
         Ok(())
     }
 

@@ -68,15 +68,15 @@ pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
         let mut threads = Vec::new();
         for _ in 0..workers {
             let (mut worker, got) = (server.worker()?, Arc::clone(&got));
-            threads.push(std::thread::spawn(move || {
+            threads.push(std::thread::Builder::new().name("server".into()).spawn(move || {
                 while let Ok(Some(message)) = worker.recv() {
                     if job.run(message.bytes()) {
-                        worker.reply(&message, message.bytes().clone());
+                        worker.reply_slice(&message, message.bytes());
                     }
                     // Relaxed: a count that is only read as a rate.
                     got.fetch_add(1, Ordering::Relaxed);
                 }
-            }));
+            })?);
         }
         return Ok(Running { address, got, stop, server: Some(server), threads });
     }

@@ -13,8 +13,6 @@ use crate::mux::client::{self, Measured};
 use crate::mux::server::{Kind, start};
 use crate::stat::median;
 
-/// Requests that are under way at once in workload A.
-const FLIGHT: usize = 8;
 /// What a marked message of workload D takes.
 const SLOW: Duration = Duration::from_millis(20);
 
@@ -86,10 +84,10 @@ fn p99(measured: &Measured) -> f64 {
     measured.latency.value_at_quantile(0.99) as f64
 }
 
-fn measure(workload: Workload, kind: Kind, time: Duration) -> Result<Measured> {
+fn measure(workload: Workload, kind: Kind, seed: u64, time: Duration) -> Result<Measured> {
     match workload {
-        Workload::AWaits => closed(kind, Job::Wait(Duration::from_micros(500)), time),
-        Workload::AComputes => closed(kind, Job::Compute(Duration::from_micros(50)), time),
+        Workload::AWaits => closed(kind, Job::Wait(Duration::from_micros(500)), seed, time),
+        Workload::AComputes => closed(kind, Job::Compute(Duration::from_micros(50)), seed, time),
         Workload::B => client::pipelined(start(kind, 4, Job::Nothing)?.address, 8, 256, 128, time),
         Workload::C => {
             let server = start(kind, 4, Job::Drop)?;
@@ -101,9 +99,9 @@ fn measure(workload: Workload, kind: Kind, time: Duration) -> Result<Measured> {
     }
 }
 
-fn closed(kind: Kind, job: Job, time: Duration) -> Result<Measured> {
+fn closed(kind: Kind, job: Job, seed: u64, time: Duration) -> Result<Measured> {
     let server = start(kind, 4, job)?;
-    client::closed(server.address, 64, FLIGHT, 1.1, time)
+    client::closed(server.address, 64, 1.1, seed, time)
 }
 
 fn open(kind: Kind, rate: f64, time: Duration) -> Result<Measured> {
@@ -121,9 +119,9 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     let mut report = Report::new(json);
     for row in rows {
         let (mut ours, mut peer) = (Vec::new(), Vec::new());
-        for _ in 0..reps {
-            peer.push((row.figure)(&measure(row.workload, row.peer, time)?));
-            let measured = measure(row.workload, Kind::Towpath, time)?;
+        for seed in 0..reps.into() {
+            peer.push((row.figure)(&measure(row.workload, row.peer, seed, time)?));
+            let measured = measure(row.workload, Kind::Towpath, seed, time)?;
             ours.push((row.figure)(&measured));
             if !measured.latency.is_empty() {
                 eprintln!("  {}", quantiles(&measured));

@@ -149,7 +149,7 @@ impl Driver {
             mine.iter().filter_map(|event| caller(event.data.u64())).for_each(&mut each);
             if !sockets.is_empty() {
                 let mut work = Work::default();
-                read(&self.shared, &sockets, &mut work);
+                read(&self.shared, &sockets, &mut work, None);
                 self.shared.lock().pump(&self.shared, &mut work);
                 self.shared.perform(work);
             }

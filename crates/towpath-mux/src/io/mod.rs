@@ -13,6 +13,9 @@
 //! - when messages take less than a wake-up, a leader that works is not replaced; one parked worker, the deputy, then looks
 //!   every [`mux::Config::patience`] whether it has got stuck.
 //!
+//! A leader that reads several short messages of a connection does them itself ([`mux::Run`]): they are with it from the read
+//! on. It waits awake for sockets for a moment when they were ready sooner than sleeping takes, lately.
+//!
 //! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
 //! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket.
 //!
@@ -131,7 +134,8 @@ impl Server {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &bell, state::BELL, epoll::EventFlags::IN)?;
         let state = Mutex::new(State::new(Mux::new(config)));
-        Ok(Self { shared: Arc::new(Shared { epoll, bell, start: Instant::now(), framing, limits, state }) })
+        let start = Instant::now();
+        Ok(Self { shared: Arc::new(Shared { epoll, bell, start, framing, limits, state }) })
     }
 
     /// Listens on a TCP address, and says which it is (a port of 0 is chosen).

@@ -8,7 +8,7 @@ use super::link::Link;
 use super::listener::accept;
 use super::state::{Work, psock_of};
 use super::{Shared, handshake};
-use crate::mux::psock;
+use crate::mux::{psock, worker};
 
 /// Sockets that the leader reads before it tells what came, at most.
 pub(super) const READS: usize = 8;
@@ -16,8 +16,13 @@ pub(super) const READS: usize = 8;
 /// before the next one is read, while they are in the cache.
 const MANY: usize = 64;
 
-/// Sees to some sockets: reads without the mutex, then tells what came.
-pub(super) fn read(shared: &Shared, events: &[epoll::Event], work: &mut Work) {
+/// Sees to some sockets: reads without the mutex, then tells what came. Whether it is worker `by` who has a run of it now.
+pub(super) fn read(
+    shared: &Shared,
+    events: &[epoll::Event],
+    work: &mut Work,
+    by: Option<worker::Id>,
+) -> bool {
     let mut reads: Vec<(psock::Id, Arc<Link>, Vec<u8>)> = Vec::with_capacity(READS);
     let (mut listeners, mut shaking) = (Vec::new(), Vec::new());
     let mut state = shared.lock();
@@ -60,20 +65,17 @@ pub(super) fn read(shared: &Shared, events: &[epoll::Event], work: &mut Work) {
         listeners.into_iter().map(|listener| accept(listener, admission.as_ref(), shared.start)).collect();
     let now = shared.now();
     let mut state = shared.lock();
-    for (id, buffer, outcome) in outcomes {
-        state.mux.handle_read(id, buffer, now);
-        match outcome {
-            Ok(false) => {}
-            Ok(true) => state.mux.handle_eof(id, now),
-            Err(cause) => state.mux.handle_failure(id, cause, now),
-        }
+    let mut runs = false;
+    for outcome in outcomes {
+        runs |= state.read(outcome, by, now, work);
     }
     // Those that were not taken this time are first the next time: epoll goes round (epoll(7), level-triggered).
-    state.reads = if state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
+    state.reads = if runs || state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
     for (key, shake) in shaken {
         state.shaken(shared, key, shake, work);
     }
     for accepted in accepted {
         state.accepted(shared, accepted, work);
     }
+    runs
 }

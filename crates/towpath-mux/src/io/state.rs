@@ -23,7 +23,7 @@ use super::tls::{Shake, Tls};
 use super::worker::Tray;
 use crate::Time;
 use crate::mux::psock::Interest;
-use crate::mux::{AttachError, Cause, End, Event, Message, Mux, Transmit, Undelivered, psock, worker};
+use crate::mux::{AttachError, Cause, End, Event, Message, Mux, Run, Transmit, Undelivered, psock, worker};
 
 /// The bell's event data.
 pub(super) const BELL: EventData = EventData::new_u64(0);
@@ -400,14 +400,66 @@ impl State {
         Some(id)
     }
 
+    /// Somebody begins so many messages: who waits for sockets meanwhile?
+    pub(super) fn see_to_leader(&mut self, count: usize, work: &mut Work) {
+        if self.leader.is_some() {
+            // It waits for as long as it knew of; more waits now.
+            let queued = self.mux.queued();
+            let leader = self.leader.filter(|_| queued > 0 && self.mux.is_long(queued));
+            leader.into_iter().for_each(|leader| self.wake(leader, work));
+        } else if !work.wakes() {
+            let takes = self.mux.mean_service_time() * count as u32;
+            if takes >= self.mux.config().wake_cost {
+                self.wake_any(work);
+            } else if self.deputy.is_none() {
+                self.deputy = self.wake_any(work);
+            }
+        }
+    }
+
+    /// The leader has read a run: it does that, and leads no more.
+    fn begin_run(&mut self, by: worker::Id, run: Run, work: &mut Work) {
+        let Some(seat) = self.workers.get(by) else { return };
+        seat.tray.lock().put(run);
+        self.turns += 1;
+        self.leader = None;
+        if self.deputy.is_none() {
+            self.deputy = self.wake_any(work);
+        }
+    }
+
+    /// A socket was read by the leader; whether it has a run of what came.
+    pub(super) fn read(
+        &mut self,
+        (id, buffer, outcome): (psock::Id, Vec<u8>, Result<bool, Cause>),
+        by: Option<worker::Id>,
+        now: Time,
+        work: &mut Work,
+    ) -> bool {
+        let run = match by {
+            Some(by) => self.mux.handle_read_by(id, buffer, by, now).map(|run| (by, run)),
+            None => {
+                self.mux.handle_read(id, buffer, now);
+                None
+            }
+        };
+        match outcome {
+            Ok(false) => {}
+            Ok(true) => self.mux.handle_eof(id, now),
+            Err(cause) => self.mux.handle_failure(id, cause, now),
+        }
+        let runs = run.is_some();
+        run.into_iter().for_each(|(by, run)| self.begin_run(by, run, work));
+        runs
+    }
+
     /// Takes from a worker what it has not begun, and settles what it has done.
     fn recall(&mut self, shared: &Shared, id: worker::Id) {
         let Some(seat) = self.workers.get(id) else { return };
         let tray = Arc::clone(&seat.tray);
         let mut tray = tray.lock();
-        let back: Vec<_> = tray.batch.drain(..).collect();
         tray.settle(&mut self.mux, id, shared.now());
-        let tickets: Vec<_> = back.iter().map(Message::ticket).collect();
+        let tickets = tray.give_back(&mut self.mux, id);
         self.mux.handle_hand_back(id, &tickets, shared.now());
     }
 

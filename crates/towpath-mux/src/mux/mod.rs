@@ -25,6 +25,7 @@ mod order;
 mod pool;
 pub mod psock;
 mod receive;
+mod run;
 mod schedule;
 mod stats;
 mod timer;
@@ -43,6 +44,7 @@ pub use config::{Bound, Config, Order, Retry};
 pub use event::{Cause, End, Event, SendError, Undelivered};
 pub use message::{Message, Said, Ticket};
 pub use receive::AttachError;
+pub use run::Run;
 pub use stats::{PsockRow, Show, Totals, WorkerRow};
 pub use transmit::{Outcome, Transmit};
 
@@ -120,6 +122,9 @@ pub struct Mux {
     /// Connections are looked after when all that a worker said is known, and which.
     deferring: bool,
     unsettled: Vec<psock::Id>,
+    /// Who reads, and the run that it got.
+    reader: Option<worker::Id>,
+    run: Option<Run>,
     totals: Totals,
     queue_wait: Histogram<u64>,
     service_time: Histogram<u64>,
@@ -157,6 +162,8 @@ impl Mux {
             spare: Pool::default(),
             deferring: false,
             unsettled: Vec::new(),
+            reader: None,
+            run: None,
             totals: Totals::default(),
             queue_wait: stats::histogram(),
             service_time: stats::histogram(),

@@ -105,6 +105,8 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) bytes: Bytes,
+    /// Messages in it.
+    pub(super) messages: u32,
     /// It may go to another connection.
     pub(super) connected: bool,
 }

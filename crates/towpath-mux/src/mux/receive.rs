@@ -36,12 +36,13 @@ impl fmt::Display for AttachError {
 impl std::error::Error for AttachError {}
 
 /// Where a message lies in the buffer it was read into.
-struct Found {
-    range: Range<usize>,
-    skip: usize,
-    trim: usize,
-    mark: u32,
-    hash: u32,
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) range: Range<usize>,
+    pub(super) skip: usize,
+    pub(super) trim: usize,
+    pub(super) mark: u32,
+    pub(super) hash: u32,
 }
 
 /// What the assembler said last about a stream that goes on no further.
@@ -96,7 +97,7 @@ impl Mux {
             return None;
         }
         let read = self.config.read;
-        let psock = self.psocks.get_mut(id)?;
+        let psock = self.psocks.get_mut(id).filter(|psock| psock.lent.is_none())?;
         let need = psock.assembler.need();
         let mut buffer = psock.assembler.lend();
         if buffer.len() < LARGE {
@@ -186,7 +187,7 @@ impl Mux {
         if found.is_empty() {
             self.tidy(id);
         } else {
-            self.part(id, &found);
+            self.part(id, found);
         }
         self.recount_buffer(id);
         match last {
@@ -220,7 +221,7 @@ impl Mux {
     }
 
     /// Parts the messages found from the buffer: they keep it, or a copy of what they need of it when that is much less.
-    fn part(&mut self, id: psock::Id, found: &[Found]) {
+    fn part(&mut self, id: psock::Id, found: Vec<Found>) {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let mut buffer = psock.assembler.detach();
@@ -232,10 +233,16 @@ impl Mux {
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
+        if let Some(by) = self.may_run(found.len(), used) {
+            self.give_run(by, id, bytes, memory, found);
+            buffer.into_iter().for_each(|buffer| self.recycle(buffer));
+            return;
+        }
         let (share, mut rest) = (memory / found.len(), memory % found.len());
         for found in found {
             let charge = share + std::mem::take(&mut rest) + size_of::<Message>();
-            let bytes = bytes.slice(found.range.clone());
+            let Found { range, skip, trim, mark, hash } = found;
+            let bytes = bytes.slice(range);
             let Some(psock) = self.psocks.get_mut(id) else { return };
             let ticket = Ticket { psock: id, number: psock.next };
             psock.next += 1;
@@ -249,7 +256,6 @@ impl Mux {
             self.bytes += charge;
             self.totals.received += 1;
             self.totals.queued += 1;
-            let Found { skip, trim, mark, hash, .. } = *found;
             self.place(Message { ticket, bytes, skip, trim, mark, hash, received: now, charge, deaths: 0 });
         }
         self.recount(0, 0);

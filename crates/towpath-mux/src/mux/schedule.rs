@@ -50,6 +50,7 @@ impl Mux {
         let mut waits = Run::default();
         let most = worker.credit.min(share);
         while worker.enabled
+            && worker.run.is_none()
             && worker.in_hand.len() < most
             && (worker.in_hand.is_empty() || worker.in_hand_bytes < self.config.worker_bytes)
         {
@@ -66,7 +67,7 @@ impl Mux {
         waits.end(&mut self.queue_wait);
         self.totals.queued -= given;
         self.totals.in_hand += given;
-        let busy = given > 0 || !worker.in_hand.is_empty();
+        let busy = given > 0 || worker.held() > 0;
         self.set_activity(id, if busy { Activity::Awake } else { Activity::Idle });
         if !busy {
             self.recall();
@@ -145,6 +146,7 @@ impl Mux {
         let Some(worker) = self.workers.get_mut(id) else { return };
         worker.enabled = false;
         self.unpin(id);
+        self.unroll(id);
         self.set_activity(id, Activity::Awake);
         self.awake -= 1;
         let Some(worker) = self.workers.remove(id) else { return };
@@ -259,7 +261,7 @@ impl Mux {
 
     /// An idle worker, or the one with the shortest queue.
     fn freest(&self) -> Option<worker::Id> {
-        let load = |worker: &Worker| worker.pinned.len() + worker.in_hand.len();
+        let load = |worker: &Worker| worker.pinned.len() + worker.held();
         self.workers
             .iter()
             .filter(|(_, worker)| worker.enabled)
@@ -360,9 +362,9 @@ impl Mux {
     }
 
     /// A worker that leaves and holds nothing has left.
-    fn check_left(&mut self, id: worker::Id) {
+    pub(super) fn check_left(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get(id) else { return };
-        if worker.leaving && worker.in_hand.is_empty() {
+        if worker.leaving && worker.held() == 0 {
             self.end_turn(id);
             self.set_activity(id, Activity::Awake);
             self.awake -= 1;
@@ -461,7 +463,7 @@ impl Mux {
         let slowest = self
             .workers
             .iter_mut()
-            .filter(|(_, worker)| worker.in_hand.len() > 1 && !worker.recalled)
+            .filter(|(_, worker)| worker.held() > 1 && !worker.recalled)
             .filter(|(_, worker)| now.since(worker.since) > patience)
             .min_by_key(|(_, worker)| worker.since);
         if let Some((id, worker)) = slowest {
@@ -479,7 +481,7 @@ impl Mux {
             Some(oldest) if self.woken == 0 => Some(oldest.received + self.config.patience),
             _ => None,
         };
-        let held = self.workers.values().filter(|worker| worker.in_hand.len() > 1 && !worker.recalled);
+        let held = self.workers.values().filter(|worker| worker.held() > 1 && !worker.recalled);
         let held = held.map(|worker| worker.since + self.config.patience).min();
         [ready, held].into_iter().flatten().min()
     }

@@ -143,7 +143,7 @@ impl Mux {
             id,
             stats: worker.stats,
             queued: worker.pinned.len(),
-            in_hand: worker.in_hand.len(),
+            in_hand: worker.held(),
             rx_wait: worker.activity == worker::Activity::Idle,
             disabled: !worker.enabled,
         });
@@ -175,7 +175,7 @@ impl Mux {
         let pending = self.psocks.values().map(|psock| psock.pending.len()).sum::<usize>();
         let lanes = self.keys.values().map(|lane| lane.pending.len()).sum::<usize>();
         let pinned = self.workers.values().map(|worker| worker.pinned.len()).sum::<usize>();
-        let in_hand = self.workers.values().map(|worker| worker.in_hand.len()).sum::<usize>();
+        let in_hand = self.workers.values().map(worker::Worker::held).sum::<usize>();
         let outstanding = self.psocks.values().map(|psock| psock.outstanding).sum::<usize>();
         let held = |psock: &Psock| psock.memory + psock.buffered + psock.send_bytes;
         let rows = [

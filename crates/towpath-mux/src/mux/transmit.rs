@@ -59,7 +59,7 @@ impl Transmit {
                 return;
             }
             self.left -= first.bytes.len();
-            self.messages += 1;
+            self.messages += u64::from(first.messages);
             self.queue.pop_front();
         }
         assert_eq!(self.left, 0, "more bytes were taken than there are");
@@ -105,7 +105,7 @@ impl Mux {
             }
             return Ok(());
         }
-        self.queue_out(ticket.psock, Outgoing { bytes, connected: false });
+        self.queue_out(ticket.psock, Outgoing { bytes, messages: 1, connected: false });
         Ok(())
     }
 
@@ -121,6 +121,11 @@ impl Mux {
             }
         }
         self.deferring = false;
+        self.settle_deferred();
+    }
+
+    /// Looks after the connections that something was said about.
+    pub(super) fn settle_deferred(&mut self) {
         while let Some(psock) = self.unsettled.pop() {
             if let Some(psock) = self.psocks.get_mut(psock) {
                 psock.unsettled = false;
@@ -139,7 +144,7 @@ impl Mux {
         if !self.psocks.get(id).is_some_and(psock::Psock::is_open) {
             return Err(SendError::Gone);
         }
-        self.queue_out(id, Outgoing { bytes: bytes.into(), connected: false });
+        self.queue_out(id, Outgoing { bytes: bytes.into(), messages: 1, connected: false });
         Ok(())
     }
 
@@ -160,7 +165,7 @@ impl Mux {
             self.wants_room = true;
             return Err(SendError::Full);
         }
-        self.queue_out(id, Outgoing { bytes: bytes.into(), connected: true });
+        self.queue_out(id, Outgoing { bytes: bytes.into(), messages: 1, connected: true });
         Ok(id)
     }
 
@@ -253,7 +258,11 @@ impl Mux {
             if psock.send_bytes == 0 {
                 psock.progress = self.now;
             }
-            psock.send.extend(replies.into_iter().map(|bytes| Outgoing { bytes, connected: false }));
+            psock.send.extend(replies.into_iter().map(|bytes| Outgoing {
+                bytes,
+                messages: 1,
+                connected: false,
+            }));
         }
         self.tell_transmit(ticket.psock);
     }
@@ -323,7 +332,7 @@ impl Mux {
         self.recount(bytes, 0);
         for (at, out) in queue.into_iter().enumerate() {
             if !out.connected {
-                replies += 1;
+                replies += out.messages as usize;
                 continue;
             }
             let left = if at == 0 { left } else { 0 };

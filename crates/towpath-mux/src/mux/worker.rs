@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::message::{Message, Ticket};
+use super::run::Held;
 use crate::Time;
 
 slotmap::new_key_type! {
@@ -34,6 +35,8 @@ pub(super) struct Worker {
     pub(super) pinned: VecDeque<Message>,
     pub(super) in_hand: VecDeque<InHand>,
     pub(super) in_hand_bytes: usize,
+    /// Messages that it read itself.
+    pub(super) run: Option<Held>,
     /// When its turn began, and how many messages it finished since.
     pub(super) since: Time,
     pub(super) finished: u64,
@@ -75,11 +78,17 @@ impl Worker {
             pinned: VecDeque::new(),
             in_hand: VecDeque::new(),
             in_hand_bytes: 0,
+            run: None,
             since: now,
             finished: 0,
             recalled: false,
             stats: Stats::default(),
         }
+    }
+
+    /// Messages that it has.
+    pub(super) fn held(&self) -> usize {
+        self.in_hand.len() + self.run.as_ref().map_or(0, Held::left)
     }
 
     pub(super) fn holds(&mut self, ticket: Ticket) -> Option<&mut InHand> {

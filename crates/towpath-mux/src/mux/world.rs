@@ -14,7 +14,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::{Bound, Cause, Config, Event, Message, Mux, Order, Outcome, Retry, Said, Ticket, psock, worker};
+use super::{
+    Bound, Cause, Config, Event, Message, Mux, Order, Outcome, Retry, Run, Said, Ticket, psock, worker,
+};
 use crate::Time;
 use crate::assembler::Limits;
 use crate::framing::{self, Framing, State, Step};
@@ -94,11 +96,19 @@ const ACTS: [Act; 32] = [
 struct Hand {
     id: worker::Id,
     batch: VecDeque<Message>,
+    /// What it read itself.
+    run: Option<Run>,
     /// The mux thinks that it will ask by itself, or told it to.
     asks: bool,
     enabled: bool,
     /// It was disabled or is to leave, so its connections may have got another worker.
     moved: bool,
+}
+
+impl Hand {
+    fn has_some(&self) -> bool {
+        !self.batch.is_empty() || self.run.is_some()
+    }
 }
 
 /// The other end of a connection.
@@ -237,8 +247,8 @@ impl World {
         let peer = self.peers.get(whom % self.peers.len().max(1)).map(|peer| peer.id);
         match (act, peer) {
             (Act::Attach, _) => self.attach(),
-            (Act::Arrive, Some(_)) => self.arrive(whom % self.peers.len(), 1 + much % 40),
-            (Act::Flood, Some(_)) => self.arrive(whom % self.peers.len(), 200 + much),
+            (Act::Arrive, Some(_)) => self.arrive(whom % self.peers.len(), 1 + much % 40, much),
+            (Act::Flood, Some(_)) => self.arrive(whom % self.peers.len(), 200 + much, much),
             (Act::Eof, Some(id)) => self.mux.handle_eof(id, now),
             (Act::Reset, Some(id)) => self.mux.handle_error(id, 104, now),
             (Act::Unattach, Some(id)) => self.mux.unattach(id, None, now),
@@ -269,8 +279,7 @@ impl World {
             Act::Done | Act::DoneSilently => {
                 // Some worker that has something, so that most calls do something.
                 let count = self.hands.len();
-                let busy =
-                    (0..count).map(|more| (at + more) % count).find(|&at| !self.hands[at].batch.is_empty());
+                let busy = (0..count).map(|more| (at + more) % count).find(|&at| self.hands[at].has_some());
                 if let Some(at) = busy {
                     self.done(at, act == Act::Done, much);
                 }
@@ -288,6 +297,9 @@ impl World {
             }
             Act::Die => {
                 let hand = self.hands.remove(at);
+                for ticket in hand.run.iter().flat_map(Run::rest) {
+                    self.places.insert(ticket, Place::Waits);
+                }
                 for message in &hand.batch {
                     self.places.insert(message.ticket(), Place::Waits);
                 }
@@ -317,10 +329,23 @@ impl World {
         self.peers.push(Peer { id, name, stream, ends, arrived: 0, got: Vec::new(), open: true });
     }
 
-    fn arrive(&mut self, at: usize, bytes: usize) {
+    /// Bytes arrive; sometimes it is a worker that reads them.
+    fn arrive(&mut self, at: usize, bytes: usize, much: usize) {
         let peer = &mut self.peers[at];
         let end = (peer.arrived + bytes).min(peer.stream.len());
-        let took = self.mux.handle_bytes(peer.id, &peer.stream[peer.arrived..end], self.now);
+        let arriving = &peer.stream[peer.arrived..end];
+        let count = self.hands.len();
+        let (took, run) = match self.hands.get_mut(much % (count + 1)) {
+            Some(hand) => match self.mux.reserve(peer.id) {
+                Some(mut buffer) => {
+                    buffer.extend_from_slice(arriving);
+                    let run = self.mux.handle_read_by(peer.id, buffer, hand.id, self.now);
+                    (arriving.len(), run.map(|run| (hand, run)))
+                }
+                None => (0, None),
+            },
+            None => (self.mux.handle_bytes(peer.id, arriving, self.now), None),
+        };
         assert!(took == 0 || took == end - peer.arrived);
         let before = peer.arrived;
         peer.arrived += took;
@@ -330,12 +355,21 @@ impl World {
                 self.places.insert(ticket, Place::Waits);
             }
         }
+        let Some((hand, run)) = run else { return };
+        assert!(hand.enabled && !hand.has_some(), "a run is for who has nothing");
+        assert_eq!(self.config.order, Order::None);
+        for ticket in run.rest() {
+            assert_eq!(self.places.insert(ticket, Place::With(hand.id)), Some(Place::Waits));
+        }
+        (hand.run, hand.asks) = (Some(run), true);
     }
 
     fn clone_worker(&mut self, credit: usize) {
         if self.hands.len() < HANDS {
             let id = self.mux.clone_worker(credit, self.now);
-            self.hands.push(Hand { id, batch: VecDeque::new(), asks: true, enabled: true, moved: false });
+            let hand =
+                Hand { id, batch: VecDeque::new(), run: None, asks: true, enabled: true, moved: false };
+            self.hands.push(hand);
         }
     }
 
@@ -343,7 +377,7 @@ impl World {
         let mut batch = Vec::new();
         let given = self.mux.poll_batch(self.hands[at].id, self.now, &mut batch);
         assert_eq!(given, batch.len());
-        self.hands[at].asks = given > 0 || !self.hands[at].batch.is_empty();
+        self.hands[at].asks = given > 0 || self.hands[at].has_some();
         for message in batch {
             self.got(at, &message);
             self.hands[at].batch.push_back(message);
@@ -413,6 +447,9 @@ impl World {
     fn done(&mut self, at: usize, answers: bool, much: usize) {
         let hand = &mut self.hands[at];
         hand.asks = true;
+        if hand.run.is_some() {
+            return self.done_of_run(at, answers, much);
+        }
         // Sticky and keyed work is done in order; otherwise the first need not be the first.
         let which = if self.config.order == Order::Sticky { 0 } else { much % hand.batch.len() };
         let message = hand.batch.remove(which).expect("it has some");
@@ -451,8 +488,38 @@ impl World {
         self.places.insert(ticket, Place::Done);
     }
 
+    /// It has done some of its run, and answered them in one piece.
+    fn done_of_run(&mut self, at: usize, answers: bool, much: usize) {
+        let hand = &mut self.hands[at];
+        let Some(run) = &mut hand.run else { return };
+        let (psock, mut answer, mut tickets) = (run.psock(), Vec::new(), Vec::new());
+        while let Some(message) = run.begin() {
+            let ticket = message.ticket();
+            let peer = self.peers.iter().chain(&self.gone).find(|peer| peer.id == psock).expect("a peer");
+            assert_eq!(message.bytes()[..], request(peer.name, ticket.number as u16));
+            assert_eq!(self.places.insert(ticket, Place::Done), Some(Place::With(hand.id)));
+            answer.extend_from_slice(message.bytes());
+            tickets.push(ticket);
+            if tickets.len() > much % 4 {
+                break;
+            }
+        }
+        if run.is_empty() {
+            hand.run = None;
+        }
+        let replies = answers.then(|| (answer.into(), tickets.len() as u32));
+        if answers && !self.ended.contains(&psock) {
+            self.answered.entry(psock).or_default().extend(tickets.iter().map(|ticket| ticket.number));
+        }
+        self.mux.handle_run(hand.id, tickets.len(), replies, self.now);
+    }
+
     fn hand_back(&mut self, at: usize, keep: usize) {
         let hand = &mut self.hands[at];
+        if let Some(mut run) = hand.run.take() {
+            self.mux.unroll(hand.id);
+            hand.batch.extend(std::iter::from_fn(|| run.begin()));
+        }
         let keep = keep % (hand.batch.len() + 1);
         let back: Vec<Ticket> = hand.batch.drain(keep..).map(|message| message.ticket()).collect();
         for ticket in &back {
@@ -575,7 +642,7 @@ impl World {
             }
             for at in (0..self.hands.len()).rev() {
                 if let Some(hand) = self.hands.get(at)
-                    && !hand.batch.is_empty()
+                    && hand.has_some()
                 {
                     self.done(at, true, 0);
                     self.pump();
