@@ -189,7 +189,7 @@ impl Load {
 
     fn path_burst(&mut self) -> u64 {
         let Self { states, random, first, flows, now, frames, .. } = self;
-        let packets = frames.burst(|| *first + random.below(*flows)).filter_map(|frame| parsed(frame));
+        let packets = frames.burst(|| *first + random.below(*flows)).filter_map(parsed);
         let mut hits = [None; BURST];
         states.lookup_burst(packets, Lookup::Any, *now, &mut hits);
         found(&hits)
@@ -197,7 +197,7 @@ impl Load {
 
     fn paths(&mut self) -> u64 {
         let Self { states, random, first, flows, now, frames, .. } = self;
-        let packets = frames.burst(|| *first + random.below(*flows)).filter_map(|frame| parsed(frame));
+        let packets = frames.burst(|| *first + random.below(*flows)).filter_map(parsed);
         let found =
             packets.filter(|(flow, segment)| states.lookup(flow, Lookup::Any, segment, *now).is_some());
         found.count() as u64
