@@ -5,7 +5,7 @@
 //! one of [`Kind::DONE`]. The request's payload is empty, or 8 bytes, little-endian: the CURSOR to go on at, so that who was
 //! interrupted does not begin again. No state comes twice, and none that lives throughout is missed.
 //!
-//! The gate is locked for one page at a time ([`PAGE`]); a client that takes nothing holds half of its ring, and nothing else.
+//! The gate is locked for one page at a time (64 states); a client that takes nothing holds half of its ring, and nothing else.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
