@@ -130,8 +130,13 @@ pub enum BindError {
         source: io::Error,
     },
     /// The number of lanes breaks a rule.
-    #[error("{0} lanes: a channel has 1 to 64, and a group's listener has 1")]
+    #[error("{0} lanes: a channel has 1 to 64")]
     Lanes(u32),
+    /// A group was to have several lanes.
+    #[error(
+        "{0} lanes: a group has one, because its one payload area has one writer; bind a group for each engine thread"
+    )]
+    GroupLanes(u32),
     /// The number of records breaks a rule.
     #[error("{0} records: the number must be a power of two from 2 to 65536")]
     Records(u32),

@@ -127,7 +127,12 @@ struct Member {
     channel: Channel,
 }
 
-/// One payload area for several listeners and taps. Driven by one engine thread.
+/// One payload area for several listeners and taps. Driven by one engine thread: the area has one writer, so [`Config::lanes`]
+/// must be 1.
+///
+/// An engine with several threads has a group for each, at a path of its own, and whoever listens attaches to each of them. The
+/// inspectors of a queue, of which each packet goes to one, need no group: each is a [`Channel`] with a lane for every thread
+/// ([`Channel::split`]), and every thread has a [`Queue`](crate::Queue) of its own lanes of them.
 ///
 /// ```
 /// use towpath_ring::{Config, Consumer, Group, Joined, Meta, Verdict};
@@ -173,13 +178,14 @@ impl Group {
     /// Listens at `path`. [`Config::rx`] is the area; every listener has the other parts of `config` for itself.
     ///
     /// # Errors
-    /// As [`Endpoint::bind`]; also when the allow-list does not name the users, because they all see the same memory.
+    /// As [`Endpoint::bind`]; also when the allow-list does not name the users, because they all see the same memory, and when
+    /// there is to be more than one lane.
     pub fn bind(path: impl AsRef<Path>, config: Config) -> Result<Self, BindError> {
         if config.allow == Allow::Any {
             return Err(BindError::GroupOfAny);
         }
         if config.lanes != 1 {
-            return Err(BindError::Lanes(config.lanes));
+            return Err(BindError::GroupLanes(config.lanes));
         }
         let geometry = config.rx;
         geometry.check().map_err(|rule| BindError::Geometry { direction: "RX", rule })?;

@@ -6,8 +6,8 @@ mod world;
 use std::thread;
 
 use towpath_ring::{
-    Answer, BindError, Cause, Config, Consumer, Death, Endpoint, FrameId, Full, Geometry, Group, Limits,
-    Meta, Options, Seq, Verdict,
+    Answer, BindError, Cause, Config, Consumer, Death, Endpoint, Fanout, FrameId, Full, Geometry, Group,
+    Limits, Meta, Offer, Options, Overload, Policy, Queue, Seq, Verdict,
 };
 use world::{World, assert_conserved, consumer, message, send, settle};
 
@@ -85,6 +85,55 @@ fn client_answers_by_lane() {
         }
     }
     assert_eq!(next, vec![MESSAGES + 1; next.len()]);
+}
+
+/// Two inspectors of one queue and an engine of two threads: each thread has a queue of its own lanes to both, and both inspectors
+/// have packets of both threads.
+#[test]
+fn inspectors_of_a_queue_have_packets_of_each_thread() {
+    let mut world = World::new(config(2));
+    let inspectors = [(); 2].map(|()| world.spawn("client_passes_everything"));
+    let policy = Policy { fanout: Fanout::FlowHash, overload: Overload::Block, ..Policy::default() };
+    let mut queues = [(); 2].map(|()| Queue::new(policy));
+    for _ in &inspectors {
+        for (queue, lane) in queues.iter_mut().zip(world.accept_all().split()) {
+            queue.join(lane);
+        }
+    }
+    let threads = queues.map(|mut queue| {
+        thread::spawn(move || {
+            for n in 0..MESSAGES {
+                let meta = Meta { hash: n.wrapping_mul(0x9e37_79b9), ..Meta::default() };
+                let bytes = message(n, LENGTHS[n as usize % LENGTHS.len()]);
+                while !matches!(queue.offer(&bytes, &meta, 0), Offer::Sent(..)) {
+                    queue.listeners().for_each(|lane| settle(lane, |_, _| {}));
+                }
+            }
+            for lane in queue.listeners() {
+                settle(lane, |_, _| {});
+                assert_conserved(lane);
+                assert!(lane.stats().decided > u64::from(MESSAGES / 4), "{:?}", lane.stats());
+            }
+            assert_eq!(queue.listeners().map(|lane| lane.stats().decided).sum::<u64>(), MESSAGES.into());
+            queue
+        })
+    });
+    // Dropped together: the end of one lane is the end of all.
+    let queues = threads.map(|t| t.join().expect("the thread"));
+    drop(queues);
+    inspectors.into_iter().for_each(|inspector| inspector.succeeds());
+}
+
+#[test]
+#[ignore = "the clients of inspectors_of_a_queue_have_packets_of_each_thread"]
+fn client_passes_everything() {
+    let mut queue = consumer();
+    let (mut batch, mut of) = (Vec::new(), vec![0; queue.lanes() as usize]);
+    while queue.recv_batch(&mut batch, 16).expect("received") > 0 {
+        batch.drain(..).for_each(|frame| of[frame.id().lane as usize] += 1);
+        queue.verdict_all(Verdict::Pass);
+    }
+    assert!(of.iter().all(|count| *count > MESSAGES / 4), "{of:?}");
 }
 
 #[test]
@@ -215,7 +264,9 @@ fn the_number_of_lanes_has_its_bounds_and_its_price() {
     for count in [0, 65] {
         assert!(matches!(Endpoint::bind(&path, config(count)), Err(BindError::Lanes(n)) if n == count));
     }
-    assert!(matches!(Group::bind(&path, config(2)), Err(BindError::Lanes(2))));
+    let several = Group::bind(&path, config(2)).expect_err("a group has one lane");
+    assert!(matches!(several, BindError::GroupLanes(2)), "{several}");
+    assert!(several.to_string().contains("a group for each engine thread"), "{several}");
 
     // What one lane takes is enough for one lane.
     let bytes = |lanes| {

@@ -107,7 +107,7 @@ fn a_full_ring_says_why() {
         client.verdict(frame, Verdict::Pass);
         client.verdict(held, Verdict::Pass);
         assert_eq!(channel.poll_verdicts(0, |_, _| {}), 2);
-        assert_eq!(channel.stats().oneshots, 1);
+        assert_eq!((channel.stats().oneshots, channel.stats().oneshots_held), (1, 1));
         assert_conserved(&channel);
     });
 }
