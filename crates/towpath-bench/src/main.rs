@@ -7,6 +7,7 @@
 //! towpath-bench gate [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench instructions [--json] [--write]
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
+//! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
 //! ```
 //!
@@ -17,6 +18,7 @@ mod bar;
 mod clock;
 mod engine;
 mod flows;
+mod live;
 mod mapping;
 mod memory;
 mod mmsg;
@@ -55,6 +57,7 @@ enum Command {
     Instructions(Instructions),
     Mux(Mux),
     Send(Send),
+    Live(Live),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -188,8 +191,39 @@ struct Send {
     only: Option<String>,
 }
 
+/// Towpath between two interfaces, beside bare forwarders, NFQUEUE and the kernel's own forwarding
+///
+/// It makes its own network namespaces, which end with it; that needs root, `ip` and `iptables`, TCP also iperf3. `towpath`
+/// is to be built beside this program. Ends with 0 when every bar that was measured holds, else with 1.
+#[derive(Debug, Parser)]
+struct Live {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// How long each measurement runs
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+
+    /// How often each measurement is made, ours and the peer's in turns
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Only the bars whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 enum Role {
+    Home,
+    Within { home: u32, #[arg(last = true)] words: Vec<String> },
+    Bare { driver: String, home: u32, from: String, to: String, how: String, wait: String, cpu: usize },
+    Echo { home: u32, cpu: usize },
+    Ask { home: u32, milliseconds: u64, cpu: usize },
+    LiveFlood { home: u32, flows: u32, len: usize, milliseconds: u64, cpu: usize },
+    LiveInspector { queue: String, cpu: usize },
+    LiveNfqueue { home: u32, queue: u16, len: usize, batch: usize, cpu: usize },
     SendReceiver { place: String, cpu: usize },
     SendSender { join: u32, cpu: usize },
     Inspector { how: String, batch: usize, cpu: usize },
@@ -221,6 +255,7 @@ fn main() -> ExitCode {
         },
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
+        Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::Side(role) => side(role).map(|()| true),
     };
     match done {
@@ -236,6 +271,20 @@ fn main() -> ExitCode {
 fn side(role: Role) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match role {
+        Role::Home => live::home::side(),
+        Role::Within { home, words } => live::home::within(home, &words),
+        Role::Bare { driver, home, from, to, how, wait, cpu } => {
+            live::bare::side(&driver, home, [&from, &to], how == "offload", wait == "park", cpu)
+        }
+        Role::Echo { home, cpu } => live::round_trip::echo(home, cpu),
+        Role::Ask { home, milliseconds, cpu } => {
+            live::round_trip::ask(home, Duration::from_millis(milliseconds), cpu)
+        }
+        Role::LiveFlood { home, flows, len, milliseconds, cpu } => {
+            live::flood::side(home, flows, len, Duration::from_millis(milliseconds), cpu)
+        }
+        Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),
+        Role::LiveNfqueue { home, queue, len, batch, cpu } => peer::nfqueue::live(home, queue, len, batch, cpu),
         Role::SendReceiver { place, cpu } => transfer::receiver(place == "veth", cpu),
         Role::SendSender { join, cpu } => transfer::sender((join != 0).then_some(join), cpu),
         Role::Inspector { how, batch, cpu } => engine::inspector(&how, batch, cpu),

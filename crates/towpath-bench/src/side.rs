@@ -3,7 +3,7 @@
 //! A side is started with the words of a hidden subcommand, speaks lines on its standard output, listens to lines on
 //! its standard input, and dies with the process that started it.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -49,6 +49,13 @@ impl Side {
             bail!("the side {} ended early ({status})", self.role);
         }
         Ok(line.trim_end().to_owned())
+    }
+
+    /// All that it still prints, until it ends.
+    pub(crate) fn rest(&mut self) -> Result<String> {
+        let mut text = String::new();
+        self.stdout.read_to_string(&mut text).with_context(|| format!("reading from {}", self.role))?;
+        Ok(text)
     }
 
     /// The next line, as a number.

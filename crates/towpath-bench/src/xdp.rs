@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! An XDP program that passes everything, loaded and attached with bpf(2) alone: no clang, no object file.
+//! XDP programs that pass everything, or give it to a socket, loaded and attached with bpf(2) alone: no clang, no object file.
 //!
 //! References: bpf(2); include/uapi/linux/bpf.h, `union bpf_attr` for BPF_PROG_LOAD and BPF_LINK_CREATE.
 
@@ -8,14 +8,18 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
 
+const BPF_MAP_CREATE: i64 = 0;
+const BPF_MAP_UPDATE_ELEM: i64 = 2;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
+const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 /// The program takes packets in fragments: without it veth refuses an MTU above a page.
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 /// The driver's own XDP, or none (include/uapi/linux/if_link.h).
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 
 /// `r0 = XDP_PASS; exit`.
 const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
@@ -35,6 +39,23 @@ struct Load {
 }
 
 #[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
 struct LinkCreate {
     prog_fd: u32,
     target_ifindex: u32,
@@ -44,17 +65,45 @@ struct LinkCreate {
 
 /// Passes every packet that comes in on `device` through a native XDP program, as long as the link is kept.
 pub(crate) fn pass(device: &str) -> Result<OwnedFd> {
+    attach(device, &PASS, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_DRV_MODE)
+}
+
+/// Gives what comes in on queue 0 of `device` to `socket`, by a program in the kernel's general code, as long as the link is kept.
+pub(crate) fn redirect(device: &str, socket: &OwnedFd) -> Result<OwnedFd> {
+    let create = MapCreate { map_type: BPF_MAP_TYPE_XSKMAP, key_size: 4, value_size: 4, max_entries: 1 };
+    let map = bpf(BPF_MAP_CREATE, &create).context("making a map of sockets")?;
+    let (key, value) = (0_u32, socket.as_raw_fd());
+    let update = MapUpdate {
+        map_fd: map.as_raw_fd() as u32,
+        padding: 0,
+        key: (&raw const key) as u64,
+        value: (&raw const value) as u64,
+        flags: 0,
+    };
+    // SAFETY: the kernel reads `update`, a struct without padding, and the four bytes that each of its pointers names.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_ELEM, &raw const update, size_of::<MapUpdate>()) };
+    if done < 0 {
+        return Err(io::Error::last_os_error()).context("giving the map its socket");
+    }
+    let map = u64::from(map.as_raw_fd() as u32);
+    // r2 = 0; r1 = map (in two halves); r3 = XDP_PASS; call bpf_redirect_map (51); exit.
+    let program =
+        [0x02b7, map << 32 | 0x1118, 0, 0x0000_0002_0000_03b7, 51 << 32 | 0x85, 0x95];
+    attach(device, &program, 0, XDP_FLAGS_SKB_MODE)
+}
+
+fn attach(device: &str, code: &[u64], flags: u32, mode: u32) -> Result<OwnedFd> {
     let license = c"MIT";
     let load = Load {
         prog_type: BPF_PROG_TYPE_XDP,
-        insn_cnt: PASS.len() as u32,
-        insns: PASS.as_ptr() as u64,
+        insn_cnt: code.len() as u32,
+        insns: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
         log_level: 0,
         log_size: 0,
         log_buf: 0,
         kern_version: 0,
-        prog_flags: BPF_F_XDP_HAS_FRAGS,
+        prog_flags: flags,
     };
     let program = bpf(BPF_PROG_LOAD, &load).context("loading an XDP program")?;
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
@@ -63,7 +112,7 @@ pub(crate) fn pass(device: &str) -> Result<OwnedFd> {
         prog_fd: program.as_raw_fd() as u32,
         target_ifindex,
         attach_type: BPF_XDP,
-        flags: XDP_FLAGS_DRV_MODE,
+        flags: mode,
     };
     bpf(BPF_LINK_CREATE, &link).with_context(|| format!("attaching an XDP program to {device}"))
 }

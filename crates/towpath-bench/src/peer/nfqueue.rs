@@ -107,6 +107,22 @@ pub(crate) fn side(
     say(&rate.to_string())
 }
 
+/// The consumer of a queue in the namespace of the process `home`: accepts until it is killed.
+pub(crate) fn live(home: u32, queue: u16, len: usize, batch: usize, cpu: usize) -> Result<()> {
+    netns::join(home)?;
+    let socket = bind(queue, len)?;
+    // Segments that are not cut come as they are.
+    let gso = (libc::NFQA_CFG_F_GSO as u32).to_be_bytes();
+    let message = Message::new(libc::NFQNL_MSG_CONFIG, queue)
+        .attribute(libc::NFQA_CFG_FLAGS, &gso)
+        .attribute(libc::NFQA_CFG_MASK, &gso);
+    request(&socket, message)?;
+    pin::to(cpu)?;
+    say("ready")?;
+    set_socket_timeout(&socket, Timeout::Recv, None)?;
+    consume(&socket, queue, batch, Duration::MAX).map(drop)
+}
+
 /// Binds the queue and asks for whole packets.
 fn bind(queue: u16, len: usize) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;

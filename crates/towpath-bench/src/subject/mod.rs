@@ -3,6 +3,7 @@
 pub(crate) mod framing;
 pub(crate) mod gate;
 pub(crate) mod instructions;
+pub(crate) mod live;
 pub(crate) mod mux;
 pub(crate) mod replay;
 pub(crate) mod ring;

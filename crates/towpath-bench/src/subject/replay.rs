@@ -79,7 +79,7 @@ fn bar(name: &str, seconds: &[f64], limit: f64) -> Bar {
 }
 
 /// `towpath`, built beside this program.
-fn binary() -> Result<PathBuf> {
+pub(crate) fn binary() -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let path = own.with_file_name("towpath");
     if !path.is_file() {

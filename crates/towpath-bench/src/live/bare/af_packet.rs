@@ -1,0 +1,190 @@
+#![allow(unsafe_code)]
+//! A bridge of packet sockets: TPACKET_V3 in, sendmmsg out of the same blocks (Documentation/networking/packet_mmap.rst).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
+
+use super::Forward;
+use super::area::Area;
+use crate::peer::flood::{busy, set_option};
+
+const BLOCK: usize = 1 << 20;
+const BLOCKS: usize = 32;
+/// Messages of one sendmmsg.
+const BATCH: usize = 64;
+/// `struct virtio_net_hdr`.
+const VNET: usize = 10;
+/// Times that a full interface is tried again before what it refuses is lost.
+const PATIENCE: u32 = 3;
+
+/// Where things are in a block (`struct tpacket_block_desc`) and before a packet (`struct tpacket3_hdr`).
+mod at {
+    pub(super) const STATUS: usize = 8;
+    pub(super) const PACKETS: usize = 12;
+    pub(super) const FIRST: usize = 16;
+    pub(super) const NEXT: usize = 0;
+    pub(super) const LEN: usize = 12;
+    pub(super) const MAC: usize = 24;
+}
+
+pub(super) struct Bridge {
+    ends: [End; 2],
+    slices: Box<[libc::iovec]>,
+    headers: Box<[libc::mmsghdr]>,
+    /// Bytes before a packet that go with it.
+    before: usize,
+}
+
+struct End {
+    incoming: OwnedFd,
+    outgoing: OwnedFd,
+    ring: Area,
+    block: usize,
+}
+
+impl Bridge {
+    pub(super) fn open(devices: [&str; 2], offload: bool) -> Result<Self> {
+        let [a, b] = devices.map(|device| End::open(device, offload).with_context(|| format!("opening {device}")));
+        let mut slices: Box<[libc::iovec]> =
+            (0..BATCH).map(|_| libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }).collect();
+        let headers = slices
+            .iter_mut()
+            .map(|slice| {
+                // SAFETY: a struct of numbers and pointers, for which zero is a value.
+                let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+                header.msg_hdr.msg_iov = slice;
+                header.msg_hdr.msg_iovlen = 1;
+                header
+            })
+            .collect();
+        Ok(Self { ends: [a?, b?], slices, headers, before: if offload { VNET } else { 0 } })
+    }
+
+    /// Carries the packets of the block at `offset` of end `from` to the other.
+    fn carry(&mut self, from: usize, offset: usize) -> Result<()> {
+        let ring = &self.ends[from].ring;
+        let packets = ring.read::<u32>(offset + at::PACKETS);
+        let mut packet = offset + ring.read::<u32>(offset + at::FIRST) as usize;
+        let mut filled = 0;
+        for _ in 0..packets {
+            let ring = &self.ends[from].ring;
+            let len = ring.read::<u32>(packet + at::LEN) as usize + self.before;
+            let mac = usize::from(ring.read::<u16>(packet + at::MAC)) - self.before;
+            self.slices[filled] = libc::iovec { iov_base: ring.at(packet + mac, len).cast(), iov_len: len };
+            packet += ring.read::<u32>(packet + at::NEXT) as usize;
+            filled += 1;
+            if filled == BATCH {
+                self.send(1 - from, filled)?;
+                filled = 0;
+            }
+        }
+        self.send(1 - from, filled)
+    }
+
+    fn send(&mut self, to: usize, count: usize) -> Result<()> {
+        let (socket, mut sent, mut tries) = (self.ends[to].outgoing.as_raw_fd(), 0, 0);
+        while sent < count {
+            let headers = &mut self.headers[sent..count];
+            // SAFETY: each header points to its slice, which self owns, and that to bytes of a ring that self maps.
+            let taken = unsafe { libc::sendmmsg(socket, headers.as_mut_ptr(), headers.len() as u32, 0) };
+            if let Ok(taken) = usize::try_from(taken) {
+                (sent, tries) = (sent + taken, 0);
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            tries += 1;
+            if tries > PATIENCE || !busy(&error) {
+                sent += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Forward for Bridge {
+    fn turn(&mut self) -> Result<bool> {
+        let mut any = false;
+        for from in 0..2 {
+            let offset = self.ends[from].block * BLOCK;
+            // Acquire: pairs with the kernel's release of the block.
+            let status = self.ends[from].ring.word(offset + at::STATUS).load(Ordering::Acquire);
+            if status & libc::TP_STATUS_USER as u32 == 0 {
+                continue;
+            }
+            any = true;
+            self.carry(from, offset)?;
+            let end = &mut self.ends[from];
+            // Release: pairs with the kernel's look at it; we are done with the block.
+            end.ring.word(offset + at::STATUS).store(libc::TP_STATUS_KERNEL as u32, Ordering::Release);
+            end.block = (end.block + 1) % BLOCKS;
+        }
+        Ok(any)
+    }
+
+    fn sources(&self) -> [BorrowedFd<'_>; 2] {
+        self.ends.each_ref().map(|end| end.incoming.as_fd())
+    }
+}
+
+impl End {
+    fn open(device: &str, offload: bool) -> Result<Self> {
+        let (incoming, outgoing) = (socket()?, socket()?);
+        for (name, value) in [(libc::PACKET_VERSION, 2), (libc::PACKET_IGNORE_OUTGOING, 1)] {
+            set_option(&incoming, libc::SOL_PACKET, name, value)?;
+        }
+        set_option(&outgoing, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+        if offload {
+            set_option(&incoming, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+            set_option(&outgoing, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        }
+        let request = libc::tpacket_req3 {
+            tp_block_size: BLOCK as u32,
+            tp_block_nr: BLOCKS as u32,
+            tp_frame_size: 2048,
+            tp_frame_nr: (BLOCK / 2048 * BLOCKS) as u32,
+            tp_retire_blk_tov: 1,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        let len = size_of_val(&request) as u32;
+        let option = (&raw const request).cast();
+        // SAFETY: the pointer and the length are those of `request`, which outlives the call.
+        let set = unsafe { libc::setsockopt(incoming.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, option, len) };
+        if set < 0 {
+            return Err(io::Error::last_os_error()).context("PACKET_RX_RING");
+        }
+        let ring = Area::of(&incoming, BLOCK * BLOCKS, 0)?;
+        let _ = set_socket_send_buffer_size_force(&outgoing, 16 << 20);
+        bind(&incoming, device, libc::ETH_P_ALL as u16)?;
+        bind(&outgoing, device, 0)?;
+        Ok(Self { incoming, outgoing, ring, block: 0 })
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave this descriptor to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn bind(socket: &OwnedFd, device: &str, protocol: u16) -> io::Result<()> {
+    // SAFETY: a struct of numbers, for which zero is a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = name_to_index(socket, device)?.cast_signed();
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the pointer and the length are those of `address`, which outlives the call.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,112 @@
+//! A namespace, and the process that it belongs to: it does there what it is told on its standard input, and ends with it.
+
+use std::fs;
+use std::io::{BufRead, stdin};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::peer::{Skipped, netns};
+use crate::raw::say;
+use crate::side::Side;
+
+/// The side of a namespace.
+pub(crate) struct Home(Side);
+
+impl Home {
+    /// Makes a namespace.
+    pub(crate) fn start() -> Result<Self> {
+        let mut side = Side::start(&["home".to_owned()], &[])?;
+        side.line()?;
+        Ok(Self(side))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Runs a program there, to its end; its words are separated by spaces.
+    pub(crate) fn run(&mut self, line: &str) -> Result<()> {
+        self.ask(&format!("run {line}")).map(drop)
+    }
+
+    /// Sets a setting of the namespace, under its name below /proc/sys/net.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        self.ask(&format!("set {name} {value}")).map(drop)
+    }
+
+    /// Packets that `device` has received.
+    pub(crate) fn received(&mut self, device: &str) -> Result<u64> {
+        let count = self.ask(&format!("received {device}"))?;
+        count.parse().with_context(|| format!("{count:?} packets at {device}"))
+    }
+
+    fn ask(&mut self, line: &str) -> Result<String> {
+        self.0.tell(line)?;
+        let answer = self.0.line()?;
+        match answer.split_once(' ').unwrap_or((&answer, "")) {
+            ("ok", rest) => Ok(rest.to_owned()),
+            ("skipped", why) => Err(Skipped(why.to_owned()).into()),
+            (_, why) => Err(anyhow!("{why}")),
+        }
+    }
+}
+
+/// The process itself.
+pub(crate) fn side() -> Result<()> {
+    netns::unshare()?;
+    say("ready")?;
+    for line in stdin().lock().lines() {
+        match obey(&line?) {
+            Ok(answer) => say(&format!("ok {answer}"))?,
+            Err(error) if error.is::<Skipped>() => say(&error.to_string().replace("skipped:", "skipped"))?,
+            Err(error) => say(&format!("failed {}", format!("{error:#}").replace('\n', "; ")))?,
+        }
+    }
+    Ok(())
+}
+
+fn obey(line: &str) -> Result<String> {
+    let words: Vec<&str> = line.split(' ').collect();
+    match words[..] {
+        ["run", program, ref rest @ ..] => netns::run(program, rest)?,
+        ["set", name, value] => {
+            let path = format!("/proc/sys/net/{name}");
+            fs::write(&path, value).with_context(|| format!("writing {value} to {path}"))?;
+        }
+        ["received", device] => {
+            let table = fs::read_to_string("/proc/self/net/dev")?;
+            return received(&table, device).with_context(|| format!("no interface {device}"));
+        }
+        _ => bail!("{line:?} is nothing that can be done"),
+    }
+    Ok(String::new())
+}
+
+/// The packets that `device` has received, from /proc/net/dev (proc_pid_net(5)).
+fn received(table: &str, device: &str) -> Option<String> {
+    let line = table.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(1).map(str::to_owned)
+}
+
+/// Becomes a program, in the namespace of the process `home`.
+pub(crate) fn within(home: u32, words: &[String]) -> Result<()> {
+    let (program, words) = words.split_first().context("no program")?;
+    netns::join(home)?;
+    Err(Command::new(program).args(words).exec()).with_context(|| format!("starting {program}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::received;
+
+    #[test]
+    fn the_second_number_of_a_device_is_its_packets() {
+        let table = "Inter-|   Receive\n face |bytes packets errs\n  lo: 5 6 0 0\nfar0: 1234 77 0 0 0\n far01: 1 2";
+        let rows = [("far0", Some("77")), ("lo", Some("6")), ("far01", Some("2")), ("far", None)];
+        for (device, expected) in rows {
+            assert_eq!(received(table, device).as_deref(), expected, "{device}");
+        }
+    }
+}

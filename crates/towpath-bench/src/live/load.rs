@@ -1,0 +1,126 @@
+//! What is sent through a world, and what comes out of it.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::world::World;
+use crate::packet::DESTINATION;
+use crate::peer::Skipped;
+use crate::pin::Cpus;
+use crate::side::Side;
+
+/// What is sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Load {
+    /// UDP of so many bytes (the IP header counted) in so many flows, as fast as it goes: packets per second that arrive.
+    Flood { len: usize, flows: u32 },
+    /// A TCP connection that iperf3 fills: bits per second that arrive.
+    Tcp,
+    /// A UDP packet of 64 bytes there and back, at a low rate: ns, the median.
+    RoundTrip,
+}
+
+/// A sixth of a measurement's time goes by before it counts: caches and states are filled.
+const WARM: u32 = 6;
+/// What is on its way when the generator ends has arrived.
+const SETTLE: Duration = Duration::from_millis(150);
+
+impl Load {
+    /// The largest packet that its interfaces have to take.
+    pub(crate) fn mtu(self) -> usize {
+        match self {
+            Self::Flood { len, .. } => len.max(1500),
+            Self::Tcp | Self::RoundTrip => 1500,
+        }
+    }
+
+    /// Puts it through `world`, in the middle of which somebody is at work.
+    pub(crate) fn measure(self, world: &mut World, cpus: Cpus, time: Duration) -> Result<f64> {
+        match self {
+            Self::Flood { len, flows } => {
+                // Every flow has been seen once.
+                let first = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
+                flood(world, cpus, len, flows, first)?;
+                let before = world.arrived()?;
+                let (_, seconds) = flood(world, cpus, len, flows, time)?;
+                let arrived = world.arrived()? - before;
+                if arrived == 0 {
+                    bail!("no packet arrived");
+                }
+                Ok(arrived as f64 / seconds)
+            }
+            Self::Tcp => tcp(world, time),
+            Self::RoundTrip => {
+                let words = |role: &str, home: u32, rest: &[String]| {
+                    [&[role.to_owned(), home.to_string()][..], rest].concat()
+                };
+                let cpu = cpus.engine.to_string();
+                let mut echo = Side::start(&words("echo", world.far.pid(), std::slice::from_ref(&cpu)), &[])?;
+                echo.line()?;
+                let time = time.as_millis().to_string();
+                let mut ask = Side::start(&words("ask", world.near.pid(), &[time, cpu]), &[])?;
+                let nanos = ask.number()?;
+                ask.finish()?;
+                if nanos.is_nan() {
+                    bail!("no packet came back");
+                }
+                Ok(nanos)
+            }
+        }
+    }
+}
+
+/// Packets that were sent, and the seconds it took.
+fn flood(world: &World, cpus: Cpus, len: usize, flows: u32, time: Duration) -> Result<(f64, f64)> {
+    let (home, time) = (world.near.pid().to_string(), time.as_millis().to_string());
+    let words = ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), time, cpus.engine.to_string()];
+    let mut side = Side::start(&words, &[])?;
+    let told = (side.number()?, side.number()?);
+    side.finish()?;
+    thread::sleep(SETTLE);
+    Ok(told)
+}
+
+/// What is read of iperf3's report.
+#[derive(Deserialize)]
+struct Report {
+    end: End,
+}
+
+#[derive(Deserialize)]
+struct End {
+    sum_received: Sum,
+}
+
+#[derive(Deserialize)]
+struct Sum {
+    bits_per_second: f64,
+}
+
+fn tcp(world: &World, time: Duration) -> Result<f64> {
+    let within = |home: u32, rest: &[&str]| -> Vec<String> {
+        let words = ["within", &home.to_string(), "--", "iperf3"].map(str::to_owned);
+        words.into_iter().chain(rest.iter().map(ToString::to_string)).collect()
+    };
+    let mut server = Side::start(&within(world.far.pid(), &["-s", "-1", "--forceflush"]), &[])?;
+    if let Err(error) = until(&mut server, "Server listening") {
+        return Err(Skipped(format!("the program iperf3 is needed ({error})")).into());
+    }
+    let seconds = time.as_secs().max(1).to_string();
+    let mut client = Side::start(&within(world.near.pid(), &["-c", &DESTINATION.to_string(), "-t", &seconds, "-J"]), &[])?;
+    let said = client.rest()?;
+    let report: Report = serde_json::from_str(&said).with_context(|| format!("iperf3 said {said}"))?;
+    let rate = report.end.sum_received.bits_per_second;
+    if rate == 0.0 {
+        bail!("no byte arrived");
+    }
+    Ok(rate)
+}
+
+fn until(side: &mut Side, part: &str) -> Result<()> {
+    while !side.line()?.contains(part) {}
+    Ok(())
+}

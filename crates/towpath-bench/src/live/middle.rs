@@ -1,0 +1,192 @@
+//! What stands in the middle: Towpath, a bare forwarder, or the kernel.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use super::world::{MIDDLE, TUN, Wiring, World};
+use crate::pin::Cpus;
+use crate::side::Side;
+
+/// A driver of ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Driver {
+    AfPacket,
+    /// Segments and checksums that hosts left undone go through as they are.
+    AfPacketOffload,
+    AfXdp,
+    Tun,
+    TunOffload,
+    Nfqueue,
+}
+
+/// Who does the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Middle {
+    /// `towpath run` with twenty rules and keep-state.
+    Towpath { driver: Driver, park: bool, inspectors: u16 },
+    /// A loop that does nothing but carry.
+    Bare { driver: Driver, park: bool },
+    /// The kernel forwards, and `accept` processes give it verdicts through NFQUEUE, so many packets at a time.
+    Nfqueue { accept: u16, batch: usize },
+    /// The kernel forwards and follows connections.
+    Conntrack,
+}
+
+/// States that the table may have.
+const STATES: u32 = 1_000_000;
+/// How long Towpath may take to begin.
+const BEGIN: Duration = Duration::from_secs(10);
+
+impl Driver {
+    fn word(self) -> &'static str {
+        match self {
+            Self::AfPacket | Self::AfPacketOffload => "af_packet",
+            Self::AfXdp => "af_xdp",
+            Self::Tun | Self::TunOffload => "tun",
+            Self::Nfqueue => "nfqueue",
+        }
+    }
+
+    fn offload(self) -> bool {
+        matches!(self, Self::AfPacketOffload | Self::TunOffload)
+    }
+
+    fn wiring(self) -> Wiring {
+        match self {
+            Self::AfPacket | Self::AfPacketOffload | Self::AfXdp => Wiring::Bridge,
+            Self::Tun | Self::TunOffload => Wiring::Tun,
+            Self::Nfqueue => Wiring::Route,
+        }
+    }
+
+    fn devices(self) -> [&'static str; 2] {
+        if self.wiring() == Wiring::Tun { TUN } else { MIDDLE }
+    }
+}
+
+/// What is at work, until it is dropped.
+pub(crate) struct Work {
+    // Sides end before the files that they have open.
+    _sides: Vec<Side>,
+    _files: Option<TempDir>,
+}
+
+impl Middle {
+    pub(crate) fn wiring(self) -> Wiring {
+        match self {
+            Self::Towpath { driver, .. } | Self::Bare { driver, .. } => driver.wiring(),
+            Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
+        }
+    }
+
+    /// Starts it, for packets of at most `len` bytes; when this returns, they go through.
+    pub(crate) fn start(self, world: &mut World, cpus: Cpus, len: usize) -> Result<Work> {
+        let home = world.middle.pid().to_string();
+        let cpu = cpus.consumer.to_string();
+        match self {
+            Self::Towpath { driver, park, inspectors } => {
+                if driver == Driver::Nfqueue {
+                    world.filter("-A FORWARD -j NFQUEUE --queue-num 0")?;
+                }
+                towpath(&home, driver, park, inspectors, cpus)
+            }
+            Self::Bare { driver: Driver::Nfqueue, .. } | Self::Nfqueue { .. } => {
+                let (accept, batch) = if let Self::Nfqueue { accept, batch } = self { (accept, batch) } else { (1, 64) };
+                let to = match accept {
+                    1 => "--queue-num 0".to_owned(),
+                    more => format!("--queue-balance 0:{}", more - 1),
+                };
+                world.filter(&format!("-A FORWARD -j NFQUEUE {to}"))?;
+                let mut sides = Vec::new();
+                for queue in 0..accept {
+                    let words = ["live-nfqueue", &home, &queue.to_string(), &len.to_string(), &batch.to_string(), &cpu].map(str::to_owned);
+                    let mut side = Side::start(&words, &[])?;
+                    side.line()?;
+                    sides.push(side);
+                }
+                Ok(Work { _sides: sides, _files: None })
+            }
+            Self::Bare { driver, park } => {
+                let [from, to] = driver.devices();
+                let how = if driver.offload() { "offload" } else { "plain" };
+                let wait = if park { "park" } else { "spin" };
+                let words = ["bare", driver.word(), &home, from, to, how, wait, &cpu].map(str::to_owned);
+                let mut side = Side::start(&words, &[])?;
+                side.line()?;
+                Ok(Work { _sides: vec![side], _files: None })
+            }
+            Self::Conntrack => {
+                world.filter("-A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
+                Ok(Work { _sides: Vec::new(), _files: None })
+            }
+        }
+    }
+}
+
+fn towpath(home: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) -> Result<Work> {
+    let program = crate::subject::replay::binary()?;
+    let files = TempDir::new().context("making a directory")?;
+    let config = files.path().join("live.toml");
+    fs::write(files.path().join("rules"), rules(inspectors > 0))?;
+    fs::write(&config, configuration(driver, park, inspectors > 0, cpus.consumer))?;
+    let words = ["within", home, "--", &program.to_string_lossy(), "run", &config.to_string_lossy()];
+    let mut sides = vec![Side::start(&words.map(str::to_owned), &[])?];
+    let control = files.path().join("ctl.sock");
+    let turns = BEGIN.as_millis() / 20;
+    for turn in 0.. {
+        if UnixStream::connect(&control).is_ok() {
+            break;
+        }
+        if turn == turns {
+            bail!("towpath run did not begin");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let queue = files.path().join("queue.sock").to_string_lossy().into_owned();
+    for _ in 0..inspectors {
+        let words = ["live-inspector", &queue, &cpus.consumer.to_string()].map(str::to_owned);
+        let mut side = Side::start(&words, &[])?;
+        side.line()?;
+        sides.push(side);
+    }
+    Ok(Work { _sides: sides, _files: Some(files) })
+}
+
+/// Twenty rules; what is sent meets all those of its protocol until it has a state.
+fn rules(inspected: bool) -> String {
+    let mut text = String::from("add allow layer2 mac-type arp\nadd check-state\n");
+    for n in 1..=17 {
+        text += &format!("add deny tcp from 192.168.{n}.0/24 to any {}\n", 6000 + n);
+    }
+    text += if inspected { "add inspect 1 ip from any to any keep-state\n" } else { "add allow ip from any to any keep-state\n" };
+    text
+}
+
+fn configuration(driver: Driver, park: bool, inspected: bool, cpu: usize) -> String {
+    let mut text = format!("rules = \"rules\"\n[settings]\ndyn_max = {STATES}\n");
+    text += &format!("[engine]\ncpus = [{cpu}]\nwait = \"{}\"\n", if park { "park" } else { "spin" });
+    if park {
+        text += "spin = 0\n";
+    }
+    text += "[control]\nsocket = \"ctl.sock\"\n";
+    if inspected {
+        text += "[queue.1]\nsocket = \"queue.sock\"\nfanout = \"flow\"\n";
+    }
+    let word = driver.word();
+    if driver == Driver::Nfqueue {
+        return text + &format!("[port.kernel]\ndriver = \"{word}\"\nqueue = 0\n");
+    }
+    for device in driver.devices() {
+        text += &format!("[port.{device}]\ndriver = \"{word}\"\n");
+        if driver.offload() {
+            text += "offload = true\n";
+        }
+    }
+    let [from, to] = driver.devices();
+    text + &format!("[[bridge]]\nports = [\"{from}\", \"{to}\"]\n")
+}

@@ -1,0 +1,57 @@
+//! A UDP packet at a time to the far end and back: how long the way takes when there is nothing else on it.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::packet::DESTINATION;
+use crate::peer::netns;
+use crate::pin;
+use crate::raw::say;
+use crate::stat::median;
+
+const PORT: u16 = 5001;
+const LEN: usize = 64;
+/// Long enough for what parks to be parked again.
+const GAP: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The far end: what comes goes back.
+pub(crate) fn echo(home: u32, cpu: usize) -> Result<()> {
+    netns::join(home)?;
+    pin::to(cpu)?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("binding a socket")?;
+    say("ready")?;
+    let mut packet = [0; LEN];
+    loop {
+        let (len, peer) = socket.recv_from(&mut packet)?;
+        socket.send_to(&packet[..len], peer)?;
+    }
+}
+
+/// The near end: says the median time of a round trip, in ns.
+pub(crate) fn ask(home: u32, time: Duration, cpu: usize) -> Result<()> {
+    netns::join(home)?;
+    pin::to(cpu)?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("binding a socket")?;
+    socket.connect((DESTINATION, PORT))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let (mut packet, mut answer, mut times) = ([0; LEN], [0; LEN], Vec::new());
+    let start = Instant::now();
+    while start.elapsed() < time {
+        thread::sleep(GAP);
+        packet[..8].copy_from_slice(&(times.len() as u64).to_ne_bytes());
+        let sent = Instant::now();
+        socket.send(&packet)?;
+        // An answer that came too late is not this one's.
+        while let Ok(len) = socket.recv(&mut answer) {
+            if answer[..len] == packet {
+                times.push(sent.elapsed().as_nanos() as f64);
+                break;
+            }
+        }
+    }
+    say(&median(&times).to_string())
+}

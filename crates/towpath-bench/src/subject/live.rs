@@ -1,0 +1,127 @@
+//! The bars of live ports: what goes through Towpath between two interfaces, beside a loop that only carries, NFQUEUE and
+//! the kernel's own forwarding.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rustix::process::geteuid;
+
+use crate::bar::{Bar, Better, Report};
+use crate::live::load::Load;
+use crate::live::middle::{Driver, Middle};
+use crate::live::tracked::Tracked;
+use crate::live::world::World;
+use crate::peer::Skipped;
+use crate::pin::Cpus;
+use crate::stat::median;
+
+/// One row: a load through ours and through the peer's.
+struct Case {
+    name: String,
+    load: Load,
+    ours: Middle,
+    peer: Middle,
+    bar: f64,
+}
+
+const SMALL: Load = Load::Flood { len: 64, flows: 2000 };
+
+/// Measures and prints; whether every bar that could be measured holds.
+pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
+    let mut cases = cases();
+    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
+    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
+    if cases.is_empty() {
+        bail!("no row's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+    }
+    if !geteuid().is_root() {
+        bail!("making network namespaces needs root");
+    }
+    let cpus = Cpus::find()?;
+    let _tracked = cases.iter().any(|case| case.peer == Middle::Conntrack).then(Tracked::raise);
+    let (mut report, mut good) = (Report::new(json), true);
+    for case in &cases {
+        match case.measure(cpus, time, reps) {
+            Ok(bar) => report.push(bar),
+            Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", case.name),
+            Err(error) => {
+                eprintln!("{}: failed: {error:#}", case.name);
+                good = false;
+            }
+        }
+    }
+    Ok(report.finish()? && good)
+}
+
+impl Case {
+    fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Bar> {
+        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        for _ in 0..reps {
+            ours.push(self.through(self.ours, cpus, time)?);
+            peer.push(self.through(self.peer, cpus, time)?);
+        }
+        let (unit, scale, better) = match self.load {
+            Load::Flood { .. } => ("k/s", 1e-3, Better::Higher),
+            Load::Tcp => ("Gbit/s", 1e-9, Better::Higher),
+            Load::RoundTrip => ("us", 1e-3, Better::Lower),
+        };
+        Ok(Bar::new(&self.name, median(&ours) * scale, median(&peer) * scale, unit, better, self.bar))
+    }
+
+    fn through(&self, middle: Middle, cpus: Cpus, time: Duration) -> Result<f64> {
+        let mut world = World::start(middle.wiring(), self.load.mtu())?;
+        let _work = middle.start(&mut world, cpus, self.load.mtu())?;
+        self.load.measure(&mut world, cpus, time)
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let towpath = |driver| Middle::Towpath { driver, park: false, inspectors: 0 };
+    let bare = |driver| Middle::Bare { driver, park: false };
+    let nfqueue = Middle::Nfqueue { accept: 1, batch: 64 };
+    let case = |name: &str, load, ours, peer, bar| Case { name: name.to_owned(), load, ours, peer, bar };
+    let over_bare = |name, load, driver, bar| case(name, load, towpath(driver), bare(driver), bar);
+    let mut cases = vec![
+        over_bare("AF_PACKET 64 B, over a bare bridge", SMALL, Driver::AfPacket, 0.8),
+        over_bare("AF_XDP 64 B, over a bare bridge", SMALL, Driver::AfXdp, 0.8),
+        over_bare("TUN 64 B, over bare reads and writes", SMALL, Driver::Tun, 0.8),
+        over_bare("TUN with GSO, TCP, over bare", Load::Tcp, Driver::TunOffload, 0.8),
+        over_bare("AF_PACKET with GSO, TCP, over bare", Load::Tcp, Driver::AfPacketOffload, 0.8),
+        case("AF_PACKET 64 B, over NFQUEUE", SMALL, towpath(Driver::AfPacket), nfqueue, 1.9),
+        case("AF_XDP 64 B, over NFQUEUE", SMALL, towpath(Driver::AfXdp), nfqueue, 1.9),
+        over_bare("NFQUEUE port 64 B, over accept-all", SMALL, Driver::Nfqueue, 0.85),
+        over_bare("NFQUEUE port, TCP with GSO, over accept-all", Load::Tcp, Driver::Nfqueue, 0.85),
+    ];
+    for (flows, words, bar) in [(2000, "2,000", 1.0), (500_000, "500,000", 1.3)] {
+        let (name, load) = (format!("conntrack forwarding, {words} flows"), Load::Flood { len: 64, flows });
+        cases.push(case(&name, load, towpath(Driver::AfPacket), Middle::Conntrack, bar));
+    }
+    for (park, word) in [(false, "spinning"), (true, "parked")] {
+        for (driver, name) in [(Driver::AfXdp, "AF_XDP"), (Driver::AfPacket, "AF_PACKET")] {
+            cases.push(case(
+                &format!("round trip {word}, {name}, over bare"),
+                Load::RoundTrip,
+                Middle::Towpath { driver, park, inspectors: 0 },
+                Middle::Bare { driver, park },
+                1.1,
+            ));
+        }
+    }
+    for len in [64, 512, 1500, 4500, 9000, 65_000] {
+        let bar = if len == 64 { 1.6 } else { 1.3 };
+        cases.push(inspected(&format!("an inspector, {len} B, over NFQUEUE"), len, 1, 64, bar));
+    }
+    cases.push(inspected("six inspectors, 1500 B, over NFQUEUE", 1500, 6, 25, 1.5));
+    cases
+}
+
+/// Packets that other processes decide.
+fn inspected(name: &str, len: usize, inspectors: u16, batch: usize, bar: f64) -> Case {
+    Case {
+        name: name.to_owned(),
+        load: Load::Flood { len, flows: 2000 },
+        ours: Middle::Towpath { driver: Driver::AfPacket, park: false, inspectors },
+        peer: Middle::Nfqueue { accept: inspectors, batch },
+        bar,
+    }
+}
