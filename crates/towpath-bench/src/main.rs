@@ -217,27 +217,116 @@ struct Live {
 #[derive(Debug, Subcommand)]
 enum Role {
     Home,
-    Within { home: u32, #[arg(last = true)] words: Vec<String> },
-    Bare { driver: String, home: u32, from: String, to: String, how: String, wait: String, cpu: usize },
-    Echo { home: u32, cpu: usize },
-    Ask { home: u32, milliseconds: u64, cpu: usize },
-    LiveFlood { home: u32, flows: u32, len: usize, milliseconds: u64, cpu: usize },
-    LiveInspector { queue: String, cpu: usize },
-    LiveNfqueue { home: u32, queue: u16, len: usize, batch: usize, cpu: usize },
-    SendReceiver { place: String, cpu: usize },
-    SendSender { join: u32, cpu: usize },
-    Inspector { how: String, batch: usize, cpu: usize },
-    PingPong { page: String, cpu: usize },
-    EventfdWake { page: String, bell: i32, cpu: usize },
-    Seqpacket { socket: i32, len: usize, batch: usize, cpu: usize },
-    IceoryxRate { service: String, read: String, cpu: usize },
-    IceoryxEcho { ping: String, pong: String, len: usize, cpu: usize },
-    ConntrackHome { how: String },
-    ConntrackFlood { flows: u32, milliseconds: u64, cpu: usize },
-    Flood { len: usize, cpu: usize },
-    Instructions { step: String, times: u32 },
-    Map { map: String, flows: u32, milliseconds: u64, cpu: usize },
-    Nfqueue { queue: u16, queues: u16, len: usize, batch: usize, milliseconds: u64, cpu: usize },
+    Within {
+        home: u32,
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
+    Bare {
+        driver: String,
+        home: u32,
+        from: String,
+        to: String,
+        how: String,
+        wait: String,
+        cpu: usize,
+    },
+    Echo {
+        home: u32,
+        cpu: usize,
+    },
+    Ask {
+        home: u32,
+        milliseconds: u64,
+        cpu: usize,
+    },
+    LiveFlood {
+        home: u32,
+        flows: u32,
+        len: usize,
+        milliseconds: u64,
+        cpu: usize,
+    },
+    LiveInspector {
+        queue: String,
+        cpu: usize,
+    },
+    LiveNfqueue {
+        home: u32,
+        queue: u16,
+        len: usize,
+        batch: usize,
+        cpu: usize,
+    },
+    SendReceiver {
+        place: String,
+        cpu: usize,
+    },
+    SendSender {
+        join: u32,
+        cpu: usize,
+    },
+    Inspector {
+        how: String,
+        batch: usize,
+        cpu: usize,
+    },
+    PingPong {
+        page: String,
+        cpu: usize,
+    },
+    EventfdWake {
+        page: String,
+        bell: i32,
+        cpu: usize,
+    },
+    Seqpacket {
+        socket: i32,
+        len: usize,
+        batch: usize,
+        cpu: usize,
+    },
+    IceoryxRate {
+        service: String,
+        read: String,
+        cpu: usize,
+    },
+    IceoryxEcho {
+        ping: String,
+        pong: String,
+        len: usize,
+        cpu: usize,
+    },
+    ConntrackHome {
+        how: String,
+    },
+    ConntrackFlood {
+        flows: u32,
+        milliseconds: u64,
+        cpu: usize,
+    },
+    Flood {
+        len: usize,
+        cpu: usize,
+    },
+    Instructions {
+        step: String,
+        times: u32,
+    },
+    Map {
+        map: String,
+        flows: u32,
+        milliseconds: u64,
+        cpu: usize,
+    },
+    Nfqueue {
+        queue: u16,
+        queues: u16,
+        len: usize,
+        batch: usize,
+        milliseconds: u64,
+        cpu: usize,
+    },
 }
 
 fn main() -> ExitCode {
@@ -284,7 +373,9 @@ fn side(role: Role) -> Result<()> {
             live::flood::side(home, flows, len, Duration::from_millis(milliseconds), cpu)
         }
         Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),
-        Role::LiveNfqueue { home, queue, len, batch, cpu } => peer::nfqueue::live(home, queue, len, batch, cpu),
+        Role::LiveNfqueue { home, queue, len, batch, cpu } => {
+            peer::nfqueue::live(home, queue, len, batch, cpu)
+        }
         Role::SendReceiver { place, cpu } => transfer::receiver(place == "veth", cpu),
         Role::SendSender { join, cpu } => transfer::sender((join != 0).then_some(join), cpu),
         Role::Inspector { how, batch, cpu } => engine::inspector(&how, batch, cpu),

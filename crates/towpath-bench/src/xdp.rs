@@ -81,14 +81,15 @@ pub(crate) fn redirect(device: &str, socket: &OwnedFd) -> Result<OwnedFd> {
         flags: 0,
     };
     // SAFETY: the kernel reads `update`, a struct without padding, and the four bytes that each of its pointers names.
-    let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_ELEM, &raw const update, size_of::<MapUpdate>()) };
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_ELEM, &raw const update, size_of::<MapUpdate>())
+    };
     if done < 0 {
         return Err(io::Error::last_os_error()).context("giving the map its socket");
     }
     let map = u64::from(map.as_raw_fd() as u32);
     // r2 = 0; r1 = map (in two halves); r3 = XDP_PASS; call bpf_redirect_map (51); exit.
-    let program =
-        [0x02b7, map << 32 | 0x1118, 0, 0x0000_0002_0000_03b7, 51 << 32 | 0x85, 0x95];
+    let program = [0x02b7, map << 32 | 0x1118, 0, 0x0000_0002_0000_03b7, 51 << 32 | 0x85, 0x95];
     attach(device, &program, 0, XDP_FLAGS_SKB_MODE)
 }
 
@@ -108,12 +109,8 @@ fn attach(device: &str, code: &[u64], flags: u32, mode: u32) -> Result<OwnedFd> 
     let program = bpf(BPF_PROG_LOAD, &load).context("loading an XDP program")?;
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
     let target_ifindex = rustix::net::netdevice::name_to_index(&socket, device)?;
-    let link = LinkCreate {
-        prog_fd: program.as_raw_fd() as u32,
-        target_ifindex,
-        attach_type: BPF_XDP,
-        flags: mode,
-    };
+    let link =
+        LinkCreate { prog_fd: program.as_raw_fd() as u32, target_ifindex, attach_type: BPF_XDP, flags: mode };
     bpf(BPF_LINK_CREATE, &link).with_context(|| format!("attaching an XDP program to {device}"))
 }
 

@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn the_second_number_of_a_device_is_its_packets() {
-        let table = "Inter-|   Receive\n face |bytes packets errs\n  lo: 5 6 0 0\nfar0: 1234 77 0 0 0\n far01: 1 2";
+        let table =
+            "Inter-|   Receive\n face |bytes packets errs\n  lo: 5 6 0 0\nfar0: 1234 77 0 0 0\n far01: 1 2";
         let rows = [("far0", Some("77")), ("lo", Some("6")), ("far01", Some("2")), ("far", None)];
         for (device, expected) in rows {
             assert_eq!(received(table, device).as_deref(), expected, "{device}");

@@ -76,7 +76,8 @@ impl Load {
 /// Packets that were sent, and the seconds it took.
 fn flood(world: &World, cpus: Cpus, len: usize, flows: u32, time: Duration) -> Result<(f64, f64)> {
     let (home, time) = (world.near.pid().to_string(), time.as_millis().to_string());
-    let words = ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), time, cpus.engine.to_string()];
+    let words =
+        ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), time, cpus.engine.to_string()];
     let mut side = Side::start(&words, &[])?;
     let told = (side.number()?, side.number()?);
     side.finish()?;
@@ -110,7 +111,8 @@ fn tcp(world: &World, time: Duration) -> Result<f64> {
         return Err(Skipped(format!("the program iperf3 is needed ({error})")).into());
     }
     let seconds = time.as_secs().max(1).to_string();
-    let mut client = Side::start(&within(world.near.pid(), &["-c", &DESTINATION.to_string(), "-t", &seconds, "-J"]), &[])?;
+    let mut client =
+        Side::start(&within(world.near.pid(), &["-c", &DESTINATION.to_string(), "-t", &seconds, "-J"]), &[])?;
     let said = client.rest()?;
     let report: Report = serde_json::from_str(&said).with_context(|| format!("iperf3 said {said}"))?;
     let rate = report.end.sum_received.bits_per_second;

@@ -96,7 +96,8 @@ impl Middle {
                 towpath(&home, driver, park, inspectors, cpus)
             }
             Self::Bare { driver: Driver::Nfqueue, .. } | Self::Nfqueue { .. } => {
-                let (accept, batch) = if let Self::Nfqueue { accept, batch } = self { (accept, batch) } else { (1, 64) };
+                let (accept, batch) =
+                    if let Self::Nfqueue { accept, batch } = self { (accept, batch) } else { (1, 64) };
                 let to = match accept {
                     1 => "--queue-num 0".to_owned(),
                     more => format!("--queue-balance 0:{}", more - 1),
@@ -104,7 +105,15 @@ impl Middle {
                 world.filter(&format!("-A FORWARD -j NFQUEUE {to}"))?;
                 let mut sides = Vec::new();
                 for queue in 0..accept {
-                    let words = ["live-nfqueue", &home, &queue.to_string(), &len.to_string(), &batch.to_string(), &cpu].map(str::to_owned);
+                    let words = [
+                        "live-nfqueue",
+                        &home,
+                        &queue.to_string(),
+                        &len.to_string(),
+                        &batch.to_string(),
+                        &cpu,
+                    ]
+                    .map(str::to_owned);
                     let mut side = Side::start(&words, &[])?;
                     side.line()?;
                     sides.push(side);
@@ -148,6 +157,7 @@ fn towpath(home: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) 
         thread::sleep(Duration::from_millis(20));
     }
     let queue = files.path().join("queue.sock").to_string_lossy().into_owned();
+    // They share a CPU with the engine: the other is the generator's and the kernel's.
     for _ in 0..inspectors {
         let words = ["live-inspector", &queue, &cpus.consumer.to_string()].map(str::to_owned);
         let mut side = Side::start(&words, &[])?;
@@ -163,16 +173,17 @@ fn rules(inspected: bool) -> String {
     for n in 1..=17 {
         text += &format!("add deny tcp from 192.168.{n}.0/24 to any {}\n", 6000 + n);
     }
-    text += if inspected { "add inspect 1 ip from any to any keep-state\n" } else { "add allow ip from any to any keep-state\n" };
+    text += if inspected {
+        "add inspect 1 ip from any to any keep-state\n"
+    } else {
+        "add allow ip from any to any keep-state\n"
+    };
     text
 }
 
 fn configuration(driver: Driver, park: bool, inspected: bool, cpu: usize) -> String {
     let mut text = format!("rules = \"rules\"\n[settings]\ndyn_max = {STATES}\n");
     text += &format!("[engine]\ncpus = [{cpu}]\nwait = \"{}\"\n", if park { "park" } else { "spin" });
-    if park {
-        text += "spin = 0\n";
-    }
     text += "[control]\nsocket = \"ctl.sock\"\n";
     if inspected {
         text += "[queue.1]\nsocket = \"queue.sock\"\nfanout = \"flow\"\n";

@@ -1,12 +1,14 @@
 //! A UDP packet at a time to the far end and back: how long the way takes when there is nothing else on it.
 
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use crate::packet::DESTINATION;
+use crate::peer::flood::set_option;
 use crate::peer::netns;
 use crate::pin;
 use crate::raw::say;
@@ -18,11 +20,18 @@ const LEN: usize = 64;
 const GAP: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(200);
 
+/// A socket whose packets have no checksum (udp(7), RFC 768): a bare forwarder does not finish what the kernel leaves undone.
+fn socket(port: u16) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).context("binding a socket")?;
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
+    Ok(socket)
+}
+
 /// The far end: what comes goes back.
 pub(crate) fn echo(home: u32, cpu: usize) -> Result<()> {
     netns::join(home)?;
     pin::to(cpu)?;
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("binding a socket")?;
+    let socket = socket(PORT)?;
     say("ready")?;
     let mut packet = [0; LEN];
     loop {
@@ -35,7 +44,7 @@ pub(crate) fn echo(home: u32, cpu: usize) -> Result<()> {
 pub(crate) fn ask(home: u32, time: Duration, cpu: usize) -> Result<()> {
     netns::join(home)?;
     pin::to(cpu)?;
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("binding a socket")?;
+    let socket = socket(0)?;
     socket.connect((DESTINATION, PORT))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     let (mut packet, mut answer, mut times) = ([0; LEN], [0; LEN], Vec::new());

@@ -10,7 +10,9 @@ pub(crate) struct Tracked(Option<String>);
 
 impl Tracked {
     pub(crate) fn raise() -> Self {
-        let before = fs::read_to_string(PATH).ok().filter(|most| most.trim().parse().is_ok_and(|most: u64| most < ENOUGH));
+        let before = fs::read_to_string(PATH)
+            .ok()
+            .filter(|most| most.trim().parse().is_ok_and(|most: u64| most < ENOUGH));
         let raised = before.filter(|_| fs::write(PATH, ENOUGH.to_string()).is_ok());
         Self(raised)
     }

@@ -38,8 +38,7 @@ pub(crate) struct World {
 impl World {
     /// Makes the namespaces; `mtu` of all interfaces.
     pub(crate) fn start(wiring: Wiring, mtu: usize) -> Result<Self> {
-        let mut world =
-            Self { near: Home::start()?, middle: Home::start()?, far: Home::start()? };
+        let mut world = Self { near: Home::start()?, middle: Home::start()?, far: Home::start()? };
         let World { near, middle, far, .. } = &mut world;
         netns::connect_as([NEAR, MIDDLE[0]], near.pid(), middle.pid())?;
         netns::connect_as([FAR, MIDDLE[1]], far.pid(), middle.pid())?;

@@ -2,7 +2,7 @@
 //! A flood of UDP packets over 2,000 flows, sent through a packet socket into one end of a veth pair (packet(7)).
 
 use std::io::{self, stdin};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
 use rustix::net::netdevice::name_to_index;
@@ -75,9 +75,10 @@ pub(crate) fn packet_socket(interface: &str) -> io::Result<OwnedFd> {
 }
 
 /// setsockopt(2) of an int.
-pub(crate) fn set_option(socket: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let len = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the pointer and the length are those of `value`, which outlives the call.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    let set =
+        unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw const value).cast(), len) };
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

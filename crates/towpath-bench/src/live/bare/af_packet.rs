@@ -50,7 +50,8 @@ struct End {
 
 impl Bridge {
     pub(super) fn open(devices: [&str; 2], offload: bool) -> Result<Self> {
-        let [a, b] = devices.map(|device| End::open(device, offload).with_context(|| format!("opening {device}")));
+        let [a, b] =
+            devices.map(|device| End::open(device, offload).with_context(|| format!("opening {device}")));
         let mut slices: Box<[libc::iovec]> =
             (0..BATCH).map(|_| libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }).collect();
         let headers = slices
@@ -155,7 +156,9 @@ impl End {
         let len = size_of_val(&request) as u32;
         let option = (&raw const request).cast();
         // SAFETY: the pointer and the length are those of `request`, which outlives the call.
-        let set = unsafe { libc::setsockopt(incoming.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, option, len) };
+        let set = unsafe {
+            libc::setsockopt(incoming.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, option, len)
+        };
         if set < 0 {
             return Err(io::Error::last_os_error()).context("PACKET_RX_RING");
         }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result};
 use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType};
 
 use super::Forward;
 use super::area::{Area, Plain};
@@ -59,9 +60,10 @@ impl Plain for Descriptor {}
 impl Bridge {
     pub(super) fn open(devices: [&str; 2]) -> Result<Self> {
         let memory = Area::fresh((FRAMES * FRAME) as usize)?;
-        let first = End::open(devices[0], &memory, None).with_context(|| format!("opening {}", devices[0]))?;
-        let second =
-            End::open(devices[1], &memory, Some(&first.socket)).with_context(|| format!("opening {}", devices[1]))?;
+        let first =
+            End::open(devices[0], &memory, None).with_context(|| format!("opening {}", devices[0]))?;
+        let second = End::open(devices[1], &memory, Some(&first.socket))
+            .with_context(|| format!("opening {}", devices[1]))?;
         let mut bridge = Self {
             ends: [first, second],
             free: (0..FRAMES).map(|frame| frame * FRAME).collect(),
@@ -79,7 +81,8 @@ impl Forward for Bridge {
         let mut any = false;
         for from in 0..2 {
             let (left, right) = self.ends.split_at_mut(1);
-            let (end, other) = if from == 0 { (&mut left[0], &mut right[0]) } else { (&mut right[0], &mut left[0]) };
+            let (end, other) =
+                if from == 0 { (&mut left[0], &mut right[0]) } else { (&mut right[0], &mut left[0]) };
             end.collect(&mut self.free);
             end.refill(&mut self.free, BATCH);
             let count = end.received.ready().min(BATCH);
@@ -123,12 +126,9 @@ impl End {
             (umem.addr, umem.len, umem.chunk_size) = (memory.base() as u64, FRAMES * FRAME, FRAME as u32);
             set(&socket, libc::XDP_UMEM_REG, &umem)?;
         }
-        for ring in [
-            libc::XDP_UMEM_FILL_RING,
-            libc::XDP_UMEM_COMPLETION_RING,
-            libc::XDP_RX_RING,
-            libc::XDP_TX_RING,
-        ] {
+        for ring in
+            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING]
+        {
             set(&socket, ring, &RING)?;
         }
         // SAFETY: as above.
@@ -136,11 +136,13 @@ impl End {
         let mut len = size_of_val(&at) as libc::socklen_t;
         let (fd, option) = (socket.as_raw_fd(), (&raw mut at).cast());
         // SAFETY: the kernel writes at most `len` bytes to `at`.
-        let got = unsafe { libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, option, &raw mut len) };
+        let got =
+            unsafe { libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, option, &raw mut len) };
         if got < 0 {
             return Err(io::Error::last_os_error()).context("XDP_MMAP_OFFSETS");
         }
-        let ring = |at: &libc::xdp_ring_offset, page, entry, produces| Ring::map(&socket, at, page, entry, produces);
+        let ring =
+            |at: &libc::xdp_ring_offset, page, entry, produces| Ring::map(&socket, at, page, entry, produces);
         let received = ring(&at.rx, libc::XDP_PGOFF_RX_RING as u64, 16, false)?;
         let sent = ring(&at.tx, libc::XDP_PGOFF_TX_RING as u64, 16, true)?;
         let fill = ring(&at.fr, libc::XDP_UMEM_PGOFF_FILL_RING, 8, true)?;
@@ -152,7 +154,7 @@ impl End {
             } else {
                 libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP
             },
-            sxdp_ifindex: name_to_index(&socket, device)?,
+            sxdp_ifindex: index(device)?,
             sxdp_queue_id: 0,
             sxdp_shared_umem_fd: shared.map_or(0, |fd| fd.as_raw_fd() as u32),
         };
@@ -208,7 +210,13 @@ impl End {
 }
 
 impl Ring {
-    fn map(socket: &OwnedFd, at: &libc::xdp_ring_offset, page: u64, entry: usize, produces: bool) -> Result<Self> {
+    fn map(
+        socket: &OwnedFd,
+        at: &libc::xdp_ring_offset,
+        page: u64,
+        entry: usize,
+        produces: bool,
+    ) -> Result<Self> {
         let area = Area::of(socket, at.desc as usize + RING as usize * entry, page)?;
         let (producer, consumer) = (at.producer as usize, at.consumer as usize);
         let (counter, other) = if produces { (producer, consumer) } else { (consumer, producer) };
@@ -246,9 +254,20 @@ impl Ring {
     }
 }
 
+fn index(device: &str) -> Result<u32> {
+    // An XDP socket has no such ioctl.
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    name_to_index(&socket, device).with_context(|| format!("finding {device}"))
+}
+
 fn set<T>(socket: &OwnedFd, name: i32, value: &T) -> Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the pointer and the length are those of `value`, a struct of numbers, which outlives the call.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, (&raw const *value).cast(), len) };
-    if set < 0 { Err(io::Error::last_os_error()).with_context(|| format!("XDP option {name}")) } else { Ok(()) }
+    let set =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, (&raw const *value).cast(), len) };
+    if set < 0 {
+        Err(io::Error::last_os_error()).with_context(|| format!("XDP option {name}"))
+    } else {
+        Ok(())
+    }
 }

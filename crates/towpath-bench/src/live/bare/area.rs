@@ -25,7 +25,8 @@ impl Area {
 
     /// Fresh memory.
     pub(super) fn fresh(len: usize) -> Result<Self> {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE);
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE);
         // SAFETY: as in `of`.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, flags) };
         Self::new(base.context("mapping memory")?, len)

@@ -24,7 +24,14 @@ trait Forward {
 }
 
 /// Carries until it is killed.
-pub(crate) fn side(driver: &str, home: u32, devices: [&str; 2], offload: bool, park: bool, cpu: usize) -> Result<()> {
+pub(crate) fn side(
+    driver: &str,
+    home: u32,
+    devices: [&str; 2],
+    offload: bool,
+    park: bool,
+    cpu: usize,
+) -> Result<()> {
     netns::join(home)?;
     pin::to(cpu)?;
     let mut bare: Box<dyn Forward> = match driver {
