@@ -115,14 +115,14 @@ impl Forward for Bridge {
             let offset = self.ends[from].block * BLOCK;
             // Acquire: pairs with the kernel's release of the block.
             let status = self.ends[from].ring.word(offset + at::STATUS).load(Ordering::Acquire);
-            if status & libc::TP_STATUS_USER as u32 == 0 {
+            if status & libc::TP_STATUS_USER == 0 {
                 continue;
             }
             any = true;
             self.carry(from, offset)?;
             let end = &mut self.ends[from];
             // Release: pairs with the kernel's look at it; we are done with the block.
-            end.ring.word(offset + at::STATUS).store(libc::TP_STATUS_KERNEL as u32, Ordering::Release);
+            end.ring.word(offset + at::STATUS).store(libc::TP_STATUS_KERNEL, Ordering::Release);
             end.block = (end.block + 1) % BLOCKS;
         }
         Ok(any)
