@@ -1,7 +1,8 @@
 //! The kernel's conntrack in a network namespace of its own: what it adds to a packet's way.
 //!
 //! A flood over a veth pair, whose CPU also does the kernel's receiving, ends in a UDP socket that nobody reads. The
-//! difference of a packet's time with conntrack (a rule of INPUT asks for the state) and without it is conntrack's.
+//! difference of a packet's time with conntrack (a rule of INPUT asks for the state; packets and bytes are counted, as ours
+//! are) and without it is conntrack's.
 
 use std::io::stdin;
 use std::net::UdpSocket;
@@ -19,6 +20,10 @@ use crate::raw::say;
 use crate::side::Side;
 
 const BATCH: usize = 64;
+/// How many connections the kernel follows, in all namespaces together.
+const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+/// More than the flows: what ended a moment ago is still counted.
+const SPARE: u32 = 65_536;
 const LEN: usize = 50;
 
 /// What conntrack adds to a packet of one of `flows` flows, in ns: the median of so many turns.
@@ -26,11 +31,40 @@ pub(crate) fn added(cpu: usize, flows: u32, time: Duration, reps: u32) -> Result
     if !rustix::process::geteuid().is_root() {
         return Err(Skipped("needs root".to_owned()).into());
     }
+    let _raised = Raised::to(flows + SPARE)?;
     let mut added = Vec::new();
     for _ in 0..reps {
         added.push(nanos(cpu, flows, time, true)? - nanos(cpu, flows, time, false)?);
     }
     Ok(crate::stat::median(&added))
+}
+
+/// The kernel's limit, higher than it was; dropped, it is what it was.
+struct Raised(Option<String>);
+
+impl Raised {
+    fn to(least: u32) -> Result<Self> {
+        let Ok(before) = std::fs::read_to_string(MAX) else { return Ok(Self(None)) };
+        if before.trim().parse::<u32>().is_ok_and(|max| max >= least) {
+            return Ok(Self(None));
+        }
+        match std::fs::write(MAX, least.to_string()) {
+            Ok(()) => Ok(Self(Some(before))),
+            Err(error) => {
+                Err(Skipped(format!("{MAX} is less than {least}, and cannot be changed: {error}")).into())
+            }
+        }
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0
+            && let Err(error) = std::fs::write(MAX, before)
+        {
+            eprintln!("{MAX} was {}, and could not be set back: {error}", before.trim());
+        }
+    }
 }
 
 fn nanos(cpu: usize, flows: u32, time: Duration, tracked: bool) -> Result<f64> {

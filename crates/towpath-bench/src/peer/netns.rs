@@ -80,7 +80,9 @@ pub(crate) fn up_with_conntrack(tracked: bool) -> Result<()> {
     up(RECEIVER)?;
     // Both have a rule, so that the tables themselves are not what is measured.
     if tracked {
-        iptables(&["-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"])
+        iptables(&["-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"])?;
+        let counted = std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1");
+        counted.context("having connections counted")
     } else {
         iptables(&["-A", "INPUT", "-p", "tcp", "-j", "DROP"])
     }

@@ -57,9 +57,6 @@ impl Walker {
     ///
     /// To be asked once for a packet, in the order of the packets. What it says is for packets without tags, with the
     /// mark 0, of tenant 0, before their first rule: as they come in.
-    ///
-    /// # Panics
-    /// When `at` is not less than [`BURST`].
     #[inline]
     pub fn pass(&mut self, at: usize, now: Time) -> Option<u32> {
         let program = &self.live.program;

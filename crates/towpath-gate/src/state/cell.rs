@@ -56,6 +56,9 @@ const SPILL: u64 = 1 << (BYTE_BITS - 1) | 1 << 63;
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
     pub(super) proto: u8,
+    /// Bytes counted for it.
+    pub(super) bytes: u32,
+    /// What else is seen of TCP and SCTP; nobody looks at it for others.
     pub(super) segment: &'a Segment,
     pub(super) now: Time,
 }
@@ -113,7 +116,7 @@ impl<'a, const N: usize> Cell<'a, N> {
         // For a first packet that refreshes nothing: a connection that is taken for established.
         let end = after(packet.now, settings.dyn_syn_lifetime);
         put(Self::CLOCK, stamp(end) | pack(tcp.seen));
-        let _ = self.count(Direction::Forward, packet.segment.bytes);
+        let _ = self.count(Direction::Forward, packet.bytes);
         self.refresh(Direction::Forward, packet, settings);
     }
 
@@ -202,9 +205,13 @@ impl<'a, const N: usize> Cell<'a, N> {
     /// Takes a packet in.
     #[inline(always)]
     pub(super) fn refresh(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
+        // By value: a segment that is in registers stays there.
+        let Segment { tcp_flags, tcp_ack, sctp_chunk, .. } = *packet.segment;
         let seconds = match packet.proto {
-            TCP => return self.refresh_tcp(direction, packet, settings),
-            SCTP if settings.dyn_sctp => return self.refresh_sctp(direction, packet, settings),
+            TCP => return self.refresh_tcp(direction, (tcp_flags, tcp_ack), packet.now, settings),
+            SCTP if settings.dyn_sctp => {
+                return self.refresh_sctp(direction, sctp_chunk, packet.now, settings);
+            }
             UDP | UDP_LITE => settings.dyn_udp_lifetime,
             _ => settings.dyn_short_lifetime,
         };
@@ -219,13 +226,19 @@ impl<'a, const N: usize> Cell<'a, N> {
         if sooner(new, before) { End::Sooner(end) } else { End::Later }
     }
 
-    #[inline]
-    fn refresh_tcp(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
+    #[inline(never)]
+    fn refresh_tcp(
+        self,
+        direction: Direction,
+        (flags, ack): (u8, u32),
+        now: Time,
+        settings: &Settings,
+    ) -> End {
         let (clock, acks) = (self.0.word(Self::CLOCK), self.0.word(Self::ACKS));
         loop {
             let (before, acks_before) = (clock.load(Ordering::Relaxed), acks.load(Ordering::Relaxed));
             let mut tcp = self.tcp_of(before, acks_before);
-            let life = tcp.segment(direction, packet.segment.tcp_flags, packet.segment.tcp_ack);
+            let life = tcp.segment(direction, flags, ack);
             // Relaxed: each word is right by itself; nothing is read by way of it.
             let new = u64::from(tcp.ack[0]) | u64::from(tcp.ack[1]) << 32;
             if new != acks_before
@@ -241,7 +254,7 @@ impl<'a, const N: usize> Cell<'a, N> {
                     Life::Fin => settings.dyn_fin_lifetime,
                     Life::Rst => settings.dyn_rst_lifetime,
                 };
-                after(packet.now, seconds)
+                after(now, seconds)
             });
             if let Some(end) = self.exchange(before, end, pack(tcp.seen)) {
                 return end;
@@ -249,11 +262,12 @@ impl<'a, const N: usize> Cell<'a, N> {
         }
     }
 
-    fn refresh_sctp(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
+    #[inline(never)]
+    fn refresh_sctp(self, direction: Direction, chunk: Option<u8>, now: Time, settings: &Settings) -> End {
         loop {
             let before = self.clock();
             let mut phase = sctp::Phase::from_bits(before & SEEN);
-            let life = phase.packet(direction, packet.segment.sctp_chunk);
+            let life = phase.packet(direction, chunk);
             let end = life.map(|life| {
                 let seconds = match life {
                     sctp::Life::Short => self.lifetime().unwrap_or(settings.dyn_short_lifetime),
@@ -262,7 +276,7 @@ impl<'a, const N: usize> Cell<'a, N> {
                     sctp::Life::Fin => settings.dyn_fin_lifetime,
                     sctp::Life::Rst => settings.dyn_rst_lifetime,
                 };
-                after(packet.now, seconds)
+                after(now, seconds)
             });
             if let Some(end) = self.exchange(before, end, phase.bits()) {
                 return end;

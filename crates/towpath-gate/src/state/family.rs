@@ -109,7 +109,7 @@ impl<const N: usize> Family<N> {
     }
 
     /// The slot of a live state of the flow.
-    #[inline]
+    #[inline(never)]
     pub(super) fn find(
         &self,
         index: &Index,
@@ -122,6 +122,16 @@ impl<const N: usize> Family<N> {
             Some(first) => self.choose(first, lookup, now),
             None => self.find_moved(index.next()?, key, lookup, now),
         }
+    }
+
+    /// Whether this is the flow's state that is wanted, as the first one that the index has nearly always is.
+    #[inline(always)]
+    pub(super) fn is_it(cell: Cell<'_, N>, key: &Key<N>, lookup: Lookup, now: Time) -> bool {
+        let named = match lookup {
+            Lookup::Any => true,
+            Lookup::Named(name) => cell.maker().is_named(name),
+        };
+        cell.is(key) && named && cell.live(now)
     }
 
     /// The same in the next index, if the flows are moving.
@@ -351,6 +361,7 @@ impl<const N: usize> Family<N> {
     }
 
     /// Has the state in `slot` looked at no later than `end`.
+    #[cold]
     pub(super) fn look_sooner(&self, slot: u32, end: Time) {
         self.slab.hasten(slot, tick(end));
     }

@@ -78,9 +78,16 @@ pub(super) struct Index {
 /// Where a flow is looked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Probe {
+    hash: u64,
     first: u32,
-    second: u32,
-    tag: u16,
+}
+
+impl Probe {
+    #[inline(always)]
+    fn tag(self) -> u16 {
+        // 0 is no tag.
+        ((self.hash >> 24) as u16).max(1)
+    }
 }
 
 /// What became of a move.
@@ -132,41 +139,44 @@ impl Index {
     #[inline]
     pub(super) fn probe<const N: usize>(&self, key: &Key<N>) -> Probe {
         let hash = self.secret.hash(&key.0);
-        let first = (hash >> (64 - self.bits)) as u32;
+        Probe { hash, first: (hash >> (64 - self.bits)) as u32 }
+    }
+
+    /// The flow's second line, which is another one.
+    #[inline]
+    fn second(&self, Probe { hash, first }: Probe) -> u32 {
         let second = hash as u32 & ((1 << self.bits) - 1);
-        // The second line is another one.
-        let second = if second == first { first ^ 1 } else { second };
-        // 0 is no tag.
-        Probe { first, second, tag: ((hash >> 24) as u16).max(1) }
+        if second == first { first ^ 1 } else { second }
     }
 
     #[inline]
     pub(super) fn prefetch(&self, probe: Probe) {
-        self.lines.prefetch(probe.first as usize);
+        self.lines.line(probe.first as usize).prefetch();
     }
 
     /// A slot that the flow's first line has for its tag.
     #[inline]
     pub(super) fn guess(&self, probe: Probe) -> Option<u32> {
-        guess(self.lines.line(probe.first as usize), probe.tag)
+        guess(self.lines.line(probe.first as usize), probe.tag())
     }
 
     #[inline]
     pub(super) fn prefetch_second(&self, probe: Probe) {
-        self.lines.prefetch(probe.second as usize);
+        self.lines.line(self.second(probe) as usize).prefetch();
     }
 
     /// The same as [`Index::guess`] in the second line.
     #[inline]
     pub(super) fn guess_second(&self, probe: Probe) -> Option<u32> {
-        guess(self.lines.line(probe.second as usize), probe.tag)
+        guess(self.lines.line(self.second(probe) as usize), probe.tag())
     }
 
     /// The slot of the flow's entry, the one that `is` knows by its key.
     #[inline]
     pub(super) fn find(&self, probe: Probe, is: impl Fn(u32) -> bool) -> Option<u32> {
-        let found = find(self.lines.line(probe.first as usize), probe.tag, &is)
-            .or_else(|| find(self.lines.line(probe.second as usize), probe.tag, &is));
+        let tag = probe.tag();
+        let found = find(self.lines.line(probe.first as usize), tag, &is)
+            .or_else(|| find(self.lines.line(self.second(probe) as usize), tag, &is));
         if found.is_some() {
             return found.map(|(_, slot)| slot);
         }
@@ -174,7 +184,7 @@ impl Index {
         if self.stashed.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.stash().find_map(|line| find(self.lines.line(line), probe.tag, &is)).map(|(_, slot)| slot)
+        self.stash().find_map(|line| find(self.lines.line(line), tag, &is)).map(|(_, slot)| slot)
     }
 
     /// The next index, when the lines move there. To be asked after [`Index::find`].
@@ -212,7 +222,7 @@ impl Index {
     /// Moves the lines that the flow may be in.
     pub(super) fn move_flow<const N: usize>(&self, probe: Probe, key: impl Fn(u32) -> Key<N>) {
         if let Some(next) = self.next() {
-            for line in [probe.first as usize, probe.second as usize].into_iter().chain(self.stash()) {
+            for line in [probe.first as usize, self.second(probe) as usize].into_iter().chain(self.stash()) {
                 self.move_line(line, next, &key);
             }
         }
@@ -220,7 +230,8 @@ impl Index {
 
     /// Locks the flow's lines. `None` when one of them has moved: [`Index::move_flow`], and then the next index.
     pub(super) fn lock(&self, probe: Probe) -> Option<Locked<'_>> {
-        let (low, high) = (probe.first.min(probe.second), probe.first.max(probe.second));
+        let (first, second) = (probe.first, self.second(probe));
+        let (low, high) = (first.min(second), first.max(second));
         let mut locked = Locked { index: self, probe, held: [0; 2 + STASH], count: 0 };
         for line in [low, high] {
             locked.hold(line as usize)?;
@@ -286,14 +297,14 @@ impl Locked<'_> {
     /// The flow's entry.
     pub(super) fn find(&self, is: impl Fn(u32) -> bool) -> Option<(Place, u32)> {
         self.held[..self.count].iter().find_map(|&line| {
-            let (entry, slot) = find(self.index.lines.line(line), self.probe.tag, &is)?;
+            let (entry, slot) = find(self.index.lines.line(line), self.probe.tag(), &is)?;
             Some((Place { line, entry }, slot))
         })
     }
 
     /// Adds the flow's entry, which is not there. False when there is no room.
     pub(super) fn add(&mut self, slot: u32) -> bool {
-        let [first, second] = [self.probe.first, self.probe.second].map(|line| line as usize);
+        let [first, second] = [self.probe.first, self.index.second(self.probe)].map(|line| line as usize);
         let used = |line| used(self.index.lines.line(line));
         let line = match used(first) {
             few if few < CROWDED => first,
@@ -325,7 +336,7 @@ impl Locked<'_> {
         let line = self.index.lines.line(line);
         let Some(entry) = (0..ENTRIES).find(|&entry| tag(line, entry) == 0) else { return false };
         set_slot(line, entry, slot);
-        set_tag(line, entry, self.probe.tag);
+        set_tag(line, entry, self.probe.tag());
         true
     }
 

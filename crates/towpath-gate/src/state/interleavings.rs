@@ -60,7 +60,7 @@ fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, Published) {
         established: true,
     };
     let segment = Segment { tcp_flags: 0x10, ..Segment::default() };
-    let packet = Seen { proto: TCP, segment: &segment, now: NOW };
+    let packet = Seen { proto: TCP, bytes: segment.bytes, segment: &segment, now: NOW };
     family.cell(slot).write(&template, packet, &Settings::default());
     (slot, family.publish(index, &key(n.into()), Name::DEFAULT, slot, NOW))
 }
@@ -131,7 +131,7 @@ fn a_slot_is_not_used_again_while_somebody_reads_it() {
         if let Some(slot) = find(family, &index, 1) {
             family.cell(slot).refresh(
                 Direction::Forward,
-                Seen { proto: TCP, segment: &Segment::default(), now: NOW },
+                Seen { proto: TCP, bytes: 0, segment: &Segment::default(), now: NOW },
                 &Settings::default(),
             );
             assert_eq!(family.cell(slot).maker().rule(), RuleId(1));
@@ -186,7 +186,11 @@ fn no_fin_is_lost() {
         let fin = |cell: Cell<'_, 2>, direction| {
             let segment = Segment { tcp_flags: 0x11, tcp_ack: 5, bytes: 40, ..Segment::default() };
             let _ = cell.count(direction, segment.bytes);
-            cell.refresh(direction, Seen { proto: TCP, segment: &segment, now: NOW }, &Settings::default());
+            cell.refresh(
+                direction,
+                Seen { proto: TCP, bytes: segment.bytes, segment: &segment, now: NOW },
+                &Settings::default(),
+            );
         };
         let other = {
             let world = Arc::clone(&world);

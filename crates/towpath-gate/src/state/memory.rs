@@ -19,6 +19,17 @@ impl Line {
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {
         &self.0[at]
     }
+
+    /// Has the line on its way to the cache.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing and faults never, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast()) };
+        }
+    }
 }
 
 /// Which pages the memory is in.
@@ -92,20 +103,6 @@ impl Lines {
         // words; everybody else has shared references to it only.
         unsafe { line.as_ref() }
     }
-
-    /// Has the line on its way to the cache, if there is such a line.
-    #[inline]
-    pub(super) fn prefetch(&self, at: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if at < self.len {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line = self.first.as_ptr().wrapping_add(at);
-            // SAFETY: a prefetch reads nothing and faults never, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
-    }
 }
 
 #[cfg(not(loom))]
@@ -141,8 +138,6 @@ impl Lines {
     pub(super) fn line(&self, at: usize) -> &Line {
         &self.0[at]
     }
-
-    pub(super) fn prefetch(&self, _: usize) {}
 }
 
 impl Lines {
@@ -210,10 +205,9 @@ mod tests {
                 }
                 lines.line(at).word(0).store(0, Ordering::Relaxed);
                 (1..WORDS).for_each(|word| lines.line(at).word(word).store(0, Ordering::Relaxed));
-                lines.prefetch(at);
+                lines.line(at).prefetch();
             }
             lines.touch(0..len + 9);
-            lines.prefetch(len + 9);
         }
     }
 

@@ -10,7 +10,7 @@
 //! written is seen ([`super::epoch`]). The new state is found by way of the index, and with it the words as its maker
 //! left them.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::epoch::WORKERS;
 use super::memory::{Lines, Pages, WORDS};
@@ -27,30 +27,21 @@ const IN_LINE: usize = WORDS / 2;
 
 /// The counts of all workers for the slots of one family.
 #[derive(Debug)]
-pub(super) struct Near([OnceLock<Lines>; WORKERS]);
+pub(super) struct Near([OnceLock<Arc<Lines>>; WORKERS]);
+
+/// The counts of one worker.
+#[derive(Debug)]
+pub(super) struct Own(Arc<Lines>);
 
 impl Near {
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| OnceLock::new()))
     }
 
-    /// Has the worker's words made, unless it has them from whoever had its place.
-    pub(super) fn join(&self, worker: usize) {
-        self.0[worker].get_or_init(|| Lines::zeroed(SLOTS as usize / IN_LINE, Pages::Base));
-    }
-
-    /// Adds to the worker's word, by the worker itself. The sum, or `None` when packets of this slot are not counted
-    /// here.
-    #[inline]
-    pub(super) fn add(&self, worker: usize, slot: u32, direction: usize, more: u64) -> Option<u64> {
-        if slot >= SLOTS {
-            return None;
-        }
-        let word = self.0[worker].get()?.line(slot as usize / IN_LINE).word(place(slot, direction));
-        // Relaxed, and no read-modify-write: nobody else writes here.
-        let sum = word.load(Ordering::Relaxed).wrapping_add(more);
-        word.store(sum, Ordering::Relaxed);
-        Some(sum)
+    /// The worker's words: new ones, or those of whoever had its place.
+    pub(super) fn join(&self, worker: usize) -> Own {
+        let new = || Arc::new(Lines::zeroed(SLOTS as usize / IN_LINE, Pages::Base));
+        Own(Arc::clone(self.0[worker].get_or_init(new)))
     }
 
     /// What each worker has counted.
@@ -58,17 +49,6 @@ impl Near {
         let workers = if slot < SLOTS { &self.0[..] } else { &[] };
         workers.iter().filter_map(OnceLock::get).map(move |lines| {
             lines.line(slot as usize / IN_LINE).word(place(slot, direction)).load(Ordering::Relaxed)
-        })
-    }
-
-    /// Takes what the worker itself has counted.
-    pub(super) fn take(&self, worker: usize, slot: u32, direction: usize) -> u64 {
-        let lines = if slot < SLOTS { self.0[worker].get() } else { None };
-        lines.map_or(0, |lines| {
-            let word = lines.line(slot as usize / IN_LINE).word(place(slot, direction));
-            let counted = word.load(Ordering::Relaxed);
-            word.store(0, Ordering::Relaxed);
-            counted
         })
     }
 
@@ -89,7 +69,36 @@ impl Near {
     }
 }
 
-#[inline]
+impl Own {
+    /// Adds to the worker's word, by the worker itself. The sum, or `None` when packets of this slot are not counted
+    /// here.
+    #[inline(always)]
+    pub(super) fn add(&self, slot: u32, direction: usize, more: u64) -> Option<u64> {
+        let at = slot as usize / IN_LINE;
+        if at >= self.0.len() {
+            return None;
+        }
+        let word = self.0.line(at).word(place(slot, direction));
+        // Relaxed, and no read-modify-write: nobody else writes here.
+        let sum = word.load(Ordering::Relaxed).wrapping_add(more);
+        word.store(sum, Ordering::Relaxed);
+        Some(sum)
+    }
+
+    /// Takes what the worker itself has counted.
+    pub(super) fn take(&self, slot: u32, direction: usize) -> u64 {
+        let at = slot as usize / IN_LINE;
+        if at >= self.0.len() {
+            return 0;
+        }
+        let word = self.0.line(at).word(place(slot, direction));
+        let counted = word.load(Ordering::Relaxed);
+        word.store(0, Ordering::Relaxed);
+        counted
+    }
+}
+
+#[inline(always)]
 fn place(slot: u32, direction: usize) -> usize {
     slot as usize % IN_LINE * 2 + direction
 }
@@ -101,21 +110,21 @@ mod tests {
     #[test]
     fn each_worker_counts_apart_until_the_slot_is_made_anew() {
         let near = Near::new();
-        assert_eq!(near.add(0, 0, 0, 1), None);
-        (0..2).for_each(|worker| near.join(worker));
+        let workers = [near.join(0), near.join(1)];
         for slot in [0, 1, 5, SLOTS - 1] {
-            assert_eq!(near.add(0, slot, 0, 5), Some(5));
-            assert_eq!(near.add(0, slot, 0, 1), Some(6));
-            assert_eq!(near.add(1, slot, 0, 7), Some(7));
-            assert_eq!(near.add(1, slot, 1, 9), Some(9));
+            assert_eq!(workers[0].add(slot, 0, 5), Some(5));
+            assert_eq!(workers[0].add(slot, 0, 1), Some(6));
+            assert_eq!(workers[1].add(slot, 0, 7), Some(7));
+            assert_eq!(workers[1].add(slot, 1, 9), Some(9));
             assert_eq!(near.counted(slot, 0).collect::<Vec<_>>(), [6, 7]);
             assert_eq!(near.counted(slot, 1).sum::<u64>(), 9);
-            assert_eq!((near.take(1, slot, 0), near.counted(slot, 0).sum::<u64>()), (7, 6));
+            assert_eq!((workers[1].take(slot, 0), near.counted(slot, 0).sum::<u64>()), (7, 6));
         }
         near.clear(5);
         assert_eq!((near.counted(5, 0).sum::<u64>(), near.counted(5, 1).sum::<u64>()), (0, 0));
-        assert_eq!(near.counted(1, 0).sum::<u64>(), 6);
-        assert_eq!(near.add(0, SLOTS, 0, 1), None);
-        assert_eq!((near.counted(SLOTS, 0).count(), near.take(0, SLOTS, 0)), (0, 0));
+        // Whoever has a place after another has its counts too.
+        assert_eq!((near.join(0).add(1, 0, 1), near.counted(1, 0).sum::<u64>()), (Some(7), 7));
+        assert_eq!((workers[0].add(SLOTS, 0, 1), workers[0].take(SLOTS, 0)), (None, 0));
+        assert_eq!(near.counted(SLOTS, 0).count(), 0);
     }
 }

@@ -123,16 +123,6 @@ impl<const N: usize> Slab<N> {
         Words { hot: states.line(at), cold: states.line(at + Self::LINES - 1) }
     }
 
-    #[inline]
-    pub(super) fn prefetch(&self, slot: u32) {
-        let (chunk, at) = locate(slot);
-        let states = &self.chunk(chunk).states;
-        states.prefetch(at * Self::LINES);
-        if Self::LINES == 2 {
-            states.prefetch(at * 2 + 1);
-        }
-    }
-
     /// The slot of the next state of the same flow.
     #[inline]
     pub(super) fn sibling(&self, slot: u32) -> Option<u32> {
@@ -275,6 +265,15 @@ impl<'a, const N: usize> Words<'a, N> {
     #[inline]
     pub(super) fn word(self, at: usize) -> &'a AtomicU64 {
         if at < WORDS { self.hot.word(at) } else { self.cold.word(at - WORDS) }
+    }
+
+    /// Has the words on their way to the cache.
+    #[inline(always)]
+    pub(super) fn prefetch(self) {
+        self.hot.prefetch();
+        if Slab::<N>::LINES == 2 {
+            self.cold.prefetch();
+        }
     }
 }
 

@@ -13,6 +13,8 @@
 
 mod burst;
 mod collect;
+mod counters;
+mod dump;
 mod fragment;
 mod keepalive;
 mod make;
@@ -20,12 +22,12 @@ mod save;
 mod top;
 
 pub use self::burst::BURST;
+pub use self::counters::{Counters, Gauge};
 pub use self::keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub(crate) use self::save::Saved;
 pub use self::top::Top;
 
 use std::borrow::Cow;
-use std::cmp::Ordering as Order;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -33,9 +35,7 @@ use hashbrown::HashMap;
 
 use self::burst::Bursts;
 use self::keepalive::Round;
-use super::cell::{
-    Cell, End, LIMITED, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack,
-};
+use super::cell::{Cell, End, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
 use super::first_syn::FirstSyns;
@@ -44,8 +44,8 @@ use super::hash::Secret;
 use super::index::{Index, Probe};
 use super::key::{Key, Key4, Key6, Side, Unpack};
 use super::limbo::Limbo;
-use super::list::{Cursor, Kind, Listed};
 use super::memory::Pages;
+use super::near;
 use super::parents::Parents;
 use super::rules::{Recent, Rules};
 use super::sources::Sources;
@@ -71,57 +71,6 @@ const GROW: u32 = 64;
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const ICMP6: u8 = 58;
-
-/// What happened to states since the beginning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// States made: those held, expired, removed and evicted.
-    pub created: u64,
-    /// The most states held at once.
-    pub peak: usize,
-    /// States collected because their time was over.
-    pub expired: u64,
-    /// States removed with their rule.
-    pub removed: u64,
-    /// States evicted to make room (`dyn_evict`).
-    pub evicted: u64,
-    /// How often the states have come to 9/10 of `dyn_max`, having been below 8/10.
-    pub nearly_full: u64,
-    /// ICMP errors that were about a state.
-    pub related: u64,
-    /// Installs refused with [`Refused::Full`].
-    pub full: u64,
-    /// Installs refused with [`Refused::OverLimit`].
-    pub over_limit: u64,
-    /// Installs refused with [`Refused::OverRate`].
-    pub over_rate: u64,
-    /// Installs refused with [`Refused::ParentsFull`].
-    pub parents_full: u64,
-    /// Installs refused with [`Refused::OverSource`].
-    pub over_source: u64,
-    /// Packets of a state with strict tracking that did not fit into its connection.
-    pub invalid: u64,
-    /// Installs refused with [`Refused::FirstSyn`].
-    pub first_syn: u64,
-}
-
-/// How full the table is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gauge {
-    /// States held.
-    pub states: usize,
-    /// Of these, how many were never replied to: under a flood, most.
-    pub unreplied: usize,
-    /// `dyn_max`.
-    pub states_max: usize,
-    /// Parents held.
-    pub parents: usize,
-    /// `dyn_parent_max`.
-    pub parents_max: usize,
-    /// The states have come to 9/10 of `dyn_max` and have not fallen below 8/10 since.
-    pub nearly_full: bool,
-}
 
 /// What all workers share.
 #[derive(Debug)]
@@ -186,6 +135,7 @@ pub struct States {
 #[derive(Debug)]
 struct Local {
     index: Arc<Index>,
+    near: near::Own,
     limbo: Limbo,
 }
 
@@ -284,12 +234,11 @@ impl States {
 
     fn join(shared: Arc<Shared>) -> Option<Self> {
         let worker = shared.epochs.join()?;
-        shared.v4.near.join(worker);
-        shared.v6.near.join(worker);
-        let local = |index| Local { index, limbo: Limbo::default() };
+        let local = |index, near| Local { index, near, limbo: Limbo::default() };
         let news = shared.news.load(Ordering::Acquire);
         let settings = locked(&shared.settings).clone();
-        let (v4, v6) = (local(shared.v4.index()), local(shared.v6.index()));
+        let v4 = local(shared.v4.index(), shared.v4.near.join(worker));
+        let v6 = local(shared.v6.index(), shared.v6.near.join(worker));
         let latest = shared.latest.load(Ordering::Relaxed);
         Some(Self {
             shared,
@@ -485,72 +434,6 @@ impl States {
         self.with_parents(|parents, secret| parents.collect_all(secret, now, &mut usize::MAX.clone()));
     }
 
-    /// `dyn_count`: states held, those included that have expired and were not collected yet.
-    #[inline]
-    pub fn len(&self) -> usize {
-        (self.shared.v4.len() + self.shared.v6.len()) as usize
-    }
-
-    /// Whether there are no states.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// `dyn_parent_count`: parents held.
-    pub fn parents(&self) -> usize {
-        self.shared.parents_held.load(Ordering::Relaxed) as usize
-    }
-
-    /// States made since the beginning.
-    pub fn created(&self) -> u64 {
-        self.shared.tallies.sum(Event::Created)
-    }
-
-    /// The most states held at once.
-    pub fn peak(&self) -> usize {
-        self.shared.peak.load(Ordering::Relaxed) as usize
-    }
-
-    /// `curr_max_length`: the most states of one flow, under different names, that have stood beside each other.
-    pub fn curr_max_length(&self) -> usize {
-        self.shared.v4.longest().max(self.shared.v6.longest())
-    }
-
-    /// What happened since the beginning, to all workers.
-    pub fn counters(&self) -> Counters {
-        let sum = |event| self.shared.tallies.sum(event);
-        Counters {
-            created: sum(Event::Created),
-            peak: self.peak(),
-            expired: sum(Event::Expired),
-            removed: sum(Event::Removed),
-            evicted: sum(Event::Evicted),
-            nearly_full: sum(Event::NearlyFull),
-            related: sum(Event::Related),
-            full: sum(Event::Full),
-            over_limit: sum(Event::OverLimit),
-            over_rate: sum(Event::OverRate),
-            parents_full: sum(Event::ParentsFull),
-            over_source: sum(Event::OverSource),
-            invalid: sum(Event::Invalid),
-            first_syn: sum(Event::FirstSyn),
-        }
-    }
-
-    /// How full the table is.
-    pub fn gauge(&self) -> Gauge {
-        let sum = |event| self.shared.tallies.sum(event);
-        let replied = sum(Event::Replied).saturating_sub(sum(Event::RepliedGone)) as usize;
-        Gauge {
-            states: self.len(),
-            unreplied: self.len().saturating_sub(replied),
-            states_max: self.settings.dyn_max as usize,
-            parents: self.parents(),
-            parents_max: self.settings.dyn_parent_max as usize,
-            nearly_full: self.shared.nearly_full.load(Ordering::Relaxed) != 0,
-        }
-    }
-
     /// Has what happens to states told from now on: at most `most` events wait at each worker until somebody takes them
     /// ([`States::take_events`]); 0 ends it.
     pub fn watch(&mut self, most: usize) {
@@ -579,32 +462,6 @@ impl States {
         self.shared.news.fetch_add(1, Ordering::Release);
         self.catch_up();
         self.gauge_moved();
-    }
-
-    /// What is live: parents, then IPv4 states, then IPv6 states.
-    pub fn list(&self, now: Time) -> impl Iterator<Item = Listed> {
-        self.dump(Cursor::default(), now).map(|(listed, _)| listed)
-    }
-
-    /// [`States::list`] in pieces: each entry with the cursor that goes on after it, at any later time and whatever
-    /// happened in between. No state comes twice, and none is missed that lived throughout.
-    ///
-    /// The room of states that go meanwhile waits until this worker's next call.
-    pub fn dump(&self, from: Cursor, now: Time) -> impl Iterator<Item = (Listed, Cursor)> {
-        // Parts before the cursor's are over, those after it begin at 0.
-        let start = move |part: u8| match part.cmp(&from.part) {
-            Order::Less => u32::MAX,
-            Order::Equal => from.slot,
-            Order::Greater => 0,
-        };
-        let after = |part| move |(slot, listed)| (listed, Cursor { part, slot: slot + 1 });
-        let parents: Vec<_> = match start(0) {
-            u32::MAX => Vec::new(),
-            slot => locked(&self.shared.parents).list_from(slot, now).collect(),
-        };
-        let v4 = self.list_from::<2>(start(1), now).map(after(1));
-        let v6 = self.list_from::<6>(start(2), now).map(after(2));
-        parents.into_iter().map(after(0)).chain(v4).chain(v6)
     }
 }
 
@@ -664,7 +521,7 @@ impl States {
     #[inline]
     fn find(&self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
         let flow = &*self.keyed(flow);
-        let packet = Seen { proto: flow.proto, segment, now };
+        let packet = Seen { proto: flow.proto, bytes: segment.bytes, segment, now };
         match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
@@ -692,14 +549,20 @@ impl States {
         Key<N>: Own<N>,
     {
         let family = Key::<N>::family(&self.shared);
-        match family.find(&Key::<N>::local(self).index, probe, key, lookup, packet.now) {
-            Some(slot) => self.hit(family.cell(slot), slot, side, packet),
+        let index = &Key::<N>::local(self).index;
+        let guess = index.guess(probe).map(|slot| (slot, family.cell(slot)));
+        let found = guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, packet.now)).or_else(|| {
+            let slot = family.find(index, probe, key, lookup, packet.now)?;
+            Some((slot, family.cell(slot)))
+        });
+        match found {
+            Some((slot, cell)) => self.hit(cell, slot, side, packet),
             None => Found::Miss,
         }
     }
 
     /// Takes a packet into the live state in `slot`.
-    #[inline]
+    #[inline(always)]
     fn hit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, side: Side, packet: Seen<'_>) -> Found
     where
         Key<N>: Own<N>,
@@ -707,31 +570,52 @@ impl States {
         let maker = cell.maker();
         let direction = side.direction(maker.forward());
         let hit = Hit { rule: maker.rule(), direction };
-        let fit = if maker.has(STRICT) { self.fit(cell, slot, direction, packet) } else { Fit::Fits };
-        if fit == Fit::Invalid {
-            return Found::Invalid;
+        if maker.has(STRICT) {
+            match self.fit(cell, slot, direction, *packet.segment) {
+                Fit::Invalid => return Found::Invalid,
+                Fit::Ignored => {
+                    self.count_packet(cell, slot, direction, packet.bytes);
+                    return Found::Hit(hit);
+                }
+                Fit::Fits => {}
+            }
         }
-        self.count_packet(cell, slot, direction, packet.segment.bytes);
-        if fit == Fit::Ignored {
-            return Found::Hit(hit);
-        }
-        if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
-            Key::<N>::family(&self.shared).look_sooner(slot, end);
-        }
-        if direction == Direction::Reverse && !maker.has(REPLIED) && cell.mark(REPLIED) {
-            self.count(Event::Replied);
-        }
+        self.hit_loosely(cell, slot, side, packet);
         Found::Hit(hit)
     }
 
+    /// The same where the segment's place in its connection does not matter.
+    #[inline(always)]
+    fn hit_loosely<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, side: Side, packet: Seen<'_>)
+    where
+        Key<N>: Own<N>,
+    {
+        let maker = cell.maker();
+        let direction = side.direction(maker.forward());
+        self.count_packet(cell, slot, direction, packet.bytes);
+        if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
+            Key::<N>::family(&self.shared).look_sooner(slot, end);
+        }
+        if direction == Direction::Reverse && !maker.has(REPLIED) {
+            self.replied(cell);
+        }
+    }
+
+    #[cold]
+    fn replied<const N: usize>(&self, cell: Cell<'_, N>) {
+        if cell.mark(REPLIED) {
+            self.count(Event::Replied);
+        }
+    }
+
     /// Counts a packet in its state, or for it.
-    #[inline]
+    #[inline(always)]
     fn count_packet<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, bytes: u32)
     where
         Key<N>: Own<N>,
     {
-        let near = &Key::<N>::family(&self.shared).near;
-        let high = match near.add(self.worker, slot, direction as usize, one(bytes)) {
+        let near = &Key::<N>::local(self).near;
+        let high = match near.add(slot, direction as usize, one(bytes)) {
             Some(count) => is_high(count),
             None => cell.count(direction, bytes),
         };
@@ -767,16 +651,16 @@ impl States {
 
     /// What a segment is to the connection of a state with strict tracking.
     #[cold]
-    fn fit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, packet: Seen<'_>) -> Fit
+    fn fit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, segment: Segment) -> Fit
     where
         Key<N>: Own<N>,
     {
-        let again = direction == Direction::Forward && Window::begins(packet.segment) && cell.tcp().ended();
+        let again = direction == Direction::Forward && Window::begins(&segment) && cell.tcp().ended();
         let fit = |window: &mut Window| {
             if again {
                 *window = Window::default();
             }
-            window.segment(direction, packet.segment)
+            window.segment(direction, &segment)
         };
         let fit = self.shared.windows.with(Key::<N>::V6, slot, fit).unwrap_or(Fit::Fits);
         if again {
@@ -794,9 +678,9 @@ impl States {
         let mut spilled = locked(&self.shared.spilled);
         cell.mark(SPILLED);
         let wide = spilled.entry((Key::<N>::V6, slot)).or_default();
-        let near = &Key::<N>::family(&self.shared).near;
+        let near = &Key::<N>::local(self).near;
         for (at, direction) in [Direction::Forward, Direction::Reverse].into_iter().enumerate() {
-            for [packets, bytes] in [cell.take_count(direction), unpack(near.take(self.worker, slot, at))] {
+            for [packets, bytes] in [cell.take_count(direction), unpack(near.take(slot, at))] {
                 wide[2 * at] += packets;
                 wide[2 * at + 1] += bytes;
             }
@@ -895,37 +779,6 @@ impl States {
         self.gauge_moved();
     }
 
-    fn expired(&self, states: u64) {
-        if states > 0 {
-            self.count_many(Event::Expired, states);
-            self.gauge_moved();
-        }
-    }
-
-    fn gauge_moved(&self) {
-        let (states, max) = (self.len() as u64, u64::from(self.settings.dyn_max));
-        // Relaxed: whoever changes it counts the change.
-        let before = self.shared.nearly_full.load(Ordering::Relaxed);
-        let full = u64::from(states * 10 >= max * if before != 0 { 8 } else { 9 });
-        if full != before {
-            let turned = self.shared.nearly_full.swap(full, Ordering::Relaxed) != full;
-            self.count_many(Event::NearlyFull, u64::from(turned && full != 0));
-            if turned && self.shared.watch.is_on() {
-                let what = if full != 0 { Happened::NearlyFull } else { Happened::NoLongerFull };
-                self.shared.watch.tell(self.worker, StateEvent { at: self.now, what, state: None });
-            }
-        }
-    }
-
-    #[inline]
-    fn count(&self, event: Event) {
-        self.count_many(event, 1);
-    }
-
-    fn count_many(&self, event: Event, times: u64) {
-        self.shared.tallies.count(self.worker, event, times);
-    }
-
     fn with_parents<T>(&self, work: impl FnOnce(&mut Parents, &Secret) -> T) -> T {
         let mut parents = locked(&self.shared.parents);
         let done = work(&mut parents, &self.shared.secret);
@@ -940,48 +793,6 @@ impl States {
         parents.collect(&self.shared.secret, now, budget);
         // Relaxed: a number for people.
         self.shared.parents_held.store(parents.len() as u64, Ordering::Relaxed);
-    }
-
-    fn list_from<const N: usize>(&self, from: u32, now: Time) -> impl Iterator<Item = (u32, Listed)>
-    where
-        Key<N>: Own<N>,
-    {
-        let family = Key::<N>::family(&self.shared);
-        let live = move |&slot: &u32| family.slab.tick(slot).is_some() && family.cell(slot).live(now);
-        (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
-    }
-
-    fn listed<const N: usize>(&self, family: &Family<N>, slot: u32, now: Time) -> Listed
-    where
-        Key<N>: Own<N>,
-    {
-        let cell = family.cell(slot);
-        let (maker, key, tcp) = (cell.maker(), cell.key(), cell.tcp());
-        let flow = key.flow(maker.forward());
-        let mut counts = [cell.counted(Direction::Forward), cell.counted(Direction::Reverse)];
-        for (at, count) in counts.iter_mut().enumerate() {
-            for more in family.near.counted(slot, at).map(unpack) {
-                *count = [count[0] + more[0], count[1] + more[1]];
-            }
-        }
-        if maker.has(SPILLED)
-            && let Some(wide) = locked(&self.shared.spilled).get(&(Key::<N>::V6, slot))
-        {
-            counts = [0, 1].map(|at| [counts[at][0] + wide[2 * at], counts[at][1] + wide[2 * at + 1]]);
-        }
-        let is_tcp = flow.proto == TCP;
-        Listed {
-            kind: if maker.has(LIMITED) { Kind::Limit } else { Kind::State },
-            rule: maker.rule(),
-            name: maker.name(),
-            orphaned: maker.has(ORPHANED),
-            flow,
-            packets: counts.map(|[packets, _]| packets),
-            bytes: counts.map(|[_, bytes]| bytes),
-            remaining: cell.end(now).since(now),
-            tcp_seen: if is_tcp { tcp.seen } else { 0 },
-            tcp_ack: tcp.ack,
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Plain packets: what states need to know of them, and nothing else.
 
-use super::{Frame, Ip, ip4, ip6, proto, upper};
-use crate::packet::{Addresses, Link};
+use super::{Frame, be16, proto};
+use crate::packet::Link;
 use crate::state::{Ends, Flow, Segment};
 
 /// SYN (RFC 9293, 3.1).
@@ -10,7 +10,7 @@ const SYN: u8 = 0x02;
 /// The flow of a plain packet, and what it contributes to its state: what [`super::parse`] would say by
 /// [`Packet::flow`](crate::Packet::flow) and [`Packet::segment`](crate::Packet::segment), for a third of the time.
 ///
-/// Plain is what nearly all packets are: Ethernet without tags, IPv4 or IPv6 without extension headers, TCP or UDP, no
+/// Plain is what nearly all packets are: Ethernet without tags, IPv4 without options or IPv6 without extension headers, TCP or UDP, no
 /// fragment, no SYN (its options would count), captured up to the end of its headers, and well-formed. `None` says nothing
 /// about a packet but that it is not plain.
 ///
@@ -30,50 +30,73 @@ const SYN: u8 = 0x02;
 /// ```
 #[inline(always)]
 pub fn plain(link: Link, frame: &[u8], wire_len: u32) -> Option<(Flow, Segment)> {
-    const AT: usize = 14;
+    // Lengths are checked once, so that the fields are read without: a packet's way is not much longer than this.
     let frame = Frame::new(frame, wire_len);
-    match (link, frame.bytes::<AT>(0)?) {
-        (Link::Ethernet, [.., 0x08, 0x00]) => {
-            of(frame, ip4::parse(frame, AT).ok()?, AT, ip4::addresses(frame, AT))
-        }
-        (Link::Ethernet, [.., 0x86, 0xdd]) => {
-            of(frame, ip6::parse(frame, AT).ok()?, AT, ip6::addresses(frame, AT))
-        }
+    match (link, frame.bytes::<ETHERNET>(0)?) {
+        (Link::Ethernet, [.., 0x08, 0x00]) => plain4(frame),
+        (Link::Ethernet, [.., 0x86, 0xdd]) => plain6(frame),
         _ => None,
     }
 }
 
+const ETHERNET: usize = 14;
+const IP4: usize = 20;
+const IP6: usize = 40;
+
 #[inline(always)]
-fn of(frame: Frame<'_>, ip: Ip, network: usize, addresses: Addresses) -> Option<(Flow, Segment)> {
-    let ends = match addresses {
-        Addresses::V4(src, dst) => Ends::V4(src, dst),
-        Addresses::V6(src, dst) => Ends::V6(src, dst, 0),
-        Addresses::None => return None,
-    };
-    // It is so when anything lies between the headers.
-    if ip.next.ext6 != 0 {
+fn plain4(frame: Frame<'_>) -> Option<(Flow, Segment)> {
+    let header: &[u8; IP4] = frame.bytes(ETHERNET)?;
+    let length = usize::from(be16([header[2], header[3]]));
+    // More fragments, or an offset.
+    let fragment = be16([header[6], header[7]]) & 0x3fff != 0;
+    if header[0] != 0x45 || fragment || length > frame.wire_len - ETHERNET {
         return None;
     }
-    let upper = upper::whole(frame, &ip.next)?;
-    let flow =
-        Flow { ends, proto: ip.next.proto, src_port: upper.src_port, dst_port: upper.dst_port, tenant: 0 };
-    let mut segment = Segment { bytes: ip.len, ..Segment::default() };
-    if flow.proto == proto::TCP {
-        if upper.tcp_flags & SYN != 0 {
-            return None;
-        }
-        let [offset] = *frame.bytes::<1>(ip.next.at + 12)?;
-        let headers = ip.next.at - network + usize::from(offset >> 4) * 4;
-        segment = Segment {
-            tcp_flags: upper.tcp_flags,
-            tcp_ack: upper.tcp_ack,
-            tcp_seq: upper.tcp_seq,
-            tcp_len: ip.len.saturating_sub(headers as u32),
-            tcp_window: upper.tcp_window,
-            ..segment
-        };
+    let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
+    let ends = Ends::V4([s0, s1, s2, s3].into(), [d0, d1, d2, d3].into());
+    upper::<IP4>(frame, ends, header[9], length)
+}
+
+#[inline(always)]
+fn plain6(frame: Frame<'_>) -> Option<(Flow, Segment)> {
+    let header: &[u8; IP6] = frame.bytes(ETHERNET)?;
+    let payload = usize::from(be16([header[4], header[5]]));
+    let room = frame.wire_len.checked_sub(ETHERNET + IP6)?;
+    if header[0] >> 4 != 6 || payload == 0 || payload > room {
+        return None;
     }
-    Some((flow, segment))
+    let (src, dst): (&[u8; 16], &[u8; 16]) = (frame.bytes(ETHERNET + 8)?, frame.bytes(ETHERNET + 24)?);
+    upper::<IP6>(frame, Ends::V6((*src).into(), (*dst).into(), 0), header[6], payload + IP6)
+}
+
+/// The upper layer, behind an IP header of `IP` bytes of a packet of `length` bytes.
+#[inline(always)]
+fn upper<const IP: usize>(frame: Frame<'_>, ends: Ends, proto: u8, length: usize) -> Option<(Flow, Segment)> {
+    let at = ETHERNET + IP;
+    let room = length.checked_sub(IP)?;
+    let header: &[u8; 8] = frame.bytes(at)?;
+    let [s0, s1, d0, d1, l0, l1, ..] = *header;
+    let flow = Flow { ends, proto, src_port: be16([s0, s1]), dst_port: be16([d0, d1]), tenant: 0 };
+    let segment = Segment { bytes: length as u32, ..Segment::default() };
+    match proto {
+        proto::UDP => {
+            let length = usize::from(be16([l0, l1]));
+            (8..=room).contains(&length).then_some((flow, segment))
+        }
+        proto::TCP => {
+            let header: &[u8; 20] = frame.bytes(at)?;
+            let be32 =
+                |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+            let (header_len, tcp_flags) = (usize::from(header[12] >> 4) * 4, header[13]);
+            if !(20..=room).contains(&header_len) || tcp_flags & SYN != 0 {
+                return None;
+            }
+            let tcp_window = be16([header[14], header[15]]);
+            let (tcp_seq, tcp_ack, tcp_len) = (be32(4), be32(8), (room - header_len) as u32);
+            Some((flow, Segment { tcp_flags, tcp_ack, tcp_seq, tcp_len, tcp_window, ..segment }))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]

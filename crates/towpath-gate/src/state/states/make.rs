@@ -69,7 +69,7 @@ impl States {
             self.give_back(&reserved, flow, now);
             return Err(refused);
         }
-        let packet = Seen { proto: flow.proto, segment, now };
+        let packet = Seen { proto: flow.proto, bytes: segment.bytes, segment, now };
         let made = match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);

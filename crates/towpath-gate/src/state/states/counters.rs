@@ -1,0 +1,156 @@
+//! What happened to states, and how full the table is.
+
+use super::States;
+use crate::state::sync::Ordering;
+use crate::state::tally::Event;
+use crate::state::{Happened, StateEvent};
+
+/// What happened to states since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// States made: those held, expired, removed and evicted.
+    pub created: u64,
+    /// The most states held at once.
+    pub peak: usize,
+    /// States collected because their time was over.
+    pub expired: u64,
+    /// States removed with their rule.
+    pub removed: u64,
+    /// States evicted to make room (`dyn_evict`).
+    pub evicted: u64,
+    /// How often the states have come to 9/10 of `dyn_max`, having been below 8/10.
+    pub nearly_full: u64,
+    /// ICMP errors that were about a state.
+    pub related: u64,
+    /// Installs refused with [`Refused::Full`].
+    pub full: u64,
+    /// Installs refused with [`Refused::OverLimit`].
+    pub over_limit: u64,
+    /// Installs refused with [`Refused::OverRate`].
+    pub over_rate: u64,
+    /// Installs refused with [`Refused::ParentsFull`].
+    pub parents_full: u64,
+    /// Installs refused with [`Refused::OverSource`].
+    pub over_source: u64,
+    /// Packets of a state with strict tracking that did not fit into its connection.
+    pub invalid: u64,
+    /// Installs refused with [`Refused::FirstSyn`].
+    pub first_syn: u64,
+}
+
+/// How full the table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gauge {
+    /// States held.
+    pub states: usize,
+    /// Of these, how many were never replied to: under a flood, most.
+    pub unreplied: usize,
+    /// `dyn_max`.
+    pub states_max: usize,
+    /// Parents held.
+    pub parents: usize,
+    /// `dyn_parent_max`.
+    pub parents_max: usize,
+    /// The states have come to 9/10 of `dyn_max` and have not fallen below 8/10 since.
+    pub nearly_full: bool,
+}
+
+impl States {
+    /// `dyn_count`: states held, those included that have expired and were not collected yet.
+    #[inline]
+    pub fn len(&self) -> usize {
+        (self.shared.v4.len() + self.shared.v6.len()) as usize
+    }
+
+    /// Whether there are no states.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `dyn_parent_count`: parents held.
+    pub fn parents(&self) -> usize {
+        self.shared.parents_held.load(Ordering::Relaxed) as usize
+    }
+
+    /// States made since the beginning.
+    pub fn created(&self) -> u64 {
+        self.shared.tallies.sum(Event::Created)
+    }
+
+    /// The most states held at once.
+    pub fn peak(&self) -> usize {
+        self.shared.peak.load(Ordering::Relaxed) as usize
+    }
+
+    /// `curr_max_length`: the most states of one flow, under different names, that have stood beside each other.
+    pub fn curr_max_length(&self) -> usize {
+        self.shared.v4.longest().max(self.shared.v6.longest())
+    }
+
+    /// What happened since the beginning, to all workers.
+    pub fn counters(&self) -> Counters {
+        let sum = |event| self.shared.tallies.sum(event);
+        Counters {
+            created: sum(Event::Created),
+            peak: self.peak(),
+            expired: sum(Event::Expired),
+            removed: sum(Event::Removed),
+            evicted: sum(Event::Evicted),
+            nearly_full: sum(Event::NearlyFull),
+            related: sum(Event::Related),
+            full: sum(Event::Full),
+            over_limit: sum(Event::OverLimit),
+            over_rate: sum(Event::OverRate),
+            parents_full: sum(Event::ParentsFull),
+            over_source: sum(Event::OverSource),
+            invalid: sum(Event::Invalid),
+            first_syn: sum(Event::FirstSyn),
+        }
+    }
+
+    /// How full the table is.
+    pub fn gauge(&self) -> Gauge {
+        let sum = |event| self.shared.tallies.sum(event);
+        let replied = sum(Event::Replied).saturating_sub(sum(Event::RepliedGone)) as usize;
+        Gauge {
+            states: self.len(),
+            unreplied: self.len().saturating_sub(replied),
+            states_max: self.settings.dyn_max as usize,
+            parents: self.parents(),
+            parents_max: self.settings.dyn_parent_max as usize,
+            nearly_full: self.shared.nearly_full.load(Ordering::Relaxed) != 0,
+        }
+    }
+
+    pub(super) fn expired(&self, states: u64) {
+        if states > 0 {
+            self.count_many(Event::Expired, states);
+            self.gauge_moved();
+        }
+    }
+
+    pub(super) fn gauge_moved(&self) {
+        let (states, max) = (self.len() as u64, u64::from(self.settings.dyn_max));
+        // Relaxed: whoever changes it counts the change.
+        let before = self.shared.nearly_full.load(Ordering::Relaxed);
+        let full = u64::from(states * 10 >= max * if before != 0 { 8 } else { 9 });
+        if full != before {
+            let turned = self.shared.nearly_full.swap(full, Ordering::Relaxed) != full;
+            self.count_many(Event::NearlyFull, u64::from(turned && full != 0));
+            if turned && self.shared.watch.is_on() {
+                let what = if full != 0 { Happened::NearlyFull } else { Happened::NoLongerFull };
+                self.shared.watch.tell(self.worker, StateEvent { at: self.now, what, state: None });
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn count(&self, event: Event) {
+        self.count_many(event, 1);
+    }
+
+    pub(super) fn count_many(&self, event: Event, times: u64) {
+        self.shared.tallies.count(self.worker, event, times);
+    }
+}

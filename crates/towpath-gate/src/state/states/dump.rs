@@ -1,0 +1,85 @@
+//! The states as others see them: a list, all of it or in pieces.
+
+use std::cmp::Ordering as Order;
+
+use super::{Own, States, TCP};
+use crate::Time;
+use crate::state::Direction;
+use crate::state::cell::{LIMITED, ORPHANED, SPILLED, unpack};
+use crate::state::family::{Family, locked};
+use crate::state::key::{Key, Unpack};
+use crate::state::list::{Cursor, Kind, Listed};
+
+impl States {
+    /// What is live: parents, then IPv4 states, then IPv6 states.
+    pub fn list(&self, now: Time) -> impl Iterator<Item = Listed> {
+        self.dump(Cursor::default(), now).map(|(listed, _)| listed)
+    }
+
+    /// [`States::list`] in pieces: each entry with the cursor that goes on after it, at any later time and whatever
+    /// happened in between. No state comes twice, and none is missed that lived throughout.
+    ///
+    /// The room of states that go meanwhile waits until this worker's next call.
+    pub fn dump(&self, from: Cursor, now: Time) -> impl Iterator<Item = (Listed, Cursor)> {
+        // Parts before the cursor's are over, those after it begin at 0.
+        let start = move |part: u8| match part.cmp(&from.part) {
+            Order::Less => u32::MAX,
+            Order::Equal => from.slot,
+            Order::Greater => 0,
+        };
+        let after = |part| move |(slot, listed)| (listed, Cursor { part, slot: slot + 1 });
+        let parents: Vec<_> = match start(0) {
+            u32::MAX => Vec::new(),
+            slot => locked(&self.shared.parents).list_from(slot, now).collect(),
+        };
+        let v4 = self.list_from::<2>(start(1), now).map(after(1));
+        let v6 = self.list_from::<6>(start(2), now).map(after(2));
+        parents.into_iter().map(after(0)).chain(v4).chain(v6)
+    }
+
+    pub(super) fn list_from<const N: usize>(
+        &self,
+        from: u32,
+        now: Time,
+    ) -> impl Iterator<Item = (u32, Listed)>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let live = move |&slot: &u32| family.slab.tick(slot).is_some() && family.cell(slot).live(now);
+        (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
+    }
+
+    pub(super) fn listed<const N: usize>(&self, family: &Family<N>, slot: u32, now: Time) -> Listed
+    where
+        Key<N>: Own<N>,
+    {
+        let cell = family.cell(slot);
+        let (maker, key, tcp) = (cell.maker(), cell.key(), cell.tcp());
+        let flow = key.flow(maker.forward());
+        let mut counts = [cell.counted(Direction::Forward), cell.counted(Direction::Reverse)];
+        for (at, count) in counts.iter_mut().enumerate() {
+            for more in family.near.counted(slot, at).map(unpack) {
+                *count = [count[0] + more[0], count[1] + more[1]];
+            }
+        }
+        if maker.has(SPILLED)
+            && let Some(wide) = locked(&self.shared.spilled).get(&(Key::<N>::V6, slot))
+        {
+            counts = [0, 1].map(|at| [counts[at][0] + wide[2 * at], counts[at][1] + wide[2 * at + 1]]);
+        }
+        let is_tcp = flow.proto == TCP;
+        Listed {
+            kind: if maker.has(LIMITED) { Kind::Limit } else { Kind::State },
+            rule: maker.rule(),
+            name: maker.name(),
+            orphaned: maker.has(ORPHANED),
+            flow,
+            packets: counts.map(|[packets, _]| packets),
+            bytes: counts.map(|[_, bytes]| bytes),
+            remaining: cell.end(now).since(now),
+            tcp_seen: if is_tcp { tcp.seen } else { 0 },
+            tcp_ack: tcp.ack,
+        }
+    }
+}
