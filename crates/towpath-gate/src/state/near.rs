@@ -52,12 +52,13 @@ impl Near {
         })
     }
 
-    /// Sets the slot's words of all workers to zero, for a state that is about to be made in it.
-    pub(super) fn clear(&self, slot: u32) {
+    /// Sets the slot's words of all workers to zero, for a state that is about to be made in it. There have never been more
+    /// than so many workers at a time, as far as the caller sees: who has come since has counted nothing in this slot.
+    pub(super) fn clear(&self, slot: u32, workers: usize) {
         if slot >= SLOTS {
             return;
         }
-        for lines in self.0.iter().filter_map(OnceLock::get) {
+        for lines in self.0.iter().take(workers).filter_map(OnceLock::get) {
             let line = lines.line(slot as usize / IN_LINE);
             for word in [0, 1].map(|direction| line.word(place(slot, direction))) {
                 // Most are: then the worker's line is left alone.
@@ -120,7 +121,7 @@ mod tests {
             assert_eq!(near.counted(slot, 1).sum::<u64>(), 9);
             assert_eq!((workers[1].take(slot, 0), near.counted(slot, 0).sum::<u64>()), (7, 6));
         }
-        near.clear(5);
+        near.clear(5, 2);
         assert_eq!((near.counted(5, 0).sum::<u64>(), near.counted(5, 1).sum::<u64>()), (0, 0));
         // Whoever has a place after another has its counts too.
         assert_eq!((near.join(0).add(1, 0, 1), near.counted(1, 0).sum::<u64>()), (Some(7), 7));

@@ -114,7 +114,7 @@ impl States {
         let Install { lifetime, .. } = *install;
         let parent = reserved.parent;
         let template = Template { key, side, rule, name, marks, parent, lifetime, established };
-        family.near.clear(slot);
+        family.near.clear(slot, shared.epochs.places());
         family.cell(slot).write(&template, packet, &self.settings);
         if strict {
             let mut window = Window::default();
