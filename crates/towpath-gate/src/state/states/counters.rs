@@ -23,19 +23,19 @@ pub struct Counters {
     pub nearly_full: u64,
     /// ICMP errors that were about a state.
     pub related: u64,
-    /// Installs refused with [`Refused::Full`].
+    /// Installs refused with [`Refused::Full`](crate::state::Refused::Full).
     pub full: u64,
-    /// Installs refused with [`Refused::OverLimit`].
+    /// Installs refused with [`Refused::OverLimit`](crate::state::Refused::OverLimit).
     pub over_limit: u64,
-    /// Installs refused with [`Refused::OverRate`].
+    /// Installs refused with [`Refused::OverRate`](crate::state::Refused::OverRate).
     pub over_rate: u64,
-    /// Installs refused with [`Refused::ParentsFull`].
+    /// Installs refused with [`Refused::ParentsFull`](crate::state::Refused::ParentsFull).
     pub parents_full: u64,
-    /// Installs refused with [`Refused::OverSource`].
+    /// Installs refused with [`Refused::OverSource`](crate::state::Refused::OverSource).
     pub over_source: u64,
     /// Packets of a state with strict tracking that did not fit into its connection.
     pub invalid: u64,
-    /// Installs refused with [`Refused::FirstSyn`].
+    /// Installs refused with [`Refused::FirstSyn`](crate::state::Refused::FirstSyn).
     pub first_syn: u64,
 }
 
