@@ -14,6 +14,7 @@
 //! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
 //! within one run: everything is measured in turns, and medians are compared.
 
+mod all;
 mod bar;
 mod clock;
 mod engine;
@@ -23,6 +24,7 @@ mod mapping;
 mod memory;
 mod mmsg;
 mod mux;
+mod numbers;
 mod packet;
 mod payload;
 mod peer;
@@ -58,6 +60,8 @@ enum Command {
     Mux(Mux),
     Send(Send),
     Live(Live),
+    All(All),
+    Numbers(Numbers),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -214,6 +218,47 @@ struct Live {
     only: Option<String>,
 }
 
+/// Every subject one after the other, for `numbers`
+///
+/// Takes a good half hour, and the machine for itself. Ends with 0 when every subject measured every bar and all hold.
+#[derive(Debug, Parser)]
+struct All {
+    /// Print all bars as one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// Write each subject's bars into this directory, as SUBJECT.json
+    #[arg(long, value_name = "DIR")]
+    dir: std::path::PathBuf,
+
+    /// How often each measurement is made, where a subject lets itself be told
+    #[arg(long, value_name = "N", default_value_t = numbers::REPS, value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+}
+
+/// What the subjects measured, as a page: docs/numbers.md
+///
+/// Prints the page for the files that `all` wrote. Why bars are missed stands in reasons.tsv; what the README quotes of the page,
+/// in quoted.tsv.
+#[derive(Debug, Parser)]
+struct Numbers {
+    /// SUBJECT.json, as many as there are
+    #[arg(value_name = "FILE")]
+    files: Vec<std::path::PathBuf>,
+
+    /// Write the marked block of this file anew from the page, and print nothing
+    #[arg(long, value_name = "README", conflicts_with = "files")]
+    readme: Option<std::path::PathBuf>,
+
+    /// Only look whether the marked block of this file is what the page says; ends with 1 when it is not
+    #[arg(long, value_name = "README", conflicts_with_all = ["files", "readme"])]
+    check: Option<std::path::PathBuf>,
+
+    /// The page that --readme and --check read
+    #[arg(long, value_name = "FILE", default_value = "docs/numbers.md")]
+    page: std::path::PathBuf,
+}
+
 #[derive(Debug, Subcommand)]
 enum Role {
     Home,
@@ -345,6 +390,8 @@ fn main() -> ExitCode {
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        Command::All(args) => all::run(args.json, &args.dir, args.reps),
+        Command::Numbers(args) => tell(&args).map(|()| true),
         Command::Side(role) => side(role).map(|()| true),
     };
     match done {
@@ -353,6 +400,17 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("towpath-bench: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell(args: &Numbers) -> Result<()> {
+    match (&args.readme, &args.check) {
+        (Some(readme), _) => numbers::quote(readme, &args.page),
+        (_, Some(readme)) => numbers::check(readme, &args.page),
+        _ => {
+            print!("{}", numbers::page(&args.files)?);
+            Ok(())
         }
     }
 }

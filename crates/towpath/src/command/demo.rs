@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::args::exit;
 use crate::command::{answer, fail};
-use crate::demo::{self, Failure, Options};
+use crate::demo::{self, Driver, Failure, Options};
 
 /// See everything at work on this machine: gate, rings, mux and zero copy, in namespaces of its own
 ///
@@ -29,6 +29,10 @@ pub(crate) struct Demo {
     /// How long it takes, about
     #[arg(long, value_name = "N", default_value = "20", value_parser = seconds)]
     seconds: Duration,
+
+    /// What the engine has its interfaces by; without it XDP sockets as root, and packet sockets where these cannot be had
+    #[arg(long, value_name = "DRIVER")]
+    driver: Option<Driver>,
 
     /// Print lines as it goes, no picture (as without a terminal)
     #[arg(long)]
@@ -64,6 +68,7 @@ pub(crate) enum DemoPart {
 pub(crate) fn run(args: &Demo) -> u8 {
     let options = Options {
         length: args.seconds,
+        driver: args.driver,
         plain: args.plain,
         record: args.record.clone(),
         still: args.still.clone(),

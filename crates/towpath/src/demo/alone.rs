@@ -36,7 +36,11 @@ pub(crate) fn play_alone(options: &Options, missing: &str) -> Result<Results, Fa
         shared: true,
         files: files.path(),
     };
-    let mut results = Results { place: "over loopback and from a capture".into(), ..Results::default() };
+    let mut results = Results {
+        place: "over loopback and from a capture".into(),
+        driver: "no interfaces",
+        ..Results::default()
+    };
     results
         .left_out
         .push(format!("hosts, the engine between them, an attack, the kernel's own path: {missing}"));

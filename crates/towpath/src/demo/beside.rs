@@ -20,28 +20,53 @@ use super::{Failure, Stop, doing};
 const PAYLOAD: usize = 64 - 14 - 20 - 8;
 /// Flows of datagrams.
 const FLOWS: u16 = 64;
-/// Ours is 0, the kernel's 1: a drift meets both.
-const TURNS: [usize; 4] = [0, 1, 1, 0];
 /// What an attempt to send or receive waits at most, so that threads hear that it is over.
 const BREATH: Duration = Duration::from_millis(200);
 
-/// One kind of traffic, both ways.
+/// One kind of traffic, by the kernel's way and by ours.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Beside {
-    /// What is measured.
+    /// What is measured, with its unit.
     pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) lower_is_better: bool,
     /// What the kernel's way was.
     pub(crate) kernel_is: &'static str,
-    pub(crate) unit: &'static str,
-    pub(crate) ours: f64,
-    pub(crate) kernel: f64,
-    /// `ours / kernel`.
-    pub(crate) ratio: f64,
-    pub(crate) lower_is_better: bool,
-    /// Time that the machine's processors were busy, for one of these; none where that makes no sense.
+    pub(crate) kernel: Figure,
+    /// By each driver that the engine had.
+    pub(crate) ours: Vec<Ours>,
+    /// What `cpu` counts: time that the machine's processors were busy, for one of these; none where that makes no sense.
     pub(crate) cpu_unit: Option<&'static str>,
-    pub(crate) ours_cpu: f64,
-    pub(crate) kernel_cpu: f64,
+    /// Turns that the kernel had so far.
+    #[serde(skip)]
+    turns: usize,
+}
+
+/// What the engine made of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Ours {
+    pub(crate) driver: &'static str,
+    #[serde(flatten)]
+    pub(crate) figure: Figure,
+    /// This over the kernel's.
+    pub(crate) ratio: f64,
+}
+
+/// A rate or a time, and what it cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) value: f64,
+    pub(crate) cpu: f64,
+}
+
+/// Who has the engine's side, and whose turn it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turns {
+    pub(super) driver: &'static str,
+    /// How long one is.
+    pub(super) length: Duration,
+    /// Ours is 0, the kernel's 1, in an order in which a drift meets both.
+    pub(super) order: &'static [usize],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,33 +79,21 @@ enum Traffic {
 
 /// What the server's threads have counted. Relaxed: they are sampled while they run.
 #[derive(Debug, Default)]
-struct Sinks {
+pub(super) struct Sinks {
     stream_bytes: AtomicU64,
     datagrams: AtomicU64,
     inspected: AtomicU64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Sample {
-    value: f64,
-    /// Of the machine, for one unit.
-    cpu: f64,
-}
-
-/// Measures everything that can be measured here; `progress` hears of each row.
+/// Measures everything that can be measured here, and adds it to `rows`; `progress` hears of each.
 pub(super) fn measure(
     network: &Network,
     stop: &Stop,
-    turn: Duration,
-    mut progress: impl FnMut(&Beside),
-) -> Result<Vec<Beside>, Failure> {
-    let sinks = Arc::new(Sinks::default());
-    let serving = Arc::clone(&sinks);
-    network.inside.run(move || serve(&serving)).map_err(doing("the sinks"))?;
-    let mut rows = Vec::new();
-    if !network.way.forwards {
-        return Ok(rows);
-    }
+    sinks: &Arc<Sinks>,
+    turns: Turns,
+    rows: &mut Vec<Beside>,
+    mut progress: impl FnMut(&[Beside]),
+) -> Result<(), Failure> {
     for traffic in [Traffic::Stream, Traffic::Datagrams, Traffic::Inspected, Traffic::RoundTrips] {
         if traffic == Traffic::Inspected && !network.way.queue {
             continue;
@@ -89,16 +102,32 @@ pub(super) fn measure(
             Traffic::Inspected => Some(consumer(network, stop)?),
             _ => None,
         };
-        let mut samples = [Vec::new(), Vec::new()];
-        for side in TURNS {
+        let mut figures = [Vec::new(), Vec::new()];
+        for &side in turns.order {
             let to = [SERVER, KERNEL_SERVER][side];
-            samples[side].push(sample(network, stop, &sinks, traffic, to, turn)?);
+            figures[side].push(sample(network, stop, sinks, traffic, to, turns.length)?);
         }
-        let row = traffic.row(network.way, mean(&samples[0]), mean(&samples[1]));
-        progress(&row);
-        rows.push(row);
+        let empty = traffic.row(network.way);
+        let at = rows.iter().position(|row| row.name == empty.name).unwrap_or(rows.len());
+        if at == rows.len() {
+            rows.push(empty);
+        }
+        rows[at].add(turns.driver, &figures[0], &figures[1]);
+        progress(rows);
     }
-    Ok(rows)
+    Ok(())
+}
+
+impl Beside {
+    fn add(&mut self, driver: &'static str, ours: &[Figure], kernel: &[Figure]) {
+        let before = vec![self.kernel; self.turns];
+        self.kernel = mean(&[&before, kernel].concat());
+        self.turns += kernel.len();
+        self.ours.push(Ours { driver, figure: mean(ours), ratio: 0.0 });
+        for ours in &mut self.ours {
+            ours.ratio = ours.figure.value / self.kernel.value;
+        }
+    }
 }
 
 /// Whoever has the kernel's queue.
@@ -110,33 +139,24 @@ fn consumer(network: &Network, stop: &Stop) -> Result<Part, Failure> {
     Ok(part)
 }
 
-fn mean(samples: &[Sample]) -> Sample {
-    let count = samples.len() as f64;
-    let sum = |of: fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / count;
-    Sample { value: sum(|sample| sample.value), cpu: sum(|sample| sample.cpu) }
+fn mean(figures: &[Figure]) -> Figure {
+    let count = figures.len() as f64;
+    let sum = |of: fn(&Figure) -> f64| figures.iter().map(of).sum::<f64>() / count;
+    Figure { value: sum(|figure| figure.value), cpu: sum(|figure| figure.cpu) }
 }
 
 impl Traffic {
-    fn row(self, way: Way, ours: Sample, kernel: Sample) -> Beside {
+    fn row(self, way: Way) -> Beside {
         let forwarding = if way.conntrack { "forwarding, conntrack" } else { "forwarding" };
         let (name, kernel_is, unit, cpu_unit) = match self {
-            Self::Stream => ("TCP, one stream", forwarding, "Gbit/s", Some("s/GB")),
-            Self::Datagrams => ("UDP, frames of 64 B", forwarding, "k/s", Some("us each")),
-            Self::Inspected => ("the same, each read by a process", "NFQUEUE", "k/s", Some("us each")),
-            Self::RoundTrips => ("TCP round trip of 64 B, median", forwarding, "us", None),
+            Self::Stream => ("TCP, one stream, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
+            Self::Datagrams => ("UDP, 64 B, k/s", forwarding, "k/s", Some("us each")),
+            Self::Inspected => ("read by a process, 64 B, k/s", "NFQUEUE", "k/s", Some("us each")),
+            Self::RoundTrips => ("TCP round trip, 64 B, us", forwarding, "us", None),
         };
-        Beside {
-            name,
-            kernel_is,
-            unit,
-            ours: ours.value,
-            kernel: kernel.value,
-            ratio: ours.value / kernel.value,
-            lower_is_better: self == Self::RoundTrips,
-            cpu_unit,
-            ours_cpu: ours.cpu,
-            kernel_cpu: kernel.cpu,
-        }
+        let lower_is_better = self == Self::RoundTrips;
+        let (kernel, ours) = (Figure::default(), Vec::new());
+        Beside { name, unit, lower_is_better, kernel_is, kernel, ours, cpu_unit, turns: 0 }
     }
 }
 
@@ -147,11 +167,11 @@ fn sample(
     traffic: Traffic,
     to: Ipv4Addr,
     turn: Duration,
-) -> Result<Sample, Failure> {
+) -> Result<Figure, Failure> {
     if traffic == Traffic::RoundTrips {
         let thread = network.outside.start(move || round_trips(to, turn));
         let median = joined(stop, thread)?.map_err(doing("round trips"))?;
-        return Ok(Sample { value: median, cpu: 0.0 });
+        return Ok(Figure { value: median, cpu: 0.0 });
     }
     let over = Arc::new(AtomicBool::new(false));
     let until = Arc::clone(&over);
@@ -177,8 +197,8 @@ fn sample(
     // What is still on its way belongs to nobody's turn.
     stop.pause(turn / 8)?;
     Ok(match traffic {
-        Traffic::Stream => Sample { value: amount * 8e-9 / seconds, cpu: busy / (amount / 1e9) },
-        _ => Sample { value: amount * 1e-3 / seconds, cpu: busy * 1e6 / amount },
+        Traffic::Stream => Figure { value: amount * 8e-9 / seconds, cpu: busy / (amount / 1e9) },
+        _ => Figure { value: amount * 1e-3 / seconds, cpu: busy * 1e6 / amount },
     })
 }
 
@@ -235,6 +255,14 @@ fn round_trips(to: Ipv4Addr, length: Duration) -> io::Result<f64> {
     }
     times.sort_unstable();
     Ok(times.get(times.len() / 2).map_or(f64::NAN, |median| median.as_secs_f64() * 1e6))
+}
+
+/// Starts what is sent to, and gives its counters.
+pub(super) fn sinks(network: &Network) -> Result<Arc<Sinks>, Failure> {
+    let sinks = Arc::new(Sinks::default());
+    let serving = Arc::clone(&sinks);
+    network.inside.run(move || serve(&serving)).map_err(doing("the sinks"))?;
+    Ok(sinks)
 }
 
 /// Sinks and an echo, on threads that end with the process.

@@ -136,7 +136,9 @@ impl Board {
 
     /// Which mux is to be looked at.
     pub(super) fn mux(&self, socket: Option<&Path>) {
-        self.shown().mux = socket.map(Into::into);
+        let mut shown = self.shown();
+        shown.workers.clear();
+        shown.mux = socket.map(Into::into);
     }
 
     /// While something is measured nobody is asked.
@@ -172,8 +174,12 @@ impl Board {
                 self.shown().engine_is(&rules, &stats["stats"]);
             }
         }
-        if let Some(shown) = mux.and_then(|socket| ctl(&socket, "show mux")) {
-            self.shown().mux_is(&shown["mux"]);
+        if let Some(mux) = mux.as_ref().and_then(|socket| ctl(socket, "show mux")) {
+            let mut shown = self.shown();
+            // It may have ended meanwhile.
+            if shown.mux.is_some() {
+                shown.mux_is(&mux["mux"]);
+            }
         }
     }
 }

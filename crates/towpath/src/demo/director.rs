@@ -10,13 +10,14 @@ use serde_json::Value;
 use towpath_port::namespace;
 
 use super::attack::{Attack, WANTED};
+use super::beside::{Beside, Turns};
 use super::board::Board;
 use super::network::{LIMIT, Network, STRANGERS, Way, rule};
 use super::part::{PATIENCE, Part, ctl};
 use super::people::People;
 use super::results::{Engine, Results, Stopped, thousands};
 use super::view::View;
-use super::{Failure, Options, Stop, beside, doing, file, inspect, messages};
+use super::{Driver, Failure, Options, Stop, beside, doing, file, inspect, messages};
 
 const PEOPLE: &str = "people at work";
 const SCAN: &str = "a port scan";
@@ -35,7 +36,7 @@ const USUAL: f64 = 20.0;
 ///
 /// Call it while the process has one thread: it may become root in a user namespace of its own.
 pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
-    let place = enter()?;
+    let (root, place) = enter()?;
     let stop = Stop::on_signals()?;
     let on_terminal = !options.plain && View::fits();
     let board = Board::new(&SCENES, !on_terminal);
@@ -43,7 +44,7 @@ pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
     let drawn = on_terminal || options.record.is_some() || options.still.is_some();
     let view = drawn.then(|| View::start(&board, on_terminal));
     let begun = Instant::now();
-    let played = Stage::set(options, stop, board.clone()).and_then(|stage| stage.play());
+    let played = Stage::set(options, root, stop, board.clone()).and_then(|stage| stage.play());
     let played = played.map(|mut results| {
         results.seconds = begun.elapsed().as_secs_f64();
         results.place = place.to_owned();
@@ -64,17 +65,17 @@ pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
     played
 }
 
-/// Makes sure that namespaces can be made; where we are, in words.
-fn enter() -> Result<&'static str, Failure> {
+/// Makes sure that namespaces can be made; whether we are root, and where, in words.
+fn enter() -> Result<(bool, &'static str), Failure> {
     // On a thread of its own, which goes with the namespace.
     let network = || std::thread::spawn(namespace::enter_network).join();
     if geteuid().is_root() && matches!(network(), Ok(Ok(()))) {
-        return Ok("as root, in network namespaces");
+        return Ok((true, "as root, in network namespaces"));
     }
     let missing = |error| Failure::Missing(format!("no namespaces of one's own: {error}; run it as root"));
     namespace::enter_user().map_err(missing)?;
     match network() {
-        Ok(Ok(())) => Ok("without root, in a user namespace and network namespaces"),
+        Ok(Ok(())) => Ok((false, "without root, in a user namespace and network namespaces")),
         Ok(Err(error)) => Err(missing(error)),
         Err(_) => Err(Failure::Broken("looking for namespaces panicked".into())),
     }
@@ -83,6 +84,8 @@ fn enter() -> Result<&'static str, Failure> {
 /// Everything that is there while it plays. What it holds goes with it: the engine and the other processes first.
 struct Stage {
     engine: Part,
+    driver: Driver,
+    root: bool,
     network: Network,
     stop: Stop,
     board: Board,
@@ -105,14 +108,23 @@ impl Drop for Watch {
 }
 
 impl Stage {
-    fn set(options: &Options, stop: Stop, board: Board) -> Result<Self, Failure> {
+    fn set(options: &Options, root: bool, stop: Stop, board: Board) -> Result<Self, Failure> {
         let network = Network::new()?;
-        let engine = network.engine(&stop)?;
+        let (driver, engine) = match options.driver {
+            Some(driver) => (driver, network.engine(driver, &stop)?),
+            None if !root => (Driver::AfPacket, network.engine(Driver::AfPacket, &stop)?),
+            // A kernel, or a container, that has no XDP sockets says so at once.
+            None => match network.engine(Driver::AfXdp, &stop) {
+                Err(Failure::Broken(_)) => (Driver::AfPacket, network.engine(Driver::AfPacket, &stop)?),
+                engine => (Driver::AfXdp, engine?),
+            },
+        };
         board.engine(Some(&network.engine_socket()));
         let over = Arc::new(AtomicBool::new(false));
         let watching = Watch(Arc::clone(&over), Some(board.watch(over)));
         let unit = options.length.as_secs_f64() / USUAL;
-        Ok(Self { engine, network, stop, board, unit, watching, results: Results::default() })
+        let results = Results { driver: driver.word(), ..Results::default() };
+        Ok(Self { engine, driver, root, network, stop, board, unit, watching, results })
     }
 
     /// So many seconds of the usual length.
@@ -129,9 +141,7 @@ impl Stage {
         self.workers()?;
         self.file()?;
         self.homeward(people);
-        self.kernel()?;
-        self.count()?;
-        self.end()
+        self.kernel()
     }
 
     fn attack(&mut self, people: &People) -> Result<(), Failure> {
@@ -158,7 +168,7 @@ impl Stage {
         let rules = self.rules()?;
         let (came, within) = (rules.packets(rule::FLOOD_KNOCKS), rules.packets(rule::FLOOD_LET_IN));
         let line = format!(
-            "{} SYNs of strangers, {within} let in by rule {}; {} requests of people answered meanwhile",
+            "{} SYNs of strangers, rule {} let in {within}; {} requests of people answered meanwhile",
             thousands(attack.flood),
             rule::FLOOD_LIMIT,
             thousands(answered),
@@ -227,22 +237,21 @@ impl Stage {
     /// The end of the people's day.
     fn homeward(&mut self, people: People) {
         let work = people.end();
+        let all = work.requests == work.answers && work.questions == work.replies && work.requests > 0;
         let line = format!(
-            "{} requests and {} questions, {} and {} answered, the slowest in {:.1} ms",
+            "{} requests, {} questions; {}; the slowest in {:.1} ms",
             thousands(work.requests),
             thousands(work.questions),
-            thousands(work.answers),
-            thousands(work.replies),
+            if all { "all answered" } else { "NOT all answered" },
             work.slowest_us as f64 / 1e3
         );
         let trouble = work.trouble.clone().map_or_else(String::new, |trouble| format!(" ({trouble})"));
-        let all = work.requests == work.answers && work.questions == work.replies && work.requests > 0;
         let whole = all && work.trouble.is_none();
         self.results.people = work;
         self.close(PEOPLE, "people are served all the time", whole, line + &trouble);
     }
 
-    fn kernel(&mut self) -> Result<(), Failure> {
+    fn kernel(mut self) -> Result<Results, Failure> {
         self.board.play(KERNEL);
         let Way { forwards, conntrack, queue } = self.network.way;
         for (there, what) in [
@@ -258,17 +267,44 @@ impl Stage {
             }
         }
         self.board.quiet(true);
+        let mut rows = Vec::new();
+        let sinks = beside::sinks(&self.network)?;
+        self.measure(&sinks, &mut rows, &[0, 1, 1, 0])?;
+        self.count()?;
+        self.drain()?;
+        let other = self.driver.other();
+        if other == Driver::AfXdp && !self.root {
+            self.results.left_out.push("XDP sockets: they receive nothing without root".into());
+            return self.end(rows);
+        }
+        match self.network.engine(other, &self.stop) {
+            Ok(engine) => {
+                (self.engine, self.driver) = (engine, other);
+                self.measure(&sinks, &mut rows, &[0, 1, 0])?;
+                self.drain()?;
+            }
+            Err(Failure::Broken(why)) => self.results.left_out.push(format!("{}: {why}", other.word())),
+            Err(failure) => return Err(failure),
+        }
+        self.end(rows)
+    }
+
+    /// The same traffic by both ways, with the engine that runs.
+    fn measure(
+        &mut self,
+        sinks: &Arc<beside::Sinks>,
+        rows: &mut Vec<Beside>,
+        order: &'static [usize],
+    ) -> Result<(), Failure> {
+        if !self.network.way.forwards {
+            return Ok(());
+        }
+        let turns = Turns { driver: self.driver.word(), length: self.units(0.3), order };
         let board = self.board.clone();
-        let rows = beside::measure(&self.network, &self.stop, self.units(0.35), |row| {
-            board.note(KERNEL, format!("{}: {:.2} x", row.name, row.ratio));
-            board.shown().beside.push(row.clone());
-        })?;
-        self.board.quiet(false);
-        let measured = rows.iter().all(|row| row.ratio.is_finite() && row.ratio > 0.0);
-        let line = format!("{} kinds of traffic measured both ways", rows.len());
-        self.results.beside = rows;
-        self.close(KERNEL, "traffic goes both ways", measured, line);
-        Ok(())
+        beside::measure(&self.network, &self.stop, sinks, turns, rows, |rows| {
+            board.note(KERNEL, format!("by {}: {} kinds of traffic", turns.driver, rows.len()));
+            board.shown().beside = rows.to_vec();
+        })
     }
 
     /// What the engine counted in all.
@@ -295,11 +331,23 @@ impl Stage {
         Ok(())
     }
 
-    fn end(mut self) -> Result<Results, Failure> {
+    /// Tells the engine to end.
+    fn drain(&mut self) -> Result<(), Failure> {
+        let status = self.engine.stop()?;
+        let name = if self.results.drained { "the second engine too" } else { "the engine drains and ends" };
+        self.results.drained = true;
+        self.results.expect(name, status.success(), status.to_string());
+        Ok(())
+    }
+
+    fn end(mut self, rows: Vec<Beside>) -> Result<Results, Failure> {
+        let ours = || rows.iter().flat_map(|row| &row.ours);
+        let measured = ours().all(|ours| ours.ratio.is_finite() && ours.ratio > 0.0);
+        let line = format!("{} kinds of traffic measured by both ways", rows.len());
+        self.results.beside = rows;
+        self.close(KERNEL, "traffic goes both ways", measured, line);
         self.board.engine(None);
         drop(self.watching);
-        let status = self.engine.stop()?;
-        self.results.expect("the engine drains and ends", status.success(), status.to_string());
         Ok(self.results)
     }
 

@@ -123,7 +123,7 @@ impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} asked, {} answered once; {} of the killed worker's given to another; lost {}",
+            "{} messages, {} answered once; the killed worker's {} redelivered; {} lost",
             thousands(self.asked),
             thousands(self.answered),
             self.redelivered,

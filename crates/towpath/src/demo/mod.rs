@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use thiserror::Error;
 
 pub(crate) use alone::play_alone;
@@ -46,12 +47,40 @@ pub(crate) use part::{exec, queue, worker};
 pub(crate) struct Options {
     /// How long it takes, about.
     pub(crate) length: Duration,
+    /// What the engine has its interfaces by; what does best here without it.
+    pub(crate) driver: Option<Driver>,
     /// Lines instead of a picture.
     pub(crate) plain: bool,
     /// Where the recording goes.
     pub(crate) record: Option<PathBuf>,
     /// Where a picture of its last screen goes.
     pub(crate) still: Option<PathBuf>,
+}
+
+/// How the engine gets at its interfaces: a driver of `towpath run`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Driver {
+    /// Packet sockets: everywhere
+    AfPacket,
+    /// XDP sockets: shorter waits; as root only
+    AfXdp,
+}
+
+impl Driver {
+    /// As a configuration has it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::AfPacket => "af_packet",
+            Self::AfXdp => "af_xdp",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::AfPacket => Self::AfXdp,
+            Self::AfXdp => Self::AfPacket,
+        }
+    }
 }
 
 /// Why the demo came to no result.

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::host::Host;
 use super::part::{Part, ctl};
-use super::{Failure, Stop, doing};
+use super::{Driver, Failure, Stop, doing};
 
 /// People, on the outside.
 pub(super) const PEOPLE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -81,12 +81,10 @@ const CONFIG: &str = r#"# Written by `towpath demo` for one run.
 rules = "demo.ipfw"
 
 [port.wan]
-driver = "af_packet"
-offload = true
+DRIVER
 
 [port.lan]
-driver = "af_packet"
-offload = true
+DRIVER
 
 [[bridge]]
 ports = ["wan", "lan"]
@@ -182,13 +180,13 @@ impl Network {
         let lock = files.path().join("xtables.lock");
         let way = kernel.run(move || Way::open(&lock));
         std::fs::write(files.path().join("demo.ipfw"), RULES).map_err(doing("the rules"))?;
-        let config = CONFIG.replace("PATTERN", super::inspect::PATTERN);
-        std::fs::write(files.path().join("demo.toml"), config).map_err(doing("the configuration"))?;
         Ok(Self { outside, inside, kernel, way, files, middle })
     }
 
     /// Starts the engine, and waits until its ports are up.
-    pub(super) fn engine(&self, stop: &Stop) -> Result<Part, Failure> {
+    pub(super) fn engine(&self, driver: Driver, stop: &Stop) -> Result<Part, Failure> {
+        std::fs::write(self.files.path().join("demo.toml"), config(driver))
+            .map_err(doing("the configuration"))?;
         let mut engine = Part::start(&self.middle, self.files.path(), "run", &["run", "demo.toml"])?;
         let socket = self.engine_socket();
         engine.wait_until(stop, |_| {
@@ -210,6 +208,15 @@ impl Network {
     pub(super) fn engine_socket(&self) -> PathBuf {
         self.files.path().join("engine.sock")
     }
+}
+
+/// The configuration, whole.
+fn config(driver: Driver) -> String {
+    let driver = match driver {
+        Driver::AfPacket => "driver = \"af_packet\"\noffload = true",
+        Driver::AfXdp => "driver = \"af_xdp\"",
+    };
+    CONFIG.replace("DRIVER", driver).replace("PATTERN", super::inspect::PATTERN)
 }
 
 impl Way {
@@ -237,14 +244,16 @@ impl Way {
 mod tests {
     use towpath::config::Config;
 
-    use super::{CONFIG, RULES, rule};
+    use super::{Driver, RULES, config, rule};
 
     #[test]
     fn the_configuration_and_the_rules_have_no_errors() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("demo.toml");
         std::fs::write(directory.path().join("demo.ipfw"), RULES).unwrap();
-        std::fs::write(&file, CONFIG.replace("PATTERN", super::super::inspect::PATTERN)).unwrap();
+        std::fs::write(&file, config(Driver::AfXdp)).unwrap();
+        Config::read(&file).unwrap();
+        std::fs::write(&file, config(Driver::AfPacket)).unwrap();
         let config = Config::read(&file).unwrap();
         let rules = config.read_rules().unwrap();
         assert!(rules.warnings.is_empty(), "{:?}", rules.warnings);

@@ -101,7 +101,7 @@ impl Part {
     }
 
     /// Asks it to end, as systemd would; how it ended.
-    pub(super) fn stop(mut self) -> Result<ExitStatus, Failure> {
+    pub(super) fn stop(&mut self) -> Result<ExitStatus, Failure> {
         let name = self.name;
         // It may have ended by itself: then waiting tells.
         let _ = kill_process(self.pid(), Signal::TERM);

@@ -19,6 +19,8 @@ pub(crate) struct Results {
     pub(crate) seconds: f64,
     /// Where it ran, in words.
     pub(crate) place: String,
+    /// What the engine had its interfaces by, in all scenes.
+    pub(crate) driver: &'static str,
     pub(crate) expected: Vec<Expectation>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine: Option<Engine>,
@@ -32,6 +34,9 @@ pub(crate) struct Results {
     pub(crate) beside: Vec<Beside>,
     /// What could not be shown, and why.
     pub(crate) left_out: Vec<String>,
+    /// An engine was told to end before.
+    #[serde(skip)]
+    pub(super) drained: bool,
 }
 
 /// Something that should have happened.
@@ -82,7 +87,7 @@ impl Results {
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "towpath demo: {:.0} s, {}\n", self.seconds, self.place)?;
+        writeln!(f, "towpath demo: {:.0} s, {}, {}\n", self.seconds, self.place, self.driver)?;
         if let Some(engine) = &self.engine {
             writeln!(
                 f,
@@ -107,12 +112,10 @@ impl fmt::Display for Results {
             }
             writeln!(f)?;
         }
-        if !self.beside.is_empty() {
-            writeln!(
-                f,
-                "{:<34} {:>11} {:>11} {:>7}   processors' time for each",
-                "beside the kernel's own path", "towpath", "kernel", "ratio"
-            )?;
+        if let Some(first) = self.beside.first() {
+            write!(f, "{:<34} {:>9}", "beside the kernel's own path", "kernel")?;
+            first.ours.iter().try_for_each(|ours| write!(f, " {:>10} {:>8}", ours.driver, "ratio"))?;
+            writeln!(f, "   processors' time, in this order")?;
             self.beside.iter().try_for_each(|row| writeln!(f, "  {row}"))?;
             writeln!(f)?;
         }
@@ -125,22 +128,18 @@ impl fmt::Display for Results {
 
 impl fmt::Display for Beside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = |value: f64| match value {
-            v if v >= 100.0 => format!("{v:.0}"),
-            v => format!("{v:.1}"),
-        };
-        write!(
-            f,
-            "{:<32} {:>11} {:>11} {:>5.2} x",
-            self.name,
-            format!("{} {}", value(self.ours), self.unit),
-            value(self.kernel),
-            self.ratio
-        )?;
-        if let Some(unit) = self.cpu_unit {
-            write!(f, "   {:.2} beside {:.2} {unit}", self.ours_cpu, self.kernel_cpu)?;
+        write!(f, "{:<32} {:>9.1}", self.name, self.kernel.value)?;
+        for ours in &self.ours {
+            write!(f, " {:>10.1} {:>6.2} x", ours.figure.value, ours.ratio)?;
         }
-        write!(f, "  ({})", self.kernel_is)
+        if let Some(unit) = self.cpu_unit {
+            let ours = self.ours.iter().map(|ours| format!(" {:.2}", ours.figure.cpu));
+            write!(f, "   {:.2}{} {unit}", self.kernel.cpu, ours.collect::<String>())?;
+        }
+        match self.lower_is_better {
+            true => write!(f, "   less is better ({})", self.kernel_is),
+            false => write!(f, " ({})", self.kernel_is),
+        }
     }
 }
 

@@ -27,7 +27,7 @@ use super::{Failure, doing};
 /// Between two pictures.
 const REST: Duration = Duration::from_millis(100);
 /// The screen of a recording without a terminal; on a terminal not more than this is used either.
-const SCREEN: (u16, u16) = (110, 34);
+const SCREEN: (u16, u16) = (120, 38);
 /// The least that can be read.
 const LEAST: (u16, u16) = (80, 24);
 
@@ -120,14 +120,16 @@ fn pictures(
 }
 
 fn picture(frame: &mut Frame<'_>, shown: &Shown) {
-    let rules = shown.rules.len().clamp(4, 16) as u16 + 2;
     let scenes = shown.scenes.len() as u16 + 2;
+    // The lower boxes have 8 rows where there is room; the rules have what is left, and as many as there are at most.
+    let room = frame.area().height.saturating_sub(3 + scenes);
+    let rules = (shown.rules.len().max(4) as u16 + 2).min(room.saturating_sub(7));
     let [head, wires, top, middle, bottom] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length(3),
+        Constraint::Length(2),
         Constraint::Length(scenes),
-        Constraint::Max(rules),
-        Constraint::Min(6),
+        Constraint::Length(rules),
+        Constraint::Fill(1),
     ])
     .areas(frame.area());
     frame.render_widget(headline(shown), head);
@@ -211,25 +213,24 @@ fn scene(scene: &super::board::Scene) -> Line<'_> {
 fn rules_of(shown: &Shown, area: Rect) -> Vec<Line<'_>> {
     let rows = area.height.saturating_sub(2) as usize;
     // What does not fit is at the end: the default rule, which has nothing to say here.
-    shown
-        .rules
-        .iter()
-        .take(rows)
-        .map(|(number, packets, text)| {
-            let packets_text = format!("{:>11} ", thousands(*packets));
-            let packets_text = match (*packets, text.starts_with("deny")) {
-                (0, _) => packets_text.dark_gray(),
-                (_, true) => packets_text.red().bold(),
-                _ => packets_text.green(),
-            };
-            let (rule, comment) = text.split_once(" // ").unwrap_or((text, ""));
-            let mut line = vec![format!("{number:05} ").dark_gray(), packets_text, Span::raw(rule)];
-            if !comment.is_empty() {
-                line.push(format!("  {comment}").yellow());
-            }
-            Line::from(line)
-        })
-        .collect()
+    shown.rules.iter().take(rows).map(rule).collect()
+}
+
+fn rule((number, packets, text): &(u64, u64, String)) -> Line<'_> {
+    let count = format!("{:>10}  ", thousands(*packets));
+    let count = match (*packets, text.starts_with("deny")) {
+        (0, _) => count.dark_gray(),
+        (_, true) => count.red().bold(),
+        _ => count.green(),
+    };
+    let (rule, comment) = text.split_once(" // ").unwrap_or((text, ""));
+    let number = format!("{number:05}").dark_gray();
+    Line::from(vec![
+        number,
+        count,
+        format!("{comment:<26}").yellow(),
+        Span::raw(rule.replace(" :default", "")),
+    ])
 }
 
 fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
@@ -246,22 +247,20 @@ fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
 }
 
 fn beside(shown: &Shown) -> Vec<Line<'_>> {
-    let mut lines =
-        vec![Line::from(format!("{:<31} {:>9} {:>9}  {:>7}", "", "towpath", "kernel", "ratio").dark_gray())];
-    for row in &shown.beside {
-        let better = (row.ratio >= 1.0) != row.lower_is_better;
-        let ratio = format!(" {:>6.2} x", row.ratio);
-        let ratio = if better { ratio.green().bold() } else { ratio.yellow() };
-        let name = format!("{:<31} ", row.name);
-        let (ours, kernel) = (format!("{:>9.1} ", row.ours), format!("{:>9.1} ", row.kernel));
-        lines.push(Line::from(vec![
-            Span::raw(name),
-            ours.cyan(),
-            Span::raw(kernel),
-            ratio,
-            format!(" {}", row.unit).dark_gray(),
-        ]));
-    }
+    let ours = shown.beside.first().map(|row| row.ours.as_slice()).unwrap_or_default();
+    let mut head = format!("{:<29}{:>8}", "", "kernel");
+    ours.iter().for_each(|ours| head += &format!(" {:>9} {:<7}", ours.driver, ""));
+    let mut lines = vec![Line::from(head.dark_gray())];
+    lines.extend(shown.beside.iter().map(|row| {
+        let mut line = vec![Span::raw(format!("{:<29}{:>8.1}", row.name, row.kernel.value))];
+        for ours in &row.ours {
+            let better = (ours.ratio >= 1.0) != row.lower_is_better;
+            let ratio = format!("{:>6.2} x", ours.ratio);
+            line.push(format!(" {:>9.1}", ours.figure.value).cyan());
+            line.push(if better { ratio.green().bold() } else { ratio.yellow() });
+        }
+        Line::from(line)
+    }));
     lines
 }
 

@@ -1,0 +1,344 @@
+//! `towpath-bench numbers`: what the subjects measured, as a page; and the README's part of it, which is taken from that page and
+//! nowhere else, so that the two cannot differ unseen.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Command, CommandFactory};
+use serde::Deserialize;
+
+use crate::bar::Better;
+
+/// Why bars are missed: a bar's name, or its beginning and `*`; a tab; the reason.
+const REASONS: &str = include_str!("../reasons.tsv");
+/// What the README quotes: a bar's name; a tab; words for it; a tab; the peer.
+const QUOTED: &str = include_str!("../quoted.tsv");
+/// Where the quoted ones stand.
+const BEGIN: &str = "<!-- numbers: written by towpath-bench numbers --readme -->";
+const END: &str = "<!-- end of numbers -->";
+
+/// A bar as subjects print it.
+#[derive(Clone, Debug, Deserialize)]
+struct Row {
+    name: String,
+    ours: f64,
+    peer: Option<f64>,
+    unit: String,
+    ratio: Option<f64>,
+    better: Better,
+    bar: f64,
+    holds: bool,
+}
+
+/// One subject's bars.
+#[derive(Debug)]
+struct Part {
+    subject: Command,
+    rows: Vec<Row>,
+}
+
+/// Prints the page for the files of `towpath-bench all`.
+pub(crate) fn page(files: &[impl AsRef<Path>]) -> Result<String> {
+    ensure!(!files.is_empty(), "no files: `towpath-bench all --dir DIR` writes them, one for each subject");
+    let mut parts = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
+    let order: Vec<String> = subjects().iter().map(|subject| subject.get_name().to_owned()).collect();
+    parts.sort_by_key(|part| order.iter().position(|name| name == part.subject.get_name()));
+    let page = write(&parts, &machine());
+    for row in missed(&parts).filter(|row| reason(&row.name).is_none()) {
+        eprintln!("no reason in reasons.tsv: {}", row.name);
+    }
+    Ok(page)
+}
+
+/// Everything that measures: the commands that print JSON, in their order.
+pub(crate) fn subjects() -> Vec<Command> {
+    let subject = |command: &&Command| {
+        let has = |id: &str| command.get_arguments().any(|argument| argument.get_id() == id);
+        has("json") && !has("dir")
+    };
+    crate::Cli::command().get_subcommands().filter(subject).cloned().collect()
+}
+
+/// How a subject is called for these files.
+pub(crate) fn words(subject: &Command, reps: u32) -> Vec<String> {
+    let mut words = vec![subject.get_name().to_owned(), "--json".to_owned()];
+    if subject.get_arguments().any(|argument| argument.get_id() == "reps") {
+        words.extend(["--reps".to_owned(), reps.to_string()]);
+    }
+    words
+}
+
+/// Writes the README's part anew, from the page.
+pub(crate) fn quote(readme: &Path, page: &Path) -> Result<()> {
+    let text = fs::read_to_string(readme).with_context(|| readme.display().to_string())?;
+    fs::write(readme, quoted(&text, page)?).with_context(|| readme.display().to_string())
+}
+
+/// Whether the README says what the page says.
+pub(crate) fn check(readme: &Path, page: &Path) -> Result<()> {
+    let text = fs::read_to_string(readme).with_context(|| readme.display().to_string())?;
+    ensure!(
+        quoted(&text, page)? == text,
+        "{}: other numbers than in {}; write them with `towpath-bench numbers --readme`",
+        readme.display(),
+        page.display()
+    );
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<Part> {
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let subject = subjects().into_iter().find(|subject| subject.get_name() == name);
+    let subject = subject.with_context(|| format!("{}: no subject of this name", file.display()))?;
+    let text = fs::read(file).with_context(|| file.display().to_string())?;
+    let rows = serde_json::from_slice(&text).with_context(|| file.display().to_string())?;
+    Ok(Part { subject, rows })
+}
+
+fn missed(parts: &[Part]) -> impl Iterator<Item = &Row> {
+    parts.iter().flat_map(|part| &part.rows).filter(|row| !row.holds)
+}
+
+fn write(parts: &[Part], machine: &str) -> String {
+    let all = parts.iter().map(|part| part.rows.len()).sum::<usize>();
+    let lost = missed(parts).count();
+    let mut page = format!(
+        "# Numbers\n\n\
+         Every bar, measured beside its peer in the same run, in turns. {all} bars: {} hold, {lost} are missed; why is said below.\n\n\
+         Machine: {machine}\n\n\
+         ```text\n\
+         cargo build --release -p towpath -p towpath-bench\n\
+         target/release/towpath-bench all --dir DIR                     # as root, on a quiet machine\n\
+         target/release/towpath-bench numbers DIR/*.json > docs/numbers.md\n\
+         target/release/towpath-bench numbers --readme README.md        # the few that README.md quotes\n\
+         ```\n\n\
+         Ratio is ours over the peer's; what it must reach or stay under is the bar. Where a bar is a fixed figure, that stands \
+         in the peer's place. What each row is, and what its peer is: [the bench's README](../crates/towpath-bench/README.md).\n",
+        all - lost
+    );
+    for part in parts {
+        table(&mut page, part);
+    }
+    if lost > 0 {
+        page.push_str("\n## What is missed, and why\n\n| bar | ratio | wanted | why |\n|---|---|---|---|\n");
+    }
+    for row in missed(parts) {
+        let why = reason(&row.name).unwrap_or("not known yet");
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "| {} | {} | {} | {why} |", row.name, row.ratio(), row.bar());
+    }
+    page
+}
+
+fn table(page: &mut String, part: &Part) {
+    let about = part.subject.get_about().map(ToString::to_string).unwrap_or_default();
+    let command = words(&part.subject, REPS).join(" ");
+    let _ = write!(
+        page,
+        "\n## {}\n\n{about}. `target/release/towpath-bench {command}`\n\n\
+         | what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|\n",
+        part.subject.get_name()
+    );
+    for row in &part.rows {
+        let holds = if row.holds { "holds" } else { "**missed**" };
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {holds} |",
+            row.name,
+            human(row.ours, &row.unit),
+            row.peer.map_or("-".into(), |peer| human(peer, &row.unit)),
+            row.ratio(),
+            row.bar(),
+        );
+    }
+}
+
+/// How often each measurement is made.
+pub(crate) const REPS: u32 = 5;
+
+impl Row {
+    fn ratio(&self) -> String {
+        self.ratio.map_or("-".into(), |ratio| format!("{} x", significant(ratio)))
+    }
+
+    fn bar(&self) -> String {
+        let sign = match self.better {
+            Better::Higher => "≥",
+            Better::Lower => "≤",
+        };
+        format!("{sign} {}", self.bar)
+    }
+}
+
+/// Three significant figures, in the prefix that reads best.
+fn human(value: f64, unit: &str) -> String {
+    let (value, unit) = match unit {
+        "ns" if value >= 1e6 => (value / 1e6, "ms"),
+        "ns" if value >= 1e3 => (value / 1e3, "us"),
+        "/s" if value >= 1e6 => (value / 1e6, "M/s"),
+        "/s" if value >= 1e3 => (value / 1e3, "k/s"),
+        "B/s" if value >= 1e9 => (value / 1e9, "GB/s"),
+        "B/s" if value >= 1e6 => (value / 1e6, "MB/s"),
+        unit => (value, unit),
+    };
+    format!("{} {unit}", significant(value))
+}
+
+fn significant(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        v if v >= 0.001 => format!("{value:.3}"),
+        0.0 => "0".into(),
+        _ => format!("{value:.6}"),
+    }
+}
+
+fn reason(name: &str) -> Option<&'static str> {
+    let fits = |key: &str| match key.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => name == key,
+    };
+    REASONS.lines().filter_map(|line| line.split_once('\t')).find(|(key, _)| fits(key)).map(|(_, why)| why)
+}
+
+/// The README with its part from the page.
+fn quoted(readme: &str, page: &Path) -> Result<String> {
+    let page = fs::read_to_string(page).with_context(|| page.display().to_string())?;
+    let (Some(begin), Some(end)) = (readme.find(BEGIN), readme.find(END)) else {
+        bail!("there is no block between `{BEGIN}` and `{END}`");
+    };
+    ensure!(begin < end, "`{END}` stands before `{BEGIN}`");
+    let mut block = format!("{BEGIN}\n| what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|\n");
+    for line in QUOTED.lines() {
+        let [name, words, peer] = line.split('\t').collect::<Vec<_>>()[..] else {
+            bail!("quoted.tsv: {line:?} is not three columns");
+        };
+        let row = page.lines().find_map(|line| line.strip_prefix(&format!("| {name} | ")));
+        let row = row.with_context(|| format!("{name:?} is quoted, and not on the page"))?;
+        let (ours, rest) = row.split_once(" | ").with_context(|| format!("{name:?} has no figures"))?;
+        let _ = writeln!(block, "| {words} | {ours} | {peer}: {rest}");
+    }
+    block.push_str(
+        "\nEvery bar, the machine, and what is missed and why: [docs/numbers.md](docs/numbers.md).\n",
+    );
+    Ok(format!("{}{block}{}", &readme[..begin], &readme[end..]))
+}
+
+/// Processor, cores, memory, kernel.
+fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let after = |text: &str, key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+        line.trim_start_matches([' ', '\t', ':']).trim().to_owned()
+    };
+    let (cpu, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZeroUsize::get);
+    let kilobytes: u64 = after(&memory, "MemTotal").trim_end_matches("kB").trim().parse().unwrap_or_default();
+    let virtual_one = if after(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") {
+        "a virtual machine, "
+    } else {
+        ""
+    };
+    format!(
+        "{virtual_one}{}, {cores} cores, {} GB, Linux {}.",
+        after(&cpu, "model name"),
+        (kilobytes + 500_000) / 1_000_000,
+        // Without what a distribution or a cloud adds.
+        read("/proc/sys/kernel/osrelease").trim().split('-').next().unwrap_or_default(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{BEGIN, END, QUOTED, REASONS, check, human, page, quoted, reason, subjects};
+
+    #[test]
+    fn subjects_are_the_commands_that_measure() {
+        let names: Vec<String> = subjects().iter().map(|subject| subject.get_name().to_owned()).collect();
+        for name in ["ring", "gate", "mux", "send", "framing", "replay", "instructions"] {
+            assert!(names.iter().any(|subject| subject == name), "{name} of {names:?}");
+        }
+        for name in ["numbers", "all", "side"] {
+            assert!(!names.iter().any(|subject| subject == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_page_has_every_bar_and_says_why_one_is_missed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let bars = r#"[
+            {"name": "fast", "ours": 12000000, "peer": 580000, "unit": "/s", "ratio": 20.69, "better": "higher", "bar": 8, "holds": true},
+            {"name": "nothing to divide", "ours": 0, "peer": 0, "unit": "each", "ratio": null, "better": "lower", "bar": 0, "holds": false}
+        ]"#;
+        let text = page(&[file("ring.json", bars)]).unwrap();
+        assert!(text.contains("2 bars: 1 hold, 1 are missed"), "{text}");
+        assert!(text.contains("| fast | 12.0 M/s | 580 k/s | 20.7 x | ≥ 8 | holds |"), "{text}");
+        assert!(text.contains("| nothing to divide | - | ≤ 0 | not known yet |"), "{text}");
+        assert!(text.contains("`target/release/towpath-bench ring --json --reps 5`"), "{text}");
+        let unknown = page(&[file("rong.json", "[]")]).unwrap_err();
+        assert!(format!("{unknown:#}").contains("no subject"), "{unknown:#}");
+    }
+
+    #[test]
+    fn the_readmes_part_comes_from_the_page() {
+        let directory = tempfile::tempdir().unwrap();
+        let page = directory.path().join("numbers.md");
+        let rows: String = QUOTED
+            .lines()
+            .map(|line| {
+                format!("| {} | 2 /s | 1 /s | 2.00 x | ≥ 1 | holds |\n", line.split('\t').next().unwrap())
+            })
+            .collect();
+        std::fs::write(&page, rows).unwrap();
+        let readme = format!("before\n{BEGIN}\nstale\n{END}\nafter\n");
+        let new = quoted(&readme, &page).unwrap();
+        assert!(new.starts_with("before\n") && new.ends_with("\nafter\n") && !new.contains("stale"), "{new}");
+        assert_eq!(new.matches("| 2 /s | ").count(), QUOTED.lines().count(), "{new}");
+        assert_eq!(quoted(&new, &page).unwrap(), new, "once is enough");
+        std::fs::write(&page, "| nothing |\n").unwrap();
+        assert!(quoted(&readme, &page).is_err());
+    }
+
+    #[test]
+    fn this_repositorys_readme_says_what_its_page_says() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let page = root.join("docs/numbers.md");
+        if !page.exists() {
+            return println!("skipped: no docs/numbers.md yet");
+        }
+        check(&root.join("README.md"), &page).unwrap();
+    }
+
+    #[test]
+    fn reasons_have_two_columns_and_fit_by_name_or_beginning() {
+        assert!(REASONS.lines().all(|line| line.split('\t').count() == 2));
+        assert_eq!(reason("no such bar"), None);
+        let (key, why) = REASONS.lines().next().unwrap().split_once('\t').unwrap();
+        assert_eq!(reason(&key.replace('*', " and more")), Some(why));
+    }
+
+    #[test]
+    fn figures_are_in_the_prefix_that_reads_best() {
+        let rows = [
+            (427.3, "ns", "427 ns"),
+            (34_000.0, "ns", "34.0 us"),
+            (0.0583, "s/GB", "0.058 s/GB"),
+            (3.2e9, "B/s", "3.20 GB/s"),
+            (0.0, "each", "0 each"),
+        ];
+        for (value, unit, text) in rows {
+            assert_eq!(human(value, unit), text);
+        }
+    }
+}
