@@ -168,7 +168,7 @@ impl Stage {
         let rules = self.rules()?;
         let (came, within) = (rules.packets(rule::FLOOD_KNOCKS), rules.packets(rule::FLOOD_LET_IN));
         let line = format!(
-            "{} SYNs of strangers, rule {} let in {within}; {} requests of people answered meanwhile",
+            "{} SYNs of strangers, rule {} let in {within}; people had {} requests answered",
             thousands(attack.flood),
             rule::FLOOD_LIMIT,
             thousands(answered),

@@ -42,7 +42,7 @@ impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} at {}/s, {}; {} zero copy ({} copied after all)",
+            "{} at {}/s, {}; {} zero copy ({} copied)",
             bytes(self.bytes),
             bytes(self.bytes_per_second as u64),
             if self.whole { "the same on both sides" } else { "NOT the same on both sides" },
