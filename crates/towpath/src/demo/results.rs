@@ -133,7 +133,7 @@ impl fmt::Display for Beside {
             write!(f, " {:>10.1} {:>6.2} x", ours.figure.value, ours.ratio)?;
         }
         if let Some(unit) = self.cpu_unit {
-            let ours = self.ours.iter().map(|ours| format!(" {:.2}", ours.figure.cpu));
+            let ours = self.ours.iter().map(|ours| format!(" / {:.2}", ours.figure.cpu));
             write!(f, "   {:.2}{} {unit}", self.kernel.cpu, ours.collect::<String>())?;
         }
         match self.lower_is_better {

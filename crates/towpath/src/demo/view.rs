@@ -142,7 +142,7 @@ fn picture(frame: &mut Frame<'_>, shown: &Shown) {
         Paragraph::new(rules_of(shown, middle)).block(boxed("rules, with their packets")),
         middle,
     );
-    let [curves, news] = Layout::horizontal([Constraint::Fill(2), Constraint::Fill(3)]).areas(bottom);
+    let [curves, news] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(2)]).areas(bottom);
     curves_of(frame, shown, curves);
     if shown.beside.is_empty() {
         let lines: Vec<Line<'_>> = shown.news.iter().map(|line| Line::raw(line.as_str())).collect();
@@ -249,13 +249,13 @@ fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
 fn beside(shown: &Shown) -> Vec<Line<'_>> {
     let ours = shown.beside.first().map(|row| row.ours.as_slice()).unwrap_or_default();
     let mut head = format!("{:<29}{:>8}", "", "kernel");
-    ours.iter().for_each(|ours| head += &format!(" {:>9} {:<7}", ours.driver, ""));
+    ours.iter().for_each(|ours| head += &format!(" {:>9}{:>9}", ours.driver, "ratio"));
     let mut lines = vec![Line::from(head.dark_gray())];
     lines.extend(shown.beside.iter().map(|row| {
         let mut line = vec![Span::raw(format!("{:<29}{:>8.1}", row.name, row.kernel.value))];
         for ours in &row.ours {
             let better = (ours.ratio >= 1.0) != row.lower_is_better;
-            let ratio = format!("{:>6.2} x", ours.ratio);
+            let ratio = format!("{:>7.2} x", ours.ratio);
             line.push(format!(" {:>9.1}", ours.figure.value).cyan());
             line.push(if better { ratio.green().bold() } else { ratio.yellow() });
         }
