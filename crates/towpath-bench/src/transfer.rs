@@ -44,8 +44,21 @@ pub(crate) struct Run {
     /// Bytes to gather; 0 does not.
     pub(crate) gather: usize,
     pub(crate) read_every: usize,
+    /// Calls that are made at once.
+    pub(crate) batch: usize,
     /// UDP, with segments of so many bytes.
     pub(crate) segment: Option<u16>,
+    /// Lengths are random, `message` at most, and every frame's checksum is compared at its completion.
+    pub(crate) random: bool,
+}
+
+/// Random lengths below `most`; short ones are as likely as long ones.
+pub(crate) fn lengths(most: usize) -> impl Iterator<Item = usize> {
+    let mut state = 1_u64;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % (1 << (1 + (state >> 20) % u64::from(most.ilog2())))
+    })
 }
 
 /// What the sender does.
@@ -67,6 +80,8 @@ pub(crate) struct Told {
     pub(crate) numbers: u64,
     pub(crate) copied: u64,
     pub(crate) plain_bytes: u64,
+    /// Frames that were not what they had been when their completion came.
+    pub(crate) tampered: u64,
     /// The memory was in huge pages.
     pub(crate) huge: bool,
 }
@@ -234,6 +249,8 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         choice,
         min_zerocopy: if run.how == How::Zerocopy { 1 } else { Options::default().min_zerocopy },
         gather: run.gather,
+        batch: run.batch,
+        tamper_check: run.random,
         read_every: run.read_every,
         max_frames: frames,
         segment: run.segment,
@@ -243,6 +260,18 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
     let mut sender = Sender::new(socket, options)?;
     let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
     let mut sent = 0;
+    if run.random {
+        let twice = expected.repeat(2);
+        let mut lengths = lengths(run.message);
+        while sent < run.total {
+            let len = lengths.next().context("lengths do not end")?;
+            let from = (sent % run.message as u64) as usize;
+            let mut frame = pool.take().context("a free frame")?;
+            frame.put(&twice[from..from + len]);
+            sender.queue(0, frame)?;
+            sent += len as u64;
+        }
+    }
     while sent < run.total {
         let mut frame = pool.take().context("a free frame")?;
         // It has the bytes that it had before: they are the same in every message.
@@ -263,6 +292,7 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         numbers: closed.counters.numbers,
         copied: closed.counters.copied,
         plain_bytes: closed.counters.plain_bytes(),
+        tampered: closed.counters.tampered,
         huge: pool.pages() != Pages::Ordinary,
         napi: 0.0,
     })

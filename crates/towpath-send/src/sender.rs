@@ -253,7 +253,8 @@ pub struct Closed {
 
 impl Sender {
     /// A sender for a connected socket: `TcpStream`, `UdpSocket`, `OwnedFd`. The socket's own blocking mode does not matter.
-    /// Nobody else may send with MSG_ZEROCOPY on it, or read its error queue.
+    /// Nobody else may send with MSG_ZEROCOPY on it, or have done so before (the kernel's numbers would be other ones), or read
+    /// its error queue.
     ///
     /// # Errors
     /// [`SendError::NotASocket`], [`SendError::Segmentation`]; with [`Choice::Zerocopy`], [`SendError::NotSupported`].

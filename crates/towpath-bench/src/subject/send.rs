@@ -10,7 +10,7 @@ use crate::peer::{Skipped, netns};
 use crate::pin::Cpus;
 use crate::side::Side;
 use crate::stat::median;
-use crate::transfer::{DEVICES, How, Run, Told};
+use crate::transfer::{self, DEVICES, How, Run, Told};
 
 /// Messages, with the bars for ordinary pages, huge pages, and both ends together.
 const SIZES: [(usize, f64, f64, f64); 5] = [
@@ -20,6 +20,10 @@ const SIZES: [(usize, f64, f64, f64); 5] = [
     (256 << 10, 0.28, 0.17, 0.72),
     (1 << 20, 0.24, 0.15, 0.73),
 ];
+
+/// The longest of the random lengths, and how many there are.
+const RANDOM: usize = 32 << 10;
+const MESSAGES: usize = 1_000_000;
 
 /// One row: two kinds of transfer, in turns.
 struct Case {
@@ -119,7 +123,9 @@ fn cases(total: u64) -> Vec<Case> {
         huge,
         gather: 0,
         read_every: 64,
+        batch: 1,
         segment: None,
+        random: false,
     };
     let pair = |message, huge| (run(message, How::Zerocopy, huge), run(message, How::Plain, huge));
     let mut cases = Vec::new();
@@ -165,6 +171,16 @@ fn cases(total: u64) -> Vec<Case> {
         ours: datagrams(ours),
         peer: datagrams(peer),
         figures: vec![sender_cpu(1.0)],
+    });
+    let (ours, peer) = pair(RANDOM, true);
+    let total = transfer::lengths(RANDOM).take(MESSAGES).sum::<usize>() as u64;
+    let random = |run| Run { total, random: true, gather: 64 << 10, ..run };
+    cases.push(Case {
+        name: "10^6 messages of random lengths".to_owned(),
+        veth: true,
+        ours: random(ours),
+        peer: random(peer),
+        figures: Vec::new(),
     });
     for message in [4 << 10, 64 << 10, 1 << 20] {
         let adaptive = Run { read_every: 32, ..run(message, How::Adaptive, true) };
@@ -255,6 +271,11 @@ impl World {
             let (copied, numbers) = (sum(|told| told.copied), sum(|told| told.numbers));
             let name = format!("{}, copied", case.name);
             report.push(Bar::new(&name, copied, numbers, "numbers", Better::Lower, 0.0));
+            if case.ours.random {
+                let (tampered, messages) = (sum(|told| told.tampered), (ours.len() * MESSAGES) as f64);
+                let name = format!("{}, changed in flight", case.name);
+                report.push(Bar::new(&name, tampered, messages, "frames", Better::Lower, 0.0));
+            }
             let plain = sum(|told| told.plain_bytes);
             if plain > sum(|told| told.bytes) / 1000.0 {
                 eprintln!("{}: {:.1} MB of it went plain", case.name, plain / 1e6);

@@ -1,0 +1,223 @@
+//! The matrix of the kernel's own test (tools/testing/selftests/net/msg_zerocopy.sh): TCP and UDP, corked and not, segmented, all
+//! lengths, from one network namespace to another, with the offloads of both ends on and off.
+//!
+//! It needs root, `ip`, `unshare`, `nsenter` and `ethtool`, and says so when they are not there.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use towpath_send::{Choice, Options, Sender};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const PORT: u16 = 9000;
+/// None, one, shorter than a header, a page, odd, longer than a segment, the maximum of one packet, many.
+const LENGTHS: [usize; 8] = [0, 1, 17, 4096, 9001, 65_483, 65_536, 1 << 20];
+const DATAGRAMS: [usize; 6] = [0, 1, 17, 1472, 4096, 65_507];
+/// With UDP_SEGMENT: so many bytes, in parts of so many.
+const SEGMENTED: (usize, u16) = (40 * 1400 + 17, 1400);
+
+/// What ethtool(8) calls them, for the sending end and for the receiving one.
+const SEND: [&str; 5] = ["sg", "tso", "gso", "tx", "tx-udp-segmentation"];
+const RECEIVE: [&str; 2] = ["gro", "rx"];
+
+fn options() -> Options {
+    Options {
+        choice: Choice::Zerocopy,
+        min_zerocopy: 1,
+        gather: 0,
+        tamper_check: true,
+        stall: Some(PATIENCE),
+        ..Options::default()
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+/// A process of this program in a network namespace of its own, which waits for a line.
+struct Side(Child, BufReader<std::process::ChildStdout>);
+
+impl Side {
+    fn start(role: &str) -> Option<Self> {
+        let program = std::env::current_exe().unwrap();
+        let mut child = Command::new("unshare")
+            .args(["--net"])
+            .arg(program)
+            .args(["--exact", role, "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .ok()?;
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut side = Self(child, lines);
+        side.says("here").then_some(side)
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.0.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Reads until the line `word`; whether it came before the end.
+    fn says(&mut self, word: &str) -> bool {
+        // The test harness writes on the same line.
+        self.1.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with(word))
+    }
+
+    fn inside(&self, words: &[&str]) -> bool {
+        let pid = self.0.id().to_string();
+        let run = Command::new("nsenter").args(["--net", "--target", &pid]).args(words).output();
+        run.is_ok_and(|output| output.status.success())
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_for_line() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+#[test]
+fn the_matrix_of_the_reference() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: network namespaces with devices need root");
+    }
+    let (Some(mut receiver), Some(mut sender)) = (Side::start("receiving_end"), Side::start("sending_end"))
+    else {
+        return println!("skipped: no namespace of its own, or no unshare(1)");
+    };
+    let pids = [sender.0.id(), receiver.0.id()].map(|pid| pid.to_string());
+    let pair =
+        ["link", "add", "tps0", "netns", &pids[0], "type", "veth", "peer", "name", "tps1", "netns", &pids[1]];
+    let made = Command::new("ip").args(pair).output();
+    if !made.is_ok_and(|output| output.status.success()) {
+        return println!("skipped: no pair of devices");
+    }
+    for (side, device, address) in [(&sender, "tps0", "10.98.0.1/24"), (&receiver, "tps1", "10.98.0.2/24")] {
+        assert!(side.inside(&["ip", "address", "add", address, "dev", device]));
+        assert!(side.inside(&["ip", "link", "set", device, "up"]));
+    }
+    if !sender.inside(&["ethtool", "-k", "tps0"]) {
+        println!("no ethtool: with the offloads as they are only");
+    }
+    receiver.tell("go");
+    assert!(receiver.says("listening"));
+    for (send, receive) in [("on", "on"), ("on", "off"), ("off", "on"), ("off", "off")] {
+        for name in SEND {
+            // Some kernels have some of them fixed.
+            sender.inside(&["ethtool", "-K", "tps0", name, send]);
+        }
+        for name in RECEIVE {
+            receiver.inside(&["ethtool", "-K", "tps1", name, receive]);
+        }
+        sender.tell("go");
+        assert!(sender.says("sent"), "offloads of the sender {send}, of the receiver {receive}");
+    }
+}
+
+/// Takes connections and datagrams, and answers with what was right of them.
+#[test]
+#[ignore = "run by another test, in a namespace of its own"]
+fn receiving_end() {
+    println!("\nhere");
+    wait_for_line();
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
+    let (listener, datagrams) = (TcpListener::bind(any).unwrap(), UdpSocket::bind(any).unwrap());
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok((len, from)) = datagrams.recv_from(&mut buffer) {
+            let right = buffer[..len] == pattern(len);
+            datagrams.send_to(&if right { len as u32 } else { u32::MAX }.to_ne_bytes(), from).unwrap();
+        }
+    });
+    println!("\nlistening");
+    for stream in listener.incoming() {
+        let (mut stream, mut got) = (stream.unwrap(), Vec::new());
+        stream.read_to_end(&mut got).unwrap();
+        let expected: Vec<u8> = LENGTHS.into_iter().flat_map(pattern).collect();
+        stream.write_all(&[u8::from(got == expected)]).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "run by another test, in a namespace of its own"]
+fn sending_end() {
+    println!("\nhere");
+    let to = SocketAddr::from((Ipv4Addr::new(10, 98, 0, 2), PORT));
+    while wait_for_line() == "go" {
+        for corked in [false, true] {
+            for batch in [1, 16] {
+                stream(to, corked, batch);
+            }
+        }
+        datagrams(to);
+        println!("\nsent");
+    }
+}
+
+fn stream(to: SocketAddr, corked: bool, batch: usize) {
+    let stream = TcpStream::connect(to).unwrap();
+    sockopt::set_tcp_cork(&stream, corked).unwrap();
+    let mut answers = stream.try_clone().unwrap();
+    let mut sender = Sender::new(stream, Options { batch, ..options() }).unwrap();
+    for len in LENGTHS {
+        sender.queue(0, pattern(len)).unwrap();
+    }
+    let closed = sender.close(PATIENCE).unwrap();
+    assert!(closed.finished && closed.counters.tampered == 0, "{closed:?}");
+    assert_eq!(closed.counters.completed, closed.counters.numbers);
+    assert_eq!(closed.counters.zerocopy_bytes, LENGTHS.iter().sum::<usize>() as u64);
+    let mut right = [0];
+    answers.read_exact(&mut right).unwrap();
+    assert_eq!(right, [1], "corked {corked}, {batch} at once");
+}
+
+fn datagrams(to: SocketAddr) {
+    let connected = || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        socket.connect(to).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        (socket.try_clone().unwrap(), socket)
+    };
+    let answer = |answers: &UdpSocket, len: usize| {
+        let mut said = [0; 4];
+        answers.recv(&mut said).unwrap();
+        assert_eq!(u32::from_ne_bytes(said), len as u32);
+    };
+    let (answers, socket) = connected();
+    let mut sender = Sender::new(socket, options()).unwrap();
+    for len in DATAGRAMS {
+        sender.send(pattern(len)).unwrap();
+        answer(&answers, len);
+    }
+    assert!(sender.drain(PATIENCE).unwrap());
+
+    let (bytes, segment) = SEGMENTED;
+    let (answers, socket) = connected();
+    let mut sender = match Sender::new(socket, Options { segment: Some(segment), ..options() }) {
+        Err(error) => return println!("skipped: {error}"),
+        sender => sender.unwrap(),
+    };
+    let whole = pattern(segment.into());
+    let sent: Vec<u8> = whole.iter().copied().cycle().take(bytes).collect();
+    sender.send(sent).unwrap();
+    for part in [segment.into()]
+        .repeat(bytes / usize::from(segment))
+        .into_iter()
+        .chain([bytes % usize::from(segment)])
+    {
+        answer(&answers, part);
+    }
+    assert!(sender.drain(PATIENCE).unwrap());
+}
