@@ -183,7 +183,7 @@ struct Send {
     json: bool,
 
     /// How much each transfer sends, MiB
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = clap::value_parser!(u64).range(1..=65536))]
     megabytes: u64,
 
     /// How often each transfer is made, ours and the peer's in turns

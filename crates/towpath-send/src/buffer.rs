@@ -122,7 +122,8 @@ impl fmt::Debug for Frame {
 
 /// Memory to send from, given to a sender and got back when the kernel is done with it.
 ///
-/// Made from a [`Frame`], a `Vec<u8>`, an `Arc<[u8]>` (which nobody can write), or a part of a [`Region`].
+/// Made from a [`Frame`], a `Vec<u8>`, an `Arc<[u8]>` (which nobody can write), a part of a [`Region`], or whatever else has bytes
+/// ([`owner`](Self::owner)).
 #[derive(Debug)]
 pub struct Buffer(Memory);
 
@@ -132,6 +133,16 @@ enum Memory {
     Vec(Vec<u8>),
     Shared(Arc<[u8]>),
     Region(Region, Range<usize>),
+    Owner(Owner),
+}
+
+/// Whoever has bytes, whatever that is.
+struct Owner(Box<dyn AsRef<[u8]> + Send + Sync>);
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({} bytes)", self.0.as_ref().as_ref().len())
+    }
 }
 
 impl Buffer {
@@ -139,6 +150,11 @@ impl Buffer {
     pub fn region(region: &Region, span: Range<usize>) -> Option<Self> {
         region.part(span.start, span.end.checked_sub(span.start)?)?;
         Some(Self(Memory::Region(region.clone(), span)))
+    }
+
+    /// The bytes of anything that keeps them where they are, and unchanged, until it is dropped: `bytes::Bytes`, a mapping.
+    pub fn owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        Self(Memory::Owner(Owner(Box::new(owner))))
     }
 
     /// Bytes that are sent.
@@ -196,6 +212,7 @@ impl Buffer {
             Memory::Vec(vec) => vec,
             Memory::Shared(bytes) => bytes,
             Memory::Region(..) => &[],
+            Memory::Owner(owner) => owner.0.as_ref().as_ref(),
         }
     }
 }
@@ -241,6 +258,21 @@ mod tests {
             assert!(again.is_empty() && pool.take().is_none());
         }
         assert!(Pool::new(0, 4096, false).is_err());
+    }
+
+    #[test]
+    fn frames_that_lie_side_by_side_are_one_part() {
+        let mut pool = Pool::new(3, 4096, false).unwrap();
+        let frames: Vec<Buffer> = std::iter::from_fn(|| pool.take())
+            .map(|mut frame| {
+                frame.filled(4096);
+                frame.into()
+            })
+            .collect();
+        let mut part = frames[0].part(0..4096);
+        assert!(!part.join(&frames[2].part(0..4096)));
+        assert!(!part.join(&frames[1].part(1..4096)));
+        assert!(part.join(&frames[1].part(0..4096)) && part.join(&frames[2].part(0..10)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a sender counts. `bytes pushed = zerocopy + plain + unsent`, and every number is completed once, or still
 //! outstanding.
 
+use std::ops::AddAssign;
 use std::time::Duration;
 
 use crate::policy::Reason;
@@ -85,7 +86,17 @@ impl Histogram {
     }
 }
 
-/// What one sender did.
+impl AddAssign<&Self> for Histogram {
+    fn add_assign(&mut self, rhs: &Self) {
+        add(&mut self.0, &rhs.0);
+    }
+}
+
+fn add(sums: &mut [u64], more: &[u64]) {
+    sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+}
+
+/// What one sender did, or several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes handed over by calls with MSG_ZEROCOPY.
@@ -146,6 +157,49 @@ impl Counters {
         self.pin_time.add(
             u64::from(pinned.subsec_micros()).saturating_add(pinned.as_secs().saturating_mul(1_000_000)),
         );
+    }
+}
+
+impl AddAssign<&Self> for Counters {
+    fn add_assign(&mut self, rhs: &Self) {
+        let Self {
+            zerocopy_bytes,
+            copied_bytes,
+            plain,
+            numbers,
+            completed,
+            copied,
+            plain_calls,
+            notifications,
+            per_notification,
+            out_of_order,
+            duplicates,
+            unknown,
+            pin_time,
+            no_buffers,
+            probes,
+            switches,
+            tampered,
+            events_lost,
+        } = rhs;
+        self.zerocopy_bytes += zerocopy_bytes;
+        self.copied_bytes += copied_bytes;
+        add(&mut self.plain, plain);
+        self.numbers += numbers;
+        self.completed += completed;
+        self.copied += copied;
+        self.plain_calls += plain_calls;
+        self.notifications += notifications;
+        self.per_notification += per_notification;
+        self.out_of_order += out_of_order;
+        self.duplicates += duplicates;
+        self.unknown += unknown;
+        self.pin_time += pin_time;
+        self.no_buffers += no_buffers;
+        add(&mut self.probes, probes);
+        add(&mut self.switches, switches);
+        self.tampered += tampered;
+        self.events_lost += events_lost;
     }
 }
 

@@ -3,7 +3,8 @@
 //! A frame is handed over, the kernel sends straight from it, and it comes back exactly when the kernel is done with it:
 //! faster where the path allows it, plain sends where it does not. The guide for newcomers is `docs/send.md`.
 //!
-//! - [`Sender`] sends buffers over a connected TCP or UDP socket; `AsyncSender` (feature `tokio`) on tokio.
+//! - [`Sender`] sends buffers over a connected TCP or UDP socket; `AsyncSender` (feature `tokio`) on tokio;
+//!   [`PollSender`] in an event loop of one's own.
 //! - [`Pool`] has frames to send from, in huge pages where there are some.
 //! - [`Engine`] is the middle, without IO: numbers, frames, budgets, and the policy that decides between zero copy and
 //!   plain sends.
@@ -26,6 +27,7 @@ mod notification;
 #[cfg(any(test, feature = "test-util"))]
 pub mod ops;
 mod policy;
+mod poll;
 mod pump;
 mod quarantine;
 mod sender;
@@ -44,6 +46,7 @@ pub use limits::Limits;
 pub use locked::LockedMemory;
 pub use notification::{Event, ExtendedError, Range, parse};
 pub use policy::{Mode, Reason};
+pub use poll::{PollSender, Sent};
 pub use pump::{Done, Remains};
 pub use quarantine::{HOLD, Quarantine};
 pub use sender::{Closed, Options, Sender};

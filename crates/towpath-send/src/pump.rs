@@ -19,7 +19,8 @@ const MOST_EVENTS: usize = 64;
 const MOST_OTHERS: usize = 64;
 
 /// How long a back end that was full is not tried again, unless somebody waited for it.
-const FULL_FOR: Duration = Duration::from_micros(100);
+/// A socket says that it is writable when a third of its buffer is free: what is sent before goes in small parts, each with a number.
+const FULL_FOR: Duration = Duration::from_micros(500);
 
 /// What carries bytes and brings completions: a socket; a kernel that a test plays.
 pub(crate) trait Backend {
@@ -75,7 +76,7 @@ pub(crate) struct Pump<B> {
     batch: usize,
     /// Counts whatever moves: bytes that are taken, numbers that complete.
     pub(crate) progress: u64,
-    /// When `try_turn` found the back end full.
+    /// When the back end was found full.
     full_at: Option<Time>,
 }
 
@@ -107,7 +108,7 @@ impl<B: Backend> Pump<B> {
     /// As [`turn`](Self::turn), but not so soon after the back end was full: it would say so again.
     pub(crate) fn try_turn(&mut self, now: Time) -> Result<(), SendError> {
         if self.full_at.is_none_or(|full| now.since(full) >= FULL_FOR) {
-            self.full_at = (self.turn(now)? == Turn::Full).then_some(now);
+            self.turn(now)?;
         }
         Ok(())
     }
@@ -131,6 +132,7 @@ impl<B: Backend> Pump<B> {
             let error = match self.call(&mut sent[..count], zerocopy) {
                 Ok(made) => {
                     self.progress += 1;
+                    self.full_at = None;
                     sent[..made].iter().for_each(|bytes| self.engine.handle_sent(*bytes, now));
                     self.collect();
                     continue;
@@ -141,6 +143,7 @@ impl<B: Backend> Pump<B> {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) => {
                     self.read(now)?;
+                    self.full_at = Some(now);
                     return Ok(Turn::Full);
                 }
                 Some(libc::ENOBUFS) if zerocopy => {
@@ -171,11 +174,18 @@ impl<B: Backend> Pump<B> {
             return Ok(1);
         }
         let mut parts = [Part::NONE; MAX_PARTS];
-        let count = parts.iter_mut().zip(waiting).map(|(place, part)| *place = part).count();
         if let [call] = calls {
+            let mut count = 0;
+            for part in waiting {
+                if count == 0 || !parts[count - 1].join(&part) {
+                    parts[count] = part;
+                    count += 1;
+                }
+            }
             *call = self.backend.transmit(&parts[..count], zerocopy)?;
             return Ok(1);
         }
+        let count = parts.iter_mut().zip(waiting).map(|(place, part)| *place = part).count();
         for (place, transmit) in calls.iter_mut().zip(self.engine.asked()) {
             *place = transmit.parts;
         }

@@ -41,6 +41,15 @@ impl<'a> Part<'a> {
         let iov_base = bytes.as_ptr().cast_mut().cast();
         Self(libc::iovec { iov_base, iov_len: bytes.len() }, PhantomData)
     }
+
+    /// Adds `next` when it begins where this one ends: the kernel then pins the pages of both at once. Whether it did.
+    pub(crate) fn join(&mut self, next: &Self) -> bool {
+        let joins = self.0.iov_base.wrapping_byte_add(self.0.iov_len) == next.0.iov_base;
+        if joins {
+            self.0.iov_len += next.0.iov_len;
+        }
+        joins
+    }
 }
 
 /// One send(2) or sendmsg(2). Never blocks, raises no signal, never asks for MSG_FASTOPEN (which is copied together with the flag, or

@@ -2,10 +2,12 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
 use super::admission::{Entry, Peer};
+use super::carrier::{Carrier, Carriers};
 use super::tls::{Session, Shake};
 use crate::mux::{Cause, Outcome, Transmit};
 
@@ -19,17 +21,20 @@ pub(super) struct Link {
     tls: Option<Box<Session>>,
     /// Before the descriptor: whoever admitted the peer hears of its end before the 5-tuple is free.
     entry: Option<Entry>,
+    /// Another way to write, once there was something for it; none where there is none.
+    carrier: OnceLock<Option<Mutex<Box<dyn Carrier>>>>,
     fd: OwnedFd,
 }
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
-        Self { tls: tls.map(Box::new), entry, fd }
+        Self { tls: tls.map(Box::new), entry, carrier: OnceLock::new(), fd }
     }
 
     /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
     pub(super) fn hand_back(&self) -> Option<OwnedFd> {
-        if self.tls.is_some() {
+        // What a carrier has in flight is told in the error queue, which has one reader.
+        if self.tls.is_some() || self.carrier.get().is_some() {
             return None;
         }
         self.fd.try_clone().ok()
@@ -61,9 +66,14 @@ impl Link {
     }
 
     /// Writes as much as the socket takes.
-    pub(super) fn write(&self, transmit: &mut Transmit) -> Outcome {
+    pub(super) fn write(&self, transmit: &mut Transmit, carriers: Option<&dyn Carriers>) -> Outcome {
         if let Some(tls) = &self.tls {
             return tls.write(&self.fd, transmit);
+        }
+        if let Some(carriers) = carriers
+            && let Some(carrier) = self.carrier(transmit, carriers)
+        {
+            return carrier.lock().unwrap_or_else(PoisonError::into_inner).write(transmit);
         }
         while !transmit.is_empty() {
             let slices: Vec<_> = transmit.slices().take(IOV).map(IoSlice::new).collect();
@@ -77,6 +87,26 @@ impl Link {
             }
         }
         Outcome::Taken
+    }
+}
+
+impl Link {
+    /// The carrier of this connection, opened for the first message that is long enough.
+    fn carrier(&self, transmit: &Transmit, carriers: &dyn Carriers) -> Option<&Mutex<Box<dyn Carrier>>> {
+        if let Some(carrier) = self.carrier.get() {
+            return carrier.as_ref();
+        }
+        let least = carriers.least();
+        if !transmit.slices().any(|bytes| bytes.len() >= least) {
+            return None;
+        }
+        self.carrier.get_or_init(|| carriers.open(self.fd.as_fd()).map(Mutex::new)).as_ref()
+    }
+
+    /// EPOLLERR: whether that was about sends of a carrier, and nothing is wrong.
+    pub(super) fn handle_error_queue(&self) -> bool {
+        let Some(Some(carrier)) = self.carrier.get() else { return false };
+        carrier.lock().unwrap_or_else(PoisonError::into_inner).handle_error_queue().is_ok()
     }
 }
 

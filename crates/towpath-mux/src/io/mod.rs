@@ -24,6 +24,7 @@
 //! Not supported: SO_RCVLOWAT.
 
 mod admission;
+mod carrier;
 mod connector;
 mod driver;
 mod handshake;
@@ -44,7 +45,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -60,6 +61,7 @@ use listener::Listener;
 use state::{State, Work};
 
 pub use admission::{Admission, Admit, Peer};
+pub use carrier::{Carrier, Carriers};
 pub use connector::{Connect, Connector};
 pub use driver::Driver;
 pub use listener::Arrivals;
@@ -110,6 +112,7 @@ struct Shared {
     start: Instant,
     framing: Framing,
     limits: Limits,
+    carriers: OnceLock<Arc<dyn Carriers>>,
     state: Mutex<State>,
 }
 
@@ -135,7 +138,8 @@ impl Server {
         epoll::add(&epoll, &bell, state::BELL, epoll::EventFlags::IN)?;
         let state = Mutex::new(State::new(Mux::new(config)));
         let start = Instant::now();
-        Ok(Self { shared: Arc::new(Shared { epoll, bell, start, framing, limits, state }) })
+        let carriers = OnceLock::new();
+        Ok(Self { shared: Arc::new(Shared { epoll, bell, start, framing, limits, carriers, state }) })
     }
 
     /// Listens on a TCP address, and says which it is (a port of 0 is chosen).
@@ -223,6 +227,12 @@ impl Server {
     /// ```
     pub fn set_admission(&self, admission: Arc<dyn Admission>) {
         self.shared.lock().listeners.admission = Some(admission);
+    }
+
+    /// Has long messages leave by `carriers` instead of writev(2), on connections without TLS, from now on. Once.
+    pub fn set_carriers(&self, carriers: Arc<dyn Carriers>) {
+        // Those who set it twice keep the first.
+        let _ = self.shared.carriers.set(carriers);
     }
 
     /// What became of connections that came.
@@ -391,7 +401,7 @@ impl Shared {
                 return;
             }
             let write = |(mut transmit, link): (mux::Transmit, Arc<Link>)| {
-                let outcome = link.write(&mut transmit);
+                let outcome = link.write(&mut transmit, self.carriers.get().map(|carriers| &**carriers));
                 (transmit, outcome)
             };
             let outcomes: Vec<_> = work.writes.drain(..).map(write).collect();

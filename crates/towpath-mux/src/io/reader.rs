@@ -39,7 +39,10 @@ pub(super) fn read(
         if flags.contains(EventFlags::OUT) {
             state.mux.handle_writable(id, shared.now());
         }
-        let over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        // Completions of a carrier are EPOLLERR too.
+        let failed = flags.contains(EventFlags::ERR)
+            && !state.sockets.get(id).is_some_and(|socket| socket.link.handle_error_queue());
+        let over = failed || flags.contains(EventFlags::HUP);
         if !over && !flags.contains(EventFlags::IN) {
             continue;
         }

@@ -46,6 +46,12 @@ impl Transmit {
         first.into_iter().chain(self.queue.iter().skip(1).map(|out| &out.bytes[..]))
     }
 
+    /// The same as [`slices`](Self::slices), for whoever keeps them for longer.
+    pub fn pieces(&self) -> impl Iterator<Item = Bytes> {
+        let first = self.queue.front().map(|first| first.bytes.slice(self.left..));
+        first.into_iter().chain(self.queue.iter().skip(1).map(|out| out.bytes.clone()))
+    }
+
     /// The socket took the next `bytes` of it.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 //! Which parts of an area are free: a list whose links stand in an array of their own.
 //!
 //! Anybody gives, and one takes. Who gives puts a part in front of the list, with a compare-and-exchange. Who takes has a chain
-//! of his own, and when that is empty he swaps the whole list out: parts are never taken from the shared list one by one, so
+//! of his own, and when that is empty he swaps the whole list out and turns it round: parts are never taken from the shared list one by one, so
 //! that a head that is the same is the same list (no ABA), and taking costs one atomic operation for many parts.
 //!
 //! What always holds: an index is in the list, in the chain, or out; `take` gives it to one owner, who gives it once.
@@ -41,7 +41,15 @@ impl Free {
         if chain.0 == END {
             // Acquire, with the Release of each `give`: their exchanges follow on each other, so that the last one's value stands
             // for all of them. What the owners did with the parts, and their links, is before this.
-            chain.0 = self.head.swap(END, Ordering::Acquire);
+            let mut at = self.head.swap(END, Ordering::Acquire);
+            // The other way round: those that were given first come first, so that parts that lie side by side go on doing so, and
+            // the kernel is told of them as one.
+            while let Some(link) = self.next.get(at as usize) {
+                // Relaxed: see below; nobody else has these parts.
+                let next = link.load(Ordering::Relaxed);
+                link.store(chain.0, Ordering::Relaxed);
+                (chain.0, at) = (at, next);
+            }
         }
         let index = chain.0;
         // Relaxed: a link is written before its part is given, which the exchange above has seen.
@@ -77,10 +85,10 @@ mod tests {
         assert_eq!(out, [0, 1, 2]);
         free.give(1);
         free.give(0);
-        assert_eq!(free.take(&mut chain), Some(0));
+        assert_eq!(free.take(&mut chain), Some(1), "the one that was given first");
         free.give(2);
         out = std::iter::from_fn(|| free.take(&mut chain)).collect();
-        assert_eq!(out, [1, 2]);
+        assert_eq!(out, [0, 2]);
         assert_eq!(free.take(&mut chain), None);
         let (none, mut chain) = Free::all(0);
         assert_eq!(none.take(&mut chain), None);

@@ -14,7 +14,7 @@ use towpath::control::protocol::{
     ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
 };
 use towpath::control::rows::State;
-use towpath::control::{dumps, mux, show};
+use towpath::control::{dumps, mux, send, show};
 use towpath::report::Rule;
 use towpath::settings;
 use towpath_ring::{Consumer, Kind, Verdict};
@@ -166,6 +166,12 @@ enum Show {
     /// messages that wait or are worked on, bytes held, state. Then the counters, what became of the messages, and how
     /// long they waited and took. Of more than 1000 connections those that hold most are listed.
     Mux(Json),
+    /// Sends without a copy: the long answers of `towpath mux`
+    ///
+    /// The limits, why bytes went plain, numbers per notification, how long buffers were pinned, why modes switched; and a
+    /// line for each connection that had a long answer: bytes without a copy, those that the kernel copied after all, bytes
+    /// sent plain, numbers given out and outstanding, bytes pinned and how many may be, ENOBUFS. See docs/send.md.
+    Send(Json),
     /// The frames of a channel that are not free
     ///
     /// The states are memory-mapped netlink's: VALID is the inspector's, SKIP is held, COPY lies in a memory of its own;
@@ -306,6 +312,7 @@ fn show(socket: &Path, show: &Show) -> Result<String, Failure> {
             Ok(either(*json, &json!({ "stats": stats }), || show::stats(&stats)))
         }
         Show::Mux(Json { json }) => show_mux(socket, *json),
+        Show::Send(Json { json }) => show_send(socket, *json),
         Show::Rings(Json { json }) => rings(socket, *json),
         Show::Frames { channel, json } => frames(socket, *channel, json.json),
     }
@@ -539,6 +546,12 @@ fn show_mux(socket: &Path, json: bool) -> Result<String, Failure> {
     let mut engine = Connection::open(socket, Request::ShowMux)?;
     let Answer::Mux { mux } = engine.answer()? else { return Err(engine.nonsense("to show mux")) };
     Ok(if json { json!({ "mux": mux }).to_string() + "\n" } else { mux::show(&mux) })
+}
+
+fn show_send(socket: &Path, json: bool) -> Result<String, Failure> {
+    let mut engine = Connection::open(socket, Request::ShowSend)?;
+    let Answer::Send { send } = engine.answer()? else { return Err(engine.nonsense("to show send")) };
+    Ok(if json { json!({ "send": send }).to_string() + "\n" } else { send::show(&send) })
 }
 
 fn frames(socket: &Path, channel: u32, json: bool) -> Result<String, Failure> {

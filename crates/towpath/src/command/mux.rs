@@ -14,6 +14,7 @@ use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Connect, Connector, Server, Tls};
 use towpath_mux::mux::{self, Order};
+use towpath_send::Choice;
 
 use crate::args::exit;
 use crate::command::fail;
@@ -96,6 +97,10 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "N", default_value = "2")]
     redeliver: u8,
 
+    /// How answers of 16 KiB and more leave, on connections without TLS
+    #[arg(long, value_name = "HOW", default_value = "adaptive")]
+    send: SendArg,
+
     /// What becomes of the connection of a message that was given up after that
     #[arg(long, value_name = "WHAT", default_value = "close")]
     undone: Undone,
@@ -117,6 +122,16 @@ enum OrderArg {
     Sticky,
     /// One message with the framing's hash at a time
     Key,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SendArg {
+    /// Without a copy where probes show that it works
+    Adaptive,
+    /// Without a copy
+    Zerocopy,
+    /// With one
+    Plain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -181,6 +196,11 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         close_undone: args.undone == Undone::Close,
         name: String::new(),
         first_channel: 0,
+        send: match args.send {
+            SendArg::Adaptive => Choice::Adaptive,
+            SendArg::Zerocopy => Choice::Zerocopy,
+            SendArg::Plain => Choice::Plain,
+        },
     };
     let code = |error: Error| match error {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),

@@ -83,6 +83,7 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
         },
         Request::ShowRings
         | Request::ShowMux
+        | Request::ShowSend
         | Request::ShowFrames { .. }
         | Request::Trace { .. }
         | Request::Follow { .. }

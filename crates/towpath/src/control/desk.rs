@@ -52,6 +52,11 @@ pub trait Observed {
         None
     }
 
+    /// Sends without a copy; `None` when there are none.
+    fn send(&mut self) -> Option<Box<super::send::Send>> {
+        None
+    }
+
     /// The names of the ports, by number.
     fn ports(&self) -> Vec<String>;
 
@@ -78,6 +83,8 @@ pub enum Ask {
     Rings,
     /// [`Observed::mux`].
     Mux,
+    /// [`Observed::send`].
+    Send,
     /// [`Observed::frames`].
     Frames(u32),
     /// [`Observed::trace`].
@@ -99,6 +106,8 @@ pub enum Reply {
     Rings(Vec<Ring>),
     /// To [`Ask::Mux`].
     Mux(Option<Box<super::mux::Mux>>),
+    /// To [`Ask::Send`].
+    Send(Option<Box<super::send::Send>>),
     /// To [`Ask::Frames`].
     Frames(Vec<Frame>),
     /// To [`Ask::Trace`] and [`Ask::Follow`]: the names of the ports.
@@ -142,6 +151,11 @@ impl Reply {
             (Self::Ports(None), Self::Ports(more)) => Self::Ports(more),
             (Self::Mux(None), Self::Mux(more)) => Self::Mux(more),
             (Self::Mux(Some(all)), Self::Mux(Some(more))) => Self::Mux(Some(Box::new(all.and(*more)))),
+            (Self::Send(None), Self::Send(more)) => Self::Send(more),
+            (Self::Send(Some(mut all)), Self::Send(Some(more))) => {
+                all.others.push(*more);
+                Self::Send(Some(all))
+            }
             (Self::Stats(all), Self::Stats(more)) => Self::Stats(all.plus(more)),
             (Self::NoChannel, other) => other,
             (own, _) => own,
@@ -199,6 +213,7 @@ impl Desk {
                 Ask::Stats => Reply::Stats(engine.stats()),
                 Ask::Rings => Reply::Rings(engine.rings()),
                 Ask::Mux => Reply::Mux(engine.mux()),
+                Ask::Send => Reply::Send(engine.send()),
                 Ask::Frames(channel) => engine.frames(channel).map_or(Reply::NoChannel, Reply::Frames),
                 Ask::Trace(channel, tap) => match engine.trace(channel, tap) {
                     Ok(()) => Reply::Tracing(engine.ports()),

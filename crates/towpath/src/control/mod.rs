@@ -21,6 +21,7 @@ pub mod dumps;
 pub mod mux;
 pub mod protocol;
 pub mod rows;
+pub mod send;
 mod server;
 mod session;
 pub mod show;

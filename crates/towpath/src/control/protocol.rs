@@ -31,6 +31,8 @@ pub enum Request {
     ShowRings,
     /// The multiplexor.
     ShowMux,
+    /// Sends without a copy.
+    ShowSend,
     /// The frames of one channel that are not free.
     ShowFrames {
         /// The channel's number.
@@ -134,6 +136,11 @@ pub enum Answer {
     Mux {
         /// As it stands.
         mux: Box<super::mux::Mux>,
+    },
+    /// To [`Request::ShowSend`].
+    Send {
+        /// As it stands.
+        send: Box<super::send::Send>,
     },
     /// To [`Request::ShowFrames`]; several of them when there are many frames.
     Frames {

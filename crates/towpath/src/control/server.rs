@@ -452,6 +452,7 @@ impl Client {
             let ask = match request {
                 Request::ShowRings => Ask::Rings,
                 Request::ShowMux => Ask::Mux,
+                Request::ShowSend => Ask::Send,
                 Request::ShowFrames { channel } => Ask::Frames(channel),
                 Request::ShowQueues => Ask::Queues,
                 Request::ShowPorts => Ask::Ports,

@@ -160,6 +160,12 @@ impl Session {
             (Request::ShowMux, Reply::Mux(None), _) => {
                 self.refuse(Code::NoMux, "this engine has no multiplexor; `towpath mux` has one".to_owned());
             }
+            (Request::ShowSend, Reply::Send(Some(send)), _) => self.answer(&Answer::Send { send }),
+            (Request::ShowSend, Reply::Send(None), _) => {
+                let why =
+                    "this engine has no multiplexor, and sends no messages; `towpath mux` does".to_owned();
+                self.refuse(Code::NotFound, why);
+            }
             (Request::ShowQueues, Reply::Queues(queues), _) => self.answer(&Answer::Queues { queues }),
             (Request::ShowStats, Reply::Stats(stats), _) => self.answer(&Answer::Stats { stats }),
             (Request::ShowPorts, Reply::Ports(Some(ports)), _) => self.answer(&Answer::Ports { ports }),

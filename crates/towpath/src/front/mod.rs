@@ -6,6 +6,7 @@
 //! ```text
 //! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
 //! socket <- psock <- reply, copied <------ TX frame (number of the RX frame) <- reply()
+//!   (long ones leave from that copy without another: `senders.rs`)
 //!                    done <--------------- release of the RX frame <----------- done()
 //! ```
 //!
@@ -22,10 +23,12 @@
 mod listen;
 mod process;
 mod seat;
+mod senders;
 mod signals;
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -33,11 +36,12 @@ use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Server, Told};
 use towpath_mux::mux::{Mux, SendError};
 
-use crate::control::{Desk, Observed, mux, protocol};
+use crate::control::{Desk, Observed, mux, protocol, send};
 pub use listen::{ListenError, listen};
 pub use process::Ending;
 use process::Returns;
 use seat::Seat;
+use senders::Senders;
 pub use signals::Orders;
 use signals::{Signal, Signals};
 
@@ -65,6 +69,8 @@ pub struct Config {
     pub name: String,
     /// Workers' channels are numbered behind this one, where others are listed beside them.
     pub first_channel: u32,
+    /// How long answers leave: see [`towpath_send::Choice`].
+    pub send: towpath_send::Choice,
 }
 
 /// Why there is no front, or why it ended.
@@ -112,6 +118,7 @@ pub struct Front {
     seats: Vec<Seat>,
     signals: Signals,
     returns: Returns,
+    senders: Senders,
     /// Who is next to be replaced, while that goes on.
     replacing: Option<usize>,
     draining: bool,
@@ -150,6 +157,8 @@ impl Front {
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
         let start = Instant::now();
+        let senders = Senders::new(config.send);
+        server.set_carriers(Arc::new(senders.clone()));
         let seats = (0..config.workers.get()).map(|number| Seat::new(number, directory.path())).collect();
         let mut front = Self {
             driver,
@@ -158,6 +167,7 @@ impl Front {
             seats,
             signals,
             returns: Returns::default(),
+            senders,
             replacing: None,
             draining: false,
             told: (0, 0, start),
@@ -194,7 +204,8 @@ impl Front {
             } else {
                 // Every one of them, not up to the first that has something.
                 let armed = self.seats.iter_mut().filter_map(|seat| (!seat.arm()).then_some(())).count() == 0;
-                let timeout = if armed { self.timeout().min(attend) } else { Duration::ZERO };
+                let senders = self.senders.look(Instant::now());
+                let timeout = if armed { self.timeout().min(attend).min(senders) } else { Duration::ZERO };
                 self.wait(Some(timeout))?;
             }
             self.look_after_seats();
@@ -396,6 +407,10 @@ impl Observed for Front {
         let name = self.config.name.clone();
         let of = |core: &Mux| mux::Mux { name, ..mux::Mux::of(core, restarts, pid) };
         Some(Box::new(self.driver.server().look(of)))
+    }
+
+    fn send(&mut self) -> Option<Box<send::Send>> {
+        Some(Box::new(self.senders.show(&self.config.name)))
     }
 
     fn ports(&self) -> Vec<String> {

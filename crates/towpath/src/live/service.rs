@@ -86,6 +86,7 @@ impl Listening {
             drain: config.drain,
             timeout: config.timeout,
             close_undone: !config.keep_undone,
+            send: towpath_send::Choice::default(),
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };

@@ -1,0 +1,235 @@
+//! Sends without a copy as `towpath ctl show send` has them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use towpath_send::{Counters, Histogram, Mode, PlainCause, PollSender, Reason, Time};
+
+use super::show::table;
+
+/// Connections that are listed; of more, those that pin most.
+const SENDERS: usize = 200;
+
+/// The senders of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Send {
+    /// The multiplexor's name, where there are several.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// adaptive, zerocopy or plain.
+    pub choice: String,
+    /// What this process's user may lock, bytes; null without a limit.
+    pub locked_limit: Option<u64>,
+    /// What the senders have locked of it, together; 0 without a limit.
+    pub locked_used: u64,
+    /// net.core.optmem_max, bytes.
+    pub optmem: u64,
+    /// Connections that had something long to send, ever.
+    pub connections: u64,
+    /// Connections that ended, and whose completions are waited for.
+    pub lingering: u64,
+    /// Buffers that the kernel may still read although nothing will tell its end.
+    pub quarantined: u64,
+    /// Of all connections, those that are gone too.
+    pub totals: Totals,
+    /// Those that are there.
+    pub senders: Vec<Sender>,
+    /// Connections that are there and not listed: those that pin least.
+    pub senders_left_out: u64,
+    /// Those of the same engine's other multiplexors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Send>,
+}
+
+/// What was counted: see docs/send.md.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Bytes handed over with MSG_ZEROCOPY, and those of them that the kernel said it copied.
+    pub zerocopy_bytes: u64,
+    /// See `zerocopy_bytes`.
+    pub copied_bytes: u64,
+    /// Bytes sent plain, by cause.
+    pub plain_bytes: BTreeMap<String, u64>,
+    /// Calls with the flag, and how many are completed; those in ranges with the code COPIED.
+    pub numbers: u64,
+    /// See `numbers`.
+    pub completed: u64,
+    /// See `numbers`.
+    pub copied: u64,
+    /// Calls without the flag.
+    pub plain_calls: u64,
+    /// Notifications that were read.
+    pub notifications: u64,
+    /// Numbers for each notification, half of them below; the longest below.
+    pub per_notification: Quantiles,
+    /// Microseconds from the call to its completion.
+    pub pin_time_us: Quantiles,
+    /// ENOBUFS.
+    pub no_buffers: u64,
+    /// Changes of the mode, by reason.
+    pub switches: BTreeMap<String, u64>,
+    /// What should never be: numbers told twice, or never given out.
+    pub duplicates: u64,
+    /// See `duplicates`.
+    pub unknown: u64,
+}
+
+/// A histogram by powers of two, as the upper ends of buckets; null when it is empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // quantiles
+pub struct Quantiles {
+    pub p50: Option<u64>,
+    pub p99: Option<u64>,
+    pub max: Option<u64>,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sender {
+    /// Its other end.
+    pub peer: String,
+    /// copying, probing or zerocopy.
+    pub mode: String,
+    /// Why it is sent on plain whatever happens; null when it is not.
+    pub unarmed: Option<String>,
+    /// Numbers, and bytes, that are in flight, and how many bytes may be.
+    pub outstanding: u64,
+    /// See `outstanding`.
+    pub pinned: u64,
+    /// See `outstanding`.
+    pub budget: u64,
+    /// Bytes that wait for room in the socket.
+    pub unsent: u64,
+    /// Its peer has not acknowledged for long: short messages are copied.
+    pub stuck: bool,
+    /// What it counted.
+    pub totals: Totals,
+}
+
+impl Send {
+    /// Lists no more than a message can carry.
+    pub(crate) fn bound(&mut self) {
+        self.senders.sort_by_key(|sender| std::cmp::Reverse(sender.pinned));
+        self.senders_left_out = self.senders.len().saturating_sub(SENDERS) as u64;
+        self.senders.truncate(SENDERS);
+    }
+}
+
+impl Totals {
+    /// Those counters.
+    pub fn of(counters: &Counters) -> Self {
+        let named = |names: Vec<&'static str>, counts: &[u64]| {
+            let pairs = names.into_iter().zip(counts).filter(|(_, count)| **count > 0);
+            pairs.map(|(name, count)| (name.to_owned(), *count)).collect()
+        };
+        Self {
+            zerocopy_bytes: counters.zerocopy_bytes,
+            copied_bytes: counters.copied_bytes,
+            plain_bytes: named(PlainCause::ALL.map(PlainCause::name).into(), &counters.plain),
+            numbers: counters.numbers,
+            completed: counters.completed,
+            copied: counters.copied,
+            plain_calls: counters.plain_calls,
+            notifications: counters.notifications,
+            per_notification: Quantiles::of(&counters.per_notification),
+            pin_time_us: Quantiles::of(&counters.pin_time),
+            no_buffers: counters.no_buffers,
+            switches: named(Reason::ALL.map(Reason::name).into(), &counters.switches),
+            duplicates: counters.duplicates,
+            unknown: counters.unknown,
+        }
+    }
+}
+
+impl Quantiles {
+    fn of(histogram: &Histogram) -> Self {
+        let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| histogram.quantile(share));
+        Self { p50, p99, max }
+    }
+}
+
+impl Sender {
+    /// As it stands.
+    pub fn of(peer: &str, sender: &PollSender, now: Time) -> Self {
+        let mode = match sender.mode() {
+            Mode::Copying => "copying",
+            Mode::Probing => "probing",
+            Mode::Zerocopy => "zerocopy",
+        };
+        Self {
+            peer: peer.to_owned(),
+            mode: mode.to_owned(),
+            unarmed: sender.unarmed().map(|why| why.to_string()),
+            outstanding: sender.outstanding() as u64,
+            pinned: sender.pinned(),
+            budget: sender.budget(),
+            unsent: sender.unsent(),
+            stuck: sender.is_stuck(now),
+            totals: Totals::of(sender.counters()),
+        }
+    }
+}
+
+/// `towpath ctl show send`.
+pub fn show(send: &Send) -> String {
+    let name = if send.name.is_empty() { String::new() } else { format!("{}: ", send.name) };
+    let mut text = format!(
+        "{name}{}; {} connections had long answers, {} are there, {} linger, {} buffers in quarantine\n",
+        send.choice,
+        send.connections,
+        send.senders.len() as u64 + send.senders_left_out,
+        send.lingering,
+        send.quarantined
+    );
+    let limit =
+        send.locked_limit.map_or("no limit".to_owned(), |limit| format!("{} of {limit}", send.locked_used));
+    let _ = writeln!(text, "locked memory: {limit}; option memory: {} for each socket", send.optmem);
+    let words = |map: &BTreeMap<String, u64>| {
+        let words: Vec<_> = map.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        if words.is_empty() { "-".to_owned() } else { words.join(", ") }
+    };
+    let quantiles = |quantiles: &Quantiles| match (quantiles.p50, quantiles.p99) {
+        (Some(p50), Some(p99)) => format!("< {p50}, p99 < {p99}"),
+        _ => "-".to_owned(),
+    };
+    let totals = &send.totals;
+    let _ = writeln!(text, "sent plain: {} (bytes)", words(&totals.plain_bytes));
+    let _ = writeln!(text, "numbers per notification: {}", quantiles(&totals.per_notification));
+    let _ = writeln!(text, "pinned for: {} us", quantiles(&totals.pin_time_us));
+    let _ = writeln!(text, "modes switched: {}", words(&totals.switches));
+    let heads =
+        ["Peer", "Mode", "Zerocopy", "Copied", "Plain", "Numbers", "Out", "Pinned", "Budget", "ENOBUFS"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    let mut push = |peer: &str, mode: &str, totals: &Totals, [outstanding, pinned, budget]: [String; 3]| {
+        let plain: u64 = totals.plain_bytes.values().sum();
+        let counts =
+            [totals.zerocopy_bytes, totals.copied_bytes, plain, totals.numbers].map(|n| n.to_string());
+        let mut row = vec![peer.to_owned(), mode.to_owned()];
+        row.extend(counts);
+        row.extend([outstanding, pinned, budget, totals.no_buffers.to_string()]);
+        rows.push(row);
+    };
+    let out = totals.numbers - totals.completed;
+    push("all", "", totals, [out.to_string(), "-".to_owned(), "-".to_owned()]);
+    for sender in &send.senders {
+        let mode = match (&sender.unarmed, sender.stuck) {
+            (Some(_), _) => "unarmed",
+            (None, true) => "stuck",
+            (None, false) => &sender.mode,
+        };
+        let counts = [sender.outstanding, sender.pinned, sender.budget].map(|n| n.to_string());
+        push(&sender.peer, mode, &sender.totals, counts);
+    }
+    for line in table(&rows) {
+        let _ = writeln!(text, "{line}");
+    }
+    if send.senders_left_out > 0 {
+        let _ = writeln!(text, "and {} connections more", send.senders_left_out);
+    }
+    for other in &send.others {
+        text += "\n";
+        text += &show(other);
+    }
+    text
+}

@@ -1,0 +1,197 @@
+//! Long answers of `towpath mux` that leave without a copy: whole, in order, counted; with peers that do not read, and a front that
+//! is killed while the kernel still sends.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const FRAMING: &str = "offset=0 length=4 be adjust=4";
+
+struct Front {
+    child: Child,
+    address: String,
+    control: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Front {
+    fn start(how: &str) -> Self {
+        let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let control = directory.path().join("control.sock");
+        let mut child = Command::new(bin)
+            .args([
+                "mux",
+                "127.0.0.1:0",
+                "--framing",
+                FRAMING,
+                "--workers",
+                "2",
+                "--send",
+                how,
+                "--order",
+                "replies",
+            ])
+            .arg("--worker")
+            .arg(bin.with_file_name("examples").join("mux_worker"))
+            .arg("--control")
+            .arg(&control)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("towpath starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let mut line = || lines.next().expect("a line").expect("text");
+        let address = line().strip_prefix("listening on ").expect("an address").to_owned();
+        while !line().contains("workers attached") {}
+        // Whatever it says from here on must not stop it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, address, control, _directory: directory }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        stream
+    }
+
+    fn show(&self) -> serde_json::Value {
+        let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["ctl", "show", "send", "--json", "--socket"])
+            .arg(&self.control)
+            .output()
+            .expect("towpath starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        all["send"].clone()
+    }
+
+    /// Asks until it looks so.
+    fn until(&self, what: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+        for _ in 0..500 {
+            let send = self.show();
+            if what(&send) {
+                return send;
+            }
+        }
+        panic!("it stays {}", self.show());
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Bytes that tell which message they are of, and where in it.
+fn body(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 251 + number * 13) as u8).collect()
+}
+
+fn ask(stream: &mut TcpStream, number: usize, len: usize) {
+    let body = body(number, len);
+    stream.write_all(&(len as u32).to_be_bytes()).expect("it is open");
+    stream.write_all(&body).expect("it is open");
+}
+
+/// The worker answers with its process id, a space and what it was asked.
+fn answer(stream: &mut TcpStream, number: usize, len: usize) {
+    let mut header = [0; 4];
+    stream.read_exact(&mut header).expect("an answer");
+    let mut answer = vec![0; u32::from_be_bytes(header) as usize];
+    stream.read_exact(&mut answer).expect("all of it");
+    let space = answer.iter().position(|byte| *byte == b' ').expect("a process id");
+    assert!(answer[space + 1..] == body(number, len), "answer {number}, of {len} bytes");
+}
+
+const LENGTHS: [usize; 9] = [1, 100_000, 16, 16_384, 0, 300_000, 65_536, 5, 1_000_000];
+
+#[test]
+fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
+    for how in ["zerocopy", "adaptive", "plain"] {
+        let front = Front::start(how);
+        let mut streams = [front.connect(), front.connect()];
+        for round in 0..5 {
+            for stream in &mut streams {
+                for (at, len) in LENGTHS.into_iter().enumerate() {
+                    ask(stream, round + at, len);
+                }
+            }
+            for stream in &mut streams {
+                for (at, len) in LENGTHS.into_iter().enumerate() {
+                    answer(stream, round + at, len);
+                }
+            }
+        }
+        let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+        assert_eq!((&send["choice"], &send["connections"]), (&how.into(), &2.into()), "{send}");
+        let totals = &send["totals"];
+        let zerocopy = totals["zerocopy_bytes"].as_u64().expect("a number");
+        match how {
+            "zerocopy" => {
+                assert!(zerocopy > 10_000_000 && totals["numbers"].as_u64() > Some(30), "{send}");
+                // Loopback copies always, and says so.
+                assert!(totals["copied_bytes"].as_u64() > Some(0), "{send}");
+            }
+            _ => assert_eq!(zerocopy, 0, "{send}"),
+        }
+        assert_eq!((&totals["duplicates"], &totals["unknown"]), (&0.into(), &0.into()));
+        let [one, other] = &send["senders"].as_array().expect("a list")[..] else { panic!("{send}") };
+        assert!(one["peer"] != other["peer"] && one["outstanding"] == 0, "{send}");
+        // Those that are gone are in the sums.
+        drop(streams);
+        let gone = front.until(|send| send["senders"] == serde_json::json!([]) && send["lingering"] == 0);
+        assert_eq!(&gone["totals"]["zerocopy_bytes"], &totals["zerocopy_bytes"]);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_read_costs_its_own_answers_only() {
+    let front = Front::start("zerocopy");
+    let mut stuck = front.connect();
+    for number in 0..4 {
+        ask(&mut stuck, number, 3_000_000);
+    }
+    front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
+    let mut other = front.connect();
+    for number in 0..50 {
+        ask(&mut other, number, 200_000);
+        answer(&mut other, number, 200_000);
+    }
+    // It ends with answers in flight: they are completed, or reset and put away.
+    drop(stuck);
+    let send =
+        front.until(|send| send["lingering"] == 0 && send["senders"].as_array().map(Vec::len) == Some(1));
+    assert_eq!(send["totals"]["unknown"], 0);
+    ask(&mut other, 51, 200_000);
+    answer(&mut other, 51, 200_000);
+}
+
+#[test]
+fn a_front_that_is_killed_has_sent_nothing_wrong() {
+    let mut front = Front::start("zerocopy");
+    let mut stream = front.connect();
+    for number in 0..3 {
+        ask(&mut stream, number, 2_000_000);
+    }
+    front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
+    front.child.kill().expect("it is there");
+    front.child.wait().expect("its end");
+    // Its memory is somebody else's now, but what the kernel had pinned is as it was.
+    let mut got = Vec::new();
+    let _ = stream.read_to_end(&mut got);
+    assert!(!got.is_empty());
+    let mut rest = &got[..];
+    for number in 0..3 {
+        let Some((header, behind)) = rest.split_at_checked(4) else { return };
+        let len = u32::from_be_bytes(header.try_into().expect("four")) as usize;
+        let answer = &behind[..len.min(behind.len())];
+        let Some(space) = answer.iter().position(|byte| *byte == b' ') else { return };
+        let echo = &answer[space + 1..];
+        assert!(*echo == body(number, 2_000_000)[..echo.len()], "answer {number}");
+        rest = &behind[answer.len()..];
+    }
+}
