@@ -97,6 +97,19 @@ fn ask(stream: &mut TcpStream, number: usize, len: usize) {
     stream.write_all(&body).expect("it is open");
 }
 
+/// Asks from a thread of its own: the front reads no more from a peer that has much to read itself. A peer that ends meanwhile ends it.
+fn ask_all(stream: &TcpStream, lengths: &[(usize, usize)]) -> std::thread::JoinHandle<()> {
+    let (mut stream, lengths) = (stream.try_clone().expect("a descriptor"), lengths.to_vec());
+    std::thread::spawn(move || {
+        for (number, len) in lengths {
+            let asked = [&(len as u32).to_be_bytes()[..], &body(number, len)].concat();
+            if stream.write_all(&asked).is_err() {
+                return;
+            }
+        }
+    })
+}
+
 /// The worker answers with its process id, a space and what it was asked.
 fn answer(stream: &mut TcpStream, number: usize, len: usize) {
     let mut header = [0; 4];
@@ -115,16 +128,15 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
         let front = Front::start(how);
         let mut streams = [front.connect(), front.connect()];
         for round in 0..5 {
-            for stream in &mut streams {
-                for (at, len) in LENGTHS.into_iter().enumerate() {
-                    ask(stream, round + at, len);
-                }
-            }
+            let lengths: Vec<_> =
+                LENGTHS.into_iter().enumerate().map(|(at, len)| (round + at, len)).collect();
+            let askers = streams.each_ref().map(|stream| ask_all(stream, &lengths));
             for stream in &mut streams {
                 for (at, len) in LENGTHS.into_iter().enumerate() {
                     answer(stream, round + at, len);
                 }
             }
+            askers.map(|asker| asker.join().expect("everything was read"));
         }
         let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
         assert_eq!((&send["choice"], &send["connections"]), (&how.into(), &2.into()), "{send}");
@@ -151,10 +163,8 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
 #[test]
 fn a_peer_that_does_not_read_costs_its_own_answers_only() {
     let front = Front::start("zerocopy");
-    let mut stuck = front.connect();
-    for number in 0..4 {
-        ask(&mut stuck, number, 3_000_000);
-    }
+    let stuck = front.connect();
+    let asker = ask_all(&stuck, &[0, 1, 2, 3].map(|number| (number, 3_000_000)));
     front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
     let mut other = front.connect();
     for number in 0..50 {
@@ -162,7 +172,9 @@ fn a_peer_that_does_not_read_costs_its_own_answers_only() {
         answer(&mut other, number, 200_000);
     }
     // It ends with answers in flight: they are completed, or reset and put away.
+    stuck.shutdown(std::net::Shutdown::Both).expect("it is open");
     drop(stuck);
+    asker.join().expect("it ends with its connection");
     let send =
         front.until(|send| send["lingering"] == 0 && send["senders"].as_array().map(Vec::len) == Some(1));
     assert_eq!(send["totals"]["unknown"], 0);
@@ -174,15 +186,14 @@ fn a_peer_that_does_not_read_costs_its_own_answers_only() {
 fn a_front_that_is_killed_has_sent_nothing_wrong() {
     let mut front = Front::start("zerocopy");
     let mut stream = front.connect();
-    for number in 0..3 {
-        ask(&mut stream, number, 2_000_000);
-    }
+    let asker = ask_all(&stream, &[0, 1, 2].map(|number| (number, 2_000_000)));
     front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
     front.child.kill().expect("it is there");
     front.child.wait().expect("its end");
     // Its memory is somebody else's now, but what the kernel had pinned is as it was.
     let mut got = Vec::new();
     let _ = stream.read_to_end(&mut got);
+    asker.join().expect("it ends with its connection");
     assert!(!got.is_empty());
     let mut rest = &got[..];
     for number in 0..3 {
