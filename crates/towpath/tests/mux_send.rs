@@ -136,7 +136,7 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
                     answer(stream, round + at, len);
                 }
             }
-            askers.map(|asker| asker.join().expect("everything was read"));
+            askers.into_iter().for_each(|asker| asker.join().expect("everything was read"));
         }
         let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
         assert_eq!((&send["choice"], &send["connections"]), (&how.into(), &2.into()), "{send}");
