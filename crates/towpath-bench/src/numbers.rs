@@ -156,7 +156,7 @@ fn table(page: &mut String, part: &Part) {
 }
 
 /// How often each measurement is made.
-pub(crate) const REPS: u32 = 5;
+pub(crate) const REPS: u32 = 3;
 
 impl Row {
     fn ratio(&self) -> String {
