@@ -256,7 +256,7 @@ fn machine() -> String {
 mod tests {
     use std::path::Path;
 
-    use super::{BEGIN, END, QUOTED, REASONS, check, human, page, quoted, reason, subjects};
+    use super::{BEGIN, END, QUOTED, REASONS, REPS, check, human, page, quoted, reason, subjects};
 
     #[test]
     fn subjects_are_the_commands_that_measure() {
@@ -285,7 +285,8 @@ mod tests {
         assert!(text.contains("2 bars: 1 hold, 1 are missed"), "{text}");
         assert!(text.contains("| fast | 12.0 M/s | 580 k/s | 20.7 x | ≥ 8 | holds |"), "{text}");
         assert!(text.contains("| nothing to divide | - | ≤ 0 | not known yet |"), "{text}");
-        assert!(text.contains("`target/release/towpath-bench ring --json --reps 5`"), "{text}");
+        let command = format!("`target/release/towpath-bench ring --json --reps {REPS}`");
+        assert!(text.contains(&command), "{text}");
         let unknown = page(&[file("rong.json", "[]")]).unwrap_err();
         assert!(format!("{unknown:#}").contains("no subject"), "{unknown:#}");
     }
