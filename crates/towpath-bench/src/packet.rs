@@ -36,17 +36,17 @@ pub(crate) fn frame(len: usize) -> Box<[u8]> {
     frame
 }
 
-/// Makes `frame` a packet of flow `flow`: its source address (queues are balanced by it) and port.
-pub(crate) fn set_flow(frame: &mut [u8], flow: u16) {
+/// Makes `frame` a packet of flow `flow`: its source address (queues are balanced by it), of which there are 65,536, and port.
+pub(crate) fn set_flow(frame: &mut [u8], flow: u32) {
     let (ip, rest) = frame[ETHERNET..].split_at_mut(IPV4);
     ip[10..12].copy_from_slice(&[0, 0]);
-    ip[14..16].copy_from_slice(&flow.to_be_bytes());
+    ip[14..16].copy_from_slice(&(flow as u16).to_be_bytes());
     let sum = ip.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum::<u32>();
     let folded = (sum & 0xffff) + (sum >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);
     // RFC 1071, section 1: the one's complement of the one's complement sum.
     ip[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
-    rest[..2].copy_from_slice(&(1024 + flow % 50_000).to_be_bytes());
+    rest[..2].copy_from_slice(&(1024 + (flow >> 16) as u16).to_be_bytes());
 }
 
 #[cfg(test)]
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_header_checksum_is_whole() {
-        for flow in [0, 1, 1999, 65_535] {
+        for flow in [0, 1, 1999, 65_535, 499_999] {
             let mut frame = frame(64);
             set_flow(&mut frame, flow);
             let ip = &frame[ETHERNET..ETHERNET + 20];

@@ -45,7 +45,7 @@ impl Load {
                 let first = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
                 flood(world, cpus, len, flows, first)?;
                 let before = world.arrived()?;
-                let (_, seconds) = flood(world, cpus, len, flows, time)?;
+                let seconds = flood(world, cpus, len, flows, time)?;
                 let arrived = world.arrived()? - before;
                 if arrived == 0 {
                     bail!("no packet arrived");
@@ -73,16 +73,16 @@ impl Load {
     }
 }
 
-/// Packets that were sent, and the seconds it took.
-fn flood(world: &World, cpus: Cpus, len: usize, flows: u32, time: Duration) -> Result<(f64, f64)> {
+/// Sends for about `time`: the seconds it took.
+fn flood(world: &World, cpus: Cpus, len: usize, flows: u32, time: Duration) -> Result<f64> {
     let (home, time) = (world.near.pid().to_string(), time.as_millis().to_string());
     let words =
         ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), time, cpus.engine.to_string()];
     let mut side = Side::start(&words, &[])?;
-    let told = (side.number()?, side.number()?);
+    let seconds = side.number()?;
     side.finish()?;
     thread::sleep(SETTLE);
-    Ok(told)
+    Ok(seconds)
 }
 
 /// What is read of iperf3's report.

@@ -91,18 +91,16 @@ impl Middle {
         match self {
             Self::Towpath { driver, park, inspectors } => {
                 if driver == Driver::Nfqueue {
-                    world.filter("-A FORWARD -j NFQUEUE --queue-num 0")?;
+                    world.middle.run("iptables -A FORWARD -j NFQUEUE --queue-num 0")?;
                 }
                 towpath(&home, driver, park, inspectors, cpus)
             }
-            Self::Bare { driver: Driver::Nfqueue, .. } | Self::Nfqueue { .. } => {
-                let (accept, batch) =
-                    if let Self::Nfqueue { accept, batch } = self { (accept, batch) } else { (1, 64) };
+            Self::Nfqueue { accept, batch } => {
                 let to = match accept {
                     1 => "--queue-num 0".to_owned(),
                     more => format!("--queue-balance 0:{}", more - 1),
                 };
-                world.filter(&format!("-A FORWARD -j NFQUEUE {to}"))?;
+                world.middle.run(&format!("iptables -A FORWARD -j NFQUEUE {to}"))?;
                 let mut sides = Vec::new();
                 for queue in 0..accept {
                     let words = [
@@ -130,7 +128,7 @@ impl Middle {
                 Ok(Work { _sides: vec![side], _files: None })
             }
             Self::Conntrack => {
-                world.filter("-A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
+                world.middle.run("iptables -A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
                 Ok(Work { _sides: Vec::new(), _files: None })
             }
         }

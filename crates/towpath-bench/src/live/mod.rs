@@ -10,5 +10,4 @@ pub(crate) mod home;
 pub(crate) mod load;
 pub(crate) mod middle;
 pub(crate) mod round_trip;
-pub(crate) mod tracked;
 pub(crate) mod world;

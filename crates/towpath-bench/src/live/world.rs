@@ -57,15 +57,7 @@ impl World {
             middle.run(&format!("ip link set {device} mtu {mtu} up"))?;
         }
         // The least that takes a packet: it has been counted before.
-        for program in ["iptables-legacy", "iptables"] {
-            match far.run(&format!("{program} -w 5 -t raw -A PREROUTING -p udp {SINK} -j DROP")) {
-                Err(error) if program == "iptables-legacy" && error.is::<crate::peer::Skipped>() => {}
-                other => {
-                    other?;
-                    break;
-                }
-            }
-        }
+        far.run(&format!("iptables -t raw -A PREROUTING -p udp {SINK} -j DROP"))?;
         far.run(&format!("ip address add {DESTINATION}/24 dev {FAR}"))?;
         if wiring == Wiring::Bridge {
             near.run(&format!("ip address add 10.255.0.2/24 dev {NEAR}"))?;
@@ -104,16 +96,5 @@ impl World {
     /// Packets that have come to the far end.
     pub(crate) fn arrived(&mut self) -> Result<u64> {
         self.far.received(FAR)
-    }
-
-    /// Whether the kernel of the middle is to follow connections, and queue `queue` what it forwards.
-    pub(crate) fn filter(&mut self, words: &str) -> Result<()> {
-        for program in ["iptables-legacy", "iptables"] {
-            match self.middle.run(&format!("{program} -w 5 {words}")) {
-                Err(error) if program == "iptables-legacy" && error.is::<crate::peer::Skipped>() => {}
-                other => return other,
-            }
-        }
-        Ok(())
     }
 }

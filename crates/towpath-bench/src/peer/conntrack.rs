@@ -11,15 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
-use crate::mmsg::Batch;
-use crate::packet::{self, DESTINATION, ETHERNET};
-use crate::peer::flood::{busy, packet_socket};
+use crate::packet::DESTINATION;
+use crate::peer::flood::{BATCH, Flood};
 use crate::peer::{Skipped, netns};
-use crate::pin;
 use crate::raw::say;
 use crate::side::Side;
 
-const BATCH: usize = 64;
 /// How many connections the kernel follows, in all namespaces together.
 const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 /// More than the flows: what ended a moment ago is still counted.
@@ -31,7 +28,7 @@ pub(crate) fn added(cpu: usize, flows: u32, time: Duration, reps: u32) -> Result
     if !rustix::process::geteuid().is_root() {
         return Err(Skipped("needs root".to_owned()).into());
     }
-    let _raised = Raised::to(flows + SPARE)?;
+    let _raised = Raised::for_flows(flows)?;
     let mut added = Vec::new();
     for _ in 0..reps {
         added.push(nanos(cpu, flows, time, true)? - nanos(cpu, flows, time, false)?);
@@ -40,10 +37,12 @@ pub(crate) fn added(cpu: usize, flows: u32, time: Duration, reps: u32) -> Result
 }
 
 /// The kernel's limit, higher than it was; dropped, it is what it was.
-struct Raised(Option<String>);
+pub(crate) struct Raised(Option<String>);
 
 impl Raised {
-    fn to(least: u32) -> Result<Self> {
+    /// So that it can follow so many.
+    pub(crate) fn for_flows(flows: u32) -> Result<Self> {
+        let least = flows + SPARE;
         let Ok(before) = std::fs::read_to_string(MAX) else { return Ok(Self(None)) };
         if before.trim().parse::<u32>().is_ok_and(|max| max >= least) {
             return Ok(Self(None));
@@ -108,32 +107,11 @@ pub(crate) fn flood(flows: u32, time: Duration, cpu: usize) -> Result<()> {
     say("ready")?;
     stdin().read_line(&mut String::new())?;
     netns::up(netns::SENDER)?;
-    let socket = packet_socket(netns::SENDER).context("opening a packet socket")?;
-    pin::to(cpu)?;
-    let mut batch = Batch::new((0..BATCH).map(|_| packet::frame(LEN)).collect());
-    let mut next = 0;
-    let mut send = || {
-        for n in 0..BATCH {
-            let frame = batch.buffer(n);
-            packet::set_flow(frame, next as u16);
-            // A port for each 65,536 addresses.
-            frame[ETHERNET + 20..ETHERNET + 22].copy_from_slice(&(1024 + (next >> 16) as u16).to_be_bytes());
-            next = (next + 1) % flows;
-        }
-        let mut sent = 0;
-        while sent < BATCH {
-            match batch.send(&socket, sent) {
-                Ok(count) => sent += count,
-                Err(error) if busy(&error) => {}
-                Err(error) => return Err(error).context("sending packets"),
-            }
-        }
-        Ok(())
-    };
-    (0..flows.div_ceil(BATCH as u32)).try_for_each(|_| send())?;
+    let mut flood = Flood::start(netns::SENDER, flows, LEN, cpu)?;
+    (0..flows.div_ceil(BATCH as u32)).try_for_each(|_| flood.send())?;
     let (start, mut packets) = (Instant::now(), 0_u64);
     while start.elapsed() < time {
-        send()?;
+        flood.send()?;
         packets += BATCH as u64;
     }
     say(&(start.elapsed().as_nanos() as f64 / packets as f64).to_string())

@@ -13,8 +13,44 @@ use crate::peer::netns;
 use crate::pin;
 use crate::raw::say;
 
-const FLOWS: u16 = 2000;
-const BATCH: usize = 64;
+const FLOWS: u32 = 2000;
+/// Packets of one call.
+pub(crate) const BATCH: usize = 64;
+
+/// UDP packets of so many flows, one of each in turn.
+pub(crate) struct Flood {
+    socket: OwnedFd,
+    batch: Batch,
+    flows: u32,
+    next: u32,
+}
+
+impl Flood {
+    /// Into `interface`, packets of `len` bytes, by the CPU `cpu`.
+    pub(crate) fn start(interface: &str, flows: u32, len: usize, cpu: usize) -> Result<Self> {
+        let socket = packet_socket(interface, libc::ETH_P_IP as u16).context("opening a packet socket")?;
+        pin::to(cpu)?;
+        let batch = Batch::new((0..BATCH).map(|_| packet::frame(len)).collect());
+        Ok(Self { socket, batch, flows, next: 0 })
+    }
+
+    /// Sends the next [`BATCH`] packets.
+    pub(crate) fn send(&mut self) -> Result<()> {
+        for n in 0..BATCH {
+            packet::set_flow(self.batch.buffer(n), self.next);
+            self.next = (self.next + 1) % self.flows;
+        }
+        let mut sent = 0;
+        while sent < BATCH {
+            match self.batch.send(&self.socket, sent) {
+                Ok(count) => sent += count,
+                Err(error) if busy(&error) => {}
+                Err(error) => return Err(error).context("sending packets"),
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Sends packets of `len` bytes until it is killed.
 pub(crate) fn side(len: usize, cpu: usize) -> Result<()> {
@@ -23,22 +59,9 @@ pub(crate) fn side(len: usize, cpu: usize) -> Result<()> {
     // The word comes when the veth pair is there.
     stdin().read_line(&mut String::new())?;
     netns::up(netns::SENDER)?;
-    let socket = packet_socket(netns::SENDER).context("opening a packet socket")?;
-    pin::to(cpu)?;
-    let mut batch = Batch::new((0..BATCH).map(|_| packet::frame(len)).collect());
-    let mut flows = (0..FLOWS).cycle();
+    let mut flood = Flood::start(netns::SENDER, FLOWS, len, cpu)?;
     loop {
-        for (n, flow) in (0..BATCH).zip(&mut flows) {
-            packet::set_flow(batch.buffer(n), flow);
-        }
-        let mut sent = 0;
-        while sent < BATCH {
-            match batch.send(&socket, sent) {
-                Ok(count) => sent += count,
-                Err(error) if busy(&error) => {}
-                Err(error) => return Err(error).context("sending packets"),
-            }
-        }
+        flood.send()?;
     }
 }
 
@@ -47,18 +70,31 @@ pub(crate) fn busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN))
 }
 
-pub(crate) fn packet_socket(interface: &str) -> io::Result<OwnedFd> {
+/// A packet socket of `interface` that sends past its queue, and receives what is of `protocol`: 0 is nothing (packet(7)).
+pub(crate) fn packet_socket(interface: &str, protocol: u16) -> io::Result<OwnedFd> {
+    let socket = unbound_socket()?;
+    bind(&socket, interface, protocol)?;
+    set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+    Ok(socket)
+}
+
+/// A packet socket that receives nothing until it is bound.
+pub(crate) fn unbound_socket() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel just gave this descriptor to us alone.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Binds it to `interface` and `protocol`.
+pub(crate) fn bind(socket: &OwnedFd, interface: &str, protocol: u16) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
-        sll_protocol: (libc::ETH_P_IP as u16).to_be(),
-        sll_ifindex: name_to_index(&socket, interface)?.cast_signed(),
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: name_to_index(socket, interface)?.cast_signed(),
         sll_hatype: 0,
         sll_pkttype: 0,
         sll_halen: 0,
@@ -67,11 +103,7 @@ pub(crate) fn packet_socket(interface: &str) -> io::Result<OwnedFd> {
     let len = size_of_val(&address) as libc::socklen_t;
     // SAFETY: the pointer and the length are those of `address`, which outlives the call.
     let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
-    if bound < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
-    Ok(socket)
+    if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// setsockopt(2) of an int.

@@ -89,7 +89,7 @@ pub(crate) fn up_with_conntrack(tracked: bool) -> Result<()> {
 }
 
 /// `iptables-legacy` where it is installed: its tables cost a packet least; else what `iptables` is.
-fn iptables(words: &[&str]) -> Result<()> {
+pub(crate) fn iptables(words: &[&str]) -> Result<()> {
     let wait = [&["-w", "5"], words].concat();
     match run("iptables-legacy", &wait) {
         Err(error) if error.is::<Skipped>() => run("iptables", &wait),

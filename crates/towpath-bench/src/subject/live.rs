@@ -9,9 +9,9 @@ use rustix::process::geteuid;
 use crate::bar::{Bar, Better, Report};
 use crate::live::load::Load;
 use crate::live::middle::{Driver, Middle};
-use crate::live::tracked::Tracked;
 use crate::live::world::World;
 use crate::peer::Skipped;
+use crate::peer::conntrack::Raised;
 use crate::pin::Cpus;
 use crate::stat::median;
 
@@ -38,7 +38,6 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
         bail!("making network namespaces needs root");
     }
     let cpus = Cpus::find()?;
-    let _tracked = cases.iter().any(|case| case.peer == Middle::Conntrack).then(Tracked::raise);
     let (mut report, mut good) = (Report::new(json), true);
     for case in &cases {
         match case.measure(cpus, time, reps) {
@@ -55,6 +54,10 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
 
 impl Case {
     fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Bar> {
+        let _raised = match (self.peer, self.load) {
+            (Middle::Conntrack, Load::Flood { flows, .. }) => Some(Raised::for_flows(flows)?),
+            _ => None,
+        };
         let (mut ours, mut peer) = (Vec::new(), Vec::new());
         for _ in 0..reps {
             ours.push(self.through(self.ours, cpus, time)?);
@@ -89,8 +92,14 @@ fn cases() -> Vec<Case> {
         over_bare("AF_PACKET with GSO, TCP, over bare", Load::Tcp, Driver::AfPacketOffload, 0.8),
         case("AF_PACKET 64 B, over NFQUEUE", SMALL, towpath(Driver::AfPacket), nfqueue, 1.9),
         case("AF_XDP 64 B, over NFQUEUE", SMALL, towpath(Driver::AfXdp), nfqueue, 1.9),
-        over_bare("NFQUEUE port 64 B, over accept-all", SMALL, Driver::Nfqueue, 0.85),
-        over_bare("NFQUEUE port, TCP with GSO, over accept-all", Load::Tcp, Driver::Nfqueue, 0.85),
+        case("NFQUEUE port 64 B, over accept-all", SMALL, towpath(Driver::Nfqueue), nfqueue, 0.85),
+        case(
+            "NFQUEUE port, TCP with GSO, over accept-all",
+            Load::Tcp,
+            towpath(Driver::Nfqueue),
+            nfqueue,
+            0.85,
+        ),
     ];
     for (flows, words, bar) in [(2000, "2,000", 1.0), (500_000, "500,000", 1.3)] {
         let (name, load) = (format!("conntrack forwarding, {words} flows"), Load::Flood { len: 64, flows });

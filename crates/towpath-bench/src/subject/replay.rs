@@ -120,7 +120,7 @@ fn write_capture(path: &Path) -> Result<()> {
         let flow = if n < FLOWS { n } else { random >> 33 } % FLOWS;
         // Knuth's MMIX generator (The Art of Computer Programming, volume 2, 3.3.4).
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        packet::set_flow(&mut frame, flow as u16);
+        packet::set_flow(&mut frame, flow as u32);
         let time_ns = 1_700_000_000_000_000_000 + n * 1000;
         let (bytes, wire_len) = (&*frame, frame.len() as u32);
         writer.write(

@@ -2,17 +2,16 @@
 //! A bridge of packet sockets: TPACKET_V3 in, sendmmsg out of the same blocks (Documentation/networking/packet_mmap.rst).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result};
-use rustix::net::netdevice::name_to_index;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 
 use super::Forward;
 use super::area::Area;
-use crate::peer::flood::{busy, set_option};
+use crate::peer::flood::{bind, busy, packet_socket, set_option, unbound_socket};
 
 const BLOCK: usize = 1 << 20;
 const BLOCKS: usize = 32;
@@ -135,11 +134,10 @@ impl Forward for Bridge {
 
 impl End {
     fn open(device: &str, offload: bool) -> Result<Self> {
-        let (incoming, outgoing) = (socket()?, socket()?);
+        let (incoming, outgoing) = (unbound_socket()?, packet_socket(device, 0)?);
         for (name, value) in [(libc::PACKET_VERSION, 2), (libc::PACKET_IGNORE_OUTGOING, 1)] {
             set_option(&incoming, libc::SOL_PACKET, name, value)?;
         }
-        set_option(&outgoing, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
         if offload {
             set_option(&incoming, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
             set_option(&outgoing, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
@@ -165,29 +163,6 @@ impl End {
         let ring = Area::of(&incoming, BLOCK * BLOCKS, 0)?;
         let _ = set_socket_send_buffer_size_force(&outgoing, 16 << 20);
         bind(&incoming, device, libc::ETH_P_ALL as u16)?;
-        bind(&outgoing, device, 0)?;
         Ok(Self { incoming, outgoing, ring, block: 0 })
     }
-}
-
-fn socket() -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just gave this descriptor to us alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn bind(socket: &OwnedFd, device: &str, protocol: u16) -> io::Result<()> {
-    // SAFETY: a struct of numbers, for which zero is a value.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = protocol.to_be();
-    address.sll_ifindex = name_to_index(socket, device)?.cast_signed();
-    let len = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the pointer and the length are those of `address`, which outlives the call.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
-    if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
