@@ -10,6 +10,7 @@ pub mod engine;
 pub mod flows;
 pub mod front;
 pub mod inspector;
+pub mod link;
 pub mod live;
 pub mod queue;
 pub mod report;

@@ -8,7 +8,8 @@ use towpath_port::{Burst, Port, Received, pcap};
 
 use crate::args::{Check, exit};
 use crate::command::wiring::{Wrong, go, read};
-use crate::command::{answer, fail, link, warn};
+use crate::command::{answer, fail, warn};
+use towpath::link::link;
 
 /// What `--json` prints.
 #[derive(Default, Serialize)]

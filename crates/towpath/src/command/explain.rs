@@ -14,7 +14,8 @@ use towpath_port::{Burst, Port, Received, pcap};
 
 use crate::args::exit;
 use crate::command::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
-use crate::command::{answer, fail, link, warn};
+use crate::command::{answer, fail, warn};
+use towpath::link::link;
 
 /// Say what the rules do with one packet, rule by rule, and why
 ///

@@ -18,7 +18,8 @@ use towpath_mux::framing::{Framing, PRESETS};
 use towpath_port::{Burst, LinkType, Port, Received, pcap};
 
 use crate::args::exit;
-use crate::command::{fail, link, warn};
+use crate::command::{fail, warn};
+use towpath::link::link;
 
 const BURST: usize = 64;
 /// Bytes of a message that are shown.

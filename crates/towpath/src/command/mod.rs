@@ -20,9 +20,6 @@ pub(crate) mod wiring;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
-use towpath_gate::packet::Link;
-use towpath_port::{Header, LinkType};
-
 use crate::args::exit;
 
 /// Prints an error as every command does, and gives back the code to exit with.
@@ -45,16 +42,4 @@ pub(crate) fn answer(code: u8, text: &str) -> u8 {
 /// Prints something the user should know although the run goes on.
 pub(crate) fn warn(warning: impl Display) {
     eprintln!("towpath: warning: {warning}");
-}
-
-/// A capture's link type, as the gate knows it.
-pub(crate) fn link(link: LinkType) -> Link {
-    match link.header() {
-        Header::Ethernet => Link::Ethernet,
-        Header::Ip => Link::Ip,
-        Header::Null => Link::Null,
-        Header::Sll => Link::Sll,
-        Header::Sll2 => Link::Sll2,
-        Header::Other => Link::Other,
-    }
 }

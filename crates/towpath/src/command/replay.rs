@@ -22,7 +22,8 @@ use towpath_ring::Overload;
 
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::command::wiring::{Wrong, rules};
-use crate::command::{answer, fail, link, warn};
+use crate::command::{answer, fail, warn};
+use towpath::link::link;
 
 /// Frames of one burst.
 const BURST: usize = 64;

@@ -94,16 +94,5 @@ fn replay(ends: Ends<'_>, stop: &Stop) -> Result<Engine, Failure> {
     let said = Part::start(ends.inside, ends.files, "replay", &words)?.answer(stop, PATIENCE)?;
     let said: Value = serde_json::from_str(&said)
         .map_err(|error| doing("towpath replay")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
-    let number = |name: &str| said[name].as_u64().unwrap_or(0);
-    Ok(Engine {
-        packets: number("packets"),
-        passed: number("passed"),
-        dropped: number("dropped"),
-        rejected: number("rejected"),
-        undecodable: number("undecodable"),
-        inspected: number("inspected"),
-        states: said["states"]["created"].as_u64().unwrap_or(0),
-        states_peak: said["states"]["peak"].as_u64().unwrap_or(0),
-        ..Engine::default()
-    })
+    Ok(Engine::told(&said))
 }

@@ -369,20 +369,7 @@ impl Stage {
 fn network_stats(network: &Network) -> Result<Engine, Failure> {
     let shown = ctl(&network.engine_socket(), "show stats");
     let shown = shown.ok_or_else(|| Failure::Broken("the engine does not tell its counters".into()))?;
-    let stats = &shown["stats"];
-    let number = |name: &str| stats[name].as_u64().unwrap_or(0);
-    Ok(Engine {
-        packets: number("packets"),
-        passed: number("passed"),
-        dropped: number("dropped"),
-        rejected: number("rejected"),
-        undecodable: number("undecodable"),
-        waiting: number("waiting"),
-        inspected: number("inspected"),
-        states: stats["states"]["created"].as_u64().unwrap_or(0),
-        states_peak: stats["states"]["peak"].as_u64().unwrap_or(0),
-        cpu_seconds: 0.0,
-    })
+    Ok(Engine::told(&shown["stats"]))
 }
 
 /// What `towpath ctl show rules` said.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::attack::Attack;
 use super::beside::Beside;
@@ -64,6 +65,25 @@ pub(crate) struct Engine {
     pub(crate) states_peak: u64,
     /// Processor time of its process, in seconds.
     pub(crate) cpu_seconds: f64,
+}
+
+impl Engine {
+    /// From the report of `towpath replay --json`, or the counters of `towpath ctl show stats --json`: they have the same names.
+    pub(crate) fn told(stats: &Value) -> Self {
+        let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+        Self {
+            packets: number("packets"),
+            passed: number("passed"),
+            dropped: number("dropped"),
+            rejected: number("rejected"),
+            undecodable: number("undecodable"),
+            waiting: number("waiting"),
+            inspected: number("inspected"),
+            states: stats["states"]["created"].as_u64().unwrap_or(0),
+            states_peak: stats["states"]["peak"].as_u64().unwrap_or(0),
+            cpu_seconds: 0.0,
+        }
+    }
 }
 
 /// A rule that stopped something.

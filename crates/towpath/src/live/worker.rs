@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
-use towpath_gate::packet::Link;
-use towpath_port::{Burst, Frame, Header, LinkType, Port, Received, State};
+use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
 use super::edge::{Leaving, Line, Outside};
 use super::hop::Hops;
@@ -18,6 +17,7 @@ use crate::config::Wait;
 use crate::control::rows;
 use crate::engine::{Engine, Meta};
 use crate::inspector::Inspector;
+use crate::link::link;
 use crate::report::Report;
 use crate::rulebook::Clock;
 
@@ -438,16 +438,5 @@ fn meta(frame: &Frame<'_>, port: usize) -> Meta {
         hop: None,
         changed: false,
         port: frame.meta,
-    }
-}
-
-fn link(link: LinkType) -> Link {
-    match link.header() {
-        Header::Ethernet => Link::Ethernet,
-        Header::Ip => Link::Ip,
-        Header::Null => Link::Null,
-        Header::Sll => Link::Sll,
-        Header::Sll2 => Link::Sll2,
-        Header::Other => Link::Other,
     }
 }

@@ -1,0 +1,16 @@
+//! What a port or a capture says that its frames begin with, in the gate's words.
+
+use towpath_gate::packet::Link;
+use towpath_port::{Header, LinkType};
+
+/// A link type, as the gate knows it.
+pub fn link(link: LinkType) -> Link {
+    match link.header() {
+        Header::Ethernet => Link::Ethernet,
+        Header::Ip => Link::Ip,
+        Header::Null => Link::Null,
+        Header::Sll => Link::Sll,
+        Header::Sll2 => Link::Sll2,
+        Header::Other => Link::Other,
+    }
+}
