@@ -13,16 +13,21 @@
 //!
 //! References: RFC 9669; `kernel/bpf/verifier.c` for what programs made for Linux rely on.
 
+mod branch;
+mod stack;
+
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
+use self::branch::{assume, comparable};
+use self::stack::{forget_frame, read_stack, write_stack};
 use crate::alu::{AluOp, Cond};
 use crate::context::{self, Field};
 use crate::insn::{FRAME_POINTER, Insn, Kind, Operand, Size, decode};
 use crate::range::Range;
 use crate::refusal::Reason;
 use crate::run::FRAME_BYTES;
-use crate::state::{Frame, Slot, State, Unset, Value, fresh};
+use crate::state::{Frame, State, Unset, Value, fresh};
 
 /// Instructions of a program, in slots of eight bytes.
 pub const MAX_INSTRUCTIONS: usize = 32_768;
@@ -592,86 +597,6 @@ impl Walk {
     }
 }
 
-/// The state where the comparison came out as `holds`; None when it cannot.
-fn assume(
-    state: &State,
-    (cond, wide): (Cond, bool),
-    dst: u8,
-    src: Operand,
-    (left, right): (Value, Value),
-    holds: bool,
-) -> Option<State> {
-    let cond = match (holds, cond.negated()) {
-        (true, _) => cond,
-        (false, Some(negated)) => negated,
-        (false, None) => return assume_unset(state, wide, left, right),
-    };
-    let mut state = state.clone();
-    match (left, right) {
-        (Value::Scalar(a), Value::Scalar(b)) => {
-            let (narrow_a, narrow_b) =
-                (a.where_holds(cond, wide, b)?, b.where_holds(cond.mirrored(), wide, a)?);
-            let regs = &mut state.top_mut().regs;
-            if let Some(reg) = regs.get_mut(usize::from(dst)) {
-                *reg = Value::Scalar(narrow_a);
-            }
-            if let Operand::Reg(src) = src
-                && src != dst
-                && let Some(reg) = regs.get_mut(usize::from(src))
-            {
-                *reg = Value::Scalar(narrow_b);
-            }
-        }
-        (Value::Packet { id, off, .. }, Value::PacketEnd) => learn(&mut state, id, off, cond),
-        (Value::PacketEnd, Value::Packet { id, off, .. }) => learn(&mut state, id, off, cond.mirrored()),
-        _ => {}
-    }
-    Some(state)
-}
-
-/// The side of a `Set` comparison where no bit is common: possible unless constants say otherwise.
-fn assume_unset(state: &State, wide: bool, left: Value, right: Value) -> Option<State> {
-    if let (Value::Scalar(a), Value::Scalar(b)) = (left, right) {
-        let (a, b) = if wide { (a, b) } else { (a.low32(), b.low32()) };
-        if let (Some(a), Some(b)) = (a.constant(), b.constant())
-            && a & b != 0
-        {
-            return None;
-        }
-    }
-    Some(state.clone())
-}
-
-/// `pointer cond data_end` holds: how many bytes there are behind the pointer's base.
-fn learn(state: &mut State, id: u32, off: i64, cond: Cond) {
-    let known = match cond {
-        Cond::Le | Cond::Eq => off,
-        Cond::Lt => off + 1,
-        _ => return,
-    };
-    if let Ok(known) = u32::try_from(known) {
-        state.learn(id, known);
-    }
-}
-
-/// Pointers may be compared in 64 bits: with a pointer to the same memory, or with 0.
-fn comparable(wide: bool, (dst, left): (u8, Value), (src, right): (Operand, Value)) -> Result<(), Reason> {
-    let zero = |value| matches!(value, Value::Scalar(range) if range.constant() == Some(0));
-    match (left, right) {
-        (Value::Scalar(_), Value::Scalar(_)) => Ok(()),
-        (Value::Packet { .. } | Value::PacketEnd, Value::Packet { .. } | Value::PacketEnd) if wide => Ok(()),
-        (Value::Stack { frame: a, .. }, Value::Stack { frame: b, .. }) if wide && a == b => Ok(()),
-        (Value::Scalar(_), pointer) if !(wide && zero(left)) => {
-            let register = if let Operand::Reg(src) = src { src } else { dst };
-            Err(Reason::ComparesPointer(register, pointer.what()))
-        }
-        (pointer, other) if !(wide && (zero(other) || zero(pointer))) => {
-            Err(Reason::ComparesPointer(dst, pointer.what()))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// What a register holds.
 fn read(state: &State, register: u8) -> Result<Value, Reason> {
     if register == FRAME_POINTER {
@@ -747,64 +672,4 @@ fn exit(state: &mut State) -> Result<Next, Reason> {
     state.top_mut().regs[0] = result;
     forget_frame(state, ended);
     Ok(Next::To(back))
-}
-
-/// Pointers to the stack of an ended function, saved in a caller's stack, point to nothing.
-fn forget_frame(state: &mut State, ended: usize) {
-    let ends = |slot: &Slot| matches!(slot, Slot::Saved(Value::Stack { frame, .. }) if *frame == ended);
-    for frame in state.frames.iter_mut().filter(|frame| frame.stack.iter().any(ends)) {
-        for slot in Rc::make_mut(frame).stack.iter_mut().filter(|slot| ends(slot)) {
-            *slot = Slot::Bytes(0);
-        }
-    }
-}
-
-/// The slot of the byte at `at` (-512 to -1), and the byte's bit in it.
-fn slot_of(at: i64) -> (usize, u8) {
-    (usize::try_from((-1 - at) / 8).unwrap_or(0), 1 << at.rem_euclid(8))
-}
-
-/// The bytes that an access of `bytes` at `min` to `max` may touch; all are inside the frame.
-fn span((min, max): (i64, i64), bytes: u32) -> Result<std::ops::Range<i64>, Reason> {
-    let end = max + i64::from(bytes);
-    if min < -(FRAME_BYTES as i64) || end > 0 {
-        return Err(Reason::StackOut(min, end - 1));
-    }
-    Ok(min..end)
-}
-
-/// Reads the stack: the value saved there, or None for bytes that are a number.
-fn read_stack(frame: &Frame, at: (i64, i64), bytes: u32) -> Result<Option<Value>, Reason> {
-    let span = span(at, bytes)?;
-    let (slot, _) = slot_of(at.0);
-    if let (Slot::Saved(value), 8, true, 0) = (frame.slot(slot), bytes, at.0 == at.1, at.0 % 8) {
-        return Ok(Some(value));
-    }
-    for byte in span {
-        let (slot, bit) = slot_of(byte);
-        match frame.slot(slot) {
-            Slot::Bytes(mask) if mask & bit == 0 => return Err(Reason::StackUnset(byte)),
-            Slot::Bytes(_) | Slot::Saved(Value::Scalar(_)) => {}
-            Slot::Saved(_) => return Err(Reason::PartOfPointer(byte)),
-        }
-    }
-    Ok(None)
-}
-
-/// Writes the stack: all of the span when its place is known, somewhere in it otherwise.
-fn write_stack(frame: &mut Frame, at: (i64, i64), bytes: u32, value: Option<Value>) -> Result<(), Reason> {
-    let span = span(at, bytes)?;
-    let (slot, _) = slot_of(at.0);
-    let certain = at.0 == at.1;
-    if let (Some(value), 8, true, 0) = (value, bytes, certain, at.0 % 8) {
-        *frame.slot_mut(slot) = Slot::Saved(value);
-        return Ok(());
-    }
-    for byte in span {
-        let (slot, bit) = slot_of(byte);
-        let slot = frame.slot_mut(slot);
-        // What was saved here is bytes now; a pointer of which a part is overwritten is none.
-        *slot = Slot::Bytes(if certain { slot.written() | bit } else { slot.written() });
-    }
-    Ok(())
 }
