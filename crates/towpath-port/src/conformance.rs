@@ -12,9 +12,12 @@ use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, che
 /// How long a live wire may take to bring what was sent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Most frames that are sent before the first is received, but for those of which it does not matter what becomes of them.
+pub const FRAMES: usize = 256;
+
 /// A way through one driver: what is sent to [`Wire::tx`] comes out of [`Wire::into_rx`].
 ///
-/// It must take at least 256 frames before the first is received.
+/// It must take [`FRAMES`] frames, of 256 KiB together, before the first is received.
 pub trait Wire {
     /// What frames it can carry.
     fn shape(&self) -> Shape {
@@ -106,9 +109,11 @@ fn nothing_sent_is_nothing_received(wire: Box<dyn Wire>) {
 
 fn small_bursts_lose_nothing(mut wire: Box<dyn Wire>, frames: usize) {
     let shape = wire.shape();
-    let longest = shape.longest.min(14 + 37 * 200);
+    // Short ones but for a few: without privilege a packet socket has room for 416 KiB with all that the kernel adds to a frame
+    // (net.core.wmem_max, socket(7)).
+    let len = |index| 42 + index * if index % 25 == 24 { 37 } else { 3 };
     let sent: Vec<_> =
-        (0..200).map(|index| Sample::new(index, (42 + 37 * index).min(longest), shape)).collect();
+        (0..200).map(|index| Sample::new(index, len(index).min(shape.longest), shape)).collect();
     send_all(wire.tx(), &sent);
     let received = receive_all(&mut *wire.into_rx(), &mut Burst::new(frames), sent.len(), shape);
     assert_eq!(received.len(), sent.len(), "frames received in bursts of {frames}");
@@ -129,7 +134,7 @@ fn what_a_burst_holds_stays_until_it_is_cleared(mut wire: Box<dyn Wire>) {
                 count += burst.iter().filter(|frame| shape.is_sample(*frame)).count();
                 held.push(burst);
             }
-            Received::Nothing => wait(&*rx),
+            Received::Nothing => wait(&mut *rx),
             Received::End => break,
         }
     }
@@ -150,7 +155,7 @@ fn what_was_received_can_be_changed(mut wire: Box<dyn Wire>) {
         match rx.receive(&mut burst).expect("receive") {
             Received::Frames => {}
             Received::Nothing => {
-                wait(&*rx);
+                wait(&mut *rx);
                 continue;
             }
             Received::End => break,
@@ -171,9 +176,9 @@ fn what_was_received_can_be_changed(mut wire: Box<dyn Wire>) {
 
 fn takes_only_what_it_can_send(mut wire: Box<dyn Wire>) {
     let sample = Sample::new(0, 60, wire.shape());
-    let mut frames = iter::repeat_n(sample.frame(), 100_000);
+    let mut frames = iter::repeat_n(sample.frame(), 5_000);
     let sent = wire.tx().send(&mut frames).expect("send");
-    assert_eq!(sent + frames.len(), 100_000, "frames sent and frames left with the sender");
+    assert_eq!(sent + frames.len(), 5_000, "frames sent and frames left with the sender");
     let stats = wire.tx().stats();
     assert_eq!(stats.sent + stats.dropped.total(), sent as u64, "every frame taken is counted: {stats:?}");
 }
@@ -207,9 +212,12 @@ fn send_all(tx: &mut dyn Port, samples: &[Sample]) {
     let sent = tx.send(&mut samples.iter().map(Sample::frame)).expect("send");
     assert_eq!(sent, samples.len(), "frames sent");
     tx.flush().expect("flush");
+    let stats = tx.stats();
+    assert_eq!(stats.dropped.total(), 0, "{stats:?}");
 }
 
 /// Everything that a recording has; of a live wire as many samples as were sent.
+#[track_caller]
 fn receive_all(rx: &mut dyn Port, burst: &mut Burst, count: usize, shape: Shape) -> Vec<Sample> {
     let mut received = Vec::new();
     while shape.recorded || received.len() < count {
@@ -227,11 +235,15 @@ fn receive_all(rx: &mut dyn Port, burst: &mut Burst, count: usize, shape: Shape)
 }
 
 /// Waits until there is something to receive.
-fn wait(rx: &dyn Port) {
+#[track_caller]
+fn wait(rx: &mut dyn Port) {
     let fd = rx.poll_fd().expect("a live port has a descriptor to poll");
     let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).expect("poll");
-    assert!(ready > 0, "nothing came for {PATIENCE:?}");
+    if ready == 0 {
+        let devices = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        panic!("nothing came for {PATIENCE:?}: {:?}, interfaces\n{devices}", rx.stats());
+    }
 }
 
 fn same(sent: &[Sample], received: &[Sample], shape: Shape) -> bool {

@@ -241,6 +241,7 @@ fn a_namespace_of_ones_own_is_privilege_enough() {
     ] {
         let output = within(test).unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{test}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{test}: {said}\n{errors}");
     }
 }

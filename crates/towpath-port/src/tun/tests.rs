@@ -69,8 +69,9 @@ fn sides(config: Config) -> Option<(Device, af_packet::Socket, LinkType)> {
     ip("link set t0 mtu 9000");
     until(|| device.state().unwrap() == State::Up);
     let vnet_hdr = device.config.vnet_hdr;
-    let machine =
-        af_packet::Config { block_size: 256 << 10, blocks: 8, vnet_hdr, ..af_packet::Config::new("t0") };
+    // A block for each frame: the kernel's timer may close them so early.
+    let (block_size, blocks) = (128 << 10, conformance::FRAMES as u32);
+    let machine = af_packet::Config { block_size, blocks, vnet_hdr, ..af_packet::Config::new("t0") };
     let link = device.config.link();
     Some((device, af_packet::Socket::open(machine).unwrap(), link))
 }
