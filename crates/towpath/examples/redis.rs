@@ -28,19 +28,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An array of bulk strings, or an inline command. The framing has seen to it that all of it is there.
+/// An array of bulk strings, or an inline command. The framing has seen to it that all of it is there; what is no
+/// command all the same, as an array with a null in it, ends there.
 fn parse(bytes: &[u8]) -> Vec<Vec<u8>> {
     if bytes.first() != Some(&b'*') {
         return bytes.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(Vec::from).collect();
     }
     let (mut words, mut rest) = (Vec::new(), &bytes[line(bytes)..]);
-    while rest.first() == Some(&b'$') {
-        let start = line(rest);
-        let length: usize = String::from_utf8_lossy(&rest[1..start]).trim().parse().unwrap_or(0);
-        words.push(rest[start..start + length].to_vec());
-        rest = &rest[start + length + 2..];
+    while let Some((word, after)) = bulk_string(rest) {
+        words.push(word.to_vec());
+        rest = after;
     }
     words
+}
+
+/// The string that `bytes` begin with, and what is behind it.
+fn bulk_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.strip_prefix(b"$")?.split_at_checked(line(bytes) - 1)?;
+    let (word, rest) = rest.split_at_checked(str::from_utf8(length).ok()?.trim_end().parse().ok()?)?;
+    Some((word, rest.strip_prefix(b"\r\n")?))
 }
 
 fn line(bytes: &[u8]) -> usize {
@@ -67,13 +73,14 @@ fn answer(directory: &Path, words: &[&[u8]]) -> Result<Vec<u8>, Box<dyn Error>> 
             let lock = File::create(directory.join("lock"))?;
             lock.lock()?;
             let before = fs::read_to_string(file(key)).unwrap_or_else(|_| "0".to_owned());
-            let after = before.parse::<i64>().map_err(|_| "value is not an integer or out of range")? + 1;
+            let value = before.parse::<i64>().ok().and_then(|value| value.checked_add(1));
+            let after = value.ok_or("value is not an integer or out of range")?;
             set(&file(key), after.to_string().as_bytes())?;
             number(after)
         }
         // What clients ask before they begin.
         (b"CONFIG" | b"COMMAND", _) => b"*0\r\n".to_vec(),
-        (other, _) => return Err(format!("unknown command '{}'", String::from_utf8_lossy(other)).into()),
+        (other, _) => return Err(format!("unknown command '{}'", other.escape_ascii()).into()),
     })
 }
 

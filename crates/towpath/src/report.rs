@@ -208,15 +208,16 @@ impl From<Shown> for Rule {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |f: &mut fmt::Formatter<'_>, name: &str, value: &str| writeln!(f, "{name:<14}{value}");
-        let files = if self.captures == 1 { "capture" } else { "captures" };
-        let read = format!(
-            "{} in {} {files}, {}, spanning {:.1} s",
-            count(self.packets, "packet"),
-            self.captures,
-            count(self.bytes, "byte"),
-            self.span.as_secs_f64()
-        );
-        line(f, "read", &read)?;
+        // Live ports have no captures, and no end by which a speed could be told.
+        let is_replay = self.captures > 0;
+        let (packets, bytes) = (count(self.packets, "packet"), count(self.bytes, "byte"));
+        if is_replay {
+            let captures = count(self.captures as u64, "capture");
+            let span = self.span.as_secs_f64();
+            line(f, "read", &format!("{packets} in {captures}, {bytes}, spanning {span:.1} s"))?;
+        } else {
+            line(f, "received", &format!("{packets}, {bytes}"))?;
+        }
         line(f, "passed", &self.passed.to_string())?;
         line(f, "dropped", &self.dropped.to_string())?;
         line(f, "rejected", &self.rejected.to_string())?;
@@ -230,11 +231,16 @@ impl fmt::Display for Report {
         }
         line(f, "inspected", &self.inspected.to_string())?;
         line(f, "undecodable", &self.undecodable.to_string())?;
-        line(f, "conversations", &format!("{} tcp, {} udp", self.conversations.tcp, self.conversations.udp))?;
+        if is_replay {
+            let Conversations { tcp, udp } = self.conversations;
+            line(f, "conversations", &format!("{tcp} tcp, {udp} udp"))?;
+        }
         let States { created, peak, left } = self.states;
         line(f, "states", &format!("{created} created, {peak} peak, {left} left"))?;
-        let rate = if self.seconds > 0.0 { self.packets as f64 / self.seconds } else { 0.0 };
-        line(f, "speed", &format!("{rate:.0} packets/s ({:.6} s)", self.seconds))?;
+        if is_replay {
+            let rate = if self.seconds > 0.0 { self.packets as f64 / self.seconds } else { 0.0 };
+            line(f, "speed", &format!("{rate:.0} packets/s ({:.6} s)", self.seconds))?;
+        }
         if !self.queues.is_empty() {
             writeln!(f)?;
         }
@@ -337,6 +343,15 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("20 packets/s (0.500000 s)"), "{text}");
+    }
+
+    #[test]
+    fn a_live_engine_says_nothing_of_captures() {
+        let text = Report { captures: 0, seconds: 0.0, ..report() }.to_string();
+        assert!(text.starts_with("received      10 packets, 640 bytes\n"), "{text}");
+        for word in ["capture", "conversations", "speed"] {
+            assert!(!text.contains(word), "{word}: {text}");
+        }
     }
 
     #[test]

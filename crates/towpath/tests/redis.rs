@@ -1,6 +1,7 @@
 //! The key-value example whose workers are processes, driven by Redis' own clients. Without them this says so.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -62,6 +63,13 @@ fn redis_clients_are_served_by_processes() {
     ];
     for (args, expected) in rows {
         assert_eq!(ask(args), expected, "{args:?}");
+    }
+    // What the framing takes and is no command costs an answer, and no worker.
+    let mut peer = TcpStream::connect(format!("127.0.0.1:{port}")).expect("a connection");
+    peer.write_all(b"*1\r\n$-1\r\n*0\r\n*1\r\n*0\r\n*1\r\n$4\r\nping\r\n").expect("room for it");
+    let mut answers = BufReader::new(peer).lines().map(|line| line.expect("an answer"));
+    for expected in ["-ERR unknown command ''"; 3].into_iter().chain(["+PONG"]) {
+        assert_eq!(answers.next().as_deref(), Some(expected));
     }
     // Pipelined, on many connections; and every increment counts, whichever process does it.
     let bench = ["-p", &port, "-q", "-n", "2000", "-c", "20", "-P", "4", "-t", "ping,set,get,incr"];

@@ -121,6 +121,11 @@ impl Request {
     pub fn changes(&self) -> bool {
         matches!(self, Self::Command { .. } | Self::Set { .. })
     }
+
+    /// Whether it shows what is in somebody's packets, or the memory of a channel to an inspector.
+    pub fn looks_into_packets(&self) -> bool {
+        matches!(self, Self::ShowFrames { .. } | Self::Trace { .. } | Self::Follow { .. })
+    }
 }
 
 /// What the engine says.

@@ -1,8 +1,10 @@
 //! The control socket: a thread that has the sockets, so that the engine has none of this.
 //!
 //! Who may ask: the engine's own user, root and the socket's owner, whoever the kernel says the peer is (SO_PEERCRED). Whoever
-//! else the socket's file lets in (by its group, say) may look and change nothing; its mode is 0600 unless it was said otherwise. At most [`CLIENTS`] at a time; one more is told so and closed. What they may take of memory and time
-//! is in [`Session`]. Every refusal is counted, and told in the log.
+//! else the socket's file lets in (by its group, say) may look, but at nobody's packets, and change nothing; its mode is 0600
+//! unless it was said otherwise. At most [`CLIENTS`] at a time, and those who only look cannot take the last [`KEPT`] of these
+//! places; one more is told so and closed. What they may take of memory and time is in [`Session`]. Every refusal is counted,
+//! and told in the log.
 
 use std::fs::Permissions;
 use std::io::{self, ErrorKind, Read, Write};
@@ -30,6 +32,9 @@ use crate::rulebook::Rulebook;
 
 /// Clients at a time.
 const CLIENTS: usize = 64;
+
+/// Places that those who only look leave free.
+const KEPT: usize = 8;
 
 /// Connections taken at a time.
 const ACCEPTS: usize = 64;
@@ -101,6 +106,30 @@ enum Rank {
     Administrator,
     /// It may look.
     Reader,
+}
+
+impl Rank {
+    /// Why a request is not granted.
+    fn refuses(self, request: &Request) -> Option<&'static str> {
+        match self {
+            Self::Administrator => None,
+            Self::Reader if request.changes() => {
+                Some("you may look, and change nothing; root, the engine's user and the socket's owner may")
+            }
+            Self::Reader if request.looks_into_packets() => {
+                Some("you may not look into packets; root, the engine's user and the socket's owner may")
+            }
+            Self::Reader => None,
+        }
+    }
+
+    /// Clients there may be for one more to be let in.
+    fn room(self) -> usize {
+        match self {
+            Self::Administrator => CLIENTS,
+            Self::Reader => CLIENTS - KEPT,
+        }
+    }
 }
 
 impl Access {
@@ -365,12 +394,16 @@ impl House {
                 }
             }
             let rank = rank.unwrap_or(Rank::Reader);
-            if self.clients.len() >= CLIENTS {
+            if self.clients.len() >= rank.room() {
                 self.stats.too_many += 1;
                 if self.stats.too_many.is_power_of_two() {
-                    log::warn!("control: {} connections refused: {CLIENTS} at a time", self.stats.too_many);
+                    log::warn!(
+                        "control: {} connections refused: {} at a time",
+                        self.stats.too_many,
+                        rank.room()
+                    );
                 }
-                session.refuse(Code::Busy, format!("{CLIENTS} clients look already; try again"));
+                session.refuse(Code::Busy, format!("{} clients look already; try again", rank.room()));
                 say_farewell(stream, session);
                 continue;
             }
@@ -417,10 +450,8 @@ impl Client {
     }
 
     fn grant(&mut self, request: Request, mailboxes: &[Mailbox], book: Option<&Rulebook>, now: u64) {
-        if request.changes() && self.rank != Rank::Administrator {
-            let message =
-                "you may look, and change nothing; root, the engine's user and the socket's owner may";
-            return self.session.refuse(Code::NotPermitted, message.to_owned());
+        if let Some(why) = self.rank.refuses(&request) {
+            return self.session.refuse(Code::NotPermitted, why.to_owned());
         }
         if request == Request::Events && book.is_some() {
             return self.session.watch(now);
@@ -523,5 +554,38 @@ impl Client {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_ask_what() {
+        let access = Access { engine: 100, owner: Some(7), others: true };
+        let closed = Access { others: false, ..access };
+        for (user, open, shut) in [
+            (0, Some(Rank::Administrator), Some(Rank::Administrator)),
+            (100, Some(Rank::Administrator), Some(Rank::Administrator)),
+            (7, Some(Rank::Administrator), Some(Rank::Administrator)),
+            (8, Some(Rank::Reader), None),
+        ] {
+            assert_eq!((access.of(user), closed.of(user)), (open, shut), "user {user}");
+        }
+        for (request, reader) in [
+            (Request::ShowRings, true),
+            (Request::ShowStates { from: 0, verbose: false }, true),
+            (Request::Events, true),
+            (Request::ShowFrames { channel: 1 }, false),
+            (Request::Trace { channel: 1, count: None }, false),
+            (Request::Follow { rule: Some(100), flow: None, count: None }, false),
+            (Request::Command { text: "flush".into() }, false),
+            (Request::Set { name: "dyn_max".into(), value: 1 }, false),
+        ] {
+            assert_eq!(Rank::Reader.refuses(&request).is_none(), reader, "{request:?}");
+            assert_eq!(Rank::Administrator.refuses(&request), None, "{request:?}");
+        }
+        assert!(Rank::Reader.room() < Rank::Administrator.room());
     }
 }
