@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tempfile::TempDir;
-use towpath_mux::io::{Connect, Ended, Server, Tls, Told};
+use towpath_mux::Time;
+use towpath_mux::io::{Admission, Admit, Connect, Ended, Peer, Server, Tls, Told};
 use towpath_mux::mux::{Cause, Config};
 
 /// A certificate for `localhost` that signs itself, and its key.
@@ -149,18 +150,13 @@ fn a_request_right_behind_the_handshake_is_answered() {
 #[test]
 fn what_is_no_tls_is_refused_and_said() {
     let pair = Pair::new();
-    let (server, address, thread) =
-        echo("line", pair.server().with_handshake_time(Duration::from_millis(50)));
-    // Garbage, an end, silence.
+    let (server, address, thread) = echo("line", pair.server());
+    // Garbage, an end.
     let mut peer = TcpStream::connect(address).expect("it listens");
     peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it reads");
     assert!(not_attached(&server).contains("TLS"));
     drop(TcpStream::connect(address).expect("it listens"));
     assert_eq!(not_attached(&server), "the peer closed inside the handshake");
-    let mut silent = TcpStream::connect(address).expect("it listens");
-    silent.write_all(&[22, 3, 1]).expect("it reads");
-    assert_eq!(not_attached(&server), "its handshake took too long");
-    silent.read_to_end(&mut Vec::new()).expect("it is closed");
     // A client that does not trust the certificate.
     let mut other = StreamOwned::new(Pair::new().client(), TcpStream::connect(address).expect("it listens"));
     assert!(other.write_all(b"hello\n").is_err());
@@ -176,7 +172,54 @@ fn what_is_no_tls_is_refused_and_said() {
     assert_eq!(ended(&server).cause, Cause::Tls("cannot decrypt peer's message".to_owned()));
 
     let arrivals = server.arrivals();
-    assert_eq!((arrivals.accepted, arrivals.handshakes_failed, arrivals.handshakes_late), (5, 3, 1));
+    assert_eq!((arrivals.accepted, arrivals.handshakes_failed, arrivals.handshakes_late), (4, 3, 0));
+    stop(&server, thread);
+}
+
+#[test]
+fn silence_ends_a_handshake() {
+    let pair = Pair::new();
+    let (server, address, thread) =
+        echo("line", pair.server().with_handshake_time(Duration::from_millis(50)));
+    let mut silent = TcpStream::connect(address).expect("it listens");
+    silent.write_all(&[22, 3, 1]).expect("it reads");
+    assert_eq!(not_attached(&server), "its handshake took too long");
+    silent.read_to_end(&mut Vec::new()).expect("it is closed");
+    let arrivals = server.arrivals();
+    assert_eq!((arrivals.accepted, arrivals.handshakes_failed, arrivals.handshakes_late), (1, 0, 1));
+    stop(&server, thread);
+}
+
+/// Lets everybody in, and remembers whose ends it was told.
+#[derive(Debug, Default)]
+struct Open(Mutex<Vec<Peer>>);
+
+impl Admission for Open {
+    fn admit(&self, _: &Peer, _: Time) -> Admit {
+        Admit::Pass
+    }
+
+    fn closed(&self, peer: &Peer, _: Time) {
+        self.0.lock().expect("no panic").push(*peer);
+    }
+}
+
+#[test]
+fn a_peer_that_shakes_hands_can_be_closed() {
+    let pair = Pair::new();
+    let (server, address, thread) = echo("line", pair.server());
+    let open = Arc::new(Open::default());
+    server.set_admission(Arc::clone(&open) as Arc<dyn Admission>);
+    let mut silent = TcpStream::connect(address).expect("it listens");
+    let peer = Peer { local: address, remote: silent.local_addr().expect("connected") };
+    while !server.close_peer(&peer) {
+        assert_eq!(server.arrivals().handshakes_failed, 0, "it is closed, and that is not said");
+        thread::yield_now();
+    }
+    assert_eq!(not_attached(&server), "it is not let in any more");
+    silent.read_to_end(&mut Vec::new()).expect("it is closed");
+    assert_eq!(*open.0.lock().expect("no panic"), [peer], "before the peer sees it");
+    assert!(!server.close_peer(&peer), "it has gone");
     stop(&server, thread);
 }
 

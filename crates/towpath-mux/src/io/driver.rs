@@ -130,7 +130,7 @@ impl Driver {
         let mut work = Work::default();
         let mut state = self.shared.lock();
         let now = self.shared.now();
-        state.handle_timeout(now, &mut work);
+        state.handle_timeout(&self.shared, now, &mut work);
         state.pump(&self.shared, &mut work);
         let busy = !work.writes.is_empty() || !state.told.is_empty() || std::mem::take(&mut state.wanted);
         let own = state.poll_timeout().map(|time| time.since(now));

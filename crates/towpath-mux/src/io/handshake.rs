@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
+use super::admission::Peer;
 use super::connector::News;
 use super::link::Link;
 use crate::Time;
@@ -54,7 +55,7 @@ impl Handshakes {
     pub(super) fn begin(
         &mut self,
         epoll: &OwnedFd,
-        link: Link,
+        link: Arc<Link>,
         keeper: Option<Sender<News>>,
         until: Time,
     ) -> io::Result<Option<Shaking>> {
@@ -70,7 +71,7 @@ impl Handshakes {
         let data = EventData::new_u64(self.next);
         epoll::add(own, &link, data, EventFlags::IN | EventFlags::OUT)?;
         let peer = super::admission::peer(&link).map(|peer| peer.remote);
-        let shaking = Shaking { link: Arc::new(link), peer, keeper, until, writes: true };
+        let shaking = Shaking { link, peer, keeper, until, writes: true };
         self.all.insert(self.next, shaking);
         self.next += 1;
         self.due = self.due.into_iter().chain([until]).min();
@@ -113,6 +114,13 @@ impl Handshakes {
             let _ = epoll::delete(own, &shaking.link);
         }
         Some(shaking)
+    }
+
+    /// The one of this peer, which was admitted, if it is one of them: then it is not any more.
+    pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<Shaking> {
+        let found = self.all.iter().find(|(_, shaking)| shaking.link.peer() == Some(peer));
+        let key = found.map(|(&key, _)| key)?;
+        self.take(key)
     }
 
     /// One whose time is over, if there is one.

@@ -23,18 +23,20 @@ pub(super) struct Link {
     entry: Option<Entry>,
     /// Another way to write, once there was something for it; none where there is none.
     carrier: OnceLock<Option<Mutex<Box<dyn Carrier>>>>,
+    /// SO_ERROR as the carrier found it, which cleared it.
+    broken: OnceLock<i32>,
     fd: OwnedFd,
 }
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
-        Self { tls: tls.map(Box::new), entry, carrier: OnceLock::new(), fd }
+        Self { tls: tls.map(Box::new), entry, carrier: OnceLock::new(), broken: OnceLock::new(), fd }
     }
 
     /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
     pub(super) fn hand_back(&self) -> Option<OwnedFd> {
         // What a carrier has in flight is told in the error queue, which has one reader.
-        if self.tls.is_some() || self.carrier.get().is_some() {
+        if self.tls.is_some() || matches!(self.carrier.get(), Some(Some(_))) {
             return None;
         }
         self.fd.try_clone().ok()
@@ -59,7 +61,9 @@ impl Link {
             return tls.read(&self.fd, buffer);
         }
         match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
-            Ok(came) => Ok(came == 0),
+            // A carrier was told why, and the system says no more than that it is over.
+            Ok(0) => self.broken.get().map_or(Ok(true), |&errno| Err(Cause::Reset(errno))),
+            Ok(_) => Ok(false),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
             Err(errno) => Err(Cause::Reset(errno.raw_os_error())),
         }
@@ -106,7 +110,25 @@ impl Link {
     /// EPOLLERR: whether that was about sends of a carrier, and nothing is wrong.
     pub(super) fn handle_error_queue(&self) -> bool {
         let Some(Some(carrier)) = self.carrier.get() else { return false };
-        carrier.lock().unwrap_or_else(PoisonError::into_inner).handle_error_queue().is_ok()
+        match carrier.lock().unwrap_or_else(PoisonError::into_inner).handle_error_queue() {
+            Ok(()) => true,
+            Err(errno) => {
+                // The first is why.
+                let _ = self.broken.set(errno);
+                false
+            }
+        }
+    }
+
+    /// The error number of a broken connection, as far as the system says it only once.
+    pub(super) fn error(&self) -> Option<i32> {
+        if let Some(&errno) = self.broken.get() {
+            return Some(errno);
+        }
+        match rustix::net::sockopt::socket_error(&self.fd) {
+            Ok(Ok(())) => None,
+            Ok(Err(errno)) | Err(errno) => Some(errno.raw_os_error()),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -11,11 +11,16 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::admission::{Admission, Admit, Entry, admit};
 use super::tls::Tls;
+use crate::Time;
 
 /// The least event data of a listener; its index is added. Connections' data is beyond 2^32.
 pub(super) const FIRST: u64 = 16;
 /// Connections that are accepted in one go.
 const BURST: usize = 64;
+/// How long nothing is accepted after there was no descriptor for it, unless a connection ends before.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How often that is said.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// A mux's listeners.
 #[derive(Debug, Default)]
@@ -23,8 +28,10 @@ pub(super) struct Listeners {
     all: Vec<Arc<Listener>>,
     /// Who decides about TCP peers.
     pub(super) admission: Option<Arc<dyn Admission>>,
-    /// Not watched, because no descriptor was left for what they accept.
-    paused: bool,
+    /// Not watched, because no descriptor was left for what they accept: until then at most.
+    paused: Option<Time>,
+    /// When that is said again at the earliest.
+    quiet: Time,
 }
 
 /// A socket that connections come from.
@@ -74,18 +81,30 @@ impl Listeners {
     pub(super) fn close(&mut self) {
         // The event data of those that are left would be others': all go, and none comes any more.
         self.all.clear();
+        self.paused = None;
     }
 
-    /// Leaves connections where they wait, until one that is open ends: they would be reported again and again.
-    pub(super) fn pause(&mut self, epoll: &OwnedFd) {
-        self.paused = true;
+    /// Leaves connections where they wait, until one that is open ends, or for [`PAUSE`], since descriptors come back in other
+    /// ways too: they would be reported again and again. Whether that is to be said.
+    pub(super) fn pause(&mut self, epoll: &OwnedFd, now: Time) -> bool {
+        self.paused = Some(now + PAUSE);
         self.watch(epoll, epoll::EventFlags::empty());
+        let say = now >= self.quiet;
+        if say {
+            self.quiet = now + QUIET;
+        }
+        say
     }
 
     pub(super) fn resume(&mut self, epoll: &OwnedFd) {
-        if std::mem::take(&mut self.paused) {
+        if self.paused.take().is_some() {
             self.watch(epoll, epoll::EventFlags::IN);
         }
+    }
+
+    /// When they are to be resumed at the latest.
+    pub(super) const fn due(&self) -> Option<Time> {
+        self.paused
     }
 
     fn watch(&self, epoll: &OwnedFd, flags: epoll::EventFlags) {

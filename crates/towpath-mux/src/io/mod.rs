@@ -306,16 +306,17 @@ impl Server {
         self.shared.change(|mux| mux.drain_psock(id, patience.map(|patience| now + patience), now));
     }
 
-    /// Ends the connection of a peer that was admitted, at once, as if it had been reset. Whether there was one.
+    /// Ends the connection of a peer that was admitted, at once, as if it had been reset, also while it shakes hands. Whether
+    /// there was one.
     pub fn close_peer(&self, peer: &Peer) -> bool {
         let now = self.shared.now();
-        self.with(|state, _| {
+        self.with(|state, work| {
             let mut attached = state.sockets.iter();
             let found = attached.find(|(_, socket)| socket.link.peer() == Some(peer)).map(|(id, _)| id);
             if let Some(id) = found {
                 state.mux.handle_error(id, Errno::CONNABORTED.raw_os_error(), now);
             }
-            found.is_some()
+            found.is_some() || state.refuse_shaking(&self.shared, peer, work)
         })
     }
 
@@ -323,7 +324,7 @@ impl Server {
     pub fn drain(&self, patience: Option<Duration>) {
         let now = self.shared.now();
         self.with(|state, work| {
-            state.shut(work);
+            state.shut(&self.shared, work);
             state.mux.drain(patience.map(|patience| now + patience), now);
         });
     }

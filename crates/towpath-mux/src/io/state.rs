@@ -13,7 +13,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use slotmap::{Key, KeyData, SecondaryMap};
 
 use super::Shared;
-use super::admission::Entry;
+use super::admission::{Entry, Peer};
 use super::connector::News;
 use super::handshake::{Handshakes, Shaking};
 use super::link::Link;
@@ -41,7 +41,8 @@ pub struct Ended {
     pub psock: psock::Id,
     /// Why.
     pub cause: Cause,
-    /// The descriptor, when it was given back; it is non-blocking. Not of a connection under TLS.
+    /// The descriptor, when it was given back; it is non-blocking. Not of a connection under TLS, nor of one that has a
+    /// [`super::Carrier`].
     pub socket: Option<OwnedFd>,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
@@ -193,10 +194,16 @@ impl State {
                 Ok(id)
             }
             Err(error) => {
-                work.closes.push(link);
+                self.close(shared, link, work);
                 Err(error)
             }
         }
+    }
+
+    /// A connection that is none of ours any more: its descriptor is another one's to have, once the mutex is free.
+    fn close(&mut self, shared: &Shared, link: Arc<Link>, work: &mut Work) {
+        self.listeners.resume(&shared.epoll);
+        work.closes.push(link);
     }
 
     /// Attaches a connection, behind its handshake if it has one.
@@ -212,14 +219,30 @@ impl State {
             let link = Arc::new(Link::new(fd, None, entry));
             return self.attach(shared, link, keeper, work).map(drop);
         };
-        if self.mux.is_draining() {
-            return Err(io::Error::new(io::ErrorKind::NotConnected, AttachError::Draining));
-        }
-        let link = Link::new(fd, Some(tls.session()?), entry);
+        // Whatever goes wrong, the descriptor and the entry are in a link, which is closed without the mutex.
+        let (session, wrong) = match tls.session() {
+            _ if self.mux.is_draining() => {
+                (None, Some(io::Error::new(io::ErrorKind::NotConnected, AttachError::Draining)))
+            }
+            Ok(session) => (Some(session), None),
+            Err(error) => (None, Some(error)),
+        };
+        let link = Arc::new(Link::new(fd, session, entry));
         let until = shared.now() + tls.time();
-        if let Some(oldest) = self.handshakes.begin(&shared.epoll, link, keeper, until)? {
-            self.arrivals.handshakes_late += 1;
-            self.not_attached(oldest, "too many others shake hands".to_owned(), work);
+        let begun = match wrong {
+            Some(error) => Err(error),
+            None => self.handshakes.begin(&shared.epoll, Arc::clone(&link), keeper, until),
+        };
+        match begun {
+            Ok(None) => {}
+            Ok(Some(oldest)) => {
+                self.arrivals.handshakes_late += 1;
+                self.not_attached(shared, oldest, "too many others shake hands".to_owned(), work);
+            }
+            Err(error) => {
+                self.close(shared, link, work);
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -237,8 +260,9 @@ impl State {
         }
         if let Some(errno) = failed {
             self.arrivals.refused += 1;
-            self.listeners.pause(&shared.epoll);
-            log::warn!("cannot accept until a connection ends: {errno}");
+            if self.listeners.pause(&shared.epoll, shared.now()) {
+                log::warn!("cannot accept until a connection ends: {errno}");
+            }
         }
     }
 
@@ -265,8 +289,16 @@ impl State {
         };
         if let Some(shaking) = self.handshakes.take(key) {
             self.arrivals.handshakes_failed += 1;
-            self.not_attached(shaking, why, work);
+            self.not_attached(shared, shaking, why, work);
         }
+    }
+
+    /// Ends the handshake of a peer that was admitted; whether there was one.
+    pub(super) fn refuse_shaking(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
+        let Some(shaking) = self.handshakes.take_peer(peer) else { return false };
+        self.arrivals.handshakes_failed += 1;
+        self.not_attached(shared, shaking, "it is not let in any more".to_owned(), work);
+        true
     }
 
     /// Attaches a connection of which these bytes were read.
@@ -279,7 +311,7 @@ impl State {
         work: &mut Work,
     ) -> io::Result<psock::Id> {
         if !read.is_empty() && self.mux.is_full() {
-            work.closes.push(link);
+            self.close(shared, link, work);
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the mux is full"));
         }
         let id = self.attach(shared, link, keeper, work)?;
@@ -289,7 +321,7 @@ impl State {
         Ok(id)
     }
 
-    fn not_attached(&mut self, shaking: Shaking, why: String, work: &mut Work) {
+    fn not_attached(&mut self, shared: &Shared, shaking: Shaking, why: String, work: &mut Work) {
         let Shaking { link, peer, keeper, .. } = shaking;
         match peer {
             Some(peer) => log::debug!("{peer} was not attached: {why}"),
@@ -297,29 +329,33 @@ impl State {
         }
         self.tell(Told::NotAttached { peer, why });
         tell_keeper(keeper);
-        work.closes.push(link);
+        self.close(shared, link, work);
     }
 
     /// Nobody comes in any more.
-    pub(super) fn shut(&mut self, work: &mut Work) {
+    pub(super) fn shut(&mut self, shared: &Shared, work: &mut Work) {
         self.listeners.close();
         for shaking in self.handshakes.close() {
-            self.not_attached(shaking, AttachError::Draining.to_string(), work);
+            self.not_attached(shared, shaking, AttachError::Draining.to_string(), work);
         }
     }
 
     /// Does what is due.
-    pub(super) fn handle_timeout(&mut self, now: Time, work: &mut Work) {
+    pub(super) fn handle_timeout(&mut self, shared: &Shared, now: Time, work: &mut Work) {
         self.mux.handle_timeout(now);
+        if self.listeners.due().is_some_and(|due| due <= now) {
+            self.listeners.resume(&shared.epoll);
+        }
         while let Some(late) = self.handshakes.expired(now) {
             self.arrivals.handshakes_late += 1;
-            self.not_attached(late, "its handshake took too long".to_owned(), work);
+            self.not_attached(shared, late, "its handshake took too long".to_owned(), work);
         }
     }
 
     /// When that is to be called.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
-        self.mux.poll_timeout().into_iter().chain(self.handshakes.due()).min()
+        let own = [self.mux.poll_timeout(), self.handshakes.due(), self.listeners.due()];
+        own.into_iter().flatten().min()
     }
 
     /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later.
@@ -483,13 +519,13 @@ impl State {
     /// A socket hung up or failed that nobody reads now.
     pub(super) fn hung_up(&mut self, shared: &Shared, id: psock::Id) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
-        match rustix::net::sockopt::socket_error(&socket.link) {
-            Ok(Ok(())) => {
+        match socket.link.error() {
+            None => {
                 // It would be said again and again. Who wants to read or write it adds it again.
                 socket.watched = false;
                 let _ = epoll::delete(&shared.epoll, &socket.link);
             }
-            Ok(Err(errno)) | Err(errno) => self.mux.handle_error(id, errno.raw_os_error(), shared.now()),
+            Some(errno) => self.mux.handle_error(id, errno, shared.now()),
         }
     }
 
@@ -498,12 +534,11 @@ impl State {
         if socket.watched {
             let _ = epoll::delete(&shared.epoll, &socket.link);
         }
-        self.listeners.resume(&shared.epoll);
         tell_keeper(socket.keeper);
         let link = socket.link;
         // A descriptor of the same socket: a writer may still hold the link for a moment.
         let socket = if end.hand_back { link.hand_back() } else { None };
-        work.closes.push(link);
+        self.close(shared, link, work);
         if self.ended.len() == ENDED {
             self.ended.pop_front();
         }
@@ -533,3 +568,6 @@ fn flags(interest: Interest) -> EventFlags {
     flags.set(EventFlags::OUT, interest.write);
     flags
 }
+
+#[cfg(test)]
+mod tests;

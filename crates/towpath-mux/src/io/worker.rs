@@ -333,7 +333,7 @@ impl Worker {
             let now = shared.now();
             if state.closed || state.leader.is_none() && state.turns == turns {
                 // Nothing began since the last look, and nobody waits for sockets: the one who works got stuck.
-                state.handle_timeout(now, &mut work);
+                state.handle_timeout(shared, now, &mut work);
                 if state.deputy == Some(self.id) {
                     state.deputy = None;
                 }
@@ -342,7 +342,7 @@ impl Worker {
                 return shared.perform(work);
             }
             if state.mux.queued() > 0 && state.deputy == Some(self.id) {
-                state.handle_timeout(now, &mut work);
+                state.handle_timeout(shared, now, &mut work);
             }
             let deputy = state.deputy == Some(self.id);
             quiet = if deputy && state.turns == turns { quiet + 1 } else { 0 };
@@ -420,7 +420,7 @@ impl Worker {
                 {
                     seat.thread = Some(std::thread::current());
                 }
-                state.handle_timeout(now, &mut work);
+                state.handle_timeout(&shared, now, &mut work);
                 if let Some(message) = self.begin(&mut state, now, &mut work) {
                     drop(state);
                     shared.perform(work);

@@ -1,0 +1,47 @@
+//! A server without descriptors left. Alone in its process, because it uses up all of them.
+#![cfg(feature = "io")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use towpath_mux::io::Server;
+use towpath_mux::mux::Config;
+
+/// Nothing is attached that could end: descriptors come back from elsewhere.
+#[test]
+fn connections_are_accepted_again_when_there_are_descriptors_again() {
+    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    let address = server.listen("127.0.0.1:0").expect("a port");
+    let mut worker = server.worker().expect("a worker");
+    let echo = thread::spawn(move || {
+        while let Some(message) = worker.recv().expect("epoll") {
+            worker.reply(&message, message.bytes().clone());
+        }
+    });
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum }).expect("less is always possible");
+    let mut files = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        files.push(file);
+    }
+    // The one that is left is the client's end.
+    files.pop().expect("there were some");
+    let mut client = TcpStream::connect(address).expect("it listens");
+    while server.arrivals().refused == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(server.arrivals().accepted, 0);
+    drop(files);
+    client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    client.write_all(b"hello\n").expect("it is open");
+    let mut answer = [0; 6];
+    client.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"hello\n");
+    server.drain(None);
+    drop(client);
+    echo.join().expect("it does not panic");
+}
