@@ -29,7 +29,8 @@ pub struct Config {
     pub send_buffer: u32,
 }
 
-/// Several sockets in one group, and how frames are shared among them (PACKET_FANOUT).
+/// Several sockets in one group, and how frames are shared among them (PACKET_FANOUT). A number is the interface's: on another one,
+/// and on one of the same name that was made anew, it means another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fanout {
     /// By the flow's hash: a flow stays with one socket. Of the two directions of a connection both go to the same.
@@ -117,11 +118,12 @@ impl Config {
             Fanout::Cpu(group) => (group, libc::PACKET_FANOUT_CPU),
             Fanout::Queue(group) => (group, libc::PACKET_FANOUT_QM),
         };
-        let value = u32::from(group) | how << 16;
+        // The kernel's groups are the namespace's, and the group of an interface that is gone lives until its last socket is closed.
+        let value = u32::from(group ^ (index as u16).wrapping_mul(0x9e37)) | how << 16;
         sys::set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &[value]).map_err(|_| Error::InUse {
             name: name(),
             what: format!(
-                "fan-out group {group} is used by sockets of another interface or another way of sharing: choose another"
+                "fan-out group {group} is used by sockets with another way of sharing: choose another"
             ),
         })
     }

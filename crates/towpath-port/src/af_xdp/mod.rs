@@ -21,7 +21,7 @@ mod tests;
 mod umem;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::burst::Lent;
 use crate::clock;
@@ -72,9 +72,14 @@ pub struct Socket {
     rx: Ring<Descriptor>,
     tx: Ring<Descriptor>,
     _program: Arc<Program>,
+    reopened: Reopened,
     stage: Stage,
     stats: Stats,
 }
+
+/// Sockets on the queues of an interface that was made anew, for the ports that have not taken theirs yet. They share a program, so
+/// the port that is the first to find the interface opens all of them.
+type Reopened = Arc<Mutex<Vec<Option<Socket>>>>;
 
 impl Socket {
     /// Attaches the program to the interface and opens a socket on its queue 0.
@@ -120,7 +125,8 @@ impl Socket {
         let program =
             Program::attach(attach).map_err(|error| config.refused("attaching the XDP program", error))?;
         let program = Arc::new(program);
-        (0..queues).map(|queue| Self::open_one(config, interface, queue, &program)).collect()
+        let reopened = Reopened::new(Mutex::new((0..queues).map(|_| None).collect()));
+        (0..queues).map(|queue| Self::open_one(config, interface, queue, &program, &reopened)).collect()
     }
 
     fn open_one(
@@ -128,6 +134,7 @@ impl Socket {
         interface: Interface,
         queue: u32,
         program: &Arc<Program>,
+        reopened: &Reopened,
     ) -> Result<Self, Error> {
         let io = |source| Error::Io { name: config.interface.clone(), source };
         let socket = sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0).map_err(io)?;
@@ -160,6 +167,7 @@ impl Socket {
             umem,
             free,
             _program: program.clone(),
+            reopened: reopened.clone(),
             stage: Stage::default(),
             stats: Stats::default(),
             socket,
@@ -401,19 +409,22 @@ impl Port for Socket {
         self.interface.look(&self.control, &self.config.interface)
     }
 
-    /// A port of several queues is opened again as a port of queue 0 only when it was that: the others share its program, so drop them
-    /// all and call [`Socket::open_queues`].
+    /// Of a port of several queues, the first socket that is opened again opens those of all queues; the others find theirs there.
     fn reopen(&mut self) -> Result<(), Error> {
         if self.state()? != State::Gone {
             return Ok(());
         }
-        if Arc::strong_count(&self._program) > 1 || self.queue > 0 {
-            let what = "one of several queues: close them all, and open them together".into();
-            return Err(Error::Unsupported { name: self.config.interface.clone(), what });
+        let reopened = self.reopened.clone();
+        let mut places = reopened.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = self.queue as usize;
+        if places[place].is_none() {
+            let fresh = Self::open_queues(&self.config, places.len() as u32)?;
+            *places = fresh.into_iter().map(Some).collect();
         }
-        let stats = self.stats();
-        let fresh = Self::open(self.config.clone())?;
-        *self = Self { stats, ..fresh };
+        if let Some(fresh) = places[place].take() {
+            let stats = self.stats();
+            *self = Self { stats, ..fresh };
+        }
         Ok(())
     }
 

@@ -125,6 +125,41 @@ fn an_interface_goes_down_and_comes_back() {
     });
 }
 
+#[test]
+fn queues_come_back_together() {
+    within(|| {
+        let veths = || {
+            ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
+            ip("link set v0 up");
+            ip("link set v1 up");
+        };
+        veths();
+        let mut queues = match Socket::open_queues(&config("v1"), 2) {
+            Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })) => {
+                return println!("skipped: {error}");
+            }
+            queues => queues.unwrap(),
+        };
+        for _ in 0..2 {
+            ip("link del v0");
+            assert!(matches!(queues[0].reopen(), Err(Error::NoInterface { .. })));
+            veths();
+            for queue in &mut queues {
+                queue.reopen().unwrap();
+                assert_eq!(queue.state().unwrap(), State::Up);
+            }
+            assert_eq!([0, 1].map(|at: usize| queues[at].queue), [0, 1]);
+            let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
+            let mut burst = Burst::new(64);
+            until(|| {
+                send(&mut tx, 4);
+                queues.iter_mut().any(|queue| queue.receive(&mut burst).unwrap() == Received::Frames)
+            });
+            assert_eq!(burst.frame(0).bytes, frame(4));
+        }
+    });
+}
+
 /// Losses were always an empty fill ring: with all chunks lent away nothing comes, and it is counted; with them back it goes on.
 #[test]
 fn an_empty_fill_ring_is_counted_and_recovers() {
