@@ -261,6 +261,19 @@ mod tests {
     }
 
     #[test]
+    fn sizes_that_no_address_space_has_are_refused() {
+        let top = usize::MAX;
+        // The length of a frame, the length of all, and that of the huge pages around them must not wrap.
+        for (count, size) in
+            [(1, top), (1, top - 4094), (2, top / 2 + 1), (top, 4096), (1, top - 4095), (1, top - (3 << 20))]
+        {
+            for huge in [false, true] {
+                assert!(Pool::new(count, size, huge).is_err(), "{count} of {size}, {huge}");
+            }
+        }
+    }
+
+    #[test]
     fn frames_that_lie_side_by_side_are_one_part() {
         let mut pool = Pool::new(3, 4096, false).unwrap();
         let frames: Vec<Buffer> = std::iter::from_fn(|| pool.take())

@@ -1,5 +1,5 @@
-//! What a sender counts. `bytes pushed = zerocopy + plain + unsent`, and every number is completed once, or still
-//! outstanding.
+//! What a sender counts. `bytes pushed = zerocopy + plain + too long + unsent`, and `numbers = completed + abandoned +
+//! outstanding`.
 
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -109,7 +109,9 @@ pub struct Counters {
     pub numbers: u64,
     /// Numbers completed.
     pub completed: u64,
-    /// Those of them in ranges with the code COPIED.
+    /// Numbers whose completion nobody will see: their sender ended before.
+    pub abandoned: u64,
+    /// Those completed in ranges with the code COPIED.
     pub copied: u64,
     /// Calls without the flag that the kernel took.
     pub plain_calls: u64,
@@ -131,6 +133,10 @@ pub struct Counters {
     pub probes: [u64; 2],
     /// Mode switches by reason, in the order of [`Reason::ALL`].
     pub switches: [u64; Reason::ALL.len()],
+    /// Datagrams that were taken out because they are longer than the socket takes, and their bytes.
+    pub too_long: u64,
+    /// See `too_long`.
+    pub too_long_bytes: u64,
     /// Frames whose checksum at completion was not that of the send (only where it is checked).
     pub tampered: u64,
     /// Entries of the error queue that were not about zero copy, and that nobody took in time.
@@ -168,6 +174,7 @@ impl AddAssign<&Self> for Counters {
             plain,
             numbers,
             completed,
+            abandoned,
             copied,
             plain_calls,
             notifications,
@@ -179,6 +186,8 @@ impl AddAssign<&Self> for Counters {
             no_buffers,
             probes,
             switches,
+            too_long,
+            too_long_bytes,
             tampered,
             events_lost,
         } = rhs;
@@ -187,6 +196,7 @@ impl AddAssign<&Self> for Counters {
         add(&mut self.plain, plain);
         self.numbers += numbers;
         self.completed += completed;
+        self.abandoned += abandoned;
         self.copied += copied;
         self.plain_calls += plain_calls;
         self.notifications += notifications;
@@ -198,6 +208,8 @@ impl AddAssign<&Self> for Counters {
         self.no_buffers += no_buffers;
         add(&mut self.probes, probes);
         add(&mut self.switches, switches);
+        self.too_long += too_long;
+        self.too_long_bytes += too_long_bytes;
         self.tampered += tampered;
         self.events_lost += events_lost;
     }

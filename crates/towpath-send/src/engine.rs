@@ -1,7 +1,8 @@
 //! The completion engine: what to hand to the kernel next, how, and which frames it is done with.
 //!
 //! No IO: whoever has the socket asks [`poll_transmit`](Engine::poll_transmit), makes the call, and tells the outcome
-//! ([`handle_sent`](Engine::handle_sent), [`handle_no_buffers`](Engine::handle_no_buffers)); reads the error queue when
+//! ([`handle_sent`](Engine::handle_sent), [`handle_no_buffers`](Engine::handle_no_buffers),
+//! [`handle_too_long`](Engine::handle_too_long)); reads the error queue when
 //! [`wants_notifications`](Engine::wants_notifications) says so and hands over what it finds
 //! ([`handle_notification`](Engine::handle_notification)); and takes back frames ([`poll_done`](Engine::poll_done)).
 //!
@@ -349,6 +350,18 @@ impl<T> Engine<T> {
         self.counters.switches[reason as usize] += 1;
     }
 
+    /// The call that was asked for was longer than the socket takes (EMSGSIZE): its datagram is done, and was not sent.
+    pub fn handle_too_long(&mut self, now: Time) {
+        let Some(&transmit) = self.asked.open().first() else { return };
+        self.asked.answered = self.asked.count;
+        if !self.is_datagram() {
+            return;
+        }
+        self.flight.advance(transmit.bytes as u64, false, now);
+        self.counters.too_long += 1;
+        self.counters.too_long_bytes += transmit.bytes as u64;
+    }
+
     /// A range of numbers came from the error queue.
     pub fn handle_notification(&mut self, range: Range, now: Time) {
         let (counters, budget) = (&mut self.counters, &mut self.budget);
@@ -482,6 +495,7 @@ impl<T> Engine<T> {
     /// Ends: the connection was closed or reset, and no further completion will be seen.
     pub fn abandon(&mut self) -> Abandoned<T> {
         self.budget.abandon(self.flight.outstanding_bytes());
+        self.counters.abandoned += self.flight.outstanding() as u64;
         self.asked = Asked::NONE;
         self.flight.take_all()
     }

@@ -19,7 +19,7 @@ pub enum SendError {
     /// UDP_SEGMENT could not be set.
     #[error("UDP segmentation offload could not be switched on: {0}")]
     Segmentation(#[source] io::Error),
-    /// A datagram that is longer than the protocol or the path takes.
+    /// A datagram that is longer than the protocol or the path takes. It was taken out, as one that is done; those behind it can be sent.
     #[error(
         "a datagram of {bytes} bytes is longer than the socket takes; send less at once, or set a segment size"
     )]

@@ -9,6 +9,7 @@ use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
 use crate::pump::{Done, Pump, Remains, Turn};
 use crate::sender::{Options, Socket};
+use crate::sys;
 use crate::time::Time;
 
 /// What [`PollSender::poll_send`] came to.
@@ -72,7 +73,7 @@ impl PollSender {
     /// Hands over as much as the socket takes.
     ///
     /// # Errors
-    /// The connection is gone, or a datagram is too long.
+    /// The connection is gone; or a datagram was too long, and is taken out.
     pub fn poll_send(&mut self, now: Time) -> Result<Sent, SendError> {
         Ok(match self.pump.turn(now)? {
             Turn::Flushed => Sent::Flushed,
@@ -84,14 +85,27 @@ impl PollSender {
     /// Reads the error queue, a bounded part of it: POLLERR stays for the rest.
     ///
     /// # Errors
-    /// [`SendError::Gone`] when there was no completion and the socket has an error; [`SendError::Queue`].
+    /// [`SendError::Gone`] when there was no completion and the socket has an error, which the socket says once; [`SendError::Queue`].
     pub fn handle_error_queue(&mut self, now: Time) -> Result<(), SendError> {
         let before = self.pump.progress;
         self.pump.read(now)?;
-        match self.pump.backend.error() {
-            Some(error) if self.pump.progress == before => Err(SendError::Gone(error)),
-            _ => Ok(()),
+        if self.pump.progress != before {
+            return Ok(());
         }
+        self.pump.backend.error().map_or(Ok(()), |error| Err(SendError::Gone(error)))
+    }
+
+    /// The same for those who only look: an error of the socket stays, for whoever is told of it by POLLERR.
+    ///
+    /// # Errors
+    /// [`SendError::Queue`].
+    pub fn read_completions(&mut self, now: Time) -> Result<(), SendError> {
+        self.pump.read(now).map(drop)
+    }
+
+    /// Bytes that the peer's machine has acknowledged since the connection began (tcp(7), TCP_INFO); none of another socket.
+    pub fn acked(&self) -> Option<u64> {
+        sys::acked(self.pump.backend.fd.as_fd())
     }
 
     /// A buffer that the kernel is done with, when they are kept ([`Options::keep_done`]).

@@ -152,7 +152,12 @@ impl<B: Backend> Pump<B> {
                 }
                 Some(libc::ENOBUFS) => return Ok(Turn::Busy),
                 Some(libc::EINVAL | libc::EOPNOTSUPP) if zerocopy => self.engine.handle_unsupported(),
-                Some(libc::EMSGSIZE) => return Err(SendError::TooLong { bytes: first.bytes }),
+                Some(libc::EMSGSIZE) => {
+                    // It would be refused for ever, and all behind it would wait.
+                    self.engine.handle_too_long(now);
+                    self.collect();
+                    return Err(SendError::TooLong { bytes: first.bytes });
+                }
                 Some(
                     libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN | libc::ETIMEDOUT | libc::ECONNREFUSED,
                 ) => {

@@ -22,10 +22,11 @@ use crate::engine::MAX_CALLS;
 pub use memory::{Pages, Region};
 pub(crate) use memory::{Slot, Slots};
 
-/// include/uapi/linux/tcp.h, TCP_ULP and TCP_INFO; the place of `tcpi_rtt`, microseconds.
+/// include/uapi/linux/tcp.h, TCP_ULP and TCP_INFO; the places of `tcpi_rtt`, microseconds, and of `tcpi_bytes_acked`.
 const TCP_ULP: c_int = 31;
 const TCP_INFO: c_int = 11;
 const TCPI_RTT: usize = 68;
+const TCPI_BYTES_ACKED: usize = 120;
 /// include/uapi/linux/udp.h.
 const UDP_SEGMENT: c_int = 103;
 
@@ -165,6 +166,13 @@ pub(crate) fn rtt(socket: BorrowedFd<'_>) -> Option<u32> {
     let mut info = [0; 128];
     let len = get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).ok()?;
     Some(u32::from_ne_bytes(*info[..len].get(TCPI_RTT..)?.first_chunk()?))
+}
+
+/// Bytes that the other end of a TCP connection has acknowledged.
+pub(crate) fn acked(socket: BorrowedFd<'_>) -> Option<u64> {
+    let mut info = [0; 128];
+    let len = get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).ok()?;
+    Some(u64::from_ne_bytes(*info[..len].get(TCPI_BYTES_ACKED..)?.first_chunk()?))
 }
 
 fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {

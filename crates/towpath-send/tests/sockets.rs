@@ -9,10 +9,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use towpath_send::{Buffer, Choice, Closed, LockedMemory, Options, Pool, Region, SendError, Sender, Unarmed};
+use towpath_send::{
+    Buffer, Choice, Closed, LockedMemory, Options, PollSender, Pool, Region, SendError, Sender, Sent, Time,
+    Unarmed,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -294,7 +298,8 @@ fn all_are_somewhere(closed: &Closed, pushed: usize) {
     assert!(!closed.finished);
     assert_eq!(remains.done.len() + remains.unsent.len() + remains.quarantine.len(), pushed);
     let counters = &closed.counters;
-    assert!(remains.quarantine.len() as u64 <= counters.numbers - counters.completed);
+    assert_eq!(counters.numbers, counters.completed + counters.abandoned);
+    assert!(remains.quarantine.len() as u64 <= counters.abandoned);
 }
 
 #[test]
@@ -457,4 +462,84 @@ fn the_other_direction_is_untouched() {
         assert_eq!(got[0], n);
     }
     assert!(sender.drain(PATIENCE).unwrap());
+}
+
+/// A datagram that no socket takes fails by itself, and those behind it go on.
+#[test]
+fn a_datagram_that_is_too_long_holds_up_nothing() {
+    for (choice, batch) in [(Choice::Plain, 1), (Choice::Plain, 8), (Choice::Zerocopy, 1)] {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(peer.local_addr().unwrap()).unwrap();
+        let options = Options { choice, batch, keep_done: true, ..zerocopy() };
+        let mut sender = PollSender::new(socket, options, Time::default()).unwrap();
+        for (token, len) in [(1, 100), (2, 70_000), (3, 200), (4, 70_001), (5, 300)] {
+            assert!(sender.push(token, pattern(token, len)).is_ok());
+        }
+        let mut refused = Vec::new();
+        while let Err(error) = sender.poll_send(Time::default()) {
+            let SendError::TooLong { bytes } = error else { panic!("{error}") };
+            refused.push(bytes);
+        }
+        assert_eq!(refused, [70_000, 70_001], "{choice:?}");
+        let mut buffer = [0; 1000];
+        for (token, len) in [(1, 100), (3, 200), (5, 300)] {
+            assert_eq!(peer.recv(&mut buffer).unwrap(), len);
+            assert_eq!(buffer[..len], pattern(token, len));
+        }
+        while sender.outstanding() > 0 {
+            sender.handle_error_queue(Time::default()).unwrap();
+            thread::yield_now();
+        }
+        let mut done: Vec<_> = std::iter::from_fn(|| sender.poll_done()).map(|done| done.token).collect();
+        done.sort_unstable();
+        assert_eq!(done, [1, 2, 3, 4, 5]);
+        let counters = sender.counters();
+        assert_eq!((counters.too_long, counters.too_long_bytes), (2, 140_001));
+        assert_eq!(counters.zerocopy_bytes + counters.plain_bytes(), 600);
+        assert_eq!((sender.held(), sender.unsent()), (0, 0));
+    }
+}
+
+/// SO_ERROR is said once: it is not lost when there are completions to read at the same moment, nor to those who only look.
+#[test]
+fn an_error_is_told_behind_the_completions_that_came_with_it() {
+    let (stream, peer) = v4();
+    let now = Time::default();
+    let mut sender = PollSender::new(stream, zerocopy(), now).unwrap();
+    assert!(sender.push(0, pattern(0, 50_000)).is_ok());
+    assert_eq!(sender.poll_send(now).unwrap(), Sent::Flushed);
+    assert!(sender.outstanding() > 0);
+    sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    let mut fds = [PollFd::new(&sender, PollFlags::empty())];
+    while !fds[0].revents().contains(PollFlags::HUP) {
+        poll(&mut fds, None).unwrap();
+    }
+    sender.handle_error_queue(now).expect("completions");
+    assert_eq!(sender.outstanding(), 0);
+    sender.read_completions(now).expect("who looks is not told");
+    let error = sender.handle_error_queue(now).expect_err("the reset");
+    assert!(
+        matches!(&error, SendError::Gone(source) if source.kind() == std::io::ErrorKind::ConnectionReset),
+        "{error}"
+    );
+    sender.handle_error_queue(now).expect("it was said");
+}
+
+#[test]
+fn what_is_acknowledged_is_known_of_tcp() {
+    let (stream, mut peer) = v4();
+    let mut sender = PollSender::new(stream, zerocopy(), Time::default()).unwrap();
+    let before = sender.acked().expect("TCP");
+    assert!(sender.push(0, pattern(0, 5000)).is_ok());
+    sender.poll_send(Time::default()).unwrap();
+    peer.read_exact(&mut [0; 5000]).unwrap();
+    while sender.acked().expect("TCP") < before + 5000 {
+        thread::yield_now();
+    }
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.connect("127.0.0.1:9").unwrap();
+    assert_eq!(PollSender::new(udp, zerocopy(), Time::default()).unwrap().acked(), None);
 }

@@ -95,15 +95,18 @@ pub(crate) struct Slot {
 impl Slots {
     /// `count` parts of `len` bytes, whole pages; huge ones where asked for and to be had.
     pub(crate) fn allocate(count: usize, len: usize, huge: bool) -> io::Result<(Self, Pages)> {
-        let len = len.max(1).next_multiple_of(PAGE);
-        let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(io::ErrorKind::InvalidInput)?;
-        let count =
-            u32::try_from(count).ok().filter(|count| *count < u32::MAX).ok_or(io::ErrorKind::InvalidInput)?;
+        // No sum may wrap: parts are cut by these numbers, not by what was mapped.
+        let invalid = io::ErrorKind::InvalidInput;
+        let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(invalid)?;
+        let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(invalid)?;
+        let count = u32::try_from(count).ok().filter(|count| *count < u32::MAX).ok_or(invalid)?;
         let (mapping, pages) = if huge {
-            match Mapping::anonymous(total.next_multiple_of(HUGE), MapFlags::HUGETLB | MapFlags::POPULATE) {
+            let whole = total.checked_next_multiple_of(HUGE).ok_or(invalid)?;
+            match Mapping::anonymous(whole, MapFlags::HUGETLB | MapFlags::POPULATE) {
                 Ok(mapping) => (mapping, Pages::Huge),
                 Err(_) => {
-                    let mapping = Mapping::anonymous(total.next_multiple_of(HUGE) + HUGE, MapFlags::empty())?;
+                    let aligned = whole.checked_add(HUGE).ok_or(invalid)?;
+                    let mapping = Mapping::anonymous(aligned, MapFlags::empty())?;
                     let pages = mapping.advise(Advice::LinuxHugepage).map(|()| Pages::Transparent);
                     (mapping, pages.unwrap_or(Pages::Ordinary))
                 }
