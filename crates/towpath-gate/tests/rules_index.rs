@@ -306,3 +306,22 @@ proptest! {
         }
     }
 }
+
+/// Bursts pass by states, and not by one that is gone since they were fetched.
+#[test]
+fn a_burst_does_not_pass_by_a_state_that_is_gone() {
+    let mut gate = gate("add check-state\nadd 200 allow udp from any to any keep-state\n");
+    let mut walker = gate.walker().unwrap();
+    let written = Written::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
+    let now = Time::from_secs(1);
+    let (flow, segment) =
+        wire::plain(written.link(), &written.frame, written.frame.len() as u32).expect("a plain packet");
+    let fetch = |walker: &mut Walker| walker.fetch([Some((flow, segment)); 2].into_iter());
+    fetch(&mut walker);
+    assert_eq!(walker.pass(0, now), None);
+    assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(200))));
+    fetch(&mut walker);
+    assert_eq!(walker.pass(0, now), Some(200));
+    assert_eq!(walker.states_mut().remove_flow(&flow, now), 1);
+    assert_eq!(walker.pass(1, now), None);
+}

@@ -118,6 +118,13 @@ fn there_is_no_more_room_than_there_is() {
     assert_eq!(restored, Restored { states: 2, refused: 1, ..Restored::default() });
 }
 
+/// Puts the checksum right.
+fn sum(snapshot: &mut [u8]) {
+    let end = snapshot.len() - 4;
+    let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&snapshot[..end]);
+    snapshot[end..].copy_from_slice(&sum.to_le_bytes());
+}
+
 #[test]
 fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     let good = snapshot(&filled());
@@ -137,12 +144,17 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
         assert!(new.restore(&bad, NOW).is_err(), "changed at {at}");
         // The same with a checksum that is right: whatever it says now, it is read without harm.
         if (12..good.len() - 4).contains(&at) {
-            let end = bad.len() - 4;
-            let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&bad[..end]);
-            bad[end..].copy_from_slice(&sum.to_le_bytes());
+            sum(&mut bad);
             let _ = gate(RULES).restore(&bad, NOW);
         }
     }
+    // A state with sequence windows is one of TCP: marks, protocol, tenant.
+    let strict = |state: &[u8]| state[0] & 8 != 0 && state[1..] == [6, 0, 0];
+    let at = good.windows(4).position(strict).expect("the state of rule 100");
+    let mut bad = good.clone();
+    bad[at + 1] = 17;
+    sum(&mut bad);
+    assert!(matches!(new.restore(&bad, NOW), Err(BadSnapshot::Nonsense(_))));
     assert!(new.states().is_empty());
     let mut next = good.clone();
     next[8] = 2;

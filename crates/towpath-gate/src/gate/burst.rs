@@ -44,7 +44,11 @@ impl Walker {
     ///     walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
     /// });
     /// assert!(steps.eq([Step::Pass; 3]));
-    /// assert_eq!(gate.show()[1].packets, 3);
+    ///
+    /// // Now there is a state, and no rule has to be tried.
+    /// walker.fetch(burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// assert_eq!([0, 1, 2].map(|at| walker.pass(at, now)), [Some(200); 3]);
+    /// assert_eq!(gate.show()[1].packets, 6);
     /// ```
     #[inline]
     pub fn fetch(&mut self, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
@@ -55,7 +59,8 @@ impl Walker {
     /// Lets packet `at` of those that were fetched pass, if it has a state and that is all there is to do: the number of
     /// the rule that made the state. With `None` nothing has happened, and the packet is to [`Walker::walk`].
     ///
-    /// To be asked once for a packet, in the order of the packets. What it says is for packets without tags, with the
+    /// To be asked once for a packet, in the order of the packets. Rules that a reload replaced since these packets were
+    /// fetched still let pass. What it says is for packets without tags, with the
     /// mark 0, of tenant 0, before their first rule: as they come in.
     #[inline]
     pub fn pass(&mut self, at: usize, now: Time) -> Option<u32> {

@@ -113,7 +113,7 @@ impl Gate {
     /// Takes other rules, tables and pipes in one step: no packet sees anything in between. A rule that is in both files
     /// with the same number, set and text stays what it is.
     ///
-    /// Walkers go by the new rules from their next packet on. What one of them makes by a rule that is gone, before it has
+    /// Walkers go by the new rules from their next packet on, or with bursts their next burst ([`Walker::fetch`](super::Walker::fetch)). What one of them makes by a rule that is gone, before it has
     /// seen so, goes as well, at the latest with [`Gate::expire`] after that. [`StatePolicy::Drop`] may take a state along
     /// that a walker makes by the new rules while the old ones go.
     pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {

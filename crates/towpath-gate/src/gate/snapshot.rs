@@ -25,9 +25,9 @@ use crc::{CRC_32_ISCSI, Crc};
 
 use super::reload::same;
 use super::{COMPANION, Gate, intern};
-use crate::Time;
 use crate::rules::StateName;
 use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, RuleId, Saved};
+use crate::{Time, wire};
 
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
@@ -333,6 +333,10 @@ impl In<'_> {
         }
         let has = |mark| marks & mark != 0;
         let proto = self.u8()?;
+        // Sequence windows are TCP's.
+        if has(WINDOW) && proto != wire::proto::TCP {
+            return Err(nonsense);
+        }
         let (tenant, src_port, dst_port) = (self.u16()?, self.u16()?, self.u16()?);
         let ends = if has(V6) {
             let (src, dst) = (self.take::<16>()?, self.take::<16>()?);

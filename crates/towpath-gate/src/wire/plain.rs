@@ -109,7 +109,7 @@ mod tests {
     fn frames() -> impl Strategy<Value = (Vec<u8>, u32)> {
         let change = (0usize..80, any::<u8>());
         let right = (any::<bool>(), any::<bool>(), proptest::collection::vec(any::<u8>(), 60));
-        (right, proptest::collection::vec(change, 0..3), 0usize..20, 0u32..20).prop_map(
+        (right, proptest::collection::vec(change, 0..3), 0usize..100, 0u32..20).prop_map(
             |((six, tcp, noise), changes, cut, longer)| {
                 let mut frame = vec![0; 14];
                 let (upper, kind) = if tcp { (20, 6) } else { (8, 17) };
@@ -126,7 +126,8 @@ mod tests {
                 let at = frame.len();
                 frame.extend(&noise[..usize::from(upper + payload)]);
                 if tcp {
-                    frame[at + 12] = 0x50 | noise[0] & 0x10;
+                    // Options or none, and once longer than there is room for.
+                    frame[at + 12] = 0x50 + (noise[0] & 3) * 0x10;
                     frame[at + 13] &= if noise[1] & 1 == 0 { 0xfd } else { 0xff };
                 } else {
                     frame[at + 4..at + 6].copy_from_slice(&[0, upper + payload]);
@@ -137,7 +138,8 @@ mod tests {
                     }
                 }
                 let len = frame.len() as u32 + longer;
-                frame.truncate(frame.len() - cut.saturating_sub(15));
+                // Most are captured whole, the others up to anywhere.
+                frame.truncate(if cut < 60 { frame.len() } else { frame.len() * (100 - cut) / 40 });
                 (frame, len)
             },
         )
@@ -159,7 +161,9 @@ mod tests {
                 let bare = packet.transport == packet.network + if packet.ethertype == 0x86dd { 40 } else { 20 };
                 let simple = packet.vlan.is_none() && packet.fragment == crate::packet::Fragment::Whole && bare
                     && matches!(packet.ethertype, 0x0800 | 0x86dd);
-                let whole = packet.transport_len >= if packet.proto == 6 { 20 } else { 8 };
+                let header = if packet.proto == 6 { 20 } else { 8 };
+                let captured = frame.len() >= usize::from(packet.transport) + header;
+                let whole = captured && usize::from(packet.transport_len) >= header;
                 let known = packet.proto == 17 && wire_len < 65_000 || packet.proto == 6 && packet.tcp_flags & SYN == 0;
                 prop_assert!(!(simple && whole && known), "{packet:?}");
             }

@@ -207,7 +207,7 @@ impl Default for Burst {
 }
 
 impl Burst {
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         (self.count, self.v4.len, self.v6.len) = (0, 0, 0);
     }
 
