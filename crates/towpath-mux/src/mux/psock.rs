@@ -109,6 +109,30 @@ pub(super) struct Outgoing {
     pub(super) messages: u32,
     /// It may go to another connection.
     pub(super) connected: bool,
+    /// Its memory is nobody else's, or it is long.
+    pub(super) owned: bool,
+}
+
+/// Short answers, which share their memory with others (a block that many of them are copied into, the buffer that a socket was
+/// read into): it is all kept for as long as one of them is, and they are counted with their own bytes only.
+const SHORT: usize = 16 << 10;
+
+impl Outgoing {
+    pub(super) const fn new(bytes: Bytes, messages: u32) -> Self {
+        Self { bytes, messages, connected: false, owned: false }
+    }
+
+    /// Nobody knows how long it waits: then it has memory of its own.
+    pub(super) fn own(&mut self) {
+        if !std::mem::replace(&mut self.owned, true) {
+            self.bytes = own(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// Bytes that are to wait, in memory of their own when they are few.
+pub(super) fn own(bytes: Bytes) -> Bytes {
+    if bytes.len() > SHORT { bytes } else { Bytes::copy_from_slice(&bytes) }
 }
 
 /// What to wait for on a connection's socket.

@@ -160,13 +160,14 @@ impl Mux {
 
     fn reply_run(&mut self, id: worker::Id, to: psock::Id, bytes: Bytes, messages: u32) {
         if self.psocks.get(to).is_none_or(psock::Psock::is_dead) {
+            self.totals.unsent += u64::from(messages);
             return;
         }
         if let Some(worker) = self.workers.get_mut(id) {
             worker.stats.tx_msgs += u64::from(messages);
             worker.stats.tx_bytes += bytes.len() as u64;
         }
-        self.queue_out(to, Outgoing { bytes, messages, connected: false });
+        self.queue_out(to, Outgoing::new(bytes, messages));
     }
 
     /// What is not done of a worker's run are messages like others from now on, which it holds.

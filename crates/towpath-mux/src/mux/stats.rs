@@ -31,7 +31,7 @@ pub struct Totals {
     pub tx_bytes: u64,
     /// Messages that were to be sent on a connection that ended, and went to another one.
     pub tx_retries: u64,
-    /// Answers that were not sent, or not all of them, because their connection ended.
+    /// Answers that were not sent, or not all of them, because their connection ended, before they were made or after.
     pub unsent: u64,
     /// Connections that were attached.
     pub attach: u64,

@@ -317,13 +317,63 @@ fn a_peer_that_takes_nothing_costs_itself_only() {
     mux.handle_timeout(at(60_000));
     let ended = end(&mut mux).expect("an end");
     assert_eq!((ended.cause, ended.unsent, ended.outstanding), (Cause::SendTimeout, 2, 1));
+    assert_eq!(mux.totals().unsent, 2);
     assert_eq!(answer(&mut mux, 1, at(60_000)), Err(SendError::Gone));
+    assert_eq!(mux.totals().unsent, 3, "one that was made behind the end");
 
     // More than may wait at all.
     mux.handle_bytes(other, b"a\n", at(60_000));
     answer(&mut mux, 65, at(60_000)).expect("it is there when it is answered");
     assert_eq!(end(&mut mux).expect("an end").cause, Cause::SendFull);
     assert_eq!(mux.bytes(), 0);
+}
+
+/// A block that several answers were copied into, as whoever reads workers' answers makes them; and whether it is still there.
+fn share(bytes: &'static [u8]) -> (bytes::Bytes, std::sync::Weak<[u8]>) {
+    let block: std::sync::Arc<[u8]> = [bytes, &[0; 60_000]].concat().into();
+    let there = std::sync::Arc::downgrade(&block);
+    (bytes::Bytes::from_owner(block).slice(..bytes.len()), there)
+}
+
+#[test]
+fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
+    let (mut mux, psock) = lines(Config::default());
+    let worker = mux.clone_worker(1, at(0));
+    let answer = |mux: &mut Mux, bytes: &'static [u8]| {
+        let (shared, there) = share(bytes);
+        mux.handle_bytes(psock, b"a\n", at(0));
+        let ticket = tickets(mux, worker, at(0))[0];
+        mux.reply(worker, ticket, shared, at(0)).expect("it is there");
+        mux.done(worker, ticket, at(0));
+        there
+    };
+    let first = answer(&mut mux, b"one");
+    let mut transmit = mux.transmit(psock).expect("an answer");
+    // Answered while somebody writes, and while the socket takes no more.
+    let second = answer(&mut mux, b"two");
+    transmit.advance(2);
+    assert!(first.upgrade().is_some() && second.upgrade().is_some(), "nothing is copied without need");
+    mux.handle_transmitted(transmit, Outcome::Blocked, at(0));
+    let third = answer(&mut mux, b"three");
+    for there in [first, second, third] {
+        assert!(there.upgrade().is_none());
+    }
+    mux.handle_writable(psock, at(1));
+    let transmit = mux.transmit(psock).expect("the rest");
+    assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"etwothree");
+
+    let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
+    let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
+    mux.handle_bytes(psock, b"a\nb\n", at(0));
+    let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
+    let (shared, there) = share(b"two");
+    mux.reply(workers[1], fast, shared, at(0)).expect("it is there");
+    assert!(there.upgrade().is_none(), "it waits for the other one's");
+    mux.reply(workers[0], slow, &b"one"[..], at(0)).expect("it is there");
+    mux.done(workers[0], slow, at(0));
+    mux.done(workers[1], fast, at(0));
+    let transmit = mux.transmit(psock).expect("both");
+    assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"onetwo");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::event::{Cause, Event, SendError, Undelivered};
 use super::message::{Said, Ticket};
-use super::psock::{self, Outgoing};
+use super::psock::{self, Outgoing, own};
 use super::{Mux, Order, Retry, worker};
 use crate::Time;
 
@@ -83,7 +83,7 @@ impl Mux {
     ///
     /// # Errors
     ///
-    /// [`SendError::Gone`] when the worker does not hold it, or its connection has ended.
+    /// [`SendError::Gone`] when the worker does not hold it, or its connection has ended, which is counted as `unsent`.
     pub fn reply(
         &mut self,
         id: worker::Id,
@@ -95,8 +95,10 @@ impl Mux {
         let bytes = bytes.into();
         let worker = self.workers.get_mut(id).ok_or(SendError::Gone)?;
         worker.holds(ticket).ok_or(SendError::Gone)?.answered = true;
-        let psock = self.psocks.get_mut(ticket.psock).filter(|psock| !psock.is_dead());
-        let psock = psock.ok_or(SendError::Gone)?;
+        let Some(psock) = self.psocks.get_mut(ticket.psock).filter(|psock| !psock.is_dead()) else {
+            self.totals.unsent += 1;
+            return Err(SendError::Gone);
+        };
         worker.stats.tx_msgs += 1;
         worker.stats.tx_bytes += bytes.len() as u64;
         let behind = ticket.number - psock.first;
@@ -104,14 +106,15 @@ impl Mux {
             if let Some(answer) = psock.answers.get_mut(behind as usize) {
                 let (before, length) = (psock.send_bytes, bytes.len());
                 psock.send_bytes += length;
-                answer.replies.push(bytes);
+                // It may wait for long.
+                answer.replies.push(own(bytes));
                 self.reorder(ticket.psock, before);
                 self.recount(0, length);
                 self.sent_more(ticket.psock);
             }
             return Ok(());
         }
-        self.queue_out(ticket.psock, Outgoing { bytes, messages: 1, connected: false });
+        self.queue_out(ticket.psock, Outgoing::new(bytes, 1));
         Ok(())
     }
 
@@ -121,7 +124,7 @@ impl Mux {
         self.deferring = true;
         for said in said {
             match said {
-                // Nobody is there to be answered any more: that is counted where the connection ended.
+                // Nobody is there to be answered any more: that is counted.
                 Said::Reply(ticket, bytes) => drop(self.reply(id, ticket, bytes, now)),
                 Said::Done(ticket) => drop(self.done(id, ticket, now)),
             }
@@ -150,7 +153,7 @@ impl Mux {
         if !self.psocks.get(id).is_some_and(psock::Psock::is_open) {
             return Err(SendError::Gone);
         }
-        self.queue_out(id, Outgoing { bytes: bytes.into(), messages: 1, connected: false });
+        self.queue_out(id, Outgoing::new(bytes.into(), 1));
         Ok(())
     }
 
@@ -171,7 +174,7 @@ impl Mux {
             self.wants_room = true;
             return Err(SendError::Full);
         }
-        self.queue_out(id, Outgoing { bytes: bytes.into(), messages: 1, connected: true });
+        self.queue_out(id, Outgoing { connected: true, ..Outgoing::new(bytes.into(), 1) });
         Ok(id)
     }
 
@@ -214,6 +217,7 @@ impl Mux {
             Outcome::Blocked => {
                 if let Some(psock) = self.psocks.get_mut(id) {
                     psock.blocked = true;
+                    psock.send.iter_mut().for_each(Outgoing::own);
                 }
             }
             Outcome::Taken => self.tell_transmit(id),
@@ -230,11 +234,14 @@ impl Mux {
         self.settle(id);
     }
 
-    pub(super) fn queue_out(&mut self, id: psock::Id, out: Outgoing) {
+    pub(super) fn queue_out(&mut self, id: psock::Id, mut out: Outgoing) {
         let length = out.bytes.len();
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if length == 0 {
             return;
+        }
+        if psock.blocked {
+            out.own();
         }
         if psock.send_bytes == 0 {
             psock.progress = self.now;
@@ -264,11 +271,8 @@ impl Mux {
             if psock.send_bytes == 0 {
                 psock.progress = self.now;
             }
-            psock.send.extend(replies.into_iter().map(|bytes| Outgoing {
-                bytes,
-                messages: 1,
-                connected: false,
-            }));
+            let owned = |bytes| Outgoing { owned: true, ..Outgoing::new(bytes, 1) };
+            psock.send.extend(replies.into_iter().map(owned));
         }
         self.tell_transmit(ticket.psock);
     }
