@@ -35,6 +35,9 @@ pub(crate) const ENGINE_NEED_WAKEUP: usize = ENGINE_PUBLISHED + 1;
 /// Word of the engine's memory: how many records it has taken, modulo 2^32.
 pub(crate) const ENGINE_RECORDS: usize = ENGINE_PUBLISHED + 2;
 
+/// Word of either memory: the CPU that its writer ran on when it last said so, from 1; a hint.
+pub(crate) const CPU: usize = 2 * LINE + 4;
+
 /// Word of the engine's memory: frames lost for this client so far. On a line of its own: the client reads the one above
 /// with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;

@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::Seq;
 use crate::abi::{self, INLINE_BYTES};
+use crate::cpu;
 use crate::dump::Dump;
 use crate::gap::{Gaps, Loss};
 use crate::geometry::Geometry;
@@ -418,6 +419,7 @@ impl Channel {
         if self.checked == 0 || now >= self.checked.saturating_add(PEER_CHECK) {
             self.checked = now.max(1);
             self.check_peer();
+            cpu::tell(&self.page.own);
         }
         self.note_high_water();
         let mut decided = 0;
@@ -615,10 +617,19 @@ impl Channel {
             .own
             .word(abi::ENGINE_PUBLISHED)
             .store(self.rings.rx.frames.next_seq().0.into(), Ordering::Relaxed);
+        cpu::tell(&self.page.own);
         self.sleeper.arm([&self.page.own])
             && !self.life.is_over()
             && !self.each_rings().any(|rings| rings.verdicts.is_ready(&rings.theirs, &rings.rx))
             && !self.has_message()
+    }
+
+    /// Whether the client was last seen on the CPU of the calling thread. Then it decides nothing while this thread runs, and
+    /// looking again is of no use; letting it run is (sched_yield(2), [`wait`](Self::wait)). What the client says, and no more than
+    /// a hint.
+    #[must_use]
+    pub fn shares_cpu(&self) -> bool {
+        cpu::is_shared(&self.page.theirs)
     }
 
     /// Whether there is a message that is wanted.

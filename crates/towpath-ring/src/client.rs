@@ -13,6 +13,7 @@ use crate::Seq;
 use crate::abi;
 use crate::attach::{Attached, Options, attach};
 use crate::channel::Full;
+use crate::cpu;
 use crate::error::{AttachError, RecvError};
 use crate::header::{Header, Kind, Meta};
 use crate::park::Sleeper;
@@ -26,6 +27,8 @@ mod rings;
 
 /// Looks at the lanes before going to sleep: some 10 us.
 const SPINS: u32 = 400;
+/// Looks where the engine runs on the same CPU, each after the engine had its turn: two are cheaper than a sleep and a doorbell.
+const YIELDS: u32 = 2;
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;
 
@@ -211,8 +214,11 @@ impl Consumer {
             return Ok(0);
         }
         self.flush();
-        for _ in 0..self.away {
-            hint::spin_loop();
+        // What is there is taken at once where nothing more comes before this thread sleeps.
+        if self.away > 0 && !self.shares_cpu() {
+            for _ in 0..self.away {
+                hint::spin_loop();
+            }
         }
         let taken = self.wait_for(None, |consumer| consumer.take_batch(into, max))?;
         let mut count = taken.unwrap_or(0);
@@ -411,6 +417,7 @@ impl Consumer {
     pub fn arm(&mut self) -> bool {
         self.flush();
         self.lanes.iter().for_each(Lane::tell_position);
+        self.lanes.iter().map(Lane::own_page).for_each(cpu::tell);
         self.sleeper.arm(self.lanes.iter().map(Lane::own_page))
             && !self.lanes.iter().any(Lane::is_ready)
             && !self.is_ended()
@@ -454,16 +461,26 @@ impl Consumer {
     ) -> Result<Option<T>, RecvError> {
         loop {
             self.flush();
-            for _ in 0..SPINS {
+            let mut shared = None;
+            for look in 0..SPINS {
                 if let Some(found) = take(self)? {
                     return Ok(Some(found));
                 }
-                hint::spin_loop();
+                match *shared.get_or_insert_with(|| self.shares_cpu()) {
+                    false => hint::spin_loop(),
+                    true if look < YIELDS => sys::give_way(),
+                    true => break,
+                }
             }
             if !self.sleep(end)? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Whether every engine thread was last seen on the CPU of this one: nothing comes while this thread looks for it.
+    fn shares_cpu(&self) -> bool {
+        self.lanes.iter().all(|lane| cpu::is_shared(&lane.page.theirs))
     }
 
     /// Waits for a doorbell, at most until `end`; false when there is nothing to be waited for any more.

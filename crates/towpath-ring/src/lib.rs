@@ -23,6 +23,8 @@ mod channel;
 #[cfg(not(loom))]
 mod client;
 #[cfg(not(loom))]
+mod cpu;
+#[cfg(not(loom))]
 mod dump;
 #[cfg(not(loom))]
 mod endpoint;

@@ -48,6 +48,16 @@ pub(crate) fn membarrier() -> io::Result<()> {
     Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
 }
 
+/// The CPU that the calling thread runs on, from 0.
+pub(crate) fn cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// Lets other threads of this CPU run first (sched_yield(2)).
+pub(crate) fn give_way() {
+    rustix::thread::sched_yield();
+}
+
 /// A memfd of `bytes`, all of them allocated, so that running out of memory is an error here and no SIGBUS later.
 pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
