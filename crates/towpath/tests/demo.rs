@@ -153,6 +153,11 @@ fn killed_it_takes_its_processes_with_it() {
     kill_process(Pid::from_child(&running.0), Signal::KILL).unwrap();
     end(running);
     gone(directory.path());
+    let begun = Instant::now();
+    while !empty(directory.path()) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "its files are still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub(crate) enum DemoPart {
     Worker,
     /// An inspector on the kernel's NFQUEUE
     Queue { number: u16 },
+    /// Removes the demo's files when it has ended
+    Sweep { directory: PathBuf },
 }
 
 pub(crate) fn run(args: &Demo) -> u8 {
@@ -99,6 +101,7 @@ pub(crate) fn part(part: &DemoPart) -> u8 {
         DemoPart::Exec { words } => Err(demo::exec(words).to_string()),
         DemoPart::Worker => demo::worker(),
         DemoPart::Queue { number } => demo::queue(*number),
+        DemoPart::Sweep { directory } => demo::sweep(directory),
     };
     match done {
         Ok(()) => exit::OK,

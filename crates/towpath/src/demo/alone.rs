@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::board::Board;
+use super::files::Files;
 use super::host::Host;
 use super::network::Ends;
 use super::part::{PATIENCE, Part};
@@ -26,8 +27,7 @@ pub(crate) fn play_alone(options: &Options, missing: &str) -> Result<Results, Fa
     let stop = Stop::on_signals()?;
     let begun = Instant::now();
     let board = Board::new(&[CAPTURE, WORKERS, FILE], true);
-    let files =
-        tempfile::Builder::new().prefix("towpath-demo-").tempdir().map_err(doing("a temporary directory"))?;
+    let files = Files::new()?;
     let here = Host::here();
     let ends = Ends {
         outside: &here,

@@ -18,6 +18,7 @@ mod board;
 mod cast;
 mod director;
 mod file;
+mod files;
 mod host;
 mod inspect;
 mod messages;
@@ -40,6 +41,7 @@ use thiserror::Error;
 
 pub(crate) use alone::play_alone;
 pub(crate) use director::play;
+pub(crate) use files::sweep;
 pub(crate) use part::{exec, queue, worker};
 
 /// What the demo is asked for.

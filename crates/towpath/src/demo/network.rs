@@ -4,8 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use tempfile::TempDir;
-
+use super::files::Files;
 use super::host::Host;
 use super::part::{Part, ctl};
 use super::{Driver, Failure, Stop, doing};
@@ -109,8 +108,7 @@ pub(super) struct Network {
     pub(super) kernel: Host,
     /// What the kernel's way is, in words: what could be switched on here.
     pub(super) way: Way,
-    /// Private to this user, removed in the end.
-    pub(super) files: TempDir,
+    pub(super) files: Files,
     middle: Host,
 }
 
@@ -153,10 +151,7 @@ impl Network {
         if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_err() {
             return Err(Failure::Missing("there is no program ip (install iproute2)".into()));
         }
-        let files = tempfile::Builder::new()
-            .prefix("towpath-demo-")
-            .tempdir()
-            .map_err(doing("a temporary directory"))?;
+        let files = Files::new()?;
         let [outside, inside, middle, kernel] = [Host::new()?, Host::new()?, Host::new()?, Host::new()?];
         let (out, within) = (outside.tid(), inside.tid());
         middle.ip(format!(
