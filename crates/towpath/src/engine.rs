@@ -32,6 +32,7 @@ mod wiring;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
@@ -54,8 +55,8 @@ use crate::control::Observed;
 use crate::conversations::Conversations;
 use crate::queue::{Channel, DefaultVerdict, Offer, Policy, Queue};
 use crate::report::{self, Report};
-use crate::window::{Ticket, Window};
-use towpath_port::Checksum;
+use crate::window::{Stored, Ticket, Window};
+use towpath_port::{Burst, Checksum, Frame};
 
 /// What the engine needs from outside.
 pub trait Edge {
@@ -90,6 +91,10 @@ pub trait Edge {
     fn discard(&mut self, meta: &Meta) {
         let _ = meta;
     }
+
+    /// Inspectors have packets and run on this thread's CPU: they go first. The default: nothing, they run when this thread
+    /// waits.
+    fn give_way(&mut self) {}
 
     /// Answers those who look at the engine from outside; called once per burst, and while the engine waits. Returns for
     /// how many nanoseconds at most the engine may sleep before it calls this again. The default: nobody looks.
@@ -155,6 +160,8 @@ pub struct Engine<E: Edge> {
     /// For queues that a rule names and nobody serves.
     unserved: Policy,
     window: Window<Meta, Progress>,
+    /// The burst that is being handled, when packets may lie in it until they are decided ([`Engine::handle_lent`]).
+    came: Option<Arc<Burst>>,
     /// It waits for nobody.
     live: bool,
     reassembler: Reassembler,
@@ -204,6 +211,9 @@ const WINDOW_BYTES: usize = 16 << 20;
 const SPINS: usize = 500;
 const PAUSES: usize = 4;
 
+/// How often after a burst the engine gives way to inspectors that run on its CPU: each time at least one of them runs.
+const WAYS: usize = 8;
+
 /// How long the engine sleeps at most while several queues have packets, in nanoseconds.
 const LOOK: u64 = 1_000_000;
 
@@ -228,6 +238,7 @@ impl<E: Edge> Engine<E> {
             queues,
             unserved,
             window: Window::new(1, WINDOW_PACKETS, WINDOW_BYTES),
+            came: None,
             live: false,
             reassembler: Reassembler::new(),
             backlog: VecDeque::new(),
@@ -280,7 +291,35 @@ impl<E: Edge> Engine<E> {
         for queue in &mut self.queues {
             queue.kick();
         }
-        self.poll().map(drop)
+        for _ in 0..WAYS {
+            // One that decides nothing in its turn is waited for no longer: it is slow, blocked, or elsewhere after all.
+            let waited_for = self.live && self.queues.iter_mut().any(Queue::shares_cpu);
+            if waited_for {
+                self.edge.give_way();
+            }
+            if self.poll()? == 0 || !waited_for {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`handle_burst`](Self::handle_burst), for what a live port has received: packets that are decided before this returns
+    /// leave from where they lie, the others are copied then. The burst is the caller's alone again afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What [`Edge::send`] said.
+    pub fn handle_lent(
+        &mut self,
+        burst: &Arc<Burst>,
+        meta: impl Fn(&Frame<'_>) -> Meta + Clone,
+    ) -> Result<(), E::Error> {
+        self.came = Some(burst.clone());
+        let handled = self.handle_burst(burst.iter().map(|frame| (frame.bytes, meta(&frame))));
+        self.came = None;
+        self.window.keep(|index| burst.frame(index).bytes);
+        handled
     }
 
     /// Nothing has come for a while: collects what inspectors have decided meanwhile, and answers those who look.
@@ -491,7 +530,7 @@ impl<E: Edge> Engine<E> {
         if self.window.waiting() > 0 {
             let bucket = progress.bucket();
             if self.live && self.continuing[bucket] > 0 {
-                self.put_aside(frame, meta, progress);
+                self.put_aside(index, frame, meta, progress);
                 return Ok(());
             }
             while self.continuing[bucket] > 0 {
@@ -516,8 +555,7 @@ impl<E: Edge> Engine<E> {
             }
             _ if self.live && !self.window.has_room() => self.overrun(&meta),
             next => {
-                let lane = self.lane(&progress);
-                let ticket = self.window.push_waiting(frame, meta, progress, lane);
+                let ticket = self.push(index, frame, meta, progress);
                 self.drive(ticket, next);
             }
         }
@@ -580,7 +618,7 @@ impl<E: Edge> Engine<E> {
     }
 
     /// Keeps a packet until those before it in its flow have met the rules.
-    fn put_aside(&mut self, frame: &[u8], meta: Meta, mut progress: Progress) {
+    fn put_aside(&mut self, index: usize, frame: &[u8], meta: Meta, mut progress: Progress) {
         if !self.window.has_room() {
             return self.overrun(&meta);
         }
@@ -588,8 +626,16 @@ impl<E: Edge> Engine<E> {
         self.continuing[bucket] += 1;
         progress.bucket = Some(bucket);
         progress.aside = true;
+        self.push(index, frame, meta, progress);
+    }
+
+    /// Puts a packet that waits into the window.
+    fn push(&mut self, index: usize, frame: &[u8], meta: Meta, progress: Progress) -> Ticket {
         let lane = self.lane(&progress);
-        self.window.push_waiting(frame, meta, progress, lane);
+        match self.came {
+            Some(_) => self.window.push_lent(index, frame.len(), meta, progress, lane),
+            None => self.window.push_waiting(frame, meta, progress, lane),
+        }
     }
 
     /// Takes packets that were put aside to the rules, those whose turn has come. Returns whether there were any.
@@ -600,7 +646,7 @@ impl<E: Edge> Engine<E> {
         }
         let mut any = false;
         while let Some(ticket) = self.window.take_turn() {
-            let Self { window, walker, clock, continuing, .. } = self;
+            let Self { window, came, walker, clock, continuing, .. } = self;
             let Some((stored, progress)) = window.waiting_mut(ticket) else { continue };
             if !std::mem::take(&mut progress.aside) {
                 continue;
@@ -609,7 +655,7 @@ impl<E: Edge> Engine<E> {
             if let Some(bucket) = progress.bucket.take() {
                 continuing[bucket] -= 1;
             }
-            let next = match wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) {
+            let next = match parse(stored, came.as_ref()) {
                 Ok(packet) => advance(walker, &packet, progress, *clock),
                 Err(_) => Next::Gone(Fate::Dropped),
             };
@@ -698,8 +744,14 @@ impl<E: Edge> Engine<E> {
         self.settled = settled;
         self.retry();
         loop {
-            let Self { window, edge, .. } = self;
-            window.flush(|stored| edge.send(&stored.bytes, &stored.meta))?;
+            let Self { window, came, edge, .. } = self;
+            window.flush(|stored| {
+                let bytes = bytes(stored, came.as_ref());
+                match stored.came() {
+                    Some(index) => edge.pass(index, bytes, &stored.meta),
+                    None => edge.send(bytes, &stored.meta),
+                }
+            })?;
             if !self.take_turns() {
                 return Ok(decided);
             }
@@ -712,7 +764,7 @@ impl<E: Edge> Engine<E> {
         let Settled { outcome, mark: (mark, mask), ruling } = decision;
         progress.set_mark(mark, mask);
         if let Some(ruling) = ruling
-            && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
+            && let Ok(packet) = parse(stored, self.came.as_ref())
             && let Some(flow) = packet.flow()
         {
             self.queues[progress.wait.queue].rule(&flow, ruling, self.clock);
@@ -761,9 +813,13 @@ impl<E: Edge> Engine<E> {
 
     /// The packet of `ticket` may go on: what comes next on its path.
     fn step(&mut self, ticket: Ticket) -> Next {
-        let Self { window, walker, clock, .. } = self;
+        let Self { window, came, walker, clock, .. } = self;
         let Some((stored, progress)) = window.waiting_mut(ticket) else { return Next::Gone(Fate::Dropped) };
-        let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) else {
+        // Nothing of it has changed, and what comes next does not depend on what it is.
+        if !stored.meta.changed && progress.ends() {
+            return Next::Out;
+        }
+        let Ok(packet) = parse(stored, came.as_ref()) else {
             // It parsed when it came: an inspector has put something malformed in its place.
             return Next::Gone(Fate::Dropped);
         };
@@ -828,7 +884,7 @@ impl<E: Edge> Engine<E> {
         if kind == Kind::Tee || !self.queues[progress.wait.queue].has_rulings() {
             return None;
         }
-        let packet = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len).ok()?;
+        let packet = parse(stored, self.came.as_ref()).ok()?;
         let flow = packet.flow()?;
         let ruling = self.queues[progress.wait.queue].ruling(&flow, begins(&packet), self.clock)?;
         Some(obey(ruling, &mut self.walker, &packet, progress, kind, self.clock))
@@ -862,9 +918,9 @@ impl<E: Edge> Engine<E> {
 
     /// Gives a fragment to the reassembler. If that made its datagram whole, the datagram takes its place here.
     fn reassemble(&mut self, ticket: Ticket) -> Option<Next> {
-        let Self { window, reassembler, clock, .. } = self;
+        let Self { window, came, reassembler, clock, .. } = self;
         let (stored, progress) = window.waiting_mut(ticket)?;
-        let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len) else {
+        let Ok(packet) = parse(stored, came.as_ref()) else {
             return Some(Next::Gone(Fate::Dropped));
         };
         let Added { whole, dropped } = reassembler.add(&packet, progress.parts, *clock);
@@ -944,7 +1000,8 @@ impl<E: Edge> Engine<E> {
         let answer_to = (kind != Kind::Tee).then_some(ticket);
         // Of a capture, the interface stands for the processor that the packet came on.
         let cpu = stored.meta.interface;
-        let offer = self.queues[queue].offer(&stored.bytes, &label, cpu, self.wall, answer_to);
+        let frame = bytes(stored, self.came.as_ref());
+        let offer = self.queues[queue].offer(frame, &label, cpu, self.wall, answer_to);
         if matches!(offer, Offer::Held | Offer::Copied) && !std::mem::replace(&mut progress.inspected, true) {
             self.totals.inspected += u64::from(progress.parts);
         }
@@ -958,11 +1015,11 @@ impl<E: Edge> Engine<E> {
     }
 
     fn set_wait(&mut self, ticket: Ticket, wait: Wait) {
-        let Self { window, continuing, walker, .. } = self;
+        let Self { window, came, continuing, walker, .. } = self;
         let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
         progress.wait = wait;
         // The inspector sees what the rules have changed so far.
-        apply(progress.walk.edits(), &mut stored.bytes, &mut stored.meta);
+        change(progress.walk.edits(), stored, came.as_ref());
         let goes_on = wait.kind != Kind::Inspect || progress.walks_out(walker);
         if goes_on && progress.bucket.is_none() {
             let bucket = progress.bucket();
@@ -979,21 +1036,21 @@ impl<E: Edge> Engine<E> {
         }
         let parts = progress.parts;
         if !self.traces.is_empty() {
-            let Self { traces, walker, totals, .. } = self;
+            let Self { traces, walker, totals, came, .. } = self;
             let place = (totals.packets, progress.arrival.0.into());
             let meta = Meta { out: progress.out, ..stored.meta };
-            traces.tell(place, (&stored.bytes, &meta), &progress.walk, fate, walker);
+            traces.tell(place, (bytes(stored, came.as_ref()), &meta), &progress.walk, fate, walker);
         }
         match fate {
             None => {
-                apply(progress.walk.edits(), &mut stored.bytes, &mut stored.meta);
+                change(progress.walk.edits(), stored, self.came.as_ref());
                 (stored.meta.out, stored.meta.hop) = (progress.out, progress.hop);
                 self.totals.passed += u64::from(parts);
                 self.window.pass(ticket);
             }
             Some(fate) => {
                 if fate != Fate::Dropped
-                    && let Ok(packet) = wire::parse(stored.meta.link, &stored.bytes, stored.meta.wire_len)
+                    && let Ok(packet) = parse(stored, self.came.as_ref())
                     && let Some(reject) =
                         fate.answer(&packet, self.walker.ports().addresses(progress.arrival))
                 {
@@ -1007,5 +1064,25 @@ impl<E: Edge> Engine<E> {
                 self.window.discard(ticket);
             }
         }
+    }
+}
+
+/// A waiting packet's bytes: its own, or those in the burst that it came with.
+#[inline]
+fn bytes<'a>(stored: &'a Stored<Meta>, came: Option<&'a Arc<Burst>>) -> &'a [u8] {
+    stored.bytes(|index| came.expect("its burst is being handled").frame(index).bytes)
+}
+
+#[inline]
+fn parse<'a>(stored: &'a Stored<Meta>, came: Option<&'a Arc<Burst>>) -> Result<Packet<'a>, wire::Malformed> {
+    wire::parse(stored.meta.link, bytes(stored, came), stored.meta.wire_len)
+}
+
+/// Makes the changes that rules asked for.
+fn change(edits: Edits, stored: &mut Stored<Meta>, came: Option<&Arc<Burst>>) {
+    if edits != Edits::default() {
+        let burst = |index| came.expect("its burst is being handled").frame(index).bytes;
+        let (frame, meta) = stored.parts_mut(burst);
+        apply(edits, frame, meta);
     }
 }

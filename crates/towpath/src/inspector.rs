@@ -223,6 +223,10 @@ impl Channel for Inspector {
         }
     }
 
+    fn shares_cpu(&self) -> bool {
+        self.channel.as_ref().is_some_and(ring::Channel::shares_cpu)
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.channel.as_ref().map(AsFd::as_fd)
     }

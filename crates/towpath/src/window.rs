@@ -15,33 +15,44 @@ pub struct Ticket {
     at: u32,
 }
 
-/// A packet's own bytes, and what the port said about it.
+/// A packet's bytes, and what the port said about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored<M> {
-    /// The frame.
-    pub bytes: Vec<u8>,
+    bytes: Bytes,
     /// What goes with it.
     pub meta: M,
 }
 
-#[derive(Debug)]
-enum Slot<M, W> {
+/// Where a packet's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Bytes {
+    /// Where they came: its place in the burst, and its length.
+    Came(u32, u32),
+    Own(Vec<u8>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
     Free,
-    /// Somebody holds the packet; `W` is where its walk goes on.
-    Waiting(Stored<M>, W),
+    /// Somebody holds the packet.
+    Waiting,
     /// It goes out when its turn comes.
-    Passed(Stored<M>),
+    Passed,
     /// It was dropped; only its place is left.
     Gone,
 }
 
+/// A place in the window. What is in it stays where it is while its state changes: it is some cache lines.
 #[derive(Debug)]
 struct Entry<M, W> {
-    slot: Slot<M, W>,
+    state: State,
     generation: u32,
     lane: u16,
     /// Behind it in its lane, or among the free ones.
     next: u32,
+    stored: Stored<M>,
+    /// Where its walk goes on; none of one that never waited.
+    walk: Option<W>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +85,52 @@ pub struct Window<M, W> {
     max_bytes: usize,
     /// Buffers for the next packets: the window allocates only until it is warm.
     spare: Vec<Vec<u8>>,
+    /// Packets whose bytes lay in their burst when they were added.
+    came: Vec<Ticket>,
+}
+
+impl Default for Bytes {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl Bytes {
+    fn len(&self) -> usize {
+        match self {
+            Self::Came(_, len) => *len as usize,
+            Self::Own(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl<M> Stored<M> {
+    /// Its place in the burst that it came with, as long as its bytes are only there.
+    pub fn came(&self) -> Option<usize> {
+        match self.bytes {
+            Bytes::Came(index, _) => Some(index as usize),
+            Bytes::Own(_) => None,
+        }
+    }
+
+    /// The frame; `came` has the bytes of those that still lie in their burst.
+    pub fn bytes<'a>(&'a self, came: impl FnOnce(usize) -> &'a [u8]) -> &'a [u8] {
+        match &self.bytes {
+            Bytes::Came(index, _) => came(*index as usize),
+            Bytes::Own(bytes) => bytes,
+        }
+    }
+
+    /// The frame and what goes with it, to be changed: a copy of its own from now on.
+    pub fn parts_mut<'a>(&mut self, came: impl FnOnce(usize) -> &'a [u8]) -> (&mut [u8], &mut M) {
+        if let Bytes::Came(index, _) = self.bytes {
+            self.bytes = Bytes::Own(came(index as usize).to_vec());
+        }
+        match &mut self.bytes {
+            Bytes::Own(bytes) => (bytes, &mut self.meta),
+            Bytes::Came(..) => unreachable!("it was copied just now"),
+        }
+    }
 }
 
 impl<M, W> Window<M, W> {
@@ -92,6 +149,7 @@ impl<M, W> Window<M, W> {
             max_packets,
             max_bytes,
             spare: Vec::new(),
+            came: Vec::new(),
         }
     }
 
@@ -120,7 +178,7 @@ impl<M, W> Window<M, W> {
         let mut at = self.lanes.iter().map(|lane| lane.front).find(|&front| front != NONE)?;
         while at != NONE {
             let entry = &self.entries[at as usize];
-            if matches!(entry.slot, Slot::Waiting(..)) {
+            if entry.state == State::Waiting {
                 return Some(Ticket { generation: entry.generation, at });
             }
             at = entry.next;
@@ -132,56 +190,77 @@ impl<M, W> Window<M, W> {
     pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, lane: u16) -> Ticket {
         let stored = self.store(bytes, meta);
         self.waiting += 1;
-        self.push(Slot::Waiting(stored, walk), lane)
+        self.push(State::Waiting, stored, Some(walk), lane)
+    }
+
+    /// Adds a packet that somebody holds, and that lies at `index` of the burst that is being handled. Its `len` bytes stay there,
+    /// until [`keep`](Self::keep).
+    pub fn push_lent(&mut self, index: usize, len: usize, meta: M, walk: W, lane: u16) -> Ticket {
+        self.bytes += len;
+        self.waiting += 1;
+        let stored = Stored { bytes: Bytes::Came(index as u32, len as u32), meta };
+        let ticket = self.push(State::Waiting, stored, Some(walk), lane);
+        self.came.push(ticket);
+        ticket
+    }
+
+    /// The burst goes: what still waits is copied out of it.
+    pub fn keep<'a>(&mut self, burst: impl Fn(usize) -> &'a [u8]) {
+        let mut came = std::mem::take(&mut self.came);
+        for ticket in came.drain(..) {
+            let Self { entries, spare, .. } = self;
+            if let Some(entry) = entry_mut(entries, ticket)
+                && let Bytes::Came(index, _) = entry.stored.bytes
+            {
+                let mut buffer = spare.pop().unwrap_or_default();
+                buffer.extend_from_slice(burst(index as usize));
+                entry.stored.bytes = Bytes::Own(buffer);
+            }
+        }
+        self.came = came;
     }
 
     /// Adds a packet that passed, behind those that wait.
     pub fn push_passed(&mut self, bytes: &[u8], meta: M, lane: u16) {
         let stored = self.store(bytes, meta);
-        let ticket = self.push(Slot::Passed(stored), lane);
+        let ticket = self.push(State::Passed, stored, None, lane);
         self.note(ticket);
     }
 
     /// The waiting packet of `ticket` and its walk; `None` when it is not waiting (any more).
     pub fn waiting_mut(&mut self, ticket: Ticket) -> Option<(&mut Stored<M>, &mut W)> {
-        match self.slot_mut(ticket)? {
-            Slot::Waiting(stored, walk) => Some((stored, walk)),
-            Slot::Free | Slot::Passed(_) | Slot::Gone => None,
-        }
+        let Entry { stored, walk, .. } = self.waiting_entry(ticket)?;
+        Some((stored, walk.as_mut()?))
     }
 
     /// Decides that the waiting packet of `ticket` passes. Does nothing when it is not waiting.
     pub fn pass(&mut self, ticket: Ticket) {
-        let Some(slot) = self.slot_mut(ticket) else { return };
-        match std::mem::replace(slot, Slot::Gone) {
-            Slot::Waiting(stored, _) => {
-                *slot = Slot::Passed(stored);
-                self.waiting -= 1;
-                self.note(ticket);
-            }
-            other => *slot = other,
-        }
+        let Some(entry) = self.waiting_entry(ticket) else { return };
+        entry.state = State::Passed;
+        self.waiting -= 1;
+        self.note(ticket);
     }
 
     /// Decides that the waiting packet of `ticket` does not pass. Does nothing when it is not waiting.
     pub fn discard(&mut self, ticket: Ticket) {
-        let Some(slot) = self.slot_mut(ticket) else { return };
-        match std::mem::replace(slot, Slot::Gone) {
-            Slot::Waiting(stored, _) => {
-                self.waiting -= 1;
-                self.reclaim(stored);
-                self.note(ticket);
-            }
-            other => *slot = other,
-        }
+        let Some(entry) = self.waiting_entry(ticket) else { return };
+        entry.state = State::Gone;
+        self.waiting -= 1;
+        self.reclaim(ticket.at);
+        self.note(ticket);
     }
 
     /// Puts other bytes in the place of a waiting packet's. Does nothing when it is not waiting.
     pub fn replace(&mut self, ticket: Ticket, bytes: &[u8]) {
         let Some((stored, _)) = self.waiting_mut(ticket) else { return };
         let before = stored.bytes.len();
-        stored.bytes.clear();
-        stored.bytes.extend_from_slice(bytes);
+        match &mut stored.bytes {
+            Bytes::Own(own) => {
+                own.clear();
+                own.extend_from_slice(bytes);
+            }
+            lent => *lent = Bytes::Own(bytes.to_vec()),
+        }
         self.bytes = self.bytes - before + bytes.len();
     }
 
@@ -190,22 +269,22 @@ impl<M, W> Window<M, W> {
     pub fn flush<E>(&mut self, mut out: impl FnMut(&Stored<M>) -> Result<(), E>) -> Result<(), E> {
         while let Some(&lane) = self.ready.last() {
             let at = self.lanes[usize::from(lane)].front;
-            let slot = self.entries.get_mut(at as usize).map(|entry| (&mut entry.slot, entry.generation));
-            match slot {
-                None => drop(self.ready.pop()),
-                Some((Slot::Waiting(..), generation)) => {
-                    self.turns.push(Ticket { generation, at });
+            let Some(entry) = self.entries.get(at as usize) else {
+                self.ready.pop();
+                continue;
+            };
+            match entry.state {
+                State::Waiting => {
+                    self.turns.push(Ticket { generation: entry.generation, at });
                     self.ready.pop();
                 }
-                Some((slot, _)) => {
-                    let slot = std::mem::replace(slot, Slot::Free);
+                State::Passed => {
+                    let sent = out(&entry.stored);
+                    self.reclaim(at);
                     self.unlink(lane, at);
-                    if let Slot::Passed(stored) = slot {
-                        let sent = out(&stored);
-                        self.reclaim(stored);
-                        sent?;
-                    }
+                    sent?;
                 }
+                State::Gone | State::Free => self.unlink(lane, at),
             }
         }
         Ok(())
@@ -221,22 +300,21 @@ impl<M, W> Window<M, W> {
         self.turns.clear();
     }
 
-    fn slot_mut(&mut self, ticket: Ticket) -> Option<&mut Slot<M, W>> {
-        let entry = self.entries.get_mut(ticket.at as usize)?;
-        (entry.generation == ticket.generation).then_some(&mut entry.slot)
+    fn waiting_entry(&mut self, ticket: Ticket) -> Option<&mut Entry<M, W>> {
+        entry_mut(&mut self.entries, ticket).filter(|entry| entry.state == State::Waiting)
     }
 
-    fn push(&mut self, slot: Slot<M, W>, lane: u16) -> Ticket {
+    fn push(&mut self, state: State, stored: Stored<M>, walk: Option<W>, lane: u16) -> Ticket {
         self.packets += 1;
         let at = match self.free {
             NONE => {
-                self.entries.push(Entry { slot, generation: 0, lane, next: NONE });
+                self.entries.push(Entry { state, generation: 0, lane, next: NONE, stored, walk });
                 (self.entries.len() - 1) as u32
             }
             at => {
                 let entry = &mut self.entries[at as usize];
                 self.free = entry.next;
-                *entry = Entry { slot, generation: entry.generation, lane, next: NONE };
+                *entry = Entry { state, generation: entry.generation, lane, next: NONE, stored, walk };
                 at
             }
         };
@@ -261,6 +339,7 @@ impl<M, W> Window<M, W> {
         self.packets -= 1;
         let entry = &mut self.entries[at as usize];
         let next = std::mem::replace(&mut entry.next, self.free);
+        entry.state = State::Free;
         // Tickets of what was here before find nothing.
         entry.generation = entry.generation.wrapping_add(1);
         self.free = at;
@@ -275,19 +354,26 @@ impl<M, W> Window<M, W> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.extend_from_slice(bytes);
         self.bytes += bytes.len();
-        Stored { bytes: buffer, meta }
+        Stored { bytes: Bytes::Own(buffer), meta }
     }
 
-    fn reclaim(&mut self, stored: Stored<M>) {
-        let mut buffer = stored.bytes;
+    /// Takes the bytes of the entry at `at` back.
+    fn reclaim(&mut self, at: u32) {
+        let bytes = std::mem::take(&mut self.entries[at as usize].stored.bytes);
         // A replaced payload may have another length than the one that was counted in: `replace` keeps the sum.
-        self.bytes -= buffer.len();
+        self.bytes -= bytes.len();
+        let Bytes::Own(mut buffer) = bytes else { return };
         buffer.clear();
         // A jumbo's buffer is not kept: the spares stay within the window's own bound.
         if buffer.capacity() <= KEEP {
             self.spare.push(buffer);
         }
     }
+}
+
+#[inline]
+fn entry_mut<M, W>(entries: &mut [Entry<M, W>], ticket: Ticket) -> Option<&mut Entry<M, W>> {
+    entries.get_mut(ticket.at as usize).filter(|entry| entry.generation == ticket.generation)
 }
 
 /// Buffers larger than this are freed, not kept.
@@ -354,6 +440,38 @@ mod tests {
         window.discard(a);
         window.replace(a, b"x");
         assert_eq!(window.waiting(), 1);
+    }
+
+    #[test]
+    fn what_was_decided_in_time_is_not_copied_and_the_rest_is_before_its_burst_goes() {
+        let burst: [&[u8]; 4] = [b"zero", b"one", b"two", b"three"];
+        let mut window = Window::<u32, ()>::new(1, 16, 100);
+        let tickets: Vec<_> = burst
+            .iter()
+            .enumerate()
+            .map(|(at, frame)| window.push_lent(at, frame.len(), at as u32, (), 0))
+            .collect();
+        assert_eq!(window.bytes, 15);
+        let out = |window: &mut Window<u32, ()>| {
+            let mut out = Vec::new();
+            window
+                .flush(|stored| {
+                    out.push((stored.came(), stored.bytes(|at| burst[at]).to_vec()));
+                    Ok::<(), ()>(())
+                })
+                .unwrap();
+            out
+        };
+        window.pass(tickets[0]);
+        window.replace(tickets[1], b"another");
+        let (stored, _) = window.waiting_mut(tickets[2]).unwrap();
+        stored.parts_mut(|at| burst[at]).0[0] = b'T';
+        assert_eq!(out(&mut window), [(Some(0), b"zero".to_vec())]);
+        window.keep(|at| burst[at]);
+        tickets[1..].iter().for_each(|ticket| window.pass(*ticket));
+        let rest: [&[u8]; 3] = [b"another", b"Two", b"three"];
+        assert_eq!(out(&mut window), rest.map(|bytes| (None, bytes.to_vec())));
+        assert_eq!(window.bytes, 0);
     }
 
     #[test]

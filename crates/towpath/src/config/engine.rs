@@ -35,7 +35,7 @@ impl Default for Engine {
             cpus: Vec::new(),
             wait: Wait::Park(Duration::from_micros(50)),
             drain: Duration::from_secs(5),
-            burst: 64,
+            burst: 256,
         }
     }
 }

@@ -157,6 +157,20 @@ impl Progress {
         }
     }
 
+    /// An inspector has let the packet through: when that is the end of its path, sets the port that it leaves by.
+    pub(super) fn ends(&mut self) -> bool {
+        if self.wait.kind != Kind::Inspect || self.leaving {
+            return false;
+        }
+        match self.way {
+            Way::Bridge { xmit, walk_out: false } => self.out = Some(xmit),
+            Way::Back => self.out = Some(self.arrival),
+            Way::Nowhere => {}
+            Way::Bridge { .. } | Way::Routes | Way::Router => return false,
+        }
+        true
+    }
+
     /// Sets the bits of the packet's mark that `mask` names.
     pub(super) fn set_mark(&mut self, mark: u32, mask: u32) {
         self.walk.set_mark(self.walk.mark() & !mask | mark & mask);

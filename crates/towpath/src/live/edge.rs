@@ -231,6 +231,10 @@ impl Edge for Outside {
         }
     }
 
+    fn give_way(&mut self) {
+        rustix::thread::sched_yield();
+    }
+
     fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
         self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine))
     }

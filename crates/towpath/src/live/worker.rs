@@ -3,6 +3,7 @@
 //! One turn: every port is received from once, what came is handled, and each port gets what leaves by it. When a turn
 //! brought nothing, the worker looks for a while, then sleeps on everything that may bring something.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,8 @@ const TRIES: usize = 16;
 pub struct Worker {
     engine: Engine<Outside>,
     ports: Vec<Live>,
-    burst: Burst,
+    /// Shared with the engine while that handles it, and with nobody else.
+    burst: Arc<Burst>,
     orders: Receiver<Order>,
     bell: Bell,
     wait: Wait,
@@ -82,7 +84,18 @@ impl Worker {
             Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0 }
         };
         let ports = ports.into_iter().map(live).collect();
-        Self { engine, ports, burst: Burst::new(burst), orders, bell, wait, drain, log, unlogged: 0, clock }
+        Self {
+            engine,
+            ports,
+            burst: Arc::new(Burst::new(burst)),
+            orders,
+            bell,
+            wait,
+            drain,
+            log,
+            unlogged: 0,
+            clock,
+        }
     }
 
     /// Runs until it is told to drain, or nothing will come any more.
@@ -132,7 +145,8 @@ impl Worker {
             if live.ended || live.state == State::Gone {
                 continue;
             }
-            match live.port.receive(&mut self.burst) {
+            let burst = Arc::get_mut(&mut self.burst).expect("nobody else has it between two turns");
+            match live.port.receive(burst) {
                 Ok(Received::Nothing) => continue,
                 Ok(Received::End) => live.ended = true,
                 Ok(Received::Frames) => {}
@@ -142,10 +156,9 @@ impl Worker {
                 continue;
             }
             came = true;
-            let frames = self.burst.iter().map(|frame| (frame.bytes, meta(&frame, at)));
-            let Ok(()) = self.engine.handle_burst(frames);
+            let Ok(()) = self.engine.handle_lent(&self.burst, |frame| meta(frame, at));
             self.transmit();
-            self.burst.clear();
+            Arc::get_mut(&mut self.burst).expect("the engine is done with it").clear();
         }
         if came {
             self.tell();
@@ -218,7 +231,7 @@ impl Worker {
                 });
             }
             Order::Pace(engine) => {
-                self.burst = Burst::new(engine.burst);
+                self.burst = Arc::new(Burst::new(engine.burst));
                 (self.wait, self.drain) = (engine.wait, engine.drain);
             }
             Order::Join(..) | Order::Begin | Order::Keepalives(_) | Order::Drain => {}

@@ -60,6 +60,11 @@ pub trait Channel {
     /// No doorbells any more; and a look whether the inspector is still there.
     fn disarm(&mut self) {}
 
+    /// Whether the inspector was last seen on the CPU of the calling thread: it decides nothing while that runs.
+    fn shares_cpu(&self) -> bool {
+        false
+    }
+
     /// What to poll for reading while armed.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -460,6 +465,11 @@ impl<C: Channel> Queue<C> {
     /// No doorbells any more.
     pub fn disarm(&mut self) {
         self.members.listeners().for_each(Listener::disarm);
+    }
+
+    /// Whether an inspector has frames and was last seen on the CPU of the calling thread.
+    pub fn shares_cpu(&mut self) -> bool {
+        self.members.listeners().any(|listener| listener.open() > 0 && listener.channel().shares_cpu())
     }
 
     /// What to poll for reading while armed.
