@@ -1,7 +1,7 @@
 //! What is sent through a world, and what comes out of it.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -11,6 +11,7 @@ use crate::packet::DESTINATION;
 use crate::peer::Skipped;
 use crate::pin::Cpus;
 use crate::side::Side;
+use crate::stat::median;
 
 /// What is sent.
 #[derive(Debug, Clone, Copy)]
@@ -25,8 +26,11 @@ pub(crate) enum Load {
 
 /// A sixth of a measurement's time goes by before it counts: caches and states are filled.
 const WARM: u32 = 6;
-/// What is on its way when the generator ends has arrived.
-const SETTLE: Duration = Duration::from_millis(150);
+/// Parts of a measurement.
+const SLICES: u32 = 10;
+/// How often the first packet is looked for, and how long the generator goes on beyond what is measured.
+const LOOK: Duration = Duration::from_millis(5);
+const MARGIN: Duration = Duration::from_millis(100);
 
 impl Load {
     /// The largest packet that its interfaces have to take.
@@ -42,15 +46,8 @@ impl Load {
         match self {
             Self::Flood { len, flows } => {
                 // Every flow has been seen once.
-                let first = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
-                flood(world, cpus, len, flows, first)?;
-                let before = world.arrived()?;
-                let seconds = flood(world, cpus, len, flows, time)?;
-                let arrived = world.arrived()? - before;
-                if arrived == 0 {
-                    bail!("no packet arrived");
-                }
-                Ok(arrived as f64 / seconds)
+                let warm = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
+                flood(world, cpus, (len, flows), warm, time)
             }
             Self::Tcp => tcp(world, time),
             Self::RoundTrip => {
@@ -73,16 +70,39 @@ impl Load {
     }
 }
 
-/// Sends for about `time`: the seconds it took.
-fn flood(world: &World, cpus: Cpus, len: usize, flows: u32, time: Duration) -> Result<f64> {
-    let (home, time) = (world.near.pid().to_string(), time.as_millis().to_string());
+/// Sends for `warm` and then for `time`; the median rate of arrivals in [`SLICES`] parts of that: what else the machine does now and then is
+/// in few of them.
+fn flood(
+    world: &mut World,
+    cpus: Cpus,
+    (len, flows): (usize, u32),
+    warm: Duration,
+    time: Duration,
+) -> Result<f64> {
+    let (home, length) = (world.near.pid().to_string(), (warm + time + MARGIN).as_millis().to_string());
     let words =
-        ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), time, cpus.engine.to_string()];
+        ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), length, cpus.engine.to_string()];
+    let before = world.arrived()?;
     let mut side = Side::start(&words, &[])?;
-    let seconds = side.number()?;
+    let start = Instant::now();
+    while world.arrived()? == before {
+        if start.elapsed() > warm + time {
+            bail!("no packet arrived");
+        }
+        thread::sleep(LOOK);
+    }
+    thread::sleep(warm);
+    let mut rates = Vec::new();
+    let mut last = (Instant::now(), world.arrived()?);
+    for _ in 0..SLICES {
+        thread::sleep(time / SLICES);
+        let next = (Instant::now(), world.arrived()?);
+        rates.push((next.1 - last.1) as f64 / (next.0 - last.0).as_secs_f64());
+        last = next;
+    }
+    side.number()?;
     side.finish()?;
-    thread::sleep(SETTLE);
-    Ok(seconds)
+    Ok(median(&rates))
 }
 
 /// What is read of iperf3's report.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use towpath_gate::state::Pages;
 
-use crate::bar::{Bar, Better, Report};
+use crate::bar::{Bar, Better};
 use crate::flows::{BURST, Family, Load, RulesLoad, Work};
 use crate::memory;
-use crate::peer::{Skipped, conntrack, maps};
+use crate::peer::{conntrack, maps};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
+use crate::subject::rows::{self, Row};
 
 const FEW: u32 = 2000;
 const MANY: u32 = 5_000_000;
@@ -42,24 +43,13 @@ impl Case {
 /// Measures and prints; whether every bar that could be measured holds.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let setting = Setting { cpus: Cpus::find()?, time, reps };
-    let mut cases = cases();
-    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
-    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
-    if cases.is_empty() {
-        bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+    rows::measure(&rows::chosen(cases(), only)?, json, |case| (case.measure)(&case.name, setting))
+}
+
+impl Row for Case {
+    fn name(&self) -> &str {
+        &self.name
     }
-    let (mut report, mut good) = (Report::new(json), true);
-    for case in &cases {
-        match (case.measure)(&case.name, setting) {
-            Ok(bar) => report.push(bar),
-            Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", case.name),
-            Err(error) => {
-                good = false;
-                eprintln!("{}: failed: {error:#}", case.name);
-            }
-        }
-    }
-    Ok(report.finish()? && good)
 }
 
 fn cases() -> Vec<Case> {

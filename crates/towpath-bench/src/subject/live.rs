@@ -3,17 +3,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use rustix::process::geteuid;
+use anyhow::Result;
 
-use crate::bar::{Bar, Better, Report};
+use crate::bar::{Bar, Better};
 use crate::live::load::Load;
 use crate::live::middle::{Driver, Middle};
 use crate::live::world::World;
-use crate::peer::Skipped;
 use crate::peer::conntrack::Raised;
 use crate::pin::Cpus;
 use crate::stat::median;
+use crate::subject::rows::{self, Row};
 
 /// One row: a load through ours and through the peer's.
 struct Case {
@@ -28,28 +27,16 @@ const SMALL: Load = Load::Flood { len: 64, flows: 2000 };
 
 /// Measures and prints; whether every bar that could be measured holds.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
-    let mut cases = cases();
-    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
-    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
-    if cases.is_empty() {
-        bail!("no row's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
-    }
-    if !geteuid().is_root() {
-        bail!("making network namespaces needs root");
-    }
+    let cases = rows::chosen(cases(), only)?;
+    rows::need_root()?;
     let cpus = Cpus::find()?;
-    let (mut report, mut good) = (Report::new(json), true);
-    for case in &cases {
-        match case.measure(cpus, time, reps) {
-            Ok(bar) => report.push(bar),
-            Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", case.name),
-            Err(error) => {
-                eprintln!("{}: failed: {error:#}", case.name);
-                good = false;
-            }
-        }
+    rows::measure(&cases, json, |case| case.measure(cpus, time, reps))
+}
+
+impl Row for Case {
+    fn name(&self) -> &str {
+        &self.name
     }
-    Ok(report.finish()? && good)
 }
 
 impl Case {

@@ -7,5 +7,6 @@ pub(crate) mod live;
 pub(crate) mod mux;
 pub(crate) mod replay;
 pub(crate) mod ring;
+pub(crate) mod rows;
 pub(crate) mod send;
 pub(crate) mod sweep;

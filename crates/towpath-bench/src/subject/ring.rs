@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use towpath_ring::Config;
 
-use crate::bar::{Bar, Better, Report};
+use crate::bar::{Bar, Better};
 use crate::engine;
-use crate::peer::{Skipped, iceoryx, nfqueue, seqpacket};
+use crate::peer::{iceoryx, nfqueue, seqpacket};
 use crate::pin::Cpus;
 use crate::raw;
 use crate::stat::median;
+use crate::subject::rows::{self, Row};
 
 /// What every measurement is given.
 #[derive(Debug, Clone, Copy)]
@@ -54,24 +55,13 @@ impl Case {
 /// Measures and prints; whether every bar that could be measured holds.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let setting = Setting { cpus: Cpus::find()?, time };
-    let mut cases = cases();
-    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
-    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
-    if cases.is_empty() {
-        bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+    rows::measure(&rows::chosen(cases(), only)?, json, |case| case.measure(setting, reps))
+}
+
+impl Row for Case {
+    fn name(&self) -> &str {
+        &self.name
     }
-    let (mut report, mut good) = (Report::new(json), true);
-    for case in &cases {
-        match case.measure(setting, reps) {
-            Ok(bar) => report.push(bar),
-            Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", case.name),
-            Err(error) => {
-                good = false;
-                eprintln!("{}: failed: {error:#}", case.name);
-            }
-        }
-    }
-    Ok(report.finish()? && good)
 }
 
 /// The bars of the ring, row by row, but for what needs a live port (README.md of this crate says what each means).

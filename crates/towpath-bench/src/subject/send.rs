@@ -3,13 +3,13 @@
 use std::fs;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::geteuid;
 
 use crate::bar::{Bar, Better, Report};
 use crate::peer::{Skipped, netns};
 use crate::pin::Cpus;
 use crate::side::Side;
 use crate::stat::median;
+use crate::subject::rows::{self, Row};
 use crate::transfer::{self, DEVICES, How, Run, Told};
 
 /// Messages, with the bars for ordinary pages, huge pages, and both ends together.
@@ -79,15 +79,8 @@ const fn gigabytes(told: &Told) -> f64 {
 
 /// Measures and prints; whether every bar that could be measured holds.
 pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> Result<bool> {
-    let mut cases = cases(megabytes << 20);
-    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
-    cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
-    if cases.is_empty() {
-        bail!("no row's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
-    }
-    if !geteuid().is_root() {
-        bail!("making network namespaces needs root");
-    }
+    let cases = rows::chosen(cases(megabytes << 20), only)?;
+    rows::need_root()?;
     let cpus = Cpus::find()?;
     let (mut report, mut good) = (Report::new(json), true);
     let _pages = cases.iter().any(|case| case.ours.huge).then(HugePages::reserve);
@@ -112,6 +105,12 @@ pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> 
         }
     }
     Ok(report.finish()? && good)
+}
+
+impl Row for Case {
+    fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 fn cases(total: u64) -> Vec<Case> {
