@@ -15,7 +15,7 @@ use crate::header::Meta;
 pub enum Fanout {
     /// The first listener; the others stand by.
     Exclusive,
-    /// One listener per flow, by [`Meta::hash`]. A flow moves only when its listener is gone.
+    /// One listener per flow, by [`Meta::hash`]. A flow moves only when its listener goes, or to one that comes.
     FlowHash,
     /// One listener per CPU.
     Cpu,
@@ -49,7 +49,7 @@ pub enum Overload {
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// This listener has it, under this number.
+    /// This listener (its place among [`Queue::listeners`] at present) has it, under this number.
     Sent(usize, Seq),
     /// So many listeners have it ([`Fanout::Broadcast`], [`Fanout::Tap`]).
     SentTo(usize),
@@ -151,6 +151,8 @@ pub struct QueueStats {
 
 #[derive(Debug)]
 struct Member<L> {
+    /// Its own for as long as the queue lives, whoever goes: what flows are shared out by.
+    id: u32,
     listener: L,
     overloaded: bool,
 }
@@ -159,6 +161,7 @@ struct Member<L> {
 #[derive(Debug)]
 pub struct Queue<L> {
     members: Vec<Member<L>>,
+    next_id: u32,
     policy: Policy,
     backlog: VecDeque<(Meta, u32, Box<[u8]>)>,
     stats: QueueStats,
@@ -168,12 +171,19 @@ impl<L: Listener> Queue<L> {
     /// A queue without listeners.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { members: Vec::new(), policy, backlog: VecDeque::new(), stats: QueueStats::default() }
+        Self {
+            members: Vec::new(),
+            next_id: 0,
+            policy,
+            backlog: VecDeque::new(),
+            stats: QueueStats::default(),
+        }
     }
 
     /// Adds a listener.
     pub fn join(&mut self, listener: L) {
-        self.members.push(Member { listener, overloaded: false });
+        self.members.push(Member { id: self.next_id, listener, overloaded: false });
+        self.next_id = self.next_id.wrapping_add(1);
     }
 
     /// Takes out the listeners that are gone, so that what they held can be decided.
@@ -263,13 +273,14 @@ impl<L: Listener> Queue<L> {
 
     fn choose(&self, meta: &Meta, cpu: u32) -> Option<usize> {
         let live = |i: &usize| !self.members[*i].listener.is_dead();
+        let suits = |hash: u32, i: usize| score(hash, self.members[i].id);
         let all = 0..self.members.len();
         match self.policy.fanout {
             Fanout::Exclusive | Fanout::Broadcast | Fanout::Tap => all.into_iter().find(live),
             // Rendezvous hashing: the listener with the highest score for this flow; when it goes, only its flows move.
-            Fanout::FlowHash => all.filter(live).max_by_key(|i| score(meta.hash, *i)),
+            Fanout::FlowHash => all.filter(live).max_by_key(|i| suits(meta.hash, *i)),
             Fanout::Cpu => {
-                all.filter(live).max_by_key(|i| (*i == cpu as usize % self.members.len(), score(cpu, *i)))
+                all.filter(live).max_by_key(|i| (*i == cpu as usize % self.members.len(), suits(cpu, *i)))
             }
             Fanout::LeastLoaded => all.filter(live).min_by_key(|i| self.members[*i].listener.depth()),
         }
@@ -350,9 +361,9 @@ impl<L: Listener> Queue<L> {
     }
 }
 
-/// How well listener `index` suits `hash`: a mix of the two (the finaliser of MurmurHash3).
-fn score(hash: u32, index: usize) -> u32 {
-    let mut x = hash ^ (index as u32).wrapping_mul(0x9e37_79b9);
+/// How well the listener with this id suits `hash`: a mix of the two (the finaliser of MurmurHash3).
+fn score(hash: u32, id: u32) -> u32 {
+    let mut x = hash ^ id.wrapping_mul(0x9e37_79b9);
     x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
     x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
     x ^ (x >> 16)
@@ -458,22 +469,40 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_stays_with_its_listener_while_others_go() {
-        let mut q = queue(with(Fanout::FlowHash, Overload::Drop), 4, 10_000);
-        let at = |q: &mut Queue<Double>, h| match q.offer(&[0], &hash(h), 0) {
-            Offer::Sent(i, _) => i,
-            other => panic!("{other:?}"),
+    fn a_flow_stays_with_its_listener_while_others_come_and_go() {
+        let mut q = queue(with(Fanout::FlowHash, Overload::Drop), 0, 0);
+        // Who a listener is, wherever it stands: its room.
+        let join = |q: &mut Queue<Double>, who| q.join(Double { room: 10_000 + who, ..Double::default() });
+        let flows = |q: &mut Queue<Double>| {
+            let mut at = |flow| match q.offer(&[0], &hash(flow), 0) {
+                Offer::Sent(i, _) => q.members[i].listener.room - 10_000,
+                other => panic!("{other:?}"),
+            };
+            (0..1000).map(|h| at(h * 7919)).collect::<Vec<_>>()
         };
-        let before: Vec<_> = (0..1000).map(|h| at(&mut q, h * 7919)).collect();
-        for i in 0..4 {
-            let share = before.iter().filter(|b| **b == i).count();
-            assert!((150..350).contains(&share), "listener {i} has {share} of 1000 flows");
+        (0..4).for_each(|who| join(&mut q, who));
+        let mut before = flows(&mut q);
+        for who in 0..4 {
+            let share = before.iter().filter(|b| **b == who).count();
+            assert!((150..350).contains(&share), "listener {who} has {share} of 1000 flows");
         }
-        q.members[2].listener.dead = true;
-        for (h, before) in before.iter().enumerate() {
-            let now = at(&mut q, h as u32 * 7919);
-            assert!(now == *before || *before == 2, "flow {h} moved from {before} to {now}");
-            assert_ne!(now, 2);
+        // Who goes; whether it is taken out at once; who comes.
+        for (gone, taken, come) in [(1, false, None), (0, true, None), (3, true, Some(4)), (2, true, Some(5))]
+        {
+            for member in q.members.iter_mut().filter(|m| m.listener.room == 10_000 + gone) {
+                member.listener.dead = true;
+            }
+            if taken {
+                assert!(!q.take_dead().is_empty());
+            }
+            come.into_iter().for_each(|who| join(&mut q, who));
+            let now = flows(&mut q);
+            for (flow, (before, now)) in before.iter().zip(&now).enumerate() {
+                assert_ne!(*now, gone);
+                let may = before == now || *before == gone || Some(*now) == come;
+                assert!(may, "flow {flow} moved from {before} to {now} when {gone} went");
+            }
+            before = now;
         }
     }
 
