@@ -46,6 +46,13 @@ pub enum Overload {
     Queue(u16),
 }
 
+impl Overload {
+    /// Whether a frame is kept, or offered again, until there is room; if not, its fate is decided at once, too large or not.
+    fn waits(self) -> bool {
+        matches!(self, Self::Block | Self::DropNewest | Self::DropOldest(_))
+    }
+}
+
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
@@ -57,7 +64,8 @@ pub enum Offer {
     Queued,
     /// No room, and the policy is to wait: offer it again.
     Block,
-    /// Lost by [`Overload::DropNewest`].
+    /// Lost by [`Overload::DropNewest`]; or larger than the listener can ever be sent ([`Loss::TooLarge`]), so that waiting
+    /// for room would never end.
     Lost,
     /// The policy is to let it pass.
     Pass,
@@ -133,7 +141,7 @@ pub struct QueueStats {
     pub copies_lost: u64,
     /// Frames given back with [`Offer::Block`].
     pub blocked: u64,
-    /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`].
+    /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`], or because they are too large.
     pub lost: u64,
     /// Frames that passed uninspected.
     pub passed: u64,
@@ -223,7 +231,7 @@ impl<L: Listener> Queue<L> {
         self.overloaded(bytes, meta, cpu)
     }
 
-    /// Sends what is in the backlog and has room now.
+    /// Sends what is in the backlog and has room now. What will never have room is lost.
     pub fn flush(&mut self) {
         while let Some((meta, cpu, bytes)) = self.backlog.pop_front() {
             if self.try_one(&bytes, &meta, cpu).is_none() {
@@ -233,14 +241,25 @@ impl<L: Listener> Queue<L> {
         }
     }
 
+    /// What became of the frame; none while it has to wait.
     fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Offer> {
         let index = self.choose(meta, cpu)?;
         if !self.has_room(index) {
             return None;
         }
-        let seq = self.members[index].listener.send(bytes, meta).ok()?;
-        self.stats.sent += 1;
-        Some(Offer::Sent(index, seq))
+        match self.members[index].listener.send(bytes, meta) {
+            Ok(seq) => {
+                self.stats.sent += 1;
+                Some(Offer::Sent(index, seq))
+            }
+            // No room will ever be enough: behind it, nothing else would get through either.
+            Err(Full::TooLarge) if self.policy.overload.waits() => {
+                self.members[index].listener.lose(Loss::TooLarge);
+                self.stats.lost += 1;
+                Some(Offer::Lost)
+            }
+            Err(_) => None,
+        }
     }
 
     fn offer_all(&mut self, bytes: &[u8], meta: &Meta) -> Offer {
@@ -252,19 +271,30 @@ impl<L: Listener> Queue<L> {
             self.stats.blocked += 1;
             return Offer::Block;
         }
-        let mut sent = 0;
+        let (mut sent, mut later) = (0, false);
         for index in 0..self.members.len() {
             if self.members[index].listener.is_dead() {
                 continue;
             }
-            if self.has_room(index) && self.members[index].listener.send(bytes, meta).is_ok() {
-                sent += 1;
-            } else {
-                self.members[index].listener.lose(Loss::NoRoom);
-                self.stats.copies_lost += 1;
-            }
+            let room = self.has_room(index);
+            let listener = &mut self.members[index].listener;
+            let loss = match room.then(|| listener.send(bytes, meta)) {
+                Some(Ok(_)) => {
+                    sent += 1;
+                    continue;
+                }
+                Some(Err(Full::TooLarge)) => Loss::TooLarge,
+                Some(Err(_)) | None => Loss::NoRoom,
+            };
+            listener.lose(loss);
+            self.stats.copies_lost += 1;
+            later |= loss == Loss::NoRoom;
         }
         if sent == 0 && self.policy.fanout == Fanout::Broadcast {
+            if !later && self.policy.overload.waits() {
+                self.stats.lost += 1;
+                return Offer::Lost;
+            }
             return self.refuse();
         }
         self.stats.sent += 1;
@@ -375,6 +405,9 @@ mod tests {
 
     use super::*;
 
+    /// Most bytes that a listener can be sent.
+    const LARGEST: usize = 3;
+
     /// A listener with room for `room` frames.
     #[derive(Debug, Default)]
     struct Double {
@@ -388,6 +421,9 @@ mod tests {
 
     impl Listener for Double {
         fn send(&mut self, bytes: &[u8], _: &Meta) -> Result<Seq, Full> {
+            if bytes.len() > LARGEST {
+                return Err(Full::TooLarge);
+            }
             if self.out.len() == self.room {
                 return Err(Full::Lent);
             }
@@ -450,6 +486,39 @@ mod tests {
             q.offer(&[5], &hash(0), 0);
             assert_eq!(q.members[0].listener.out, out, "{overload:?}");
         }
+    }
+
+    #[test]
+    fn what_never_fits_is_lost_and_keeps_nothing_waiting() {
+        let all = [1; LARGEST + 1];
+        for fanout in [Fanout::Exclusive, Fanout::Broadcast] {
+            // Policy, its fate, what the listener is told.
+            for (overload, fate, told) in [
+                (Overload::Block, Offer::Lost, Loss::TooLarge),
+                (Overload::DropNewest, Offer::Lost, Loss::TooLarge),
+                (Overload::DropOldest(4), Offer::Lost, Loss::TooLarge),
+                (Overload::Pass, Offer::Pass, Loss::Passed),
+                (Overload::Drop, Offer::Drop, Loss::Dropped),
+                (Overload::Queue(9), Offer::Queue(9), Loss::HandedOn),
+            ] {
+                let told = if fanout == Fanout::Broadcast { Loss::TooLarge } else { told };
+                let mut q = queue(with(fanout, overload), 1, 2);
+                assert_eq!(q.offer(&all, &hash(0), 0), fate, "{overload:?}");
+                let listener = &q.members[0].listener;
+                assert_eq!((listener.lost, listener.last), (1, Some(told)), "{overload:?}");
+                assert_eq!(q.stats().lost, u64::from(fate == Offer::Lost));
+            }
+        }
+        // In the backlog, with a frame behind it.
+        let mut q = queue(with(Fanout::Exclusive, Overload::DropOldest(4)), 1, 1);
+        assert!(matches!(q.offer(&[1], &hash(0), 0), Offer::Sent(0, _)));
+        for bytes in [&[2][..], &all, &[3]] {
+            assert_eq!(q.offer(bytes, &hash(0), 0), Offer::Queued);
+        }
+        q.members[0].listener.room = 9;
+        q.flush();
+        assert_eq!((q.members[0].listener.out.as_slice(), q.members[0].listener.lost), (&[1, 2, 3][..], 1));
+        assert_eq!((q.stats().backlog, q.stats().lost, q.stats().sent), (0, 1, 3));
     }
 
     #[test]
@@ -573,7 +642,7 @@ mod tests {
                     0 => drop(q.members.get_mut(who).map(|m| m.listener.out.clear())),
                     1 if hash % 8 == 0 => drop(q.members.get_mut(who).map(|m| m.listener.dead = true)),
                     2 if hash % 4 == 0 => drop(q.take_dead()),
-                    _ => drop(q.offer(&[1], &Meta { hash, ..Meta::default() }, hash)),
+                    _ => drop(q.offer(&[1; LARGEST + 1][..1 + hash as usize % (LARGEST + 1)], &Meta { hash, ..Meta::default() }, hash)),
                 }
                 let s = q.stats();
                 prop_assert_eq!(s.offered, s.sent + s.blocked + s.lost + s.passed + s.dropped + s.handed_on
