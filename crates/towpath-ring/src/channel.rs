@@ -499,7 +499,7 @@ impl Channel {
     /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        self.rings.verdicts.deadline()
+        self.each_rings().filter_map(|rings| rings.verdicts.deadline()).min()
     }
 
     /// Frames that are out and undecided.

@@ -3,6 +3,7 @@
 mod world;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use towpath_ring::{Config, Consumer, Full, Geometry, Growth, Limits, Meta, Seq, Verdict};
 use world::{World, assert_conserved, consumer, message, pair, send, settle};
@@ -56,6 +57,27 @@ fn a_ring_that_is_full_again_and_again_grows() {
         assert_eq!(channel.geometry().bytes(), 32 << 10);
         assert_eq!(channel.stats().violations, 0);
         assert_conserved(&channel);
+    });
+}
+
+/// Nothing is published after the ring was left: what became of its frames is all that is waited for.
+#[test]
+fn the_deadline_of_the_ring_before_counts_while_the_lane_grows() {
+    world::each(|| {
+        let deadline = Some(Duration::from_nanos(1600));
+        let (_world, mut channel, _client) = pair(Config { deadline, ..config(8, 1024, 1) });
+        for n in 1..=8 {
+            channel.send(&message(n, 1000), &Meta::default()).expect("room");
+        }
+        channel.poll_verdicts(0, |_, _| panic!("too early"));
+        channel.send(&message(9, 1000), &Meta::default()).expect("room");
+        assert_eq!((channel.stats().grown, channel.deadline()), (1, Some(1600)));
+        channel.poll_verdicts(500, |_, _| panic!("too early"));
+        assert_eq!(channel.deadline(), Some(1600));
+        assert_eq!(channel.poll_verdicts(1600, |seq, _| assert!(seq.0 <= 8)), 8);
+        assert_eq!(channel.deadline(), Some(2100));
+        assert_eq!(channel.poll_verdicts(2100, |seq, _| assert_eq!(seq.0, 9)), 1);
+        assert_eq!(channel.deadline(), None);
     });
 }
 
