@@ -10,7 +10,7 @@ use crate::lane::{Place, records};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// First word of a hello, a welcome and the engine's memory: "TPRG".
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 

@@ -51,6 +51,8 @@ pub(crate) struct Attached {
     pub(crate) socket: OwnedFd,
     /// Largest message that may be sent in a memory of its own.
     pub(crate) oneshot_max: u64,
+    /// Longest replacement, in bytes.
+    pub(crate) replacement_max: u32,
     /// Who makes the fences between work and sleep.
     pub(crate) fences: Fences,
     /// What belongs to the lane and not to one generation of its rings: the first page of each side's memory.
@@ -135,7 +137,8 @@ pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Ve
 }
 
 fn lane_of(socket: OwnedFd, terms: &Terms, page: Page, memory: Memory) -> Attached {
-    Attached { socket, oneshot_max: terms.oneshot_max, fences: terms.fences, page, memory }
+    let Terms { oneshot_max, replacement_max, fences, .. } = *terms;
+    Attached { socket, oneshot_max, replacement_max, fences, page, memory }
 }
 
 fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {

@@ -29,12 +29,15 @@ use crate::slot::Slot;
 use crate::stats::ChannelStats;
 use crate::sync::Ordering;
 use crate::sys::{self, Sent};
+use crate::transmit::Next;
 use crate::verdicts::Decision;
 
 /// How long the peer is believed to be alive without a look, in nanoseconds.
 const PEER_CHECK: u64 = 5_000_000;
 /// Most messages taken from a client's TX lane at a time.
 const MESSAGES: usize = 256;
+/// Bytes of messages after which no more are taken at a time: they may overlap in the area, so its size is no bound.
+const MESSAGE_BYTES: usize = 4 << 20;
 
 /// One attached client: frames go out through [`reserve`](Self::reserve), verdicts come back through
 /// [`poll_verdicts`](Self::poll_verdicts).
@@ -82,7 +85,8 @@ pub(crate) struct Demands {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Full {
     /// The message is larger than the ring ([`Channel::send`] sends such messages in a memory of their own), or larger
-    /// than [`Config::oneshot_max`](crate::Config::oneshot_max) or than the system has memory for.
+    /// than [`Config::oneshot_max`](crate::Config::oneshot_max) or than the system has memory for; of a replacement, larger
+    /// than [`Config::replacement_max`](crate::Config::replacement_max).
     #[error("the message is larger than the ring")]
     TooLarge,
     /// The client has not given enough frames back. Poll for verdicts, then try again.
@@ -438,14 +442,18 @@ impl Channel {
         if !self.oneshots.is_empty() {
             self.forget_oneshots();
         }
-        if self.stats.violations > self.demands.violations_max {
-            self.life.end(Death::Violations);
-        }
+        self.look_at_violations();
         // An overdue frame is with the client until its answer comes, too late.
         if self.demands.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
             self.life.end(Death::Stuck);
         }
         decided
+    }
+
+    fn look_at_violations(&mut self) {
+        if self.stats.violations > self.demands.violations_max {
+            self.life.end(Death::Violations);
+        }
     }
 
     /// Counts those messages in a memory of their own no more that have come back. An overdue one is decided, but its memory
@@ -464,7 +472,11 @@ impl Channel {
     /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its
     /// header, of which the length was checked and the sender is the kernel's word, and its payload. A bounded number per call; returns how many.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
+        let mut left = MESSAGE_BYTES;
         for count in 0..MESSAGES {
+            if left == 0 {
+                return count;
+            }
             if self.life.death() == Some(Death::Violations) || !self.demands.messages {
                 return count;
             }
@@ -475,12 +487,17 @@ impl Channel {
                 _ => &mut self.rings,
             };
             let next = rings.transmit.next(&rings.own, &rings.theirs, &mut self.inbox);
-            self.stats.violations += std::mem::take(&mut rings.transmit.missing);
             self.stats.oneshots_in += std::mem::take(&mut rings.transmit.oneshots);
             match next {
-                Ok(None) => return count,
-                Ok(Some((found, bytes))) => {
+                Ok(Next::Nothing) => return count,
+                Ok(Next::Missing) => {
+                    self.stats.violations += 1;
+                    self.look_at_violations();
+                    return count;
+                }
+                Ok(Next::Message(found, bytes)) => {
                     self.stats.messages += 1;
+                    left = left.saturating_sub(bytes.len());
                     // Who sends is what the kernel said, not what the sender says.
                     let Credentials { pid, uid, gid } = self.life.peer;
                     f(&Header { pid, uid, gid, ..found.header }, &bytes);

@@ -292,7 +292,8 @@ impl Consumer {
     /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
     ///
     /// # Errors
-    /// [`NotReplaced`] gives the frame back: the payload is larger than the engine takes, or the engine is gone.
+    /// [`NotReplaced`] gives the frame back: the payload is larger than the engine takes
+    /// ([`crate::Config::replacement_max`]), or the engine is gone.
     pub fn replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
         let mut frame = frame;
         loop {

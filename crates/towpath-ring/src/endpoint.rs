@@ -75,6 +75,10 @@ pub struct Config {
     /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message, in
     /// both directions.
     pub oneshot_max: u64,
+    /// Most bytes of a replacement ([`Verdict::Replace`]), however it comes. A client is told, and its library refuses to send a
+    /// longer one; what comes all the same is not copied: the frame gets the default verdict, and it counts as a word
+    /// without meaning. The default is 256 KiB, the longest frame of any of Towpath's ports.
+    pub replacement_max: u32,
     /// Whether messages from clients are wanted; then [`Channel::poll_messages`] must be called. The default is not.
     pub messages: bool,
     /// What each user may have.
@@ -100,6 +104,7 @@ impl Default for Config {
             overdue_max: None,
             pending_max: 16,
             oneshot_max: 64 << 20,
+            replacement_max: 256 << 10,
             messages: false,
             limits: Limits::default(),
         }
@@ -406,6 +411,7 @@ impl Endpoint {
                     layout: self.config.layout(),
                     lanes: 0,
                     oneshot_max: self.config.oneshot_max,
+                    replacement_max: 0,
                     fences: hello.fences,
                 };
                 Seat::open(terms, shared, socket.try_clone(), peer, hello.name, share)

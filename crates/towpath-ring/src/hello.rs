@@ -113,6 +113,8 @@ pub(crate) struct Terms {
     pub(crate) lanes: u32,
     /// Largest message, in bytes, that may be sent in a memory of its own.
     pub(crate) oneshot_max: u64,
+    /// Longest replacement, in bytes.
+    pub(crate) replacement_max: u32,
     /// Who makes the fences between work and sleep.
     pub(crate) fences: Fences,
 }
@@ -144,10 +146,11 @@ impl Welcome {
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
         match &self.answer {
-            Reply::Attached(Terms { layout, lanes, oneshot_max, fences }) => {
+            Reply::Attached(Terms { layout, lanes, oneshot_max, replacement_max, fences }) => {
                 out[7] = fence_flag(*fences, AGREED_MEMBARRIER);
                 out[8..12].copy_from_slice(&lanes.to_le_bytes());
                 emit_layout(layout, &mut out[16..]);
+                out[52..56].copy_from_slice(&replacement_max.to_le_bytes());
                 out[56..64].copy_from_slice(&oneshot_max.to_le_bytes());
             }
             Reply::Refused(why, text) => {
@@ -180,12 +183,14 @@ impl Welcome {
                 let layout = parse_layout(bytes)?;
                 let lanes = bytes.get(8..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
                 let lanes = u32::from_le_bytes(*lanes);
+                let replacement_max = bytes.get(52..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
                 let oneshot_max = bytes.get(56..).and_then(<[u8]>::first_chunk).ok_or(NotOurs)?;
                 let fences = fences_of(bytes[7], AGREED_MEMBARRIER);
                 Reply::Attached(Terms {
                     layout,
                     lanes,
                     oneshot_max: u64::from_le_bytes(*oneshot_max),
+                    replacement_max: u32::from_le_bytes(*replacement_max),
                     fences,
                 })
             }
@@ -306,8 +311,20 @@ mod tests {
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
         for answer in [
-            Reply::Attached(Terms { layout, lanes: 1, oneshot_max: 1 << 40, fences: Fences::Both }),
-            Reply::Attached(Terms { layout, lanes: 64, oneshot_max: 0, fences: Fences::Membarrier }),
+            Reply::Attached(Terms {
+                layout,
+                lanes: 1,
+                oneshot_max: 1 << 40,
+                replacement_max: 0,
+                fences: Fences::Both,
+            }),
+            Reply::Attached(Terms {
+                layout,
+                lanes: 64,
+                oneshot_max: 0,
+                replacement_max: 77,
+                fences: Fences::Membarrier,
+            }),
             Reply::Refused(Refusal::NotPermitted, "uid 7 may not".into()),
             Reply::Refused(Refusal::Limit, "ä".repeat(TEXT / 2)),
         ] {

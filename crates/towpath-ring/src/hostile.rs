@@ -13,15 +13,16 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::abi::{self, ENTRY_WORDS, Layout};
-use crate::attach::{Options, attach};
+use crate::attach::{Attached, Options, attach};
+use crate::header::FLAG_ONESHOT;
 use crate::hello::{Notice, Reply, Terms, Welcome};
 use crate::mock::{self, EngineOp, Ledger, Op, apply, config, poke, run_engine, small};
 use crate::park::Fences;
 use crate::region::{Access, Words};
 use crate::verdict::Word;
 use crate::{
-    AttachError, Channel, Config, Consumer, Death, Endpoint, Flags, Geometry, Group, Limits, Meta, Seq,
-    Verdict, sys,
+    AttachError, Cause, Channel, Config, Consumer, Death, Endpoint, Flags, Geometry, Group, Kind, Limits,
+    Meta, Seq, Verdict, sys,
 };
 
 struct Pair {
@@ -151,7 +152,7 @@ fn garbage_is_never_a_pass_and_ends_in_detachment() {
         raw.memory.own.word(entry).store(u64::from(seq.0) | 200 << 32, Ordering::Release);
         let mut decided = Vec::new();
         channel.poll_verdicts(0, |s, d| decided.push((s, d.verdict, d.cause)));
-        assert_eq!(decided, [(seq, Verdict::Drop, crate::Cause::Garbage)]);
+        assert_eq!(decided, [(seq, Verdict::Drop, Cause::Garbage)]);
     }
     assert_eq!(channel.death(), Some(Death::Violations));
     assert_eq!(channel.stats().violations, 11);
@@ -210,6 +211,128 @@ fn a_replacement_is_for_its_own_packet_only() {
     assert_eq!(decided, [(1, Verdict::Replace(0), Some(500)), (2, Verdict::Drop, None)]);
 }
 
+/// Says that RX frame `n` (number n + 1) goes on with the payload of TX frame `n`, of which the header says this.
+fn replace(raw: &Attached, n: u32, len: u32, flags: u16) {
+    mock::transmit(raw, n, mock::Header { seq: n + 1, len, kind: Kind::REPLACEMENT, flags, of: n + 1 });
+    let verdict = Verdict::Replace(n as u16);
+    mock::answer(raw, n, Word { seq: Seq(n + 1), verdict, flags: Flags::default() }.emit());
+}
+
+#[test]
+fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
+    let limits = Limits { descriptors: 1, ..Limits::default() };
+    let config = Config { replacement_max: 3000, deadline: None, limits, ..config() };
+    let mut pair = pair(config);
+    let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
+    // The ring has 4096 bytes, and a memory of its own may have 8000.
+    let rows = [(3000, false, true), (3001, false, false), (4096, false, false), (3000, true, true)];
+    let rows = rows.into_iter().chain([(3001, true, false), (8000, true, false), (3000, true, true)]);
+    for (n, (len, oneshot, good)) in rows.enumerate() {
+        let n = n as u32;
+        let before = channel.stats().violations;
+        assert_eq!(channel.send(&[0; 100], &Meta::default()), Ok(Seq(n + 1)));
+        if oneshot {
+            let memory = sys::frozen(&vec![7; len as usize]).unwrap();
+            let notice = Notice::OneShot { generation: 0, seq: Seq(n + 1), len: len.into() };
+            sys::send(&raw.socket, &notice.emit(), &[memory.as_fd()]).unwrap();
+        }
+        replace(&raw, n, len, if oneshot { FLAG_ONESHOT } else { 0 });
+        let mut decided = Vec::new();
+        channel.poll_verdicts(0, |s, d| decided.push((s.0, d.cause, d.replacement.map(<[u8]>::len))));
+        let cause = if good { Cause::Single } else { Cause::Garbage };
+        assert_eq!(decided, [(n + 1, cause, good.then_some(len as usize))], "{len} bytes");
+        // Its descriptor is closed: it takes nobody's place.
+        assert!(channel.check_peer());
+        assert_eq!(channel.stats().violations - before, u64::from(!good), "{len} bytes");
+    }
+    assert_eq!(channel.stats().oneshots_in, 2);
+}
+
+/// 31 frames that are replaced by a payload of 1 MiB, all of them the same, and one that a record drops.
+#[test]
+fn a_poll_copies_so_much_of_replacements_and_leaves_the_rest_unread() {
+    const LONG: u32 = 1 << 20;
+    for with_record in [false, true] {
+        let config = Config { tx: Geometry::TX, replacement_max: LONG, deadline: None, ..config() };
+        let mut pair = pair(config);
+        let (mut channel, raw) =
+            pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
+        for n in 0..32 {
+            channel.send(&[0; 100], &Meta::default()).unwrap();
+            if n != 1 {
+                replace(&raw, n, LONG, 0);
+            }
+        }
+        let drop = Word { seq: Seq(32), verdict: Verdict::Drop, flags: Flags::default() }.emit();
+        if with_record {
+            mock::record(&raw, 0, drop);
+        } else {
+            mock::answer(&raw, 1, Word { seq: Seq(2), ..Word::parse(drop).unwrap() }.emit());
+        }
+        let (mut replaced, mut dropped) = (BTreeSet::new(), Vec::new());
+        for poll in 1..=8 {
+            assert!(!channel.arm(), "there is something to poll for");
+            channel.disarm();
+            channel.poll_verdicts(0, |seq, d| match d.replacement {
+                Some(bytes) => assert!(bytes.len() == LONG as usize && replaced.insert(seq.0)),
+                None => dropped.push((seq.0, d.verdict)),
+            });
+            assert_eq!(replaced.len(), (4 * poll).min(31));
+        }
+        assert_eq!(dropped, [(2, Verdict::Drop)]);
+        assert!(channel.arm());
+        assert_eq!((channel.stats().violations, channel.stats().decided), (0, 32));
+    }
+}
+
+#[test]
+fn each_announced_message_that_is_not_there_ends_a_poll_and_is_counted() {
+    for violations_max in [2, 5] {
+        let mut pair = pair(Config { violations_max, deadline: None, ..config() });
+        let (mut channel, raw) =
+            pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
+        for n in 0..16 {
+            let says = mock::Header { seq: n + 1, len: 100, kind: Kind::MESSAGE, flags: FLAG_ONESHOT, of: 0 };
+            mock::transmit(&raw, n, says);
+        }
+        for polls in 1..=violations_max + 1 {
+            assert!(!channel.is_dead());
+            assert_eq!(channel.poll_messages(|_, _| panic!("nothing came")), 0);
+            assert_eq!(channel.stats().violations, polls);
+        }
+        assert_eq!(channel.death(), Some(Death::Violations));
+    }
+    // The same for replacements.
+    let mut pair = pair(Config { deadline: None, ..config() });
+    let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
+    for n in 0..4 {
+        channel.send(&[0; 100], &Meta::default()).unwrap();
+        replace(&raw, n, 100, FLAG_ONESHOT);
+    }
+    for polls in 1..=4 {
+        assert_eq!(channel.poll_verdicts(0, |_, d| assert_eq!(d.cause, Cause::Garbage)), 1);
+        assert_eq!(channel.stats().violations, polls);
+    }
+}
+
+/// A client that publishes the whole area again as soon as the engine has copied it.
+#[test]
+fn a_poll_takes_so_many_bytes_of_messages() {
+    const LONG: u32 = 1 << 20;
+    let mut pair = pair(Config { tx: Geometry::TX, deadline: None, ..config() });
+    let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
+    let mut seq = 0;
+    let mut publish = || {
+        seq += 1;
+        mock::transmit(&raw, 0, mock::Header { seq, len: LONG, kind: Kind::MESSAGE, flags: 0, of: 0 });
+    };
+    publish();
+    for _ in 0..2 {
+        assert_eq!(channel.poll_messages(|header, _| (publish(), assert_eq!(header.len, LONG)).1), 4);
+    }
+    assert!(!channel.arm());
+}
+
 fn engine_op() -> impl Strategy<Value = EngineOp> {
     prop_oneof![
         2 => (any::<usize>(), any::<u64>()).prop_map(|(i, w)| EngineOp::Word(i, w)),
@@ -260,7 +383,7 @@ fn attach_to(welcome: [u8; crate::hello::WELCOME], fds: Vec<OwnedFd>) -> AttachE
 fn memory_that_is_not_safe_to_map_is_refused() {
     let layout = Layout { rx: small(32), tx: small(16), records: 4 };
     let welcome = |layout| {
-        let terms = Terms { layout, lanes: 1, oneshot_max: 0, fences: Fences::Both };
+        let terms = Terms { layout, lanes: 1, oneshot_max: 0, replacement_max: 0, fences: Fences::Both };
         Welcome { version: abi::VERSION, answer: Reply::Attached(terms) }.emit()
     };
     let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];

@@ -95,13 +95,7 @@ impl Inbox {
     /// Appends a copy of the `len` bytes that were announced for that message; false when there is no such memory, or not
     /// as it should be.
     pub(crate) fn oneshot(&mut self, which: OneShot, len: u32, into: &mut Vec<u8>) -> bool {
-        let position =
-            |announced: &[(OneShot, u64, OwnedFd)]| announced.iter().position(|(w, ..)| *w == which);
-        let index = position(&self.announced).or_else(|| {
-            self.listen();
-            position(&self.announced)
-        });
-        let Some((_, announced, fd)) = index.map(|i| self.announced.swap_remove(i)) else { return false };
+        let Some((announced, fd)) = self.take(which) else { return false };
         let Ok((seals, size)) = sys::sealed(fd.as_fd()) else { return false };
         // Not sealed, it could change between a check of what it says and the use of it; without seals it may be a file
         // of any kind, whose reading blocks.
@@ -109,6 +103,23 @@ impl Inbox {
         safe && announced > 0
             && announced <= self.oneshot_max
             && sys::read_exactly(&fd, len as usize, into).is_ok()
+    }
+
+    /// Closes the memory of a message that is not wanted.
+    pub(crate) fn forget(&mut self, which: OneShot) {
+        drop(self.take(which));
+    }
+
+    /// What was announced for that message: its length and its memory.
+    fn take(&mut self, which: OneShot) -> Option<(u64, OwnedFd)> {
+        let position =
+            |announced: &[(OneShot, u64, OwnedFd)]| announced.iter().position(|(w, ..)| *w == which);
+        let index = position(&self.announced).or_else(|| {
+            self.listen();
+            position(&self.announced)
+        })?;
+        let (_, len, fd) = self.announced.swap_remove(index);
+        Some((len, fd))
     }
 }
 

@@ -24,6 +24,8 @@ use crate::{
 const OPS: usize = 400;
 /// Most bytes of a message in a memory of its own.
 const ONESHOT_MAX: u64 = 8000;
+/// Most bytes of a replacement.
+const REPLACEMENT_MAX: u32 = 3000;
 
 /// A client's control messages, ring and socket in the hands of the fuzzer.
 ///
@@ -87,6 +89,7 @@ pub(crate) fn small(frame_nr: u32) -> Geometry {
 pub(crate) fn config() -> Config {
     Config {
         oneshot_max: ONESHOT_MAX,
+        replacement_max: REPLACEMENT_MAX,
         rx: small(32),
         tx: small(16),
         records: 4,
@@ -209,7 +212,7 @@ impl Ledger {
                 matches!(decision.verdict, Verdict::Replace(_)),
                 "a replacement without a payload"
             );
-            assert!(decision.replacement.is_none_or(|r| r.len() <= ONESHOT_MAX as usize));
+            assert!(decision.replacement.is_none_or(|r| r.len() <= REPLACEMENT_MAX as usize));
         });
         assert_eq!(channel.held() as usize, self.out.len());
         channel.poll_messages(|header, payload| {
@@ -250,6 +253,40 @@ pub(crate) fn apply(
     }
 }
 
+/// What a TX header says.
+pub(crate) struct Header {
+    pub(crate) seq: u32,
+    pub(crate) len: u32,
+    pub(crate) kind: Kind,
+    pub(crate) flags: u16,
+    /// The RX frame that it is for.
+    pub(crate) of: u32,
+}
+
+/// Writes a TX header.
+pub(crate) fn transmit(client: &Attached, at: u32, says: Header) {
+    let Header { seq, len, kind, flags, of } = says;
+    let header = client.memory.layout.tx_headers() + at as usize * HEADER_WORDS;
+    let store = |index: usize, word: u64| client.memory.own.word(index).store(word, Ordering::Relaxed);
+    store(header + 4, u64::from(of) << 32);
+    store(header + 1, u64::from(len) | u64::from(kind.0) << 32 | u64::from(flags) << 48);
+    store(header, seq.into());
+}
+
+/// Writes the word of a release entry.
+pub(crate) fn answer(client: &Attached, at: u32, word: u64) {
+    let entry = client.memory.layout.rx_entries() + at as usize * ENTRY_WORDS + 1;
+    client.memory.own.word(entry).store(word, Ordering::Relaxed);
+}
+
+/// Writes a record, the `number`th from 0, and that it is there.
+pub(crate) fn record(client: &Attached, number: u32, word: u64) {
+    let Layout { records, .. } = client.memory.layout;
+    let record = client.memory.layout.record_ring() + (number % records) as usize * ENTRY_WORDS + 1;
+    client.memory.own.word(record).store(word, Ordering::Relaxed);
+    client.memory.own.word(abi::CLIENT_RECORDS).store(u64::from(number) + 1, Ordering::Relaxed);
+}
+
 /// What the hostile client does to its memory and its socket; `last` is the number of the last frame it was sent.
 pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
     let Some(client) = raw else { return };
@@ -264,7 +301,7 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
     match op {
         Op::Word(index, word) => store(index % (layout.client_bytes() / 8), word),
         Op::Entry(at, back, verdict, flags, arg) => {
-            store(layout.rx_entries() + at as usize * ENTRY_WORDS + 1, word(back, verdict, flags, arg));
+            answer(client, at, word(back, verdict, flags, arg));
         }
         Op::Record(index, back, verdict, arg, more) => {
             store(layout.record_ring() + index as usize * ENTRY_WORDS + 1, word(back, verdict, 0, arg));
@@ -272,10 +309,8 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
             store(abi::CLIENT_RECORDS, taken.wrapping_add(more.into()));
         }
         Op::Transmit(at, back, len, flags, kind) => {
-            let header = layout.tx_headers() + at as usize * HEADER_WORDS;
-            store(header, u64::from(back % 4 + 1));
-            store(header + 1, u64::from(len) | u64::from(kind) << 32 | u64::from(flags) << 48);
-            store(header + 4, u64::from(last.wrapping_sub(back).wrapping_add(2)) << 32);
+            let of = last.wrapping_sub(back).wrapping_add(2);
+            transmit(client, at, Header { seq: back % 4 + 1, len, kind: Kind(kind), flags, of });
         }
         Op::Message(bytes) => {
             let _ = sys::send(&client.socket, &bytes, &[]);
@@ -340,6 +375,7 @@ fn engine() -> HostileEngine {
     let attached = Attached {
         socket: theirs,
         oneshot_max: 20_000,
+        replacement_max: 4000,
         fences: Fences::Both,
         page: Page {
             theirs: words(&engine, abi::TAP_BYTES, Access::Lent),

@@ -36,7 +36,13 @@ pub(crate) fn open(
     let made = made.collect::<std::io::Result<Vec<_>>>()?;
     let mut sockets = vec![socket.try_clone()?];
 
-    let terms = Terms { layout, lanes: config.lanes, oneshot_max: config.oneshot_max, fences: hello.fences };
+    let terms = Terms {
+        layout,
+        lanes: config.lanes,
+        oneshot_max: config.oneshot_max,
+        replacement_max: config.replacement_max,
+        fences: hello.fences,
+    };
     let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
     let mut memory = made.iter().map(|(.., memory)| memory);
     // The first lane comes with the welcome, and its socket is the one that is there.

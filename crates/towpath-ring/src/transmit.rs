@@ -1,6 +1,8 @@
 //! The TX lane, seen from the engine: frames that the client fills.
 //!
-//! A header is copied once, the copy is checked, and only the copy is used; the payload is copied to our own memory.
+//! A header is copied once, the copy is checked, and only the copy is used; the payload is copied to our own memory, if its
+//! length is one that was asked for. How much one poll copies is bounded ([`Budget`]): messages may overlap in the area, so its
+//! size is no bound.
 
 use crate::Seq;
 use crate::abi::{self, Layout};
@@ -13,6 +15,46 @@ use crate::verdict::{Flags, Verdict, Word};
 /// A copy of a message that is larger is not kept for the next one.
 const SCRATCH: usize = 1 << 20;
 
+/// How much of replacements one poll copies. What is beyond that stays unread until the next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Longest replacement.
+    each: u32,
+    /// Bytes that are left; the last replacement may go beyond them.
+    left: usize,
+}
+
+impl Budget {
+    /// More than a client that keeps to the default sizes has under way at a time.
+    const BYTES: usize = 4 << 20;
+    /// What the system calls for a message in a memory of its own count as, in bytes.
+    const ONESHOT: usize = 64 << 10;
+
+    /// For replacements of at most `each` bytes.
+    pub(crate) fn new(each: u32) -> Self {
+        Self { each, left: Self::BYTES }
+    }
+
+    /// For the next poll.
+    pub(crate) fn renew(&mut self) {
+        self.left = Self::BYTES;
+    }
+
+    pub(crate) fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+}
+
+/// What there is of a client's messages.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Nothing,
+    /// A message, its payload copied.
+    Message(Found, Vec<u8>),
+    /// One was announced whose payload is not where its header says.
+    Missing,
+}
+
 #[derive(Debug)]
 pub(crate) struct Transmit {
     lane: Consumer,
@@ -23,8 +65,6 @@ pub(crate) struct Transmit {
     scratch: Vec<u8>,
     /// Messages that came in a memory of their own.
     pub(crate) oneshots: u64,
-    /// Messages that were announced so and were not there.
-    pub(crate) missing: u64,
 }
 
 impl Transmit {
@@ -37,26 +77,18 @@ impl Transmit {
             frame_nr: layout.tx.frame_nr,
             scratch: Vec::new(),
             oneshots: 0,
-            missing: 0,
         }
     }
 
-    /// The next message, its payload copied, if there is one. Replacements are passed over: their verdicts name them.
-    pub(crate) fn next(
-        &mut self,
-        own: &Words,
-        theirs: &Words,
-        inbox: &mut Inbox,
-    ) -> Result<Option<(Found, Vec<u8>)>, Nonsense> {
-        // At most once round, as in peek.
-        for _ in 0..self.frame_nr {
-            let Some(found) = self.peek(theirs)? else { return Ok(None) };
-            self.lane.step(&found)?;
-            if let Some(bytes) = self.take(own, theirs, inbox, &found) {
-                return Ok(Some((found, bytes)));
-            }
-        }
-        Ok(None)
+    /// The next message. Replacements are passed over: their verdicts name them.
+    pub(crate) fn next(&mut self, own: &Words, theirs: &Words, inbox: &mut Inbox) -> Result<Next, Nonsense> {
+        let Some(found) = self.peek(theirs)? else { return Ok(Next::Nothing) };
+        self.lane.step(&found)?;
+        Ok(match self.take(own, theirs, inbox, &found, u32::MAX) {
+            Some(bytes) => Next::Message(found, bytes),
+            // No search for one that is there: each costs system calls, and there may be a whole ring of them.
+            None => Next::Missing,
+        })
     }
 
     /// Whether there is a message, or nonsense in the place of one.
@@ -81,8 +113,8 @@ impl Transmit {
         Ok(None)
     }
 
-    /// A copy of the payload in TX frame `frame`, if that is a replacement for RX frame `of`; the TX frame is given back.
-    /// Hand the copy to [`put_back`](Self::put_back) afterwards.
+    /// A copy of the payload in TX frame `frame`, if that is a replacement for RX frame `of` and not too long; the TX frame is
+    /// given back. Hand the copy to [`put_back`](Self::put_back) afterwards. One that is not there spends all of the budget.
     pub(crate) fn take_replacement(
         &mut self,
         own: &Words,
@@ -90,7 +122,9 @@ impl Transmit {
         inbox: &mut Inbox,
         frame: u16,
         of: Seq,
+        budget: &mut Budget,
     ) -> Option<Vec<u8>> {
+        let left = std::mem::take(&mut budget.left);
         let at = u32::from(frame);
         if at >= self.frame_nr {
             return None;
@@ -100,7 +134,10 @@ impl Transmit {
         if found.header.kind != Kind::REPLACEMENT || found.header.port != of.0 {
             return None;
         }
-        self.take(own, theirs, inbox, &found)
+        let bytes = self.take(own, theirs, inbox, &found, budget.each)?;
+        let calls = if found.header.flags & FLAG_ONESHOT != 0 { Budget::ONESHOT } else { 0 };
+        budget.left = left.saturating_sub(bytes.len() + calls);
+        Some(bytes)
     }
 
     /// The number of the client's first message in the next generation of the rings, when all before it were taken.
@@ -120,23 +157,37 @@ impl Transmit {
         self.scratch = bytes;
     }
 
-    /// A copy of the payload; the frame is given back. None when the payload is not where the header says: then there is
-    /// no message, and nothing else is wrong.
-    fn take(&mut self, own: &Words, theirs: &Words, inbox: &mut Inbox, found: &Found) -> Option<Vec<u8>> {
-        let bytes = self.copy(theirs, inbox, found);
+    /// A copy of the payload; the frame is given back. None when the payload is not where the header says, or longer than
+    /// `most`: then there is no message, and nothing else is wrong.
+    fn take(
+        &mut self,
+        own: &Words,
+        theirs: &Words,
+        inbox: &mut Inbox,
+        found: &Found,
+        most: u32,
+    ) -> Option<Vec<u8>> {
+        let bytes = self.copy(theirs, inbox, found, most);
         let verdict = if bytes.is_some() { Verdict::Pass } else { Verdict::Drop };
         let word = Word { seq: found.seq, verdict, flags: Flags::default() };
         self.lane.release(own, found.at, word, 0, 0);
         bytes
     }
 
-    fn copy(&mut self, theirs: &Words, inbox: &mut Inbox, found: &Found) -> Option<Vec<u8>> {
+    fn copy(&mut self, theirs: &Words, inbox: &mut Inbox, found: &Found, most: u32) -> Option<Vec<u8>> {
+        let oneshot = found.header.flags & FLAG_ONESHOT != 0;
+        // Looked at before anything is copied: every frame of the ring could otherwise name the whole area.
+        if found.header.len > most {
+            if oneshot {
+                inbox.forget((self.generation, found.seq));
+            }
+            return None;
+        }
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         let len = found.header.len as usize;
-        if found.header.flags & FLAG_ONESHOT != 0 {
+        if oneshot {
             if !inbox.oneshot((self.generation, found.seq), found.header.len, &mut bytes) {
-                self.missing += 1;
                 self.put_back(bytes);
                 return None;
             }

@@ -6,7 +6,8 @@
 //! oldest frame that is out.
 //!
 //! A poll does bounded work: it looks at frames until [`MISSES`] in a row have nothing to say, and then at as many
-//! more from where the last poll left off, so that a verdict far behind an undecided frame is found too.
+//! more from where the last poll left off, so that a verdict far behind an undecided frame is found too. Once as much of replacements was copied as a poll may ([`Budget`]), nothing
+//! that is new is read: entries keep their words, and a record that was applied in part is applied again from where it began.
 
 use crate::Seq;
 use crate::abi::Layout;
@@ -17,7 +18,7 @@ use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
 use crate::region::Words;
 use crate::stats::ChannelStats;
-use crate::transmit::Transmit;
+use crate::transmit::{Budget, Transmit};
 use crate::verdict::{Flags, Verdict, Word};
 
 const MISSES: u32 = 64;
@@ -68,6 +69,8 @@ pub(crate) struct Lane<'a> {
 pub(crate) struct Verdicts {
     default: Verdict,
     held_max: u32,
+    /// What is left of it, in a poll.
+    budget: Budget,
     deadline: Option<Deadline>,
     records: records::Reader,
     /// Everything up to here is decided by records.
@@ -87,6 +90,7 @@ impl Verdicts {
         Self {
             default: config.default_verdict,
             held_max: config.held_max,
+            budget: Budget::new(config.replacement_max),
             deadline: config.deadline.map(Deadline::new),
             records: records::Reader::new(layout.records_place()),
             upto: first.back(1),
@@ -123,6 +127,7 @@ impl Verdicts {
                 *seq = floor;
             }
         }
+        self.budget.renew();
         let before = lane.stats.decided + lane.stats.overdue + lane.stats.garbage;
         self.take_records(&mut lane, f);
         self.take_entries(&mut lane, f);
@@ -136,13 +141,17 @@ impl Verdicts {
             return;
         };
         for _ in 0..count {
-            let (mark, word) = self.records.next(lane.theirs);
-            self.take_record(lane, mark, word, f);
+            let (mark, word) = self.records.peek(lane.theirs);
+            if !self.take_record(lane, mark, word, f) {
+                break;
+            }
+            self.records.step();
         }
         self.records.acknowledge(lane.own);
     }
 
-    fn take_record(&mut self, lane: &mut Lane<'_>, mark: u64, raw: u64, f: &mut Emit<'_>) {
+    /// Whether the record is done with; if not, there is more of it for the next poll.
+    fn take_record(&mut self, lane: &mut Lane<'_>, mark: u64, raw: u64, f: &mut Emit<'_>) -> bool {
         let next = lane.rx.frames.next_seq();
         let upto = Word::seq_of(raw);
         // Outside of (last decided, last published] it could decide frames that are not published yet.
@@ -152,10 +161,9 @@ impl Verdicts {
             Ok(word) if inside && !matches!(word.verdict, Verdict::Hold | Verdict::Replace(_)) => word,
             _ => {
                 lane.stats.violations += 1;
-                return;
+                return true;
             }
         };
-        self.upto = upto;
         let mut seq = lane.rx.frames.oldest();
         while seq != upto.next() && !upto.is_before(seq) {
             if let Some(at) = lane.rx.frames.find(seq)
@@ -163,6 +171,10 @@ impl Verdicts {
                 // A hold wins even when it was over the quota: the client is reading the frame.
                 && !lane.rx.says_hold(at)
             {
+                // It may have a word of its own that was not read.
+                if self.budget.is_spent() {
+                    return false;
+                }
                 let decision = Decision {
                     verdict: word.verdict,
                     flags: word.flags,
@@ -175,6 +187,8 @@ impl Verdicts {
             }
             seq = seq.next();
         }
+        self.upto = upto;
+        true
     }
 
     fn take_entries(&mut self, lane: &mut Lane<'_>, f: &mut Emit<'_>) {
@@ -218,6 +232,10 @@ impl Verdicts {
     }
 
     fn take_new_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
+        // Before the entry is read: it is news still in the next poll.
+        if self.budget.is_spent() {
+            return false;
+        }
         let seq = lane.rx.frames.seq_at(at);
         let word = match lane.rx.entry(lane.theirs, at) {
             Entry::Nothing => return false,
@@ -250,7 +268,8 @@ impl Verdicts {
             return true;
         };
         // The copy is taken even when the verdict comes too late: it gives the TX frame back.
-        let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, lane.inbox, frame, seq);
+        let budget = &mut self.budget;
+        let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, lane.inbox, frame, seq, budget);
         if let Some(bytes) = &scratch {
             decision.replacement = Some(bytes);
         } else {

@@ -163,7 +163,14 @@ fn a_message_larger_than_the_ring_comes_through_the_same_call() {
 fn a_message_larger_than_the_ring_goes_to_the_engine_through_the_same_call() {
     world::each_first(|| {
         let tx = towpath_ring::Geometry::with(16 << 10, 1024).expect("a geometry");
-        let config = Config { tx, deadline: None, oneshot_max: 5 << 20, messages: true, ..Config::default() };
+        let config = Config {
+            tx,
+            deadline: None,
+            oneshot_max: 5 << 20,
+            replacement_max: 3 << 20,
+            messages: true,
+            ..Config::default()
+        };
         let mut world = World::new(config);
         let client = world.spawn("client_sends_large_messages");
         let mut channel = world.accept();
@@ -207,6 +214,8 @@ fn client_sends_large_messages() {
     assert_eq!(queue.send(&vec![0; (5 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
     let frame = queue.recv().expect("received").expect("a frame");
     let payload = message(7, 3 << 20);
+    let not = queue.replace(frame, &[&payload[..], b"x"].concat()).expect_err("larger than the engine takes");
+    let frame = (not.why == Full::TooLarge).then_some(not.frame).expect("too large");
     queue.replace(frame, &payload).expect("replaced");
     assert!(queue.recv().expect("the end").is_none());
     assert!(queue.stats().oneshots > 1);

@@ -113,6 +113,8 @@ impl Socket {
             deadline: Some(Duration::from_nanos(policy.deadline)),
             // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
             violations_max: 0,
+            // What a port can carry.
+            replacement_max: MAX_FRAME as u32,
             ..Config::default()
         };
         let endpoint = Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue, source })?;

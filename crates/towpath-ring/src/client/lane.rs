@@ -42,6 +42,7 @@ pub(crate) struct Lane {
     /// The engine is gone.
     pub(crate) ended: bool,
     oneshot_max: u64,
+    replacement_max: u32,
     /// Losses that [`overrun`](Self::overrun) has told.
     told: u64,
     stats: ConsumerStats,
@@ -49,7 +50,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(number: u32, attached: Attached) -> Self {
-        let Attached { socket, oneshot_max, fences, page, memory } = attached;
+        let Attached { socket, oneshot_max, replacement_max, fences, page, memory } = attached;
         Self {
             number,
             socket,
@@ -61,6 +62,7 @@ impl Lane {
             unflushed: false,
             ended: false,
             oneshot_max,
+            replacement_max,
             told: 0,
             stats: ConsumerStats::default(),
         }
@@ -199,7 +201,11 @@ impl Lane {
 
     /// Publishes a replacement for `frame`, in the rings that it is in; returns its first frame.
     pub(crate) fn send_beside(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
-        let Self { rings, old, socket, oneshot_max, .. } = self;
+        let Self { rings, old, socket, oneshot_max, replacement_max, .. } = self;
+        // The engine would not take it, and count it against us.
+        if payload.len() > *replacement_max as usize {
+            return Err(Full::TooLarge);
+        }
         let mut all = old.iter_mut().chain([rings]);
         let rings = all.find(|rings| rings.generation == frame.generation).ok_or(Full::Dead)?;
         let at = transmit(rings, socket, *oneshot_max, payload, meta)?;

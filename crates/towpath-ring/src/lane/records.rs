@@ -86,7 +86,7 @@ impl Reader {
         theirs.word(self.place.written).load(Ordering::Relaxed) as u32 != self.taken
     }
 
-    /// How many records there are, each for one call of [`next`](Self::next).
+    /// How many records there are, each for one [`peek`](Self::peek) and [`step`](Self::step).
     pub(crate) fn look(&mut self, theirs: &Words) -> Result<u32, Overrun> {
         // Acquire: pairs with the release store in Writer::write.
         let written = theirs.word(self.place.written).load(Ordering::Acquire) as u32;
@@ -100,11 +100,15 @@ impl Reader {
     }
 
     /// The next record that a look has found: its mark's word and its verdict's word, not checked.
-    pub(crate) fn next(&mut self, theirs: &Words) -> (u64, u64) {
+    pub(crate) fn peek(&self, theirs: &Words) -> (u64, u64) {
         let at: &[_; ENTRY_WORDS] = theirs.line(self.place.record(self.taken));
-        self.taken = self.taken.wrapping_add(1);
         // Relaxed: ordered by the acquire load in look; a client that writes on is torn at its own cost.
         (at[0].load(Ordering::Relaxed), at[1].load(Ordering::Relaxed))
+    }
+
+    /// Takes the record that a peek has shown.
+    pub(crate) fn step(&mut self) {
+        self.taken = self.taken.wrapping_add(1);
     }
 
     /// Says how many were taken. Seldom, because a client reads this line with each verdict. It never waits for it: when

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint};
 
 use crate::config;
@@ -64,6 +65,8 @@ impl Socket {
             deadline: Some(Duration::from_nanos(queue.policy.deadline)),
             // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
             violations_max: 0,
+            // What a port can carry.
+            replacement_max: MAX_FRAME as u32,
             ..Config::default()
         };
         let endpoint =
