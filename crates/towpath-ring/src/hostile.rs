@@ -333,6 +333,21 @@ fn a_poll_takes_so_many_bytes_of_messages() {
     assert!(!channel.arm());
 }
 
+/// Nothing comes back, so that each record has the whole window before it.
+#[test]
+fn records_are_one_walk_through_the_window_however_many_they_are() {
+    let mut pair = pair(Config { records: 32, held_max: 0, deadline: None, ..config() });
+    let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
+    let word = |seq, verdict| Word { seq: Seq(seq), verdict, flags: Flags::default() }.emit();
+    for n in 0..32 {
+        channel.send(&[0; 100], &Meta::default()).unwrap();
+        mock::answer(&raw, n, word(n + 1, Verdict::Hold));
+        mock::record(&raw, n, word(n + 1, Verdict::Pass));
+    }
+    assert_eq!(channel.poll_verdicts(0, |_, _| panic!("held")), 0);
+    assert_eq!((channel.stats().violations, channel.rings.verdicts.walked), (0, 32));
+}
+
 fn engine_op() -> impl Strategy<Value = EngineOp> {
     prop_oneof![
         2 => (any::<usize>(), any::<u64>()).prop_map(|(i, w)| EngineOp::Word(i, w)),

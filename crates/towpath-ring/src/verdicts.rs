@@ -6,7 +6,8 @@
 //! oldest frame that is out.
 //!
 //! A poll does bounded work: it looks at frames until [`MISSES`] in a row have nothing to say, and then at as many
-//! more from where the last poll left off, so that a verdict far behind an undecided frame is found too. Once as much of replacements was copied as a poll may ([`Budget`]), nothing
+//! more from where the last poll left off, so that a verdict far behind an undecided frame is found too. Each record is
+//! applied from where the one before it ended. Once as much of replacements was copied as a poll may ([`Budget`]), nothing
 //! that is new is read: entries keep their words, and a record that was applied in part is applied again from where it began.
 
 use crate::Seq;
@@ -80,6 +81,9 @@ pub(crate) struct Verdicts {
     far_aside: usize,
     /// Everything below is overdue.
     overdue: Seq,
+    /// Frames that records were applied to.
+    #[cfg(test)]
+    pub(crate) walked: u64,
 }
 
 type Emit<'f> = dyn FnMut(Seq, Decision<'_>) + 'f;
@@ -97,6 +101,8 @@ impl Verdicts {
             far: first,
             far_aside: 0,
             overdue: first,
+            #[cfg(test)]
+            walked: 0,
         }
     }
 
@@ -164,8 +170,15 @@ impl Verdicts {
                 return true;
             }
         };
-        let mut seq = lane.rx.frames.oldest();
+        // What the records before went over has a word of its own, or has gone: each record could otherwise be a walk
+        // through the whole window.
+        let (oldest, begin) = (lane.rx.frames.oldest(), self.upto.next());
+        let mut seq = if oldest.is_before(begin) { begin } else { oldest };
         while seq != upto.next() && !upto.is_before(seq) {
+            #[cfg(test)]
+            {
+                self.walked += 1;
+            }
             if let Some(at) = lane.rx.frames.find(seq)
                 && !self.take_entry(lane, at, f)
                 // A hold wins even when it was over the quota: the client is reading the frame.
