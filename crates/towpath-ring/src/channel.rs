@@ -33,7 +33,7 @@ use crate::transmit::Next;
 use crate::verdicts::Decision;
 
 /// How long the peer is believed to be alive without a look, in nanoseconds.
-const PEER_CHECK: u64 = 5_000_000;
+pub(crate) const PEER_CHECK: u64 = 5_000_000;
 /// Most messages taken from a client's TX lane at a time.
 const MESSAGES: usize = 256;
 /// Bytes of messages after which no more are taken at a time: they may overlap in the area, so its size is no bound.
@@ -356,44 +356,6 @@ impl Channel {
             self.gaps.told(seq);
             self.stats.gaps += 1;
         }
-    }
-
-    /// Whether there is a gap record to be published, in a group.
-    pub(crate) fn has_gap(&self) -> bool {
-        self.gaps.is_pending() && !self.life.is_over()
-    }
-
-    /// Publishes a gap record in the group's frame at `at`.
-    pub(crate) fn publish_gap(&mut self, at: u32) {
-        let Some(meta) = self.gaps.next() else { return };
-        let seq = self.publish_at(at, 0, FLAG_INLINE, &meta, &[]);
-        self.gaps.told(seq);
-        self.stats.gaps += 1;
-    }
-
-    /// Publishes what the group has put at `at`.
-    pub(crate) fn publish_at(&mut self, at: u32, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
-        self.publish(self.rings.rx.frames.room_at(at), len, flags, meta, inline)
-    }
-
-    /// Whether `frames` more of the group's frames are within `quota`.
-    pub(crate) fn may_have(&self, frames: u32, quota: u32) -> bool {
-        self.rings.rx.frames.has_number() && self.frames_left().saturating_add(frames) <= quota
-    }
-
-    /// Frames that the client has.
-    pub(crate) fn frames_left(&self) -> u32 {
-        self.rings.rx.frames.frame_nr() - self.rings.rx.frames.free()
-    }
-
-    /// The group's messages that have come back since this was last asked, by first frame.
-    pub(crate) fn take_freed(&mut self) -> Vec<u32> {
-        self.rings.rx.frames.take_freed()
-    }
-
-    /// Whether a dead client reads its frames no more: it has closed its end, or its process is gone.
-    pub(crate) fn has_left(&self) -> bool {
-        matches!(self.life.death(), Some(Death::Closed | Death::Exited)) || self.life.has_exited()
     }
 
     /// Wakes the client if it sleeps. Called once after a batch of commits.

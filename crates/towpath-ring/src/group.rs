@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Invariants: a frame is in use as long as its count is not 0; a listener's own book (its `Frames`) has each message that
-//! it was given, at the same place as the group's. A listener may have at most its part of the area, so that the slowest
-//! cannot take it from the others: what is beyond that it loses, and is told. All listeners and taps of a group see the same
+//! it was given, at the same place as the group's. A listener may have at most its [part](crate::member) of the area, so that
+//! the slowest cannot take it from the others: what is beyond that it loses, and is told. All listeners and taps of a group see the same
 //! memory, so they have the same rights: one allow-list, which names them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::Seq;
 use crate::abi::{self, INLINE_BYTES};
-use crate::channel::{Channel, Full};
+use crate::channel::{Channel, Full, PEER_CHECK};
 use crate::endpoint::{Allow, Config, Endpoint, Newcomer};
 use crate::error::BindError;
 use crate::gap::Loss;
@@ -31,6 +31,7 @@ use crate::header::{Credentials, FLAG_INLINE, FLAG_ONESHOT, Kind, Meta};
 use crate::hello::{Notice, Reply, Terms, Welcome};
 use crate::lane::frames::Frames;
 use crate::limits::Share;
+use crate::member::{Member, Quarantined, share_out};
 use crate::park::Ringer;
 use crate::region::{Access, Payload, Words};
 use crate::rings::Area;
@@ -121,14 +122,9 @@ impl Seat {
     }
 }
 
-#[derive(Debug)]
-struct Member {
-    id: MemberId,
-    channel: Channel,
-}
-
 /// One payload area for several listeners and taps. Driven by one engine thread: the area has one writer, so [`Config::lanes`]
-/// must be 1.
+/// must be 1. A listener must be a process whose end the engine can see (pidfd_open(2), Linux 5.3; a process of a namespace
+/// beside the engine's is refused): what it is detached with is free when it ends, and not before.
 ///
 /// An engine with several threads has a group for each, at a path of its own, and whoever listens attaches to each of them. The
 /// inspectors of a queue, of which each packet goes to one, need no group: each is a [`Channel`] with a lane for every thread
@@ -166,7 +162,9 @@ pub struct Group {
     /// By first frame: how many listeners have the message.
     refs: Box<[u32]>,
     members: Vec<Member>,
-    quarantine: Vec<Channel>,
+    quarantine: Vec<Quarantined>,
+    /// When they were last looked at.
+    looked: u64,
     taps: Vec<Seat>,
     log: Words,
     writer: Writer,
@@ -205,6 +203,7 @@ impl Group {
             refs: vec![0; geometry.frame_nr as usize].into(),
             members: Vec::new(),
             quarantine: Vec::new(),
+            looked: 0,
             taps: Vec::new(),
             writer: Writer::new(shape, &words),
             log: words,
@@ -224,12 +223,14 @@ impl Group {
     /// # Errors
     /// As [`Endpoint::accept`].
     pub fn accept(&mut self) -> std::io::Result<Option<Joined>> {
+        self.look_at_quarantine();
         Ok(match self.endpoint.newcomer()? {
             None => None,
             Some(Newcomer::Client(channel)) => {
                 let id = MemberId(self.next_id);
                 self.next_id += 1;
-                self.members.push(Member { id, channel: *channel });
+                self.members.push(Member { id, channel: *channel, quota: 0 });
+                self.share_out();
                 Some(Joined::Listener(id))
             }
             Some(Newcomer::Tap(seat)) => {
@@ -313,10 +314,9 @@ impl Group {
         frames: u32,
         mut give: impl FnMut(&mut Channel) -> Result<Seq, Full>,
     ) -> usize {
-        let quota = self.quota();
         let mut sent = 0;
-        for Member { channel, .. } in self.members.iter_mut().filter(|m| !m.channel.is_dead()) {
-            if channel.may_have(frames, quota) && give(channel).is_ok() {
+        for Member { channel, quota, .. } in self.members.iter_mut().filter(|m| !m.channel.is_dead()) {
+            if channel.may_have(frames, *quota) && give(channel).is_ok() {
                 sent += 1;
             } else {
                 channel.lose(Loss::NoRoom);
@@ -328,11 +328,6 @@ impl Group {
             self.frames.release(at);
         }
         sent
-    }
-
-    /// Most frames that a listener may have: with all others slow, there is as much left for one.
-    fn quota(&self) -> u32 {
-        self.geometry.frame_nr / (self.members.len().max(1) as u32)
     }
 
     /// What is larger than every gap: one memory, which every listener gets.
@@ -355,9 +350,11 @@ impl Group {
 
     /// Tells listeners what they lost, as soon as there is room for it.
     fn tell_gaps(&mut self) {
-        let quota = self.quota();
         for i in 0..self.members.len() {
-            while self.members[i].channel.has_gap() && self.members[i].channel.may_have(2, quota) {
+            while let Member { channel, quota, .. } = &self.members[i]
+                && channel.has_gap()
+                && channel.may_have(2, *quota)
+            {
                 let Some(at) = self.place(1) else { return };
                 self.refs[at as usize] = 1;
                 self.members[i].channel.publish_gap(at);
@@ -379,10 +376,11 @@ impl Group {
     /// Each listener's verdicts, as [`Channel::poll_verdicts`].
     pub fn poll_verdicts(&mut self, now: u64, mut f: impl FnMut(MemberId, Seq, Decision<'_>)) -> usize {
         let mut found = 0;
-        for Member { id, channel } in &mut self.members {
+        for Member { id, channel, .. } in &mut self.members {
             found += channel.poll_verdicts(now, |seq, decision| f(*id, seq, decision));
         }
         self.reclaim();
+        self.look_at_quarantine_at(now);
         found
     }
 
@@ -399,16 +397,20 @@ impl Group {
     /// Takes out the listeners that are gone; what they had is given to `f` and theirs no longer. Returns how many went.
     ///
     /// The frames of one that was detached while its process lives stay in use until that ends, because it may be reading
-    /// them: they are its part of the area, and no more.
+    /// them: they come off what its user's listeners may have. That it has ended is seen here, in [`accept`](Self::accept), and
+    /// in [`poll_verdicts`](Self::poll_verdicts) every 5 ms of its clock.
     pub fn remove_dead(&mut self, mut f: impl FnMut(MemberId, Seq)) -> usize {
-        let before = self.members.len();
-        let dead: Vec<_> = self.members.extract_if(.., |m| m.channel.is_dead()).collect();
-        for Member { id, mut channel } in dead {
-            channel.drain_held(|seq| f(id, seq));
-            self.quarantine.push(channel);
-        }
+        // What it has given back is not kept.
         self.reclaim();
-        before - self.members.len()
+        let before = self.members.len();
+        let dead = self.members.extract_if(.., |m| m.channel.is_dead());
+        self.quarantine.extend(dead.map(|member| Quarantined::new(member, &mut f)));
+        let gone = before - self.members.len();
+        if gone > 0 {
+            self.share_out();
+        }
+        self.look_at_quarantine();
+        gone
     }
 
     /// What the group has done.
@@ -417,29 +419,53 @@ impl Group {
         let mut stats = self.stats;
         stats.listeners = self.members.len();
         stats.taps = self.taps.len();
-        stats.quarantined = self.quarantine.iter().map(|c| c.rings.rx.frames.freed()).sum();
+        stats.quarantined = self.quarantine.iter().map(|q| q.channel.rings.rx.frames.freed()).sum();
         stats
     }
 
     /// Frees what the last listener has given back.
     fn reclaim(&mut self) {
-        let (frames, refs) = (&mut self.frames, &mut self.refs);
-        let mut free = |channel: &mut Channel| {
-            for at in channel.take_freed() {
-                refs[at as usize] -= 1;
-                if refs[at as usize] == 0 {
-                    frames.release(at);
-                }
-            }
-        };
-        self.members.iter_mut().for_each(|m| free(&mut m.channel));
-        self.quarantine.retain_mut(|channel| {
-            let left = channel.has_left();
-            if left {
-                free(channel);
-            }
-            !left
-        });
+        for Member { channel, .. } in &mut self.members {
+            free(&mut self.frames, &mut self.refs, channel);
+        }
+    }
+
+    /// Looks at the quarantine if that was not done for some milliseconds: it is a system call for each who is in it.
+    pub(crate) fn look_at_quarantine_at(&mut self, now: u64) {
+        if !self.quarantine.is_empty() && (self.looked == 0 || now >= self.looked.saturating_add(PEER_CHECK))
+        {
+            self.looked = now.max(1);
+            self.look_at_quarantine();
+        }
+    }
+
+    /// Frees what those had who read their frames no more.
+    fn look_at_quarantine(&mut self) {
+        let Self { quarantine, frames, refs, .. } = self;
+        let left = quarantine.extract_if(.., |q| q.channel.has_left());
+        let count = left.map(|mut q| free(frames, refs, &mut q.channel)).count();
+        if count > 0 {
+            self.share_out();
+        }
+    }
+
+    pub(crate) fn share_out(&mut self) {
+        share_out(self.geometry.frame_nr, &mut self.members, &self.quarantine);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn quotas(&self) -> impl Iterator<Item = u32> {
+        self.members.iter().map(|member| member.quota)
+    }
+}
+
+/// Frees what `channel` has given back, where it was the last.
+fn free(frames: &mut Frames, refs: &mut [u32], channel: &mut Channel) {
+    for at in channel.take_freed() {
+        refs[at as usize] -= 1;
+        if refs[at as usize] == 0 {
+            frames.release(at);
+        }
     }
 }
 

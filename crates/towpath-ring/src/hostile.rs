@@ -16,13 +16,15 @@ use crate::abi::{self, ENTRY_WORDS, Layout};
 use crate::attach::{Attached, Options, attach};
 use crate::header::FLAG_ONESHOT;
 use crate::hello::{Notice, Reply, Terms, Welcome};
+use crate::limits::Shares;
 use crate::mock::{self, EngineOp, Ledger, Op, apply, config, poke, run_engine, small};
+use crate::open::open;
 use crate::park::Fences;
 use crate::region::{Access, Words};
 use crate::verdict::Word;
 use crate::{
-    AttachError, Cause, Channel, Config, Consumer, Death, Endpoint, Flags, Geometry, Group, Kind, Limits,
-    Meta, Seq, Verdict, sys,
+    AttachError, Cause, Channel, Config, Consumer, Credentials, Death, Endpoint, Flags, Geometry, Group,
+    Kind, Limits, Meta, Seq, Verdict, sys,
 };
 
 struct Pair {
@@ -516,6 +518,27 @@ fn descriptors_beyond_the_limit_are_closed_and_counted() {
     }
     assert!(channel.check_peer());
     assert_eq!(channel.stats().violations, 5);
+}
+
+/// What it is detached with could never be freed.
+#[test]
+fn a_group_refuses_a_listener_whose_end_it_could_not_see() {
+    // As the kernel names a peer of a process namespace that we do not see into.
+    let peer = Credentials { pid: 0, uid: 0, gid: 0 };
+    let config = config();
+    let area = sys::memfd("test", config.rx.bytes()).unwrap();
+    for (area, attached) in [(None, true), (Some(area.as_fd()), false)] {
+        let (ours, theirs) = mock::sockets();
+        let share = Shares::new(Limits::default()).take(&peer, "c", 0).unwrap();
+        let hello = mock::hello();
+        let channel = open(&config, &ours, peer, &hello, share, area);
+        assert_eq!(channel.is_ok(), attached);
+        if let Err(e) = channel {
+            assert!(e.to_string().contains("whose end can be seen"), "{e}");
+            // Nothing was handed over.
+            assert!(matches!(sys::recv(&theirs, &mut [0; 8]), Ok(sys::Received::Nothing)));
+        }
+    }
 }
 
 #[test]

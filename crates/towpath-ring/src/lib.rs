@@ -49,6 +49,7 @@ mod lane;
 mod life;
 #[cfg(not(loom))]
 mod limits;
+mod member;
 #[cfg(all(any(test, feature = "test-util"), not(loom)))]
 pub mod mock;
 #[cfg(all(test, loom))]

@@ -44,8 +44,13 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    pub(crate) fn new(sockets: Box<[OwnedFd]>, peer: Credentials, name: String, share: Share) -> Self {
-        let pidfd = sys::pidfd(peer.pid);
+    pub(crate) fn new(
+        sockets: Box<[OwnedFd]>,
+        peer: Credentials,
+        pidfd: Option<OwnedFd>,
+        name: String,
+        share: Share,
+    ) -> Self {
         Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), share }
     }
 

@@ -106,9 +106,13 @@ pub(crate) fn growing(grow: bool) -> Option<Growth> {
     grow.then_some(Growth { max_bytes: 64 << 10, after: 2 })
 }
 
-fn sockets() -> (OwnedFd, OwnedFd) {
+pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).expect("sockets")
+}
+
+pub(crate) fn hello() -> Hello {
+    Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, tap: false, name: "mock".into() }
 }
 
 /// Both ends of a channel, without an endpoint.
@@ -116,9 +120,7 @@ fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
     let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
-    let hello =
-        Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, tap: false, name: "mock".into() };
-    let channel = open(config, &ours, peer, &hello, share, None).expect("a channel");
+    let channel = open(config, &ours, peer, &hello(), share, None).expect("a channel");
     let lanes = receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached");
     (channel.split(), lanes)
 }

@@ -31,6 +31,13 @@ pub(crate) fn open(
     share: Share,
     area: Option<BorrowedFd<'_>>,
 ) -> std::io::Result<Channel> {
+    let pidfd = sys::pidfd(peer.pid);
+    // Detached, it would be in quarantine, with its frames, for as long as the group lives.
+    if area.is_some() && pidfd.is_none() {
+        let why = "a group's listener must be a process whose end can be seen (pidfd_open(2)), of a process namespace that \
+                   the engine sees into";
+        return Err(std::io::Error::other(why));
+    }
     let layout = config.layout();
     let made = (0..config.lanes).map(|_| Rings::make(config, layout, NEW, area));
     let made = made.collect::<std::io::Result<Vec<_>>>()?;
@@ -57,7 +64,7 @@ pub(crate) fn open(
     }
 
     let answered = Answered::default();
-    let life = Life::new(sockets.into(), peer, hello.name.clone(), share);
+    let life = Life::new(sockets.into(), peer, pidfd, hello.name.clone(), share);
     let life = Arc::new(life);
     let demands = Demands {
         violations_max: config.violations_max,

@@ -37,6 +37,8 @@ pub(crate) fn membarrier_register() -> io::Result<()> {
 thread_local! {
     /// Has [`membarrier`] fail in this thread, as under a seccomp(2) filter that came after the attach.
     pub(crate) static REFUSE_MEMBARRIER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Calls of [`wait`] in this thread.
+    pub(crate) static WAITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// Every running thread of every registered process has passed a full fence when this returns.
@@ -293,6 +295,8 @@ pub(crate) fn reactor(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedF
 
 /// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is.
 pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+    #[cfg(test)]
+    WAITS.set(WAITS.get() + 1);
     let mut set: Vec<PollFd<'_>> =
         fds.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
     let timeout = timeout.map(|t| Timespec {
