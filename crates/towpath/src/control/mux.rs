@@ -25,6 +25,9 @@ pub struct Mux {
     pub full: bool,
     /// Worker processes that were started because another ended.
     pub restarts: u64,
+    /// Messages of workers, to a connection or in connected mode, that were not sent.
+    #[serde(default)]
+    pub lost: Lost,
     /// Whole counters: of those that are there and of those that were.
     pub stats: Stats,
     /// How long messages waited for a worker, and how long workers had them.
@@ -73,6 +76,54 @@ pub struct Stats {
     pub handed_back: u64,
     pub redelivered: u64,
     pub unsent: u64,
+}
+
+/// Messages of workers that were not sent, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// Connected mode: every connection had as much to send as may wait.
+    pub full: u64,
+    /// Connected mode: there was no connection; or it is not connected mode, and the message named none.
+    pub not_connected: u64,
+    /// The connection that it named had ended.
+    pub gone: u64,
+    /// Connected mode: its connection ended before it was sent, or all of it, and it may not go to another one.
+    pub undelivered: u64,
+}
+
+impl Lost {
+    /// One more.
+    pub(crate) const fn count(&mut self, why: &mux::SendError) {
+        match why {
+            mux::SendError::Full => self.full += 1,
+            mux::SendError::NotConnected => self.not_connected += 1,
+            mux::SendError::Gone => self.gone += 1,
+        }
+    }
+
+    /// Those that came behind `before`.
+    pub(crate) const fn since(&self, before: &Self) -> Self {
+        Self {
+            full: self.full - before.full,
+            not_connected: self.not_connected - before.not_connected,
+            gone: self.gone - before.gone,
+            undelivered: self.undelivered - before.undelivered,
+        }
+    }
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { full, not_connected, gone, undelivered } = self;
+        let causes = [
+            (full, "found all connections full"),
+            (not_connected, "found no connection"),
+            (gone, "were for one that had ended"),
+            (undelivered, "were on one that ended before they were sent"),
+        ];
+        let causes = causes.iter().filter(|(count, _)| **count > 0);
+        f.write_str(&causes.map(|(count, why)| format!("{count} {why}")).collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// A distribution of times, in nanoseconds.
@@ -147,6 +198,7 @@ impl Mux {
             bytes: show.bytes as u64,
             full: show.full,
             restarts,
+            lost: Lost::default(),
             stats: Stats::of(&show),
             queue_wait: Times::of(core.queue_wait()),
             service_time: Times::of(core.service_time()),
@@ -324,7 +376,7 @@ fn show_one(mux: &Mux) -> String {
     if mux.psocks_left_out > 0 {
         let _ = writeln!(text, "and {} psocks that hold less", mux.psocks_left_out);
     }
-    let groups: [(&str, &[(&str, u64)]); 3] = [
+    let groups: [(&str, &[(&str, u64)]); 4] = [
         (
             "MUX",
             &[
@@ -366,6 +418,15 @@ fn show_one(mux: &Mux) -> String {
                 ("redelivered", stats.redelivered),
                 ("unsent", stats.unsent),
                 ("restarts", mux.restarts),
+            ],
+        ),
+        (
+            "Lost",
+            &[
+                ("full", mux.lost.full),
+                ("not-connected", mux.lost.not_connected),
+                ("gone", mux.lost.gone),
+                ("undelivered", mux.lost.undelivered),
             ],
         ),
     ];
@@ -430,7 +491,7 @@ mod tests {
         assert_eq!(lines[3][..6], ["psock-1", "2", "8", "0", "0", "2"]);
         assert_eq!(lines[3][9..], ["Rsvd-1", "RdyRx", "RxWait"]);
         assert!(
-            text.contains("UnattchRsvd") && text.contains("RX-NeedMor") && text.contains("restarts"),
+            ["UnattchRsvd", "RX-NeedMor", "restarts", "not-connected"].iter().all(|word| text.contains(word)),
             "{text}"
         );
         let both = show(&shown.clone().and(Mux { name: "web".into(), ..shown.clone() }));

@@ -29,6 +29,12 @@ pub struct Send {
     pub connections: u64,
     /// Connections that ended, and whose completions are waited for.
     pub lingering: u64,
+    /// Those of them that were reset because their peers acknowledged nothing for a minute.
+    #[serde(default)]
+    pub stalled: u64,
+    /// Those that were reset because too many lingered.
+    #[serde(default)]
+    pub crowded: u64,
     /// Buffers that the kernel may still read although nothing will tell its end.
     pub quarantined: u64,
     /// Of all connections, those that are gone too.
@@ -55,6 +61,9 @@ pub struct Totals {
     pub numbers: u64,
     /// See `numbers`.
     pub completed: u64,
+    /// Numbers whose connection was gone before: numbers = completed + abandoned + outstanding.
+    #[serde(default)]
+    pub abandoned: u64,
     /// See `numbers`.
     pub copied: u64,
     /// Calls without the flag.
@@ -129,6 +138,7 @@ impl Totals {
             plain_bytes: named(PlainCause::ALL.map(PlainCause::name).into(), &counters.plain),
             numbers: counters.numbers,
             completed: counters.completed,
+            abandoned: counters.abandoned,
             copied: counters.copied,
             plain_calls: counters.plain_calls,
             notifications: counters.notifications,
@@ -175,11 +185,12 @@ impl Sender {
 pub fn show(send: &Send) -> String {
     let name = if send.name.is_empty() { String::new() } else { format!("{}: ", send.name) };
     let mut text = format!(
-        "{name}{}; {} connections had long answers, {} are there, {} linger, {} buffers in quarantine\n",
+        "{name}{}; {} connections had long answers, {} are there, {} linger ({} were reset), {} buffers in quarantine\n",
         send.choice,
         send.connections,
         send.senders.len() as u64 + send.senders_left_out,
         send.lingering,
+        send.stalled + send.crowded,
         send.quarantined
     );
     let limit =
@@ -210,7 +221,7 @@ pub fn show(send: &Send) -> String {
         row.extend([outstanding, pinned, budget, totals.no_buffers.to_string()]);
         rows.push(row);
     };
-    let out = totals.numbers - totals.completed;
+    let out = totals.numbers - totals.completed - totals.abandoned;
     push("all", "", totals, [out.to_string(), "-".to_owned(), "-".to_owned()]);
     for sender in &send.senders {
         let mode = match (&sender.unarmed, sender.stuck) {

@@ -124,6 +124,8 @@ pub struct Front {
     draining: bool,
     /// Ends told in this second, those that were not, and when it began.
     told: (u32, u64, Instant),
+    /// Workers' messages that were not sent, as far as that was told, and when.
+    lost: (mux::Lost, Option<Instant>),
     desk: Option<Desk>,
     /// Which seat asks first.
     turn: usize,
@@ -171,6 +173,7 @@ impl Front {
             replacing: None,
             draining: false,
             told: (0, 0, start),
+            lost: (mux::Lost::default(), None),
             desk,
             turn: 0,
             _directory: directory,
@@ -197,6 +200,8 @@ impl Front {
         let drained = loop {
             let attend = self.attend();
             let busy = self.turn();
+            // Also while there is always something else to do.
+            let senders = self.senders.look(Instant::now());
             quiet = if busy { 0 } else { quiet + 1 };
             let working = self.seats.iter().any(Seat::is_working);
             if busy || working && quiet < SPINS {
@@ -204,13 +209,13 @@ impl Front {
             } else {
                 // Every one of them, not up to the first that has something.
                 let armed = self.seats.iter_mut().filter_map(|seat| (!seat.arm()).then_some(())).count() == 0;
-                let senders = self.senders.look(Instant::now());
                 let timeout = if armed { self.timeout().min(attend).min(senders) } else { Duration::ZERO };
                 self.wait(Some(timeout))?;
             }
             self.look_after_seats();
             self.hear_told();
             self.tell_ends();
+            self.tell_lost();
             if self.driver.is_drained() {
                 break true;
             }
@@ -338,9 +343,22 @@ impl Front {
                     Some(peer) => self.warn(|| format!("{peer} was not attached: {why}")),
                     None => self.warn(|| format!("a connection was not attached: {why}")),
                 },
-                Told::Undelivered(_) | Told::Room => {}
+                Told::Undelivered(_) => self.returns.lost.undelivered += 1,
+                Told::Room => {}
             }
         }
+    }
+
+    /// Workers' messages that were not sent, at most once a second.
+    fn tell_lost(&mut self) {
+        let (before, since) = &mut self.lost;
+        let lost = self.returns.lost;
+        if lost == *before || since.is_some_and(|since| since.elapsed() < Duration::from_secs(1)) {
+            return;
+        }
+        let more = lost.since(before);
+        (*before, *since) = (lost, Some(Instant::now()));
+        log::warn!("messages of workers were not sent: {more}");
     }
 
     /// Connections that ended badly, with the cause.
@@ -405,7 +423,8 @@ impl Observed for Front {
         let pid = |id| seats.iter().find_map(|seat| seat.pid(id)).unwrap_or(0);
         let restarts = seats.iter().map(Seat::restarts).sum();
         let name = self.config.name.clone();
-        let of = |core: &Mux| mux::Mux { name, ..mux::Mux::of(core, restarts, pid) };
+        let lost = self.returns.lost;
+        let of = |core: &Mux| mux::Mux { name, lost, ..mux::Mux::of(core, restarts, pid) };
         Some(Box::new(self.driver.server().look(of)))
     }
 
@@ -424,12 +443,16 @@ fn epoch() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Sends what a worker said, as far as it may.
-fn send(mux: &mut Mux, to: Option<towpath_mux::mux::psock::Id>, bytes: bytes::Bytes, now: towpath_mux::Time) {
-    // Nobody is there to be sent to any more, or has room: a worker's message is not kept for that.
-    let _: Result<(), SendError> = match to {
+/// Sends what a worker said, as far as it may: a message that nobody is there for, or has room for, is not kept.
+fn send(
+    mux: &mut Mux,
+    to: Option<towpath_mux::mux::psock::Id>,
+    bytes: bytes::Bytes,
+    now: towpath_mux::Time,
+) -> Result<(), SendError> {
+    match to {
         Some(psock) => mux.forward(psock, bytes, now),
         None if mux.config().connected => mux.send(bytes, now).map(drop),
         None => Err(SendError::NotConnected),
-    };
+    }
 }

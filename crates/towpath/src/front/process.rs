@@ -16,6 +16,7 @@ use towpath_mux::io::Driver;
 use towpath_mux::mux::{Message, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, Seq};
 
+use crate::control::mux::Lost;
 use crate::control::protocol;
 
 /// How long a process has to attach.
@@ -89,6 +90,8 @@ pub(super) struct Returns {
     /// Messages that no ring can take: their connections end.
     refused: Vec<(worker::Id, Ticket)>,
     block: BytesMut,
+    /// Messages of workers that were not sent.
+    pub(super) lost: Lost,
 }
 
 impl Returns {
@@ -107,11 +110,13 @@ impl Returns {
     /// Tells the core: first what was answered, then what is done.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
         for (id, ticket, bytes) in self.replies.drain(..) {
-            // Nobody is there to be answered any more: the core has counted that.
+            // Nobody is there to be answered any more: the core counts that.
             let _: Result<(), SendError> = mux.reply(id, ticket, bytes, now);
         }
         for (to, bytes) in self.sends.drain(..) {
-            super::send(mux, to, bytes, now);
+            if let Err(error) = super::send(mux, to, bytes, now) {
+                self.lost.count(&error);
+            }
         }
         for (id, ticket) in self.done.drain(..) {
             mux.done(id, ticket, now);
@@ -275,6 +280,17 @@ impl Process {
             None => {}
         }
         Ok(Look::Same)
+    }
+
+    /// Whether it has ended, once its channel is gone. It is killed when it takes too long, or was never told to end because it had
+    /// not attached; nobody waits for it.
+    pub(super) fn has_ended(&mut self, now: Instant) -> bool {
+        let late = self.closed.is_none_or(|closed| now > closed + EXIT);
+        if (late || self.endpoint.is_some()) && self.killed.is_none() {
+            self.kill("it did not end");
+        }
+        // One that cannot be waited for is nobody's child any more.
+        !matches!(self.child.try_wait(), Ok(None))
     }
 
     fn gone(&self, how: String) -> Ending {
@@ -474,7 +490,7 @@ impl Process {
         self.close();
     }
 
-    fn kill(&mut self, why: &'static str) {
+    pub(super) fn kill(&mut self, why: &'static str) {
         self.killed = Some(why);
         // It has ended already: then that is found next.
         let _ = self.child.kill();
@@ -554,4 +570,46 @@ fn meta(message: &Message, time: u64) -> Meta {
 
 fn narrow(bytes: usize) -> u16 {
     u16::try_from(bytes).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_mux::assembler::Limits;
+    use towpath_mux::mux::{Bound, Config};
+
+    use super::*;
+
+    #[test]
+    fn what_workers_send_and_nobody_takes_is_counted_by_cause() {
+        let now = Time::default();
+        let send_bytes = Bound { high: 10, low: 5 };
+        let rows = [
+            // Whether it is connected mode, whether there is a connection, and whether that one is named: what became of two.
+            (true, false, false, Lost { not_connected: 2, ..Lost::default() }),
+            (true, true, false, Lost { full: 1, ..Lost::default() }),
+            (true, true, true, Lost::default()),
+            (false, true, false, Lost { not_connected: 2, ..Lost::default() }),
+            (false, true, true, Lost::default()),
+            (false, false, true, Lost { gone: 2, ..Lost::default() }),
+        ];
+        for (connected, there, named, expected) in rows {
+            let mut mux = Mux::new(Config { connected, send_bytes, ..Config::default() });
+            let psock = mux.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
+            if !there {
+                mux.handle_error(psock, 104, now);
+            }
+            let mut returns = Returns::default();
+            for _ in 0..2 {
+                returns.sends.push((named.then_some(psock), Bytes::from_static(b"0123456789")));
+            }
+            returns.apply(&mut mux, now);
+            assert_eq!(returns.lost, expected, "{connected} {there} {named}");
+        }
+        let (some, more) =
+            (Lost { full: 1, ..Lost::default() }, Lost { full: 3, gone: 2, ..Lost::default() });
+        assert_eq!(
+            more.since(&some).to_string(),
+            "2 found all connections full, 2 were for one that had ended"
+        );
+    }
 }

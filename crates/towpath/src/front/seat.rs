@@ -16,6 +16,8 @@ const LIVED: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(100);
 /// It does not double beyond this.
 const AGAIN_MOST: Duration = Duration::from_secs(10);
+/// Processes without a channel that have time to end; of more, the oldest is killed.
+const GONE: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Seat {
@@ -28,6 +30,8 @@ pub(super) struct Seat {
     next: Option<Process>,
     /// Does what it has and then ends.
     old: Option<Process>,
+    /// Their channels are gone, they are not: nobody waits for them.
+    gone: Vec<Process>,
     /// How long the old one has.
     patience: Duration,
     /// Ends in a row without having lived.
@@ -51,6 +55,7 @@ impl Seat {
             process: None,
             next: None,
             old: None,
+            gone: Vec::new(),
             patience: Duration::ZERO,
             failures: 0,
             again: None,
@@ -104,7 +109,7 @@ impl Seat {
                 Ok(Look::Gone(ending)) | Err(ending) => {
                     process.die(driver, returns, clock);
                     let lived = process.has_served() || now.duration_since(process.started()) >= LIVED;
-                    self.process = None;
+                    self.gone.extend(self.process.take());
                     self.failed(ending, lived, now);
                 }
             }
@@ -121,7 +126,8 @@ impl Seat {
                 }
                 Ok(Look::Gone(ending)) | Err(ending) => {
                     log::warn!("worker {} stays as it is: {ending}", self.number);
-                    self.next = None;
+                    next.close();
+                    self.gone.extend(self.next.take());
                 }
             }
         }
@@ -129,8 +135,11 @@ impl Seat {
             && let Ok(Look::Gone(_)) | Err(_) = old.look(driver, now)
         {
             old.die(driver, returns, clock);
-            self.old = None;
+            self.gone.extend(self.old.take());
         }
+        self.gone.retain_mut(|process| !process.has_ended(now));
+        let crowd = self.gone.len().saturating_sub(GONE);
+        self.gone.iter_mut().take(crowd).for_each(|process| process.kill("too many did not end"));
     }
 
     /// A process is gone: another one is started, later when it did not live long and did nothing.
@@ -228,10 +237,94 @@ impl Seat {
     }
 
     fn all(&self) -> impl Iterator<Item = &Process> {
-        [&self.process, &self.next, &self.old].into_iter().flatten()
+        [&self.process, &self.next, &self.old].into_iter().flatten().chain(&self.gone)
     }
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Process> {
-        [&mut self.process, &mut self.next, &mut self.old].into_iter().flatten()
+        [&mut self.process, &mut self.next, &mut self.old].into_iter().flatten().chain(&mut self.gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_mux::io::Server;
+    use towpath_mux::mux::Config;
+    use towpath_ring::{Options, Worker};
+
+    use super::*;
+
+    /// A seat whose process attaches (this one, in its place), detaches, and does not end.
+    struct Scene {
+        driver: Driver,
+        returns: Returns,
+        seat: Seat,
+        directory: tempfile::TempDir,
+        starts: usize,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let seat = Seat::new(0, directory.path());
+            Self { driver: server.driver().unwrap(), returns: Returns::default(), seat, directory, starts: 0 }
+        }
+
+        fn look(&mut self, now: Instant) {
+            self.seat.ready = true;
+            self.seat.look(&mut self.driver, &mut self.returns, now, 0);
+        }
+
+        /// Starts one, and has it detach; its process.
+        fn detached(&mut self, now: Instant) -> u32 {
+            self.seat.start(&["sleep".to_owned(), "1000".to_owned()], &self.driver, now);
+            let path = self.directory.path().join(format!("worker-0-{}.sock", self.starts));
+            self.starts += 1;
+            let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
+            while !self.seat.is_attached() {
+                self.look(now);
+            }
+            let pid = self.seat.process.as_ref().unwrap().pid();
+            drop(attach.join().unwrap());
+            while self.seat.is_attached() {
+                self.look(now);
+            }
+            pid
+        }
+
+        fn until_gone(&mut self, left: usize, now: Instant) {
+            while self.seat.gone.len() > left {
+                self.look(now);
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn is_alive(pid: u32) -> bool {
+        // proc_pid_stat(5): the state stands behind the name.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    }
+
+    #[test]
+    fn nobody_waits_for_a_process_that_detached() {
+        let mut scene = Scene::new();
+        let now = Instant::now();
+        let pid = scene.detached(now);
+        assert!(is_alive(pid), "it has time to end, and the seat is looked after meanwhile");
+        assert!(scene.seat.is_due(now), "another one may start");
+        assert!(scene.seat.due(None, now).is_some(), "and it is looked at again");
+        scene.until_gone(0, now + Duration::from_secs(3600));
+        assert!(!is_alive(pid), "then it is killed");
+    }
+
+    #[test]
+    fn few_such_processes_are_left() {
+        let mut scene = Scene::new();
+        let now = Instant::now();
+        let pids: Vec<u32> = (0..GONE + 2).map(|_| scene.detached(now)).collect();
+        scene.until_gone(GONE, now);
+        let alive: Vec<bool> = pids.into_iter().map(is_alive).collect();
+        assert_eq!(alive, [vec![false; 2], vec![true; GONE]].concat(), "the oldest are killed");
     }
 }

@@ -5,8 +5,10 @@
 //! freed at its completion.
 //!
 //! A connection that ended with answers in flight lingers here: its socket was shut, not closed, so that completions still come.
-//! What is not completed in time is reset and put into quarantine.
+//! A peer that reads, however slowly, gets all of it; one that acknowledges nothing for [`LINGER`] is reset, as the oldest is when
+//! too many linger or too much is pinned by them. What is not completed then is put into quarantine.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,8 +28,11 @@ const LEAST: usize = 16 << 10;
 /// Bytes and buffers that one connection may have in flight: a peer that does not read costs no more.
 const PINNED: u64 = 8 << 20;
 const FRAMES: usize = 1024;
-/// How long a connection that ended may take to complete.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long the peer of a connection that ended may acknowledge nothing: as long as one of a connection that has not ended
+/// ([`towpath_mux::mux::Config::send_time`]).
+const LINGER: Duration = Duration::from_secs(60);
+/// Connections that linger at once, and bytes that they pin together.
+const LINGERING: (usize, u64) = (1024, 256 << 20);
 /// How often those that linger, and those that nobody writes to, are looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -47,7 +52,11 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     live: Vec<Arc<Row>>,
-    lingering: Vec<(PollSender, Instant)>,
+    /// The oldest first.
+    lingering: VecDeque<Lingering>,
+    /// Of those that are gone, those that were reset: their peers acknowledged nothing, or there were too many.
+    stalled: u64,
+    crowded: u64,
     quarantine: Quarantine<Done>,
     /// What connections that are gone had counted.
     ended: Counters,
@@ -60,6 +69,78 @@ struct State {
 struct Row {
     peer: String,
     sender: Mutex<Option<PollSender>>,
+}
+
+/// A connection that ended with answers in flight.
+#[derive(Debug)]
+struct Lingering {
+    peer: String,
+    sender: PollSender,
+    /// What its peer had acknowledged, and numbers that were outstanding, when that last changed; and when that was.
+    progress: (Option<u64>, usize),
+    since: Instant,
+}
+
+/// How a connection lingers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Linger {
+    /// Its peer reads.
+    On,
+    /// All is completed, or the connection is gone.
+    Over,
+    /// Its peer has acknowledged nothing for too long.
+    Stalled,
+}
+
+impl Lingering {
+    fn new(peer: String, sender: PollSender, now: Instant) -> Self {
+        let progress = (sender.acked(), sender.outstanding());
+        Self { peer, sender, progress, since: now }
+    }
+
+    fn look(&mut self, time: Time, now: Instant) -> Linger {
+        if self.sender.handle_error_queue(time).is_err() || self.sender.outstanding() == 0 {
+            return Linger::Over;
+        }
+        let progress = (self.sender.acked(), self.sender.outstanding());
+        if progress != self.progress {
+            (self.progress, self.since) = (progress, now);
+        }
+        if now.saturating_duration_since(self.since) >= LINGER { Linger::Stalled } else { Linger::On }
+    }
+}
+
+impl State {
+    /// It has ended: what it counted goes into the sums, what the kernel may still read into quarantine.
+    fn bury(&mut self, sender: PollSender, time: Time) {
+        self.ended += sender.counters();
+        self.ended.abandoned += sender.outstanding() as u64;
+        self.quarantine.append(sender.abandon(time).quarantine);
+    }
+
+    /// The same for one that does not end by itself. A reset completes what the socket has in its queue.
+    fn reset(&mut self, mut sender: PollSender, time: Time) {
+        sender.reset();
+        // It fails, since the connection is gone.
+        let _ = sender.handle_error_queue(time);
+        self.bury(sender, time);
+    }
+
+    /// One more lingers; the oldest make room when there are more than `most`, or they pin more than that together.
+    fn linger(&mut self, lingering: Lingering, (most, most_pinned): (usize, u64), time: Time) {
+        self.lingering.push_back(lingering);
+        let mut pinned: u64 = self.lingering.iter().map(|lingering| lingering.sender.pinned()).sum();
+        let before = self.crowded;
+        while self.lingering.len() > most || pinned > most_pinned && self.lingering.len() > 1 {
+            let Some(oldest) = self.lingering.pop_front() else { break };
+            pinned -= oldest.sender.pinned();
+            self.crowded += 1;
+            self.reset(oldest.sender, time);
+        }
+        if self.crowded > before {
+            log::debug!("{} connections that lingered were reset: too many do", self.crowded - before);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -79,37 +160,43 @@ impl Senders {
     /// Completions of connections that ended, or that nobody writes to. When to look again.
     pub(super) fn look(&self, now: Instant) -> Duration {
         let mut state = lock(&self.0.state);
-        let time = self.time();
-        while state.quarantine.poll(time).is_some() {}
-        if state.live.is_empty() && state.lingering.is_empty() {
-            return Duration::MAX;
-        }
-        if let Some(left) = state.looked.and_then(|looked| (looked + LOOK).checked_duration_since(now)) {
-            return left;
+        let none = state.live.is_empty() && state.lingering.is_empty();
+        if let Some(looked) = state.looked.filter(|looked| now < *looked + LOOK) {
+            return if none { Duration::MAX } else { looked + LOOK - now };
         }
         state.looked = Some(now);
-        let State { live, lingering, quarantine, ended, .. } = &mut *state;
-        for row in live.iter() {
+        let time = self.time();
+        while state.quarantine.poll(time).is_some() {}
+        if none {
+            return Duration::MAX;
+        }
+        for row in &state.live {
             if let Some(sender) = &mut *lock(&row.sender)
                 && sender.outstanding() > 0
             {
-                // An error of the connection is found by whoever reads it.
-                let _ = sender.handle_error_queue(time);
+                // Whoever reads the connection finds what is wrong with it.
+                let _ = sender.read_completions(time);
             }
         }
-        for (mut sender, until) in std::mem::take(lingering) {
-            let mut gone = sender.handle_error_queue(time).is_err();
-            if !gone && now >= until {
-                sender.reset();
-                let _ = sender.handle_error_queue(time);
-                gone = true;
+        let mut stalled: Option<(String, u64)> = None;
+        for mut lingering in std::mem::take(&mut state.lingering) {
+            match lingering.look(time, now) {
+                Linger::On => state.lingering.push_back(lingering),
+                Linger::Over => state.bury(lingering.sender, time),
+                Linger::Stalled => {
+                    state.stalled += 1;
+                    state.reset(lingering.sender, time);
+                    let (_, more) = stalled.take().unwrap_or_default();
+                    stalled = Some((lingering.peer, more + 1));
+                }
             }
-            if sender.outstanding() > 0 && !gone {
-                lingering.push((sender, until));
-                continue;
-            }
-            *ended += sender.counters();
-            quarantine.append(sender.abandon(time).quarantine);
+        }
+        if let Some((peer, count)) = stalled {
+            let others = if count > 1 { format!(" and {} more were", count - 1) } else { " was".to_owned() };
+            log::warn!(
+                "{peer}{others} reset: nothing of the last answers was acknowledged for {} s",
+                LINGER.as_secs()
+            );
         }
         LOOK
     }
@@ -126,8 +213,8 @@ impl Senders {
             totals += sender.counters();
             senders.push(send::Sender::of(&row.peer, sender, time));
         }
-        for (sender, _) in &state.lingering {
-            totals += sender.counters();
+        for lingering in &state.lingering {
+            totals += lingering.sender.counters();
         }
         let mut shown = send::Send {
             name: name.to_owned(),
@@ -137,6 +224,8 @@ impl Senders {
             optmem: self.0.limits.optmem,
             connections: state.connections,
             lingering: state.lingering.len() as u64,
+            stalled: state.stalled,
+            crowded: state.crowded,
             quarantined: state.quarantine.len() as u64,
             totals: send::Totals::of(&totals),
             senders,
@@ -198,7 +287,9 @@ impl Carrier for Connection {
                 ahead -= len;
                 continue;
             }
-            if sender.push(0, Buffer::owner(piece)).is_err() {
+            // Short answers share a block of memory, which would wait for them all. They are pushed as copies.
+            let buffer = if piece.len() < LEAST { piece.to_vec().into() } else { Buffer::owner(piece) };
+            if sender.push(0, buffer).is_err() {
                 break;
             }
             pushed += len;
@@ -227,12 +318,14 @@ impl Drop for Connection {
         let Some(sender) = lock(&self.row.sender).take() else { return };
         // The mux closes its descriptor, and ours would keep the connection open.
         let _ = shutdown(&sender, Shutdown::Both);
+        let time = self.senders.time();
         let mut state = lock(&self.senders.0.state);
         state.live.retain(|row| !Arc::ptr_eq(row, &self.row));
         if sender.outstanding() > 0 {
-            state.lingering.push((sender, Instant::now() + LINGER));
+            let lingering = Lingering::new(self.row.peer.clone(), sender, Instant::now());
+            state.linger(lingering, LINGERING, time);
         } else {
-            state.ended += sender.counters();
+            state.bury(sender, time);
         }
     }
 }
@@ -275,5 +368,89 @@ const fn word(choice: Choice) -> &'static str {
         Choice::Adaptive => "adaptive",
         Choice::Zerocopy => "zerocopy",
         Choice::Plain => "plain",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A sender whose peer's buffer is full, with answers in flight; and the peer.
+    fn full(senders: &Senders) -> (PollSender, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = listener.accept().unwrap().0;
+        let options = Options { choice: Choice::Zerocopy, max_pinned: PINNED, ..Options::default() };
+        let mut sender = PollSender::new(socket, options, senders.time()).unwrap();
+        while sender.poll_send(senders.time()).unwrap() == Sent::Flushed {
+            sender.push(0, vec![7; 1 << 20]).unwrap();
+        }
+        sender.handle_error_queue(senders.time()).unwrap();
+        assert!(sender.outstanding() > 0 && sender.pinned() > 0);
+        (sender, peer)
+    }
+
+    fn linger(senders: &Senders, sender: PollSender, most: (usize, u64), now: Instant) {
+        let lingering = Lingering::new("peer".to_owned(), sender, now);
+        lock(&senders.0.state).linger(lingering, most, senders.time());
+    }
+
+    fn sums(senders: &Senders) -> send::Send {
+        let shown = senders.show("");
+        let totals = &shown.totals;
+        assert!(shown.lingering > 0 || totals.numbers == totals.completed + totals.abandoned, "{shown:?}");
+        shown
+    }
+
+    #[test]
+    fn a_peer_that_reads_has_time_and_one_that_does_not_is_reset() {
+        let senders = Senders::new(Choice::Zerocopy);
+        let (sender, mut peer) = full(&senders);
+        let start = Instant::now();
+        linger(&senders, sender, LINGERING, start);
+        let short = Duration::from_millis(1);
+        assert_eq!(senders.look(start + LINGER - short), LOOK);
+        assert_eq!(sums(&senders).lingering, 1);
+        // It reads so much that its window opens again.
+        let acked = lock(&senders.0.state).lingering[0].progress.0;
+        let mut rest = vec![0; 1 << 20];
+        while lock(&senders.0.state).lingering[0].sender.acked() == acked {
+            peer.read_exact(&mut rest).unwrap();
+        }
+        let later = start + 2 * LINGER;
+        senders.look(later);
+        senders.look(later + LINGER - short);
+        let shown = sums(&senders);
+        assert_eq!((shown.lingering, shown.stalled), (1, 0), "its time began again");
+        // What was on its way at the last look has come by now, or comes between these: then it has its time once more.
+        let mut now = later + LINGER;
+        while sums(&senders).lingering == 1 {
+            now += LINGER;
+            senders.look(now);
+        }
+        let shown = sums(&senders);
+        assert_eq!((shown.stalled, shown.crowded), (1, 0));
+        assert!(peer.read_to_end(&mut Vec::new()).is_err(), "it is reset");
+    }
+
+    #[test]
+    fn the_oldest_make_room() {
+        for most in [(2, u64::MAX), (LINGERING.0, 1)] {
+            let senders = Senders::new(Choice::Zerocopy);
+            let mut peers: Vec<_> = (0..3)
+                .map(|_| {
+                    let (sender, peer) = full(&senders);
+                    linger(&senders, sender, most, Instant::now());
+                    peer
+                })
+                .collect();
+            let shown = sums(&senders);
+            let left = if most.0 == 2 { 2 } else { 1 };
+            assert_eq!((shown.lingering, shown.crowded, shown.stalled), (left, 3 - left, 0));
+            assert!(peers[0].read_to_end(&mut Vec::new()).is_err(), "the first is reset");
+        }
     }
 }
