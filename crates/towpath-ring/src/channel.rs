@@ -588,8 +588,12 @@ impl Channel {
 
     /// For event loops: asks the client to ring when it has decided something. False when there is something already,
     /// and then there is no need to sleep. [`disarm`](Self::disarm) afterwards.
+    ///
+    /// The client rings once. Whoever stays armed, because he slept for something else too and that is what came, must
+    /// ask again when [`has_rung`](Self::has_rung).
     #[must_use]
     pub fn arm(&mut self) -> bool {
+        self.inbox.rung = false;
         // Relaxed: a statistic for the other side. It lies on a line that the client reads with each verdict, so it is
         // written only when we are about to sleep.
         self.page
@@ -622,6 +626,13 @@ impl Channel {
             _ => &mut self.rings,
         };
         rings.transmit.is_ready(&rings.theirs)
+    }
+
+    /// Whether the doorbell for which [`arm`](Self::arm) asked has come and was read, here or by
+    /// [`poll_verdicts`](Self::poll_verdicts), [`poll_messages`](Self::poll_messages) or [`check_peer`](Self::check_peer).
+    #[must_use]
+    pub fn has_rung(&self) -> bool {
+        self.inbox.rung
     }
 
     /// For event loops: no doorbells any more.

@@ -24,6 +24,8 @@ pub(crate) struct Inbox {
     oneshot_max: u64,
     strangers: u64,
     full: bool,
+    /// A doorbell was read since this was last set back.
+    pub(crate) rung: bool,
     ended: bool,
 }
 
@@ -36,6 +38,7 @@ impl Inbox {
             oneshot_max,
             strangers: 0,
             full: false,
+            rung: false,
             ended: false,
         }
     }
@@ -59,7 +62,7 @@ impl Inbox {
     fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let count = fds.len();
         match (Notice::parse(message), fds.into_iter().next()) {
-            (Ok(Notice::Doorbell), None) => {}
+            (Ok(Notice::Doorbell), None) => self.rung = true,
             (Ok(Notice::Full), None) => self.full = true,
             // More would let a client fill our table of descriptors.
             (Ok(Notice::OneShot { generation, seq, len }), Some(fd))

@@ -446,7 +446,8 @@ impl Process {
     /// Asks it to ring; false when it has something already.
     pub(super) fn arm(&mut self) -> bool {
         let Some(channel) = &mut self.channel else { return true };
-        if !self.armed {
+        // Its one doorbell may have been read along with what it answered, and then nobody hears of it.
+        if !self.armed || channel.has_rung() {
             self.armed = channel.arm();
         }
         self.armed
