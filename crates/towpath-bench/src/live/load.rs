@@ -49,7 +49,7 @@ impl Load {
                 let warm = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
                 flood(world, cpus, (len, flows), warm, time)
             }
-            Self::Tcp => tcp(world, time),
+            Self::Tcp => tcp(world, cpus, time),
             Self::RoundTrip => {
                 let words = |role: &str, home: u32, rest: &[String]| {
                     [&[role.to_owned(), home.to_string()][..], rest].concat()
@@ -121,18 +121,22 @@ struct Sum {
     bits_per_second: f64,
 }
 
-fn tcp(world: &World, time: Duration) -> Result<f64> {
+/// Both ends on the generator's CPU: where the scheduler put them made half of the figure, and was another place in each run.
+fn tcp(world: &World, cpus: Cpus, time: Duration) -> Result<f64> {
     let within = |home: u32, rest: &[&str]| -> Vec<String> {
         let words = ["within", &home.to_string(), "--", "iperf3"].map(str::to_owned);
         words.into_iter().chain(rest.iter().map(ToString::to_string)).collect()
     };
-    let mut server = Side::start(&within(world.far.pid(), &["-s", "-1", "--forceflush"]), &[])?;
+    let cpu = cpus.engine.to_string();
+    let mut server = Side::start(&within(world.far.pid(), &["-s", "-1", "--forceflush", "-A", &cpu]), &[])?;
     if let Err(error) = until(&mut server, "Server listening") {
         return Err(Skipped(format!("the program iperf3 is needed ({error})")).into());
     }
     let seconds = time.as_secs().max(1).to_string();
-    let mut client =
-        Side::start(&within(world.near.pid(), &["-c", &DESTINATION.to_string(), "-t", &seconds, "-J"]), &[])?;
+    let mut client = Side::start(
+        &within(world.near.pid(), &["-c", &DESTINATION.to_string(), "-t", &seconds, "-J", "-A", &cpu]),
+        &[],
+    )?;
     let said = client.rest()?;
     let report: Report = serde_json::from_str(&said).with_context(|| format!("iperf3 said {said}"))?;
     let rate = report.end.sum_received.bits_per_second;

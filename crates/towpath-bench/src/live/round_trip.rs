@@ -18,6 +18,10 @@ const PORT: u16 = 5001;
 const LEN: usize = 64;
 /// Long enough for what parks to be parked again.
 const GAP: Duration = Duration::from_millis(2);
+/// The gaps are up to so much longer, each by another part of it: requests in step with a port's timer of 1 ms would all meet it at the
+/// same moment of its period, another one in each run.
+const DITHER: Duration = Duration::from_millis(1);
+const STEPS: usize = 64;
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A socket whose packets have no checksum (udp(7), RFC 768): a bare forwarder does not finish what the kernel leaves undone.
@@ -50,7 +54,8 @@ pub(crate) fn ask(home: u32, time: Duration, cpu: usize) -> Result<()> {
     let (mut packet, mut answer, mut times) = ([0; LEN], [0; LEN], Vec::new());
     let start = Instant::now();
     while start.elapsed() < time {
-        thread::sleep(GAP);
+        // 39 and 64 have no common divisor: every step comes once in 64 requests, and neighbours are far apart.
+        thread::sleep(GAP + DITHER * (times.len() * 39 % STEPS) as u32 / STEPS as u32);
         packet[..8].copy_from_slice(&(times.len() as u64).to_ne_bytes());
         let sent = Instant::now();
         socket.send(&packet)?;
