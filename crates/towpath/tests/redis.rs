@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 fn is_there(program: &str) -> bool {
     let there = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -11,6 +11,15 @@ fn is_there(program: &str) -> bool {
         println!("skipped: no {program}");
     }
     there
+}
+
+/// A front that ends with the test, whatever becomes of it.
+struct Front(Child);
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
 }
 
 #[test]
@@ -22,7 +31,7 @@ fn redis_clients_are_served_by_processes() {
     let towpath = Path::new(env!("CARGO_BIN_EXE_towpath"));
     let worker = towpath.with_file_name("examples").join("redis");
     let worker = format!("{} {}", worker.display(), keys.path().display());
-    let mut front = Command::new(towpath)
+    let front = Command::new(towpath)
         .args([
             "mux",
             "127.0.0.1:0",
@@ -38,7 +47,8 @@ fn redis_clients_are_served_by_processes() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("towpath starts");
-    let mut stderr = BufReader::new(front.stderr.take().expect("a pipe"));
+    let mut front = Front(front);
+    let mut stderr = BufReader::new(front.0.stderr.take().expect("a pipe"));
     let mut line = String::new();
     stderr.read_line(&mut line).expect("a line");
     let port = line.trim().rsplit(':').next().expect("a port").to_owned();
@@ -81,6 +91,4 @@ fn redis_clients_are_served_by_processes() {
     }
     let counted = ask(&["get", "counter:__rand_int__"]);
     assert_eq!(counted, "2000", "no increment is lost");
-    front.kill().expect("it runs");
-    front.wait().expect("its end");
 }
