@@ -49,6 +49,7 @@ mod lane;
 mod life;
 #[cfg(not(loom))]
 mod limits;
+#[cfg(not(loom))]
 mod member;
 #[cfg(all(any(test, feature = "test-util"), not(loom)))]
 pub mod mock;
