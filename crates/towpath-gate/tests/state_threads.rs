@@ -118,7 +118,7 @@ fn no_packet_is_lost_in_the_counts() {
         let mut hits = vec![None; packets.len()];
         for round in 0..rounds {
             states.lookup_burst(
-                packets.iter().copied(),
+                packets.iter().copied().map(Some),
                 Lookup::Any,
                 NOW + std::time::Duration::from_nanos(round),
                 &mut hits,

@@ -13,6 +13,7 @@
 //! farther cleans up first ([`LONGEST_JUMP`]).
 
 use super::key::{Key, Side};
+use super::memory::WORDS;
 use super::sctp;
 use super::slab::Words;
 use super::sync::Ordering;
@@ -60,7 +61,22 @@ pub(super) struct Seen<'a> {
     pub(super) bytes: u32,
     /// What else is seen of TCP and SCTP; nobody looks at it for others.
     pub(super) segment: &'a Segment,
+    pub(super) at: Moment,
+}
+
+/// When packets are seen, and what follows from it for most of them: made once for a burst.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
     pub(super) now: Time,
+    /// When a state of UDP ends that has no lifetime of its own.
+    udp: Time,
+}
+
+impl Moment {
+    #[inline(always)]
+    pub(super) fn new(now: Time, settings: &Settings) -> Self {
+        Self { now, udp: after(now, settings.dyn_udp_lifetime) }
+    }
 }
 
 /// What a new state is.
@@ -114,10 +130,22 @@ impl<'a, const N: usize> Cell<'a, N> {
             tcp.assume_established();
         }
         // For a first packet that refreshes nothing: a connection that is taken for established.
-        let end = after(packet.now, settings.dyn_syn_lifetime);
+        let end = after(packet.at.now, settings.dyn_syn_lifetime);
         put(Self::CLOCK, stamp(end) | pack(tcp.seen));
         let _ = self.count(Direction::Forward, packet.bytes);
         self.refresh(Direction::Forward, packet, settings);
+    }
+
+    /// Has its words on their way to the cache: all of them, or the key and what finds it live.
+    #[inline(always)]
+    pub(super) fn prefetch(self) {
+        self.0.prefetch();
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetch_key(self) {
+        const { assert!(Self::CLOCK < WORDS) };
+        self.0.prefetch_first();
     }
 
     #[inline]
@@ -207,15 +235,19 @@ impl<'a, const N: usize> Cell<'a, N> {
     pub(super) fn refresh(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
         // By value: a segment that is in registers stays there.
         let Segment { tcp_flags, tcp_ack, sctp_chunk, .. } = *packet.segment;
-        let seconds = match packet.proto {
-            TCP => return self.refresh_tcp(direction, (tcp_flags, tcp_ack), packet.now, settings),
-            SCTP if settings.dyn_sctp => {
-                return self.refresh_sctp(direction, sctp_chunk, packet.now, settings);
+        let now = packet.at.now;
+        // UDP first, as its way is the shortest.
+        let end = if packet.proto == UDP {
+            packet.at.udp
+        } else {
+            match packet.proto {
+                TCP => return self.refresh_tcp(direction, (tcp_flags, tcp_ack), now, settings),
+                SCTP if settings.dyn_sctp => return self.refresh_sctp(direction, sctp_chunk, now, settings),
+                UDP_LITE => packet.at.udp,
+                _ => after(now, settings.dyn_short_lifetime),
             }
-            UDP | UDP_LITE => settings.dyn_udp_lifetime,
-            _ => settings.dyn_short_lifetime,
         };
-        let end = after(packet.now, self.lifetime().unwrap_or(seconds));
+        let end = self.lifetime().map_or(end, |seconds| after(now, seconds));
         // Nothing was seen that another thread could have changed: whoever stores last had the last packet. What was
         // seen of SCTP stays for when `dyn_sctp` is on again.
         let before = self.clock();

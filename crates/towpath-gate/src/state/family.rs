@@ -96,6 +96,12 @@ impl<const N: usize> Family<N> {
         Cell(self.slab.words(slot))
     }
 
+    /// The state in a slot that may be none.
+    #[inline(always)]
+    pub(super) fn cell_at(&self, slot: u32) -> Option<Cell<'_, N>> {
+        self.slab.words_at(slot).map(Cell)
+    }
+
     /// States that are linked, those included that have ended and were not collected.
     #[inline]
     pub(super) fn len(&self) -> u64 {
@@ -127,11 +133,12 @@ impl<const N: usize> Family<N> {
     /// Whether this is the flow's state that is wanted, as the first one that the index has nearly always is.
     #[inline(always)]
     pub(super) fn is_it(cell: Cell<'_, N>, key: &Key<N>, lookup: Lookup, now: Time) -> bool {
-        let named = match lookup {
-            Lookup::Any => true,
-            Lookup::Named(name) => cell.maker().is_named(name),
-        };
-        cell.is(key) && named && cell.live(now)
+        cell.is(key)
+            && cell.live(now)
+            && match lookup {
+                Lookup::Any => true,
+                Lookup::Named(name) => cell.maker().is_named(name),
+            }
     }
 
     /// The same in the next index, if the flows are moving.

@@ -9,7 +9,7 @@
 //!
 //! References: Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer
 //! arithmetic without primes"; Thorup 2015, "High Speed Hashing for Integers and Strings", section 3.2. The final
-//! mix is MurmurHash3's fmix64.
+//! mix is one round of MurmurHash3's fmix64.
 
 use std::fmt;
 
@@ -39,15 +39,14 @@ impl Secret {
         for (a, &word) in self.a.iter().zip(words) {
             sum = sum.wrapping_add(a.wrapping_mul(u128::from(word)));
         }
-        fmix((sum >> 64) as u64)
+        mix((sum >> 64) as u64)
     }
 }
 
-fn fmix(mut h: u64) -> u64 {
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+/// A bijection after which every bit depends on half of all bits at least.
+#[inline(always)]
+fn mix(h: u64) -> u64 {
+    let h = (h ^ h >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     h ^ h >> 33
 }
 

@@ -51,7 +51,7 @@ const FIRST_LANE: usize = 2;
 const TAG_WORDS: usize = 3;
 
 /// A first line with so many entries is crowded.
-const CROWDED: u32 = 6;
+const CROWDED: u32 = 7;
 
 /// Lines of the stash.
 #[cfg(not(loom))]
@@ -65,6 +65,8 @@ pub(super) struct Index {
     lines: Lines,
     /// Lines without the stash, as a power of two.
     bits: u32,
+    /// What a hash is shifted by to be a line.
+    shift: u32,
     secret: Secret,
     /// Whether the stash was ever used.
     stashed: AtomicU64,
@@ -105,6 +107,7 @@ impl Index {
         Self {
             lines: Lines::zeroed((1 << bits) + STASH, pages),
             bits,
+            shift: u64::BITS - bits,
             secret,
             stashed: AtomicU64::new(0),
             begun: AtomicU64::new(0),
@@ -139,7 +142,7 @@ impl Index {
     #[inline]
     pub(super) fn probe<const N: usize>(&self, key: &Key<N>) -> Probe {
         let hash = self.secret.hash(&key.0);
-        Probe { hash, first: (hash >> (64 - self.bits)) as u32 }
+        Probe { hash, first: (hash >> self.shift) as u32 }
     }
 
     /// The flow's second line, which is another one.

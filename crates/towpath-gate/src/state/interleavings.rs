@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::cell::{Cell, Seen, Template};
+use super::cell::{Cell, Moment, Seen, Template};
 use super::epoch::Epochs;
 use super::family::{Family, Published};
 use super::hash::Secret;
@@ -60,7 +60,12 @@ fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, Published) {
         established: true,
     };
     let segment = Segment { tcp_flags: 0x10, ..Segment::default() };
-    let packet = Seen { proto: TCP, bytes: segment.bytes, segment: &segment, now: NOW };
+    let packet = Seen {
+        proto: TCP,
+        bytes: segment.bytes,
+        segment: &segment,
+        at: Moment::new(NOW, &Settings::default()),
+    };
     family.cell(slot).write(&template, packet, &Settings::default());
     (slot, family.publish(index, &key(n.into()), Name::DEFAULT, slot, NOW))
 }
@@ -131,7 +136,12 @@ fn a_slot_is_not_used_again_while_somebody_reads_it() {
         if let Some(slot) = find(family, &index, 1) {
             family.cell(slot).refresh(
                 Direction::Forward,
-                Seen { proto: TCP, bytes: 0, segment: &Segment::default(), now: NOW },
+                Seen {
+                    proto: TCP,
+                    bytes: 0,
+                    segment: &Segment::default(),
+                    at: Moment::new(NOW, &Settings::default()),
+                },
                 &Settings::default(),
             );
             assert_eq!(family.cell(slot).maker().rule(), RuleId(1));
@@ -188,7 +198,12 @@ fn no_fin_is_lost() {
             let _ = cell.count(direction, segment.bytes);
             cell.refresh(
                 direction,
-                Seen { proto: TCP, bytes: segment.bytes, segment: &segment, now: NOW },
+                Seen {
+                    proto: TCP,
+                    bytes: segment.bytes,
+                    segment: &segment,
+                    at: Moment::new(NOW, &Settings::default()),
+                },
                 &Settings::default(),
             );
         };

@@ -11,7 +11,7 @@ use super::{Direction, Ends, Flow, LimitMask, RuleId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key<const N: usize>(pub(super) [u64; N]);
 
-/// Two addresses, two ports, tenant, protocol.
+/// The lower end, an address and a port, behind the tenant; and the higher one behind the protocol.
 pub(super) type Key4 = Key<2>;
 /// Two addresses of two words, ports and so on, zone.
 pub(super) type Key6 = Key<6>;
@@ -56,25 +56,26 @@ impl Key4 {
         let end = |address: Ipv4Addr, port: u16| u64::from(u32::from(address)) << 16 | u64::from(port);
         let (src, dst) = (end(src, flow.src_port), end(dst, flow.dst_port));
         let (low, high) = (src.min(dst), src.max(dst));
-        let key = Key([low >> 16 << 32 | high >> 16, rest(low as u16, high as u16, flow)]);
+        let key = Key([u64::from(flow.tenant) << 48 | low, u64::from(flow.proto) << 48 | high]);
         (key, if src <= dst { Side::Low } else { Side::High })
     }
 }
 
 impl Unpack for Key4 {
     fn flow(&self, side: Side) -> Flow {
-        let Key([addresses, rest]) = *self;
-        let low = Ipv4Addr::from((addresses >> 32) as u32);
-        let high = Ipv4Addr::from(addresses as u32);
+        let [low, high] = self.0.map(|end| Ipv4Addr::from((end >> 16) as u32));
+        let [src_port, dst_port] = self.0.map(|end| end as u16);
+        let (tenant, proto) = ((self.0[0] >> 48) as u16, self.proto());
+        let flow = Flow { ends: Ends::V4(low, high), proto, src_port, dst_port, tenant };
         match side {
-            Side::Low => unpack(rest, Ends::V4(low, high)),
-            Side::High => unpack(rest, Ends::V4(low, high)).reversed(),
+            Side::Low => flow,
+            Side::High => flow.reversed(),
         }
     }
 
     #[inline]
     fn proto(&self) -> u8 {
-        self.0[1] as u8
+        (self.0[1] >> 48) as u8
     }
 }
 

@@ -141,6 +141,12 @@ impl Lines {
 }
 
 impl Lines {
+    /// The line at this place, if there is one.
+    #[inline(always)]
+    pub(super) fn get(&self, at: usize) -> Option<&Line> {
+        if at < self.len() { Some(self.line(at)) } else { None }
+    }
+
     /// Writes to every page of `lines` without a change, so that the system gives them now and not later.
     pub(super) fn touch(&self, lines: std::ops::Range<usize>) {
         for at in lines.step_by(PAGE_LINES) {

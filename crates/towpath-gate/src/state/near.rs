@@ -75,11 +75,7 @@ impl Own {
     /// here.
     #[inline(always)]
     pub(super) fn add(&self, slot: u32, direction: usize, more: u64) -> Option<u64> {
-        let at = slot as usize / IN_LINE;
-        if at >= self.0.len() {
-            return None;
-        }
-        let word = self.0.line(at).word(place(slot, direction));
+        let word = self.0.get(slot as usize / IN_LINE)?.word(place(slot, direction));
         // Relaxed, and no read-modify-write: nobody else writes here.
         let sum = word.load(Ordering::Relaxed).wrapping_add(more);
         word.store(sum, Ordering::Relaxed);
@@ -88,11 +84,8 @@ impl Own {
 
     /// Takes what the worker itself has counted.
     pub(super) fn take(&self, slot: u32, direction: usize) -> u64 {
-        let at = slot as usize / IN_LINE;
-        if at >= self.0.len() {
-            return 0;
-        }
-        let word = self.0.line(at).word(place(slot, direction));
+        let Some(line) = self.0.get(slot as usize / IN_LINE) else { return 0 };
+        let word = line.word(place(slot, direction));
         let counted = word.load(Ordering::Relaxed);
         word.store(0, Ordering::Relaxed);
         counted

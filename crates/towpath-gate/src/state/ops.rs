@@ -84,7 +84,7 @@ impl World {
                 if steps.is_multiple_of(2) {
                     hit = [states.lookup(flow, *lookup, segment, *now)];
                 } else {
-                    states.lookup_burst([(*flow, *segment)], *lookup, *now, &mut hit);
+                    states.lookup_burst([Some((*flow, *segment))], *lookup, *now, &mut hit);
                 }
                 assert_eq!(hit, [want], "lookup");
             }

@@ -123,6 +123,16 @@ impl<const N: usize> Slab<N> {
         Words { hot: states.line(at), cold: states.line(at + Self::LINES - 1) }
     }
 
+    /// The same of a slot that may be none: of what the index said while it changed.
+    #[inline(always)]
+    pub(super) fn words_at(&self, slot: u32) -> Option<Words<'_, N>> {
+        let (chunk, at) = locate(slot);
+        let states = &self.chunks.get(chunk)?.get()?.states;
+        let at = at * Self::LINES;
+        let hot = states.get(at)?;
+        Some(Words { hot, cold: if Self::LINES == 1 { hot } else { states.get(at + 1)? } })
+    }
+
     /// The slot of the next state of the same flow.
     #[inline]
     pub(super) fn sibling(&self, slot: u32) -> Option<u32> {
@@ -249,7 +259,8 @@ pub(super) fn tick_before(a: u32, b: u32) -> bool {
 /// The chunk of a slot, and its place there. Chunk c has 2^(FIRST_BITS + c) slots.
 #[inline]
 fn locate(slot: u32) -> (usize, usize) {
-    let biased = slot + (1 << FIRST_BITS);
+    // Wide, so that it is seen to be more than zero.
+    let biased = u64::from(slot) + (1 << FIRST_BITS);
     let top = biased.ilog2();
     ((top - FIRST_BITS) as usize, (biased ^ 1 << top) as usize)
 }
@@ -265,6 +276,12 @@ impl<'a, const N: usize> Words<'a, N> {
     #[inline]
     pub(super) fn word(self, at: usize) -> &'a AtomicU64 {
         if at < WORDS { self.hot.word(at) } else { self.cold.word(at - WORDS) }
+    }
+
+    /// Has the words of the first line on their way to the cache.
+    #[inline(always)]
+    pub(super) fn prefetch_first(self) {
+        self.hot.prefetch();
     }
 
     /// Has the words on their way to the cache.

@@ -35,7 +35,9 @@ use hashbrown::HashMap;
 
 use self::burst::Bursts;
 use self::keepalive::Round;
-use super::cell::{Cell, End, LONGEST_JUMP, ORPHANED, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack};
+use super::cell::{
+    Cell, End, LONGEST_JUMP, Maker, Moment, ORPHANED, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack,
+};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
 use super::first_syn::FirstSyns;
@@ -128,6 +130,8 @@ pub struct States {
     bursts: Option<Box<Bursts>>,
     /// The time of the last call.
     now: Time,
+    /// Counts what this worker does to the index that makes its guesses wrong ([`burst`]).
+    turns: u64,
     round: Round,
 }
 
@@ -253,6 +257,7 @@ impl States {
             recent: Recent::default(),
             bursts: None,
             now: Time::default(),
+            turns: 0,
             round: Round::default(),
         })
     }
@@ -521,7 +526,8 @@ impl States {
     #[inline]
     fn find(&self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
         let flow = &*self.keyed(flow);
-        let packet = Seen { proto: flow.proto, bytes: segment.bytes, segment, now };
+        let at = Moment::new(now, &self.settings);
+        let packet = Seen { proto: flow.proto, bytes: segment.bytes, segment, at };
         match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
@@ -551,10 +557,11 @@ impl States {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
         let guess = index.guess(probe).map(|slot| (slot, family.cell(slot)));
-        let found = guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, packet.now)).or_else(|| {
-            let slot = family.find(index, probe, key, lookup, packet.now)?;
-            Some((slot, family.cell(slot)))
-        });
+        let found =
+            guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, packet.at.now)).or_else(|| {
+                let slot = family.find(index, probe, key, lookup, packet.at.now)?;
+                Some((slot, family.cell(slot)))
+            });
         match found {
             Some((slot, cell)) => self.hit(cell, slot, side, packet),
             None => Found::Miss,
@@ -580,17 +587,22 @@ impl States {
                 Fit::Fits => {}
             }
         }
-        self.hit_loosely(cell, slot, side, packet);
+        self.hit_loosely(cell, maker, slot, side, packet);
         Found::Hit(hit)
     }
 
     /// The same where the segment's place in its connection does not matter.
     #[inline(always)]
-    fn hit_loosely<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, side: Side, packet: Seen<'_>)
-    where
+    fn hit_loosely<const N: usize>(
+        &self,
+        cell: Cell<'_, N>,
+        maker: Maker,
+        slot: u32,
+        side: Side,
+        packet: Seen<'_>,
+    ) where
         Key<N>: Own<N>,
     {
-        let maker = cell.maker();
         let direction = side.direction(maker.forward());
         self.count_packet(cell, slot, direction, packet.bytes);
         if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {

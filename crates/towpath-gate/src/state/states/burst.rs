@@ -5,13 +5,17 @@
 //! the last stage, which waits for nothing, those behind them are in the first. Each stage is a loop of its own, so that
 //! the processor is at several packets at once also when all is in its cache.
 //!
-//! Invariant: a guess is good as long as the worker has not said since that it knows no slots: [`States::is_fresh`].
+//! While flows move to another index, a packet whose flow is not found in this one is asked for there, in the same three
+//! stages: growth costs a burst some more cache misses, and not a wait for each.
+//!
+//! Invariant: a guess is good as long as the worker has not said since that it knows no slots, and has itself taken no
+//! state away and put none before another of its flow: [`States::is_fresh`].
 
 use super::{Own, States, TELL};
 use crate::Time;
-use crate::state::cell::{Cell, STRICT, Seen};
+use crate::state::cell::{Cell, Moment, STRICT, Seen};
 use crate::state::family::Family;
-use crate::state::index::Probe;
+use crate::state::index::{Index, Probe};
 use crate::state::key::{Key, Key4, Key6, Side, Unpack};
 use crate::state::{Ends, Flow, Hit, Lookup, RuleId, Segment};
 
@@ -23,19 +27,23 @@ const UDP: u8 = 17;
 /// No guess.
 const NONE: u32 = u32::MAX;
 
+/// The states that packets of a burst are in, as far as that was guessed.
+type Cells<'s, const N: usize> = [Option<Cell<'s, N>>; BURST];
+
 impl States {
     /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
     /// them found. How many packets there were, no more than there is room for in `hits`, of which the rest stays as it is.
+    /// `None`, as [`crate::wire::plain`] says of some, is a packet that finds nothing.
     #[inline]
     pub fn lookup_burst(
         &mut self,
-        packets: impl IntoIterator<Item = (Flow, Segment)>,
+        packets: impl IntoIterator<Item = Option<(Flow, Segment)>>,
         lookup: Lookup,
         now: Time,
         hits: &mut [Option<Hit>],
     ) -> usize {
         self.begin(now);
-        self.staged(packets.into_iter().map(Some), LookUp, lookup, now, hits)
+        self.staged::<true>(packets.into_iter(), lookup, now, hits)
     }
 
     /// Finds the live state of each of the flows, in either direction, and leaves it as it is: for those who only ask.
@@ -50,34 +58,36 @@ impl States {
     ) -> usize {
         self.begin(now);
         let packets = flows.into_iter().map(|flow| Some((flow, Segment::default())));
-        self.staged(packets, Peek, lookup, now, hits)
+        self.staged::<false>(packets, lookup, now, hits)
     }
 
-    /// The packets stage by stage, so many at a time.
+    /// The packets stage by stage, so many at a time: each is taken into its state (`COUNTS`), or only finds it.
     #[inline(always)]
-    fn staged(
+    fn staged<const COUNTS: bool>(
         &mut self,
         mut packets: impl Iterator<Item = Option<(Flow, Segment)>>,
-        act: impl Act,
         lookup: Lookup,
         now: Time,
         hits: &mut [Option<Hit>],
     ) -> usize {
+        let at = Moment::new(now, &self.settings);
         let mut bursts = self.bursts.take().unwrap_or_default();
         let [mut first, mut behind] = [&mut bursts.0, &mut bursts.1];
+        let (mut v4, mut v6): (Cells<'_, 2>, Cells<'_, 6>) = ([None; BURST], [None; BURST]);
         first.clear();
         let mut count = 0;
-        // Each stage stands here once, so that it becomes part of this.
         loop {
             let (hits, rest) = hits[count..].split_at_mut(first.count);
             behind.add(self, &mut packets, rest.len());
-            first.v4.find_and(self, act, lookup, now, hits);
-            first.v6.find_and(self, act, lookup, now, hits);
+            first.v4.find::<COUNTS>(self, &v4, lookup, at, hits);
+            first.v6.find::<COUNTS>(self, &v6, lookup, at, hits);
+            first.find_none(hits);
             count += first.count;
             if behind.count == 0 {
                 break;
             }
-            behind.fetch(self);
+            behind.v4.fetch::<COUNTS>(self, &mut v4);
+            behind.v6.fetch::<COUNTS>(self, &mut v6);
             std::mem::swap(&mut first, &mut behind);
         }
         // These are not for pass().
@@ -94,92 +104,57 @@ impl States {
         let mut bursts = self.bursts.take().unwrap_or_default();
         let burst = &mut bursts.0;
         burst.add(self, &mut packets, BURST);
-        burst.fetch(self);
-        (burst.seen, burst.news) = (self.seen, self.news);
+        burst.v4.fetch::<true>(self, &mut [None; BURST]);
+        burst.v6.fetch::<true>(self, &mut [None; BURST]);
+        (burst.seen, burst.news, burst.turns) = (self.seen, self.news, self.turns);
         self.bursts = Some(bursts);
     }
 
     /// Takes packet `at` of those that were fetched into its state, if there is a live one whose rule `passes` lets it
-    /// through; else nothing has happened.
+    /// through; else nothing has happened. A packet passes once: who asks again, or for one that was not fetched, hears
+    /// nothing of it.
     #[inline]
     pub(crate) fn pass<T>(
-        &self,
+        &mut self,
         at: usize,
         lookup: Lookup,
         now: Time,
         passes: impl FnOnce(RuleId) -> Option<T>,
     ) -> Option<(T, u32)> {
-        let burst = &self.bursts.as_deref()?.0;
+        let mut bursts = self.bursts.take()?;
+        let burst = &mut bursts.0;
+        let passed = self.pass_of(burst, at, lookup, now, passes);
+        self.bursts = Some(bursts);
+        passed
+    }
+
+    #[inline(always)]
+    fn pass_of<T>(
+        &self,
+        burst: &mut Burst,
+        at: usize,
+        lookup: Lookup,
+        now: Time,
+        passes: impl FnOnce(RuleId) -> Option<T>,
+    ) -> Option<(T, u32)> {
         // A jump of time is for the walk.
-        if at >= burst.count || !self.is_fresh(burst) || now.as_nanos() > self.latest.saturating_add(TELL) {
+        if at >= BURST || !self.is_fresh(burst) || now.as_nanos() > self.latest.saturating_add(TELL) {
             return None;
         }
-        match burst.order[at] {
-            Place::V4(at) => burst.v4.packets[usize::from(at)].pass(self, lookup, now, passes),
-            Place::V6(at) => burst.v6.packets[usize::from(at)].pass(self, lookup, now, passes),
-            Place::Nowhere => None,
+        if burst.v4.take(at) {
+            return burst.v4.packets[at].pass(self, lookup, now, passes);
         }
+        if burst.v6.take(at) {
+            return burst.v6.packets[at].pass(self, lookup, now, passes);
+        }
+        None
     }
 
-    /// Whether guesses are still good: no slot that they name has been used for another flow, and the index is the same.
+    /// Whether guesses are still good: no slot that they name has been used for another flow, the index is the same, and
+    /// what it says of their flows.
     #[inline]
     fn is_fresh(&self, burst: &Burst) -> bool {
-        (burst.seen, burst.news) == (self.seen, self.news)
-    }
-}
-
-/// What is done with a packet and the state that was found for it.
-trait Act: Copy {
-    fn act<const N: usize>(
-        self,
-        states: &States,
-        packet: &Fetched<N>,
-        found: Option<(u32, Cell<'_, N>)>,
-        now: Time,
-    ) -> Option<Hit>
-    where
-        Key<N>: Own<N>;
-}
-
-/// The packet counts in the state, and refreshes it.
-#[derive(Clone, Copy)]
-struct LookUp;
-
-impl Act for LookUp {
-    #[inline(always)]
-    fn act<const N: usize>(
-        self,
-        states: &States,
-        packet: &Fetched<N>,
-        found: Option<(u32, Cell<'_, N>)>,
-        now: Time,
-    ) -> Option<Hit>
-    where
-        Key<N>: Own<N>,
-    {
-        let (slot, cell) = found?;
-        states.hit_of(states.hit(cell, slot, packet.side, packet.seen(now)))
-    }
-}
-
-/// Nothing.
-#[derive(Clone, Copy)]
-struct Peek;
-
-impl Act for Peek {
-    #[inline(always)]
-    fn act<const N: usize>(
-        self,
-        _: &States,
-        packet: &Fetched<N>,
-        found: Option<(u32, Cell<'_, N>)>,
-        _: Time,
-    ) -> Option<Hit>
-    where
-        Key<N>: Own<N>,
-    {
-        let maker = found?.1.maker();
-        Some(Hit { rule: maker.rule(), direction: packet.side.direction(maker.forward()) })
+        (burst.seen, burst.news, burst.turns) == (self.seen, self.news, self.turns)
     }
 }
 
@@ -187,28 +162,20 @@ impl Act for Peek {
 pub(super) type Bursts = (Burst, Burst);
 
 /// Packets of both families on their way.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Burst {
     v4: Half<2>,
     v6: Half<6>,
-    /// Where each packet is.
-    order: [Place; BURST],
     count: usize,
-    /// The worker's stamp, and the news that it had, when the guesses were made.
+    /// The worker's stamp, and the news and turns that it had, when the guesses were made.
     seen: u64,
     news: u64,
-}
-
-impl Default for Burst {
-    fn default() -> Self {
-        let (v4, v6) = (Half::default(), Half::default());
-        Self { v4, v6, order: [Place::Nowhere; BURST], count: 0, seen: 0, news: 0 }
-    }
+    turns: u64,
 }
 
 impl Burst {
     pub(super) fn clear(&mut self) {
-        (self.count, self.v4.len, self.v6.len) = (0, 0, 0);
+        (self.count, self.v4.here, self.v6.here) = (0, 0, 0);
     }
 
     /// Takes the packets, at most `most` and [`BURST`], through the first stage.
@@ -219,47 +186,44 @@ impl Burst {
         packets: &mut impl Iterator<Item = Option<(Flow, Segment)>>,
         most: usize,
     ) {
-        self.clear();
-        let Self { v4, v6, order, .. } = self;
-        let mut at = 0;
-        while at < most.min(BURST)
-            && let Some(packet) = packets.next()
-        {
-            order[at] = match packet.map(|(flow, segment)| (states.keyed_whole(flow), segment)) {
+        let (mut v4, mut v6) = (0_u32, 0_u32);
+        let mut count = 0;
+        for (at, bit) in (0..most.min(BURST)).map(|at| (at, 1 << at)) {
+            let Some(packet) = packets.next() else { break };
+            match packet.map(|(flow, segment)| (states.keyed_whole(flow), segment)) {
                 Some((flow @ Flow { ends: Ends::V4(src, dst), .. }, segment)) => {
-                    Place::V4(v4.add(states, at, Key4::new(src, dst, &flow), segment))
+                    self.v4.packets[at].set(Key4::new(src, dst, &flow), segment);
+                    v4 |= bit;
                 }
                 Some((flow @ Flow { ends: Ends::V6(src, dst, zone), .. }, segment)) => {
-                    Place::V6(v6.add(states, at, Key6::new(src, dst, zone, &flow), segment))
+                    self.v6.packets[at].set(Key6::new(src, dst, zone, &flow), segment);
+                    v6 |= bit;
                 }
-                None => Place::Nowhere,
-            };
-            at += 1;
+                None => {}
+            }
+            count = at + 1;
         }
-        self.count = at;
+        (self.v4.here, self.v6.here, self.count) = (v4, v6, count);
+        self.v4.ask(states);
+        self.v6.ask(states);
     }
 
-    /// The second stage.
+    /// The last stage of packets that are of neither family.
     #[inline(always)]
-    fn fetch(&mut self, states: &States) {
-        self.v4.fetch(states);
-        self.v6.fetch(states);
+    fn find_none(&self, hits: &mut [Option<Hit>]) {
+        let all = (1_u64 << self.count) - 1;
+        for at in bits(all as u32 & !(self.v4.here | self.v6.here)) {
+            hits[at] = None;
+        }
     }
 }
 
-/// Where a packet of a burst is.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    V4(u8),
-    V6(u8),
-    Nowhere,
-}
-
-/// Packets of one family on their way.
+/// Packets of one family on their way, each in its place in the burst.
 #[derive(Debug)]
 struct Half<const N: usize> {
     packets: [Fetched<N>; BURST],
-    len: usize,
+    /// In which places there is one.
+    here: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -268,9 +232,8 @@ struct Fetched<const N: usize> {
     probe: Probe,
     /// A slot that the index has for the tag, nearly always the flow's; or [`NONE`].
     guess: u32,
-    at: u8,
-    side: Side,
     bytes: u32,
+    side: Side,
     /// What else the packet contributes, unless it is UDP's.
     segment: Segment,
 }
@@ -281,12 +244,11 @@ impl<const N: usize> Default for Half<N> {
             key: Key([0; N]),
             probe: Probe::default(),
             guess: NONE,
-            at: 0,
-            side: Side::Low,
             bytes: 0,
+            side: Side::Low,
             segment: Segment::default(),
         };
-        Self { packets: [none; BURST], len: 0 }
+        Self { packets: [none; BURST], here: 0 }
     }
 }
 
@@ -294,59 +256,117 @@ impl<const N: usize> Half<N>
 where
     Key<N>: Own<N>,
 {
-    /// Takes a packet, and has its line of the index on its way. Its place.
-    #[inline(always)]
-    fn add(&mut self, states: &States, at: usize, (key, side): (Key<N>, Side), segment: Segment) -> u8 {
-        let index = &Key::<N>::local(states).index;
-        let probe = index.probe(&key);
-        index.prefetch(probe);
-        let place = self.len;
-        let packet = &mut self.packets[place];
-        (packet.key, packet.probe, packet.guess) = (key, probe, NONE);
-        (packet.at, packet.side, packet.bytes) = (at as u8, side, segment.bytes);
-        // UDP has nothing else: what was there stays.
-        if key.proto() != UDP {
-            packet.segment = segment;
+    /// Has the flows' lines of the index on their way.
+    ///
+    /// A stage stands by itself, so that what it uses is in registers.
+    #[inline(never)]
+    fn ask(&mut self, states: &States) {
+        let index = &*Key::<N>::local(states).index;
+        for at in bits(self.here) {
+            let packet = &mut self.packets[at];
+            packet.probe = index.probe(&packet.key);
+            index.prefetch(packet.probe);
         }
-        self.len += 1;
-        place as u8
     }
 
-    /// Has the states on their way, as far as the index tells by tags alone.
-    #[inline(always)]
-    fn fetch(&mut self, states: &States) {
+    /// Has the states on their way, as far as the index tells by tags alone: all of them, or what a look takes.
+    #[inline(never)]
+    fn fetch<'s, const COUNTS: bool>(&mut self, states: &'s States, cells: &mut Cells<'s, N>) {
         let family = Key::<N>::family(&states.shared);
-        let index = &Key::<N>::local(states).index;
+        let index = &*Key::<N>::local(states).index;
         let mut elsewhere = 0_u32;
-        for (at, packet) in self.packets[..self.len].iter_mut().enumerate() {
-            match index.guess(packet.probe) {
-                Some(slot) => {
-                    packet.guess = slot;
-                    family.slab.words(slot).prefetch();
-                }
+        for at in bits(self.here) {
+            let packet = &mut self.packets[at];
+            if let Some(slot) = index.guess(packet.probe) {
+                cells[at] = packet.expect::<COUNTS>(family, slot);
+            } else {
+                index.prefetch_second(packet.probe);
+                (packet.guess, cells[at]) = (NONE, None);
+                elsewhere |= 1 << at;
+            }
+        }
+        let mut moved = 0_u32;
+        for at in bits(elsewhere) {
+            let packet = &mut self.packets[at];
+            match index.guess_second(packet.probe) {
+                Some(slot) => cells[at] = packet.expect::<COUNTS>(family, slot),
+                None => moved |= 1 << at,
+            }
+        }
+        if moved != 0
+            && let Some(next) = index.next()
+        {
+            self.fetch_moved::<COUNTS>(family, next, moved, cells);
+        }
+    }
+
+    /// The same for packets whose flows may be in the next index.
+    #[cold]
+    #[inline(never)]
+    fn fetch_moved<'s, const COUNTS: bool>(
+        &mut self,
+        family: &'s Family<N>,
+        next: &Index,
+        moved: u32,
+        cells: &mut Cells<'s, N>,
+    ) {
+        let mut probes = [Probe::default(); BURST];
+        for at in bits(moved) {
+            probes[at] = next.probe(&self.packets[at].key);
+            next.prefetch(probes[at]);
+        }
+        let mut elsewhere = 0_u32;
+        for at in bits(moved) {
+            match next.guess(probes[at]) {
+                Some(slot) => cells[at] = self.packets[at].expect::<COUNTS>(family, slot),
                 None => {
-                    index.prefetch_second(packet.probe);
+                    next.prefetch_second(probes[at]);
                     elsewhere |= 1 << at;
                 }
             }
         }
-        while elsewhere != 0 {
-            let packet = &mut self.packets[elsewhere.trailing_zeros() as usize];
-            if let Some(slot) = index.guess_second(packet.probe) {
-                packet.guess = slot;
-                family.slab.words(slot).prefetch();
-            }
-            elsewhere &= elsewhere - 1;
+        for at in bits(elsewhere) {
+            let slot = next.guess_second(probes[at]);
+            cells[at] = slot.and_then(|slot| self.packets[at].expect::<COUNTS>(family, slot));
         }
     }
 
     /// The last stage: `hits` has what each of the packets found.
-    #[inline(always)]
-    fn find_and(&self, states: &States, act: impl Act, lookup: Lookup, now: Time, hits: &mut [Option<Hit>]) {
-        for packet in &self.packets[..self.len] {
-            let found = packet.find(packet.guess, states, lookup, now);
-            hits[usize::from(packet.at)] = act.act(states, packet, found, now);
+    #[inline(never)]
+    fn find<const COUNTS: bool>(
+        &self,
+        states: &States,
+        cells: &Cells<'_, N>,
+        lookup: Lookup,
+        moment: Moment,
+        hits: &mut [Option<Hit>],
+    ) {
+        for at in bits(self.here) {
+            let packet = &self.packets[at];
+            // The guess was made in this call, so that a state of the flow in it is what a lookup would have found then.
+            let Some(cell) = cells[at].filter(|&cell| Family::is_it(cell, &packet.key, lookup, moment.now))
+            else {
+                hits[at] = packet.search::<COUNTS>(states, lookup, moment);
+                continue;
+            };
+            let maker = cell.maker();
+            if COUNTS {
+                if maker.has(STRICT) {
+                    hits[at] = packet.hit(states, packet.guess, cell, moment);
+                    continue;
+                }
+                states.hit_loosely(cell, maker, packet.guess, packet.side, packet.seen(moment));
+            }
+            hits[at] = Some(Hit { rule: maker.rule(), direction: packet.side.direction(maker.forward()) });
         }
+    }
+
+    /// Whether there is a packet in this place; it is not there any more.
+    #[inline(always)]
+    fn take(&mut self, at: usize) -> bool {
+        let here = self.here >> at & 1 != 0;
+        self.here &= !(1 << at);
+        here
     }
 }
 
@@ -354,23 +374,26 @@ impl<const N: usize> Fetched<N>
 where
     Key<N>: Own<N>,
 {
-    /// The slot of the packet's state. The guess was made in this call, so that a state of the flow in it is what a
-    /// lookup would have found then.
     #[inline(always)]
-    fn find<'s>(
-        &self,
-        guess: u32,
-        states: &'s States,
-        lookup: Lookup,
-        now: Time,
-    ) -> Option<(u32, Cell<'s, N>)> {
-        if guess != NONE {
-            let cell = Key::<N>::family(&states.shared).cell(guess);
-            if Family::is_it(cell, &self.key, lookup, now) {
-                return Some((guess, cell));
-            }
+    fn set(&mut self, (key, side): (Key<N>, Side), segment: Segment) {
+        (self.key, self.side, self.bytes) = (key, side, segment.bytes);
+        // UDP has nothing else: what was there stays.
+        if key.proto() != UDP {
+            self.segment = segment;
         }
-        search(states, self.probe, self.key, lookup, now)
+    }
+
+    /// The second stage: the packet's state may be in this slot, and is on its way.
+    #[inline(always)]
+    fn expect<'s, const COUNTS: bool>(&mut self, family: &'s Family<N>, slot: u32) -> Option<Cell<'s, N>> {
+        self.guess = slot;
+        let cell = family.cell_at(slot)?;
+        if COUNTS {
+            cell.prefetch()
+        } else {
+            cell.prefetch_key()
+        }
+        Some(cell)
     }
 
     #[inline(always)]
@@ -390,32 +413,46 @@ where
             return None;
         }
         let passed = passes(maker.rule())?;
-        states.hit_loosely(cell, self.guess, self.side, self.seen(now));
+        let moment = Moment::new(now, &states.settings);
+        states.hit_loosely(cell, maker, self.guess, self.side, self.seen(moment));
         Some((passed, self.bytes))
     }
 
+    /// The last stage, whatever the guess was.
+    #[cold]
+    #[inline(never)]
+    fn search<const COUNTS: bool>(&self, states: &States, lookup: Lookup, moment: Moment) -> Option<Hit> {
+        let family = Key::<N>::family(&states.shared);
+        let index = &Key::<N>::local(states).index;
+        let slot = family.find(index, self.probe, &self.key, lookup, moment.now)?;
+        let cell = family.cell(slot);
+        if COUNTS {
+            return self.hit(states, slot, cell, moment);
+        }
+        let maker = cell.maker();
+        Some(Hit { rule: maker.rule(), direction: self.side.direction(maker.forward()) })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hit(&self, states: &States, slot: u32, cell: Cell<'_, N>, moment: Moment) -> Option<Hit> {
+        states.hit_of(states.hit(cell, slot, self.side, self.seen(moment)))
+    }
+
     #[inline(always)]
-    fn seen(&self, now: Time) -> Seen<'_> {
-        Seen { proto: self.key.proto(), bytes: self.bytes, segment: &self.segment, now }
+    fn seen(&self, at: Moment) -> Seen<'_> {
+        Seen { proto: self.key.proto(), bytes: self.bytes, segment: &self.segment, at }
     }
 }
 
-/// The slot of a flow's state, whatever the guess was.
-#[cold]
-#[inline(never)]
-fn search<const N: usize>(
-    states: &States,
-    probe: Probe,
-    key: Key<N>,
-    lookup: Lookup,
-    now: Time,
-) -> Option<(u32, Cell<'_, N>)>
-where
-    Key<N>: Own<N>,
-{
-    let family = Key::<N>::family(&states.shared);
-    let slot = family.find(&Key::<N>::local(states).index, probe, &key, lookup, now)?;
-    Some((slot, family.cell(slot)))
+/// The numbers of the bits that are set, from the lowest.
+#[inline(always)]
+fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = (set != 0).then(|| set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        at
+    })
 }
 
-const _: () = assert!(BURST <= u32::BITS as usize && BURST < u8::MAX as usize);
+const _: () = assert!(BURST <= u32::BITS as usize);

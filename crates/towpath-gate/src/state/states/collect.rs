@@ -166,6 +166,7 @@ impl States {
     where
         Key<N>: Own<N>,
     {
+        self.turns += 1;
         let shared = Arc::clone(&self.shared);
         let cell = Key::<N>::family(&shared).cell(slot);
         // No packet that is fetched already passes by this state.

@@ -3,7 +3,7 @@
 use super::collect::RECLAIM;
 use super::{Found, Own, States, TCP};
 use crate::Time;
-use crate::state::cell::{CAPPED, LIMITED, REPLIED, STRICT, Seen, Template, after};
+use crate::state::cell::{CAPPED, LIMITED, Moment, REPLIED, STRICT, Seen, Template, after};
 use crate::state::chain::NONE;
 use crate::state::family::{Published, locked};
 use crate::state::key::{Key, Key4, Key6, Side};
@@ -69,7 +69,8 @@ impl States {
             self.give_back(&reserved, flow, now);
             return Err(refused);
         }
-        let packet = Seen { proto: flow.proto, bytes: segment.bytes, segment, now };
+        let packet =
+            Seen { proto: flow.proto, bytes: segment.bytes, segment, at: Moment::new(now, &self.settings) };
         let made = match flow.ends {
             Ends::V4(src, dst) => {
                 let (key, side) = Key4::new(src, dst, flow);
@@ -123,11 +124,15 @@ impl States {
         }
         // Before it is linked: a count may not be taken away before it was there.
         self.recent.add(&shared.rules, rule);
-        let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, packet.now);
+        let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, packet.at.now);
         if let Published::Made { instead_of } = published {
             if let Some(old) = instead_of {
-                self.gone::<N>(old, packet.now, Happened::Expired);
+                self.gone::<N>(old, packet.at.now, Happened::Expired);
                 self.count(Event::Expired);
+            }
+            if family.slab.sibling(slot).is_some() {
+                // It comes before a state that was the flow's first.
+                self.turns += 1;
             }
             self.tell::<N>(Happened::Created, slot);
             return Ok(Installed::New);
