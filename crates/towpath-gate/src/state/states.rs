@@ -16,6 +16,7 @@ mod collect;
 mod counters;
 mod dump;
 mod fragment;
+mod hit;
 mod keepalive;
 mod make;
 mod save;
@@ -27,24 +28,22 @@ pub use self::keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub(crate) use self::save::Saved;
 pub use self::top::Top;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 
 use self::burst::Bursts;
+use self::hit::Found;
 use self::keepalive::Round;
-use super::cell::{
-    Cell, End, LONGEST_JUMP, Maker, Moment, ORPHANED, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack,
-};
+use super::cell::{Cell, LONGEST_JUMP, ORPHANED};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
 use super::first_syn::FirstSyns;
 use super::fragments::Fragments;
 use super::hash::Secret;
-use super::index::{Index, Probe};
-use super::key::{Key, Key4, Key6, Side, Unpack};
+use super::index::Index;
+use super::key::{Key, Key4, Key6, Unpack};
 use super::limbo::Limbo;
 use super::memory::Pages;
 use super::near;
@@ -54,11 +53,9 @@ use super::sources::Sources;
 use super::sync::{AtomicU64, Ordering};
 use super::tally::{Event, Tallies};
 use super::watch::{Happened, StateEvent, Watch};
-use super::window::{Fit, Window};
+use super::window::Window;
 use super::windows::Windows;
-use super::{
-    Direction, Ends, Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings,
-};
+use super::{Ends, Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings};
 use crate::Time;
 
 /// Slots looked at for each state that [`States::expire`] may look at: most need no look at the state.
@@ -185,14 +182,6 @@ impl Own<6> for Key6 {
     fn limbo(states: &mut States) -> &mut Limbo {
         &mut states.v6.limbo
     }
-}
-
-/// What came of a packet.
-enum Found {
-    Hit(Hit),
-    Miss,
-    /// The state tracks strictly, and the packet does not fit.
-    Invalid,
 }
 
 impl States {
@@ -523,119 +512,6 @@ impl States {
         self.latest = self.shared.latest.load(Ordering::Relaxed);
     }
 
-    #[inline]
-    fn find(&self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
-        let flow = &*self.keyed(flow);
-        let at = Moment::new(now, &self.settings);
-        let packet = Seen { proto: flow.proto, bytes: segment.bytes, segment, at };
-        match flow.ends {
-            Ends::V4(src, dst) => {
-                let (key, side) = Key4::new(src, dst, flow);
-                let probe = self.v4.index.probe(&key);
-                self.find_by(probe, &key, side, lookup, packet)
-            }
-            Ends::V6(src, dst, zone) => {
-                let (key, side) = Key6::new(src, dst, zone, flow);
-                let probe = self.v6.index.probe(&key);
-                self.find_by(probe, &key, side, lookup, packet)
-            }
-        }
-    }
-
-    #[inline]
-    fn find_by<const N: usize>(
-        &self,
-        probe: Probe,
-        key: &Key<N>,
-        side: Side,
-        lookup: Lookup,
-        packet: Seen<'_>,
-    ) -> Found
-    where
-        Key<N>: Own<N>,
-    {
-        let family = Key::<N>::family(&self.shared);
-        let index = &Key::<N>::local(self).index;
-        let guess = index.guess(probe).map(|slot| (slot, family.cell(slot)));
-        let found =
-            guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, packet.at.now)).or_else(|| {
-                let slot = family.find(index, probe, key, lookup, packet.at.now)?;
-                Some((slot, family.cell(slot)))
-            });
-        match found {
-            Some((slot, cell)) => self.hit(cell, slot, side, packet),
-            None => Found::Miss,
-        }
-    }
-
-    /// Takes a packet into the live state in `slot`.
-    #[inline(always)]
-    fn hit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, side: Side, packet: Seen<'_>) -> Found
-    where
-        Key<N>: Own<N>,
-    {
-        let maker = cell.maker();
-        let direction = side.direction(maker.forward());
-        let hit = Hit { rule: maker.rule(), direction };
-        if maker.has(STRICT) {
-            match self.fit(cell, slot, direction, *packet.segment) {
-                Fit::Invalid => return Found::Invalid,
-                Fit::Ignored => {
-                    self.count_packet(cell, slot, direction, packet.bytes);
-                    return Found::Hit(hit);
-                }
-                Fit::Fits => {}
-            }
-        }
-        self.hit_loosely(cell, maker, slot, side, packet);
-        Found::Hit(hit)
-    }
-
-    /// The same where the segment's place in its connection does not matter.
-    #[inline(always)]
-    fn hit_loosely<const N: usize>(
-        &self,
-        cell: Cell<'_, N>,
-        maker: Maker,
-        slot: u32,
-        side: Side,
-        packet: Seen<'_>,
-    ) where
-        Key<N>: Own<N>,
-    {
-        let direction = side.direction(maker.forward());
-        self.count_packet(cell, slot, direction, packet.bytes);
-        if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
-            Key::<N>::family(&self.shared).look_sooner(slot, end);
-        }
-        if direction == Direction::Reverse && !maker.has(REPLIED) {
-            self.replied(cell);
-        }
-    }
-
-    #[cold]
-    fn replied<const N: usize>(&self, cell: Cell<'_, N>) {
-        if cell.mark(REPLIED) {
-            self.count(Event::Replied);
-        }
-    }
-
-    /// Counts a packet in its state, or for it.
-    #[inline(always)]
-    fn count_packet<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, bytes: u32)
-    where
-        Key<N>: Own<N>,
-    {
-        let near = &Key::<N>::local(self).near;
-        let high = match near.add(slot, direction as usize, one(bytes)) {
-            Some(count) => is_high(count),
-            None => cell.count(direction, bytes),
-        };
-        if high {
-            self.spill(cell, slot);
-        }
-    }
-
     /// Whether it is a SYN that has to be repeated.
     fn is_first_syn(&self, flow: &Flow, segment: &Segment, now: Time) -> bool {
         if !self.settings.dyn_first_syn || flow.proto != TCP || !Window::begins(segment) {
@@ -659,102 +535,6 @@ impl States {
             let state = Some(self.listed(Key::<N>::family(&self.shared), slot, self.now));
             self.shared.watch.tell(self.worker, StateEvent { at: self.now, what, state });
         }
-    }
-
-    /// What a segment is to the connection of a state with strict tracking.
-    #[cold]
-    fn fit<const N: usize>(&self, cell: Cell<'_, N>, slot: u32, direction: Direction, segment: Segment) -> Fit
-    where
-        Key<N>: Own<N>,
-    {
-        let again = direction == Direction::Forward && Window::begins(&segment) && cell.tcp().ended();
-        let fit = |window: &mut Window| {
-            if again {
-                *window = Window::default();
-            }
-            window.segment(direction, &segment)
-        };
-        let fit = self.shared.windows.with(Key::<N>::V6, slot, fit).unwrap_or(Fit::Fits);
-        if again {
-            cell.forget();
-        }
-        fit
-    }
-
-    /// Takes counts that are about to overflow to where there is more room.
-    #[cold]
-    fn spill<const N: usize>(&self, cell: Cell<'_, N>, slot: u32)
-    where
-        Key<N>: Own<N>,
-    {
-        let mut spilled = locked(&self.shared.spilled);
-        cell.mark(SPILLED);
-        let wide = spilled.entry((Key::<N>::V6, slot)).or_default();
-        let near = &Key::<N>::local(self).near;
-        for (at, direction) in [Direction::Forward, Direction::Reverse].into_iter().enumerate() {
-            for [packets, bytes] in [cell.take_count(direction), unpack(near.take(slot, at))] {
-                wide[2 * at] += packets;
-                wide[2 * at + 1] += bytes;
-            }
-        }
-    }
-
-    fn related<const N: usize>(
-        &self,
-        key: &Key<N>,
-        side: Side,
-        lookup: Lookup,
-        seq: Option<u32>,
-        now: Time,
-    ) -> Option<Hit>
-    where
-        Key<N>: Own<N>,
-    {
-        let family = Key::<N>::family(&self.shared);
-        let index = &Key::<N>::local(self).index;
-        let slot = family.find(index, index.probe(key), key, lookup, now)?;
-        let maker = family.cell(slot).maker();
-        let direction = side.direction(maker.forward());
-        if let (Some(seq), true) = (seq, maker.has(STRICT)) {
-            // Who makes an error up would have to know where the connection is (RFC 5927, 4.1).
-            let sender =
-                if direction == Direction::Forward { Direction::Reverse } else { Direction::Forward };
-            let sent = self.shared.windows.with(Key::<N>::V6, slot, |window| window.sent(sender, seq));
-            if sent == Some(false) {
-                return None;
-            }
-        }
-        Some(Hit { rule: maker.rule(), direction })
-    }
-
-    #[inline]
-    fn hit_of(&self, found: Found) -> Option<Hit> {
-        match found {
-            Found::Hit(hit) => Some(hit),
-            Found::Miss => None,
-            Found::Invalid => {
-                self.count(Event::Invalid);
-                None
-            }
-        }
-    }
-
-    /// The flow as the key has it, as [`States::keyed`] says.
-    #[inline(always)]
-    fn keyed_whole(&self, mut flow: Flow) -> Flow {
-        if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
-            (flow.src_port, flow.dst_port) = (0, 0);
-        }
-        flow
-    }
-
-    /// The flow as the key has it: without the identifiers of ICMP queries unless they count.
-    #[inline]
-    fn keyed<'a>(&self, flow: &'a Flow) -> Cow<'a, Flow> {
-        if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
-            return Cow::Owned(Flow { src_port: 0, dst_port: 0, ..*flow });
-        }
-        Cow::Borrowed(flow)
     }
 
     /// Lets growth go on; whether it goes on after this.

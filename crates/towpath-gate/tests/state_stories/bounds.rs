@@ -1,0 +1,216 @@
+//! How many states there may be: `dyn_max`, limits and their parents, sources, and who goes when it is full.
+
+use super::*;
+
+#[test]
+fn dyn_max_is_exact_and_says_why() {
+    let mut world = World::new(Settings { dyn_max: 3, ..Settings::default() });
+    let v6 = Flow { proto: 17, ..flow6(17) };
+    for flow in [udp(1, 1, 2, 2), udp(1, 2, 2, 2), v6] {
+        world.keep(flow, 1).unwrap();
+    }
+    assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
+    assert_eq!(world.keep(v6, 1), Ok(Installed::Existing));
+    assert_eq!(world.states.counters().full, 1);
+    // Fewer than there are: they stay, and no new one comes.
+    world.states.set_settings(Settings { dyn_max: 1, ..Settings::default() });
+    assert_eq!(world.states.len(), 3);
+    assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
+    world.states.set_settings(Settings { dyn_max: 4, ..Settings::default() });
+    assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Ok(Installed::New));
+    assert_eq!((world.states.len(), world.states.peak(), world.states.counters().full), (4, 4, 2));
+}
+
+#[test]
+fn limits_count_by_their_mask() {
+    let rows = [
+        (LimitMask::SRC_ADDR, udp(1, 9, 8, 9), udp(2, 1, 3, 4)),
+        (LimitMask::SRC_PORT, udp(9, 2, 9, 9), udp(1, 9, 3, 4)),
+        (LimitMask::DST_ADDR, udp(9, 9, 3, 9), udp(1, 2, 9, 4)),
+        (LimitMask::DST_PORT, udp(9, 9, 9, 4), udp(1, 2, 3, 9)),
+        (LimitMask::SRC_ADDR | LimitMask::DST_PORT, udp(1, 9, 9, 4), udp(1, 2, 3, 9)),
+        (LimitMask::SRC_ADDR | LimitMask::DST_ADDR, udp(1, 9, 3, 9), udp(3, 4, 1, 2)),
+    ];
+    for (mask, same, other) in rows {
+        let mut world = World::new(Settings::default());
+        assert_eq!(world.limit(udp(1, 2, 3, 4), 1, mask, 1), Ok(Installed::New));
+        assert_eq!(world.limit(same, 1, mask, 1), Err(Refused::OverLimit), "{mask:?}");
+        // Another rule counts apart, and so does another protocol.
+        assert_eq!(world.limit(Flow { proto: 6, ..same }, 1, mask, 1), Ok(Installed::New));
+        assert_eq!(world.limit(same, 2, mask, 1), Ok(Installed::New));
+        if other != udp(3, 4, 1, 2) {
+            assert_eq!(world.limit(other, 1, mask, 1), Ok(Installed::New), "{mask:?}");
+        }
+        assert_eq!(world.states.counters().over_limit, 1);
+    }
+}
+
+#[test]
+fn a_limit_frees_what_its_children_leave() {
+    let mut world = World::new(Settings::default());
+    for port in 1..=2 {
+        world.limit(udp(1, port, 2, 53), 1, LimitMask::SRC_ADDR, 2).unwrap();
+    }
+    assert_eq!(
+        world.lines(),
+        [
+            "00001 0 0 (5s) PARENT 2 udp 10.0.0.1 0 <-> 0.0.0.0 0 :default",
+            "00001 1 50 (10s) LIMIT udp 10.0.0.1 1 <-> 10.0.0.2 53 :default",
+            "00001 1 50 (10s) LIMIT udp 10.0.0.1 2 <-> 10.0.0.2 53 :default",
+        ]
+    );
+    // A hit on a child is no new child; a refusal is none either.
+    assert_eq!(world.limit(udp(2, 53, 1, 1), 1, LimitMask::SRC_ADDR, 2), Ok(Installed::Existing));
+    assert_eq!(world.limit(udp(1, 3, 2, 53), 1, LimitMask::SRC_ADDR, 2), Err(Refused::OverLimit));
+    world.wait(9);
+    assert!(world.find(udp(1, 1, 2, 53), Lookup::Any).is_some());
+    world.wait(1);
+    assert_eq!(world.limit(udp(1, 3, 2, 53), 1, LimitMask::SRC_ADDR, 2), Ok(Installed::New));
+    assert_eq!(world.limit(udp(1, 4, 2, 53), 1, LimitMask::SRC_ADDR, 2), Err(Refused::OverLimit));
+    world.wait(10);
+    world.states.expire_all(world.now);
+    assert_eq!((world.states.len(), world.states.parents()), (0, 0));
+}
+
+#[test]
+fn a_parent_outlives_its_last_use() {
+    let settings = Settings { dyn_udp_lifetime: 2, ..Settings::default() };
+    let mut world = World::new(settings);
+    world.limit(udp(1, 1, 2, 53), 1, LimitMask::SRC_ADDR, 1).unwrap();
+    world.wait(2);
+    world.states.expire_all(world.now);
+    assert_eq!(world.lines(), ["00001 0 0 (3s) PARENT 0 udp 10.0.0.1 0 <-> 0.0.0.0 0 :default"]);
+    world.wait(3);
+    world.states.expire_all(world.now);
+    assert_eq!(world.states.parents(), 0);
+}
+
+#[test]
+fn dyn_parent_max_is_exact() {
+    let settings = Settings { dyn_parent_max: 2, dyn_udp_lifetime: 1, ..Settings::default() };
+    let mut world = World::new(settings);
+    for src in 1..=2 {
+        world.limit(udp(src, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
+    }
+    assert_eq!(world.limit(udp(3, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5), Err(Refused::ParentsFull));
+    assert_eq!(world.limit(udp(2, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Ok(Installed::New));
+    assert_eq!(world.keep(udp(3, 1, 9, 53), 2), Ok(Installed::New));
+    assert_eq!((world.states.parents(), world.states.counters().parents_full), (2, 1));
+    world.wait(5);
+    assert_eq!(world.limit(udp(4, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5), Ok(Installed::New));
+    assert_eq!(world.states.parents(), 1);
+}
+
+#[test]
+fn a_full_table_leaves_the_limit_uncounted() {
+    let mut world = World::new(Settings { dyn_max: 1, ..Settings::default() });
+    world.keep(udp(9, 9, 9, 9), 1).unwrap();
+    assert_eq!(world.limit(udp(1, 1, 2, 53), 2, LimitMask::SRC_ADDR, 1), Err(Refused::Full));
+    world.states.remove_where(|rule| rule == RuleId(1));
+    assert_eq!(world.limit(udp(1, 1, 2, 53), 2, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
+}
+
+#[test]
+fn a_flood_evicts_its_own() {
+    let mut world = World::new(Settings { dyn_max: 100, dyn_evict: true, ..Settings::default() });
+    let established: Vec<_> = (1..=60).map(|port| tcp_flow(1, port)).collect();
+    established.iter().for_each(|&flow| connect(&mut world, flow));
+    for port in 1..=10_000 {
+        assert_eq!(syn(&mut world, tcp_flow(2, port)), Ok(Installed::New));
+        assert!(world.states.len() <= 100);
+    }
+    assert!(established.iter().all(|&flow| world.find(flow, Lookup::Any).is_some()));
+    assert_eq!(world.states.counters().evicted, 10_000 - 40);
+    // What is left of the flood is its end.
+    assert!(world.find(tcp_flow(2, 9_900), Lookup::Any).is_none());
+    assert!(world.find(tcp_flow(2, 10_000), Lookup::Any).is_some());
+}
+
+#[test]
+fn of_replied_states_the_first_to_end_goes() {
+    let mut world = World::new(Settings { dyn_max: 3, dyn_evict: true, ..Settings::default() });
+    for port in [2, 3, 1] {
+        connect(&mut world, tcp_flow(1, port));
+        world.wait(1);
+    }
+    syn(&mut world, tcp_flow(2, 1)).unwrap();
+    assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_none());
+    // As long as there is a state without a reply, it goes.
+    syn(&mut world, tcp_flow(2, 2)).unwrap();
+    assert!(world.find(tcp_flow(2, 1), Lookup::Any).is_none());
+    connect(&mut world, tcp_flow(2, 2));
+    syn(&mut world, tcp_flow(2, 3)).unwrap();
+    assert!(world.find(tcp_flow(1, 3), Lookup::Any).is_none());
+    assert!(world.find(tcp_flow(1, 1), Lookup::Any).is_some());
+}
+
+#[test]
+fn an_evicted_child_leaves_its_limit() {
+    let mut world = World::new(Settings { dyn_max: 1, dyn_evict: true, ..Settings::default() });
+    assert_eq!(world.limit(udp(1, 1, 2, 53), 1, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
+    assert_eq!(world.limit(udp(1, 2, 2, 53), 1, LimitMask::SRC_ADDR, 1), Err(Refused::OverLimit));
+    assert_eq!(world.keep(udp(3, 1, 2, 53), 1), Ok(Installed::New));
+    assert_eq!(world.limit(udp(1, 2, 2, 53), 1, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
+}
+
+#[test]
+fn one_source_cannot_have_it_all() {
+    let mut world = World::new(Settings { dyn_source_max: 2, ..Settings::default() });
+    for port in 1..=2 {
+        assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New));
+    }
+    assert_eq!(world.keep(udp(1, 3, 2, 53), 1), Err(Refused::OverSource));
+    assert_eq!(world.keep(udp(1, 2, 2, 53), 1), Ok(Installed::Existing));
+    assert_eq!(world.keep(udp(3, 3, 1, 53), 1), Ok(Installed::New));
+    world.wait(10);
+    assert_eq!(world.keep(udp(1, 3, 2, 53), 1), Ok(Installed::New));
+    assert_eq!(world.states.counters().over_source, 1);
+}
+
+#[test]
+fn the_gauge_says_so_before_it_is_full() {
+    let mut world = World::new(Settings { dyn_max: 10, ..Settings::default() });
+    let mut nearly = Vec::new();
+    for port in 1..=10 {
+        world.keep(udp(1, port, 2, 53), port.into()).unwrap();
+        nearly.push(world.states.gauge().nearly_full);
+    }
+    assert_eq!(nearly.iter().position(|&nearly| nearly), Some(8));
+    let gauge = world.states.gauge();
+    assert_eq!((gauge.states, gauge.unreplied, gauge.states_max), (10, 10, 10));
+    world.states.remove_where(|rule| rule.0 <= 2);
+    assert!(world.states.gauge().nearly_full);
+    world.states.remove_where(|rule| rule.0 <= 3);
+    assert!(!world.states.gauge().nearly_full);
+    (1..=2).for_each(|port| assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New)));
+    assert_eq!(world.states.counters().nearly_full, 2);
+}
+
+#[test]
+fn both_families_make_room_for_each_other() {
+    let mut world = World::new(Settings { dyn_max: 2, dyn_evict: true, ..Settings::default() });
+    let v6 = |src_port| Flow { src_port, ..flow6(6) };
+    connect(&mut world, tcp_flow(1, 1));
+    world.wait(1);
+    connect(&mut world, v6(1));
+    world.wait(1);
+    connect(&mut world, v6(2));
+    assert_eq!(world.find(tcp_flow(1, 1), Lookup::Any), None);
+    world.wait(1);
+    connect(&mut world, tcp_flow(1, 2));
+    assert_eq!(world.find(v6(1), Lookup::Any), None);
+    assert!(world.find(v6(2), Lookup::Any).is_some());
+}
+
+#[test]
+fn a_parent_that_only_expired_children_keep_makes_way() {
+    let mut world = World::new(Settings { dyn_parent_max: 2, ..Settings::default() });
+    world.limit(udp(1, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
+    world.wait(9);
+    world.limit(udp(2, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
+    world.wait(1);
+    // The first parent is over with its child, though neither was collected; there is room for one, and it is taken.
+    world.states.set_settings(Settings { dyn_parent_max: 1, ..Settings::default() });
+    assert_eq!(world.limit(udp(1, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Err(Refused::ParentsFull));
+    assert_eq!(world.limit(udp(2, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Ok(Installed::New));
+}
