@@ -1,5 +1,6 @@
 //! Flows and a table that has them.
 
+use std::hint::black_box;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,8 @@ pub(crate) enum Work {
     Lookup,
     /// The headers are parsed, the state is found, counts and is refreshed.
     FullPath,
+    /// Nothing: what it takes to have packets. Of few flows they are there; of many they are made.
+    Packets,
 }
 
 impl Load {
@@ -163,6 +166,7 @@ impl Load {
             (Work::Lookup, false) => self.lookups(),
             (Work::FullPath, true) => self.path_burst(),
             (Work::FullPath, false) => self.paths(),
+            (Work::Packets, _) => self.packets(),
         }
     }
 
@@ -199,6 +203,11 @@ impl Load {
         let mut hits = [None; BURST];
         _ = states.lookup_burst(packets, Lookup::Any, *now, &mut hits);
         found(&hits)
+    }
+
+    fn packets(&mut self) -> u64 {
+        let Self { random, first, flows, frames, .. } = self;
+        frames.burst(|| *first + random.below(*flows)).map(black_box).count() as u64
     }
 
     fn paths(&mut self) -> u64 {

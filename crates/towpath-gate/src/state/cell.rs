@@ -233,20 +233,28 @@ impl<'a, const N: usize> Cell<'a, N> {
     /// Takes a packet in.
     #[inline(always)]
     pub(super) fn refresh(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
-        // By value: a segment that is in registers stays there.
+        // By itself, as it is all that there is to most packets.
+        if packet.proto == UDP {
+            return self.refresh_until(packet.at.udp, packet.at.now);
+        }
+        self.refresh_other(direction, packet, settings)
+    }
+
+    #[inline(never)]
+    fn refresh_other(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
         let Segment { tcp_flags, tcp_ack, sctp_chunk, .. } = *packet.segment;
         let now = packet.at.now;
-        // UDP first, as its way is the shortest.
-        let end = if packet.proto == UDP {
-            packet.at.udp
-        } else {
-            match packet.proto {
-                TCP => return self.refresh_tcp(direction, (tcp_flags, tcp_ack), now, settings),
-                SCTP if settings.dyn_sctp => return self.refresh_sctp(direction, sctp_chunk, now, settings),
-                UDP_LITE => packet.at.udp,
-                _ => after(now, settings.dyn_short_lifetime),
-            }
-        };
+        match packet.proto {
+            TCP => self.refresh_tcp(direction, (tcp_flags, tcp_ack), now, settings),
+            SCTP if settings.dyn_sctp => self.refresh_sctp(direction, sctp_chunk, now, settings),
+            UDP_LITE => self.refresh_until(packet.at.udp, now),
+            _ => self.refresh_until(after(now, settings.dyn_short_lifetime), now),
+        }
+    }
+
+    /// Has the state end then, or after the lifetime of its own.
+    #[inline(always)]
+    fn refresh_until(self, end: Time, now: Time) -> End {
         let end = self.lifetime().map_or(end, |seconds| after(now, seconds));
         // Nothing was seen that another thread could have changed: whoever stores last had the last packet. What was
         // seen of SCTP stays for when `dyn_sctp` is on again.
@@ -258,7 +266,6 @@ impl<'a, const N: usize> Cell<'a, N> {
         if sooner(new, before) { End::Sooner(end) } else { End::Later }
     }
 
-    #[inline(never)]
     fn refresh_tcp(
         self,
         direction: Direction,
@@ -294,7 +301,6 @@ impl<'a, const N: usize> Cell<'a, N> {
         }
     }
 
-    #[inline(never)]
     fn refresh_sctp(self, direction: Direction, chunk: Option<u8>, now: Time, settings: &Settings) -> End {
         loop {
             let before = self.clock();

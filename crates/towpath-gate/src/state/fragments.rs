@@ -6,7 +6,8 @@
 //! of others takes nobody's place.
 //!
 //! Bounded: 65,536 datagrams, 32 to 40 s (RFC 791's and FreeBSD's `net.inet.ip.fragttl` of 30 s, rounded up). A later
-//! fragment that comes before the first has no ports, as without this. The tag has 24 bits behind 16 of the place, and the
+//! fragment that comes before the first has no ports, as without this: it is not held, for there is no bound on those whose
+//! first never comes. The tag has 24 bits behind 16 of the place, and the
 //! hash a secret: what is taken for another datagram's is one in 2^40.
 
 use std::sync::OnceLock;

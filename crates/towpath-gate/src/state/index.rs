@@ -261,12 +261,15 @@ impl Index {
             unlock(line, 0);
             return;
         }
-        for entry in 0..ENTRIES {
-            if tag(line, entry) == 0 {
-                continue;
-            }
-            let slot = slot(line, entry);
+        // Where the entries go is on its way to the cache for all of them before it is needed for the first.
+        let moving: [Option<(u32, Probe)>; ENTRIES] = std::array::from_fn(|entry| {
+            let slot = (tag(line, entry) != 0).then(|| slot(line, entry))?;
             let probe = next.probe(&key(slot));
+            next.prefetch(probe);
+            next.prefetch_second(probe);
+            Some((slot, probe))
+        });
+        for (entry, (slot, probe)) in moving.into_iter().enumerate().filter_map(|(at, is)| Some((at, is?))) {
             // No line of the next index moves on before all lines here have moved.
             if let Some(mut locked) = next.lock(probe) {
                 // It has twice the room, or as much and another secret, and a stash.

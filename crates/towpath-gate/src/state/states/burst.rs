@@ -192,11 +192,11 @@ impl Burst {
             let Some(packet) = packets.next() else { break };
             match packet.map(|(flow, segment)| (states.keyed_whole(flow), segment)) {
                 Some((flow @ Flow { ends: Ends::V4(src, dst), .. }, segment)) => {
-                    self.v4.packets[at].set(Key4::new(src, dst, &flow), segment);
+                    self.v4.packets[at].add(states, Key4::new(src, dst, &flow), segment);
                     v4 |= bit;
                 }
                 Some((flow @ Flow { ends: Ends::V6(src, dst, zone), .. }, segment)) => {
-                    self.v6.packets[at].set(Key6::new(src, dst, zone, &flow), segment);
+                    self.v6.packets[at].add(states, Key6::new(src, dst, zone, &flow), segment);
                     v6 |= bit;
                 }
                 None => {}
@@ -204,8 +204,6 @@ impl Burst {
             count = at + 1;
         }
         (self.v4.here, self.v6.here, self.count) = (v4, v6, count);
-        self.v4.ask(states);
-        self.v6.ask(states);
     }
 
     /// The last stage of packets that are of neither family.
@@ -256,20 +254,9 @@ impl<const N: usize> Half<N>
 where
     Key<N>: Own<N>,
 {
-    /// Has the flows' lines of the index on their way.
+    /// Has the states on their way, as far as the index tells by tags alone: all of them, or what a look takes.
     ///
     /// A stage stands by itself, so that what it uses is in registers.
-    #[inline(never)]
-    fn ask(&mut self, states: &States) {
-        let index = &*Key::<N>::local(states).index;
-        for at in bits(self.here) {
-            let packet = &mut self.packets[at];
-            packet.probe = index.probe(&packet.key);
-            index.prefetch(packet.probe);
-        }
-    }
-
-    /// Has the states on their way, as far as the index tells by tags alone: all of them, or what a look takes.
     #[inline(never)]
     fn fetch<'s, const COUNTS: bool>(&mut self, states: &'s States, cells: &mut Cells<'s, N>) {
         let family = Key::<N>::family(&states.shared);
@@ -350,14 +337,15 @@ where
                 continue;
             };
             let maker = cell.maker();
-            if COUNTS {
-                if maker.has(STRICT) {
-                    hits[at] = packet.hit(states, packet.guess, cell, moment);
-                    continue;
-                }
-                states.hit_loosely(cell, maker, packet.guess, packet.side, packet.seen(moment));
-            }
-            hits[at] = Some(Hit { rule: maker.rule(), direction: packet.side.direction(maker.forward()) });
+            let direction = if !COUNTS {
+                packet.side.direction(maker.forward())
+            } else if maker.has(STRICT) {
+                hits[at] = packet.hit(states, packet.guess, cell, moment);
+                continue;
+            } else {
+                states.hit_loosely(cell, maker, packet.guess, packet.side, packet.seen(moment))
+            };
+            hits[at] = Some(Hit { rule: maker.rule(), direction });
         }
     }
 
@@ -374,9 +362,13 @@ impl<const N: usize> Fetched<N>
 where
     Key<N>: Own<N>,
 {
+    /// A packet at the first stage: its line of the index is on its way.
     #[inline(always)]
-    fn set(&mut self, (key, side): (Key<N>, Side), segment: Segment) {
-        (self.key, self.side, self.bytes) = (key, side, segment.bytes);
+    fn add(&mut self, states: &States, (key, side): (Key<N>, Side), segment: Segment) {
+        let index = &Key::<N>::local(states).index;
+        let probe = index.probe(&key);
+        index.prefetch(probe);
+        (self.key, self.probe, self.side, self.bytes) = (key, probe, side, segment.bytes);
         // UDP has nothing else: what was there stays.
         if key.proto() != UDP {
             self.segment = segment;
@@ -456,3 +448,87 @@ fn bits(mut set: u32) -> impl Iterator<Item = usize> {
 }
 
 const _: () = assert!(BURST <= u32::BITS as usize);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::state::{Install, Name, Settings};
+
+    const NOW: Time = Time::from_secs(100);
+
+    fn packet(src_port: u16) -> Option<(Flow, Segment)> {
+        let ends = Ends::V4([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
+        Some((Flow { ends, proto: UDP, src_port, dst_port: 53, tenant: 0 }, Segment::default()))
+    }
+
+    fn keep(states: &mut States, src_port: u16, name: u16) {
+        let (flow, segment) = packet(src_port).unwrap();
+        let (name, rule) = (Name(name.try_into().unwrap()), RuleId(name.into()));
+        states.install(&flow, name, &segment, rule, &Install::default(), NOW).unwrap();
+    }
+
+    fn pass(states: &mut States, at: usize) -> Option<u32> {
+        states.pass(at, Lookup::Any, NOW, Some).map(|(rule, _)| rule.0)
+    }
+
+    #[test]
+    fn a_packet_passes_once_and_only_of_the_last_burst() {
+        let mut states = States::new(Settings::default(), 1);
+        (1..=3).for_each(|port| keep(&mut states, port, 1));
+        states.fetch([packet(1), None, packet(2), packet(3)].into_iter());
+        assert_eq!(
+            [0, 1, 2, 2, 4, 31, 32, 99].map(|at| pass(&mut states, at).is_some()),
+            [true, false, true, false, false, false, false, false]
+        );
+        // What was at 3 is not in the next burst.
+        states.fetch([packet(1)].into_iter());
+        assert_eq!([3, 2, 0].map(|at| pass(&mut states, at).is_some()), [false, false, true]);
+        states.fetch(std::iter::empty());
+        assert_eq!(pass(&mut states, 0), None);
+    }
+
+    #[test]
+    fn what_changes_within_a_burst_is_seen_by_it() {
+        let mut states = States::new(Settings { dyn_max: 2, dyn_evict: true, ..Settings::default() }, 1);
+        keep(&mut states, 1, 1);
+        states.fetch([packet(1), packet(1)].into_iter());
+        assert_eq!(pass(&mut states, 0), Some(1));
+        // Another state of the flow is the newest now.
+        keep(&mut states, 1, 2);
+        assert_eq!(pass(&mut states, 1), None);
+        states.fetch([packet(1), packet(1)].into_iter());
+        assert_eq!(pass(&mut states, 0), Some(2));
+        // Both make room for others.
+        (2..=3).for_each(|port| keep(&mut states, port, 1));
+        assert_eq!(pass(&mut states, 1), None);
+    }
+
+    #[test]
+    fn packets_without_a_flow_find_nothing_in_their_places() {
+        let mut states = States::new(Settings::default(), 1);
+        (1..=40).for_each(|port| keep(&mut states, port, 1));
+        let packets = || (1..=40).map(|port| if port % 3 == 0 { None } else { packet(port) });
+        let mut hits = [Some(Hit { rule: RuleId(9), direction: crate::state::Direction::Reverse }); 41];
+        assert_eq!(states.lookup_burst(packets(), Lookup::Any, NOW, &mut hits), 40);
+        for (hit, port) in hits.iter().zip(1..=40) {
+            assert_eq!(hit.map(|hit| hit.rule.0), (port % 3 != 0).then_some(1), "{port}");
+        }
+        assert_eq!(hits[40].map(|hit| hit.rule.0), Some(9));
+    }
+
+    #[test]
+    fn bursts_find_flows_that_move() {
+        let mut states = States::new(Settings::default(), 1);
+        let (mut made, mut moving) = (0, 0);
+        while made < 20_000 {
+            made += 1;
+            keep(&mut states, made, 1);
+            if made % 50 == 0 {
+                moving += u32::from(states.v4.index.next().is_some());
+                states.fetch((made - 31..=made).map(packet));
+                assert!((0..BURST).all(|at| pass(&mut states, at).is_some()), "{made}");
+            }
+        }
+        assert!(moving > 10, "{moving}");
+    }
+}

@@ -104,7 +104,8 @@ impl States {
         slot: u32,
         side: Side,
         packet: Seen<'_>,
-    ) where
+    ) -> Direction
+    where
         Key<N>: Own<N>,
     {
         let direction = side.direction(maker.forward());
@@ -115,6 +116,7 @@ impl States {
         if direction == Direction::Reverse && !maker.has(REPLIED) {
             self.replied(cell);
         }
+        direction
     }
 
     #[cold]
