@@ -174,7 +174,7 @@ pub(super) struct Burst {
 }
 
 impl Burst {
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         (self.count, self.v4.here, self.v6.here) = (0, 0, 0);
     }
 

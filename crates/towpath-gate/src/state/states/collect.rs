@@ -166,13 +166,10 @@ impl States {
     where
         Key<N>: Own<N>,
     {
+        // No packet that is fetched already passes by this state.
         self.turns += 1;
         let shared = Arc::clone(&self.shared);
         let cell = Key::<N>::family(&shared).cell(slot);
-        // No packet that is fetched already passes by this state.
-        if let Some(bursts) = &mut self.bursts {
-            bursts.0.clear();
-        }
         self.tell::<N>(why, slot);
         // Who replies now, too late, finds the mark set.
         if !cell.mark(REPLIED) {
