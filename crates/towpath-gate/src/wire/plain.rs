@@ -162,8 +162,8 @@ mod tests {
                 let simple = packet.vlan.is_none() && packet.fragment == crate::packet::Fragment::Whole && bare
                     && matches!(packet.ethertype, 0x0800 | 0x86dd);
                 let header = if packet.proto == 6 { 20 } else { 8 };
-                let captured = frame.len() >= usize::from(packet.transport) + header;
-                let whole = captured && usize::from(packet.transport_len) >= header;
+                let captured = frame.len() >= packet.transport + header;
+                let whole = captured && packet.transport_len >= header;
                 let known = packet.proto == 17 && wire_len < 65_000 || packet.proto == 6 && packet.tcp_flags & SYN == 0;
                 // A length of 0 is that of a jumbogram, or of a segment that the network card is to cut.
                 let length = packet.ethertype == 0x0800 || frame.get(18..20) != Some(&[0, 0][..]);
