@@ -282,6 +282,7 @@ pub(crate) fn answer(client: &Attached, at: u32, word: u64) {
 }
 
 /// Writes a record, the `number`th from 0, and that it is there.
+#[cfg(test)]
 pub(crate) fn record(client: &Attached, number: u32, word: u64) {
     let Layout { records, .. } = client.memory.layout;
     let record = client.memory.layout.record_ring() + (number % records) as usize * ENTRY_WORDS + 1;
