@@ -11,6 +11,9 @@
 //!
 //! At the end everything is let go on, and all that arrived must have been done once, or come back.
 
+mod act;
+mod wire;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -19,77 +22,16 @@ use super::{
 };
 use crate::Time;
 use crate::assembler::Limits;
-use crate::framing::{self, Framing, State, Step};
+
+pub use act::Op;
+use act::{ACTS, Act};
+use wire::{framing, key_of, notice, request};
 
 /// Connections and workers that there may be at once.
 const PEERS: usize = 4;
 const HANDS: usize = 4;
 /// Messages that a peer has to send.
 const MESSAGES: u16 = 40;
-
-/// One operation: what, and two numbers that say at whom and how much. Any values make sense.
-pub type Op = [u8; 3];
-
-/// What operations there are; the first byte of an [`Op`] modulo their number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Act {
-    Attach,
-    Arrive,
-    Flood,
-    Eof,
-    Reset,
-    Unattach,
-    Clone,
-    Leave,
-    Die,
-    Disable,
-    Poll,
-    Done,
-    DoneSilently,
-    HandBack,
-    Transmit,
-    Block,
-    WriteFails,
-    Pass,
-    Send,
-    DeadlineDrain,
-}
-
-const ACTS: [Act; 32] = [
-    Act::Attach,
-    Act::Arrive,
-    Act::Flood,
-    Act::Eof,
-    Act::Reset,
-    Act::Unattach,
-    Act::Clone,
-    Act::Leave,
-    Act::Die,
-    Act::Disable,
-    Act::Poll,
-    Act::Done,
-    Act::DoneSilently,
-    Act::HandBack,
-    Act::Transmit,
-    Act::Block,
-    Act::WriteFails,
-    Act::Pass,
-    Act::Send,
-    Act::DeadlineDrain,
-    // What happens often, oftener.
-    Act::Arrive,
-    Act::Arrive,
-    Act::Flood,
-    Act::Poll,
-    Act::Poll,
-    Act::Poll,
-    Act::Done,
-    Act::Done,
-    Act::Done,
-    Act::Transmit,
-    Act::Transmit,
-    Act::Send,
-];
 
 /// A worker, and what it has got and not begun or not done.
 #[derive(Debug)]
@@ -705,37 +647,4 @@ impl World {
             assert!(numbers.is_sorted_by(|a, b| a < b), "answers in order: {numbers:?}");
         }
     }
-}
-
-/// The framing of this world: the first byte is the length, the last one the key.
-fn framing() -> Framing {
-    Framing::custom("world", |bytes: &[u8], _: &mut State| match bytes {
-        [] => Step::Need(1),
-        _ if bytes.len() < 5 => Step::Need(5),
-        [length, _, _, _, key, ..] => {
-            let message = framing::Message::of(usize::from(*length));
-            Step::Message(framing::Message { hash: u32::from(*key), ..message })
-        }
-        _ => Step::Need(5),
-    })
-}
-
-/// What peer `name` asks as its message `number`.
-fn request(name: u8, number: u16) -> Vec<u8> {
-    let length = 5 + (usize::from(number) * 7 + usize::from(name)) % 23;
-    let [high, low] = number.to_be_bytes();
-    let mut bytes = vec![length as u8, name, high, low, key_of(number)];
-    bytes.resize(length, low);
-    bytes
-}
-
-/// What is sent in connected mode, of itself.
-fn notice(number: u16) -> Vec<u8> {
-    let [high, low] = number.to_be_bytes();
-    vec![6, 0xff, high, low, 0, 0]
-}
-
-/// One in three messages has no key; the others share two.
-fn key_of(number: u16) -> u8 {
-    (number % 3) as u8
 }
