@@ -30,6 +30,9 @@ pub struct Mux {
     pub lost: Lost,
     /// Whole counters: of those that are there and of those that were.
     pub stats: Stats,
+    /// What became of connections that came.
+    #[serde(default)]
+    pub arrivals: Arrivals,
     /// How long messages waited for a worker, and how long workers had them.
     pub queue_wait: Times,
     /// See `queue_wait`.
@@ -43,6 +46,37 @@ pub struct Mux {
     /// The other multiplexors of the same engine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Mux>,
+}
+
+/// Connections that listeners accepted, those of them that did not get in, and handshakes that came to nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrivals {
+    /// Accepted by listeners.
+    pub accepted: u64,
+    /// Of these, closed because the rules denied them.
+    pub denied: u64,
+    /// Reset because the rules said so.
+    pub reset: u64,
+    /// Not attached, because the mux drained; and times when there was no descriptor or memory to accept one.
+    pub refused: u64,
+    /// Handshakes of TLS that failed, in both directions.
+    pub handshakes_failed: u64,
+    /// Those that took too long, or made room for others.
+    pub handshakes_late: u64,
+}
+
+impl From<towpath_mux::io::Arrivals> for Arrivals {
+    fn from(arrivals: towpath_mux::io::Arrivals) -> Self {
+        let towpath_mux::io::Arrivals {
+            accepted,
+            denied,
+            reset,
+            refused,
+            handshakes_failed,
+            handshakes_late,
+        } = arrivals;
+        Self { accepted, denied, reset, refused, handshakes_failed, handshakes_late }
+    }
 }
 
 /// Counters under KCM's names, and those that say what became of each message: received = done + undone + queued + in_hand.
@@ -200,6 +234,7 @@ impl Mux {
             restarts,
             lost: Lost::default(),
             stats: Stats::of(&show),
+            arrivals: Arrivals::default(),
             queue_wait: Times::of(core.queue_wait()),
             service_time: Times::of(core.service_time()),
             workers: (0..)
@@ -376,7 +411,8 @@ fn show_one(mux: &Mux) -> String {
     if mux.psocks_left_out > 0 {
         let _ = writeln!(text, "and {} psocks that hold less", mux.psocks_left_out);
     }
-    let groups: [(&str, &[(&str, u64)]); 4] = [
+    let arrivals = &mux.arrivals;
+    let groups: [(&str, &[(&str, u64)]); 5] = [
         (
             "MUX",
             &[
@@ -429,6 +465,17 @@ fn show_one(mux: &Mux) -> String {
                 ("undelivered", mux.lost.undelivered),
             ],
         ),
+        (
+            "Arrivals",
+            &[
+                ("accepted", arrivals.accepted),
+                ("denied", arrivals.denied),
+                ("reset", arrivals.reset),
+                ("refused", arrivals.refused),
+                ("handshakes-failed", arrivals.handshakes_failed),
+                ("handshakes-late", arrivals.handshakes_late),
+            ],
+        ),
     ];
     for (name, counters) in groups {
         let names = std::iter::once(name).chain(counters.iter().map(|(name, _)| *name));
@@ -479,7 +526,15 @@ mod tests {
         let worker = core.clone_worker(1, now);
         core.handle_bytes(psock, b"one\ntwo\nthr", now);
         core.poll_batch(worker, now, &mut Vec::new());
-        let shown = Mux::of(&core, 3, |_| 4711);
+        let mut shown = Mux::of(&core, 3, |_| 4711);
+        shown.arrivals = Arrivals {
+            accepted: 90,
+            denied: 5,
+            reset: 6,
+            refused: 7,
+            handshakes_failed: 8,
+            handshakes_late: 9,
+        };
         assert_eq!(shown.stats.rx_msgs, shown.stats.done + shown.stats.queued + shown.stats.in_hand);
         let text = show(&shown);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -494,6 +549,8 @@ mod tests {
             ["UnattchRsvd", "RX-NeedMor", "restarts", "not-connected"].iter().all(|word| text.contains(word)),
             "{text}"
         );
+        let arrivals = lines.iter().position(|line| line.first() == Some(&"Arrivals")).expect("a table");
+        assert_eq!(lines[arrivals + 1], ["90", "5", "6", "7", "8", "9"]);
         let both = show(&shown.clone().and(Mux { name: "web".into(), ..shown.clone() }));
         assert!(both.starts_with(&text) && both.contains("\n    web  "), "{both}");
         let again: Mux = serde_json::from_str(&serde_json::to_string(&shown).unwrap()).unwrap();

@@ -424,8 +424,10 @@ impl Observed for Front {
         let restarts = seats.iter().map(Seat::restarts).sum();
         let name = self.config.name.clone();
         let lost = self.returns.lost;
-        let of = |core: &Mux| mux::Mux { name, lost, ..mux::Mux::of(core, restarts, pid) };
-        Some(Box::new(self.driver.server().look(of)))
+        let server = self.driver.server();
+        let arrivals = server.arrivals().into();
+        let of = |core: &Mux| mux::Mux { name, lost, arrivals, ..mux::Mux::of(core, restarts, pid) };
+        Some(Box::new(server.look(of)))
     }
 
     fn send(&mut self) -> Option<Box<send::Send>> {
