@@ -5,7 +5,6 @@
 //! ```
 
 use std::error::Error;
-use std::thread;
 
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
@@ -24,25 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:9090".to_owned());
     let server = Server::new("thrift-framed".parse()?, Config::default())?;
     println!("listening on {}", server.listen(address)?);
-    let workers = (0..4).map(|_| server.worker()).collect::<Result<Vec<_>, _>>()?;
-    let threads: Vec<_> = workers
-        .into_iter()
-        .map(|mut worker| {
-            thread::spawn(move || {
-                while let Some(message) = worker.recv()? {
-                    // Behind the four bytes of the frame's length. What is no call is not answered.
-                    if let Some(answer) = answer(&message.bytes()[4..]) {
-                        let length = (answer.len() as u32).to_be_bytes();
-                        worker.reply(&message, [&length[..], &answer].concat());
-                    }
-                }
-                Ok::<_, std::io::Error>(())
-            })
-        })
-        .collect();
-    for thread in threads {
-        thread.join().expect("a worker does not panic")?;
-    }
+    server.serve(4, |message, out| {
+        // Behind the four bytes of the frame's length. What is no call is not answered.
+        if let Some(answer) = answer(&message.bytes()[4..]) {
+            out.extend_from_slice(&(answer.len() as u32).to_be_bytes());
+            out.extend_from_slice(&answer);
+        }
+    })?;
     Ok(())
 }
 

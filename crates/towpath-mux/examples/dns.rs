@@ -7,7 +7,6 @@
 
 use std::error::Error;
 use std::net::Ipv4Addr;
-use std::thread;
 
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
@@ -25,25 +24,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     // RFC 7766, section 6.2.1.1: answers may leave in any order.
     let server = Server::new("dns-tcp".parse()?, Config::default())?;
     println!("listening on {}", server.listen(address)?);
-    let workers = (0..4).map(|_| server.worker()).collect::<Result<Vec<_>, _>>()?;
-    let threads: Vec<_> = workers
-        .into_iter()
-        .map(|mut worker| {
-            thread::spawn(move || {
-                while let Some(message) = worker.recv()? {
-                    // Behind the two bytes of its length.
-                    if let Some(answer) = answer(&message.bytes()[2..], known) {
-                        let length = (answer.len() as u16).to_be_bytes();
-                        worker.reply(&message, [&length[..], &answer].concat());
-                    }
-                }
-                Ok::<_, std::io::Error>(())
-            })
-        })
-        .collect();
-    for thread in threads {
-        thread.join().expect("a worker does not panic")?;
-    }
+    server.serve(4, |message, out| {
+        // Behind the two bytes of its length.
+        if let Some(answer) = answer(&message.bytes()[2..], known) {
+            out.extend_from_slice(&(answer.len() as u16).to_be_bytes());
+            out.extend_from_slice(&answer);
+        }
+    })?;
     Ok(())
 }
 

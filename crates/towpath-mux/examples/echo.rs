@@ -6,10 +6,9 @@
 //! ```
 
 use std::error::Error;
-use std::thread;
 use std::time::Duration;
 
-use towpath_mux::io::{Server, Worker};
+use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -21,19 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config { idle: Some(Duration::from_secs(300)), ..Config::default() };
     let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
-    let workers = (0..workers).map(|_| server.worker()).collect::<Result<Vec<_>, _>>()?;
-    let threads: Vec<_> = workers.into_iter().map(|worker| thread::spawn(|| echo(worker))).collect();
-    for thread in threads {
-        thread.join().expect("a worker does not panic")?;
-    }
-    Ok(())
-}
-
-/// The loop that a server writes: a message, its answer.
-fn echo(mut worker: Worker) -> std::io::Result<()> {
-    while let Some(message) = worker.recv()? {
-        // Not a copy: the answer leaves from the buffer that the message was read into.
-        worker.reply(&message, message.bytes().clone());
-    }
+    // The loop that a server writes: a message, its answer.
+    server.serve(workers, |message, answer| answer.extend_from_slice(message.bytes()))?;
     Ok(())
 }

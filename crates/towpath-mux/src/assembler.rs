@@ -290,6 +290,29 @@ impl Assembler {
         Some(Event::Message(Message { offset, bytes, payload, mark: message.mark, hash: message.hash }))
     }
 
+    /// Takes the whole messages that lie at the front, if that is simple, and says of each where in the stream it starts. What
+    /// [`Assembler::poll`] would say of them, in one go; it goes on behind them.
+    pub(crate) fn scan(&mut self, mut each: impl FnMut(u64, framing::Message)) {
+        self.consume();
+        let Some(plain) = self.framing.plain() else { return };
+        if self.phase != Phase::Open || self.known.is_some() || self.lost > 0 {
+            return;
+        }
+        let bytes = &self.buffer[self.start..self.end];
+        let (mut at, mut count) = (0, 0);
+        while let Some(message) = plain.message(&bytes[at..], self.limits.message) {
+            each(self.offset + at as u64, message);
+            at += message.length;
+            count += 1;
+        }
+        if count > 0 {
+            self.start += at;
+            self.offset += at as u64;
+            self.state.messages += count;
+            self.next_message();
+        }
+    }
+
     /// When to call [`Assembler::poll`] even if nothing arrives.
     pub fn poll_timeout(&self) -> Option<Time> {
         let since = self.since?;

@@ -313,3 +313,31 @@ fn peers_are_asked_about_and_their_ends_told() {
     stop(&server, threads);
     assert_eq!(inside(), []);
 }
+
+/// Nobody is woken for parts of a long message: the kernel says when the rest is there.
+#[test]
+fn a_long_message_is_read_in_a_few_pieces() {
+    const LENGTH: usize = 1 << 20;
+    let server = Server::new("length=4 be adjust=4".parse().unwrap(), Config::default()).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let threads = server.clone();
+    let lengths = thread::spawn(move || {
+        threads.serve(2, |message, answer| {
+            answer.extend_from_slice(&(message.payload().len() as u32).to_be_bytes());
+        })
+    });
+    let mut client = TcpStream::connect(address).unwrap();
+    client.set_nodelay(true).unwrap();
+    client.write_all(&(LENGTH as u32).to_be_bytes()).unwrap();
+    // A segment each.
+    for _ in 0..LENGTH / 1024 {
+        client.write_all(&[7; 1024]).unwrap();
+    }
+    let mut answer = [0; 4];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(u32::from_be_bytes(answer) as usize, LENGTH + 4);
+    let reads = server.show().psock_totals.rx_need_more;
+    assert!(reads <= 16, "{reads} reads before the message was whole");
+    server.drain(None);
+    lengths.join().unwrap().unwrap();
+}

@@ -13,13 +13,26 @@ fn at(secs: u64) -> Time {
 }
 
 /// The messages and how it went on, fed in `pieces`.
-fn run<'a>(mut assembler: Assembler, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, String) {
-    let mut messages = Vec::new();
+fn run<'a>(assembler: Assembler, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, String) {
+    run_by(assembler, pieces, false)
+}
+
+/// The same, and simple ones are found by scanning, if it `scans`.
+fn run_by<'a>(
+    mut assembler: Assembler,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+    scans: bool,
+) -> (Vec<Vec<u8>>, String) {
+    let (mut places, mut all) = (Vec::new(), Vec::new());
     let mut last = String::new();
     let mut drain = |assembler: &mut Assembler| {
-        while let Some(event) = assembler.poll(at(0)) {
+        loop {
+            if scans {
+                assembler.scan(|offset, message| places.push((offset, message.length)));
+            }
+            let Some(event) = assembler.poll(at(0)) else { break };
             match event {
-                Event::Message(message) => messages.push(message.bytes.to_vec()),
+                Event::Message(message) => places.push((message.offset, message.bytes.len())),
                 Event::GiveBack { offset, .. } => last = format!("give back {offset}"),
                 Event::Failed(failure) => last = format!("{} {}", failure.offset, failure.cause.name()),
                 Event::End { offset, inside, .. } => last = format!("end {offset} {inside}"),
@@ -34,12 +47,14 @@ fn run<'a>(mut assembler: Assembler, pieces: impl IntoIterator<Item = &'a [u8]>)
             if took == 0 {
                 break;
             }
+            all.extend_from_slice(&rest[..took]);
             rest = &rest[took..];
         }
     }
     assembler.handle_end();
     drain(&mut assembler);
-    (messages, last)
+    let message = |(offset, length)| all[offset as usize..offset as usize + length].to_vec();
+    (places.into_iter().map(message).collect(), last)
 }
 
 #[test]
@@ -242,9 +257,12 @@ proptest! {
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
         cuts.extend([0, stream.len()]);
         cuts.sort_unstable();
-        let (found, last) = run(assembler(text, Limits::default()), cuts.windows(2).map(|cut| &stream[cut[0]..cut[1]]));
-        prop_assert_eq!(found, messages);
-        prop_assert_eq!(last, format!("end {} 0", stream.len()));
+        for scans in [false, true] {
+            let pieces = cuts.windows(2).map(|cut| &stream[cut[0]..cut[1]]);
+            let (found, last) = run_by(assembler(text, Limits::default()), pieces, scans);
+            prop_assert_eq!(&found, &messages);
+            prop_assert_eq!(last, format!("end {} 0", stream.len()));
+        }
     }
 
     #[test]
@@ -255,6 +273,7 @@ proptest! {
     ) {
         let limits = Limits { message: 4096, ..Limits::default() };
         let whole = run(assembler(preset, limits), [&stream[..]]);
+        prop_assert_eq!(run_by(assembler(preset, limits), stream.chunks(size), true), whole.clone());
         prop_assert_eq!(run(assembler(preset, limits), stream.chunks(size)), whole);
     }
 }

@@ -6,13 +6,15 @@ use super::cause::Cause;
 use super::delimiter::Delimiters;
 use super::field::{Chain, Field, Measured};
 use super::pattern::{Begins, Pattern};
+use super::plain::Plain;
 use super::{Message, State, Step};
 
 /// A whole framing: what holds for the first message, and for the others.
 #[derive(Debug)]
 pub(super) struct Declared {
-    pub(super) start: Option<Body>,
-    pub(super) body: Body,
+    start: Option<Body>,
+    body: Body,
+    plain: Option<Plain>,
 }
 
 #[derive(Debug)]
@@ -59,6 +61,19 @@ pub(super) enum Strip {
 }
 
 impl Declared {
+    pub(super) fn new(start: Option<Body>, body: Body) -> Self {
+        let plain = match (&start, &body) {
+            (None, Body::Rule(rule)) => Plain::of(rule),
+            _ => None,
+        };
+        Self { start, body, plain }
+    }
+
+    /// The same for whole messages only, if it is as simple as that.
+    pub(super) const fn plain(&self) -> Option<&Plain> {
+        self.plain.as_ref()
+    }
+
     pub(super) fn step(&self, bytes: &[u8], state: &mut State) -> Step {
         match &self.start {
             Some(start) if state.messages == 0 => start.step(bytes, state),

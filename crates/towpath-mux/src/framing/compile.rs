@@ -80,7 +80,7 @@ pub(super) fn declared(clauses: &[Clause]) -> Result<Declared, Fault> {
             start = Some(body(group.iter().collect(), clause.at)?);
         }
     }
-    Ok(Declared { start, body: body(rest, 0)? })
+    Ok(Declared::new(start, body(rest, 0)?))
 }
 
 fn body(clauses: Vec<&Clause>, at: usize) -> Result<Body, Fault> {

@@ -105,6 +105,13 @@ enum Read {
 }
 
 fn fixed(field: &[u8], width: usize, big: bool) -> Read {
+    // What nearly all protocols have.
+    if width == 4
+        && let Some(bytes) = field.first_chunk()
+    {
+        let value = if big { u32::from_be_bytes(*bytes) } else { u32::from_le_bytes(*bytes) };
+        return Read::Value(value.into(), 4);
+    }
     let Some(bytes) = field.get(..width) else { return Read::Need(width) };
     let push = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
     let value = if big { bytes.iter().fold(0, push) } else { bytes.iter().rev().fold(0, push) };

@@ -26,6 +26,7 @@ mod error;
 mod field;
 mod mysql;
 mod pattern;
+mod plain;
 mod postgres;
 mod preset;
 mod program;
@@ -42,6 +43,7 @@ pub use error::ParseError;
 pub use preset::{PRESETS, Preset};
 
 use body::Declared;
+pub(crate) use plain::Plain;
 
 /// What a framing says about the bytes at the start of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,6 +277,14 @@ impl Framing {
             state.pending = 0;
         }
         step
+    }
+
+    /// What finds whole messages sooner, if the framing is simple and keeps no state but their number.
+    pub(crate) fn plain(&self) -> Option<&Plain> {
+        match &self.kind {
+            Kind::Declared(declared) => declared.plain(),
+            _ => None,
+        }
     }
 
     /// Whether the framing itself gives up when a length stays unknown for too long. A program or a function does not, so

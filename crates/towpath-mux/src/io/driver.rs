@@ -126,13 +126,21 @@ impl Driver {
     /// # Errors
     ///
     /// When epoll fails.
-    pub fn wait(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<()> {
+    pub fn wait(&mut self, timeout: Option<Duration>, each: impl FnMut(u32)) -> io::Result<()> {
+        self.turn(timeout, each).map(drop)
+    }
+
+    /// The same; whether there was anything, or is.
+    pub(super) fn turn(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<bool> {
         let mut work = Work::default();
         let mut state = self.shared.lock();
         let now = self.shared.now();
         state.handle_timeout(&self.shared, now, &mut work);
         state.pump(&self.shared, &mut work);
-        let busy = !work.writes.is_empty() || !state.told.is_empty() || std::mem::take(&mut state.wanted);
+        let busy = !work.writes.is_empty()
+            || !state.told.is_empty()
+            || !state.ready.is_empty()
+            || std::mem::take(&mut state.wanted);
         let own = state.poll_timeout().map(|time| time.since(now));
         drop(state);
         self.shared.perform(work);
@@ -140,21 +148,40 @@ impl Driver {
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4 * READS];
         let events = match epoll::wait(&self.shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
             Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(()),
+            Err(Errno::INTR) => return Ok(true),
             Err(errno) => return Err(errno.into()),
         };
         for events in events.chunks(READS) {
-            let (mine, sockets): (Vec<_>, Vec<_>) =
-                events.iter().copied().partition(|event| caller(event.data.u64()).is_some());
-            mine.iter().filter_map(|event| caller(event.data.u64())).for_each(&mut each);
-            if !sockets.is_empty() {
-                let mut work = Work::default();
-                read(&self.shared, &sockets, &mut work, None);
-                self.shared.lock().pump(&self.shared, &mut work);
-                self.shared.perform(work);
-            }
+            let named = events.iter().map(|event| (event.data.u64(), event.flags));
+            let (mine, sockets): (Vec<_>, Vec<_>) = named.partition(|(data, _)| caller(*data).is_some());
+            mine.iter().filter_map(|(data, _)| caller(*data)).for_each(&mut each);
+            self.read(&sockets);
         }
-        Ok(())
+        if events.is_empty() {
+            self.read(&[]);
+        }
+        Ok(busy || !events.is_empty())
+    }
+
+    /// Reads the sockets that are ready.
+    fn read(&self, events: &[(u64, EventFlags)]) {
+        let mut work = Work::default();
+        read(&self.shared, events, &mut work, None);
+        self.shared.lock().pump(&self.shared, &mut work);
+        self.shared.perform(work);
+    }
+
+    /// When it has to be called though no descriptor is ready.
+    #[cfg(feature = "tokio")]
+    pub(super) fn poll_timeout(&self) -> Option<std::time::Instant> {
+        let time = self.shared.lock().poll_timeout()?;
+        Some(self.shared.start + Duration::from_nanos(time.as_nanos()))
+    }
+
+    /// A descriptor that is readable when there is something to do.
+    #[cfg(feature = "tokio")]
+    pub(super) fn epoll(&self) -> io::Result<std::os::fd::OwnedFd> {
+        self.shared.epoll.try_clone()
     }
 
     /// What the core has to tell, oldest first.

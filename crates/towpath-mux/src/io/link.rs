@@ -14,6 +14,17 @@ use crate::mux::{Cause, Outcome, Transmit};
 /// Buffers in one writev(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
 const IOV: usize = 1024;
 
+/// How far a read got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Came {
+    /// Nothing is left to be read; epoll says when there is.
+    All,
+    /// There may be more.
+    More,
+    /// The peer has sent its last byte.
+    End,
+}
+
 /// See the file's text.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -42,6 +53,11 @@ impl Link {
         self.fd.try_clone().ok()
     }
 
+    /// Whether what is read of the socket is what messages are made of.
+    pub(super) const fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
     /// Who was admitted.
     pub(super) fn peer(&self) -> Option<&Peer> {
         self.entry.as_ref().map(Entry::peer)
@@ -55,16 +71,17 @@ impl Link {
         }
     }
 
-    /// Reads what fits behind what the buffer holds; whether that was the end. Nothing that could be read now is no error.
-    pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<bool, Cause> {
+    /// Reads what fits behind what the buffer holds. Nothing that could be read now is no error.
+    pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<Came, Cause> {
         if let Some(tls) = &self.tls {
             return tls.read(&self.fd, buffer);
         }
         match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
             // A carrier was told why, and the system says no more than that it is over.
-            Ok(0) => self.broken.get().map_or(Ok(true), |&errno| Err(Cause::Reset(errno))),
-            Ok(_) => Ok(false),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Ok(0) => self.broken.get().map_or(Ok(Came::End), |&errno| Err(Cause::Reset(errno))),
+            Ok(_) if buffer.len() == buffer.capacity() => Ok(Came::More),
+            Ok(_) | Err(Errno::AGAIN) => Ok(Came::All),
+            Err(Errno::INTR) => Ok(Came::More),
             Err(errno) => Err(Cause::Reset(errno.raw_os_error())),
         }
     }

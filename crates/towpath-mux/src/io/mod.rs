@@ -6,22 +6,25 @@
 //! only: never during a read, a write, a wait or a worker's work.
 //!
 //! Invariants:
-//! - there is at most one leader, and nobody else waits for sockets;
-//! - a socket is read by the leader only, and written by whoever holds its [`mux::Transmit`];
+//! - there is at most one leader. When it finds sockets ready whenever it looks, others wait for them too, fewer than there are
+//!   processors, until nothing comes for [`mux::Config::patience`]; the kernel wakes one of them for each;
+//! - a socket is read by one worker at a time (`reader.rs`), and written by whoever holds its [`mux::Transmit`];
 //! - what has changed is done by whoever changed it, before they go on: writes and wake-ups behind the mutex, what epoll
 //!   watches under it, so that two changes cannot overtake each other;
 //! - when messages take less than a wake-up, a leader that works is not replaced; one parked worker, the deputy, then looks
 //!   every [`mux::Config::patience`] whether it has got stuck.
 //!
-//! A leader that reads several short messages of a connection does them itself ([`mux::Run`]): they are with it from the read
-//! on. It waits awake for sockets for a moment when they were ready sooner than sleeping takes, lately.
+//! A worker that reads several short messages of a connection does them itself ([`mux::Run`]): they are with it from the read
+//! on, in its tray (`tray.rs`). A leader that is alone waits awake for sockets for a moment when they were ready sooner than
+//! sleeping takes, lately.
 //!
 //! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
-//! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket.
+//! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket. Who else waits may hear
+//! it, and leaves it ringing.
 //!
 //! With TLS (feature `tls`), a connection is attached when it has shaken hands.
 //!
-//! Not supported: SO_RCVLOWAT.
+//! While the rest of a long message is awaited, nobody is woken for a part of it (SO_RCVLOWAT).
 
 mod admission;
 mod carrier;
@@ -32,11 +35,15 @@ mod link;
 mod listener;
 mod reader;
 mod state;
+#[cfg(feature = "tokio")]
+mod stream;
+mod sys;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "plain.rs"]
 mod tls;
+mod tray;
 mod worker;
 
 use std::io;
@@ -66,9 +73,11 @@ pub use connector::{Connect, Connector};
 pub use driver::Driver;
 pub use listener::Arrivals;
 pub use state::{Ended, Told};
+#[cfg(feature = "tokio")]
+pub use stream::{Messages, Reply};
 #[cfg(feature = "tls")]
 pub use tls::{Tls, TlsError};
-pub use worker::Worker;
+pub use worker::{Answer, Worker};
 
 /// Connections, listeners and workers of one multiplexor. Cheap to clone.
 ///

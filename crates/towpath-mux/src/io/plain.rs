@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use super::link::Came;
 use crate::mux::{Cause, Outcome, Transmit};
 
 #[derive(Clone, Debug)]
@@ -27,7 +28,7 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn read(&self, _: &OwnedFd, _: &mut Vec<u8>) -> Result<bool, Cause> {
+    pub(super) fn read(&self, _: &OwnedFd, _: &mut Vec<u8>) -> Result<Came, Cause> {
         match *self {}
     }
 

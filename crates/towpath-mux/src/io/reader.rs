@@ -1,33 +1,40 @@
-//! What the leader does with sockets that are ready.
+//! What a worker does with sockets that are ready.
+//!
+//! What: epoll says of each socket once that it is ready (EPOLLET); those stand in a queue until somebody reads them. A worker takes
+//! one or a few from there, reads them without the mutex, and tells the core. Who takes leaves the rest to others: they may
+//! read those at the same time.
+//!
+//! Invariant: a socket of which not everything was read is in the queue, or somebody reads it, or the core wants nothing of it
+//! now; then it is watched anew when that changes, and epoll says again what is there.
+//!
+//! Races: bytes that come behind a read make epoll say it again. When somebody still reads, that is remembered (`again`), and the
+//! socket goes back into the queue. That the peer has sent its last byte is said once, with the bytes before it: then it is
+//! read until there is nothing.
 
-use std::sync::Arc;
+use rustix::event::epoll::EventFlags;
 
-use rustix::event::epoll::{self, EventFlags};
-
-use super::link::Link;
 use super::listener::accept;
-use super::state::{Work, psock_of};
+use super::state::{Reading, Work, psock_of};
 use super::{Shared, handshake};
-use crate::mux::{psock, worker};
+use crate::mux::worker;
 
-/// Sockets that the leader reads before it tells what came, at most.
+/// Sockets that a worker reads before it tells what came, at most.
 pub(super) const READS: usize = 8;
 /// Messages from which on a read has brought so many that one socket at a time is enough: they are done and answered
 /// before the next one is read, while they are in the cache.
 const MANY: usize = 64;
 
-/// Sees to some sockets: reads without the mutex, then tells what came. Whether it is worker `by` who has a run of it now.
+/// Takes what epoll said, and reads some of the sockets that are ready. Whether it is worker `by` who has a run of it now.
 pub(super) fn read(
     shared: &Shared,
-    events: &[epoll::Event],
+    events: &[(u64, EventFlags)],
     work: &mut Work,
     by: Option<worker::Id>,
 ) -> bool {
-    let mut reads: Vec<(psock::Id, Arc<Link>, Vec<u8>)> = Vec::with_capacity(READS);
     let (mut listeners, mut shaking) = (Vec::new(), Vec::new());
     let mut state = shared.lock();
-    for event in events {
-        let (data, flags) = (event.data.u64(), event.flags);
+    let now = shared.now();
+    for &(data, mut flags) in events {
         let Some(id) = psock_of(data) else {
             match data {
                 0 => drop(rustix::io::read(&shared.bell, &mut [0; 8])),
@@ -37,30 +44,30 @@ pub(super) fn read(
             continue;
         };
         if flags.contains(EventFlags::OUT) {
-            state.mux.handle_writable(id, shared.now());
+            state.mux.handle_writable(id, now);
         }
         // Completions of a carrier are EPOLLERR too.
-        let failed = flags.contains(EventFlags::ERR)
-            && !state.sockets.get(id).is_some_and(|socket| socket.link.handle_error_queue());
-        let over = failed || flags.contains(EventFlags::HUP);
-        if !over && !flags.contains(EventFlags::IN) {
-            continue;
+        if flags.contains(EventFlags::ERR)
+            && state.sockets.get(id).is_some_and(|socket| socket.link.handle_error_queue())
+        {
+            flags.remove(EventFlags::ERR);
         }
-        match (state.mux.reserve(id), state.sockets.get(id)) {
-            (Some(buffer), Some(socket)) => reads.push((id, Arc::clone(&socket.link), buffer)),
-            _ if over => state.hung_up(shared, id),
-            _ => {}
+        if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR) {
+            state.handle_ready(id, flags, now);
         }
     }
+    let most = if by.is_some() { state.reads } else { READS };
+    let reads = state.take_ready(shared, most);
     let admission = state.listeners.admission.clone().filter(|_| !listeners.is_empty());
     state.pump(shared, work);
     drop(state);
     shared.perform(std::mem::take(work));
     let outcomes: Vec<_> = reads
         .into_iter()
-        .map(|(id, link, mut buffer)| {
-            let outcome = link.read(&mut buffer);
-            (id, buffer, outcome)
+        .map(|mut reading| {
+            let Reading { link, buffer, .. } = &mut reading;
+            let outcome = link.read(buffer);
+            (reading, outcome)
         })
         .collect();
     let shaken: Vec<_> = shaking.into_iter().map(|(key, link)| (key, link.shake())).collect();
@@ -70,9 +77,11 @@ pub(super) fn read(
     let mut state = shared.lock();
     let mut runs = false;
     for outcome in outcomes {
-        runs |= state.read(outcome, by, now, work);
+        runs |= state.read(outcome, by, now);
     }
-    // Those that were not taken this time are first the next time: epoll goes round (epoll(7), level-triggered).
+    if by.is_some() {
+        state.see_to_ready(now, runs, work);
+    }
     state.reads = if runs || state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
     for (key, shake) in shaken {
         state.shaken(shared, key, shake, work);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::Thread;
@@ -16,11 +16,12 @@ use super::Shared;
 use super::admission::{Entry, Peer};
 use super::connector::News;
 use super::handshake::{Handshakes, Shaking};
-use super::link::Link;
+use super::link::{Came, Link};
 use super::listener::{Accepted, Arrivals, Listeners};
 use super::reader::READS;
+use super::sys::set_rcvlowat;
 use super::tls::{Shake, Tls};
-use super::worker::Tray;
+use super::tray::Tray;
 use crate::Time;
 use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, Event, Message, Mux, Run, Transmit, Undelivered, psock, worker};
@@ -31,6 +32,11 @@ pub(super) const BELL: EventData = EventData::new_u64(0);
 const ENDED: usize = 1024;
 /// Turns whose answers leave together, when they are full of short messages.
 const GATHERED: u32 = 8;
+/// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
+const HELP: u32 = 3;
+/// Rests of a message from so many bytes on are awaited, up to so many at once.
+const AWAITED: usize = 64 << 10;
+const AWAITED_MOST: usize = 256 << 10;
 /// What is kept of what there is to tell.
 const TOLD: usize = 1024;
 
@@ -85,8 +91,16 @@ pub(super) struct State {
     pub(super) parked: Vec<worker::Id>,
     /// Connections that have something to send, while more is gathered for them.
     pub(super) unsent: Vec<psock::Id>,
-    /// Sockets that the leader takes at once.
+    /// Connections whose sockets are ready and that nobody reads yet, and since when; the one that waits longest first.
+    pub(super) ready: VecDeque<(psock::Id, Time)>,
+    /// Sockets that a worker takes at once, and how many were since epoll was last asked.
     pub(super) reads: usize,
+    pub(super) taken: usize,
+    /// Who was woken to help with them and has not come yet.
+    pub(super) helper: Option<worker::Id>,
+    /// Workers that wait for sockets beside the leader, and how many may.
+    pub(super) helping: usize,
+    pub(super) helpers: usize,
     /// Turns in a row for which it was.
     pub(super) gathered: u32,
     /// Turns that any worker began.
@@ -107,6 +121,50 @@ pub(super) struct Socket {
     keeper: Option<Sender<News>>,
     /// Whether epoll watches it.
     watched: bool,
+    /// It is among those that are ready, with what epoll said of it.
+    queued: bool,
+    flags: EventFlags,
+    /// Somebody reads it; it was ready again meanwhile.
+    reading: bool,
+    again: bool,
+    /// SO_RCVLOWAT.
+    lowat: usize,
+}
+
+/// A socket that is to be read now.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) id: psock::Id,
+    pub(super) link: Arc<Link>,
+    pub(super) buffer: Vec<u8>,
+    /// The peer hung up or sends no more: that is behind what there is to read, and not said again.
+    pub(super) over: bool,
+}
+
+impl Socket {
+    fn new(link: Arc<Link>, keeper: Option<Sender<News>>) -> Self {
+        Self {
+            link,
+            keeper,
+            watched: true,
+            queued: false,
+            flags: EventFlags::empty(),
+            reading: false,
+            again: false,
+            lowat: 1,
+        }
+    }
+
+    /// So many bytes make a difference: nobody is woken for fewer, when they are many (the kernel's strparser has need_bytes for
+    /// this). The kernel grows the receive buffer for it, up to twice as many bytes, besides what a mux counts; and says sooner
+    /// that there are some when it is short of memory.
+    fn expect(&mut self, need: usize) {
+        let lowat = if need < AWAITED { 1 } else { need.min(AWAITED_MOST) };
+        if lowat != self.lowat && self.link.is_plain() {
+            self.lowat = lowat;
+            set_rcvlowat(self.link.as_fd(), lowat);
+        }
+    }
 }
 
 /// Where a worker sits: how it is woken, and what it has not begun.
@@ -156,7 +214,12 @@ impl State {
             deputy: None,
             parked: Vec::new(),
             unsent: Vec::new(),
+            ready: VecDeque::new(),
             reads: READS,
+            taken: 0,
+            helper: None,
+            helping: 0,
+            helpers: std::thread::available_parallelism().map_or(1, |count| count.get() - 1),
             gathered: 0,
             turns: 0,
             ended: VecDeque::new(),
@@ -190,7 +253,7 @@ impl State {
         });
         match watched {
             Ok(id) => {
-                self.sockets.insert(id, Socket { link, keeper, watched: true });
+                self.sockets.insert(id, Socket::new(link, keeper));
                 Ok(id)
             }
             Err(error) => {
@@ -453,25 +516,94 @@ impl State {
         }
     }
 
-    /// The leader has read a run: it does that, and leads no more.
-    fn begin_run(&mut self, by: worker::Id, run: Run, work: &mut Work) {
+    /// A worker has read a run: it does that, and leads no more.
+    fn begin_run(&mut self, by: worker::Id, run: Run) {
         let Some(seat) = self.workers.get(by) else { return };
         seat.tray.lock().put(run);
         self.turns += 1;
-        self.leader = None;
-        if self.deputy.is_none() {
+        if self.leader == Some(by) {
+            self.leader = None;
+        }
+    }
+
+    /// Epoll says that a socket is ready.
+    pub(super) fn handle_ready(&mut self, id: psock::Id, flags: EventFlags, now: Time) {
+        let Some(socket) = self.sockets.get_mut(id) else { return };
+        socket.flags |= flags;
+        if socket.reading {
+            socket.again = true;
+        } else if !std::mem::replace(&mut socket.queued, true) {
+            self.ready.push_back((id, now));
+        }
+    }
+
+    /// The sockets that are to be read now, at most so many.
+    pub(super) fn take_ready(&mut self, shared: &Shared, most: usize) -> Vec<Reading> {
+        let mut all = Vec::new();
+        while all.len() < most
+            && let Some((id, _)) = self.ready.pop_front()
+        {
+            let Some(socket) = self.sockets.get_mut(id) else { continue };
+            socket.queued = false;
+            let flags = std::mem::replace(&mut socket.flags, EventFlags::empty());
+            let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+            match self.mux.reserve(id) {
+                Some(buffer) => {
+                    socket.reading = true;
+                    let over = gone || flags.contains(EventFlags::RDHUP);
+                    all.push(Reading { id, link: Arc::clone(&socket.link), buffer, over });
+                }
+                None if gone => self.hung_up(shared, id),
+                // It is watched anew when it is to be read again, which says what is there.
+                None => {}
+            }
+        }
+        self.taken += all.len();
+        all
+    }
+
+    /// The leader finds sockets ready whenever it looks: another is to wait for them too.
+    pub(super) fn get_help(&mut self, work: &mut Work) {
+        if self.helping >= self.helpers || self.helper.is_some() {
+            return;
+        }
+        // Not the deputy, if there is another: it would have to be replaced.
+        let deputy = self.deputy;
+        if let Some(at) = self.parked.iter().rposition(|&id| Some(id) != deputy) {
+            let last = self.parked.len() - 1;
+            self.parked.swap(at, last);
+        }
+        self.helper = self.wake_any(work);
+    }
+
+    /// A worker has read sockets, and has a run or not. Who sees to those that are ready besides, or will be?
+    pub(super) fn see_to_ready(&mut self, now: Time, runs: bool, work: &mut Work) {
+        let patience = self.mux.config().wake_cost * HELP;
+        let late = self.ready.front().is_some_and(|&(_, since)| now.since(since) >= patience);
+        if late && self.helper.is_none() {
+            self.get_help(work);
+        } else if runs && self.deputy.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
             self.deputy = self.wake_any(work);
         }
     }
 
-    /// A socket was read by the leader; whether it has a run of what came.
+    /// A socket was read; whether the worker that did has a run of what came.
     pub(super) fn read(
         &mut self,
-        (id, buffer, outcome): (psock::Id, Vec<u8>, Result<bool, Cause>),
+        (reading, outcome): (Reading, Result<Came, Cause>),
         by: Option<worker::Id>,
         now: Time,
-        work: &mut Work,
     ) -> bool {
+        let Reading { id, buffer, over, .. } = reading;
+        if let Some(socket) = self.sockets.get_mut(id) {
+            socket.reading = false;
+            let again = std::mem::take(&mut socket.again);
+            let more = outcome.as_ref().is_ok_and(|&came| came == Came::More || over && came == Came::All);
+            if again || more {
+                let flags = if over { EventFlags::IN | EventFlags::RDHUP } else { EventFlags::IN };
+                self.handle_ready(id, flags, now);
+            }
+        }
         let run = match by {
             Some(by) => self.mux.handle_read_by(id, buffer, by, now).map(|run| (by, run)),
             None => {
@@ -479,13 +611,17 @@ impl State {
                 None
             }
         };
+        let need = self.mux.need(id);
+        if let Some(socket) = self.sockets.get_mut(id) {
+            socket.expect(need);
+        }
         match outcome {
-            Ok(false) => {}
-            Ok(true) => self.mux.handle_eof(id, now),
+            Ok(Came::All | Came::More) => {}
+            Ok(Came::End) => self.mux.handle_eof(id, now),
             Err(cause) => self.mux.handle_failure(id, cause, now),
         }
         let runs = run.is_some();
-        run.into_iter().for_each(|(by, run)| self.begin_run(by, run, work));
+        run.into_iter().for_each(|(by, run)| self.begin_run(by, run));
         runs
     }
 
@@ -530,7 +666,8 @@ impl State {
     }
 
     fn end(&mut self, shared: &Shared, end: End, work: &mut Work) {
-        let Some(socket) = self.sockets.remove(end.psock) else { return };
+        let Some(mut socket) = self.sockets.remove(end.psock) else { return };
+        socket.expect(1);
         if socket.watched {
             let _ = epoll::delete(&shared.epoll, &socket.link);
         }
@@ -563,8 +700,8 @@ pub(super) fn psock_of(data: u64) -> Option<psock::Id> {
 }
 
 fn flags(interest: Interest) -> EventFlags {
-    let mut flags = EventFlags::empty();
-    flags.set(EventFlags::IN, interest.read);
+    let mut flags = EventFlags::ET;
+    flags.set(EventFlags::IN | EventFlags::RDHUP, interest.read);
     flags.set(EventFlags::OUT, interest.write);
     flags
 }

@@ -18,6 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
+use super::link::Came;
 use crate::mux::{Cause, Outcome, Transmit};
 
 /// Bytes that are made into records before they are written: one record's worth.
@@ -217,21 +218,20 @@ impl Session {
         }
     }
 
-    /// Reads what there is, behind what the buffer holds; whether that was the end. As much as there was room for, and
-    /// what came in the same record.
-    pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<bool, Cause> {
+    /// Reads what there is, behind what the buffer holds. As much as there was room for, and what came in the same record.
+    pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<Came, Cause> {
         let mut inner = self.lock();
         let full = buffer.capacity();
         while buffer.len() < full {
             match inner.receive(fd, buffer)? {
-                Received::Nothing => return Ok(false),
+                Received::Nothing => return Ok(Came::All),
                 Received::Some => {}
-                Received::End => return Ok(true),
+                Received::End => return Ok(Came::End),
             }
             // An answer to what came. A peer that does not take it does not get any further.
             let _ = inner.flush(fd);
         }
-        Ok(false)
+        Ok(Came::More)
     }
 
     /// Writes as much as the socket takes.

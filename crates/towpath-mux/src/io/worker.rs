@@ -1,30 +1,32 @@
 //! A worker's thread: what it does between two messages.
 
-use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::reader::{READS, read};
-use super::state::{Seat, State, Work};
+use super::state::{BELL, Seat, State, Work};
+use super::tray::{Inner, Tray};
 use super::{Server, Shared, timespec};
 use crate::Time;
-use crate::mux::{Message, Mux, Run, Said, SendError, Ticket, psock, worker};
+use crate::mux::{Message, Run, Said, SendError, Ticket, View, psock, worker};
 
 /// Messages in a turn from which on it is full of short ones.
 const FULL: usize = 8;
 /// From so often on a leader waits awake for sockets before it sleeps, and as often as is remembered.
 const EAGER: u8 = 4;
 const EAGER_MOST: u8 = 16;
+/// Sockets were ready at once when waiting for them took no longer than this; so often in a row, and another is to help.
+const AT_ONCE: Duration = Duration::from_micros(3);
+const SATURATED: u8 = 8;
 /// Answers in bytes up to which those of a run are copied together, so that one write has them all.
 const SMALL: usize = 4096;
-/// What they are copied into, at least.
-const BLOCK: usize = 64 << 10;
 
 /// One worker of a [`Server`], for one thread.
 ///
@@ -36,109 +38,24 @@ pub struct Worker {
     id: worker::Id,
     tray: Arc<Tray>,
     current: Option<Ticket>,
-    /// It is one of a run, and was answered so, so many times, in `answer`; or else in `said`.
-    running: bool,
-    answer: Vec<u8>,
+    /// The run that it is one of, if it is. It was answered so, so many times, in `answer`; or else in `said`.
+    run: Option<Run>,
+    answer: Answer,
     answers: u32,
     said: Vec<Said>,
+    /// [`Worker::serve`]: the messages of the run that it has taken, and where the answers end to those that it has done.
+    group: Range<usize>,
+    ends: Vec<usize>,
+    /// How many it takes at most.
+    at_once: usize,
     batch: Vec<Message>,
     wake_cost: Duration,
+    /// What epoll said last.
+    events: Vec<(u64, epoll::EventFlags)>,
+    /// How often in a row sockets were ready at once.
+    prompt: u8,
     /// How often lately, about, sockets were ready sooner than sleeping is worth.
     eager: u8,
-}
-
-/// What a worker has not begun, and has done and not told. Others may take both when it gets stuck.
-#[derive(Debug, Default)]
-pub(super) struct Tray {
-    inner: Mutex<Inner>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Inner {
-    batch: VecDeque<Message>,
-    said: Vec<Said>,
-    /// Messages that the worker read itself: one of them is being worked on, or none; so many are done and not told.
-    run: Option<Run>,
-    working: bool,
-    done: usize,
-    /// Answers to those, in pieces of so many; the last piece is growing.
-    replies: Vec<(Bytes, u32)>,
-    block: BytesMut,
-    answers: u32,
-}
-
-impl Tray {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Inner {
-    /// Tells the core what has been answered and done.
-    pub(super) fn settle(&mut self, mux: &mut Mux, id: worker::Id, now: Time) {
-        if let Some(run) = &self.run {
-            let over = run.is_empty() && !self.working;
-            self.cut();
-            mux.handle_run(id, std::mem::take(&mut self.done), self.replies.drain(..), now);
-            if over {
-                self.run = None;
-            }
-        }
-        if !self.said.is_empty() {
-            mux.handle_said(id, self.said.drain(..), now);
-        }
-    }
-
-    /// The worker reads a run. Under the server's lock, so that the core and the tray agree on it.
-    pub(super) fn put(&mut self, run: Run) {
-        (self.run, self.working, self.done) = (Some(run), false, 0);
-    }
-
-    /// Gives up what is not begun. Of a run, the rest becomes messages like others.
-    pub(super) fn give_back(&mut self, mux: &mut Mux, id: worker::Id) -> Vec<Ticket> {
-        let mut back: Vec<_> = self.batch.drain(..).map(|message| message.ticket()).collect();
-        if let Some(run) = self.run.take() {
-            mux.unroll(id);
-            back.extend(run.rest());
-        }
-        back
-    }
-
-    /// The next message, and whether it is one of a run.
-    fn next(&mut self) -> Option<(Message, bool)> {
-        if let Some(message) = self.run.as_mut().and_then(Run::begin) {
-            self.working = true;
-            return Some((message, true));
-        }
-        Some((self.batch.pop_front()?, false))
-    }
-
-    /// The growing piece is whole.
-    fn cut(&mut self) {
-        if self.answers > 0 {
-            self.replies.push((self.block.split().freeze(), std::mem::take(&mut self.answers)));
-        }
-    }
-
-    /// The run's message that is worked on is done, and this answers it.
-    fn done(&mut self, answer: &[u8], answers: u32, said: &mut Vec<Said>) {
-        self.working = false;
-        self.done += 1;
-        if answers > 0 {
-            if self.block.capacity() - self.block.len() < answer.len() {
-                self.cut();
-                self.block.reserve(answer.len().max(BLOCK));
-            }
-            self.block.extend_from_slice(answer);
-            self.answers += answers;
-        }
-        for said in said.drain(..) {
-            if let Said::Reply(_, bytes) = said {
-                self.cut();
-                self.replies.push((bytes, 1));
-            }
-        }
-    }
 }
 
 impl Worker {
@@ -161,12 +78,17 @@ impl Worker {
             id,
             tray,
             current: None,
-            running: false,
-            answer: Vec::new(),
+            run: None,
+            answer: Answer::default(),
             answers: 0,
             said: Vec::new(),
+            group: 0..0,
+            ends: Vec::new(),
+            at_once: 1,
             batch: Vec::new(),
             wake_cost,
+            events: Vec::with_capacity(READS),
+            prompt: 0,
             eager: 0,
         })
     }
@@ -193,36 +115,143 @@ impl Worker {
         }
     }
 
+    /// Does messages until the mux has drained: `work` gets each where it lies, and appends its answer; without one there is none. As [`Worker::recv`] and [`Worker::reply_slice`], with less to do for each message.
+    ///
+    /// # Errors
+    ///
+    /// When epoll fails.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::io::{Read, Write};
+    /// use towpath_mux::io::Server;
+    /// use towpath_mux::mux::Config;
+    ///
+    /// let server = Server::new("line".parse()?, Config::default())?;
+    /// let address = server.listen("127.0.0.1:0")?;
+    /// let mut worker = server.worker()?;
+    /// let capitals = std::thread::spawn(move || {
+    ///     worker.serve(|message, answer| answer.extend(message.bytes().to_ascii_uppercase()))
+    /// });
+    ///
+    /// let mut client = std::net::TcpStream::connect(address)?;
+    /// client.write_all(b"hello\n")?;
+    /// let mut answer = [0; 6];
+    /// client.read_exact(&mut answer)?;
+    /// assert_eq!(&answer, b"HELLO\n");
+    ///
+    /// server.drain(None);
+    /// capitals.join().expect("it does not panic")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn serve(&mut self, mut work: impl FnMut(View<'_>, &mut Answer)) -> io::Result<()> {
+        while let Some(message) = self.recv()? {
+            work(message.view(), &mut self.answer);
+            self.answers = u32::from(!self.answer.bytes.is_empty());
+            if self.answer.bytes.len() > SMALL {
+                self.say_answer(message.ticket());
+            }
+            drop(message);
+            // The others of a run need no more than a look at the tray now and then.
+            let Some(run) = self.run.clone() else { continue };
+            let tray = Arc::clone(&self.tray);
+            while self.next_group(&tray) {
+                for view in self.group.clone().filter_map(|at| run.view(at)) {
+                    let before = self.answer.bytes.len();
+                    work(view, &mut self.answer);
+                    self.answers += u32::from(self.answer.bytes.len() > before);
+                    self.ends.push(self.answer.bytes.len());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has [`Worker::serve`] take up to so many short messages of a connection at once, if it has read them itself: less is to be
+    /// done for each. Nobody else gets those if one of them takes long after all, nor leave answers to the others of them before
+    /// it is done. 1 without it.
+    #[must_use]
+    pub fn taking(mut self, at_once: usize) -> Self {
+        self.at_once = at_once.max(1);
+        self
+    }
+
+    /// Tells the tray what became of the messages that the worker has, and takes the next ones of the run. Whether there are any.
+    #[inline]
+    fn next_group(&mut self, tray: &Tray) -> bool {
+        let mut tray = tray.lock();
+        self.tell(&mut tray);
+        self.group = tray.advance(self.at_once);
+        !self.group.is_empty()
+    }
+
     /// Tells the tray what became of the current message, and takes the next one from there.
     fn tell_and_take(&mut self) -> Option<Message> {
         let tray = Arc::clone(&self.tray);
         let mut tray = tray.lock();
         self.tell(&mut tray);
-        let (message, running) = tray.next()?;
-        (self.current, self.running) = (Some(message.ticket()), running);
+        if let Some(at) = tray.advance(1).next() {
+            drop(tray);
+            let run = self.run.as_ref()?;
+            self.current = Some(run.ticket(at));
+            return run.message(at);
+        }
+        self.run = None;
+        let message = tray.batch.pop_front()?;
+        self.current = Some(message.ticket());
         Some(message)
     }
 
-    /// Tells the tray what became of the current message.
+    /// Tells the tray what became of the messages that the worker has.
+    #[inline]
     fn tell(&mut self, tray: &mut Inner) {
+        if !self.group.is_empty() {
+            return self.tell_group(tray);
+        }
         let Some(ticket) = self.current.take() else { return };
-        if self.running && tray.run.is_some() {
-            tray.done(&self.answer, self.answers, &mut self.said);
+        if self.run.is_some() && tray.run.is_some() {
+            tray.done(1, &mut self.answer.bytes, self.answers);
+            for said in self.said.drain(..) {
+                if let Said::Reply(_, bytes) = said {
+                    tray.answer(bytes);
+                }
+            }
         } else {
             // Its run was taken apart meanwhile.
             self.say_answer(ticket);
             tray.said.append(&mut self.said);
             tray.said.push(Said::Done(ticket));
         }
-        self.answer.clear();
+        self.answers = 0;
+    }
+
+    #[inline]
+    fn tell_group(&mut self, tray: &mut Inner) {
+        let group = std::mem::take(&mut self.group);
+        if tray.run.is_some() {
+            tray.done(self.ends.len(), &mut self.answer.bytes, self.answers);
+        } else if let Some(run) = &self.run {
+            // The run was taken apart meanwhile.
+            let mut from = 0;
+            for (at, &end) in group.zip(&self.ends) {
+                if end > from {
+                    let bytes = Bytes::copy_from_slice(&self.answer.bytes[from..end]);
+                    tray.said.push(Said::Reply(run.ticket(at), bytes));
+                }
+                tray.said.push(Said::Done(run.ticket(at)));
+                from = end;
+            }
+            self.answer.bytes.clear();
+        }
+        self.ends.clear();
         self.answers = 0;
     }
 
     /// What was answered so far is said by itself.
     fn say_answer(&mut self, ticket: Ticket) {
         if self.answers > 0 {
-            self.said.push(Said::Reply(ticket, Bytes::copy_from_slice(&self.answer)));
-            self.answer.clear();
+            self.said.push(Said::Reply(ticket, std::mem::take(&mut self.answer.bytes).into()));
             self.answers = 0;
         }
     }
@@ -232,7 +261,7 @@ impl Worker {
     pub fn reply(&mut self, message: &Message, bytes: impl Into<Bytes>) {
         let bytes = bytes.into();
         if self.runs(message.ticket(), bytes.len()) {
-            self.answer.extend_from_slice(&bytes);
+            self.answer.bytes.extend_from_slice(&bytes);
             self.answers += 1;
             return;
         }
@@ -245,14 +274,14 @@ impl Worker {
         if !self.runs(message.ticket(), bytes.len()) {
             return self.reply(message, Bytes::copy_from_slice(bytes));
         }
-        self.answer.extend_from_slice(bytes);
+        self.answer.bytes.extend_from_slice(bytes);
         self.answers += 1;
     }
 
     /// Whether an answer of that length leaves together with others of the run.
     fn runs(&self, ticket: Ticket, length: usize) -> bool {
-        let fits = self.answer.len() + length <= SMALL && self.said.is_empty();
-        self.running && self.current == Some(ticket) && fits
+        let fits = self.answer.bytes.len() + length <= SMALL && self.said.is_empty();
+        self.run.is_some() && self.current == Some(ticket) && fits
     }
 
     /// Sends a message to any connection, now. A received message's bytes are not copied.
@@ -272,6 +301,10 @@ impl Worker {
             let mut work = Work::default();
             let mut state = shared.lock();
             let now = shared.now();
+            if state.helper == Some(self.id) {
+                state.helper = None;
+                self.eager = self.eager.max(EAGER + 1);
+            }
             self.tray.lock().settle(&mut state.mux, self.id, now);
             if let Some(message) = self.begin(&mut state, now, &mut work) {
                 drop(state);
@@ -284,10 +317,7 @@ impl Worker {
                 shared.perform(work);
                 return Ok(None);
             }
-            let lead = state.leader.is_none();
-            if lead {
-                state.leader = Some(self.id);
-            }
+            let lead = state.leader.is_none() || !state.ready.is_empty() || self.helps(&state);
             drop(state);
             let wrote = !work.writes.is_empty();
             shared.perform(work);
@@ -306,7 +336,7 @@ impl Worker {
         let shared = &self.shared;
         state.mux.poll_batch(self.id, now, &mut self.batch);
         let first = self.batch.first()?;
-        (self.current, self.running) = (Some(first.ticket()), false);
+        (self.current, self.run) = (Some(first.ticket()), None);
         let count = self.batch.len();
         let mut messages = self.batch.drain(..);
         let first = messages.next();
@@ -331,9 +361,11 @@ impl Worker {
             let mut work = Work::default();
             let mut state = shared.lock();
             let now = shared.now();
-            if state.closed || state.leader.is_none() && state.turns == turns {
-                // Nothing began since the last look, and nobody waits for sockets: the one who works got stuck.
-                state.handle_timeout(shared, now, &mut work);
+            let unseen = state.leader.is_none() || !state.ready.is_empty();
+            if state.closed || unseen && state.turns == turns {
+                // Nothing began since the last look, and nobody waits for sockets or reads those that are ready: the one who
+                // works got stuck.
+                state.handle_timeout(&self.shared, now, &mut work);
                 if state.deputy == Some(self.id) {
                     state.deputy = None;
                 }
@@ -342,7 +374,7 @@ impl Worker {
                 return shared.perform(work);
             }
             if state.mux.queued() > 0 && state.deputy == Some(self.id) {
-                state.handle_timeout(shared, now, &mut work);
+                state.handle_timeout(&self.shared, now, &mut work);
             }
             let deputy = state.deputy == Some(self.id);
             quiet = if deputy && state.turns == turns { quiet + 1 } else { 0 };
@@ -385,84 +417,202 @@ impl Worker {
         2 * self.wake_cost
     }
 
-    /// Waits awake for a moment, when that was worth it lately: whether a socket is ready.
-    fn spin(&mut self, timeout: Option<Duration>) -> bool {
+    /// Waits for sockets, awake for a moment when that was worth it lately, and then asleep.
+    fn wait(&mut self, most: usize, timeout: Option<Duration>, spins: bool) -> io::Result<()> {
         let patience = self.patience();
-        if self.eager < EAGER || timeout.is_some_and(|timeout| timeout < patience) {
-            return false;
+        let begin = Instant::now();
+        if spins && timeout.is_none_or(|timeout| timeout >= patience) && self.spin(most)? {
+            return Ok(());
+        }
+        self.poll(most, timeout)?;
+        if timeout != Some(Duration::ZERO) {
+            let took = begin.elapsed();
+            self.promptly(took);
+            let soon = took < patience;
+            self.eager = if soon { EAGER_MOST.min(self.eager + 1) } else { self.eager / 2 };
+        }
+        Ok(())
+    }
+
+    /// Whether it waits for sockets beside the leader.
+    const fn helps(&self, state: &State) -> bool {
+        self.eager >= EAGER && state.helping < state.helpers
+    }
+
+    /// Waits awake for a moment, when that was worth it lately: whether a socket is ready.
+    fn spin(&mut self, most: usize) -> io::Result<bool> {
+        if self.eager < EAGER {
+            return Ok(false);
         }
         let begin = Instant::now();
-        while begin.elapsed() < patience {
-            let mut room = [MaybeUninit::<epoll::Event>::uninit(); 1];
-            let now = timespec(Duration::ZERO);
-            if epoll::wait(&self.shared.epoll, &mut room, Some(&now))
-                .is_ok_and(|(events, _)| !events.is_empty())
-            {
+        while begin.elapsed() < self.patience() {
+            self.poll(most, Some(Duration::ZERO))?;
+            if !self.events.is_empty() {
+                let took = begin.elapsed();
+                self.promptly(took);
                 self.eager = EAGER_MOST.min(self.eager + 1);
-                return true;
+                return Ok(true);
             }
         }
         self.eager -= EAGER / 2;
-        false
+        Ok(false)
     }
 
-    /// Waits for sockets and reads them until there is a message for this worker.
+    /// Waiting took so long.
+    fn promptly(&mut self, took: Duration) {
+        self.prompt = if took < AT_ONCE { self.prompt.saturating_add(1) } else { 0 };
+    }
+
+    /// Asks epoll which sockets are ready.
+    fn poll(&mut self, most: usize, timeout: Option<Duration>) -> io::Result<()> {
+        self.events.clear();
+        let mut room = [MaybeUninit::<epoll::Event>::uninit(); READS];
+        match epoll::wait(&self.shared.epoll, &mut room[..most], timeout.map(timespec).as_ref()) {
+            Ok((events, _)) => self.events.extend(events.iter().map(|event| (event.data.u64(), event.flags))),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(())
+    }
+
+    /// Reads the sockets that are ready, and waits for them if nobody does, until there is a message for this worker. `None`
+    /// when somebody else waits and nothing is ready.
     fn lead(&mut self) -> io::Result<Option<Message>> {
         let shared = Arc::clone(&self.shared);
-        let mut room = [MaybeUninit::<epoll::Event>::uninit(); READS];
         loop {
             let mut work = Work::default();
-            let (timeout, most) = {
-                let mut state = shared.lock();
-                let now = shared.now();
-                if let Some(seat) = state.workers.get_mut(self.id)
-                    && seat.thread.is_none()
-                {
-                    seat.thread = Some(std::thread::current());
-                }
-                state.handle_timeout(&shared, now, &mut work);
-                if let Some(message) = self.begin(&mut state, now, &mut work) {
-                    drop(state);
-                    shared.perform(work);
-                    return Ok(Some(message));
-                }
-                state.pump(&shared, &mut work);
-                if state.closed {
-                    state.leader = None;
-                    drop(state);
-                    shared.perform(work);
-                    return Ok(None);
-                }
-                let timeout = match work.writes.is_empty() {
-                    true => state.poll_timeout().map(|time| time.since(now)),
-                    false => Some(Duration::ZERO),
-                };
-                (timeout, state.reads)
-            };
-            shared.perform(work);
-            let timeout = if self.spin(timeout) { Some(Duration::ZERO) } else { timeout };
-            let slept = (timeout != Some(Duration::ZERO)).then(Instant::now);
-            let events = epoll::wait(&shared.epoll, &mut room[..most], timeout.map(timespec).as_ref());
-            if let Some(slept) = slept {
-                let soon = slept.elapsed() < self.patience();
-                self.eager = if soon { EAGER_MOST.min(self.eager + 1) } else { self.eager / 2 };
+            let mut state = shared.lock();
+            let now = shared.now();
+            if let Some(seat) = state.workers.get_mut(self.id)
+                && seat.thread.is_none()
+            {
+                seat.thread = Some(std::thread::current());
             }
-            let events = match events {
-                Ok((events, _)) => events,
-                Err(Errno::INTR) => continue,
-                Err(errno) => {
-                    shared.lock().leader = None;
-                    return Err(errno.into());
-                }
-            };
-            let mut work = Work::default();
-            let runs = read(&shared, events, &mut work, Some(self.id));
-            // What came is for this thread first; who waits is woken for the rest when it has begun.
-            shared.perform(work);
-            if runs && let Some(message) = self.tell_and_take() {
+            state.handle_timeout(&self.shared, now, &mut work);
+            if let Some(message) = self.begin(&mut state, now, &mut work) {
+                drop(state);
+                shared.perform(work);
                 return Ok(Some(message));
             }
+            state.pump(&shared, &mut work);
+            let leads = *state.leader.get_or_insert(self.id) == self.id;
+            let helps = !leads && self.helps(&state);
+            if state.closed || !leads && !helps && state.ready.is_empty() {
+                state.leader = state.leader.filter(|_| !leads);
+                drop(state);
+                shared.perform(work);
+                return Ok(None);
+            }
+            let alone = leads && !state.mux.is_worked_for();
+            if leads && self.prompt >= SATURATED {
+                self.prompt = 0;
+                state.get_help(&mut work);
+            }
+            let most = state.reads;
+            let wait = match () {
+                () if !leads && !state.ready.is_empty() => None,
+                () if !leads => Some(Some(state.mux.config().patience)),
+                // Those that are ready may keep it busy for ever: it looks at others now and then.
+                () if !state.ready.is_empty() => (state.taken >= READS).then_some(Some(Duration::ZERO)),
+                () if !work.writes.is_empty() => Some(Some(Duration::ZERO)),
+                () => Some(state.poll_timeout().map(|time| time.since(now))),
+            };
+            if wait.is_some() {
+                state.taken = 0;
+                state.helping += usize::from(!leads);
+            }
+            drop(state);
+            shared.perform(work);
+            self.events.clear();
+            let waited = match wait {
+                Some(timeout) => self.wait(most, timeout, alone),
+                None => {
+                    self.eager = EAGER_MOST.min(self.eager + 1);
+                    Ok(())
+                }
+            };
+            if let Err(error) = waited {
+                let mut state = shared.lock();
+                match leads {
+                    true => state.leader = None,
+                    false => state.helping -= 1,
+                }
+                return Err(error);
+            }
+            let mut work = Work::default();
+            if !leads && wait.is_some() {
+                shared.lock().helping -= 1;
+                // The bell is for the leader.
+                self.events.retain(|(data, _)| *data != BELL.u64());
+            }
+            let runs = read(&shared, &self.events, &mut work, Some(self.id));
+            // What came is for this thread first; who waits is woken for the rest when it has begun.
+            shared.perform(work);
+            if runs {
+                self.run = self.tray.lock().run.clone();
+                if let Some(message) = self.tell_and_take() {
+                    return Ok(Some(message));
+                }
+            }
         }
+    }
+}
+
+impl Server {
+    /// Has so many threads do messages until the mux has drained, as [`Worker::serve`] does; gives back then.
+    ///
+    /// # Errors
+    ///
+    /// When epoll fails, or the mux has drained already.
+    ///
+    /// # Panics
+    ///
+    /// When `work` did, after the others have done their part.
+    pub fn serve(
+        &self,
+        workers: usize,
+        work: impl Fn(View<'_>, &mut Answer) + Send + Sync,
+    ) -> io::Result<()> {
+        let all = (0..workers).map(|_| self.worker()).collect::<io::Result<Vec<_>>>()?;
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                all.into_iter().map(|mut worker| scope.spawn(move || worker.serve(work))).collect();
+            let ends: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            ends.into_iter().try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    }
+}
+
+/// Where [`Worker::serve`] wants an answer: what is written here is appended to it.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Behind those to other messages, maybe.
+    bytes: Vec<u8>,
+}
+
+impl Answer {
+    /// Appends these bytes.
+    #[inline]
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+impl Extend<u8> for Answer {
+    fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
+        self.bytes.extend(bytes);
+    }
+}
+
+impl io::Write for Answer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -476,6 +626,12 @@ impl Drop for Worker {
         let mut tray = tray.lock();
         if !std::thread::panicking() {
             self.tell(&mut tray);
+        } else if let Some(left) = self.group.len().checked_sub(self.ends.len() + 1) {
+            // It panicked at one of those that it had taken: those before are done, those behind are not begun.
+            tray.rewind(left);
+            self.answer.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+            self.group.end -= left;
+            self.tell_group(&mut tray);
         }
         tray.settle(&mut state.mux, self.id, now);
         let tickets = tray.give_back(&mut state.mux, self.id);

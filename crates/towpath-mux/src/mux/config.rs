@@ -68,7 +68,7 @@ pub struct Config {
     pub batch: usize,
     /// Bytes of messages that a worker may hold before it gets no more; it always gets one. 1 MiB.
     pub worker_bytes: usize,
-    /// Bytes that a read is given room for. 64 KiB.
+    /// Bytes that a read is given room for; up to four times that when the socket had more. 64 KiB.
     pub read: usize,
     /// Bytes of a connection's whole messages that are queued or being worked on. Full, it is not read. 1 MiB.
     pub psock_bytes: Bound,

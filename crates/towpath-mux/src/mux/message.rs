@@ -39,7 +39,69 @@ pub struct Message {
     pub(super) deaths: u8,
 }
 
+/// A message where it lies, in the buffer it was read into.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    pub(super) ticket: Ticket,
+    pub(super) bytes: &'a [u8],
+    pub(super) skip: usize,
+    pub(super) trim: usize,
+    pub(super) mark: u32,
+    pub(super) hash: u32,
+    pub(super) received: Time,
+}
+
+impl<'a> View<'a> {
+    /// What a reply is addressed with.
+    pub const fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// The connection that it came from.
+    pub const fn psock(&self) -> psock::Id {
+        self.ticket.psock
+    }
+
+    /// All of it, header included.
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// What the framing leaves when it strips the header or the delimiter; all of it otherwise.
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[self.skip..self.bytes.len() - self.trim]
+    }
+
+    /// The framing's mark; 0 without.
+    pub const fn mark(&self) -> u32 {
+        self.mark
+    }
+
+    /// The hash of what it is ordered by; 0 without.
+    pub const fn hash(&self) -> u32 {
+        self.hash
+    }
+
+    /// When it was whole.
+    pub const fn received(&self) -> Time {
+        self.received
+    }
+}
+
 impl Message {
+    /// The same without a share in its bytes.
+    pub fn view(&self) -> View<'_> {
+        View {
+            ticket: self.ticket,
+            bytes: &self.bytes,
+            skip: self.skip,
+            trim: self.trim,
+            mark: self.mark,
+            hash: self.hash,
+            received: self.received,
+        }
+    }
+
     /// What a reply is addressed with.
     pub const fn ticket(&self) -> Ticket {
         self.ticket

@@ -42,7 +42,7 @@ use slotmap::SlotMap;
 
 pub use config::{Bound, Config, Order, Retry};
 pub use event::{Cause, End, Event, SendError, Undelivered};
-pub use message::{Message, Said, Ticket};
+pub use message::{Message, Said, Ticket, View};
 pub use receive::AttachError;
 pub use run::Run;
 pub use stats::{PsockRow, Show, Totals, WorkerRow};
@@ -119,6 +119,8 @@ pub struct Mux {
     events: VecDeque<Event>,
     /// Buffers to read into.
     spare: Pool,
+    /// Where to note the messages of a read; empty between two.
+    found: Vec<receive::Found>,
     /// Connections are looked after when all that a worker said is known, and which.
     deferring: bool,
     unsettled: Vec<psock::Id>,
@@ -160,6 +162,7 @@ impl Mux {
             timers: BinaryHeap::new(),
             events: VecDeque::new(),
             spare: Pool::default(),
+            found: Vec::new(),
             deferring: false,
             unsettled: Vec::new(),
             reader: None,

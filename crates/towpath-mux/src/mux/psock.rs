@@ -35,6 +35,8 @@ pub(super) struct Psock {
     pub(super) phase: Phase,
     /// The assembler's buffer is with whoever reads the socket: this many bytes of it were there before.
     pub(super) lent: Option<usize>,
+    /// How much room the next read is given, in bytes.
+    pub(super) room: usize,
     /// Not read because something is full. Each remembers itself for its hysteresis.
     pub(super) full: bool,
     pub(super) send_full: bool,
@@ -267,6 +269,7 @@ impl Psock {
             assembler,
             phase: Phase::Open,
             lent: None,
+            room: 0,
             full: false,
             send_full: false,
             told: Interest::default(),

@@ -1,7 +1,6 @@
 //! From bytes to messages that wait for a worker.
 
 use std::fmt;
-use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -17,8 +16,13 @@ use crate::framing::{self, Framing, State};
 const LARGE: usize = 16 << 10;
 /// Messages that are this part of their buffer or more keep it; of others a copy is made.
 const KEEP: usize = 4;
+/// A read that was given too little room is followed by one with twice as much, up to so many times [`super::Config::read`].
+const WIDE: usize = 4;
 /// The most that one read is given room for, when a message is known to be that long.
 const READ_MOST: usize = 1 << 20;
+
+/// Messages of a read that room to note them is kept for.
+const NOTED: usize = 1024;
 
 /// Why a connection cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +40,24 @@ impl fmt::Display for AttachError {
 impl std::error::Error for AttachError {}
 
 /// Where a message lies in the buffer it was read into.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
-    pub(super) range: Range<usize>,
+    pub(super) start: usize,
+    pub(super) length: usize,
     pub(super) skip: usize,
     pub(super) trim: usize,
     pub(super) mark: u32,
     pub(super) hash: u32,
+}
+
+impl Found {
+    pub(super) const fn range(&self) -> std::ops::Range<usize> {
+        self.start..self.start + self.length
+    }
+
+    const fn end(&self) -> usize {
+        self.start + self.length
+    }
 }
 
 /// What the assembler said last about a stream that goes on no further.
@@ -106,7 +121,7 @@ impl Mux {
             buffer = room;
         }
         psock.lent = Some(buffer.len());
-        buffer.reserve_exact(read.max(need.min(READ_MOST)));
+        buffer.reserve_exact(read.max(psock.room).max(need.min(READ_MOST)));
         Some(buffer)
     }
 
@@ -116,6 +131,11 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return 0 };
         let Some(before) = psock.lent.take() else { return 0 };
         let came = buffer.len() - before;
+        psock.room = match () {
+            () if buffer.len() == buffer.capacity() => (2 * came).min(WIDE * self.config.read),
+            () if came < psock.room / 4 => psock.room / 2,
+            () => psock.room,
+        };
         psock.assembler.restore(buffer);
         if came > 0 {
             psock.active = self.now;
@@ -169,9 +189,15 @@ impl Mux {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let base = psock.assembler.offset();
-        let (mut found, mut last) = (Vec::new(), None);
+        let (mut found, mut last) = (std::mem::take(&mut self.found), None);
         let asked = psock.assembler.need() > 1;
-        while let Some(event) = psock.assembler.poll(now) {
+        let note = |found: &mut Vec<Found>, offset, message: framing::Message| {
+            let framing::Message { length, skip, trim, mark, hash } = message;
+            found.push(Found { start: (offset - base) as usize, length, skip, trim, mark, hash });
+        };
+        loop {
+            psock.assembler.scan(|offset, message| note(&mut found, offset, message));
+            let Some(event) = psock.assembler.poll(now) else { break };
             match event {
                 assembler::Event::Message(message) => found.push(place_of(&message, base)),
                 assembler::Event::GiveBack { .. } => {
@@ -187,7 +213,11 @@ impl Mux {
         if found.is_empty() {
             self.tidy(id);
         } else {
-            self.part(id, found);
+            self.part(id, &found);
+            found.clear();
+        }
+        if found.capacity() <= NOTED {
+            self.found = found;
         }
         self.recount_buffer(id);
         match last {
@@ -221,15 +251,15 @@ impl Mux {
     }
 
     /// Parts the messages found from the buffer: they keep it, or a copy of what they need of it when that is much less.
-    fn part(&mut self, id: psock::Id, found: Vec<Found>) {
+    fn part(&mut self, id: psock::Id, found: &[Found]) {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let mut buffer = psock.assembler.detach();
-        let used = found.last().map_or(0, |found| found.range.end);
+        let used = found.last().map_or(0, Found::end);
         let (bytes, memory, buffer) = if used >= buffer.capacity() / KEEP {
             let memory = buffer.capacity();
             buffer.truncate(used);
-            (self.spare.lend(buffer, 2 * self.config.read), memory, None)
+            (self.spare.lend(buffer, (WIDE + 1) * self.config.read), memory, None)
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
@@ -241,8 +271,8 @@ impl Mux {
         let (share, mut rest) = (memory / found.len(), memory % found.len());
         for found in found {
             let charge = share + std::mem::take(&mut rest) + size_of::<Message>();
-            let Found { range, skip, trim, mark, hash } = found;
-            let bytes = bytes.slice(range);
+            let Found { skip, trim, mark, hash, .. } = *found;
+            let bytes = bytes.slice(found.range());
             let Some(psock) = self.psocks.get_mut(id) else { return };
             let ticket = Ticket { psock: id, number: psock.next };
             psock.next += 1;
@@ -265,7 +295,7 @@ impl Mux {
     }
 
     fn recycle(&mut self, buffer: Vec<u8>) {
-        if buffer.capacity() <= 2 * self.config.read {
+        if buffer.capacity() <= (WIDE + 1) * self.config.read {
             self.spare.put(buffer);
         }
     }
@@ -317,7 +347,8 @@ fn place_of(message: &assembler::Message<'_>, base: u64) -> Found {
     let start = (message.offset - base) as usize;
     let skip = message.payload.as_ptr().addr() - message.bytes.as_ptr().addr();
     Found {
-        range: start..start + message.bytes.len(),
+        start,
+        length: message.bytes.len(),
         skip,
         trim: message.bytes.len() - skip - message.payload.len(),
         mark: message.mark,

@@ -10,7 +10,7 @@
 
 use bytes::Bytes;
 
-use super::message::{Message, Ticket};
+use super::message::{Message, Ticket, View};
 use super::psock::{self, Outgoing};
 use super::receive::Found;
 use super::worker::{self, InHand};
@@ -61,9 +61,8 @@ impl Run {
 
     /// The next message, which is thereby begun.
     pub fn begin(&mut self) -> Option<Message> {
-        let message = self.message(self.next)?;
-        self.next += 1;
-        Some(message)
+        let at = self.advance(1).next()?;
+        self.message(at)
     }
 
     /// The names of those that are not begun.
@@ -72,11 +71,37 @@ impl Run {
         (self.next..self.found.len()).map(move |at| Ticket { psock, number: number + at as u64 })
     }
 
-    fn message(&self, at: usize) -> Option<Message> {
-        let Found { range, skip, trim, mark, hash } = self.found.get(at)?.clone();
+    /// The name of the one at this place.
+    pub(crate) const fn ticket(&self, at: usize) -> Ticket {
+        Ticket { psock: self.psock, number: self.number + at as u64 }
+    }
+
+    /// The one at this place, where it lies.
+    pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
+        let found = self.found.get(at)?;
+        let Found { skip, trim, mark, hash, .. } = *found;
+        let bytes = self.bytes.get(found.range())?;
+        Some(View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received })
+    }
+
+    /// The places of the next ones, at most so many, which are thereby begun.
+    pub(crate) fn advance(&mut self, most: usize) -> std::ops::Range<usize> {
+        let from = self.next;
+        self.next += most.min(self.len());
+        from..self.next
+    }
+
+    /// So many of those that were begun last are not.
+    pub(crate) fn rewind(&mut self, count: usize) {
+        self.next -= count;
+    }
+
+    pub(crate) fn message(&self, at: usize) -> Option<Message> {
+        let found = self.found.get(at)?;
+        let Found { skip, trim, mark, hash, .. } = *found;
         Some(Message {
-            ticket: Ticket { psock: self.psock, number: self.number + at as u64 },
-            bytes: self.bytes.slice(range),
+            ticket: self.ticket(at),
+            bytes: self.bytes.slice(found.range()),
             skip,
             trim,
             mark,
@@ -197,7 +222,7 @@ impl Mux {
         id: psock::Id,
         bytes: Bytes,
         memory: usize,
-        found: Vec<Found>,
+        found: &[Found],
     ) {
         let count = found.len();
         let (share, rest) = (memory / count + size_of::<Message>(), memory % count);

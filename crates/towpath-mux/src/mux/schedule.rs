@@ -179,6 +179,11 @@ impl Mux {
         self.totals.queued
     }
 
+    /// Whether a worker has a turn.
+    pub(crate) const fn is_worked_for(&self) -> bool {
+        self.awake > 0
+    }
+
     /// Whether a worker waits to be woken.
     pub fn is_idle(&self, id: worker::Id) -> bool {
         self.workers.get(id).is_some_and(|worker| worker.activity == Activity::Idle)

@@ -1,0 +1,162 @@
+//! The framing that most protocols have, without choices: one length field of up to four bytes.
+//!
+//! What: where many messages are in one read, this finds them sooner than asking about each ([`super::Framing::step`]).
+//!
+//! Invariant: it says what `step` says, or nothing. Whatever is not a whole message within all bounds is `step`'s.
+
+use super::Message;
+use super::body::{End, Rule, Strip};
+use super::field::{Chain, Encoding, Field};
+
+#[derive(Debug)]
+pub(crate) struct Plain {
+    /// Bytes before the field, and up to its end.
+    offset: usize,
+    head: usize,
+    /// What is left of the four bytes from `offset` on when those behind the field are gone.
+    big: bool,
+    unused: u32,
+    mask: u64,
+    shift: u32,
+    max_value: u64,
+    /// The message is so many bytes longer than the field says, and within these bounds.
+    adjust: i64,
+    min: usize,
+    max: usize,
+    skip: usize,
+    trim: usize,
+    mark: u32,
+}
+
+impl Plain {
+    pub(super) fn of(rule: &Rule) -> Option<Self> {
+        let End::Length(field) = &rule.end else { return None };
+        let &Field {
+            offset,
+            encoding,
+            mask,
+            shift,
+            scale: 1,
+            adjust,
+            relative,
+            max_value,
+            chain: Chain::Single,
+        } = field
+        else {
+            return None;
+        };
+        let Encoding::Fixed { width: width @ 1..=4, big } = encoding else { return None };
+        if !rule.tail.is_empty() || rule.key.is_some() {
+            return None;
+        }
+        let head = offset + width;
+        let skip = match rule.strip {
+            Strip::Bytes(skip) => skip,
+            Strip::Head => head,
+            Strip::Delimiter => return None,
+        };
+        let adjust = if relative { adjust.checked_add(i64::try_from(head).ok()?)? } else { adjust };
+        // A value of 32 bits and this make no overflow.
+        if adjust.unsigned_abs() > 1 << 62 {
+            return None;
+        }
+        let (trim, mark) = (rule.trim, rule.mark);
+        let min = rule.min.max(head).max(skip + trim).max(1);
+        let unused = 8 * (4 - width as u32);
+        Some(Self {
+            offset,
+            head,
+            big,
+            unused,
+            mask,
+            shift,
+            max_value,
+            adjust,
+            min,
+            max: rule.max,
+            skip,
+            trim,
+            mark,
+        })
+    }
+
+    /// The whole message that `bytes` start with, if there is one of at most `most` bytes.
+    #[inline]
+    pub(crate) fn message(&self, bytes: &[u8], most: usize) -> Option<Message> {
+        let word = match bytes.get(self.offset..)?.first_chunk::<4>() {
+            Some(word) => *word,
+            // A message that is shorter than its field would be with four bytes.
+            None => {
+                let mut word = [0; 4];
+                let field = bytes.get(self.offset..self.head)?;
+                word[..field.len()].copy_from_slice(field);
+                word
+            }
+        };
+        let raw = match self.big {
+            true => u32::from_be_bytes(word) >> self.unused,
+            false => u32::from_le_bytes(word) << self.unused >> self.unused,
+        };
+        let value = (u64::from(raw) & self.mask) >> self.shift;
+        let length = usize::try_from(value as i64 + self.adjust).ok()?;
+        let fits = (self.min..=self.max.min(most).min(bytes.len())).contains(&length);
+        (fits && value <= self.max_value).then_some(Message {
+            length,
+            skip: self.skip,
+            trim: self.trim,
+            mark: self.mark,
+            hash: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Framing, State, Step};
+
+    const FRAMINGS: [&str; 8] = [
+        "length=4 be adjust=4",
+        "length=2 le adjust=2",
+        "offset=1 length=3 be adjust=4 strip=4",
+        "offset=2 length=1",
+        "length=1",
+        "length=2 be adjust=2 max=200",
+        "length=2 be mask=0x0fff",
+        "length=4 le min=12",
+    ];
+
+    proptest! {
+        #[test]
+        fn it_says_what_the_framing_says_or_nothing(
+            which in 0..FRAMINGS.len(),
+            length in 0u8..40,
+            at in 0usize..5,
+            mut bytes in prop::collection::vec(prop_oneof![Just(0u8), 0u8..40, any::<u8>()], 0..40),
+            most in 0usize..60,
+        ) {
+            let framing = Framing::parse(FRAMINGS[which]).unwrap();
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = length;
+            }
+            let plain = framing.plain().expect("all of these are plain");
+            let found = plain.message(&bytes, most);
+            match framing.step(&bytes, &mut State::default()) {
+                Step::Message(message) if message.length <= bytes.len().min(most) => {
+                    prop_assert_eq!(found, Some(message));
+                }
+                _ => prop_assert_eq!(found, None),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_more_than_a_length_is_not_plain() {
+        for text in ["line", "length=4 be scale=2", "length=8 be", "varint=leb128", "resp", "mqtt"] {
+            if let Ok(framing) = Framing::parse(text) {
+                assert!(framing.plain().is_none(), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A worker's tray: what it has not begun, and what it has done and not told.
+//!
+//! What: the worker takes messages from here and puts here what became of them. Others may take both when it gets stuck in a
+//! message: then what it has not begun goes to them, and answers to what it has done leave.
+//!
+//! Races: the tray is locked for moments only, never while the worker is at a message. Who also has the server's lock took that
+//! one first.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+
+use crate::Time;
+use crate::mux::{Message, Mux, Run, Said, Ticket, worker};
+
+/// Answers of a run are copied into blocks of so many bytes, so that one write has many. One that is longer than half of it is not.
+const BLOCK: usize = 64 << 10;
+
+/// What a worker has not begun, and has done and not told. Others may take both when it gets stuck.
+#[derive(Debug, Default)]
+pub(super) struct Tray {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Inner {
+    pub(super) batch: VecDeque<Message>,
+    pub(super) said: Vec<Said>,
+    /// Messages that the worker read itself: so many of them it has begun, and so many it has done and not told.
+    pub(super) run: Option<Run>,
+    working: usize,
+    done: usize,
+    /// Answers to those, in pieces of so many; the last piece is growing.
+    replies: Vec<(Bytes, u32)>,
+    block: BytesMut,
+    answers: u32,
+}
+
+impl Tray {
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Tells the core what has been answered and done.
+    pub(super) fn settle(&mut self, mux: &mut Mux, id: worker::Id, now: Time) {
+        if let Some(run) = &self.run {
+            let over = run.is_empty() && self.working == 0;
+            self.cut();
+            mux.handle_run(id, std::mem::take(&mut self.done), self.replies.drain(..), now);
+            if over {
+                self.run = None;
+            }
+        }
+        if !self.said.is_empty() {
+            mux.handle_said(id, self.said.drain(..), now);
+        }
+    }
+
+    /// The worker reads a run. Under the server's lock, so that the core and the tray agree on it.
+    pub(super) fn put(&mut self, run: Run) {
+        (self.run, self.working, self.done) = (Some(run), 0, 0);
+    }
+
+    /// Gives up what is not begun. Of a run, the rest becomes messages like others.
+    pub(super) fn give_back(&mut self, mux: &mut Mux, id: worker::Id) -> Vec<Ticket> {
+        let mut back: Vec<_> = self.batch.drain(..).map(|message| message.ticket()).collect();
+        if let Some(run) = self.run.take() {
+            mux.unroll(id);
+            back.extend(run.rest());
+        }
+        back
+    }
+
+    /// The places of the run's next messages, at most so many, which are thereby begun; empty when there are none.
+    #[inline]
+    pub(super) fn advance(&mut self, most: usize) -> Range<usize> {
+        let places = self.run.as_mut().map_or(0..0, |run| run.advance(most));
+        self.working += places.len();
+        places
+    }
+
+    /// Those of the run that were begun last and are not to be done are not begun.
+    pub(super) fn rewind(&mut self, count: usize) {
+        if let Some(run) = &mut self.run {
+            run.rewind(count);
+            self.working -= count;
+        }
+    }
+
+    /// The growing piece is whole.
+    fn cut(&mut self) {
+        if self.answers > 0 {
+            self.replies.push((self.block.split().freeze(), std::mem::take(&mut self.answers)));
+        }
+    }
+
+    /// So many of the run's messages that were begun are done, the first ones, and this answers them.
+    #[inline]
+    pub(super) fn done(&mut self, count: usize, answer: &mut Vec<u8>, answers: u32) {
+        self.working -= count;
+        self.done += count;
+        if answers == 0 {
+            return;
+        }
+        if answer.len() > BLOCK / 2 {
+            self.cut();
+            self.replies.push((std::mem::take(answer).into(), answers));
+            return;
+        }
+        if self.block.capacity() - self.block.len() < answer.len() {
+            self.cut();
+            self.block.reserve(BLOCK);
+        }
+        self.block.extend_from_slice(answer);
+        self.answers += answers;
+        answer.clear();
+    }
+
+    /// A long answer to the message that is worked on.
+    pub(super) fn answer(&mut self, bytes: Bytes) {
+        self.cut();
+        self.replies.push((bytes, 1));
+    }
+}
