@@ -292,6 +292,8 @@ enum Role {
         milliseconds: u64,
         cpu: usize,
     },
+    MuxWorker,
+    MuxIdle,
     LiveInspector {
         queue: String,
         cpu: usize,
@@ -430,6 +432,8 @@ fn side(role: Role) -> Result<()> {
         Role::LiveFlood { home, flows, len, milliseconds, cpu } => {
             live::flood::side(home, flows, len, Duration::from_millis(milliseconds), cpu)
         }
+        Role::MuxWorker => mux::rings::side(),
+        Role::MuxIdle => mux::idle::side(),
         Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),
         Role::LiveNfqueue { home, queue, len, batch, cpu } => {
             peer::nfqueue::live(home, queue, len, batch, cpu)

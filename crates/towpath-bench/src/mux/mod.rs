@@ -2,6 +2,8 @@
 //! what they got.
 
 pub(crate) mod client;
+pub(crate) mod idle;
+pub(crate) mod rings;
 pub(crate) mod server;
 
 use std::time::{Duration, Instant};

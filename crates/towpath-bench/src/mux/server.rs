@@ -21,6 +21,8 @@ pub(crate) enum Kind {
     Pinned,
     Oneshot,
     Central,
+    /// `towpath mux`: workers that are processes.
+    Rings,
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             Self::Pinned => "pinned epoll",
             Self::Oneshot => "shared epoll, oneshot",
             Self::Central => "central queue",
+            Self::Rings => "towpath, processes",
         }
     }
 }
@@ -43,6 +46,7 @@ pub(crate) struct Running {
     pub(crate) got: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     server: Option<towpath_mux::io::Server>,
+    _front: Option<super::rings::Front>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -67,18 +71,23 @@ pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
         let address = server.listen("127.0.0.1:0")?;
         let mut threads = Vec::new();
         for _ in 0..workers {
-            let (mut worker, got) = (server.worker()?, Arc::clone(&got));
+            let (mut worker, got) = (server.worker()?.taking(16), Arc::clone(&got));
             threads.push(std::thread::Builder::new().name("server".into()).spawn(move || {
-                while let Ok(Some(message)) = worker.recv() {
+                // When it ends, so does the run.
+                let _ = worker.serve(|message, answer| {
                     if job.run(message.bytes()) {
-                        worker.reply_slice(&message, message.bytes());
+                        answer.extend_from_slice(message.bytes());
                     }
                     // Relaxed: a count that is only read as a rate.
                     got.fetch_add(1, Ordering::Relaxed);
-                }
+                });
             })?);
         }
-        return Ok(Running { address, got, stop, server: Some(server), threads });
+        return Ok(Running { address, got, stop, server: Some(server), _front: None, threads });
+    }
+    if kind == Kind::Rings {
+        let (front, address) = super::rings::start(workers)?;
+        return Ok(Running { address, got, stop, server: None, _front: Some(front), threads: Vec::new() });
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -105,7 +114,7 @@ pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
         _ => threads
             .extend((0..workers).map(|at| spawn(&shared, move |shared| shared.poll(at % loops, false)))),
     }
-    Ok(Running { address, got, stop, server: None, threads })
+    Ok(Running { address, got, stop, server: None, _front: None, threads })
 }
 
 fn spawn(shared: &Arc<Shared>, run: impl FnOnce(&Shared) + Send + 'static) -> JoinHandle<()> {

@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use crate::bar::{Bar, Better, Report};
 use crate::mux::Job;
 use crate::mux::client::{self, Measured};
+use crate::mux::idle;
 use crate::mux::server::{Kind, start};
 use crate::stat::median;
 
@@ -24,12 +25,14 @@ enum Workload {
     B,
     C,
     D,
+    Idle,
 }
 
 /// One row: a figure of a workload, ours over a baseline's.
 struct Row {
     name: &'static str,
     workload: Workload,
+    ours: Kind,
     peer: Kind,
     unit: &'static str,
     better: Better,
@@ -37,7 +40,7 @@ struct Row {
     figure: fn(&Measured) -> f64,
 }
 
-const ROWS: [Row; 14] = {
+const ROWS: [Row; 16] = {
     use Better::{Higher, Lower};
     const fn row(
         name: &'static str,
@@ -46,10 +49,10 @@ const ROWS: [Row; 14] = {
         (unit, better, bar): (&'static str, Better, f64),
         figure: fn(&Measured) -> f64,
     ) -> Row {
-        Row { name, workload, peer, unit, better, bar, figure }
+        Row { name, workload, ours: Kind::Towpath, peer, unit, better, bar, figure }
     }
     use Kind::{Central, Oneshot, Pinned};
-    use Workload::{AComputes, AWaits, B, C, D};
+    use Workload::{AComputes, AWaits, B, C, D, Idle};
     [
         row("A 500 us waits, requests, over pinned", AWaits, Pinned, ("/s", Higher, 1.8), rate),
         row("A 500 us waits, mean latency, over pinned", AWaits, Pinned, ("ns", Lower, 0.56), mean),
@@ -60,11 +63,22 @@ const ROWS: [Row; 14] = {
         row("B 256 B no work, messages, over pinned", B, Pinned, ("/s", Higher, 1.0), rate),
         row("B 256 B no work, messages, over oneshot", B, Oneshot, ("/s", Higher, 1.0), rate),
         row("B 256 B no work, messages, over central", B, Central, ("/s", Higher, 1.0), rate),
+        Row {
+            ours: Kind::Rings,
+            ..row(
+                "B 256 B no work, processes on rings over threads",
+                B,
+                Kind::Towpath,
+                ("/s", Higher, 0.7),
+                rate,
+            )
+        },
         row("C 5 kB dropped, messages, over pinned", C, Pinned, ("/s", Higher, 1.0), rate),
         row("D open loop, wait p99, over pinned", D, Pinned, ("ns", Lower, 0.3), p99),
         row("D open loop, wait p50, over pinned", D, Pinned, ("ns", Lower, 1.0), p50),
         row("D open loop, wait p99, over oneshot", D, Oneshot, ("ns", Lower, 1.0), p99),
         row("D open loop, wait p99, over central", D, Central, ("ns", Lower, 1.0), p99),
+        row("10,000 idle connections, each, over 2 KiB", Idle, Pinned, ("B", Lower, 1.0), rate),
     ]
 };
 
@@ -96,6 +110,10 @@ fn measure(workload: Workload, kind: Kind, seed: u64, time: Duration) -> Result<
             Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
         }
         Workload::D => open(kind, 1500.0, time),
+        Workload::Idle => {
+            let rate = if kind == Kind::Towpath { idle::each()? } else { 2048.0 };
+            Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
+        }
     }
 }
 
@@ -121,7 +139,7 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
         let (mut ours, mut peer) = (Vec::new(), Vec::new());
         for seed in 0..reps.into() {
             peer.push((row.figure)(&measure(row.workload, row.peer, seed, time)?));
-            let measured = measure(row.workload, Kind::Towpath, seed, time)?;
+            let measured = measure(row.workload, row.ours, seed, time)?;
             ours.push((row.figure)(&measured));
             if !measured.latency.is_empty() {
                 eprintln!("  {}", quantiles(&measured));

@@ -1,0 +1,61 @@
+//! `towpath mux`, whose workers are processes on rings: this program again.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::subject::replay::binary;
+
+/// It serves. Stopped when dropped.
+pub(crate) struct Front {
+    process: Child,
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        // It drains; both fail only when it has ended already.
+        let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
+        let _ = self.process.wait();
+    }
+}
+
+/// Starts it with so many workers that answer with what they got, and says where it listens.
+pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
+    let own = std::env::current_exe().context("finding this program")?;
+    let process = Command::new(binary()?)
+        .args(["mux", "127.0.0.1:0", "--framing", "length=4 be adjust=4", "--drain", "1", "--workers"])
+        .arg(workers.to_string())
+        .arg("--worker")
+        .arg(format!("{} side mux-worker", own.display()))
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("starting towpath mux")?;
+    let mut front = Front { process };
+    let mut lines = BufReader::new(front.process.stderr.take().context("no standard error")?).lines();
+    let mut address = None;
+    while let Some(line) = lines.next().transpose()? {
+        if let Some(text) = line.strip_prefix("listening on ") {
+            address = Some(text.parse().with_context(|| format!("an address: {text}"))?);
+        }
+        if let (Some(address), true) = (address, line.ends_with("attached")) {
+            // What it says besides is not waited for.
+            std::thread::spawn(move || lines.count());
+            return Ok((front, address));
+        }
+    }
+    bail!("towpath mux ended early ({})", front.process.wait()?)
+}
+
+/// One of the workers.
+pub(crate) fn side() -> Result<()> {
+    let mut worker = towpath_ring::Worker::attach_env()?;
+    while let Some(message) = worker.recv()? {
+        let answer = worker.bytes(&message).to_vec();
+        worker.reply(&message, &answer)?;
+        worker.done(message);
+    }
+    Ok(())
+}
