@@ -24,7 +24,7 @@ pub(crate) struct Bar {
     /// Median of the peer's (or the raw limit's) repetitions, in `unit`.
     pub(crate) peer: f64,
     pub(crate) unit: &'static str,
-    /// `ours / peer`, whichever way is better.
+    /// `ours / peer`, whichever way is better; or the median of that of pairs.
     pub(crate) ratio: f64,
     pub(crate) better: Better,
     /// What `ratio` must reach (`higher`) or stay under (`lower`).
@@ -41,7 +41,20 @@ impl Bar {
         better: Better,
         bar: f64,
     ) -> Self {
-        let ratio = ours / peer;
+        Self::paired(name, ours, peer, ours / peer, unit, better, bar)
+    }
+
+    /// A bar whose ratio is not that of the medians: each pair of measurements, made one behind the other, has its own, and
+    /// this is their median.
+    pub(crate) fn paired(
+        name: &str,
+        ours: f64,
+        peer: f64,
+        ratio: f64,
+        unit: &'static str,
+        better: Better,
+        bar: f64,
+    ) -> Self {
         let holds = match better {
             Better::Higher => ratio >= bar,
             Better::Lower => ratio <= bar,

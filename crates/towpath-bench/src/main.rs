@@ -16,6 +16,7 @@
 
 mod all;
 mod bar;
+mod bare;
 mod clock;
 mod engine;
 mod flows;
@@ -175,15 +176,17 @@ struct Mux {
 /// Zero-copy sends beside plain ones: CPU of the sender and of both ends, over veth and over loopback
 ///
 /// Over veth the receiving end has a native XDP program and its NAPI in a thread, so that sends are truly without a copy. It
-/// makes its own network namespaces, which end with it; that needs root. Ends with 0 when every bar holds, else with 1.
+/// makes its own network namespaces, which end with it; that needs root. A ratio is the median of those of pairs of transfers, one
+/// behind the other, of those that other programs disturbed least; "beside a bare one" compares with the least that a program has to do. Ends with 0 when every bar holds, else
+/// with 1.
 #[derive(Debug, Parser)]
 struct Send {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// How much each transfer sends, MiB
-    #[arg(long, value_name = "N", default_value = "2048", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    /// How much each repetition sends in each way, MiB, in transfers of 128 that take turns
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=65536))]
     megabytes: u64,
 
     /// How often each transfer is made, ours and the peer's in turns

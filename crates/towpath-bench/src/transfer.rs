@@ -18,8 +18,9 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use towpath_send::{Choice, Options, Pages, Pool, Sender};
+use towpath_send::{Choice, Frame, Options, Pages, Pool, Sender};
 
+use crate::bare;
 use crate::clock::now_ns;
 use crate::peer::netns;
 use crate::{pin, xdp};
@@ -40,6 +41,8 @@ pub(crate) struct Run {
     pub(crate) message: usize,
     pub(crate) total: u64,
     pub(crate) how: How,
+    /// By the bare sender, which does not gather.
+    pub(crate) bare: bool,
     pub(crate) huge: bool,
     /// Bytes to gather; 0 does not.
     pub(crate) gather: usize,
@@ -77,6 +80,8 @@ pub(crate) struct Told {
     pub(crate) cpu: f64,
     pub(crate) napi: f64,
     pub(crate) wall: f64,
+    /// How often another program took the sender's CPU away.
+    pub(crate) preempted: u64,
     pub(crate) numbers: u64,
     pub(crate) copied: u64,
     pub(crate) plain_bytes: u64,
@@ -218,8 +223,7 @@ pub(crate) fn sender(join: Option<u32>, cpu: usize) -> Result<()> {
 }
 
 fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
-    let frames = (AREA / run.message).max(2);
-    let mut pool = Pool::new(frames + 1, run.message, run.huge)?;
+    let mut pool = Pool::new(frames(run) + 1, run.message, run.huge)?;
     let expected = pattern(run.message);
     let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
     for frame in &mut all {
@@ -240,6 +244,35 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         connect(&socket, &to)?;
         socket
     };
+    let before = preemptions();
+    let told = if run.bare {
+        let all = std::iter::from_fn(|| pool.take()).map(|mut frame| {
+            frame.filled(run.message);
+            frame
+        });
+        send_bare(socket, all.collect(), run)?
+    } else {
+        send(socket, &mut pool, &expected, run)?
+    };
+    let preempted = preemptions() - before;
+    Ok(Told { huge: pool.pages() != Pages::Ordinary, preempted, ..told })
+}
+
+fn send_bare(socket: OwnedFd, frames: Vec<Frame>, run: Run) -> Result<Told> {
+    let mut sender = bare::Sender::new(socket, frames, run.read_every)?;
+    let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
+    sender.run(run.total, run.how == How::Zerocopy, PATIENCE)?;
+    Ok(Told {
+        bytes: run.total,
+        cpu: cpu_time(ClockId::ProcessCPUTime) - before,
+        wall: (now_ns() - start) as f64 / 1e9,
+        numbers: sender.numbers(),
+        copied: sender.copied,
+        ..Told::default()
+    })
+}
+
+fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<Told> {
     let choice = match run.how {
         How::Plain => Choice::Plain,
         How::Zerocopy => Choice::Zerocopy,
@@ -252,7 +285,7 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         batch: run.batch,
         tamper_check: run.random,
         read_every: run.read_every,
-        max_frames: frames,
+        max_frames: frames(run),
         segment: run.segment,
         stall: Some(PATIENCE),
         ..Options::default()
@@ -293,9 +326,12 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         copied: closed.counters.copied,
         plain_bytes: closed.counters.plain_bytes(),
         tampered: closed.counters.tampered,
-        huge: pool.pages() != Pages::Ordinary,
-        napi: 0.0,
+        ..Told::default()
     })
+}
+
+fn frames(run: Run) -> usize {
+    (AREA / run.message).max(2)
 }
 
 /// Bytes in which no part is like another.
@@ -338,6 +374,13 @@ fn spent(threads: &[Pid]) -> f64 {
         text.split_whitespace().next()?.parse().ok()
     };
     threads.iter().filter_map(of).sum::<u64>() as f64 / 1e9
+}
+
+/// How often this process has lost its CPU without giving it up (proc(5), /proc/pid/status).
+fn preemptions() -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 fn cpu_time(clock: ClockId) -> f64 {

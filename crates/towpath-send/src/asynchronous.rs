@@ -76,10 +76,10 @@ impl AsyncSender {
     /// As [`send`](Self::send).
     pub async fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         let buffer = buffer.into();
-        self.drive(|sender| sender.pump.has_room(sender.max_frames)).await?;
-        // There is room, and nobody else to use it.
-        let pushed = self.pump.push(token, buffer);
-        debug_assert!(pushed.is_ok());
+        if !self.pump.has_room(self.max_frames) {
+            self.drive(|sender| sender.pump.has_room(sender.max_frames)).await?;
+        }
+        self.pump.push(token, buffer);
         if self.pump.engine.unsent() >= self.gather {
             self.pump.try_turn(self.now())?;
         }

@@ -21,10 +21,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `frames` frames with at least `frame_size` bytes each, rounded up to whole pages; `huge` asks for huge pages.
+    /// `frames` frames with at least `frame_size` bytes each, rounded up to whole pages, below 4 GiB; `huge` asks for huge pages.
     ///
     /// # Errors
-    /// Not enough memory, or a size of zero.
+    /// Not enough memory, or a size of zero or of 4 GiB and more.
     pub fn new(frames: usize, frame_size: usize, huge: bool) -> io::Result<Self> {
         let (slots, pages) = Slots::allocate(frames, frame_size, huge)?;
         Ok(Self { slots, pages })
@@ -49,24 +49,25 @@ impl Pool {
 /// A frame of a [`Pool`]: its filled part is what is sent. It dereferences to the bytes that are filled.
 pub struct Frame {
     slot: Slot,
-    head: usize,
-    end: usize,
+    // A frame is moved often, and has less than 4 GiB.
+    head: u32,
+    end: u32,
 }
 
 impl Frame {
     /// Leaves room in front of what will be filled, for a header that is known later: see [`prepend`](Self::prepend).
     /// Forgets what was filled. At most the frame's size.
     pub fn reserve_head(&mut self, bytes: usize) {
-        self.head = bytes.min(self.size());
+        self.head = bytes.min(self.size()) as u32;
         self.end = self.head;
     }
 
     /// Puts `header` in front. Whether there was room for it.
     pub fn prepend(&mut self, header: &[u8]) -> bool {
-        let Some(head) = self.head.checked_sub(header.len()) else { return false };
-        let range = head..self.head;
+        let Some(head) = (self.head as usize).checked_sub(header.len()) else { return false };
+        let range = head..self.head as usize;
         self.all()[range].copy_from_slice(header);
-        self.head = head;
+        self.head = head as u32;
         true
     }
 
@@ -75,19 +76,19 @@ impl Frame {
         let spare = self.spare();
         let len = bytes.len().min(spare.len());
         spare[..len].copy_from_slice(&bytes[..len]);
-        self.end += len;
+        self.end += len as u32;
         len
     }
 
     /// What is not filled yet, to be read into; then [`filled`](Self::filled).
     pub fn spare(&mut self) -> &mut [u8] {
-        let end = self.end;
+        let end = self.end as usize;
         &mut self.all()[end..]
     }
 
     /// The first `bytes` of [`spare`](Self::spare) are filled; at most all of it.
     pub fn filled(&mut self, bytes: usize) {
-        self.end = (self.end + bytes).min(self.size());
+        self.end = (self.end as usize).saturating_add(bytes).min(self.size()) as u32;
     }
 
     fn size(&self) -> usize {
@@ -103,13 +104,13 @@ impl Deref for Frame {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.slot.bytes()[self.head..self.end]
+        &self.slot.bytes()[self.head as usize..self.end as usize]
     }
 }
 
 impl DerefMut for Frame {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let range = self.head..self.end;
+        let range = self.head as usize..self.end as usize;
         &mut self.all()[range]
     }
 }
@@ -133,7 +134,17 @@ enum Memory {
     Vec(Vec<u8>),
     Shared(Arc<[u8]>),
     Region(Region, Range<usize>),
+    Lent(Box<dyn Lent>),
     Owner(Owner),
+}
+
+/// A part of memory of others that is lent for as long as this is kept: when it is dropped, the kernel does not read it any more.
+pub trait Lent: fmt::Debug + Send + Sync {
+    /// The memory.
+    fn region(&self) -> &Region;
+
+    /// Which part of it; always the same.
+    fn span(&self) -> Range<usize>;
 }
 
 /// Whoever has bytes, whatever that is.
@@ -152,6 +163,14 @@ impl Buffer {
         Some(Self(Memory::Region(region.clone(), span)))
     }
 
+    /// A part of memory of others that is to be given back: it is dropped when the kernel is done with it. None when it is not in
+    /// the region.
+    pub fn lent(lent: impl Lent + 'static) -> Option<Self> {
+        let span = lent.span();
+        lent.region().part(span.start, span.end.checked_sub(span.start)?)?;
+        Some(Self(Memory::Lent(Box::new(lent))))
+    }
+
     /// The bytes of anything that keeps them where they are, and unchanged, until it is dropped: `bytes::Bytes`, a mapping.
     pub fn owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         Self(Memory::Owner(Owner(Box::new(owner))))
@@ -161,6 +180,7 @@ impl Buffer {
     pub fn len(&self) -> usize {
         match &self.0 {
             Memory::Region(_, span) => span.len(),
+            Memory::Lent(lent) => lent.span().len(),
             _ => self.bytes().len(),
         }
     }
@@ -181,10 +201,14 @@ impl Buffer {
     }
 
     /// The part `span` of it, for one call.
+    #[inline]
     pub(crate) fn part(&self, span: Range<usize>) -> Part<'_> {
         match &self.0 {
             Memory::Region(region, all) => {
                 region.part(all.start + span.start, span.len()).unwrap_or(Part::NONE)
+            }
+            Memory::Lent(lent) => {
+                lent.region().part(lent.span().start + span.start, span.len()).unwrap_or(Part::NONE)
             }
             _ => Part::of(self.bytes().get(span).unwrap_or(&[])),
         }
@@ -193,7 +217,12 @@ impl Buffer {
     /// What its bytes are now.
     pub(crate) fn checksum(&self) -> u64 {
         let mut hash = XxHash3_64::new();
-        if let Memory::Region(region, span) = &self.0 {
+        let shared = match &self.0 {
+            Memory::Region(region, span) => Some((region, span.clone())),
+            Memory::Lent(lent) => Some((lent.region(), lent.span())),
+            _ => None,
+        };
+        if let Some((region, span)) = shared {
             let mut copy = [0; 4096];
             for at in span.clone().step_by(copy.len()) {
                 let len = copy.len().min(span.end - at);
@@ -211,7 +240,7 @@ impl Buffer {
             Memory::Frame(frame) => frame,
             Memory::Vec(vec) => vec,
             Memory::Shared(bytes) => bytes,
-            Memory::Region(..) => &[],
+            Memory::Region(..) | Memory::Lent(_) => &[],
             Memory::Owner(owner) => owner.0.as_ref().as_ref(),
         }
     }
@@ -305,6 +334,38 @@ mod tests {
         assert!(!frame.prepend(b"too long"));
         assert!(frame.prepend(b"v1"));
         assert_eq!(&frame[..], b"v1len body");
+    }
+
+    #[derive(Debug)]
+    struct OnLoan {
+        region: Region,
+        span: Range<usize>,
+        _loan: Arc<()>,
+    }
+
+    impl Lent for OnLoan {
+        fn region(&self) -> &Region {
+            &self.region
+        }
+
+        fn span(&self) -> Range<usize> {
+            self.span.clone()
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_kept_as_long_as_the_buffer() {
+        let fd = rustix::fs::memfd_create("lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&fd, &[9; 6000]).unwrap();
+        let region = Region::map(&fd, 6000).unwrap();
+        let loan = Arc::new(());
+        let lent = |span| Buffer::lent(OnLoan { region: region.clone(), span, _loan: loan.clone() });
+        assert!(lent(10..6001).is_none());
+        let buffer = lent(10..5010).unwrap();
+        assert_eq!((buffer.len(), Arc::strong_count(&loan)), (5000, 2));
+        assert_eq!(buffer.checksum(), Buffer::from(vec![9; 5000]).checksum());
+        drop(buffer);
+        assert_eq!(Arc::strong_count(&loan), 1);
     }
 
     #[test]

@@ -219,11 +219,18 @@ impl<T> Engine<T> {
     /// # Errors
     /// The quota of frames is used up: the frame comes back.
     pub fn push(&mut self, token: T, len: usize) -> Result<(), Full<T>> {
-        if self.flight.held() >= self.config.max_frames {
+        if !self.has_room() {
             return Err(Full(token));
         }
         self.flight.push(token, len);
         Ok(())
+    }
+
+    /// As [`push`](Self::push), by a caller who knows that there is room: what cannot come back is not moved about.
+    #[inline]
+    pub(crate) fn push_in_room(&mut self, token: T, len: usize) {
+        debug_assert!(self.has_room());
+        self.flight.push(token, len);
     }
 
     /// The call to make next; none when everything is handed over.
@@ -235,7 +242,7 @@ impl<T> Engine<T> {
     /// everything is handed over. Each is answered with [`handle_sent`](Self::handle_sent); those that were not made, because
     /// one before them took a part only, are asked for again.
     pub fn poll_transmits(&mut self, most: usize, now: Time) -> &[Transmit] {
-        self.asked = Asked { answered: 0, count: 0, ..self.asked };
+        (self.asked.answered, self.asked.count) = (0, 0);
         let stream = self.config.kind == Kind::Stream;
         let mut ahead = Ahead::default();
         while ahead.calls < most.clamp(1, MAX_CALLS) {
@@ -298,6 +305,14 @@ impl<T> Engine<T> {
                 Some((token, span.start..span.start + part))
             })
         })
+    }
+
+    /// The first of them.
+    #[inline]
+    pub(crate) fn first_part(&self) -> Option<(&T, Span<usize>)> {
+        let transmit = self.asked.open().first()?;
+        let (token, span) = self.flight.waiting(0)?;
+        Some((token, span.start..span.end.min(span.start + transmit.bytes)))
     }
 
     pub(crate) fn asked(&self) -> &[Transmit] {
@@ -528,21 +543,25 @@ impl<T> Engine<T> {
         if bytes < STUCK_SMALL && self.is_stuck(now) {
             return plain(PlainCause::Stuck);
         }
-        let (decision, reason) = self.policy.decide(self.sent(), self.flight.outstanding(), now);
-        if let Some(reason) = reason {
-            self.counters.switches[reason as usize] += 1;
-        }
-        match decision {
-            Decision::Plain => return plain(PlainCause::Copying),
-            Decision::Beside => return plain(PlainCause::Probing),
-            Decision::Zerocopy | Decision::Probe => {}
+        let mut probe = false;
+        if self.policy.mode() != Mode::Zerocopy {
+            let (decision, reason) = self.policy.decide(self.sent(), self.flight.outstanding(), now);
+            if let Some(reason) = reason {
+                self.counters.switches[reason as usize] += 1;
+            }
+            match decision {
+                Decision::Plain => return plain(PlainCause::Copying),
+                Decision::Beside => return plain(PlainCause::Probing),
+                Decision::Zerocopy => {}
+                Decision::Probe => probe = true,
+            }
         }
         let room = self.budget.room(ahead, now);
         let fits = if self.config.kind == Kind::Stream { room >= least } else { room >= bytes };
         if !fits || self.flight.window() + ahead.calls >= self.config.max_numbers {
             return plain(PlainCause::Budget);
         }
-        (How::Zerocopy, room, decision == Decision::Probe)
+        (How::Zerocopy, room, probe)
     }
 }
 

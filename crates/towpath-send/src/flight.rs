@@ -121,6 +121,7 @@ impl<T> Flight<T> {
         self.numbers.front().map(|number| number.at)
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, token: T, len: usize) {
         self.frames.push_back(Frame { token: Some(token), len, sent: 0, numbers: 0 });
         self.held += 1;

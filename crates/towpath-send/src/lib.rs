@@ -18,7 +18,6 @@ mod budget;
 mod buffer;
 mod counters;
 mod engine;
-mod epoch;
 mod error;
 mod flight;
 mod limits;
@@ -36,10 +35,9 @@ mod time;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncSender;
-pub use buffer::{Buffer, Frame, Pool};
+pub use buffer::{Buffer, Frame, Lent, Pool};
 pub use counters::{Counters, Histogram, PlainCause};
 pub use engine::{Choice, Config, Engine, Full, How, Kind, MAX_CALLS, MAX_PARTS, Transmit};
-pub use epoch::{Epoch, FREE_WORD, Fence};
 pub use error::{SendError, Unarmed};
 pub use flight::Abandoned;
 pub use limits::Limits;

@@ -67,7 +67,8 @@ impl PollSender {
         if !self.pump.has_room(self.max_frames) {
             return Err(Full(Done { token, buffer }));
         }
-        self.pump.push(token, buffer)
+        self.pump.push(token, buffer);
+        Ok(())
     }
 
     /// Hands over as much as the socket takes.

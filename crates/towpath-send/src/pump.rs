@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::engine::{Engine, Full, How, MAX_CALLS, MAX_PARTS};
+use crate::engine::{Engine, How, MAX_CALLS, MAX_PARTS, Transmit};
 use crate::error::SendError;
 use crate::notification::{Event, ExtendedError};
 use crate::quarantine::Quarantine;
@@ -49,8 +49,8 @@ pub struct Done {
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) done: Done,
-    /// Its checksum when it was given, where that is checked.
-    checksum: Option<u64>,
+    /// Its checksum when it was given, where that is checked; else nothing.
+    checksum: u64,
 }
 
 /// What one turn came to.
@@ -95,14 +95,12 @@ impl<B: Backend> Pump<B> {
         }
     }
 
-    pub(crate) fn push(&mut self, token: u64, buffer: Buffer) -> Result<(), Full<Done>> {
-        if !self.engine.has_room() {
-            return Err(Full(Done { token, buffer }));
-        }
+    /// Takes a buffer for which there is room.
+    #[inline]
+    pub(crate) fn push(&mut self, token: u64, buffer: Buffer) {
         let len = buffer.len();
-        let checksum = self.tamper_check.then(|| buffer.checksum());
-        let item = Item { done: Done { token, buffer }, checksum };
-        self.engine.push(item, len).map_err(|Full(item)| Full(item.done))
+        let checksum = if self.tamper_check { buffer.checksum() } else { 0 };
+        self.engine.push_in_room(Item { done: Done { token, buffer }, checksum }, len);
     }
 
     /// As [`turn`](Self::turn), but not so soon after the back end was full: it would say so again.
@@ -119,25 +117,23 @@ impl<B: Backend> Pump<B> {
             if self.engine.wants_notifications() {
                 self.read(now)?;
             }
-            let (first, count) = match self.engine.poll_transmits(self.batch, now) {
-                [] => {
-                    // Buffers without bytes are done without a call.
-                    self.collect();
-                    return Ok(Turn::Flushed);
-                }
-                calls => (calls[0], calls.len()),
+            let calls = self.engine.poll_transmits(self.batch, now);
+            let Some(&Transmit { bytes, parts, how, .. }) = calls.first() else {
+                // Buffers without bytes are done without a call.
+                self.collect();
+                return Ok(Turn::Flushed);
             };
-            let zerocopy = first.how == How::Zerocopy;
-            let mut sent = [first.parts; MAX_CALLS];
-            let error = match self.call(&mut sent[..count], zerocopy) {
-                Ok(made) => {
-                    self.progress += 1;
-                    self.full_at = None;
-                    sent[..made].iter().for_each(|bytes| self.engine.handle_sent(*bytes, now));
-                    self.collect();
-                    continue;
-                }
-                Err(error) => error,
+            let (count, zerocopy) = (calls.len(), how == How::Zerocopy);
+            let made = if count == 1 {
+                self.call(parts, zerocopy).map(|bytes| self.engine.handle_sent(bytes, now))
+            } else {
+                self.calls(count, zerocopy, now)
+            };
+            let Err(error) = made else {
+                self.progress += 1;
+                self.full_at = None;
+                self.collect();
+                continue;
             };
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
@@ -156,7 +152,7 @@ impl<B: Backend> Pump<B> {
                     // It would be refused for ever, and all behind it would wait.
                     self.engine.handle_too_long(now);
                     self.collect();
-                    return Err(SendError::TooLong { bytes: first.bytes });
+                    return Err(SendError::TooLong { bytes });
                 }
                 Some(
                     libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN | libc::ETIMEDOUT | libc::ECONNREFUSED,
@@ -168,33 +164,35 @@ impl<B: Backend> Pump<B> {
         }
     }
 
-    /// The calls that the engine asked for. How many were made, with what each took; where there is one, `calls` has its number
-    /// of parts.
-    fn call(&mut self, calls: &mut [usize], zerocopy: bool) -> io::Result<usize> {
-        let mut waiting = self.engine.parts().map(|(item, span)| item.done.buffer.part(span));
-        if let [call] = calls
-            && *call == 1
-        {
-            *call = self.backend.transmit(&[waiting.next().unwrap_or(Part::NONE)], zerocopy)?;
-            return Ok(1);
+    /// The one call that the engine asked for, of so many frames: what it took.
+    fn call(&mut self, parts: usize, zerocopy: bool) -> io::Result<usize> {
+        if parts == 1 {
+            let (item, span) = self.engine.first_part().ok_or(io::ErrorKind::InvalidInput)?;
+            return self.backend.transmit(&[item.done.buffer.part(span)], zerocopy);
         }
-        let mut parts = [Part::NONE; MAX_PARTS];
-        if let [call] = calls {
-            let mut count = 0;
-            for part in waiting {
-                if count == 0 || !parts[count - 1].join(&part) {
-                    parts[count] = part;
-                    count += 1;
-                }
+        let mut all = [Part::NONE; MAX_PARTS];
+        let mut count = 0;
+        for part in self.engine.parts().map(|(item, span)| item.done.buffer.part(span)) {
+            if count == 0 || !all[count - 1].join(&part) {
+                all[count] = part;
+                count += 1;
             }
-            *call = self.backend.transmit(&parts[..count], zerocopy)?;
-            return Ok(1);
         }
-        let count = parts.iter_mut().zip(waiting).map(|(place, part)| *place = part).count();
+        self.backend.transmit(&all[..count], zerocopy)
+    }
+
+    /// The calls that it asked for, at once: what each took is told to it.
+    fn calls(&mut self, count: usize, zerocopy: bool, now: Time) -> io::Result<()> {
+        let mut all = [Part::NONE; MAX_PARTS];
+        let parts = self.engine.parts().map(|(item, span)| item.done.buffer.part(span));
+        let parts = all.iter_mut().zip(parts).map(|(place, part)| *place = part).count();
+        let mut calls = [0; MAX_CALLS];
         for (place, transmit) in calls.iter_mut().zip(self.engine.asked()) {
             *place = transmit.parts;
         }
-        self.backend.transmit_all(&parts[..count], calls, zerocopy)
+        let made = self.backend.transmit_all(&all[..parts], &mut calls[..count], zerocopy)?;
+        calls[..made].iter().for_each(|bytes| self.engine.handle_sent(*bytes, now));
+        Ok(())
     }
 
     /// Reads the error queue, until it is empty or enough was read. Whether it was emptied.
@@ -224,7 +222,7 @@ impl<B: Backend> Pump<B> {
     /// Takes back what is done.
     fn collect(&mut self) {
         while let Some(item) = self.engine.poll_done() {
-            if item.checksum.is_some_and(|before| before != item.done.buffer.checksum()) {
+            if self.tamper_check && item.checksum != item.done.buffer.checksum() {
                 self.engine.counters_mut().tampered += 1;
             }
             if self.keep_done {
@@ -239,7 +237,7 @@ impl<B: Backend> Pump<B> {
 
     /// Whether a frame may be pushed: the quota counts those that are done and not taken.
     pub(crate) fn has_room(&self, max_frames: usize) -> bool {
-        self.engine.has_room() && self.engine.held() + self.done.len() < max_frames
+        self.engine.held() + self.done.len() < max_frames
     }
 
     pub(crate) fn poll_other(&mut self) -> Option<ExtendedError> {

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
 
 use crate::buffer::Buffer;
 use crate::counters::Counters;
-use crate::engine::{Choice, Config, Engine, Full, Kind};
+use crate::engine::{Choice, Config, Engine, Kind};
 use crate::error::{SendError, Unarmed};
 use crate::limits::Limits;
 use crate::locked::LockedMemory;
@@ -389,11 +389,8 @@ impl Sender {
         if !self.pump.has_room(self.max_frames) {
             self.drive(|sender| sender.pump.has_room(sender.max_frames), None)?;
         }
-        self.pump.push(token, buffer).or_else(|Full(done)| {
-            // There was room a moment ago.
-            debug_assert!(false, "{done:?}");
-            Ok(())
-        })
+        self.pump.push(token, buffer);
+        Ok(())
     }
 
     fn is_idle(&self) -> bool {
@@ -452,13 +449,14 @@ impl Sender {
         let ready = wait(self.pump.backend.fd.as_fd(), events, most).map_err(SendError::Io)?;
         let again =
             turn != Turn::Full || ready.is_empty() || ready.intersects(PollFlags::OUT | PollFlags::HUP);
-        if !ready.intersects(PollFlags::ERR | PollFlags::HUP) {
+        // With room to send in, completions can wait until the socket is full again.
+        if !ready.intersects(PollFlags::ERR | PollFlags::HUP) || turn == Turn::Full && writable(ready) {
             return Ok(again);
         }
         let before = self.pump.progress;
         let now = self.clock.read();
         self.pump.read(now)?;
-        if self.pump.progress != before || ready.contains(PollFlags::OUT) && !ready.contains(PollFlags::HUP) {
+        if self.pump.progress != before || writable(ready) {
             return Ok(again);
         }
         match self.pump.backend.error() {
@@ -483,6 +481,11 @@ const BUSY_WAIT: Duration = Duration::from_millis(1);
 const AFTER_RESET: Duration = Duration::from_millis(20);
 /// From this long without progress on, the round-trip time is asked for: it tells whether the peer is stuck.
 const RTT_WORTH: Duration = Duration::from_millis(500);
+
+/// Room to send in, and no end: a connection that is gone is writable too.
+fn writable(ready: PollFlags) -> bool {
+    ready.contains(PollFlags::OUT) && !ready.contains(PollFlags::HUP)
+}
 
 /// poll(2) of one socket.
 fn wait(fd: BorrowedFd<'_>, events: PollFlags, most: Duration) -> io::Result<PollFlags> {

@@ -3,15 +3,16 @@
 //!
 //! It needs root, `ip`, `unshare`, `nsenter` and `ethtool`, and says so when they are not there.
 
+mod checked;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
+use checked::{PATIENCE, pattern, zerocopy};
 use rustix::net::sockopt;
-use towpath_send::{Choice, Options, Sender};
+use towpath_send::{Options, Sender};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 9000;
 /// None, one, shorter than a header, a page, odd, longer than a segment, the maximum of one packet, many.
 const LENGTHS: [usize; 8] = [0, 1, 17, 4096, 9001, 65_483, 65_536, 1 << 20];
@@ -22,21 +23,6 @@ const SEGMENTED: (usize, u16) = (40 * 1400 + 17, 1400);
 /// What ethtool(8) calls them, for the sending end and for the receiving one.
 const SEND: [&str; 5] = ["sg", "tso", "gso", "tx", "tx-udp-segmentation"];
 const RECEIVE: [&str; 2] = ["gro", "rx"];
-
-fn options() -> Options {
-    Options {
-        choice: Choice::Zerocopy,
-        min_zerocopy: 1,
-        gather: 0,
-        tamper_check: true,
-        stall: Some(PATIENCE),
-        ..Options::default()
-    }
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
-}
 
 /// A process of this program in a network namespace of its own, which waits for a line.
 struct Side(Child, BufReader<std::process::ChildStdout>);
@@ -137,7 +123,7 @@ fn receiving_end() {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 1 << 16];
         while let Ok((len, from)) = datagrams.recv_from(&mut buffer) {
-            let right = buffer[..len] == pattern(len);
+            let right = buffer[..len] == pattern(0, len);
             datagrams.send_to(&if right { len as u32 } else { u32::MAX }.to_ne_bytes(), from).unwrap();
         }
     });
@@ -145,7 +131,7 @@ fn receiving_end() {
     for stream in listener.incoming() {
         let (mut stream, mut got) = (stream.unwrap(), Vec::new());
         stream.read_to_end(&mut got).unwrap();
-        let expected: Vec<u8> = LENGTHS.into_iter().flat_map(pattern).collect();
+        let expected: Vec<u8> = LENGTHS.into_iter().flat_map(|len| pattern(0, len)).collect();
         stream.write_all(&[u8::from(got == expected)]).unwrap();
     }
 }
@@ -170,9 +156,9 @@ fn stream(to: SocketAddr, corked: bool, batch: usize) {
     let stream = TcpStream::connect(to).unwrap();
     sockopt::set_tcp_cork(&stream, corked).unwrap();
     let mut answers = stream.try_clone().unwrap();
-    let mut sender = Sender::new(stream, Options { batch, ..options() }).unwrap();
+    let mut sender = Sender::new(stream, Options { batch, ..zerocopy() }).unwrap();
     for len in LENGTHS {
-        sender.queue(0, pattern(len)).unwrap();
+        sender.queue(0, pattern(0, len)).unwrap();
     }
     let closed = sender.close(PATIENCE).unwrap();
     assert!(closed.finished && closed.counters.tampered == 0, "{closed:?}");
@@ -196,20 +182,20 @@ fn datagrams(to: SocketAddr) {
         assert_eq!(u32::from_ne_bytes(said), len as u32);
     };
     let (answers, socket) = connected();
-    let mut sender = Sender::new(socket, options()).unwrap();
+    let mut sender = Sender::new(socket, zerocopy()).unwrap();
     for len in DATAGRAMS {
-        sender.send(pattern(len)).unwrap();
+        sender.send(pattern(0, len)).unwrap();
         answer(&answers, len);
     }
     assert!(sender.drain(PATIENCE).unwrap());
 
     let (bytes, segment) = SEGMENTED;
     let (answers, socket) = connected();
-    let mut sender = match Sender::new(socket, Options { segment: Some(segment), ..options() }) {
+    let mut sender = match Sender::new(socket, Options { segment: Some(segment), ..zerocopy() }) {
         Err(error) => return println!("skipped: {error}"),
         sender => sender.unwrap(),
     };
-    let whole = pattern(segment.into());
+    let whole = pattern(0, segment.into());
     let sent: Vec<u8> = whole.iter().copied().cycle().take(bytes).collect();
     sender.send(sent).unwrap();
     for part in [segment.into()]

@@ -1,5 +1,7 @@
 //! The sender over real sockets: every kind that takes zero copy, those that refuse it, and peers that misbehave.
 
+mod checked;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -9,6 +11,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use checked::{PATIENCE, byte_at, pattern, zerocopy};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -17,29 +20,6 @@ use towpath_send::{
     Buffer, Choice, Closed, LockedMemory, Options, PollSender, Pool, Region, SendError, Sender, Sent, Time,
     Unarmed,
 };
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Zero copy for every byte, and every frame checked at its completion.
-fn zerocopy() -> Options {
-    Options {
-        choice: Choice::Zerocopy,
-        min_zerocopy: 1,
-        gather: 0,
-        tamper_check: true,
-        stall: Some(PATIENCE),
-        ..Options::default()
-    }
-}
-
-/// Bytes that tell their place in the stream.
-fn pattern(from: u64, len: usize) -> Vec<u8> {
-    (from..from + len as u64).map(byte_at).collect()
-}
-
-fn byte_at(at: u64) -> u8 {
-    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-}
 
 fn pair(address: SocketAddr) -> Option<(TcpStream, TcpStream)> {
     let listener = match TcpListener::bind(SocketAddr::new(

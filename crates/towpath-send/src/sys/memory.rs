@@ -100,6 +100,7 @@ impl Slots {
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(invalid)?;
         let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(invalid)?;
         let count = u32::try_from(count).ok().filter(|count| *count < u32::MAX).ok_or(invalid)?;
+        u32::try_from(len).map_err(|_| invalid)?;
         let (mapping, pages) = if huge {
             let whole = total.checked_next_multiple_of(HUGE).ok_or(invalid)?;
             match Mapping::anonymous(whole, MapFlags::HUGETLB | MapFlags::POPULATE) {
@@ -206,11 +207,20 @@ impl Region {
         Some(Part(libc::iovec { iov_base, iov_len: len }, PhantomData))
     }
 
-    /// Copies bytes out, as they are at that moment, one by one.
-    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
+    /// Copies bytes out, as they are at that moment; what is not in it stays as it is.
+    pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
         let Some(part) = self.part(offset, into.len()) else { return };
-        for (at, byte) in into.iter_mut().enumerate() {
-            let from = part.0.iov_base.cast::<u8>().wrapping_add(at);
+        let base = part.0.iov_base.cast::<u8>();
+        let whole = if base.cast::<u64>().is_aligned() { into.len() / 8 * 8 } else { 0 };
+        let (words, rest) = into.split_at_mut(whole);
+        for (at, word) in words.chunks_exact_mut(8).enumerate() {
+            let from = base.cast::<u64>().wrapping_add(at);
+            // SAFETY: as below, and aligned, because the first one is.
+            let value = unsafe { from.read_volatile() };
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+        for (at, byte) in rest.iter_mut().enumerate() {
+            let from = base.wrapping_add(whole + at);
             // SAFETY: `part` checked that it is inside the mapping, which is readable. Volatile: another process may write it.
             *byte = unsafe { from.read_volatile() };
         }

@@ -359,7 +359,6 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let gigabytes = (self.bytes as f64 / 1e9).max(f64::MIN_POSITIVE);
         writeln!(
             f,
             "sent {} in {:.2} s: {}/s, checksum {}, as received",
@@ -375,7 +374,11 @@ impl std::fmt::Display for Report {
             writeln!(f, "  {cause} {}", bytes(count.as_u64().unwrap_or(0)))?;
         }
         for (who, cpu) in [("sender", self.sender_cpu_seconds), ("receiver", self.receiver_cpu_seconds)] {
-            writeln!(f, "CPU       {who} {cpu:.3} s, {:.3} s/GB", cpu / gigabytes)?;
+            write!(f, "CPU       {who} {cpu:.3} s")?;
+            match self.bytes {
+                0 => writeln!(f)?,
+                bytes => writeln!(f, ", {:.3} s/GB", cpu / (bytes as f64 / 1e9))?,
+            }
         }
         if let Some([median, most]) = self.pin_time_us {
             writeln!(f, "in flight half of the calls up to {median} us, 99 of 100 up to {most} us")?;
