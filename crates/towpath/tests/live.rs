@@ -2,9 +2,10 @@
 //! them. What arrives is compared byte for byte. Without the privilege each test says so and does nothing.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use towpath_port::netns::{Host, ip, until, veth, within};
+
+mod support;
+use support::Control;
 
 /// Bytes of one transfer.
 const BYTES: usize = 4 << 20;
@@ -56,8 +60,16 @@ fn machines() -> (Host, Host) {
 
 /// An engine in this thread's namespace.
 struct Engine {
-    directory: PathBuf,
+    control: Control,
     child: Child,
+}
+
+impl Deref for Engine {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        &self.control
+    }
 }
 
 impl Engine {
@@ -73,7 +85,7 @@ impl Engine {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut engine = Self { directory: directory.into(), child };
+        let mut engine = Self { control: Control::of(directory), child };
         let mut ended = false;
         until(|| {
             ended = engine.child.try_wait().unwrap().is_some();
@@ -85,20 +97,6 @@ impl Engine {
             return Err(said);
         }
         Ok(engine)
-    }
-
-    fn ctl(&self, words: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_towpath"))
-            .args(["ctl", "--socket", self.directory.join("ctl.sock").to_str().unwrap()])
-            .args(words.split_whitespace())
-            .output()
-            .unwrap()
-    }
-
-    fn json(&self, words: &str) -> Value {
-        let output = self.ctl(words);
-        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     fn signal(&self, signal: Signal) {
@@ -577,6 +575,7 @@ fn the_kernels_own_queue_is_decided() {
                       [queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
                       overload = \"block\"\n";
         let rules = "add 100 inspect 1 tcp from any to any 9000\nadd 200 deny tcp from any to any 9009\n\
+                     add 210 reset tcp from any to any 9010\nadd 220 unreach port udp from any to any 9010\n\
                      add 300 allow ip from any to any\n";
         let files = files(config, rules);
         let engine = Engine::start(files.path());
@@ -586,8 +585,128 @@ fn the_kernels_own_queue_is_decided() {
             let refused = TcpStream::connect_timeout(&(RIGHT, 9009).into(), Duration::from_millis(300));
             refused.unwrap_err().kind() == std::io::ErrorKind::TimedOut
         }));
+        // What is rejected is answered past the queue, at once.
+        left.run(|| {
+            let error = TcpStream::connect((RIGHT, 9010)).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect((RIGHT, 9010)).unwrap();
+            socket.send(b"hello").unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let error = socket.recv(&mut [0; 8]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
+        });
         let stats = engine.json("show stats --json");
         assert!(stats["stats"]["dropped"].as_u64() > Some(0), "{stats}");
+        assert_eq!(stats["stats"]["rejected"], 2, "{stats}");
+        engine.stop();
+    });
+}
+
+/// What a port that reads a file of the calling thread's namespace says of an interface: frames received, frames sent.
+fn frames(interface: &str) -> [u64; 2] {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
+    let columns: Vec<u64> = line.unwrap().split_whitespace().map(|column| column.parse().unwrap()).collect();
+    // As its header says: bytes and packets of one direction, eight columns later those of the other.
+    [columns[1], columns[9]]
+}
+
+/// Packets that come while the engine cannot look, more than its ring has room for: what the kernel delivered to the port is
+/// received or counted as lost, and what was received is sent or counted, up to the other machine.
+#[test]
+fn a_flood_is_received_or_counted() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(BRIDGE, "add allow ip from any to any\n");
+        let engine = Engine::start(files.path());
+        // Both know each other's Ethernet address afterwards.
+        let there = right.run(|| UdpSocket::bind((RIGHT, 9)).unwrap());
+        left.run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", (RIGHT, 9)).unwrap());
+        there.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        there.recv(&mut [0; 8]).unwrap();
+        engine.signal(Signal::STOP);
+        left.run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            for _ in 0..40_000 {
+                // A sender that is too fast for its own interface is told so; that packet was never on the wire.
+                let _ = socket.send_to(&[7; 1400], (RIGHT, 9));
+            }
+        });
+        engine.signal(Signal::CONT);
+        let side = |name: &str| {
+            let ports = engine.json("show ports --json");
+            let port =
+                ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == name).unwrap().clone();
+            let lost = |reason: &str| {
+                let lost = port["lost"].as_array().unwrap().iter().find(|lost| lost[0] == reason);
+                lost.map_or(0, |lost| lost[1].as_u64().unwrap())
+            };
+            let [received, sent] = ["received", "sent"].map(|what| port[what].as_u64().unwrap());
+            (
+                received,
+                sent,
+                lost("rx_full"),
+                lost("tx_full") + lost("tx_refused") + lost("full") + lost("refused"),
+            )
+        };
+        until(|| {
+            let [[_, left_sent], [right_got, _]] = [left.run(|| frames("l0")), right.run(|| frames("r0"))];
+            let ((received, _, lost, _), (_, sent, _, refused)) = (side("wan"), side("lan"));
+            let stats = engine.json("show stats --json");
+            let count = |what: &str| stats["stats"][what].as_u64().unwrap();
+            let decided = count("passed") + count("dropped") + count("rejected") + count("undecodable");
+            let ports = side("wan").0 + side("lan").0;
+            left_sent == received + lost
+                && (received, sent) == (sent + refused, right_got)
+                && (ports, ports) == (count("packets"), decided)
+                && lost > 0
+        });
+        engine.stop();
+    });
+}
+
+/// Two machines of IPv6 with a router between them that they find by its neighbor advertisements.
+#[test]
+fn a_router_is_found_by_its_neighbors() {
+    within(|| {
+        let (left, right) = (Host::new(), Host::new());
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let config = "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\naddress = \"2001:db8:1::fe\"\n\
+                      [port.lan]\ndriver = \"af_packet\"\naddress = \"2001:db8:2::fe\"\n\
+                      [control]\nsocket = \"ctl.sock\"\n\
+                      [[route]]\nto = \"2001:db8:1::/64\"\nport = \"wan\"\nmac = \"02:00:00:00:00:01\"\n\
+                      [[route]]\nto = \"2001:db8:2::/64\"\nport = \"lan\"\nmac = \"02:00:00:00:00:02\"\n";
+        for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
+            ip(&format!("link set {device} address 02:00:00:00:00:0{number}"));
+            host.take(device, &format!("10.0.{number}.1/24"));
+            let there = host.run(move || {
+                let there = std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0");
+                if there.is_ok() {
+                    ip(&format!("addr add 2001:db8:{number}::1/64 dev {device} nodad"));
+                    ip(&format!("route add default via 2001:db8:{number}::fe dev {device}"));
+                }
+                there
+            });
+            if let Err(error) = there {
+                return println!("skipped: this kernel has no IPv6 ({error})");
+            }
+        }
+        let files = files(
+            config,
+            "add 100 allow icmp6 from any to any icmp6types 135,136\nadd 200 allow tcp from any to any\n",
+        );
+        let engine = Engine::start(files.path());
+        let (ready, listens) = mpsc::channel();
+        let server = right.start(move || {
+            let listener = TcpListener::bind("[2001:db8:2::1]:9001").unwrap();
+            ready.send(()).unwrap();
+            both_ways(listener.accept().unwrap().0, 2)
+        });
+        listens.recv().unwrap();
+        let client = left.start(|| both_ways(TcpStream::connect("[2001:db8:2::1]:9001").unwrap(), 1));
+        arrived((client, server));
         engine.stop();
     });
 }

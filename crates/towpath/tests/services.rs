@@ -2,12 +2,15 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+
+mod support;
+use support::Control;
 
 const RULES: &str = "\
 table blocked create type addr
@@ -17,20 +20,33 @@ add 200 reset log tcp from any to any setup recv shut
 ";
 
 struct Engine {
-    directory: PathBuf,
+    control: Control,
     child: Child,
     stderr: BufReader<ChildStderr>,
+}
+
+impl Deref for Engine {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        &self.control
+    }
 }
 
 impl Engine {
     /// With the muxes `web` and `shut`, and where they listen.
     fn start(directory: &Path) -> (Self, [String; 2]) {
+        Self::with(directory, "")
+    }
+
+    /// The same with `more` keys for each.
+    fn with(directory: &Path, more: &str) -> (Self, [String; 2]) {
         let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
         let worker = bin.with_file_name("examples").join("mux_worker");
         let mux = |name| {
             format!(
                 "[mux.{name}]\nlisten = \"127.0.0.1:0\"\nframing = \"offset=0 length=4 be adjust=4\"\n\
-                 worker = \"{}\"\nworkers = 2\n",
+                 worker = \"{}\"\nworkers = 2\n{more}",
                 worker.display()
             )
         };
@@ -44,7 +60,7 @@ impl Engine {
             .spawn()
             .unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut engine = Self { directory: directory.into(), child, stderr };
+        let mut engine = Self { control: Control::of(directory), child, stderr };
         let mut listens = |name: &str| {
             let line = engine.until(&format!("mux {name}: listens on "));
             line.rsplit(' ').next().unwrap().trim().to_owned()
@@ -63,20 +79,6 @@ impl Engine {
                 return line;
             }
         }
-    }
-
-    fn ctl(&self, words: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_towpath"))
-            .args(["ctl", "--socket", self.directory.join("ctl.sock").to_str().unwrap()])
-            .args(words.split_whitespace())
-            .output()
-            .unwrap()
-    }
-
-    fn json(&self, words: &str) -> Value {
-        let output = self.ctl(words);
-        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     fn states(&self) -> usize {
@@ -168,6 +170,43 @@ fn rules_decide_who_is_served() {
     kill_process(Pid::from_child(&engine.child), Signal::TERM).unwrap();
     engine.until("mux shut: ");
     assert!(engine.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_mux_speaks_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost"])
+        .args(["-keyout", &file("key.pem"), "-out", &file("cert.pem")])
+        .stderr(Stdio::null())
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        return println!("skipped: no openssl");
+    }
+    // Names of files are relative to the configuration's directory.
+    let (mut engine, [web, _]) =
+        Engine::with(directory.path(), "tls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n");
+    let mut client = Command::new("openssl")
+        .args(["s_client", "-quiet", "-verify_return_error", "-CAfile", &file("cert.pem"), "-connect", &web])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    client.stdin.as_mut().unwrap().write_all(b"\0\0\0\x05hello").unwrap();
+    let (mut length, output) = ([0; 4], client.stdout.as_mut().unwrap());
+    output.read_exact(&mut length).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+    output.read_exact(&mut answer).unwrap();
+    assert!(answer.ends_with(b" hello"), "{answer:?}");
+    // The rules decide before a hand is shaken, and about connections of either kind.
+    assert_eq!(engine.states(), 1);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    until(|| engine.states() == 0);
+    connect(&web).write_all(b"hello, this is no handshake").unwrap();
+    assert!(engine.until("was not attached").contains("TLS: "));
 }
 
 #[test]

@@ -8,9 +8,13 @@
 //! back. What the kernel could not hand over is counted in [`Stats`], and dropped by it, or let pass with
 //! [`Config::fail_open`].
 //!
+//! With [`Config::replies`] packets of our own can be sent, too: answers to what is not let through. They go the way that the kernel's
+//! routes say, by a raw socket.
+//!
 //! Bursts that receive from a queue grow to 70 KiB for each of at most 64 frames.
 
 mod message;
+mod replies;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -21,6 +25,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::{
@@ -28,6 +33,7 @@ use crate::{
     clock, segment, sys,
 };
 use message::{Message, Packet, Requests};
+use replies::Replies;
 use window::{Tell, Window};
 
 /// Bytes for one message: the longest packet and its attributes. No multiple of a page, so that messages do not compete for cache lines.
@@ -56,10 +62,13 @@ pub struct Config {
     pub max_len: u32,
     /// Bytes of the receive buffer, as far as the system allows.
     pub receive_buffer: u32,
+    /// Packets of our own can be sent: needs CAP_NET_RAW, too. Without it the port opens all the same, and
+    /// [`Caps::send`] is false.
+    pub replies: bool,
 }
 
 impl Config {
-    /// Queue `queue`: whole packets, GSO, fail closed, 20,000 packets.
+    /// Queue `queue`: whole packets, GSO, fail closed, 20,000 packets, no replies.
     pub fn new(queue: u16) -> Self {
         Self {
             queue,
@@ -69,6 +78,7 @@ impl Config {
             conntrack: false,
             max_len: 20_000,
             receive_buffer: 32 << 20,
+            replies: false,
         }
     }
 }
@@ -99,6 +109,7 @@ pub struct Queue {
     early: VecDeque<Vec<u8>>,
     window: Window,
     out: Requests,
+    replies: Option<Replies>,
     stats: Stats,
 }
 
@@ -124,6 +135,7 @@ impl Queue {
             early: VecDeque::new(),
             window: Window::default(),
             out: Requests::default(),
+            replies: config.replies.then(|| Replies::open().ok()).flatten(),
             stats: Stats::default(),
             socket,
             name,
@@ -194,9 +206,9 @@ impl Queue {
         while !self.out.bytes().is_empty() {
             match rustix::net::send(&self.socket, self.out.bytes(), SendFlags::empty()) {
                 Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 // Netlink takes requests into the kernel at once; these mean that there is no memory for the moment.
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS) => std::thread::yield_now(),
+                Err(Errno::AGAIN | Errno::NOBUFS) => std::thread::yield_now(),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -251,7 +263,8 @@ impl Port for Queue {
     }
 
     fn caps(&self) -> Caps {
-        Caps { receive: true, verdicts: true, link: Some(LinkType::RAW), ..Caps::default() }
+        let send = self.replies.is_some();
+        Caps { receive: true, send, verdicts: true, link: Some(LinkType::RAW), ..Caps::default() }
     }
 
     fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
@@ -285,8 +298,27 @@ impl Port for Queue {
         Ok(if burst.is_empty() { Received::Nothing } else { Received::Frames })
     }
 
-    fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
-        Err(Error::Direction { name: self.name.clone(), verb: "send" })
+    /// Packets of our own; those that came in are sent on by their verdict.
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        let Self { name, replies, stats, .. } = self;
+        let Some(replies) = replies else {
+            return Err(Error::Direction { name: name.clone(), verb: "send" });
+        };
+        let mut taken = 0;
+        for frame in frames {
+            if !matches!(frame.link, LinkType::RAW | LinkType::IPV4 | LinkType::IPV6) {
+                let (name, link) = (name.clone(), LinkType::RAW);
+                return Err(Error::LinkType { name, link, frame: frame.link });
+            }
+            taken += 1;
+            match replies.send(frame.bytes) {
+                Ok(()) => stats.count_sent(frame.bytes.len()),
+                Err(Errno::AGAIN | Errno::NOBUFS) => stats.dropped.tx_full += 1,
+                // No way there, a rule of the kernel's against it, or longer than the way there takes.
+                Err(_) => stats.dropped.tx_refused += 1,
+            }
+        }
+        Ok(taken)
     }
 
     fn verdict(&mut self, frame: Frame<'_>, verdict: Verdict) -> Result<(), Error> {

@@ -1,3 +1,4 @@
+use std::net::IpAddr;
 use std::process::Command;
 
 use super::*;
@@ -131,6 +132,48 @@ fn verdicts_are_obeyed() {
             .collect();
         got.sort_unstable();
         assert_eq!(got, [(0, b'n'), (2, b'N'), (3, b'n'), (5, b'n'), (6, b'n'), (7, b'n')]);
+    });
+}
+
+/// Packets of our own reach a socket of this machine by the kernel's routes, of both versions of IP.
+#[test]
+fn replies_go_the_kernels_way() {
+    within(|| {
+        // A kernel without IPv6 has no such file, and the rows of IPv6 nothing to send by.
+        let six = std::fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "0").is_ok();
+        let Some(mut queue) = queue(Config { replies: true, ..Config::new(5) }) else { return };
+        assert!(queue.caps().send);
+        let header = |from: std::net::SocketAddr, to: std::net::SocketAddr| match (from.ip(), to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                etherparse::PacketBuilder::ipv4(from.octets(), to.octets(), 64)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                etherparse::PacketBuilder::ipv6(from.octets(), to.octets(), 64)
+            }
+            _ => unreachable!("of one version"),
+        };
+        let own: &[&str] = if six { &["127.0.0.1:0", "[::1]:0"] } else { &["127.0.0.1:0"] };
+        for own in own {
+            let socket = std::net::UdpSocket::bind(own).unwrap();
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+            let at = socket.local_addr().unwrap();
+            let mut bytes = Vec::new();
+            header(at, at).udp(7, at.port()).write(&mut bytes, b"answer").unwrap();
+            let once = &mut std::iter::once(Frame::new(&bytes, LinkType::RAW));
+            assert_eq!(queue.send(once).unwrap(), 1);
+            let mut got = [0; 16];
+            let (len, from) = socket.recv_from(&mut got).unwrap();
+            assert_eq!((&got[..len], from), (&b"answer"[..], (at.ip(), 7).into()));
+        }
+        // There is no way there, and what is no packet goes nowhere: both are counted.
+        for bytes in [datagram(1), vec![0; 20]] {
+            let once = &mut std::iter::once(Frame::new(&bytes, LinkType::RAW));
+            assert_eq!(queue.send(once).unwrap(), 1);
+        }
+        let stats = queue.stats();
+        assert_eq!((stats.sent, stats.dropped.tx_refused), (own.len() as u64, 2), "{stats:?}");
+        let frame = Frame::new(&[0; 60], LinkType::ETHERNET);
+        assert!(matches!(queue.send(&mut std::iter::once(frame)), Err(Error::LinkType { .. })));
     });
 }
 

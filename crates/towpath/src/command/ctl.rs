@@ -679,7 +679,9 @@ impl Connection {
     fn open(socket: &Path, request: Request) -> Result<Self, Failure> {
         let unreachable = |error: io::Error| {
             let hint = match error.kind() {
-                ErrorKind::NotFound => "; no engine is there: is its --control the same path?",
+                ErrorKind::NotFound => {
+                    "; no engine is there: is that the `socket` of its [control], or its --control?"
+                }
                 ErrorKind::ConnectionRefused => "; its engine has ended",
                 ErrorKind::PermissionDenied => "; only the engine's user and root may",
                 _ => "",

@@ -126,7 +126,14 @@ impl<'t, 'f> Table<'t, 'f> {
     pub(super) fn number_at(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<At<u64>> {
         let value = self.get(key)?;
         integer(value, &range).or_else(|| {
-            self.kind(key, value, &format!("a whole number in {}..{}", range.start(), range.end()));
+            let wanted = format!("a whole number in {}..{}", range.start(), range.end());
+            match value.get_ref() {
+                DeValue::Integer(other) => {
+                    let message = format!("`{key}` is {wanted}, not {}", other.as_str());
+                    self.findings.add(&value.span(), message, None);
+                }
+                _ => self.kind(key, value, &wanted),
+            }
             None
         })
     }

@@ -3,8 +3,8 @@
 use towpath_gate::rules::option::{Arg, Interface, Test};
 use towpath_gate::rules::{Action, Diagnostic, Rule, Ruleset};
 
+use super::Config;
 use super::reader::meant;
-use super::{Config, Port};
 
 /// The rules, and what is allowed but was probably not meant.
 #[derive(Clone, Debug)]
@@ -37,24 +37,40 @@ impl Config {
     pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
         let parsed = Ruleset::parse(file, text);
         let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
+        let errors = self.look_for_connections(file, &ruleset);
+        if !errors.is_empty() {
+            return Err(errors);
+        }
         let mut warnings = parsed.warnings;
         self.look_for_strangers(file, &ruleset, &mut warnings);
         Ok(Rules { ruleset, warnings })
     }
 
-    /// A port that cannot send the answers of a rule whose packets may come from there.
-    fn deaf_port(&self, rule: &Rule) -> Option<&str> {
-        let answers = matches!(
-            rule.action,
-            Action::Reject
-                | Action::Unreach { .. }
-                | Action::Unreach6(_)
-                | Action::Reset
-                | Action::Reset6
-                | Action::Abort
-                | Action::Abort6
-        );
-        // A rule that names ports means those.
+    /// Rules that hand nothing but a mux's connections to inspectors, who see packets.
+    fn look_for_connections(&self, file: &str, ruleset: &Ruleset) -> Vec<Diagnostic> {
+        let mut found = Vec::new();
+        for rule in ruleset.rules() {
+            let word = match rule.action {
+                Action::Inspect(_) => "inspect",
+                Action::Divert(_) => "divert",
+                _ => continue,
+            };
+            let Some(mux) = self.only_mux(rule) else { continue };
+            let (line, column) = (rule.at.line, rule.at.column);
+            let message = format!(
+                "rule {} hands connections of the mux `{mux}` to inspectors, and those see packets only",
+                rule.number
+            );
+            let hint = Some(format!(
+                "write `allow`, `deny` or `reset` in place of `{word}`; messages are for the mux's workers"
+            ));
+            found.push(Diagnostic { file: file.into(), line, column, end: column, message, hint });
+        }
+        found
+    }
+
+    /// The mux that a rule is for, when it can match nothing else but muxes' connections.
+    fn only_mux(&self, rule: &Rule) -> Option<&str> {
         let named: Vec<&str> = rule
             .body
             .blocks()
@@ -66,9 +82,13 @@ impl Config {
                 _ => None,
             })
             .collect();
-        let meant = |port: &&Port| named.is_empty() || named.contains(&port.name.as_str());
-        let deaf = self.ports.iter().find(|port| port.driver.returns()).filter(meant);
-        deaf.filter(|_| answers).map(|port| port.name.as_str())
+        let mux = |name: &&str| self.muxes.iter().find(|mux| mux.name == *name);
+        match named.first() {
+            None if self.ports.is_empty() => self.muxes.first(),
+            None => None,
+            Some(first) => named.iter().all(|name| mux(name).is_some()).then(|| mux(first)).flatten(),
+        }
+        .map(|mux| mux.name.as_str())
     }
 
     /// Ports and queues that rules name and the configuration does not have: such a rule matches nothing, or its packets
@@ -97,11 +117,6 @@ impl Config {
                     let hint = meant(name, names.iter().copied());
                     warn(format!("rule {} names the port `{name}`, which there is not", rule.number), hint);
                 }
-            }
-            if let Some(port) = self.deaf_port(rule) {
-                let message = format!("rule {} answers packets, and port `{port}` cannot", rule.number);
-                let hint = "packets of an nfqueue port are dropped without an answer: answer with a rule of the kernel's own";
-                warn(message, Some(hint.to_owned()));
             }
             let (Action::Inspect(arg) | Action::Divert(arg) | Action::Tee(arg)) = &rule.action else {
                 continue;

@@ -41,7 +41,7 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             bridge("[engine]\nwait = \"sleep\"\nthreads = 0"),
             &[
                 "t:11:8: `wait` cannot be \"sleep\"; there are park, spin",
-                "t:12:11: `threads` is a whole number in 1..64, not an integer",
+                "t:12:11: `threads` is a whole number in 1..64, not 0",
             ],
         ),
         (
@@ -216,22 +216,34 @@ fn rules_that_name_what_is_not_there_are_warned_of() {
     assert!(warnings[1].starts_with("r:3:1: rule 300 uses queue 2, which there is not"), "{warnings:?}");
 }
 
+/// Connections of a mux are no packets: a rule that can match nothing else says what it wants of whom in vain.
 #[test]
-fn rules_that_answer_where_nothing_can_be_sent_are_warned_of() {
-    let more = "[port.kernel]\ndriver = \"nfqueue\"";
-    let config = Config::parse("t", &bridge(more)).unwrap();
+fn inspectors_do_not_get_a_muxs_connections() {
+    let mux =
+        "[mux.web]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n[queue.1]\ncommand = \"x\"";
+    let both = Config::parse("t", &bridge(mux)).unwrap();
+    let alone = Config::parse("t", &format!("rules = \"r\"\n{mux}\n")).unwrap();
     let rows = [
-        ("reset tcp from any to any", 1),
-        ("unreach port udp from any to any in recv kernel", 1),
-        ("reset tcp from any to any via wan", 0),
-        ("deny ip from any to any", 0),
+        (&both, "inspect 1 tcp from any to any in recv web", true),
+        (&both, "divert 1 tcp from any to any via web", true),
+        (&both, "inspect 1 tcp from any to any not via web", false),
+        (&both, "inspect 1 tcp from any to any via wan", false),
+        (&both, "inspect 1 tcp from any to any", false),
+        (&both, "tee 1 tcp from any to any via web", false),
+        (&alone, "inspect 1 tcp from any to any", true),
+        (&alone, "allow tcp from any to any", false),
     ];
-    for (rule, expected) in rows {
-        let rules = config.parse_rules("r", &format!("add {rule}\n")).unwrap();
-        assert_eq!(rules.warnings.len(), expected, "{rule}: {:?}", rules.warnings);
+    for (config, rule, wrong) in rows {
+        let rules = config.parse_rules("r", &format!("add allow ip from any to any\nadd {rule}\n"));
+        assert_eq!(rules.is_err(), wrong, "{rule}: {rules:?}");
+        let Err(errors) = rules else { continue };
+        let said = errors[0].to_string();
+        assert!(
+            said.starts_with("r:2:1: rule 200 hands connections of the mux `web` to inspectors"),
+            "{said}"
+        );
+        assert!(said.contains("write `allow`, `deny` or `reset`"), "{said}");
     }
-    let alone = Config::parse("t", BRIDGE).unwrap();
-    assert_eq!(alone.parse_rules("r", "add reset tcp from any to any\n").unwrap().warnings, []);
 }
 
 #[test]

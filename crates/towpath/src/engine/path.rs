@@ -261,7 +261,8 @@ fn leave(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now:
         Way::Back => (progress.arrival, false),
         Way::Nowhere => return Next::Out,
         // Addressed to this link, not through it: the router's own affair.
-        Way::Router if packet.addresses == Addresses::None => return Next::Out,
+        Way::Router if packet.addresses == Addresses::None || finds_neighbors(packet) => return Next::Out,
+        Way::Router if stays_on_link(packet) => return Next::Gone(Fate::NoRoute),
         Way::Router if hops(packet) <= 1 => return Next::Gone(Fate::Expired),
         way @ (Way::Routes | Way::Router) => {
             match route(walker, packet, progress.hop.filter(|_| way == Way::Router)) {
@@ -278,6 +279,30 @@ fn leave(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now:
     progress.leaving = true;
     progress.walk.leave(xmit);
     advance(walker, packet, progress, now)
+}
+
+/// Whether it is a message of IPv6's neighbor discovery (RFC 4861 section 4): the ARP of IPv6, and no more than that to be passed on.
+fn finds_neighbors(packet: &Packet<'_>) -> bool {
+    packet.proto == proto::ICMP6 && matches!(packet.icmp_type, 133..=137)
+}
+
+/// Whether an address of the packet means something on its own link only. "Routers must not forward any packets with Link-Local
+/// source or destination addresses to other links" (RFC 4291 section 2.5.6; RFC 3927 section 7; RFC 4291 section 2.7 of
+/// multicast).
+fn stays_on_link(packet: &Packet<'_>) -> bool {
+    match packet.addresses {
+        Addresses::V4(src, dst) => {
+            src.is_link_local()
+                || dst.is_link_local()
+                || dst.is_broadcast()
+                || dst.octets()[..3] == [224, 0, 0]
+        }
+        Addresses::V6(src, dst) => {
+            let multicast = dst.is_multicast() && dst.octets()[1] & 0xf <= 2;
+            src.is_unicast_link_local() || dst.is_unicast_link_local() || multicast
+        }
+        Addresses::None => false,
+    }
 }
 
 /// How many hops the packet may still go (RFC 791 section 3.1, RFC 8200 section 3).

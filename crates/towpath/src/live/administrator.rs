@@ -468,7 +468,7 @@ fn lines(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Line> 
         let caps = port.caps();
         let routed = !config.taps.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
         let hops = (routed && !caps.verdicts).then(|| Hops::new(&config.routes, at, caps.address));
-        Line { addresses: config.ports[at].addresses.clone(), ..Line::new(caps.verdicts, caps.send, hops) }
+        Line { addresses: config.ports[at].addresses.clone(), ..Line::new(caps.send, hops) }
     };
     ports.iter().enumerate().map(line).collect()
 }

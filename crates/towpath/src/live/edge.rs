@@ -12,6 +12,7 @@ use towpath_gate::packet::Link;
 use towpath_port::{Burst, Frame, LinkType, Verdict};
 
 use super::hop::{self, Hops};
+use super::neighbor;
 use crate::control::{Desk, Observed, rows};
 use crate::engine::{Edge, Meta};
 use crate::inspector::Inspector;
@@ -35,8 +36,6 @@ pub(super) struct Line {
     pub(super) copies: Burst,
     /// What the kernel waits for, when it holds the packets.
     pub(super) verdicts: Vec<(Verdict, towpath_port::Meta, Option<usize>)>,
-    /// The kernel holds the packets of this port until their verdict.
-    pub(super) holds: bool,
     /// It can send.
     pub(super) sends: bool,
     /// Packets to this port are routed.
@@ -89,12 +88,11 @@ impl Lost {
 }
 
 impl Line {
-    pub(super) fn new(holds: bool, sends: bool, hops: Option<Hops>) -> Self {
+    pub(super) fn new(sends: bool, hops: Option<Hops>) -> Self {
         Self {
             leaving: Vec::new(),
             copies: Burst::with_bytes(COPIES, COPY_BYTES),
             verdicts: Vec::new(),
-            holds,
             sends,
             hops,
             addresses: Vec::new(),
@@ -183,11 +181,9 @@ impl Edge for Outside {
             && let Some(own) = line.hops.as_ref().and_then(|hops| hops.own)
         {
             if meta.out.is_none() {
-                if let Some(answer) = hop::answer_arp(frame, own, &line.addresses) {
-                    line.send(
-                        &answer,
-                        &Meta { wire_len: answer.len() as u32, port: towpath_port::Meta::default(), ..*meta },
-                    );
+                if neighbor::answer(frame, own, &line.addresses, scratch) {
+                    let (wire_len, port) = (scratch.len() as u32, towpath_port::Meta::default());
+                    line.send(scratch, &Meta { wire_len, port, ..*meta });
                 }
                 return Ok(());
             }
@@ -243,7 +239,7 @@ impl Edge for Outside {
         // By the interface that the packet came from: its VLAN has a port of its own, but not a line.
         let _ = port;
         let Some(line) = self.lines.get_mut(meta.interface as usize) else { return false };
-        if line.holds || !line.sends {
+        if !line.sends {
             return false;
         }
         line.send(frame, meta);

@@ -74,25 +74,6 @@ impl Hops {
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// The answer to an ARP request for one of `addresses`, which `own` has; `None` when `frame` is something else.
-pub(super) fn answer_arp(frame: &[u8], own: [u8; 6], addresses: &[IpAddr]) -> Option<[u8; 42]> {
-    // RFC 826: hardware Ethernet, protocol IPv4, their lengths, request.
-    const REQUEST: [u8; 10] = [8, 6, 0, 1, 8, 0, 6, 4, 0, 1];
-    let frame: &[u8; 42] = frame.first_chunk()?;
-    let target: [u8; 4] = *frame[38..42].first_chunk()?;
-    if frame[12..22] != REQUEST || !addresses.contains(&IpAddr::from(target)) {
-        return None;
-    }
-    let mut answer = *frame;
-    answer[..6].copy_from_slice(&frame[22..28]);
-    answer[6..12].copy_from_slice(&own);
-    answer[21] = 2;
-    answer[22..28].copy_from_slice(&own);
-    answer[28..32].copy_from_slice(&target);
-    answer[32..42].copy_from_slice(&frame[22..32]);
-    Some(answer)
-}
-
 /// Whether an Ethernet frame is for `own`, or for several: a router takes no others on.
 pub(super) fn is_for(frame: &[u8], own: [u8; 6]) -> bool {
     frame.first_chunk().is_some_and(|to: &[u8; 6]| *to == own || to[0] & 1 == 1)
@@ -172,25 +153,6 @@ mod tests {
         }
         let ip = packet(1);
         assert_eq!(hops.forward(&ip, &mut meta(Link::Ip, ip.len()), &mut out), Err(Stuck::Expired));
-    }
-
-    #[test]
-    fn who_asks_for_the_routers_address_is_told() {
-        let mut request = vec![0xff; 6];
-        request.extend([2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1]);
-        request.extend([0, 0, 0, 0, 0, 0, 10, 0, 0, 254]);
-        // Padded to Ethernet's least.
-        request.extend([0; 18]);
-        let own = [6; 6];
-        let answer = answer_arp(&request, own, &["10.0.0.254".parse().unwrap()]).unwrap();
-        let expected = [
-            &[2, 0, 0, 0, 0, 1, 6, 6, 6, 6, 6, 6, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2][..],
-            &[6, 6, 6, 6, 6, 6, 10, 0, 0, 254, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1],
-        ];
-        assert_eq!(answer[..], expected.concat());
-        assert_eq!(answer_arp(&request, own, &["10.0.0.1".parse().unwrap()]), None);
-        assert_eq!(answer_arp(&request[..41], own, &["10.0.0.254".parse().unwrap()]), None);
-        assert!(is_for(&request, own) && is_for(&[6; 14], own) && !is_for(&[4; 14], own));
     }
 
     #[test]

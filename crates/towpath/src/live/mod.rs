@@ -16,6 +16,7 @@ mod door;
 mod edge;
 mod hop;
 mod named;
+mod neighbor;
 mod order;
 mod port;
 mod privilege;

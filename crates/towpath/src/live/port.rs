@@ -64,8 +64,15 @@ pub(super) fn open(at: usize, port: &config::Port, threads: usize) -> Result<Vec
             what: format!("{} ports have one thread: set [engine] threads = 1", driver.word()),
         }),
         &Driver::Nfqueue { queue, fail_open, copy_range, gso } => {
-            let config = nfqueue::Config { fail_open, copy_range, gso, ..nfqueue::Config::new(queue) };
-            Ok(vec![named(name, nfqueue::Queue::open(config)?)])
+            let config =
+                nfqueue::Config { fail_open, copy_range, gso, replies: true, ..nfqueue::Config::new(queue) };
+            let queue = nfqueue::Queue::open(config)?;
+            if !queue.caps().send {
+                log::warn!(
+                    "{name}: without CAP_NET_RAW packets that a rule rejects are dropped without an answer"
+                );
+            }
+            Ok(vec![named(name, queue)])
         }
         Driver::Pcap { read, write } => {
             let reader = read.as_ref().map(pcap::Reader::open).transpose()?;

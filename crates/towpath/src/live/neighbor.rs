@@ -1,0 +1,263 @@
+//! What a router says to those who look for it on an Ethernet link: answers to ARP (RFC 826) and to IPv6's neighbor
+//! solicitations (RFC 4861).
+//!
+//! Not supported: tagged frames, router solicitations, duplicate address detection for the router's own addresses. The
+//! router asks nobody itself: its routes name the next hops' Ethernet addresses.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use towpath_gate::packet::{Addresses, Link};
+use towpath_gate::wire::{self, proto};
+
+/// Bytes of an Ethernet header, and of IPv6's (RFC 8200 section 3).
+const ETHERNET: usize = 14;
+const IPV6: usize = 40;
+
+/// RFC 4861 sections 4.3 and 4.4: the messages and their lengths without options.
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const MESSAGE: usize = 24;
+
+/// RFC 4861 section 4.4: "I'm a router", "it answers a solicitation", "it replaces what you know".
+const ROUTER: u8 = 0x80;
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+
+/// RFC 4861 section 4.6.1: options, which say their length in units of 8 bytes.
+const SOURCE_LINK_ADDRESS: u8 = 1;
+const TARGET_LINK_ADDRESS: u8 = 2;
+
+/// Puts the answer to a request for one of `addresses`, which `own` has, into `out`. False when `frame` is something else, or
+/// not as the RFCs want it.
+pub(super) fn answer(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
+    match frame.get(12..ETHERNET) {
+        Some([0x08, 0x06]) => answer_arp(frame, own, addresses, out),
+        Some([0x86, 0xdd]) => answer_solicitation(frame, own, addresses, out),
+        _ => None,
+    }
+    .is_some()
+}
+
+fn answer_arp(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> Option<()> {
+    // RFC 826: hardware Ethernet, protocol IPv4, their lengths, request.
+    const REQUEST: [u8; 10] = [8, 6, 0, 1, 8, 0, 6, 4, 0, 1];
+    let frame: &[u8; 42] = frame.first_chunk()?;
+    let target: [u8; 4] = *frame[38..42].first_chunk()?;
+    if frame[12..22] != REQUEST || !addresses.contains(&IpAddr::from(target)) {
+        return None;
+    }
+    out.clear();
+    out.extend_from_slice(&frame[22..28]);
+    out.extend_from_slice(&own);
+    out.extend_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
+    out.extend_from_slice(&own);
+    out.extend_from_slice(&target);
+    out.extend_from_slice(&frame[22..32]);
+    Some(())
+}
+
+fn answer_solicitation(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> Option<()> {
+    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).ok()?;
+    let Addresses::V6(from, to) = packet.addresses else { return None };
+    let (hops, message) = (frame.get(ETHERNET + 7)?, packet.transport.checked_sub(ETHERNET + IPV6)?);
+    // "Upon receipt of a valid Neighbor Solicitation": section 7.1.1 says which. The hop limit tells that it comes from this link.
+    if packet.proto != proto::ICMP6 || message != 0 || *hops != 255 {
+        return None;
+    }
+    let body = frame.get(packet.transport..packet.transport + packet.transport_len)?;
+    let target = Ipv6Addr::from(*body.get(8..MESSAGE)?.first_chunk::<16>()?);
+    let [kind, code, ..] = *body else { return None };
+    if kind != SOLICITATION || code != 0 || target.is_multicast() || icmp6_sum(from, to, body) != 0xffff {
+        return None;
+    }
+    let asker = link_address(&body[MESSAGE..], SOURCE_LINK_ADDRESS)?;
+    let unspecified = from.is_unspecified();
+    if unspecified && (asker.is_some() || to != solicited_node(target)) || !addresses.contains(&target.into())
+    {
+        return None;
+    }
+    // Section 7.2.4. Who has no address yet is told by way of everybody (RFC 2464 section 7).
+    let everybody = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let (to, mac) = match unspecified {
+        true => (everybody, [0x33, 0x33, 0, 0, 0, 1]),
+        false => (from, asker.unwrap_or(*frame[6..12].first_chunk()?)),
+    };
+    let flags = if unspecified { ROUTER | OVERRIDE } else { ROUTER | SOLICITED | OVERRIDE };
+    out.clear();
+    out.extend_from_slice(&mac);
+    out.extend_from_slice(&own);
+    out.extend_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, MESSAGE as u8 + 8, proto::ICMP6, 255]);
+    out.extend_from_slice(&target.octets());
+    out.extend_from_slice(&to.octets());
+    out.extend_from_slice(&[ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+    out.extend_from_slice(&target.octets());
+    out.extend_from_slice(&[TARGET_LINK_ADDRESS, 1]);
+    out.extend_from_slice(&own);
+    let sum = !icmp6_sum(target, to, &out[ETHERNET + IPV6..]);
+    out[ETHERNET + IPV6 + 2..][..2].copy_from_slice(&sum.to_be_bytes());
+    Some(())
+}
+
+/// The Ethernet address in an option of this kind; `None` when the options are not whole ("All included options have a length that
+/// is greater than zero").
+fn link_address(mut options: &[u8], kind: u8) -> Option<Option<[u8; 6]>> {
+    let mut found = None;
+    while let [this, units, ..] = *options {
+        let len = usize::from(units) * 8;
+        let option = options.get(..len).filter(|_| len > 0)?;
+        if this == kind && len == 8 {
+            found = option[2..].first_chunk().copied();
+        }
+        options = &options[len..];
+    }
+    options.is_empty().then_some(found)
+}
+
+/// Where a solicitation for an address is sent to (RFC 4291 section 2.7.1).
+fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = address.octets();
+    let low = u16::from_be_bytes([b, c]);
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), low)
+}
+
+/// The ones' complement sum of a message and its pseudo header (RFC 4443 section 2.3): 0xffff when the checksum in it is right.
+fn icmp6_sum(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> u16 {
+    let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    let words = |bytes: &[u8]| bytes.chunks(2).map(word).sum::<u64>();
+    let mut sum = words(&from.octets()) + words(&to.octets()) + words(message);
+    sum += message.len() as u64 + u64::from(proto::ICMP6);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: [u8; 6] = [6; 6];
+    const ASKER: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+    fn addresses() -> [IpAddr; 2] {
+        ["10.0.0.254".parse().unwrap(), "2001:db8::12:34fe".parse().unwrap()]
+    }
+
+    fn answered(frame: &[u8]) -> Option<Vec<u8>> {
+        let mut out = vec![0xee; 7];
+        answer(frame, OWN, &addresses(), &mut out).then_some(out)
+    }
+
+    #[test]
+    fn arp() {
+        let request = |operation: u8, target: [u8; 4]| {
+            let mut request = vec![0xff; 6];
+            request.extend([
+                2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, operation, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1,
+            ]);
+            request.extend([0; 6]);
+            request.extend(target);
+            // Padded to Ethernet's least.
+            request.extend([0; 18]);
+            request
+        };
+        let expected = [
+            &[2, 0, 0, 0, 0, 1, 6, 6, 6, 6, 6, 6, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2][..],
+            &[6, 6, 6, 6, 6, 6, 10, 0, 0, 254, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1],
+        ];
+        let good = request(1, [10, 0, 0, 254]);
+        assert_eq!(answered(&good), Some(expected.concat()));
+        assert_eq!(answered(&good[..41]), None);
+        assert_eq!(answered(&request(1, [10, 0, 0, 1])), None);
+        assert_eq!(answered(&request(2, [10, 0, 0, 254])), None);
+    }
+
+    /// What a solicitation says; the checksum is made right.
+    #[derive(Clone)]
+    struct Asked {
+        from: &'static str,
+        to: &'static str,
+        hops: u8,
+        code: u8,
+        target: &'static str,
+        options: &'static [u8],
+    }
+
+    const ASKED: Asked = Asked {
+        from: "2001:db8::1",
+        to: "ff02::1:ff12:34fe",
+        hops: 255,
+        code: 0,
+        target: "2001:db8::12:34fe",
+        options: &[1, 1, 2, 0, 0, 0, 0, 9],
+    };
+
+    impl Asked {
+        fn frame(&self) -> Vec<u8> {
+            let [from, to, target]: [Ipv6Addr; 3] =
+                [self.from, self.to, self.target].map(|text| text.parse().unwrap());
+            let mut frame = vec![0x33, 0x33, 0xff, 0x12, 0x34, 0xfe];
+            frame.extend(ASKER);
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, (MESSAGE + self.options.len()) as u8, 58, self.hops]);
+            frame.extend(from.octets());
+            frame.extend(to.octets());
+            frame.extend([SOLICITATION, self.code, 0, 0, 0, 0, 0, 0]);
+            frame.extend(target.octets());
+            frame.extend(self.options);
+            let sum = !icmp6_sum(from, to, &frame[54..]);
+            frame[56..58].copy_from_slice(&sum.to_be_bytes());
+            frame
+        }
+    }
+
+    #[test]
+    fn neighbor_solicitations() {
+        // To whom by Ethernet, to whom by IPv6, flags.
+        type Answer = ([u8; 6], &'static str, u8);
+        let told: Answer = ([2, 0, 0, 0, 0, 9], "2001:db8::1", 0xe0);
+        #[rustfmt::skip]
+        let rows: [(&str, Asked, Option<Answer>); 15] = [
+            ("for one of ours",               ASKED,                                              Some(told)),
+            ("is it still there",             Asked { to: "2001:db8::12:34fe", ..ASKED },         Some(told)),
+            ("without the asker's address",   Asked { options: &[], ..ASKED },                    Some((ASKER, "2001:db8::1", 0xe0))),
+            ("an option nobody knows first",  Asked { options: &[14, 1, 0, 0, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9], ..ASKED }, Some(told)),
+            ("is the address free (RFC 4862)", Asked { from: "::", options: &[], ..ASKED },       Some(([0x33, 0x33, 0, 0, 0, 1], "ff02::1", 0xa0))),
+            ("from nobody, with an address",  Asked { from: "::", ..ASKED },                      None),
+            ("from nobody, to us alone",      Asked { from: "::", options: &[], to: "2001:db8::12:34fe", ..ASKED }, None),
+            ("from another link",             Asked { hops: 254, ..ASKED },                       None),
+            ("another code",                  Asked { code: 1, ..ASKED },                         None),
+            ("for another",                   Asked { target: "2001:db8::1:34fe", ..ASKED },      None),
+            ("for a multicast address",       Asked { target: "ff02::1", ..ASKED },               None),
+            ("an option of no length",        Asked { options: &[1, 0, 2, 0, 0, 0, 0, 9], ..ASKED }, None),
+            ("an option that is cut",         Asked { options: &[1, 2, 2, 0, 0, 0, 0, 9], ..ASKED }, None),
+            ("half an option's head",         Asked { options: &[1], ..ASKED },                   None),
+            ("another's Ethernet is not ours", Asked { options: &[2, 1, 9, 9, 9, 9, 9, 9], ..ASKED }, Some((ASKER, "2001:db8::1", 0xe0))),
+        ];
+        for (what, asked, expected) in rows {
+            let got = answered(&asked.frame());
+            assert_eq!(got.is_some(), expected.is_some(), "{what}");
+            let (Some(got), Some((mac, to, flags))) = (got, expected) else { continue };
+            let (target, to): (Ipv6Addr, Ipv6Addr) = (asked.target.parse().unwrap(), to.parse().unwrap());
+            assert_eq!(
+                (&got[..6], &got[6..12], &got[12..14]),
+                (&mac[..], &OWN[..], &[0x86, 0xdd][..]),
+                "{what}"
+            );
+            assert_eq!((&got[14..22]), [0x60, 0, 0, 0, 0, 32, 58, 255], "{what}");
+            assert_eq!((&got[22..38], &got[38..54]), (&target.octets()[..], &to.octets()[..]), "{what}");
+            assert_eq!((&got[54..56], &got[58..62]), (&[136, 0][..], &[flags, 0, 0, 0][..]), "{what}");
+            assert_eq!(
+                (&got[62..78], &got[78..80], &got[80..]),
+                (&target.octets()[..], &[2, 1][..], &OWN[..]),
+                "{what}"
+            );
+            assert_eq!(icmp6_sum(target, to, &got[54..]), 0xffff, "{what}");
+        }
+        let mut frame = ASKED.frame();
+        frame[57] ^= 1;
+        assert_eq!(answered(&frame), None, "a wrong checksum");
+        for len in 0..frame.len() {
+            assert_eq!(answered(&ASKED.frame()[..len]), None, "cut to {len}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What tests of a running engine have in common: `towpath ctl` on its control socket.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The control socket of an engine.
+pub(crate) struct Control {
+    socket: PathBuf,
+}
+
+impl Control {
+    /// That of a configuration in `directory` with `socket = "ctl.sock"`.
+    pub(crate) fn of(directory: &Path) -> Self {
+        Self { socket: directory.join("ctl.sock") }
+    }
+
+    /// What `towpath ctl` says to these words.
+    pub(crate) fn ctl(&self, words: &str) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["ctl", "--socket", self.socket.to_str().unwrap()])
+            .args(words.split_whitespace())
+            .output()
+            .unwrap()
+    }
+
+    /// The same of words with `--json`, which must be answered.
+    pub(crate) fn json(&self, words: &str) -> Value {
+        let output = self.ctl(words);
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
