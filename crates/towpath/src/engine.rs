@@ -26,6 +26,8 @@
 mod path;
 mod replies;
 mod straight;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod view;
 mod wiring;
@@ -159,6 +161,8 @@ pub struct Engine<E: Edge> {
     queues: Vec<Queue<E::Channel>>,
     /// For queues that a rule names and nobody serves.
     unserved: Policy,
+    /// The numbers of those that have been named so far.
+    named: Vec<u16>,
     window: Window<Meta, Progress>,
     /// The burst that is being handled, when packets may lie in it until they are decided ([`Engine::handle_lent`]).
     came: Option<Arc<Burst>>,
@@ -237,6 +241,7 @@ impl<E: Edge> Engine<E> {
             arrivals,
             queues,
             unserved,
+            named: Vec::new(),
             window: Window::new(1, WINDOW_PACKETS, WINDOW_BYTES),
             came: None,
             live: false,
@@ -353,6 +358,26 @@ impl<E: Edge> Engine<E> {
         Ok(())
     }
 
+    /// Waits for nothing any more: what inspectors have, what waits for room or for its turn, and datagrams that are not whole are
+    /// dropped; what has passed behind them leaves. The queues have no inspectors afterwards. Returns how many packets were
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// What [`Edge::send`] said.
+    pub fn abandon(&mut self) -> Result<u64, E::Error> {
+        let before = self.totals.dropped;
+        self.queues.iter_mut().for_each(Queue::close);
+        self.backlog.clear();
+        for ticket in self.window.waiting_tickets() {
+            self.end(ticket, Some(Fate::Dropped));
+        }
+        let unfinished = self.reassembler.drain();
+        self.count(Fate::Dropped, unfinished);
+        self.flush()?;
+        Ok(self.totals.dropped - before)
+    }
+
     /// Whether nobody has a packet or a copy.
     pub fn is_drained(&self) -> bool {
         self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0)
@@ -426,6 +451,7 @@ impl<E: Edge> Engine<E> {
 
     /// There is a queue of this number from now on, with this policy ([`Queue::set_policy`]).
     pub fn set_queue(&mut self, number: u16, policy: Policy) {
+        self.named.retain(|named| *named != number);
         match self.queues.iter_mut().find(|queue| queue.number() == number) {
             Some(queue) => queue.set_policy(policy),
             None => self.queues.push(Queue::new(number, policy)),
@@ -435,6 +461,9 @@ impl<E: Edge> Engine<E> {
     /// What becomes of packets for queues that are not there.
     pub fn set_unserved(&mut self, default: DefaultVerdict) {
         self.unserved.default = default;
+        for queue in self.queues.iter_mut().filter(|queue| self.named.contains(&queue.number())) {
+            queue.set_policy(self.unserved);
+        }
     }
 
     /// The way into the gate.
@@ -524,8 +553,10 @@ impl<E: Edge> Engine<E> {
         }
         let (arrival, way) = self.arrivals.of(packet, meta.interface);
         let mut progress = Progress::new(arrival, way);
-        if !self.queues.is_empty() {
-            progress.look(packet);
+        // Without a queue and with nobody to overtake, most packets need no place.
+        let placed = !self.queues.is_empty() || !self.window.is_empty();
+        if placed {
+            progress.place(packet);
         }
         if self.window.waiting() > 0 {
             let bucket = progress.bucket();
@@ -555,6 +586,9 @@ impl<E: Edge> Engine<E> {
             }
             _ if self.live && !self.window.has_room() => self.overrun(&meta),
             next => {
+                if !placed {
+                    progress.place(packet);
+                }
                 let ticket = self.push(index, frame, meta, progress);
                 self.drive(ticket, next);
             }
@@ -744,18 +778,26 @@ impl<E: Edge> Engine<E> {
         self.settled = settled;
         self.retry();
         loop {
-            let Self { window, came, edge, .. } = self;
-            window.flush(|stored| {
-                let bytes = bytes(stored, came.as_ref());
-                match stored.came() {
-                    Some(index) => edge.pass(index, bytes, &stored.meta),
-                    None => edge.send(bytes, &stored.meta),
-                }
-            })?;
+            self.flush()?;
             if !self.take_turns() {
-                return Ok(decided);
+                break;
             }
         }
+        // What found its turn or its room here was not announced with the burst.
+        self.queues.iter_mut().for_each(Queue::announce);
+        Ok(decided)
+    }
+
+    /// Sends what is decided and overtakes nobody.
+    fn flush(&mut self) -> Result<(), E::Error> {
+        let Self { window, came, edge, .. } = self;
+        window.flush(|stored| {
+            let bytes = bytes(stored, came.as_ref());
+            match stored.came() {
+                Some(index) => edge.pass(index, bytes, &stored.meta),
+                None => edge.send(bytes, &stored.meta),
+            }
+        })
     }
 
     /// Acts on a decision about a packet that waits.
@@ -828,7 +870,7 @@ impl<E: Edge> Engine<E> {
     }
 
     /// Takes the packet of `ticket` along its path until it is decided or somebody holds it.
-    fn drive(&mut self, ticket: Ticket, mut next: Next) {
+    fn drive(&mut self, mut ticket: Ticket, mut next: Next) {
         loop {
             next = match next {
                 Next::Out => return self.end(ticket, None),
@@ -853,7 +895,10 @@ impl<E: Edge> Engine<E> {
                     }
                 }
                 Next::Reassemble => match self.reassemble(ticket) {
-                    Some(next) => next,
+                    Some(whole) => {
+                        ticket = whole;
+                        self.step(ticket)
+                    }
                     None => return,
                 },
             }
@@ -916,12 +961,14 @@ impl<E: Edge> Engine<E> {
         Some(self.step(ticket))
     }
 
-    /// Gives a fragment to the reassembler. If that made its datagram whole, the datagram takes its place here.
-    fn reassemble(&mut self, ticket: Ticket) -> Option<Next> {
+    /// Gives a fragment to the reassembler. If that made its datagram whole, and nothing of its flow is before it, the datagram
+    /// goes on.
+    fn reassemble(&mut self, ticket: Ticket) -> Option<Ticket> {
         let Self { window, came, reassembler, clock, .. } = self;
         let (stored, progress) = window.waiting_mut(ticket)?;
         let Ok(packet) = parse(stored, came.as_ref()) else {
-            return Some(Next::Gone(Fate::Dropped));
+            self.end(ticket, Some(Fate::Dropped));
+            return None;
         };
         let Added { whole, dropped } = reassembler.add(&packet, progress.parts, *clock);
         // From here on the reassembler counts the fragment, or the datagram does.
@@ -938,13 +985,45 @@ impl<E: Edge> Engine<E> {
             self.end(ticket, Some(Fate::Dropped));
             return None;
         }
-        Some(self.step(ticket))
+        self.join_flow(ticket)
+    }
+
+    /// A datagram is in its flow from when it is whole: its fragments' lane, but for the first one's, is another. Nothing when
+    /// it has to wait for its turn there.
+    fn join_flow(&mut self, ticket: Ticket) -> Option<Ticket> {
+        let Self { window, came, continuing, .. } = self;
+        let (stored, progress) = window.waiting_mut(ticket)?;
+        let Ok(packet) = parse(stored, came.as_ref()) else {
+            self.end(ticket, Some(Fate::Dropped));
+            return None;
+        };
+        let before = progress.bucket();
+        progress.place(&packet);
+        let bucket = progress.bucket();
+        if bucket == before {
+            return Some(ticket);
+        }
+        if let Some(bucket) = progress.bucket.take() {
+            continuing[bucket] -= 1;
+        }
+        if !self.live {
+            return Some(ticket);
+        }
+        let waits = continuing[bucket] > 0;
+        if waits {
+            continuing[bucket] += 1;
+            progress.bucket = Some(bucket);
+            progress.aside = true;
+        }
+        let ticket = window.move_to(ticket, bucket as u16)?;
+        (!waits).then_some(ticket)
     }
 
     fn queue_index(&mut self, number: u16) -> usize {
         let known = self.queues.iter().position(|queue| queue.number() == number);
         known.unwrap_or_else(|| {
             self.queues.push(Queue::new(number, self.unserved));
+            self.named.push(number);
             self.queues.len() - 1
         })
     }

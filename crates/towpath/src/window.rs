@@ -186,6 +186,13 @@ impl<M, W> Window<M, W> {
         None
     }
 
+    /// All packets that wait for a verdict.
+    pub fn waiting_tickets(&self) -> Vec<Ticket> {
+        let waits = |(_, entry): &(u32, &Entry<M, W>)| entry.state == State::Waiting;
+        let ticket = |(at, entry): (u32, &Entry<M, W>)| Ticket { generation: entry.generation, at };
+        (0..).zip(&self.entries).filter(waits).map(ticket).collect()
+    }
+
     /// Adds a packet that somebody holds.
     pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, lane: u16) -> Ticket {
         let stored = self.store(bytes, meta);
@@ -248,6 +255,25 @@ impl<M, W> Window<M, W> {
         self.waiting -= 1;
         self.reclaim(ticket.at);
         self.note(ticket);
+    }
+
+    /// Takes a waiting packet to the back of another lane: its new ticket. In its old lane it has passed nobody, and its place there
+    /// counts until its turn comes, so that there may be twice as many entries as packets. `None` when it is not waiting.
+    pub fn move_to(&mut self, ticket: Ticket, lane: u16) -> Option<Ticket>
+    where
+        M: Copy,
+    {
+        let entry = self.waiting_entry(ticket)?;
+        entry.state = State::Gone;
+        let (bytes, walk) = (std::mem::take(&mut entry.stored.bytes), entry.walk.take());
+        let stored = Stored { bytes, meta: entry.stored.meta };
+        self.note(ticket);
+        let lent = matches!(stored.bytes, Bytes::Came(..));
+        let ticket = self.push(State::Waiting, stored, walk, lane);
+        if lent {
+            self.came.push(ticket);
+        }
+        Some(ticket)
     }
 
     /// Puts other bytes in the place of a waiting packet's. Does nothing when it is not waiting.
@@ -425,6 +451,24 @@ mod tests {
         assert_eq!(flushed(&mut window), [1]);
         assert!(window.is_clear(0) && !window.is_clear(1));
         assert_eq!(window.take_turn(), None);
+    }
+
+    #[test]
+    fn a_packet_that_goes_to_another_lane_is_the_last_one_there() {
+        let mut window = Window::new(2, 16, 1000);
+        let a = window.push_waiting(b"a", 1, (), 0);
+        let b = window.push_waiting(b"b", 2, (), 0);
+        let c = window.push_waiting(b"c", 3, (), 1);
+        let moved = window.move_to(a, 1).unwrap();
+        assert_eq!(window.move_to(a, 1), None);
+        assert_eq!(flushed(&mut window), [0; 0]);
+        assert_eq!((window.take_turn(), window.waiting()), (Some(b), 3));
+        window.pass(moved);
+        window.pass(b);
+        assert_eq!(flushed(&mut window), [2]);
+        window.pass(c);
+        assert_eq!(flushed(&mut window), [3, 1]);
+        assert_eq!((window.is_empty(), window.bytes), (true, 0));
     }
 
     #[test]

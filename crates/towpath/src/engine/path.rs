@@ -48,6 +48,8 @@ pub(super) struct Progress {
     layers: Layers,
     /// Hash of its flow, the same for both directions.
     hash: u32,
+    /// Its flow's bucket when it came, or was put together: its lane in a live engine's window, whatever inspectors make of it.
+    home: u16,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +136,14 @@ impl Progress {
             orphaned: false,
             layers: Layers::default(),
             hash: 0,
+            home: 0,
         }
+    }
+
+    /// Looks, and notes which flow the packet keeps its order in.
+    pub(super) fn place(&mut self, packet: &Packet<'_>) {
+        self.look(packet);
+        self.home = (self.hash >> (u32::BITS - BUCKETS.trailing_zeros())) as u16;
     }
 
     /// Notes what inspectors are told about the packet, so that nobody has to parse it again.
@@ -178,7 +187,7 @@ impl Progress {
 
     /// The packet's place in `Engine::continuing`.
     pub(super) fn bucket(&self) -> usize {
-        (self.hash >> (u32::BITS - BUCKETS.trailing_zeros())) as usize
+        self.home.into()
     }
 }
 

@@ -343,6 +343,8 @@ impl Worker {
     /// Waits for what inspectors have, so long and no longer.
     fn finish(mut self) -> Report {
         let start = Instant::now();
+        // What comes from now on wakes nobody who would not take it.
+        self.ports.iter_mut().for_each(|live| live.ended = true);
         while !self.engine.is_drained() && start.elapsed() < self.drain {
             self.idle();
             if !self.engine.is_drained() {
@@ -350,11 +352,11 @@ impl Worker {
             }
         }
         let left = !self.engine.is_drained();
+        let Ok(dropped) = self.engine.abandon();
+        self.transmit();
         if left {
-            log::warn!(
-                "inspectors still had packets after {:.1} s; they are dropped",
-                self.drain.as_secs_f64()
-            );
+            let patience = self.drain.as_secs_f64();
+            log::warn!("inspectors still had packets after {patience:.1} s: {dropped} were dropped");
         }
         for live in &mut self.ports {
             if let Err(error) = live.port.flush() {

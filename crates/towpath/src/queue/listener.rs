@@ -45,6 +45,8 @@ pub struct Listener<C> {
     first: u32,
     /// Frames that it has now.
     open: u32,
+    /// Frames were published since it was last told.
+    unannounced: bool,
     gone: Option<Gone>,
     verdicts: Verdicts,
     taps: Vec<Tap>,
@@ -62,6 +64,7 @@ impl<C: Channel> Listener<C> {
             held: VecDeque::new(),
             first: 0,
             open: 0,
+            unannounced: false,
             gone: None,
             verdicts: Verdicts::default(),
             taps: Vec::new(),
@@ -240,7 +243,12 @@ impl<C: Channel> Listener<C> {
         Some(gone)
     }
 
+    pub(super) fn is_unannounced(&self) -> bool {
+        self.unannounced
+    }
+
     pub(super) fn kick(&mut self) {
+        self.unannounced = false;
         if self.gone.is_none() {
             self.channel.kick();
         }
@@ -274,6 +282,7 @@ impl<C: Channel> ring::Listener for Listener<C> {
         }
         self.held.push_back(Held { slot: Slot::New, len, since: 0 });
         self.open += 1;
+        self.unannounced = true;
         for tap in &mut self.taps {
             tap.given(seq, bytes, meta);
         }

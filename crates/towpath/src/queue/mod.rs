@@ -356,6 +356,19 @@ impl<C: Channel> Queue<C> {
         self.policy.default
     }
 
+    /// Nothing is waited for any more: what inspectors have is overdue, what waits for room has found none, and the inspectors are
+    /// let go. The caller decides about the packets.
+    pub fn close(&mut self) {
+        let open = std::mem::take(&mut self.counters.open);
+        self.counters.lost += open;
+        self.counters.lost_by.overdue += open;
+        for _ in 0..std::mem::take(&mut self.backlog).len() {
+            self.count_overload(DefaultVerdict::Drop);
+        }
+        self.votes.clear();
+        self.members = ring::Queue::new(self.policy.members());
+    }
+
     /// The packet waits in the queue's backlog, if the policy has one. Returns the packet that had to give way (counted
     /// as lost: drop it), or the packet back when there is no backlog.
     ///
@@ -447,6 +460,11 @@ impl<C: Channel> Queue<C> {
     /// Tells the inspectors about new frames, those that sleep.
     pub fn kick(&mut self) {
         self.members.listeners().for_each(Listener::kick);
+    }
+
+    /// Tells the inspectors that sleep, those for whom there are frames that nobody has told them about.
+    pub fn announce(&mut self) {
+        self.members.listeners().filter(|listener| listener.is_unannounced()).for_each(Listener::kick);
     }
 
     /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`.

@@ -1,0 +1,259 @@
+//! A live engine with an inspector in memory, which sleeps until it is told.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::rc::Rc;
+
+use towpath_gate::gate::{Ports, Written};
+use towpath_gate::rules::Ruleset;
+use towpath_gate::{Gate, state};
+use towpath_ring::{Full, Loss, Seq};
+
+use super::*;
+use crate::queue::{Answer, Gone, Outcome, Reply};
+
+/// What an inspector and its test see.
+#[derive(Debug, Default)]
+struct Inside {
+    /// Frames that it may have at one time; 0 is without end.
+    room: usize,
+    published: u32,
+    /// Of those published, so many were told.
+    told: u32,
+    /// Of those told, so many were answered.
+    answered: u32,
+    said: Vec<(u32, Outcome<'static>)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Inspector(Rc<RefCell<Inside>>);
+
+impl Inspector {
+    /// It looks at what it was told about, and lets it pass. Returns how many frames that were.
+    fn answer(&self) -> u32 {
+        let mut inside = self.0.borrow_mut();
+        let answers = inside.answered..inside.told;
+        let pass = Outcome::Answer(Reply { answer: Answer::Pass, mark: (0, 0), flow: false });
+        inside.said.extend(answers.clone().map(|seq| (seq, pass)));
+        inside.answered = inside.told;
+        answers.len() as u32
+    }
+}
+
+impl Channel for Inspector {
+    fn publish(&mut self, _frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, Full> {
+        let mut inside = self.0.borrow_mut();
+        if inside.room > 0 && inside.published - inside.answered >= inside.room as u32 {
+            return Err(Full::Lent);
+        }
+        inside.published += 1;
+        Ok(Seq(inside.published - 1))
+    }
+    fn lose(&mut self, _loss: Loss) {}
+    fn kick(&mut self) {
+        let mut inside = self.0.borrow_mut();
+        inside.told = inside.published;
+    }
+    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
+        let said = std::mem::take(&mut self.0.borrow_mut().said);
+        said.iter().for_each(|(seq, outcome)| each(Seq(*seq), *outcome));
+        said.len()
+    }
+    fn wait(&mut self, _now: u64, _until: u64) {}
+    fn unreturned(&self) -> u32 {
+        0
+    }
+    fn is_dead(&self) -> bool {
+        false
+    }
+    fn gone(&mut self) -> Option<Gone> {
+        None
+    }
+}
+
+/// What left, in order.
+#[derive(Debug, Default)]
+struct Out(Vec<Vec<u8>>);
+
+impl Edge for Out {
+    type Channel = Inspector;
+    type Error = Infallible;
+
+    fn now(&mut self) -> u64 {
+        1
+    }
+    fn send(&mut self, frame: &[u8], _meta: &Meta) -> Result<(), Infallible> {
+        self.0.push(frame.to_vec());
+        Ok(())
+    }
+}
+
+struct World {
+    _gate: Gate,
+    engine: Engine<Out>,
+    inspector: Inspector,
+}
+
+impl World {
+    /// A bridge with these rules. The inspector serves queue 1.
+    fn new(rules: &str, inside: Inside) -> Self {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let mut ports = Ports::new();
+        let (a, b) = (ports.add("a", Vec::new()), ports.add("b", Vec::new()));
+        let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
+        let mut arrivals = Arrivals::none();
+        arrivals.add(a, Way::Bridge { xmit: b, walk_out: false });
+        let inspector = Inspector(Rc::new(RefCell::new(inside)));
+        let queues = vec![Queue::new(1, Policy::default())];
+        let walker = gate.walker().unwrap();
+        let mut engine = Engine::live(Out::default(), walker, arrivals, queues, Policy::default());
+        engine.join(1, 1, inspector.clone()).unwrap();
+        Self { _gate: gate, engine, inspector }
+    }
+
+    fn burst(&mut self, frames: &[&[u8]]) {
+        let meta = |frame: &[u8]| Meta {
+            wire_len: frame.len() as u32,
+            time: 0,
+            link: Link::Ethernet,
+            link_type: towpath_port::LinkType::ETHERNET.0,
+            interface: 0,
+            out: None,
+            hop: None,
+            changed: false,
+            port: towpath_port::Meta::default(),
+        };
+        let Ok(()) = self.engine.handle_burst(frames.iter().map(|frame| (*frame, meta(frame))));
+    }
+
+    /// Nothing comes any more, and the inspector answers what it is told about. No time passes.
+    fn settle(&mut self) {
+        while self.inspector.answer() > 0 {
+            let Ok(()) = self.engine.idle();
+        }
+    }
+
+    /// Packets, passed, dropped, and those that wait.
+    fn counts(&self) -> [u64; 4] {
+        let report = self.engine.report();
+        let queue = &report.queues[0];
+        assert_eq!(queue.frames, queue.passed + queue.dropped + queue.replaced + queue.lost + queue.open);
+        let waiting = report.packets - report.passed - report.dropped;
+        [report.packets, report.passed, report.dropped, waiting]
+    }
+
+    /// Nothing is left of what was there.
+    fn assert_clear(&self) {
+        assert!(self.engine.window.is_empty());
+        assert!(self.engine.continuing.iter().all(|count| *count == 0));
+    }
+}
+
+fn packet(words: &str) -> Vec<u8> {
+    Written::parse(words).unwrap().frame
+}
+
+/// An Ethernet frame's IPv4 packet in two fragments.
+fn fragments(frame: &[u8]) -> [Vec<u8>; 2] {
+    // RFC 791 section 3.1: the total length at 2, the fragment field at 6: MF is 0x2000, offsets count 8 bytes.
+    let piece = |field: u16, payload: &[u8]| {
+        let mut piece = [&frame[..34], payload].concat();
+        piece[16..18].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
+        piece[20..22].copy_from_slice(&field.to_be_bytes());
+        piece
+    };
+    [piece(0x2000, &frame[34..50]), piece(2, &frame[50..])]
+}
+
+#[test]
+fn what_is_published_between_bursts_is_told() {
+    for room in [0, 3] {
+        let mut world = World::new(
+            "add divert 1 ip from any to any\nadd allow ip from any to any\n",
+            Inside { room, ..Inside::default() },
+        );
+        let flow = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
+        // Each waits for the one before it, or for room.
+        world.burst(&[&flow[..]; 20]);
+        world.settle();
+        assert_eq!(world.counts(), [20, 20, 0, 0]);
+        world.assert_clear();
+    }
+}
+
+#[test]
+fn a_datagram_that_was_put_together_keeps_its_flows_order() {
+    let one = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 8");
+    let two = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 24 id 7");
+    let three = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 9");
+    let [first, last] = fragments(&two);
+    let rules = [
+        "add reass ip from any to any\nadd divert 1 ip from any to any\nadd allow ip from any to any\n",
+        "add divert 1 ip from any to any\nadd reass ip from any to any\nadd allow ip from any to any\n",
+    ];
+    // What comes together; and the lengths of what leaves.
+    type Row<'a> = (usize, &'a [&'a [&'a [u8]]], &'a [usize]);
+    let rows: [Row<'_>; 4] = [
+        (0, &[&[&first], &[&last, &three]], &[24, 9]),
+        (0, &[&[&last], &[&first, &three]], &[24, 9]),
+        (0, &[&[&first], &[&one, &last, &three]], &[8, 24, 9]),
+        // Whole only when both were answered: behind what came meanwhile.
+        (1, &[&[&first, &last], &[&one]], &[8, 24]),
+    ];
+    for (which, bursts, expected) in rows {
+        let mut world = World::new(rules[which], Inside::default());
+        for burst in bursts {
+            world.burst(burst);
+        }
+        world.settle();
+        let came: usize = bursts.iter().map(|burst| burst.len()).sum();
+        assert_eq!(world.counts(), [came as u64, came as u64, 0, 0], "{expected:?}");
+        let left: Vec<_> = world.engine.edge.0.iter().map(|frame| frame.len() - 42).collect();
+        assert_eq!(left, expected);
+        world.assert_clear();
+    }
+}
+
+#[test]
+fn what_is_left_at_a_stop_is_counted() {
+    let rules =
+        "add reass ip from any to any\nadd divert 1 udp from any to any\nadd allow ip from any to any\n";
+    let mut world = World::new(rules, Inside { room: 2, ..Inside::default() });
+    let flow = |port: u16| packet(&format!("udp 10.0.0.1:{port} > 10.0.0.2:53 len 24 id 7"));
+    let [first, _] = fragments(&flow(1));
+    let frames: Vec<_> = [first].into_iter().chain((1..6).chain(1..3).map(flow)).collect();
+    world.burst(&frames.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    world.burst(&[&packet("tcp 10.0.0.1:4000 > 10.0.0.2:53 syn")]);
+    assert_eq!(world.counts(), [9, 1, 0, 8]);
+    assert_eq!(world.engine.abandon(), Ok(8));
+    assert_eq!(world.counts(), [9, 1, 8, 0]);
+    assert_eq!(world.engine.report().queues[0].open, 0);
+    assert!(world.engine.is_drained());
+    world.assert_clear();
+}
+
+#[test]
+fn what_passed_behind_a_packet_that_is_left_leaves() {
+    let mut world =
+        World::new("add inspect 1 ip from any to any 53\nadd allow ip from any to any\n", Inside::default());
+    // The same flow both ways; only one of them is inspected.
+    world.burst(&[&packet("udp 10.0.0.1:4000 > 10.0.0.2:53"), &packet("udp 10.0.0.2:53 > 10.0.0.1:4000")]);
+    assert_eq!((world.counts(), world.engine.edge.0.len()), ([2, 1, 0, 1], 0));
+    assert_eq!(world.engine.abandon(), Ok(1));
+    assert_eq!((world.counts(), world.engine.edge.0.len()), ([2, 1, 1, 0], 1));
+}
+
+#[test]
+fn unserved_reaches_queues_that_were_named_before() {
+    let mut world = World::new("add inspect 5 ip from any to any\n", Inside::default());
+    let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
+    world.burst(&[&frame]);
+    world.engine.set_unserved(DefaultVerdict::Pass);
+    world.burst(&[&frame]);
+    assert_eq!(world.counts(), [2, 1, 1, 0]);
+    // One that is configured has its own word.
+    world.engine.set_queue(5, Policy::default());
+    world.engine.set_unserved(DefaultVerdict::Pass);
+    world.burst(&[&frame]);
+    assert_eq!(world.counts(), [3, 1, 2, 0]);
+}
