@@ -46,8 +46,9 @@ pub trait Port: Send {
     /// needed after the call.
     ///
     /// # Errors
-    /// [`Error::Io`] when the medium fails; other variants when a frame cannot be sent by this port at all. The frame
-    /// pulled last is then not sent, those before it are, and the caller may go on with the next.
+    /// [`Error::Io`] when the medium fails: the frames that it pulled were sent, or are counted in [`Stats::dropped`]. Other variants when
+    /// a frame cannot be sent by this port at all: the frame pulled last is then not sent and the caller's to count, those before
+    /// it are. The caller may go on with the next.
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error>;
 
     /// Decides about a frame that the kernel holds ([`Caps::verdicts`]): exactly once for each, in any order.

@@ -68,8 +68,21 @@ impl Stage {
     /// time. Returns how many frames were taken.
     ///
     /// # Errors
-    /// For the frame pulled last, when it cannot be sent at all ([`Error::TooLong`], [`Error::LinkType`]); what `transmit` says.
+    /// For the frame pulled last, when it cannot be sent at all ([`Error::TooLong`], [`Error::LinkType`]); what `transmit` says, who
+    /// counts what it did not send of what it was given.
     pub(crate) fn send<'a>(
+        &mut self,
+        name: &str,
+        medium: &Medium,
+        frames: &mut dyn Iterator<Item = Frame<'a>>,
+        transmit: impl FnMut(&Self, &[Piece<'_>]) -> Result<(), Error>,
+    ) -> Result<usize, Error> {
+        let sent = self.hand_over(name, medium, frames, transmit);
+        self.clear();
+        sent
+    }
+
+    fn hand_over<'a>(
         &mut self,
         name: &str,
         medium: &Medium,
@@ -110,7 +123,6 @@ impl Stage {
         if len > 0 {
             transmit(self, &pieces[..len])?;
         }
-        self.clear();
         refused.map_or(Ok(taken), |refusal| Err(refusal.error(name)))
     }
 
@@ -231,6 +243,22 @@ mod tests {
             Ok(())
         })?;
         Ok((taken, out))
+    }
+
+    #[test]
+    fn nothing_is_left_of_what_a_medium_that_failed_was_given() {
+        let (bytes, mut stage) = (udp(4000), Stage::default());
+        let frame = Frame::new(&bytes, LinkType::ETHERNET);
+        // Its checksum is finished in the stage.
+        let mut frame = frame;
+        frame.meta.offload.checksum = Checksum::Partial { start: 34, offset: 6 };
+        let medium = Medium { max_piece: 9000, ..medium(false, Segmentation::default()) };
+        let failed = stage.send("t", &medium, &mut std::iter::repeat_n(frame, 3), |stage, pieces| {
+            assert_eq!((pieces.len(), stage.places.len()), (3, 3));
+            Err(Error::Io { name: "t".into(), source: std::io::Error::other("broken") })
+        });
+        assert!(matches!(failed, Err(Error::Io { .. })));
+        assert!(stage.bytes.is_empty() && stage.places.is_empty());
     }
 
     #[test]

@@ -243,7 +243,10 @@ fn transmit(
             Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV | libc::EMSGSIZE | libc::EINVAL | libc::EIO) => {
                 stats.dropped.tx_refused += 1
             }
-            _ => return Err(Error::Io { name: config.interface.clone(), source: error }),
+            _ => {
+                stats.dropped.tx_refused += left.len() as u64;
+                return Err(Error::Io { name: config.interface.clone(), source: error });
+            }
         }
         left = &left[1..];
     }

@@ -271,3 +271,22 @@ fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
         }
     });
 }
+
+#[test]
+fn what_a_socket_that_failed_did_not_take_is_counted() {
+    // No socket: ENOTSOCK.
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let (mut stage, mut stats, config) = (stage::Stage::default(), Stats::default(), Config::new("v0"));
+    let medium = stage::Medium {
+        link: LinkType::ETHERNET,
+        max_piece: 1514,
+        checksum: false,
+        segmentation: Segmentation::default(),
+    };
+    let mut frames = std::iter::repeat_n(Frame::new(&[0; 60], LinkType::ETHERNET), 5);
+    let failed = stage.send("v0", &medium, &mut frames, |stage, pieces| {
+        transmit(file.as_fd(), &config, &mut stats, stage, pieces)
+    });
+    assert!(matches!(failed, Err(Error::Io { .. })));
+    assert_eq!((stats.sent, stats.dropped.tx_refused), (0, 5));
+}

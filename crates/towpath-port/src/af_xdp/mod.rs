@@ -389,7 +389,13 @@ impl Port for Socket {
         let mut stage = std::mem::take(&mut self.stage);
         let name = std::mem::take(&mut self.config.interface);
         let sent = stage.send(&name, &medium, frames, |stage, pieces| {
-            pieces.iter().try_for_each(|piece| self.put(stage.bytes(piece)))
+            for (at, piece) in pieces.iter().enumerate() {
+                if let Err(error) = self.put(stage.bytes(piece)) {
+                    self.stats.dropped.tx_refused += (pieces.len() - at) as u64;
+                    return Err(error);
+                }
+            }
+            Ok(())
         });
         self.config.interface = name;
         self.stage = stage;

@@ -203,7 +203,10 @@ impl Port for Writer {
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         let mut sent = 0;
         for frame in frames {
-            self.write(frame, None)?;
+            if let Err(error) = self.write(frame, None) {
+                self.stats.dropped.tx_refused += u64::from(matches!(error, Error::Io { .. }));
+                return Err(error);
+            }
             sent += 1;
         }
         Ok(sent)

@@ -171,8 +171,11 @@ impl Port for Device {
         };
         let Self { config, device, stage, stats, .. } = self;
         stage.send(&config.interface, &medium, frames, |stage, pieces| {
-            for piece in pieces {
-                write(device, config, stats, &piece.vnet, stage.bytes(piece))?;
+            for (at, piece) in pieces.iter().enumerate() {
+                if let Err(error) = write(device, config, stats, &piece.vnet, stage.bytes(piece)) {
+                    stats.dropped.tx_refused += (pieces.len() - at) as u64;
+                    return Err(error);
+                }
             }
             Ok(())
         })

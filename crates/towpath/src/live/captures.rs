@@ -53,6 +53,7 @@ impl Port for Captures {
             let sent = writer.stats();
             stats.sent = sent.sent;
             stats.sent_bytes = sent.sent_bytes;
+            stats.dropped.tx_refused = sent.dropped.tx_refused;
         }
         stats
     }

@@ -395,8 +395,8 @@ impl Live {
                     }
                 }
                 Err(error) => {
-                    // The frame that was pulled last is not sent, those before it are.
-                    lost.refused += 1;
+                    // A port that fails counts what it did not send; otherwise those before the frame that was pulled last are.
+                    lost.refused += u64::from(!matches!(error, towpath_port::Error::Io { .. }));
                     done += pulled.max(1);
                     self.complain(&error);
                 }
