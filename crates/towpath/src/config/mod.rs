@@ -153,6 +153,17 @@ impl Config {
         config
     }
 
+    /// Numbers the ports as `other` does, when it has ports of the same names: what names a port by its place here then means the
+    /// same port there.
+    pub fn number_ports_as(&mut self, other: &Self) {
+        let places: Option<Vec<usize>> = self.ports.iter().map(|port| other.port(&port.name)).collect();
+        let Some(places) = places.filter(|places| places.len() == other.ports.len()) else { return };
+        self.ports.sort_by_key(|port| other.port(&port.name));
+        self.bridges.iter_mut().flat_map(|bridge| &mut bridge.ports).for_each(|port| *port = places[*port]);
+        self.taps.iter_mut().for_each(|port| *port = places[*port]);
+        self.routes.iter_mut().for_each(|route| route.port = places[route.port]);
+    }
+
     /// What of another configuration cannot be taken by an engine that runs with this one, by its name.
     pub fn fixed_differences(&self, other: &Self) -> Vec<String> {
         let mut names = Vec::new();

@@ -252,8 +252,9 @@ fn what_cannot_change_while_it_runs_is_named() {
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
     let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
     let before = Config::parse("t", &text("")).unwrap();
-    let rows: [(&str, String, &[&str]); 8] = [
+    let rows: [(&str, String, &[&str]); 9] = [
         ("nothing", text(""), &[]),
+        ("ports in another order", ports_reversed(&text("")), &[]),
         ("another command", text("").replace("a b", "c d"), &[]),
         ("default verdicts", text("").replace("\"drop\"", "\"pass\""), &[]),
         ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
@@ -263,7 +264,46 @@ fn what_cannot_change_while_it_runs_is_named() {
         ("another framing", text("").replace("line", "resp"), &["[mux]"]),
     ];
     for (what, text, expected) in rows {
-        let after = Config::parse("t", &text).unwrap_or_else(|errors| panic!("{what}: {errors:?}"));
+        let mut after = Config::parse("t", &text).unwrap_or_else(|errors| panic!("{what}: {errors:?}"));
+        after.number_ports_as(&before);
         assert_eq!(before.fixed_differences(&after), expected, "{what}");
     }
+}
+
+/// The same, the tables of its ports the other way round.
+fn ports_reversed(text: &str) -> String {
+    let mut ports: Vec<&str> = text.split_inclusive('\n').collect();
+    let at = |name: &str| ports.iter().position(|line| line.starts_with(name)).unwrap();
+    let (wan, lan) = (at("[port.wan]"), at("[port.lan]"));
+    ports[wan..].rotate_left(lan - wan);
+    // Behind `lan` and its two keys stood the rest.
+    ports[wan + 3..].rotate_right(lan - wan);
+    ports.concat()
+}
+
+#[test]
+fn what_names_a_port_by_its_place_means_the_same_port_after_a_reload() {
+    let port = |name: &str| format!("[port.{name}]\ndriver = \"tun\"\n");
+    let head = |more: &str| format!("rules = \"r\"\n{more}\n");
+    let route = |to: &str, port: &str| format!("[[route]]\nto = \"{to}\"\nport = \"{port}\"\n");
+    let routes = format!("{}{}", route("10.0.0.0/8", "x"), route("::/0", "z"));
+    let read = |text: String| Config::parse("t", &text).unwrap();
+    let before = read(format!("{}{}{}{}{routes}", head("tap = \"y\""), port("x"), port("y"), port("z")));
+    let mut after = read(format!("{}{}{}{}{routes}", head("tap = \"y\""), port("z"), port("x"), port("y")));
+    assert_ne!(after.routes, before.routes);
+    after.number_ports_as(&before);
+    assert_eq!((&after.routes, &after.taps, &after.ports), (&before.routes, &before.taps, &before.ports));
+
+    // The places are the same as before; the ports are others.
+    let bridges = |a: &str, b: &str| {
+        let bridge = |x, y| format!("[[bridge]]\nports = [\"{x}\", \"{y}\"]\n");
+        let (a, b) = (a.split_at(1), b.split_at(1));
+        format!("{}{}", bridge(a.0, a.1), bridge(b.0, b.1))
+    };
+    let ports = |names: [&str; 4]| names.map(port).concat();
+    let before = read(format!("{}{}{}", head(""), ports(["x", "y", "z", "u"]), bridges("xy", "zu")));
+    let mut after = read(format!("{}{}{}", head(""), ports(["z", "u", "x", "y"]), bridges("zu", "xy")));
+    assert_eq!(after.bridges, before.bridges);
+    after.number_ports_as(&before);
+    assert_eq!(before.fixed_differences(&after), ["[[bridge]]"]);
 }
