@@ -287,7 +287,7 @@ impl House {
         let mut farewell = None;
         loop {
             let now = self.now();
-            if farewell.is_none() && self.mailboxes.iter().any(Mailbox::is_over) {
+            if farewell.is_none() && self.mailboxes.iter().all(Mailbox::is_over) {
                 farewell = Some(now + FAREWELL);
             }
             for client in &mut self.clients {
@@ -503,8 +503,12 @@ impl Client {
                     let message = "the engine has too many questions to answer";
                     return self.session.refuse(Code::Busy, message.into());
                 }
-                Err(Ended) => return self.session.refuse(Code::Ended, "the engine has ended".into()),
+                // One thread of several: the others answer.
+                Err(Ended) => {}
             }
+        }
+        if replies.is_empty() {
+            return self.session.refuse(Code::Ended, "the engine has ended".into());
         }
         self.asked = Some(Asked { request, replies, merged: None, spout });
     }
@@ -515,7 +519,6 @@ impl Client {
             // It was told that the engine is busy; the replies are nobody's.
             return;
         }
-        let mut ended = false;
         asked.replies.retain(|reply| match reply.try_recv() {
             Ok(reply) => {
                 asked.merged = Some(match asked.merged.take() {
@@ -525,15 +528,16 @@ impl Client {
                 false
             }
             Err(TryRecvError::Empty) if !over => true,
-            Err(_) => {
-                ended = true;
-                false
-            }
+            // It ended before it could.
+            Err(_) => false,
         });
-        match asked.merged.take_if(|_| asked.replies.is_empty() && !ended) {
+        if !asked.replies.is_empty() {
+            self.asked = Some(asked);
+            return;
+        }
+        match asked.merged {
             Some(reply) => self.session.handle_reply(&asked.request, reply, asked.spout, now),
-            None if ended => self.session.refuse(Code::Ended, "the engine has ended".into()),
-            None => self.asked = Some(asked),
+            None => self.session.refuse(Code::Ended, "the engine has ended".into()),
         }
     }
 
@@ -559,6 +563,10 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use super::super::protocol::{Answer, Frame, Ring, emit, parse_answer};
+    use super::super::{Observed, Tap};
     use super::*;
 
     #[test]
@@ -587,5 +595,56 @@ mod tests {
             assert_eq!(Rank::Administrator.refuses(&request), None, "{request:?}");
         }
         assert!(Rank::Reader.room() < Rank::Administrator.room());
+    }
+
+    /// An engine that has nothing to show.
+    struct Nothing;
+
+    impl Observed for Nothing {
+        fn rings(&mut self) -> Vec<Ring> {
+            Vec::new()
+        }
+        fn frames(&mut self, _: u32) -> Option<Vec<Frame>> {
+            None
+        }
+        fn trace(&mut self, _: u32, tap: Tap) -> Result<(), Tap> {
+            Err(tap)
+        }
+        fn ports(&self) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    fn ask(mut stream: &UnixStream) -> Option<Answer> {
+        stream.write_all(&emit(&Request::ShowRings)).ok()?;
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).ok()?;
+        let mut message = vec![0; u32::from_le_bytes(length) as usize];
+        stream.read_exact(&mut message).ok()?;
+        parse_answer(&message[1..]).ok()
+    }
+
+    #[test]
+    fn the_others_answer_for_a_thread_that_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listening = Listening::bind(&Control::private(&path)).unwrap();
+        let (server, mut desks) = listening.start(None, vec![None, None]).unwrap();
+        drop(desks.remove(0));
+        // It was served while one desk was gone already.
+        let asked = |desk: &mut Desk| {
+            let path = path.clone();
+            let client = thread::spawn(move || ask(&UnixStream::connect(path).unwrap()));
+            while !client.is_finished() {
+                desk.attend(&mut Nothing);
+                thread::yield_now();
+            }
+            client.join().unwrap()
+        };
+        for _ in 0..2 {
+            assert_eq!(asked(&mut desks[0]), Some(Answer::Rings { rings: Vec::new() }));
+        }
+        drop(desks);
+        drop(server);
     }
 }
