@@ -173,6 +173,59 @@ fn a_router_answers_what_it_cannot_pass_on() {
     assert_eq!(came("a.pcap"), [(1, 64, 11, 0), (1, 64, 3, 0), (58, 64, 3, 0), (58, 64, 1, 0)]);
 }
 
+/// What a pcap port with these packets says, sent by a bridge through these rules.
+fn bridged(packets: &[&str], rules: &str) -> String {
+    use towpath_gate::gate::Written;
+    use towpath_port::{Frame, LinkType, Port, pcap};
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let mut writer = pcap::Writer::create(path("in.pcap")).unwrap();
+    for words in packets {
+        let packet = Written::parse(words).unwrap();
+        let frame = Frame { time_ns: 1, ..Frame::new(&packet.frame, LinkType::ETHERNET) };
+        writer.send(&mut std::iter::once(frame)).unwrap();
+    }
+    writer.finish().unwrap();
+    std::fs::write(path("r"), rules).unwrap();
+    let config = "rules = \"r\"\n[[bridge]]\nports = [\"a\", \"b\"]\n[port.a]\ndriver = \"pcap\"\nread = \"in.pcap\"\n\
+                  [port.b]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n";
+    std::fs::write(path("t.toml"), config).unwrap();
+    let (code, out, err) = towpath(&["run", path("t.toml").to_str().unwrap()]);
+    assert_eq!(code, 0, "{err}");
+    out
+}
+
+#[test]
+fn what_is_not_whole_at_the_end_is_dropped_and_counted() {
+    let packets = [
+        "udp 10.0.0.1:4000 > 10.0.0.2:53 mf id 7 len 24",
+        "udp 10.0.0.1:4000 > 10.0.0.2:53",
+        "udp 10.0.0.1:4000 > 10.0.0.2:53 offset 9 id 8 len 24",
+    ];
+    let out = bridged(&packets, "add reass ip from any to any\nadd allow ip from any to any\n");
+    let line = |name: &str| out.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    assert!(out.contains("3 packets"), "{out}");
+    assert_eq!((line("passed"), line("dropped")), ("1".into(), "2".into()), "{out}");
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_process_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
+    // Whoever is left has the standard error that is read to its end here.
+    let count = "i=0; while [ $i -lt 5000000 ]; do i=$((i + 1)); done; echo left behind >&2";
+    let config = format!(
+        "rules = \"r\"\ntap = \"a\"\n[port.a]\ndriver = \"pcap\"\nwrite = \"x.pcap\"\n\
+         [queue.1]\ncommand = [\"sh -c '{count}'\", \"/no/such/program\"]\n"
+    );
+    std::fs::write(path("t.toml"), config).unwrap();
+    let (code, _, err) = towpath(&["run", &path("t.toml")]);
+    assert_eq!(code, 4, "{err}");
+    assert!(err.contains("cannot start `/no/such/program`") && !err.contains("left behind"), "{err}");
+}
+
 #[test]
 fn what_cannot_be_had_is_named() {
     let directory = tempfile::tempdir().unwrap();

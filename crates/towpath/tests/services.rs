@@ -234,3 +234,26 @@ fn what_is_wrong_with_a_mux_is_said() {
         assert!(said.contains(words), "{keys}: {said}");
     }
 }
+
+/// What a reload needs is had before anything changes.
+#[test]
+fn a_reload_is_taken_as_a_whole_or_not_at_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut engine, _) = Engine::start(directory.path());
+    let path = |name: &str| directory.path().join(name);
+    let before = std::fs::read_to_string(path("t.toml")).unwrap();
+    let reload = |engine: &Engine, socket: &str| {
+        std::fs::write(path("t.toml"), format!("{before}[queue.2]\nsocket = \"{socket}\"\n")).unwrap();
+        kill_process(Pid::from_child(&engine.child), Signal::HUP).unwrap();
+    };
+    std::fs::write(path("r"), format!("{RULES}add 300 deny ip from any to any\n")).unwrap();
+    let has_rule =
+        |engine: &Engine| String::from_utf8(engine.ctl("show rules").stdout).unwrap().contains("00300");
+    // `r` is a file.
+    reload(&engine, "r/queue");
+    engine.until("not reloaded: queue 2: ");
+    assert!(!has_rule(&engine));
+    reload(&engine, "queue");
+    engine.until("reloaded: 1 rules added");
+    assert!(has_rule(&engine) && path("queue").exists());
+}

@@ -66,7 +66,7 @@ fn refuse(failure: &Failure) -> u8 {
         Failure::Workers(..) => exit::FAILED,
         Failure::Control(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
-        Failure::System(..) => exit::FAILED,
+        Failure::Thread(_) | Failure::System(..) => exit::FAILED,
     };
     fail(code, failure)
 }

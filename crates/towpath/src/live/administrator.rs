@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,7 +28,7 @@ use super::privilege::Capabilities;
 use super::service::{self, Service};
 use super::sockets::Socket;
 use super::worker::{Parts, Worker};
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::control::dumps::Dumps;
 use crate::control::{BindError, Listening, Server};
 use crate::engine::{Arrivals, Engine, Way};
@@ -72,6 +72,9 @@ pub enum Failure {
     /// An inspector could not be started, did not attach, or its socket cannot be had.
     #[error(transparent)]
     Inspector(#[from] inspector::Error),
+    /// A thread has panicked, or ended with an error: the others were drained.
+    #[error("{0} has failed; everything else was drained and has ended")]
+    Thread(String),
     /// The system refused something.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
@@ -108,7 +111,9 @@ pub struct Administrator {
 
 /// A worker, as the administrator has it.
 struct Hand {
-    thread: JoinHandle<Report>,
+    thread: Option<JoinHandle<Report>>,
+    /// What it came to, once it has ended.
+    ended: Option<thread::Result<Report>>,
     orders: Sender<Order>,
     bell: Bell,
 }
@@ -118,6 +123,19 @@ impl Hand {
         // A worker that has ended is noticed in the loop.
         let _ = self.orders.send(order);
         self.bell.ring();
+    }
+
+    /// Whether it has ended, and if so whether it ended well.
+    fn ended(&mut self) -> Option<bool> {
+        if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+            self.ended = Some(thread.join());
+        }
+        self.ended.as_ref().map(Result::is_ok)
+    }
+
+    /// Waits for its end. Nothing when it has panicked.
+    fn join(self) -> Option<Report> {
+        self.ended.or_else(|| self.thread.map(JoinHandle::join))?.ok()
     }
 }
 
@@ -141,8 +159,11 @@ impl Administrator {
             super::make_directory_of(&control.socket);
         }
         let listening = config.control.as_ref().map(Listening::bind).transpose()?;
-        let mut sockets =
-            config.queues.iter().map(|queue| Socket::bind(queue, threads)).collect::<Result<Vec<_>, _>>()?;
+        let mut sockets = config
+            .queues
+            .iter()
+            .map(|queue| Socket::bind(queue, threads.max(1)))
+            .collect::<Result<Vec<_>, _>>()?;
         let listening_muxes =
             config.muxes.iter().map(service::Listening::open).collect::<Result<Vec<_>, _>>()?;
         let (stop, hup) = signals().map_err(|error| Failure::System("signals", error))?;
@@ -199,7 +220,8 @@ impl Administrator {
                 clock: rulebook.clock(),
             };
             let cpu = config.engine.cpus.get(number).copied();
-            workers.push(Hand { thread: spawn(number, parts, cpu, done.clone())?, orders, bell });
+            let thread = Some(spawn(number, parts, cpu, done.clone())?);
+            workers.push(Hand { thread, ended: None, orders, bell });
         }
         let doors = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
         let doors: Vec<_> = doors
@@ -240,7 +262,7 @@ impl Administrator {
     /// Runs until a signal stops it, or nothing will come any more.
     ///
     /// # Errors
-    /// The worker has failed.
+    /// A thread has failed.
     pub fn run(mut self) -> Result<Ended, Failure> {
         loop {
             self.wait();
@@ -248,14 +270,13 @@ impl Administrator {
             self.rulebook.tidy();
             self.keep_alive();
             self.tend();
-            if heard(&mut self.stop) {
+            let (all, failed) = self.look_at_threads();
+            if heard(&mut self.stop) || failed {
                 self.workers.iter().for_each(|worker| worker.say(Order::Drain));
                 self.services.iter().for_each(Service::drain);
                 break;
             }
-            if self.workers.iter().all(|worker| worker.thread.is_finished())
-                && self.services.iter().all(Service::is_finished)
-            {
+            if all {
                 break;
             }
             if heard(&mut self.hup) {
@@ -268,14 +289,17 @@ impl Administrator {
             }
         }
         let mut report = Report::default();
-        let mut panicked = false;
+        let mut failed = None;
         for service in self.services {
-            panicked |= !service.join();
+            let name = format!("mux {}", service.name());
+            if !service.join() {
+                failed = failed.or(Some(name));
+            }
         }
-        for worker in self.workers {
-            match worker.thread.join() {
-                Ok(part) => report.add(&part),
-                Err(_) => panicked = true,
+        for (number, worker) in self.workers.into_iter().enumerate() {
+            match worker.join() {
+                Some(part) => report.add(&part),
+                None => failed = failed.or(Some(format!("thread engine-{number}"))),
             }
         }
         for line in self.log.try_iter() {
@@ -284,11 +308,18 @@ impl Administrator {
         for socket in self.sockets {
             socket.stop(EXIT_TIMEOUT);
         }
-        if panicked {
-            return Err(Failure::System("the engine", io::Error::other("a thread has failed")));
+        if let Some(name) = failed {
+            return Err(Failure::Thread(name));
         }
         report.rules = self.rulebook.rules();
         Ok(Ended { report })
+    }
+
+    /// Whether all threads have ended, and whether one of them did not end well.
+    fn look_at_threads(&mut self) -> (bool, bool) {
+        let Self { workers, services, .. } = self;
+        let ends = workers.iter_mut().map(Hand::ended).chain(services.iter_mut().map(Service::ended));
+        ends.fold((true, false), |(all, failed), end| (all && end.is_some(), failed || end == Some(false)))
     }
 
     /// Starts the processes of the configuration, and waits until all have attached.
@@ -390,7 +421,7 @@ impl Administrator {
     /// Reads the configuration and the rules again. All of it is taken, or nothing.
     fn reload(&mut self) {
         match self.read_again() {
-            Ok((config, ruleset)) => {
+            Ok((config, ruleset, bound)) => {
                 let settings = settings(&config);
                 let diff =
                     self.rulebook.replace(ruleset, config.default_allow, config.reload, Some(settings));
@@ -401,7 +432,7 @@ impl Administrator {
                     diff.kept,
                     diff.states_dropped
                 );
-                self.change(config);
+                self.change(config, bound);
             }
             Err(reasons) => {
                 for reason in reasons {
@@ -412,9 +443,10 @@ impl Administrator {
     }
 
     /// Takes what else can change while it runs.
-    fn change(&mut self, config: Config) {
+    fn change(&mut self, config: Config, bound: Vec<Socket>) {
         let before = std::mem::replace(&mut self.config, config);
-        let Self { config, workers, sockets, rulebook, .. } = self;
+        let Self { config, workers, sockets, services, rulebook, .. } = self;
+        sockets.extend(bound);
         let say = |order: &dyn Fn() -> Order| workers.iter().for_each(|worker| worker.say(order()));
         for queue in &config.queues {
             let old = before.queues.iter().find(|old| old.number == queue.number);
@@ -423,16 +455,13 @@ impl Administrator {
             }
             log::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
             say(&|| Order::Queue(queue.number, queue.policy));
-            match sockets.iter_mut().find(|socket| socket.queue == queue.number) {
-                Some(socket) => socket.want(&queue.inspectors),
-                None => match Socket::bind(queue, workers.len().max(1)) {
-                    Ok(socket) => sockets.push(socket),
-                    Err(error) => log::warn!("nobody can inspect queue {}: {error}", queue.number),
-                },
+            if let Some(socket) = sockets.iter_mut().find(|socket| socket.queue == queue.number) {
+                socket.want(&queue.inspectors);
             }
         }
         if config.unserved != before.unserved {
             say(&|| Order::Unserved(config.unserved));
+            services.iter().for_each(|service| service.set_unserved(config.unserved));
         }
         if config.engine != before.engine {
             say(&|| Order::Pace(config.engine.clone()));
@@ -443,9 +472,11 @@ impl Administrator {
         }
     }
 
-    fn read_again(&self) -> Result<(Config, Ruleset), Vec<String>> {
+    /// The files as they are now, and the sockets of queues that are new.
+    fn read_again(&self) -> Result<(Config, Ruleset, Vec<Socket>), Vec<String>> {
         let lines = |found: Vec<Diagnostic>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let config = Config::read(&self.config.file).map_err(lines)?;
+        let mut config = Config::read(&self.config.file).map_err(lines)?;
+        config.number_ports_as(&self.config);
         let fixed = self.config.fixed_differences(&config);
         if !fixed.is_empty() {
             let missing = self.kept.missing(Capabilities::needed(&config));
@@ -457,8 +488,12 @@ impl Administrator {
             return Err(fixed.iter().map(line).collect());
         }
         let rules = config.read_rules().map_err(lines)?;
+        let is_new = |queue: &&config::Queue| !self.sockets.iter().any(|socket| socket.queue == queue.number);
+        let bind =
+            |queue| Socket::bind(queue, self.workers.len().max(1)).map_err(|error| vec![error.to_string()]);
+        let bound = config.queues.iter().filter(is_new).map(bind).collect::<Result<_, _>>()?;
         rules.warnings.iter().for_each(|warning| log::warn!("{warning}"));
-        Ok((config, rules.ruleset))
+        Ok((config, rules.ruleset, bound))
     }
 }
 
@@ -539,7 +574,7 @@ fn spawn(number: usize, parts: Parts, cpu: Option<usize>, done: Bell) -> Result<
         done.ring();
         report
     };
-    let thread = std::thread::Builder::new().name(format!("engine-{number}"));
+    let thread = thread::Builder::new().name(format!("engine-{number}"));
     thread.spawn(body).map_err(|error| Failure::System("no thread", error))
 }
 
@@ -578,4 +613,23 @@ fn doze(fds: &mut [PollFd<'_>], timeout: Duration) {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     // Interrupted by a signal, or woken: the caller looks in any case.
     let _ = poll(fds, Some(&timeout));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panicked_is_noticed() {
+        let rows: [(fn() -> Report, bool); 2] = [(Report::default, true), (|| panic!("on purpose"), false)];
+        for (body, well) in rows {
+            let (orders, _taken) = channel();
+            let thread = Some(thread::spawn(body));
+            let mut hand = Hand { thread, ended: None, orders, bell: Bell::new().unwrap() };
+            while hand.ended().is_none() {
+                thread::yield_now();
+            }
+            assert_eq!((hand.ended(), hand.join().is_some()), (Some(well), well));
+        }
+    }
 }

@@ -52,7 +52,8 @@ struct Inside {
     clock: Clock,
     /// What becomes of a connection that a rule hands to an inspector.
     unserved: DefaultVerdict,
-    /// Connections that passed, and whether they have a state.
+    /// Connections that passed, and whether they are asked about every time: they have a state, or were refused since and are not
+    /// closed yet (one that still shakes hands cannot be).
     standing: HashMap<Peer, bool>,
     log: SyncSender<String>,
 }
@@ -83,6 +84,11 @@ impl Door {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What becomes of connections that a rule hands to an inspector, from now on.
+    pub(super) fn set_unserved(&self, unserved: DefaultVerdict) {
+        self.inside().unserved = unserved;
+    }
+
     /// Keeps the states of connections that are silent. With `again`, because rules have changed, connections without a
     /// state are asked about again, too. To be called every second or so.
     pub(super) fn tend(&self, again: bool) -> Tended {
@@ -99,7 +105,10 @@ impl Door {
                     let state = inside.establish(&peer, now);
                     inside.standing.insert(peer, state);
                 }
-                Admit::Deny | Admit::Reset => tended.refused.push(peer),
+                Admit::Deny | Admit::Reset => {
+                    inside.standing.insert(peer, true);
+                    tended.refused.push(peer);
+                }
             }
         }
         inside.walker.expire(now, EXPIRE);
@@ -340,5 +349,19 @@ mod tests {
         assert_eq!(reload("add 200 allow tcp from 10.0.0.0/8 to any\n"), 0);
         assert_eq!(door.tend(false).refused, [], "nobody asks about what has no state");
         assert_eq!(door.tend(true).refused, [without]);
+        assert_eq!(door.tend(false).refused, [without], "it was not closed yet");
+        door.closed(&without, ZERO);
+        assert_eq!(door.tend(true).refused, []);
+    }
+
+    #[test]
+    fn what_becomes_of_the_unserved_can_change() {
+        let (_gate, door) = door("add inspect 1 tcp from any to any\n");
+        let peer = peer("10.0.0.1", 1);
+        assert_eq!(door.admit(&peer, ZERO), Admit::Deny);
+        door.set_unserved(DefaultVerdict::Pass);
+        assert_eq!((door.admit(&peer, ZERO), door.tend(true).refused), (Admit::Pass, vec![]));
+        door.set_unserved(DefaultVerdict::Drop);
+        assert_eq!(door.tend(true).refused, [peer]);
     }
 }

@@ -18,6 +18,7 @@ use super::order::Bell;
 use crate::config::Mux;
 use crate::control::Desk;
 use crate::front::{self, Front, Orders, Outcome};
+use crate::queue::DefaultVerdict;
 
 /// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
 const CHANNELS: u32 = 1_000_000;
@@ -34,7 +35,9 @@ pub(super) struct Service {
     door: Arc<Door>,
     server: Server,
     orders: Orders,
-    thread: JoinHandle<Result<Outcome, front::Error>>,
+    thread: Option<JoinHandle<Result<Outcome, front::Error>>>,
+    /// Whether it ended well, once it has ended.
+    ended: Option<bool>,
     unix: Vec<String>,
 }
 
@@ -101,23 +104,37 @@ impl Listening {
         let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
         let unix = listen.iter().filter_map(|address| address.strip_prefix("unix:"));
         let unix = unix.map(str::to_owned).collect();
-        Ok(Service { name, door, server, orders, thread, unix })
+        Ok(Service { name, door, server, orders, thread: Some(thread), ended: None, unix })
     }
 }
 
 impl Service {
+    /// What becomes of connections that a rule hands to an inspector, from now on.
+    pub(super) fn set_unserved(&self, unserved: DefaultVerdict) {
+        self.door.set_unserved(unserved);
+    }
+
     /// Keeps the states of its connections, and ends those that the rules would not let in any more. `again`: they have
     /// changed.
     pub(super) fn tend(&self, again: bool) {
         for peer in self.door.tend(again).refused {
-            log::info!("mux {}: {} is not let in any more by the rules: closed", self.name, peer.remote);
-            self.server.close_peer(&peer);
+            if self.server.close_peer(&peer) {
+                log::info!("mux {}: {} is not let in any more by the rules: closed", self.name, peer.remote);
+            }
         }
     }
 
-    /// Whether its thread has ended.
-    pub(super) fn is_finished(&self) -> bool {
-        self.thread.is_finished()
+    /// Whether its thread has ended, and if so whether it ended well. Why it did not is logged.
+    pub(super) fn ended(&mut self) -> Option<bool> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.wait();
+        }
+        self.ended
+    }
+
+    /// The mux's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Nothing more is accepted or read; what was is answered.
@@ -126,11 +143,17 @@ impl Service {
     }
 
     /// Waits for its end. Whether it ended well.
-    pub(super) fn join(self) -> bool {
+    pub(super) fn join(mut self) -> bool {
         for path in &self.unix {
             let _ = std::fs::remove_file(path);
         }
-        match self.thread.join() {
+        self.wait();
+        self.ended == Some(true)
+    }
+
+    fn wait(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.ended = Some(match thread.join() {
             Ok(Ok(Outcome { drained, totals, restarts })) => {
                 log::info!(
                     "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
@@ -153,6 +176,6 @@ impl Service {
                 log::error!("mux {}: its thread panicked", self.name);
                 false
             }
-        }
+        });
     }
 }

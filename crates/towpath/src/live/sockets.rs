@@ -87,12 +87,6 @@ impl Socket {
             let there = before.iter().position(|kid| kid.words == *words);
             self.kids.push(there.map_or_else(|| Kid::new(words), |at| before.swap_remove(at)));
         }
-        for mut kid in before {
-            if let Some(child) = &mut kid.child {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-        }
     }
 
     /// Starts every process for the first time.
@@ -147,8 +141,6 @@ impl Socket {
             while start.elapsed() < patience && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let _ = child.kill();
-            let _ = child.wait();
         }
     }
 }
@@ -190,5 +182,14 @@ impl Kid {
         self.child = None;
         self.started = Instant::now();
         self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+    }
+}
+
+impl Drop for Kid {
+    /// Nobody looks after it any more: it shall not outlive the engine, however that ends.
+    fn drop(&mut self) {
+        let Some(child) = &mut self.child else { return };
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
