@@ -130,7 +130,7 @@ pub struct Queue {
 /// Why frames of a queue were lost. The sum is [`Queue::lost`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostBy {
-    /// The inspector let the deadline pass.
+    /// The inspector let the deadline pass, or still had it when the engine stopped.
     pub overdue: u64,
     /// The inspector's answer had no meaning.
     pub garbage: u64,
