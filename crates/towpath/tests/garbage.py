@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 
-HELLO = struct.pack("<IH58x", int.from_bytes(b"TPRG", "little"), 4)
+HELLO = struct.pack("<IH58x", int.from_bytes(b"TPRG", "little"), 5)
 
 
 def attach():
