@@ -34,10 +34,10 @@ use crate::verdicts::Decision;
 
 /// How long the peer is believed to be alive without a look, in nanoseconds.
 pub(crate) const PEER_CHECK: u64 = 5_000_000;
-/// Most messages taken from a client's TX lane at a time.
-const MESSAGES: usize = 256;
-/// Bytes of messages after which no more are taken at a time: they may overlap in the area, so its size is no bound.
-const MESSAGE_BYTES: usize = 4 << 20;
+/// Most messages that a [`Channel::poll_messages`] takes from a client's TX lane.
+pub const POLL_MESSAGES: usize = 256;
+/// Bytes of messages after which a [`Channel::poll_messages`] takes no more: they may overlap in the area, so its size is no bound.
+pub const POLL_BYTES: usize = 4 << 20;
 
 /// One attached client: frames go out through [`reserve`](Self::reserve), verdicts come back through
 /// [`poll_verdicts`](Self::poll_verdicts).
@@ -432,10 +432,12 @@ impl Channel {
     }
 
     /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its
-    /// header, of which the length was checked and the sender is the kernel's word, and its payload. A bounded number per call; returns how many.
+    /// header, of which the length was checked and the sender is the kernel's word, and its payload. Returns how many, [`POLL_MESSAGES`] at
+    /// most, and none after [`POLL_BYTES`]: with less of both, all that had been sent was taken. The client may wait for the room that
+    /// they leave; [`kick`](Self::kick) tells it.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
-        let mut left = MESSAGE_BYTES;
-        for count in 0..MESSAGES {
+        let mut left = POLL_BYTES;
+        for count in 0..POLL_MESSAGES {
             if left == 0 {
                 return count;
             }
@@ -472,7 +474,7 @@ impl Channel {
                 }
             }
         }
-        MESSAGES
+        POLL_MESSAGES
     }
 
     /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.

@@ -90,7 +90,7 @@ pub use asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
 pub use attach::Options;
 #[cfg(not(loom))]
-pub use channel::{Channel, FrameOut, Full};
+pub use channel::{Channel, FrameOut, Full, POLL_BYTES, POLL_MESSAGES};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced};
 #[cfg(not(loom))]

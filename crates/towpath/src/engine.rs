@@ -71,6 +71,13 @@ pub trait Edge {
     /// Wall-clock time in nanoseconds since any fixed moment. Asked for once per burst, and while waiting.
     fn now(&mut self) -> u64;
 
+    /// Whether a live engine takes this frame on. One that it does not take meets no rule and is no packet; who is asked counts
+    /// it. The default: all.
+    fn takes(&mut self, frame: &[u8], meta: &Meta) -> bool {
+        let _ = (frame, meta);
+        true
+    }
+
     /// Sends one packet out.
     ///
     /// # Errors

@@ -31,7 +31,9 @@ impl<E: Edge> Engine<E> {
             }
             let mut count = 0;
             for (index, (frame, meta)) in some {
-                if !(straight && self.is_straight() && self.pass_straight(count, index, frame, &meta)?) {
+                if self.edge.takes(frame, &meta)
+                    && !(straight && self.is_straight() && self.pass_straight(count, index, frame, &meta)?)
+                {
                     self.handle_packet(index, frame, meta)?;
                 }
                 count += 1;

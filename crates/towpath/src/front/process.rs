@@ -14,7 +14,10 @@ use thiserror::Error;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
 use towpath_mux::mux::{Message, Mux, SendError, Ticket, psock, worker};
-use towpath_ring::{self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, Seq};
+use towpath_ring::{
+    self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, POLL_BYTES,
+    POLL_MESSAGES, Seq,
+};
 
 use crate::control::mux::Lost;
 use crate::control::protocol;
@@ -31,8 +34,6 @@ const CREDIT: usize = 64;
 const RX: u32 = 4 << 20;
 /// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
 const ROUNDS: usize = 16;
-/// As many messages as such a call takes at most: with fewer there are no more.
-const ROUND: usize = 256;
 /// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
 const BLOCK: usize = 64 << 10;
 
@@ -156,6 +157,8 @@ pub(super) struct Process {
     killed: Option<&'static str>,
     /// It was asked to ring when it has something.
     armed: bool,
+    /// It may be waiting for the room that was left to it since it was kicked.
+    gave_room: bool,
     /// What it has, by number: the first is that of `first`. None where it was done out of order.
     out: VecDeque<Option<Out>>,
     first: Seq,
@@ -234,6 +237,7 @@ impl Process {
             closed: None,
             killed: None,
             armed: false,
+            gave_room: false,
             out: VecDeque::new(),
             first: Seq::FIRST,
             working: 0,
@@ -352,7 +356,9 @@ impl Process {
         channel.poll_verdicts(now, |seq, _| released.push(seq));
         let (mut any, mut all) = (!released.is_empty(), false);
         for _ in 0..ROUNDS {
+            let mut taken = 0;
             let count = channel.poll_messages(|header, bytes| {
+                taken += bytes.len();
                 let bytes = returns.copy(bytes);
                 match header.kind {
                     Kind::REPLY => {
@@ -368,11 +374,12 @@ impl Process {
                 }
             });
             any |= count > 0;
-            if count < ROUND {
+            if count < POLL_MESSAGES && taken < POLL_BYTES {
                 all = true;
                 break;
             }
         }
+        self.gave_room |= any;
         if all {
             self.settle(returns, id);
         }
@@ -415,7 +422,7 @@ impl Process {
     /// Publishes what it was given.
     pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() && !std::mem::take(&mut self.gave_room) {
             return;
         }
         while let Some(message) = self.waiting.front() {

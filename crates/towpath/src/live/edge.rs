@@ -67,7 +67,7 @@ pub(super) struct Lost {
     pub(super) expired: u64,
     /// Nobody knows their next hop.
     pub(super) no_hop: u64,
-    /// They came for another host's Ethernet address.
+    /// They came for another host's Ethernet address, and met no rule; or for several hosts', and would have been routed.
     pub(super) not_ours: u64,
 }
 
@@ -174,6 +174,14 @@ impl Edge for Outside {
         self.wall()
     }
 
+    fn takes(&mut self, frame: &[u8], meta: &Meta) -> bool {
+        let Some(line) = self.lines.get_mut(meta.interface as usize) else { return true };
+        let Some(own) = line.hops.as_ref().and_then(|hops| hops.own) else { return true };
+        let takes = meta.link != Link::Ethernet || hop::is_own(frame, own) || hop::is_group(frame);
+        line.lost.not_ours += u64::from(!takes);
+        takes
+    }
+
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
         let Self { lines, scratch, .. } = self;
         // Of a router: what is for itself, and what is for others.
@@ -187,7 +195,8 @@ impl Edge for Outside {
                 }
                 return Ok(());
             }
-            if meta.link == Link::Ethernet && !hop::is_for(frame, own) {
+            // What came for several hosts at once is for them: RFC 1812 section 5.3.4.
+            if meta.link == Link::Ethernet && !hop::is_own(frame, own) {
                 line.lost.not_ours += 1;
                 return Ok(());
             }
@@ -244,5 +253,53 @@ impl Edge for Outside {
         }
         line.send(frame, meta);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    #[test]
+    fn a_router_takes_what_is_for_it() {
+        let hops = || Some(Hops::new(&[], 0, Some(OWN)));
+        let lines = vec![Line::new(true, hops()), Line::new(true, hops()), Line::new(true, None)];
+        let mut outside = Outside::new(Instant::now(), lines, None);
+        #[rustfmt::skip]
+        let rows = [
+            // to          interface  taken  routed
+            (OWN,          0,         true,  true),
+            (OTHER,        0,         false, false),
+            ([0xff; 6],    0,         true,  false),
+            ([1, 0, 0x5e, 0, 0, 1], 0, true, false),
+            (OTHER,        2,         true,  true),
+        ];
+        for (to, interface, taken, routed) in rows {
+            let mut frame = to.to_vec();
+            frame.extend([2, 0, 0, 0, 0, 9, 8, 0]);
+            frame.extend([0x45, 0, 0, 28, 0, 7, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 9, 0, 2]);
+            frame.extend([4, 0, 0, 53, 0, 8, 0, 0]);
+            let meta = Meta {
+                wire_len: frame.len() as u32,
+                time: 0,
+                link: Link::Ethernet,
+                link_type: LinkType::ETHERNET.0,
+                interface,
+                out: Some(PortId(1)),
+                hop: None,
+                changed: false,
+                port: towpath_port::Meta::default(),
+            };
+            let not_ours = |outside: &Outside| outside.lines[interface as usize].lost.not_ours;
+            let before = not_ours(&outside);
+            assert_eq!(outside.takes(&frame, &meta), taken, "{to:?}");
+            if taken {
+                let Ok(()) = outside.send(&frame, &meta);
+            }
+            assert_eq!(not_ours(&outside) == before, routed, "{to:?}");
+        }
     }
 }

@@ -74,9 +74,14 @@ impl Hops {
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Whether an Ethernet frame is for `own`, or for several: a router takes no others on.
-pub(super) fn is_for(frame: &[u8], own: [u8; 6]) -> bool {
-    frame.first_chunk().is_some_and(|to: &[u8; 6]| *to == own || to[0] & 1 == 1)
+/// Whether an Ethernet frame is for `own`.
+pub(super) fn is_own(frame: &[u8], own: [u8; 6]) -> bool {
+    frame.starts_with(&own)
+}
+
+/// Whether an Ethernet frame is for several hosts.
+pub(super) fn is_group(frame: &[u8]) -> bool {
+    frame.first().is_some_and(|to| to & 1 == 1)
 }
 
 /// One hop less.
