@@ -23,8 +23,10 @@
 //!
 //! The engine has no clock and no port of its own: both come through [`Edge`].
 
+mod edge;
 mod path;
 mod replies;
+mod steps;
 mod straight;
 #[cfg(test)]
 mod tests;
@@ -33,115 +35,29 @@ mod view;
 mod wiring;
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::gate::{Dir, Edits, PortId, Walk, Walker};
+use towpath_gate::gate::{Edits, Walker};
 use towpath_gate::packet::Link;
-use towpath_gate::reassembly::{Added, Reassembler};
+use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Ends, Keepalive};
-use towpath_gate::wire::{self, checksum};
+use towpath_gate::wire;
 use towpath_gate::{Packet, Time};
 
-use self::path::{
-    BUCKETS, Decision, Fate, Kind, Next, Progress, Settled, Wait, advance, apply, begins, detoured, goes_on,
-    label, obey,
-};
+pub use self::edge::{Edge, Meta};
+use self::path::{BUCKETS, Fate, Kind, Next, Progress, Settled, advance, apply, begins, obey};
 use self::replies::Replies;
+use self::steps::{bytes, parse};
 use self::trace::Traces;
 use self::view::View;
 pub use self::wiring::{Arrivals, Way};
-use crate::control::Observed;
 use crate::conversations::Conversations;
-use crate::queue::{Channel, DefaultVerdict, Offer, Policy, Queue};
+use crate::queue::{DefaultVerdict, Policy, Queue};
 use crate::report::{self, Report};
-use crate::window::{Stored, Ticket, Window};
-use towpath_port::{Burst, Checksum, Frame};
-
-/// What the engine needs from outside.
-pub trait Edge {
-    /// The link to an inspector.
-    type Channel: Channel;
-
-    /// Why sending failed.
-    type Error;
-
-    /// Wall-clock time in nanoseconds since any fixed moment. Asked for once per burst, and while waiting.
-    fn now(&mut self) -> u64;
-
-    /// Whether a live engine takes this frame on. One that it does not take meets no rule and is no packet; who is asked counts
-    /// it. The default: all.
-    fn takes(&mut self, frame: &[u8], meta: &Meta) -> bool {
-        let _ = (frame, meta);
-        true
-    }
-
-    /// Sends one packet out.
-    ///
-    /// # Errors
-    ///
-    /// The engine gives the error to its caller; the packet counts as passed.
-    fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error>;
-
-    /// Sends the packet at `index` of the burst that is being handled, which leaves as it came. The default:
-    /// [`Edge::send`], which copies it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Edge::send`].
-    fn pass(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
-        let _ = index;
-        self.send(frame, meta)
-    }
-
-    /// A packet ended here. The default: nobody needs to know.
-    fn discard(&mut self, meta: &Meta) {
-        let _ = meta;
-    }
-
-    /// Inspectors have packets and run on this thread's CPU: they go first. The default: nothing, they run when this thread
-    /// waits.
-    fn give_way(&mut self) {}
-
-    /// Answers those who look at the engine from outside; called once per burst, and while the engine waits. Returns for
-    /// how many nanoseconds at most the engine may sleep before it calls this again. The default: nobody looks.
-    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
-        let _ = engine;
-        u64::MAX
-    }
-
-    /// Sends the answer to a rejected packet out by `port`, where that packet came in. False when the port cannot send,
-    /// or not now: the answer is then lost, and counted.
-    fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
-        let _ = (port, frame, meta);
-        false
-    }
-}
-
-/// What a port says about a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Meta {
-    /// Bytes on the wire.
-    pub wire_len: u32,
-    /// Capture time, nanoseconds since the epoch.
-    pub time: u64,
-    /// How the frame begins.
-    pub link: Link,
-    /// Link type, pcap's number.
-    pub link_type: u16,
-    /// The interface that it came from: of the capture, or the number of the live port.
-    pub interface: u32,
-    /// The port that it leaves by; none before it has passed, and for one that goes nowhere.
-    pub out: Option<PortId>,
-    /// The next hop that a rule (`fwd`) has named, in place of that of its route.
-    pub hop: Option<IpAddr>,
-    /// Its bytes are not those that came.
-    pub changed: bool,
-    /// What a live port knows about it besides.
-    pub port: towpath_port::Meta,
-}
+use crate::window::{Ticket, Window};
+use towpath_port::{Burst, Frame};
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
@@ -195,20 +111,6 @@ pub struct Engine<E: Edge> {
     /// Wall-clock time when the engine last looked.
     wall: u64,
     started: Option<Time>,
-}
-
-/// What came of offering a packet to a queue.
-enum Handed {
-    /// The inspector has it.
-    Held,
-    /// Only a copy went, or nobody is there and the default is to pass: it goes on.
-    On,
-    /// Nobody is there to look at it, and the default is to drop.
-    Dropped,
-    /// There is no room.
-    Full,
-    /// There is no room, and the policy is to hand it to this queue.
-    Other(u16),
 }
 
 /// Packets that may wait at one time.
@@ -805,370 +707,5 @@ impl<E: Edge> Engine<E> {
                 None => edge.send(bytes, &stored.meta),
             }
         })
-    }
-
-    /// Acts on a decision about a packet that waits.
-    fn settle(&mut self, ticket: Ticket, decision: Settled) {
-        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
-        let Settled { outcome, mark: (mark, mask), ruling } = decision;
-        progress.set_mark(mark, mask);
-        if let Some(ruling) = ruling
-            && let Ok(packet) = parse(stored, self.came.as_ref())
-            && let Some(flow) = packet.flow()
-        {
-            self.queues[progress.wait.queue].rule(&flow, ruling, self.clock);
-        }
-        let next = match outcome {
-            Decision::Repeat | Decision::Queue(_) if detoured(progress) => Next::Gone(Fate::Dropped),
-            Decision::Gone(fate) => Next::Gone(fate),
-            Decision::Pass => self.step(ticket),
-            Decision::Repeat => {
-                progress.walk = Walk::new(Dir::In, Some(progress.arrival), None);
-                progress.leaving = false;
-                progress.out = None;
-                progress.wait.kind = Kind::Divert;
-                self.step(ticket)
-            }
-            Decision::Replace(mut bytes) => {
-                stored.meta.wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-                // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
-                // (a fragment, a protocol we do not know) the inspector's own stand.
-                checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
-                stored.meta.changed = true;
-                stored.meta.port.offload.checksum = Checksum::Unverified;
-                self.window.replace(ticket, &bytes);
-                self.step(ticket)
-            }
-            // A queue that neither rules nor the command line know: an inspector's word does not make one.
-            Decision::Queue(number) if !self.queues.iter().any(|queue| queue.number() == number) => {
-                match self.unserved.default {
-                    DefaultVerdict::Pass => self.step(ticket),
-                    DefaultVerdict::Drop => Next::Gone(Fate::Dropped),
-                }
-            }
-            Decision::Queue(number) => Next::Queue(number, progress.wait.kind),
-            // Once: a packet that kills its inspector shall not kill them all.
-            Decision::Orphan if progress.orphaned => match self.queues[progress.wait.queue].abandon() {
-                DefaultVerdict::Pass => self.step(ticket),
-                DefaultVerdict::Drop => Next::Gone(Fate::Dropped),
-            },
-            Decision::Orphan => {
-                progress.orphaned = true;
-                Next::Queue(self.queues[progress.wait.queue].number(), progress.wait.kind)
-            }
-        };
-        self.drive(ticket, next);
-    }
-
-    /// The packet of `ticket` may go on: what comes next on its path.
-    fn step(&mut self, ticket: Ticket) -> Next {
-        let Self { window, came, walker, clock, .. } = self;
-        let Some((stored, progress)) = window.waiting_mut(ticket) else { return Next::Gone(Fate::Dropped) };
-        // Nothing of it has changed, and what comes next does not depend on what it is.
-        if !stored.meta.changed && progress.ends() {
-            return Next::Out;
-        }
-        let Ok(packet) = parse(stored, came.as_ref()) else {
-            // It parsed when it came: an inspector has put something malformed in its place.
-            return Next::Gone(Fate::Dropped);
-        };
-        progress.look(&packet);
-        goes_on(walker, &packet, progress, progress.wait.kind, *clock)
-    }
-
-    /// Takes the packet of `ticket` along its path until it is decided or somebody holds it.
-    fn drive(&mut self, mut ticket: Ticket, mut next: Next) {
-        loop {
-            next = match next {
-                Next::Out => return self.end(ticket, None),
-                Next::Gone(fate) => return self.end(ticket, Some(fate)),
-                Next::Queue(number, kind) => {
-                    let queue = self.queue_index(number);
-                    self.set_wait(ticket, Wait { queue, kind, since: None });
-                    match self.ruled(ticket, kind) {
-                        Some(next) => next,
-                        None => match self.offer_in_turn(ticket) {
-                            // A copy never slows a live packet.
-                            Handed::Full if self.live && kind == Kind::Tee => match self.skip_copy(ticket) {
-                                Some(next) => next,
-                                None => return,
-                            },
-                            Handed::Full => return self.put_off(ticket, queue, kind),
-                            handed => match self.act(ticket, handed) {
-                                Some(next) => next,
-                                None => return,
-                            },
-                        },
-                    }
-                }
-                Next::Reassemble => match self.reassemble(ticket) {
-                    Some(whole) => {
-                        ticket = whole;
-                        self.step(ticket)
-                    }
-                    None => return,
-                },
-            }
-        }
-    }
-
-    /// What comes next after a packet was offered; nothing while an inspector has it.
-    fn act(&mut self, ticket: Ticket, handed: Handed) -> Option<Next> {
-        match handed {
-            Handed::Held | Handed::Full => None,
-            Handed::On => Some(self.step(ticket)),
-            Handed::Dropped => Some(Next::Gone(Fate::Dropped)),
-            Handed::Other(number) => {
-                let (_, progress) = self.window.waiting_mut(ticket)?;
-                let kind = progress.wait.kind;
-                match detoured(progress) {
-                    false => Some(Next::Queue(number, kind)),
-                    true if kind == Kind::Tee => Some(self.step(ticket)),
-                    true => Some(Next::Gone(Fate::Dropped)),
-                }
-            }
-        }
-    }
-
-    /// What comes next for a packet that waits, where an inspector has decided about its flow.
-    fn ruled(&mut self, ticket: Ticket, kind: Kind) -> Option<Next> {
-        let (stored, progress) = self.window.waiting_mut(ticket)?;
-        if kind == Kind::Tee || !self.queues[progress.wait.queue].has_rulings() {
-            return None;
-        }
-        let packet = parse(stored, self.came.as_ref()).ok()?;
-        let flow = packet.flow()?;
-        let ruling = self.queues[progress.wait.queue].ruling(&flow, begins(&packet), self.clock)?;
-        Some(obey(ruling, &mut self.walker, &packet, progress, kind, self.clock))
-    }
-
-    /// The packet waits for room.
-    fn put_off(&mut self, ticket: Ticket, queue: usize, kind: Kind) {
-        self.set_wait(ticket, Wait { queue, kind, since: Some(self.wall) });
-        match self.queues[queue].enqueue(ticket) {
-            Ok(None) => {}
-            Ok(Some(oldest)) => self.end(oldest, Some(Fate::Dropped)),
-            Err(ticket) if self.live => self.queues[queue].put_off(ticket),
-            Err(ticket) => self.backlog.push_back(ticket),
-        }
-    }
-
-    /// Offers a packet to its queue, behind those that wait for room there.
-    fn offer_in_turn(&mut self, ticket: Ticket) -> Handed {
-        let Some((_, progress)) = self.window.waiting_mut(ticket) else { return Handed::Dropped };
-        let queue = &self.queues[progress.wait.queue];
-        if self.live && queue.next_in_backlog().is_some() { Handed::Full } else { self.offer(ticket) }
-    }
-
-    /// The packet goes on without its copy.
-    fn skip_copy(&mut self, ticket: Ticket) -> Option<Next> {
-        let (stored, progress) = self.window.waiting_mut(ticket)?;
-        let queue = &mut self.queues[progress.wait.queue];
-        queue.skip(&label(&stored.meta, progress), stored.meta.interface);
-        Some(self.step(ticket))
-    }
-
-    /// Gives a fragment to the reassembler. If that made its datagram whole, and nothing of its flow is before it, the datagram
-    /// goes on.
-    fn reassemble(&mut self, ticket: Ticket) -> Option<Ticket> {
-        let Self { window, came, reassembler, clock, .. } = self;
-        let (stored, progress) = window.waiting_mut(ticket)?;
-        let Ok(packet) = parse(stored, came.as_ref()) else {
-            self.end(ticket, Some(Fate::Dropped));
-            return None;
-        };
-        let Added { whole, dropped } = reassembler.add(&packet, progress.parts, *clock);
-        // From here on the reassembler counts the fragment, or the datagram does.
-        progress.parts = whole.as_ref().map_or(0, |whole| whole.parts);
-        progress.wait.kind = Kind::Divert;
-        if let Some(whole) = &whole {
-            stored.meta.wire_len = whole.frame.len() as u32;
-            stored.meta.changed = true;
-            stored.meta.port.offload = towpath_port::Offload::default();
-            window.replace(ticket, &whole.frame);
-        }
-        self.count(Fate::Dropped, dropped);
-        if whole.is_none() {
-            self.end(ticket, Some(Fate::Dropped));
-            return None;
-        }
-        self.join_flow(ticket)
-    }
-
-    /// A datagram is in its flow from when it is whole: its fragments' lane, but for the first one's, is another. Nothing when
-    /// it has to wait for its turn there.
-    fn join_flow(&mut self, ticket: Ticket) -> Option<Ticket> {
-        let Self { window, came, continuing, .. } = self;
-        let (stored, progress) = window.waiting_mut(ticket)?;
-        let Ok(packet) = parse(stored, came.as_ref()) else {
-            self.end(ticket, Some(Fate::Dropped));
-            return None;
-        };
-        let before = progress.bucket();
-        progress.place(&packet);
-        let bucket = progress.bucket();
-        if bucket == before {
-            return Some(ticket);
-        }
-        if let Some(bucket) = progress.bucket.take() {
-            continuing[bucket] -= 1;
-        }
-        if !self.live {
-            return Some(ticket);
-        }
-        let waits = continuing[bucket] > 0;
-        if waits {
-            continuing[bucket] += 1;
-            progress.bucket = Some(bucket);
-            progress.aside = true;
-        }
-        let ticket = window.move_to(ticket, bucket as u16)?;
-        (!waits).then_some(ticket)
-    }
-
-    fn queue_index(&mut self, number: u16) -> usize {
-        let known = self.queues.iter().position(|queue| queue.number() == number);
-        known.unwrap_or_else(|| {
-            self.queues.push(Queue::new(number, self.unserved));
-            self.named.push(number);
-            self.queues.len() - 1
-        })
-    }
-
-    /// Offers what waits for room, oldest first, as long as there is some; gives up on what waits too long.
-    fn retry(&mut self) {
-        while let Some(&ticket) = self.backlog.front() {
-            let Some(handed) = self.offer_again(ticket) else { break };
-            self.backlog.pop_front();
-            self.go_on(ticket, handed);
-        }
-        for queue in 0..self.queues.len() {
-            while let Some(ticket) = self.queues[queue].next_in_backlog() {
-                let Some(handed) = self.offer_again(ticket) else { break };
-                self.queues[queue].leave_backlog();
-                self.go_on(ticket, handed);
-            }
-        }
-    }
-
-    fn go_on(&mut self, ticket: Ticket, handed: Handed) {
-        if let Some(next) = self.act(ticket, handed) {
-            self.drive(ticket, next);
-        }
-    }
-
-    /// Offers a packet that waits for room; nothing when it still has to wait.
-    fn offer_again(&mut self, ticket: Ticket) -> Option<Handed> {
-        let Some((_, progress)) = self.window.waiting_mut(ticket) else { return Some(Handed::Held) };
-        let wait = progress.wait;
-        match self.offer(ticket) {
-            Handed::Full => {
-                let (stored, progress) = self.window.waiting_mut(ticket)?;
-                let queue = &mut self.queues[wait.queue];
-                if self.wall.saturating_sub(wait.since.unwrap_or(self.wall)) <= queue.policy().deadline {
-                    return None;
-                }
-                let verdict = queue.give_up(&label(&stored.meta, progress), stored.meta.interface);
-                Some(match verdict {
-                    DefaultVerdict::Drop if wait.kind != Kind::Tee => Handed::Dropped,
-                    _ => Handed::On,
-                })
-            }
-            handed => Some(handed),
-        }
-    }
-
-    /// Offers a packet to the queue that it waits for.
-    fn offer(&mut self, ticket: Ticket) -> Handed {
-        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return Handed::Dropped };
-        let Wait { queue, kind, .. } = progress.wait;
-        let label = label(&stored.meta, progress);
-        let answer_to = (kind != Kind::Tee).then_some(ticket);
-        // Of a capture, the interface stands for the processor that the packet came on.
-        let cpu = stored.meta.interface;
-        let frame = bytes(stored, self.came.as_ref());
-        let offer = self.queues[queue].offer(frame, &label, cpu, self.wall, answer_to);
-        if matches!(offer, Offer::Held | Offer::Copied) && !std::mem::replace(&mut progress.inspected, true) {
-            self.totals.inspected += u64::from(progress.parts);
-        }
-        match offer {
-            Offer::Full => Handed::Full,
-            Offer::Queue(number) => Handed::Other(number),
-            Offer::Held if kind != Kind::Tee => Handed::Held,
-            Offer::Lost(DefaultVerdict::Drop) if kind != Kind::Tee => Handed::Dropped,
-            Offer::Held | Offer::Copied | Offer::Lost(_) => Handed::On,
-        }
-    }
-
-    fn set_wait(&mut self, ticket: Ticket, wait: Wait) {
-        let Self { window, came, continuing, walker, .. } = self;
-        let Some((stored, progress)) = window.waiting_mut(ticket) else { return };
-        progress.wait = wait;
-        // The inspector sees what the rules have changed so far.
-        change(progress.walk.edits(), stored, came.as_ref());
-        let goes_on = wait.kind != Kind::Inspect || progress.walks_out(walker);
-        if goes_on && progress.bucket.is_none() {
-            let bucket = progress.bucket();
-            continuing[bucket] += 1;
-            progress.bucket = Some(bucket);
-        }
-    }
-
-    /// The packet of `ticket` is decided: it passes when it has no fate.
-    fn end(&mut self, ticket: Ticket, fate: Option<Fate>) {
-        let Some((stored, progress)) = self.window.waiting_mut(ticket) else { return };
-        if let Some(bucket) = progress.bucket.take() {
-            self.continuing[bucket] -= 1;
-        }
-        let parts = progress.parts;
-        if !self.traces.is_empty() {
-            let Self { traces, walker, totals, came, .. } = self;
-            let place = (totals.packets, progress.arrival.0.into());
-            let meta = Meta { out: progress.out, ..stored.meta };
-            traces.tell(place, (bytes(stored, came.as_ref()), &meta), &progress.walk, fate, walker);
-        }
-        match fate {
-            None => {
-                change(progress.walk.edits(), stored, self.came.as_ref());
-                (stored.meta.out, stored.meta.hop) = (progress.out, progress.hop);
-                self.totals.passed += u64::from(parts);
-                self.window.pass(ticket);
-            }
-            Some(fate) => {
-                if fate != Fate::Dropped
-                    && let Ok(packet) = parse(stored, self.came.as_ref())
-                    && let Some(reject) =
-                        fate.answer(&packet, self.walker.ports().addresses(progress.arrival))
-                {
-                    let came = (progress.arrival, &stored.meta);
-                    let Self { replies, walker, clock, edge, .. } = self;
-                    replies.answer(reject, &packet, came, parts, walker, *clock, edge);
-                }
-                let meta = stored.meta;
-                self.edge.discard(&meta);
-                self.count(fate, parts);
-                self.window.discard(ticket);
-            }
-        }
-    }
-}
-
-/// A waiting packet's bytes: its own, or those in the burst that it came with.
-#[inline]
-fn bytes<'a>(stored: &'a Stored<Meta>, came: Option<&'a Arc<Burst>>) -> &'a [u8] {
-    stored.bytes(|index| came.expect("its burst is being handled").frame(index).bytes)
-}
-
-#[inline]
-fn parse<'a>(stored: &'a Stored<Meta>, came: Option<&'a Arc<Burst>>) -> Result<Packet<'a>, wire::Malformed> {
-    wire::parse(stored.meta.link, bytes(stored, came), stored.meta.wire_len)
-}
-
-/// Makes the changes that rules asked for.
-fn change(edits: Edits, stored: &mut Stored<Meta>, came: Option<&Arc<Burst>>) {
-    if edits != Edits::default() {
-        let burst = |index| came.expect("its burst is being handled").frame(index).bytes;
-        let (frame, meta) = stored.parts_mut(burst);
-        apply(edits, frame, meta);
     }
 }

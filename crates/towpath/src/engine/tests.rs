@@ -10,6 +10,7 @@ use towpath_gate::{Gate, state};
 use towpath_ring::{Full, Loss, Seq};
 
 use super::*;
+use crate::queue::Channel;
 use crate::queue::{Answer, Gone, Outcome, Reply};
 
 /// What an inspector and its test see.
