@@ -433,7 +433,8 @@ impl Channel {
 
     /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its
     /// header, of which the length was checked and the sender is the kernel's word, and its payload. Returns how many, [`POLL_MESSAGES`] at
-    /// most, and none after [`POLL_BYTES`]: with less of both, all that had been sent was taken. The client may wait for the room that
+    /// most, and none after [`POLL_BYTES`]: with less of both, all that had been sent was taken, but
+    /// for what stands behind a message that is not where its header says (a violation). The client may wait for the room that
     /// they leave; [`kick`](Self::kick) tells it.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
         let mut left = POLL_BYTES;

@@ -4,6 +4,8 @@
 //! the listeners that the user has now: to be detached and come back would otherwise give it one part after another, until
 //! nothing is left for the rest of the group.
 
+use std::collections::BTreeSet;
+
 use crate::Seq;
 use crate::channel::Channel;
 use crate::group::MemberId;
@@ -40,14 +42,19 @@ impl Quarantined {
 /// Shares out an area of `frame_nr` frames: with all others slow, there is as much left for each. Called when somebody comes,
 /// goes, or leaves the quarantine.
 pub(crate) fn share_out(frame_nr: u32, members: &mut [Member], quarantine: &[Quarantined]) {
-    let part = frame_nr / members.len().max(1) as u32;
-    for i in 0..members.len() {
-        let uid = members[i].channel.peer().uid;
-        let listeners = members.iter().filter(|m| m.channel.peer().uid == uid).count() as u32;
-        let theirs = quarantine.iter().filter(|q| q.channel.peer().uid == uid);
-        let kept: u32 = theirs.map(|q| q.frames).sum();
-        members[i].quota = part.saturating_sub(kept.div_ceil(listeners));
-    }
+    let uids: BTreeSet<u32> = quarantine.iter().map(|q| q.channel.peer().uid).collect();
+    let kept = |uid| quarantine.iter().filter(|q| q.channel.peer().uid == uid).map(|q| q.frames).sum::<u32>();
+    let listeners = |uid| members.iter().filter(|m| m.channel.peer().uid == uid).count() as u32;
+    let most = frame_nr / members.len().max(1) as u32;
+    // What a user without listeners, or with too few, has left behind is nobody's: the others share what is left.
+    let unborne: u32 = uids.iter().map(|&uid| kept(uid).saturating_sub(most * listeners(uid))).sum();
+    let part = frame_nr.saturating_sub(unborne) / members.len().max(1) as u32;
+    let quotas: Vec<u32> = members
+        .iter()
+        .map(|member| member.channel.peer().uid)
+        .map(|uid| part.saturating_sub(kept(uid).div_ceil(listeners(uid))))
+        .collect();
+    members.iter_mut().zip(quotas).for_each(|(member, quota)| member.quota = quota);
 }
 
 impl Channel {
@@ -167,15 +174,15 @@ mod tests {
             w.detach(hostile);
             left.push(client);
         }
-        // The honest one's user has left nothing behind.
-        assert_eq!(w.quotas(), [32]);
+        // The honest one's user has left nothing behind, but what the other one has is not there to be had.
+        assert_eq!(w.quotas(), [16]);
         // Of two listeners that a user has, each bears half of what a third one left.
         let ((third, _client), (_, mut second)) = (w.join(1, None), w.join(1, None));
-        assert_eq!(w.quotas(), [10, 10, 10]);
+        assert_eq!(w.quotas(), [5, 5, 5]);
         w.gets(&mut second);
         let had = w.group.members().find(|(id, _)| *id == third).unwrap().1.frames_left();
         w.detach(third);
-        assert_eq!(w.quotas(), [16 - had.div_ceil(2); 2]);
+        assert_eq!(w.quotas(), [8 - had.div_ceil(2); 2]);
     }
 
     #[test]

@@ -196,8 +196,15 @@ impl Channel for Inspector {
         let mut decided = channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
         let Some(death) = channel.death() else { return decided };
         if death != Death::Violations {
-            // What it decided before it went counts. Of one that broke the protocol nothing more does.
-            decided += channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
+            // What it decided before it went counts. Of one that broke the protocol nothing more does. A poll may leave some for the
+            // next one; each decides at least one frame.
+            loop {
+                let more = channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
+                decided += more;
+                if more == 0 {
+                    break;
+                }
+            }
         }
         channel.drain_held(|seq| {
             decided += 1;

@@ -390,8 +390,9 @@ impl<M, W> Window<M, W> {
         self.bytes -= bytes.len();
         let Bytes::Own(mut buffer) = bytes else { return };
         buffer.clear();
-        // A jumbo's buffer is not kept: the spares stay within the window's own bound.
-        if buffer.capacity() <= KEEP {
+        // A jumbo's buffer is not kept, nor more of them than packets ever waited at a time (what came lent was none of them): the
+        // spares stay within the window's own bound.
+        if buffer.capacity() <= KEEP && self.spare.len() < self.entries.len() {
             self.spare.push(buffer);
         }
     }

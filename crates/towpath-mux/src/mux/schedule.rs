@@ -38,6 +38,18 @@ impl Mux {
     /// Gives a worker what it is to do now, oldest first, and says how many messages that are. With none it is idle, and
     /// [`Event::Wake`] says when to ask again. A worker that asks while it holds some gets as many as fill up its turn.
     pub fn poll_batch(&mut self, id: worker::Id, now: Time, batch: &mut Vec<Message>) -> usize {
+        self.poll_at_most(id, usize::MAX, now, batch)
+    }
+
+    /// As [`Mux::poll_batch`], for who knows what others can take at the same time: the worker holds `most` messages afterwards, or
+    /// what it held before.
+    pub fn poll_at_most(
+        &mut self,
+        id: worker::Id,
+        most: usize,
+        now: Time,
+        batch: &mut Vec<Message>,
+    ) -> usize {
         self.now = self.now.max(now);
         let now = self.now;
         self.end_turn(id);
@@ -48,7 +60,7 @@ impl Mux {
         }
         let mut given = 0;
         let mut waits = Run::default();
-        let most = worker.credit.min(share);
+        let most = worker.credit.min(share).min(most);
         while worker.enabled
             && worker.run.is_none()
             && worker.in_hand.len() < most

@@ -247,11 +247,14 @@ impl Front {
         let first = *turn;
         driver.change(|mux, time| {
             returns.apply(mux, time);
-            // Those that have nothing first: a message does not wait behind another while somebody is idle.
-            for idle in [true, false] {
+            // Those that have nothing first: a message does not wait behind another while somebody is idle. What a process has it
+            // keeps, so all of them share what there is.
+            let idle = seats.iter().filter(|seat| seat.is_idle()).count();
+            let share = mux.queued().div_ceil(idle.max(1)).max(1);
+            for share in [Some(share), None] {
                 let (left, right) = seats.split_at_mut(first);
                 for seat in right.iter_mut().chain(left) {
-                    busy |= seat.take(mux, time, idle);
+                    busy |= seat.take(mux, time, share);
                 }
             }
         });

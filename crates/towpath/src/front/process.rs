@@ -375,7 +375,8 @@ impl Process {
             });
             any |= count > 0;
             if count < POLL_MESSAGES && taken < POLL_BYTES {
-                all = true;
+                // Of one that broke the protocol, answers may stand behind what ended it.
+                all = !channel.is_dead();
                 break;
             }
         }
@@ -409,12 +410,18 @@ impl Process {
         }
     }
 
-    /// Takes messages from the core, if it has none (`idle`) or if it has some; whether it got any.
-    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: bool) -> bool {
-        let Some(id) = self.id.filter(|_| self.has_room() && (self.working == 0) == idle) else {
+    /// Whether it has no message and takes one.
+    pub(super) fn is_idle(&self) -> bool {
+        self.has_room() && self.working == 0
+    }
+
+    /// Takes messages from the core, if it has none (`idle`; then as many as its share is of those that wait) or if it has some;
+    /// whether it got any.
+    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: Option<usize>) -> bool {
+        let Some(id) = self.id.filter(|_| self.has_room() && self.is_idle() == idle.is_some()) else {
             return false;
         };
-        mux.poll_batch(id, now, &mut self.batch);
+        mux.poll_at_most(id, idle.unwrap_or(usize::MAX), now, &mut self.batch);
         self.waiting.extend(self.batch.drain(..));
         !self.waiting.is_empty()
     }

@@ -208,7 +208,11 @@ impl Seat {
         self.all_mut().filter_map(|process| process.collect(returns, now, timeout).then_some(())).count() > 0
     }
 
-    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: bool) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
+        self.process.as_ref().is_some_and(Process::is_idle)
+    }
+
+    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: Option<usize>) -> bool {
         self.process.as_mut().is_some_and(|process| process.take(mux, now, idle))
     }
 
