@@ -27,6 +27,8 @@ mod rings;
 
 /// Looks at the lanes before going to sleep: some 10 us.
 const SPINS: u32 = 400;
+/// Looks before it is asked where the engine runs: an answer that comes at once does not wait for that.
+const LOOKS: u32 = 8;
 /// Looks where the engine runs on the same CPU, each after the engine had its turn: two are cheaper than a sleep and a doorbell.
 const YIELDS: u32 = 2;
 /// Frames of one lane before the next lane's turn.
@@ -467,9 +469,13 @@ impl Consumer {
                 if let Some(found) = take(self)? {
                     return Ok(Some(found));
                 }
+                if look < LOOKS {
+                    hint::spin_loop();
+                    continue;
+                }
                 match *shared.get_or_insert_with(|| self.shares_cpu()) {
                     false => hint::spin_loop(),
-                    true if look < YIELDS => sys::give_way(),
+                    true if look < LOOKS + YIELDS => sys::give_way(),
                     true => break,
                 }
             }
