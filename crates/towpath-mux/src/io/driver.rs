@@ -17,7 +17,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
 use super::reader::{READS, read};
-use super::state::{Told, Work};
+use super::state::{FOREVER, Told, Work};
 use super::{Server, Shared, timespec};
 use crate::Time;
 use crate::mux::Mux;
@@ -130,21 +130,23 @@ impl Driver {
         self.turn(timeout, each).map(drop)
     }
 
-    /// The same; whether there was anything, or is.
+    /// The same; whether there was anything, or is, besides what there is to tell.
     pub(super) fn turn(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<bool> {
         let mut work = Work::default();
         let mut state = self.shared.lock();
         let now = self.shared.now();
+        state.until = None;
         state.handle_timeout(&self.shared, now, &mut work);
         state.pump(&self.shared, &mut work);
-        let busy = !work.writes.is_empty()
-            || !state.told.is_empty()
-            || !state.ready.is_empty()
-            || std::mem::take(&mut state.wanted);
+        let busy = !work.writes.is_empty() || !state.ready.is_empty() || std::mem::take(&mut state.wanted);
         let own = state.poll_timeout().map(|time| time.since(now));
+        let at_once = busy || !state.told.is_empty();
+        let timeout = if at_once { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
+        if timeout != Some(Duration::ZERO) {
+            state.until = Some(own.map_or(FOREVER, |own| now + own));
+        }
         drop(state);
         self.shared.perform(work);
-        let timeout = if busy { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4 * READS];
         let events = match epoll::wait(&self.shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
             Ok((events, _)) => events,
@@ -171,10 +173,14 @@ impl Driver {
         self.shared.perform(work);
     }
 
-    /// When it has to be called though no descriptor is ready.
+    /// When it has to be called though no descriptor is ready. From now on its descriptor is ready when that becomes sooner.
     #[cfg(feature = "tokio")]
     pub(super) fn poll_timeout(&self) -> Option<std::time::Instant> {
-        let time = self.shared.lock().poll_timeout()?;
+        let mut state = self.shared.lock();
+        // What is wanted was so since the last look.
+        let due = if state.wanted { Some(self.shared.now()) } else { state.poll_timeout() };
+        state.until = Some(due.unwrap_or(FOREVER));
+        let time = due?;
         Some(self.shared.start + Duration::from_nanos(time.as_nanos()))
     }
 

@@ -5,6 +5,9 @@
 //! them, without the mutex.
 //!
 //! Invariant: each ends in one way: attached, failed, or too late. There are [`MOST`] at most; the oldest makes room.
+//!
+//! Races: others that wait for sockets hear of them too. One that is ready is said once (EPOLLONESHOT), and then not before it
+//! is waited for again; so one worker drives it at a time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -47,7 +50,6 @@ pub(super) struct Shaking {
     pub(super) peer: Option<SocketAddr>,
     pub(super) keeper: Option<Sender<News>>,
     until: Time,
-    writes: bool,
 }
 
 impl Handshakes {
@@ -69,9 +71,9 @@ impl Handshakes {
         };
         // A client speaks first: that there is room to write is what starts it.
         let data = EventData::new_u64(self.next);
-        epoll::add(own, &link, data, EventFlags::IN | EventFlags::OUT)?;
+        epoll::add(own, &link, data, EventFlags::IN | EventFlags::OUT | EventFlags::ONESHOT)?;
         let peer = super::admission::peer(&link).map(|peer| peer.remote);
-        let shaking = Shaking { link, peer, keeper, until, writes: true };
+        let shaking = Shaking { link, peer, keeper, until };
         self.all.insert(self.next, shaking);
         self.next += 1;
         self.due = self.due.into_iter().chain([until]).min();
@@ -82,7 +84,7 @@ impl Handshakes {
         })
     }
 
-    /// Those that have something to read or room to write, some of them.
+    /// Those that have something to read or room to write, some of them; each once until it is waited for again.
     pub(super) fn ready(&self) -> Vec<(u64, Arc<Link>)> {
         let Some(own) = &self.epoll else { return Vec::new() };
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); BURST];
@@ -98,13 +100,11 @@ impl Handshakes {
     }
 
     /// It goes on when there is something to read, or room to `write`.
-    pub(super) fn wait(&mut self, key: u64, write: bool) -> io::Result<()> {
-        let (Some(own), Some(shaking)) = (&self.epoll, self.all.get_mut(&key)) else { return Ok(()) };
-        if std::mem::replace(&mut shaking.writes, write) == write {
-            return Ok(());
-        }
-        let flags = if write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-        Ok(epoll::modify(own, &shaking.link, EventData::new_u64(key), flags)?)
+    pub(super) fn wait(&self, key: u64, write: bool) -> io::Result<()> {
+        let (Some(own), Some(shaking)) = (&self.epoll, self.all.get(&key)) else { return Ok(()) };
+        // It reads nothing before it has written.
+        let flags = if write { EventFlags::OUT } else { EventFlags::IN };
+        Ok(epoll::modify(own, &shaking.link, EventData::new_u64(key), flags | EventFlags::ONESHOT)?)
     }
 
     /// It is not one of them any more.

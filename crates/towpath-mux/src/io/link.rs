@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
+use rustix::net::AddressFamily;
 
 use super::admission::{Entry, Peer};
 use super::carrier::{Carrier, Carriers};
@@ -36,12 +37,15 @@ pub(super) struct Link {
     carrier: OnceLock<Option<Mutex<Box<dyn Carrier>>>>,
     /// SO_ERROR as the carrier found it, which cleared it.
     broken: OnceLock<i32>,
+    /// A read of less than there was room for may leave some: it ends behind bytes that descriptors came with (unix(7)).
+    unix: bool,
     fd: OwnedFd,
 }
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
-        Self { tls: tls.map(Box::new), entry, carrier: OnceLock::new(), broken: OnceLock::new(), fd }
+        let unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX);
+        Self { tls: tls.map(Box::new), entry, carrier: OnceLock::new(), broken: OnceLock::new(), unix, fd }
     }
 
     /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
@@ -67,8 +71,13 @@ impl Link {
     pub(super) fn shake(&self) -> Shake {
         match &self.tls {
             Some(tls) => tls.shake(&self.fd),
-            None => Shake::Done { early: Vec::new(), over: false },
+            None => Shake::Done,
         }
+    }
+
+    /// What the peer sent right behind the handshake, and whether it sends no more; once.
+    pub(super) fn early(&self) -> (Vec<u8>, bool) {
+        self.tls.as_ref().map_or((Vec::new(), false), |tls| tls.early())
     }
 
     /// Reads what fits behind what the buffer holds. Nothing that could be read now is no error.
@@ -76,13 +85,16 @@ impl Link {
         if let Some(tls) = &self.tls {
             return tls.read(&self.fd, buffer);
         }
-        match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
-            // A carrier was told why, and the system says no more than that it is over.
-            Ok(0) => self.broken.get().map_or(Ok(Came::End), |&errno| Err(Cause::Reset(errno))),
-            Ok(_) if buffer.len() == buffer.capacity() => Ok(Came::More),
-            Ok(_) | Err(Errno::AGAIN) => Ok(Came::All),
-            Err(Errno::INTR) => Ok(Came::More),
-            Err(errno) => Err(Cause::Reset(errno.raw_os_error())),
+        loop {
+            return match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
+                // A carrier was told why, and the system says no more than that it is over.
+                Ok(0) => self.broken.get().map_or(Ok(Came::End), |&errno| Err(Cause::Reset(errno))),
+                Ok(_) if buffer.len() == buffer.capacity() => Ok(Came::More),
+                Ok(_) if self.unix => continue,
+                Ok(_) | Err(Errno::AGAIN) => Ok(Came::All),
+                Err(Errno::INTR) => Ok(Came::More),
+                Err(errno) => Err(Cause::Reset(errno.raw_os_error())),
+            };
         }
     }
 

@@ -20,7 +20,7 @@
 //!
 //! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
 //! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket. Who else waits may hear
-//! it, and leaves it ringing.
+//! it, and leaves it ringing. It rings too when something becomes due sooner than who waits knew of (`state.rs`, `until`).
 //!
 //! With TLS (feature `tls`), a connection is attached when it has shaken hands.
 //!

@@ -28,6 +28,10 @@ impl Session {
         match *self {}
     }
 
+    pub(super) fn early(&self) -> (Vec<u8>, bool) {
+        match *self {}
+    }
+
     pub(super) fn read(&self, _: &OwnedFd, _: &mut Vec<u8>) -> Result<Came, Cause> {
         match *self {}
     }
@@ -45,7 +49,7 @@ impl Session {
 #[derive(Debug)]
 #[allow(dead_code)] // The cases of TLS.
 pub(super) enum Shake {
-    Done { early: Vec<u8>, over: bool },
+    Done,
     More { write: bool },
     Failed(String),
 }

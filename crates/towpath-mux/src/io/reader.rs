@@ -5,7 +5,8 @@
 //! read those at the same time.
 //!
 //! Invariant: a socket of which not everything was read is in the queue, or somebody reads it, or the core wants nothing of it
-//! now; then it is watched anew when that changes, and epoll says again what is there.
+//! now; then it is watched anew when that changes, and epoll says again what is there. Everything was read when read(2) brought less
+//! than it had room for; of a Unix socket, only when it brought nothing: it stops behind bytes that descriptors came with.
 //!
 //! Races: bytes that come behind a read make epoll say it again. When somebody still reads, that is remembered (`again`), and the
 //! socket goes back into the queue. That the peer has sent its last byte is said once, with the bytes before it: then it is
@@ -34,6 +35,10 @@ pub(super) fn read(
     let (mut listeners, mut shaking) = (Vec::new(), Vec::new());
     let mut state = shared.lock();
     let now = shared.now();
+    if state.leader == by {
+        // It is awake. A driver is nobody's leader, and no worker.
+        state.until = None;
+    }
     for &(data, mut flags) in events {
         let Some(id) = psock_of(data) else {
             match data {
@@ -89,5 +94,10 @@ pub(super) fn read(
     for accepted in accepted {
         state.accepted(shared, accepted, work);
     }
+    if runs && state.mux.queued() > 0 {
+        // Others came besides, which wait behind the run: is it long enough to wake somebody?
+        state.pump(shared, work);
+    }
+    state.rouse(work);
     runs
 }

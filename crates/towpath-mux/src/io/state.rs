@@ -39,6 +39,8 @@ const AWAITED: usize = 64 << 10;
 const AWAITED_MOST: usize = 256 << 10;
 /// What is kept of what there is to tell.
 const TOLD: usize = 1024;
+/// Later than anything is due.
+pub(super) const FOREVER: Time = Time::from_nanos(u64::MAX);
 
 /// A connection that ended.
 #[derive(Debug)]
@@ -85,6 +87,8 @@ pub(super) struct State {
     pub(super) arrivals: Arrivals,
     pub(super) handshakes: Handshakes,
     pub(super) leader: Option<worker::Id>,
+    /// It, or the driver, sleeps until then at the latest, as far as it knew: what becomes due sooner has it rung.
+    pub(super) until: Option<Time>,
     /// Who looks whether a leader got stuck.
     pub(super) deputy: Option<worker::Id>,
     /// Workers that are parked, the last one at the end.
@@ -211,6 +215,7 @@ impl State {
             arrivals: Arrivals::default(),
             handshakes: Handshakes::default(),
             leader: None,
+            until: None,
             deputy: None,
             parked: Vec::new(),
             unsent: Vec::new(),
@@ -336,8 +341,9 @@ impl State {
                 Ok(()) => return,
                 Err(error) => error.to_string(),
             },
-            Shake::Done { early, over } => {
+            Shake::Done => {
                 let Some(Shaking { link, keeper, .. }) = self.handshakes.take(key) else { return };
+                let (early, over) = link.early();
                 match self.attach_read(shared, link, keeper.clone(), &early, work) {
                     Ok(id) if over => self.mux.handle_eof(id, shared.now()),
                     Ok(_) => {}
@@ -448,7 +454,10 @@ impl State {
             match event {
                 Event::Interest(id) => self.watch(shared, id),
                 Event::Transmit(id) => self.unsent.push(id),
-                Event::Wake(_) if self.driven => self.wanted = true,
+                Event::Wake(_) if self.driven => {
+                    self.wanted = true;
+                    self.ring(work);
+                }
                 Event::Wake(id) => self.wake(id, work),
                 Event::Recall(id) => self.recall(shared, id),
                 Event::Ended(end) => self.end(shared, end, work),
@@ -469,6 +478,21 @@ impl State {
                 }
             }
         }
+        self.rouse(work);
+    }
+
+    /// Has whoever sleeps over the sockets look again, if something is due sooner than it knew of.
+    pub(super) fn rouse(&mut self, work: &mut Work) {
+        if let Some(until) = self.until
+            && self.poll_timeout().is_some_and(|due| due < until)
+        {
+            self.ring(work);
+        }
+    }
+
+    /// Wakes whoever sleeps over the sockets. Who is awake looks anyway.
+    fn ring(&mut self, work: &mut Work) {
+        work.ring |= self.until.take().is_some();
     }
 
     fn tell(&mut self, told: Told) {
@@ -584,6 +608,10 @@ impl State {
             self.get_help(work);
         } else if runs && self.deputy.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
             self.deputy = self.wake_any(work);
+        }
+        if runs && !self.ready.is_empty() && !work.wakes() {
+            // Nobody is parked; it went to sleep before these were ready.
+            self.ring(work);
         }
     }
 

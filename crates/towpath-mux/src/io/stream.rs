@@ -187,7 +187,6 @@ impl Stream for Messages {
                 }
                 None => ready!(this.poll_timer(cx)),
             }
-            while this.driver.poll_told().is_some() {}
             if !this.take() {
                 // There may be more; others have a turn first.
                 cx.waker().wake_by_ref();

@@ -156,8 +156,8 @@ fn wrong(error: rustls::Error) -> TlsError {
 /// How far a handshake is.
 #[derive(Debug)]
 pub(super) enum Shake {
-    /// It is done. What the peer sent right behind it is here, and whether the peer sends no more.
-    Done { early: Vec<u8>, over: bool },
+    /// It is done. [`Session::early`] has what the peer sent right behind it.
+    Done,
     /// It waits for the peer, or for room to write.
     More { write: bool },
     /// There will be no connection.
@@ -182,11 +182,14 @@ struct Inner {
     connection: Connection,
     /// Bytes of the message queue that are in records which have not all left.
     taken: usize,
+    /// What the peer sent right behind the handshake, and whether it sends no more. Until somebody takes it.
+    early: Vec<u8>,
+    over: bool,
 }
 
 impl Session {
     fn of(connection: Connection) -> Self {
-        Self { inner: Mutex::new(Inner { connection, taken: 0 }) }
+        Self { inner: Mutex::new(Inner { connection, taken: 0, early: Vec::new(), over: false }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -196,7 +199,6 @@ impl Session {
     /// Shakes hands, as far as that goes now.
     pub(super) fn shake(&self, fd: &OwnedFd) -> Shake {
         let mut inner = self.lock();
-        let (mut early, mut over) = (Vec::new(), false);
         loop {
             match inner.flush(fd) {
                 Ok(()) => {}
@@ -204,18 +206,27 @@ impl Session {
                 Err(errno) => return Shake::Failed(errno.to_string()),
             }
             if !inner.connection.is_handshaking() {
-                return Shake::Done { early, over };
+                return Shake::Done;
             }
-            match inner.receive(fd, &mut early) {
+            let mut early = std::mem::take(&mut inner.early);
+            let received = inner.receive(fd, &mut early);
+            inner.early = early;
+            match received {
                 Ok(Received::Nothing) => return Shake::More { write: false },
                 Ok(Received::Some) => {}
                 Ok(Received::End) if inner.connection.is_handshaking() => {
                     return Shake::Failed("the peer closed inside the handshake".to_owned());
                 }
-                Ok(Received::End) => over = true,
+                Ok(Received::End) => inner.over = true,
                 Err(cause) => return Shake::Failed(cause.to_string()),
             }
         }
+    }
+
+    /// What the peer sent right behind the handshake, and whether it sends no more: for whoever attaches the connection, once.
+    pub(super) fn early(&self) -> (Vec<u8>, bool) {
+        let mut inner = self.lock();
+        (std::mem::take(&mut inner.early), std::mem::take(&mut inner.over))
     }
 
     /// Reads what there is, behind what the buffer holds. As much as there was room for, and what came in the same record.

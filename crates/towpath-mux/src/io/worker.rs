@@ -11,7 +11,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::reader::{READS, read};
-use super::state::{BELL, Seat, State, Work};
+use super::state::{BELL, FOREVER, Seat, State, Work};
 use super::tray::{Inner, Tray};
 use super::{Server, Shared, timespec};
 use crate::Time;
@@ -521,6 +521,12 @@ impl Worker {
                 state.taken = 0;
                 state.helping += usize::from(!leads);
             }
+            if leads
+                && let Some(timeout) = wait
+                && timeout != Some(Duration::ZERO)
+            {
+                state.until = Some(timeout.map_or(FOREVER, |timeout| now + timeout));
+            }
             drop(state);
             shared.perform(work);
             self.events.clear();
@@ -534,7 +540,7 @@ impl Worker {
             if let Err(error) = waited {
                 let mut state = shared.lock();
                 match leads {
-                    true => state.leader = None,
+                    true => (state.leader, state.until) = (None, None),
                     false => state.helping -= 1,
                 }
                 return Err(error);
@@ -624,17 +630,22 @@ impl Drop for Worker {
         let mut state = shared.lock();
         let tray = Arc::clone(&self.tray);
         let mut tray = tray.lock();
+        let mut tickets = Vec::new();
         if !std::thread::panicking() {
             self.tell(&mut tray);
         } else if let Some(left) = self.group.len().checked_sub(self.ends.len() + 1) {
             // It panicked at one of those that it had taken: those before are done, those behind are not begun.
+            if let Some(run) = self.run.as_ref().filter(|_| tray.run.is_none()) {
+                // The run was taken apart meanwhile: it holds those behind like any others.
+                tickets.extend((self.group.end - left..self.group.end).map(|at| run.ticket(at)));
+            }
             tray.rewind(left);
             self.answer.bytes.truncate(self.ends.last().copied().unwrap_or(0));
             self.group.end -= left;
             self.tell_group(&mut tray);
         }
         tray.settle(&mut state.mux, self.id, now);
-        let tickets = tray.give_back(&mut state.mux, self.id);
+        tickets.extend(tray.give_back(&mut state.mux, self.id));
         drop(tray);
         state.mux.handle_hand_back(self.id, &tickets, now);
         if std::thread::panicking() {

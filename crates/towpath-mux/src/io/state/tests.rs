@@ -123,3 +123,161 @@ fn ends_are_told_without_the_servers_lock() {
     }
     assert_eq!(*lock.free.lock().expect("no panic"), vec![true; 2 * ways.len()]);
 }
+
+/// Whether the bell rang since the last look.
+fn rang(shared: &Shared) -> bool {
+    rustix::io::read(&shared.bell, &mut [0; 8]).is_ok()
+}
+
+#[test]
+fn who_sleeps_is_told_what_becomes_due_sooner() {
+    let server = server();
+    let shared = &server.shared;
+    let (fd, _peer) = connection();
+    let id = server.attach(fd, b"x\n").expect("epoll");
+    shared.lock().until = Some(FOREVER);
+    server.drain_psock(id, Some(Duration::from_secs(1)));
+    assert!(rang(shared), "it knew of nothing");
+    let due = shared.lock().poll_timeout().expect("the deadline");
+    shared.lock().until = Some(due);
+    server.drain_psock(id, Some(Duration::from_secs(100)));
+    assert!(!rang(shared), "it knew of this");
+    shared.lock().until = None;
+    server.drain_psock(id, Some(Duration::from_millis(1)));
+    assert!(!rang(shared), "it is awake");
+}
+
+#[test]
+fn a_driver_that_sleeps_is_told_of_messages() {
+    let server = server();
+    let shared = &server.shared;
+    let mut driver = server.driver().expect("nobody drives it");
+    let worker = driver.change(|mux, now| mux.clone_worker(1, now));
+    driver.change(|mux, now| mux.poll_batch(worker, now, &mut Vec::new()));
+    shared.lock().until = Some(FOREVER);
+    let (fd, _peer) = connection();
+    server.attach(fd, b"x\n").expect("epoll");
+    assert!(rang(shared));
+    assert!(shared.lock().wanted);
+}
+
+#[test]
+fn who_sleeps_sees_to_what_a_helper_leaves() {
+    let server = server();
+    let shared = &server.shared;
+    let (fd, _peer) = connection();
+    let id = server.attach(fd, b"").expect("epoll");
+    let now = shared.now();
+    let mut state = shared.lock();
+    state.until = Some(FOREVER);
+    state.handle_ready(id, EventFlags::IN, now);
+    for (runs, rings) in [(false, false), (true, true)] {
+        let mut work = Work::default();
+        state.see_to_ready(now, runs, &mut work);
+        assert_eq!(work.ring, rings, "a run: {runs}");
+    }
+}
+
+/// A read ends behind bytes that descriptors came with (unix(7)).
+#[test]
+fn what_is_behind_descriptors_is_read_too() {
+    use std::io::{IoSlice, Write};
+    use std::mem::MaybeUninit;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+    let (own, mut peer) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    own.set_nonblocking(true).expect("a socket");
+    let other = file();
+    let fds = [other.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "it fits");
+    sendmsg(&peer, &[IoSlice::new(b"ab")], &mut control, SendFlags::empty()).expect("room");
+    peer.write_all(b"cd").expect("room");
+    let mut buffer = Vec::with_capacity(64);
+    let came = Link::new(own.into(), None, None).read(&mut buffer).expect("a socket");
+    assert_eq!((&buffer[..], came), (&b"abcd"[..], Came::All));
+}
+
+/// Two workers drive a handshake; what came with its end is there, whoever attaches the connection, and also when something was
+/// still to be written then.
+#[cfg(feature = "tls")]
+#[test]
+fn what_came_with_the_handshake_is_not_lost() {
+    use std::io::{Read, Write};
+
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let directory = tempfile::tempdir().expect("a directory");
+    let (cert, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).expect("a file");
+    std::fs::write(&key, made.signing_key.serialize_pem()).expect("a file");
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone()).expect("a certificate");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = "localhost".try_into().expect("a name");
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).expect("a client");
+
+    let server = server();
+    let shared = &server.shared;
+    let (own, mut peer) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    own.set_nonblocking(true).expect("a socket");
+    let session = Tls::server(&cert, &key).expect("both are good").session().expect("a session");
+    let link = Arc::new(Link::new(own.into(), Some(session), None));
+    let mut state = shared.lock();
+    state.handshakes.begin(&shared.epoll, Arc::clone(&link), None, FOREVER).expect("epoll");
+    let ready = |state: &State| state.handshakes.ready().iter().map(|&(key, _)| key).collect::<Vec<_>>();
+    assert_eq!(ready(&state), [0]);
+    assert!(ready(&state).is_empty(), "somebody drives it");
+    state.handshakes.wait(0, true).expect("epoll");
+    assert_eq!(ready(&state), [0]);
+
+    while client.is_handshaking() {
+        while client.wants_write() {
+            client.write_tls(&mut peer).expect("room");
+        }
+        assert!(matches!(link.shake(), Shake::More { write: false }));
+        client.read_tls(&mut peer).expect("an answer");
+        client.process_new_packets().expect("a good handshake");
+    }
+    let mut full = 0;
+    while let Ok(wrote) = rustix::io::write(&*link, &[0; 4096]) {
+        full += wrote;
+    }
+    client.writer().write_all(b"hello\n").expect("memory");
+    while client.wants_write() {
+        client.write_tls(&mut peer).expect("room");
+    }
+    assert!(matches!(link.shake(), Shake::More { write: true }), "its tickets find no room");
+    peer.read_exact(&mut vec![0; full]).expect("what was in their way");
+    let (first, second) = (link.shake(), link.shake());
+    let mut work = Work::default();
+    state.shaken(shared, 0, second, &mut work);
+    state.shaken(shared, 0, first, &mut work);
+    assert_eq!(state.mux.queued(), 1);
+}
+
+/// What there is to tell is for whoever asks, and keeps no task busy.
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn messages_leave_what_there_is_to_tell() {
+    use std::task::Poll;
+
+    let server = server();
+    let mut driver = server.driver().expect("nobody drives it");
+    server.shared.lock().tell(Told::Room);
+    assert!(!driver.turn(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
+    drop(driver);
+    server.shared.lock().driven = false;
+    let mut messages = server.messages(1).expect("a runtime");
+    server.shared.ring();
+    let mut next = std::pin::pin!(messages.recv());
+    let waits = std::future::poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await;
+    assert!(waits, "there is no message");
+    assert!(matches!(server.poll_told(), Some(Told::Room)));
+}
