@@ -7,9 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use towpath::conversations::Conversations;
-use towpath_gate::packet::{Fragment, Link};
+use towpath::link::link;
+use towpath_gate::packet::Fragment;
 use towpath_gate::wire::{self, Malformed, proto};
-use towpath_port::{Burst, Header, Port, Received, pcap};
+use towpath_port::{Burst, Port, Received, pcap};
 
 /// Why a count differs from Wireshark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,15 +157,7 @@ fn replay(path: &Path) -> Seen {
     let mut burst = Burst::new(256);
     while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {
         for frame in burst.iter() {
-            let link = match frame.link.header() {
-                Header::Ethernet => Link::Ethernet,
-                Header::Ip => Link::Ip,
-                Header::Null => Link::Null,
-                Header::Sll => Link::Sll,
-                Header::Sll2 => Link::Sll2,
-                Header::Other => Link::Other,
-            };
-            let packet = match wire::parse(link, frame.bytes, frame.wire_len) {
+            let packet = match wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
                 Ok(packet) => packet,
                 Err(reason) => {
                     *seen.malformed.entry(reason).or_default() += 1;
