@@ -134,20 +134,31 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
         let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
         bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
     }
-    let mut report = Report::new(json);
+    let (mut report, mut complete) = (Report::new(json), true);
     for row in rows {
-        let (mut ours, mut peer) = (Vec::new(), Vec::new());
-        for seed in 0..reps.into() {
-            peer.push((row.figure)(&measure(row.workload, row.peer, seed, time)?));
-            let measured = measure(row.workload, row.ours, seed, time)?;
-            ours.push((row.figure)(&measured));
-            if !measured.latency.is_empty() {
-                eprintln!("  {}", quantiles(&measured));
+        match bar(row, time, reps) {
+            Ok(bar) => report.push(bar),
+            // The others are worth having all the same.
+            Err(error) => {
+                complete = false;
+                eprintln!("not measured: {}: {error:#}", row.name);
             }
         }
-        report.push(Bar::new(row.name, median(&ours), median(&peer), row.unit, row.better, row.bar));
     }
-    Ok(report.finish()?)
+    Ok(report.finish()? && complete)
+}
+
+fn bar(row: &Row, time: Duration, reps: u32) -> Result<Bar> {
+    let (mut ours, mut peer) = (Vec::new(), Vec::new());
+    for seed in 0..reps.into() {
+        peer.push((row.figure)(&measure(row.workload, row.peer, seed, time)?));
+        let measured = measure(row.workload, row.ours, seed, time)?;
+        ours.push((row.figure)(&measured));
+        if !measured.latency.is_empty() {
+            eprintln!("  {}", quantiles(&measured));
+        }
+    }
+    Ok(Bar::new(row.name, median(&ours), median(&peer), row.unit, row.better, row.bar))
 }
 
 fn quantiles(measured: &Measured) -> String {
