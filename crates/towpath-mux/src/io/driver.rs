@@ -123,15 +123,12 @@ impl Driver {
     /// Waits for sockets and the caller's descriptors, at most `timeout`; reads and writes sockets, and names to `each` the
     /// descriptors that are readable. A caller's descriptor that stays readable is named each time.
     ///
+    /// Whether there was anything, or is, besides what there is to tell.
+    ///
     /// # Errors
     ///
     /// When epoll fails.
-    pub fn wait(&mut self, timeout: Option<Duration>, each: impl FnMut(u32)) -> io::Result<()> {
-        self.turn(timeout, each).map(drop)
-    }
-
-    /// The same; whether there was anything, or is, besides what there is to tell.
-    pub(super) fn turn(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<bool> {
+    pub fn wait(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<bool> {
         let mut work = Work::default();
         let mut state = self.shared.lock();
         let now = self.shared.now();
@@ -173,9 +170,9 @@ impl Driver {
         self.shared.perform(work);
     }
 
-    /// When it has to be called though no descriptor is ready. From now on its descriptor is ready when that becomes sooner.
-    #[cfg(feature = "tokio")]
-    pub(super) fn poll_timeout(&self) -> Option<std::time::Instant> {
+    /// When [`Driver::wait`] has to be called though its descriptor is not readable. From now on that is readable when this
+    /// becomes sooner. For who waits elsewhere, once a call has found nothing.
+    pub fn poll_timeout(&self) -> Option<std::time::Instant> {
         let mut state = self.shared.lock();
         // What is wanted was so since the last look.
         let due = if state.wanted { Some(self.shared.now()) } else { state.poll_timeout() };
@@ -184,7 +181,7 @@ impl Driver {
         Some(self.shared.start + Duration::from_nanos(time.as_nanos()))
     }
 
-    /// A descriptor that is readable when there is something to do.
+    /// The descriptor, for somebody else to have.
     #[cfg(feature = "tokio")]
     pub(super) fn epoll(&self) -> io::Result<std::os::fd::OwnedFd> {
         self.shared.epoll.try_clone()
@@ -198,6 +195,13 @@ impl Driver {
     /// Whether the mux was told to drain and holds nothing any more.
     pub fn is_drained(&self) -> bool {
         self.shared.lock().closed
+    }
+}
+
+/// Readable when there is something to do for [`Driver::wait`].
+impl AsFd for Driver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.epoll.as_fd()
     }
 }
 

@@ -178,7 +178,7 @@ impl Stream for Messages {
                 Poll::Ready(guard) => Some(guard?),
                 Poll::Pending => None,
             };
-            let turned = this.driver.turn(Some(Duration::ZERO), |_| {})?;
+            let turned = this.driver.wait(Some(Duration::ZERO), |_| {})?;
             match told {
                 _ if turned => {}
                 Some(mut guard) => {

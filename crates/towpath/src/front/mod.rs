@@ -1,7 +1,8 @@
 //! A server front: connections on one side, worker processes on rings on the other, the multiplexor between them.
 //!
 //! What: one thread has the sockets ([`towpath_mux::io::Driver`]) and the rings. Its turn: read what the workers answered
-//! and released, tell the core, take messages for those that have room, publish them, wait. No other thread exists.
+//! and released, tell the core, take messages for those that have room, publish them, wait. No other thread exists; a thread
+//! that has other things to do, too, takes one turn at a time ([`Front::step`]).
 //!
 //! ```text
 //! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
@@ -28,6 +29,7 @@ mod signals;
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,6 +111,20 @@ pub struct Outcome {
     pub restarts: u64,
 }
 
+/// What a turn of a front came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There was something to do, and there may be more.
+    Busy,
+    /// There was nothing to do.
+    Quiet,
+    /// It has ended: see [`Front::end`].
+    Over {
+        /// Connections were drained in time.
+        drained: bool,
+    },
+}
+
 /// A multiplexor whose workers are processes. See the module's documentation.
 #[derive(Debug)]
 pub struct Front {
@@ -129,6 +145,8 @@ pub struct Front {
     desk: Option<Desk>,
     /// Which seat asks first.
     turn: usize,
+    /// How long who looks at it, and what leaves without a copy, can be left alone.
+    patience: Duration,
     /// Holds the workers' sockets; removed with it.
     _directory: TempDir,
 }
@@ -176,6 +194,7 @@ impl Front {
             lost: (mux::Lost::default(), None),
             desk,
             turn: 0,
+            patience: Duration::ZERO,
             _directory: directory,
         };
         for seat in &mut front.seats {
@@ -197,37 +216,76 @@ impl Front {
     /// When epoll fails.
     pub fn run(mut self) -> Result<Outcome, Error> {
         let mut quiet = 0;
-        let drained = loop {
-            let attend = self.attend();
-            let busy = self.turn();
-            // Also while there is always something else to do.
-            let senders = self.senders.look(Instant::now());
+        loop {
+            let busy = self.exchange();
             quiet = if busy { 0 } else { quiet + 1 };
             let working = self.seats.iter().any(Seat::is_working);
-            if busy || working && quiet < SPINS {
-                self.wait(Some(Duration::ZERO))?;
-            } else {
-                // Every one of them, not up to the first that has something.
-                let armed = self.seats.iter_mut().filter_map(|seat| (!seat.arm()).then_some(())).count() == 0;
-                let timeout = if armed { self.timeout().min(attend).min(senders) } else { Duration::ZERO };
-                self.wait(Some(timeout))?;
+            let timeout = if busy || working && quiet < SPINS { None } else { self.arm_seats() };
+            self.wait(Some(timeout.unwrap_or(Duration::ZERO)))?;
+            if let Some(drained) = self.look_after() {
+                return Ok(self.end(drained));
             }
-            self.look_after_seats();
-            self.hear_told();
-            self.tell_ends();
-            self.tell_lost();
-            if self.driver.is_drained() {
-                break true;
-            }
-            if self.obey() {
-                break false;
-            }
-        };
+        }
+    }
+
+    /// One turn for somebody who has other things to do, too: what is there is done, within bounds, and nobody is waited
+    /// for. Who calls this sleeps with the front's descriptor, when it has [armed](Self::arm) it.
+    ///
+    /// # Errors
+    /// When epoll fails.
+    pub fn step(&mut self) -> Result<Step, Error> {
+        let busy = self.exchange();
+        let busy = self.wait(Some(Duration::ZERO))? || busy;
+        Ok(match self.look_after() {
+            Some(drained) => Step::Over { drained },
+            None if busy => Step::Busy,
+            None => Step::Quiet,
+        })
+    }
+
+    /// Has everything that brings work make the front's descriptor readable; for how long the front may be left alone
+    /// otherwise. Nothing when there is something to do already.
+    pub fn arm(&mut self) -> Option<Duration> {
+        let seats = self.arm_seats()?;
+        let own = self.driver.poll_timeout().map(|due| due.saturating_duration_since(Instant::now()));
+        Some(own.map_or(seats, |own| own.min(seats)))
+    }
+
+    /// Ends it when its last [step](Self::step) was over: its workers are told, and waited for.
+    pub fn end(mut self, drained: bool) -> Outcome {
         let totals = self.driver.change(|mux, _| *mux.totals());
         let restarts = self.seats.iter().map(Seat::restarts).sum();
         // Every channel ends before any process is waited for.
         self.seats.iter_mut().for_each(Seat::close);
-        Ok(Outcome { drained, totals, restarts })
+        Outcome { drained, totals, restarts }
+    }
+
+    /// Messages, answers and questions; whether there was anything to do.
+    fn exchange(&mut self) -> bool {
+        let attend = self.attend();
+        let busy = self.turn();
+        // Also while there is always something else to do.
+        self.patience = attend.min(self.senders.look(Instant::now()));
+        busy
+    }
+
+    /// How long to sleep at most; nothing when a worker has something already.
+    fn arm_seats(&mut self) -> Option<Duration> {
+        // Every one of them, not up to the first that has something.
+        let armed = self.seats.iter_mut().filter_map(|seat| (!seat.arm()).then_some(())).count() == 0;
+        armed.then(|| self.timeout().min(self.patience))
+    }
+
+    /// What is not messages: processes, what there is to tell, signals. Whether it is over, and if so whether it was drained.
+    fn look_after(&mut self) -> Option<bool> {
+        self.look_after_seats();
+        self.hear_told();
+        self.tell_ends();
+        self.tell_lost();
+        if self.driver.is_drained() {
+            return Some(true);
+        }
+        self.obey().then_some(false)
     }
 
     /// One turn of messages and answers; whether there was anything to do.
@@ -265,7 +323,7 @@ impl Front {
         busy
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
         let Self { driver, seats, signals, .. } = self;
         let each = |token| match token {
             SIGNALS => signals.hear(),
@@ -403,6 +461,13 @@ impl Front {
     /// Nanoseconds since it began.
     fn now(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Readable when there is something to do for [`Front::step`], once the front was [armed](Front::arm).
+impl AsFd for Front {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.driver.as_fd()
     }
 }
 

@@ -271,7 +271,7 @@ async fn messages_leave_what_there_is_to_tell() {
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
     server.shared.lock().tell(Told::Room);
-    assert!(!driver.turn(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
+    assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
     drop(driver);
     server.shared.lock().driven = false;
     let mut messages = server.messages(1).expect("a runtime");
