@@ -8,12 +8,8 @@ use towpath_ring::Worker;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Towpath starts it and says in TOWPATH_SOCKET where to attach.
-    let mut worker = Worker::attach_env()?;
-    while let Some(message) = worker.recv()? {
-        let answer = worker.bytes(&message).to_ascii_uppercase();
-        worker.reply(&message, &answer)?;
-        // If this process died before here, and had not answered, another worker would get the message.
-        worker.done(message);
-    }
+    let mut worker = Worker::attach_env()?.taking(16);
+    // If this process dies at a message, another worker gets it.
+    worker.serve(|message, answer| answer.extend(message.bytes().to_ascii_uppercase()))?;
     Ok(())
 }

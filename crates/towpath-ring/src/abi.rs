@@ -53,6 +53,11 @@ pub(crate) const CLIENT_NEED_WAKEUP: usize = CLIENT_CONSUMED + 1;
 pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
 /// Word of the client's memory: the sequence number after the last published TX frame.
 pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
+/// Word of the client's memory: how many messages it takes in one frame; 0 and 1 are one.
+pub(crate) const CLIENT_BUNDLE: usize = CLIENT_CONSUMED + 5;
+/// Word of the client's memory: the message that it is at. On a line of its own: it is written for each, and the engine reads
+/// the lines above.
+pub(crate) const CLIENT_AT: usize = 4 * LINE;
 
 /// Word of a log: the sequence number after the last published message.
 pub(crate) const LOG_PUBLISHED: usize = 2 * LINE;
@@ -270,6 +275,7 @@ const _: () = {
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
     assert!(LOG_PUBLISHED * 8 == 128 && TAP_BYTES == 4096 && (cfg!(loom) || LOG_SLOTS * 8 == 4096));
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);
+    assert!(CLIENT_BUNDLE * 8 == 168 && CLIENT_AT * 8 == 256);
     assert!(layout.rx_headers() * 8 == 4096);
     assert!(layout.rx_notes() * 8 == 4096 + 4096 * 128);
     assert!(layout.tx_entries() * 8 == 4096 + 4096 * 128 + 4096 * 8);

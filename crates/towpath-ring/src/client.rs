@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use crate::Seq;
 use crate::abi;
 use crate::attach::{Attached, Options, attach};
+use crate::bundle;
 use crate::channel::Full;
 use crate::cpu;
 use crate::error::{AttachError, RecvError};
 use crate::header::{Header, Kind, Meta};
 use crate::park::Sleeper;
+use crate::sync::Ordering;
 use crate::sys;
 use crate::verdict::{Answer, Verdict};
 use lane::Lane;
@@ -27,6 +29,8 @@ mod rings;
 
 /// Looks at the lanes before going to sleep: some 10 us.
 const SPINS: u32 = 400;
+/// Sleeps after which one who learns from them looks for as long again, to see whether that is worth it now.
+const AGAIN: u64 = 16;
 /// Looks before it is asked where the engine runs: an answer that comes at once does not wait for that.
 const LOOKS: u32 = 8;
 /// Looks where the engine runs on the same CPU, each after the engine had its turn: two are cheaper than a sleep and a doorbell.
@@ -93,6 +97,9 @@ pub struct Consumer {
     unflushed: bool,
     /// Spins before the next batch is looked for.
     away: usize,
+    /// Looks before it goes to sleep; fewer when they are in vain, if it is to learn from that.
+    spins: u32,
+    learns: bool,
     /// Whether it asked to be told of losses.
     gaps: bool,
     sleeps: u64,
@@ -167,6 +174,8 @@ impl Consumer {
             sleeper: Sleeper::new(abi::CLIENT_NEED_WAKEUP, fences),
             unflushed: false,
             away: 0,
+            spins: SPINS,
+            learns: false,
             gaps: true,
             sleeps: 0,
         }
@@ -359,6 +368,19 @@ impl Consumer {
         self.send_on(frame.id.lane, payload, meta)
     }
 
+    /// Says how many messages this client takes in one frame.
+    pub(crate) fn tell_bundle(&self, most: usize) {
+        // Relaxed: a number that orders nothing.
+        self.lanes.iter().for_each(|lane| lane.own_page().word(abi::CLIENT_BUNDLE).store(most as u64, Ordering::Relaxed));
+    }
+
+    /// Says that this client is at this message of a frame.
+    #[inline]
+    pub(crate) fn tell_at(&self, frame: &Frame, index: u16) {
+        // Relaxed: read when this process is gone, or to be shown.
+        self.lane(frame).own_page().word(abi::CLIENT_AT).store(bundle::at(frame.seq(), index), Ordering::Relaxed);
+    }
+
     fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), Full> {
         loop {
             match self.lanes[lane as usize].send(payload, meta) {
@@ -465,8 +487,11 @@ impl Consumer {
         loop {
             self.flush();
             let mut shared = None;
-            for look in 0..SPINS {
+            for look in 0..self.spins {
                 if let Some(found) = take(self)? {
+                    if look > LOOKS {
+                        self.spins = SPINS;
+                    }
                     return Ok(Some(found));
                 }
                 if look < LOOKS {
@@ -479,10 +504,19 @@ impl Consumer {
                     true => break,
                 }
             }
+            if self.learns {
+                let again = self.sleeps.is_multiple_of(AGAIN);
+                self.spins = if again { SPINS } else { (self.spins / 2).max(LOOKS) };
+            }
             if !self.sleep(end)? {
                 return Ok(None);
             }
         }
+    }
+
+    /// From now on it looks less long for what does not come: for clients that have a CPU to share.
+    pub(crate) fn learn(&mut self) {
+        self.learns = true;
     }
 
     /// Whether every engine thread was last seen on the CPU of this one: nothing comes while this thread looks for it.
@@ -511,7 +545,7 @@ impl Consumer {
     /// The next frame of the lane whose turn it is, or of the next lane that has one.
     // One place from which a frame goes to the caller: were there two, it would be put together in memory first.
     #[inline(always)]
-    fn take(&mut self) -> Result<Option<Frame>, RecvError> {
+    pub(crate) fn take(&mut self) -> Result<Option<Frame>, RecvError> {
         if self.left == 0 {
             self.turn_on();
         }

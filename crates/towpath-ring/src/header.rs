@@ -24,7 +24,12 @@ impl Kind {
     /// RX only: frames for this client were lost; [`Header::gap`] says how many and why.
     pub const GAP: Self = Self(8);
     /// TX only: answers the message whose number is in [`Header::port`], on the connection that it came from.
+    /// Of several messages in a frame ([`Self::MESSAGES`]), [`Header::group`] says how many are answered then, from the first on, and
+    /// [`Header::mark`] with how many replies.
     pub const REPLY: Self = Self(9);
+    /// RX only: several messages of one connection, as many as [`Header::mark`] says; see
+    /// [`Channel::send_bundle`](crate::Channel::send_bundle).
+    pub const MESSAGES: Self = Self(10);
 }
 
 /// What stands before a frame's payload.

@@ -19,6 +19,8 @@ mod asynchronous;
 #[cfg(not(loom))]
 mod attach;
 #[cfg(not(loom))]
+mod bundle;
+#[cfg(not(loom))]
 mod channel;
 #[cfg(not(loom))]
 mod client;
@@ -90,6 +92,8 @@ pub use asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
 pub use attach::Options;
 #[cfg(not(loom))]
+pub use bundle::{BUNDLE_MOST, Part};
+#[cfg(not(loom))]
 pub use channel::{Channel, FrameOut, Full, POLL_BYTES, POLL_MESSAGES};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced};
@@ -124,4 +128,4 @@ pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]
 pub use verdicts::{Cause, Decision};
 #[cfg(not(loom))]
-pub use worker::{Connection, Message, Worker};
+pub use worker::{Connection, Message, Reply, ServeError, View, Worker};

@@ -1,14 +1,23 @@
 //! A mux's worker in a process of its own: receives messages of connections, answers them.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
+use thiserror::Error;
+
 use crate::attach::Options;
+use crate::bundle::{self, BUNDLE_MOST, Part};
 use crate::channel::Full;
 use crate::client::{Consumer, Frame};
 use crate::error::{AttachError, RecvError};
 use crate::header::{Kind, Meta};
 use crate::verdict::Verdict;
+
+/// Frames that [`Worker::serve`] does before it sees whether the multiplexor sleeps.
+const BURST: usize = 8;
+/// Bytes of answers from which on those of a frame's messages do not wait for each other.
+const SMALL: usize = 16 << 10;
 
 /// A worker of a multiplexor (`towpath mux`).
 ///
@@ -31,6 +40,9 @@ use crate::verdict::Verdict;
 #[derive(Debug)]
 pub struct Worker {
     queue: Consumer,
+    /// Messages that it takes in a frame.
+    bundle: usize,
+    reply: Reply,
 }
 
 /// A message that this worker has. Its bytes stay in the ring, see [`Worker::bytes`].
@@ -49,12 +61,105 @@ pub struct Connection {
     pub generation: u32,
 }
 
+/// A message where it lies in the ring, see [`Worker::serve`].
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    part: Part<'a>,
+    connection: Connection,
+    time: u64,
+}
+
+impl<'a> View<'a> {
+    /// All bytes of the message.
+    #[must_use]
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.part.bytes
+    }
+
+    /// What the framing leaves when it strips the header or the delimiter; all bytes otherwise.
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        stripped(self.part.bytes, self.part.skip, self.part.trim)
+    }
+
+    /// The connection that it came from.
+    #[must_use]
+    pub const fn connection(&self) -> Connection {
+        self.connection
+    }
+
+    /// When it was handed to this process, in nanoseconds since the epoch.
+    #[must_use]
+    pub const fn time(&self) -> u64 {
+        self.time
+    }
+
+    /// The framing's mark; 0 without.
+    #[must_use]
+    pub const fn mark(&self) -> u32 {
+        self.part.mark
+    }
+
+    /// The hash of what it is ordered by; 0 without.
+    #[must_use]
+    pub const fn hash(&self) -> u32 {
+        self.part.hash
+    }
+}
+
+/// Where [`Worker::serve`] wants an answer: what is written here is appended to it.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// Behind those to the messages before, maybe.
+    bytes: Vec<u8>,
+}
+
+impl Reply {
+    /// Appends these bytes.
+    #[inline]
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+impl Extend<u8> for Reply {
+    fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
+        self.bytes.extend(bytes);
+    }
+}
+
+impl io::Write for Reply {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why [`Worker::serve`] ended.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// No message could be received.
+    #[error(transparent)]
+    Recv(#[from] RecvError),
+    /// An answer could not be sent.
+    #[error("an answer of {len} bytes: {why}")]
+    Reply {
+        /// Its length.
+        len: usize,
+        /// Why not.
+        why: Full,
+    },
+}
+
 impl Message {
     /// The connection that it came from.
     #[must_use]
     pub fn connection(&self) -> Connection {
-        let header = self.frame.header();
-        Connection { index: header.port, generation: header.group }
+        connection(&self.frame)
     }
 
     /// When it was whole, in nanoseconds since the epoch.
@@ -82,7 +187,7 @@ impl Worker {
     /// # Errors
     /// [`AttachError::NoSocket`] when it is not set; each case says what to do.
     pub fn attach_env() -> Result<Self, AttachError> {
-        Ok(Self { queue: Consumer::attach_env()? })
+        Ok(Self::over(Consumer::attach_env()?))
     }
 
     /// Attaches to the multiplexor that listens at `path`.
@@ -90,7 +195,70 @@ impl Worker {
     /// # Errors
     /// Each case of [`AttachError`] says what to do.
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Self, AttachError> {
-        Ok(Self { queue: Consumer::attach_with(path, options)? })
+        Ok(Self::over(Consumer::attach_with(path, options)?))
+    }
+
+    fn over(mut queue: Consumer) -> Self {
+        queue.learn();
+        Self { queue, bundle: 1, reply: Reply::default() }
+    }
+
+    /// Has [`serve`](Self::serve) take up to so many short messages of a connection at once, [`BUNDLE_MOST`] at most: less is to
+    /// be done for each. Nobody else gets those if one of them takes long after all, nor leave answers to the others of them before
+    /// it is done; if the process dies, those before it are done again, by another. 1 without it.
+    #[must_use]
+    pub fn taking(mut self, at_once: usize) -> Self {
+        self.bundle = at_once.clamp(1, BUNDLE_MOST);
+        self
+    }
+
+    /// Does messages until the multiplexor wants this worker no more: `work` gets each where it lies, and appends its answer; without
+    /// one there is none. As [`recv`](Self::recv), [`reply`](Self::reply) and [`done`](Self::done), with less to do for each message.
+    ///
+    /// # Errors
+    /// [`ServeError`]: as [`recv`](Self::recv) and [`reply`](Self::reply).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let worker = towpath_ring::Worker::attach_env()?;
+    /// worker.taking(16).serve(|message, answer| answer.extend(message.bytes().to_ascii_uppercase()))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn serve(&mut self, mut work: impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
+        self.queue.tell_bundle(self.bundle);
+        while let Some(mut frame) = self.queue.recv()? {
+            for left in (0..BURST).rev() {
+                self.serve_frame(frame, &mut work)?;
+                // Those that are there are done before the multiplexor is woken.
+                match if left > 0 { self.queue.take()? } else { None } {
+                    Some(next) => frame = next,
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn serve_frame(
+        &mut self,
+        frame: Frame,
+        work: &mut impl FnMut(View<'_>, &mut Reply),
+    ) -> Result<(), ServeError> {
+        let count = match frame.header().kind {
+            Kind::MESSAGE => 1,
+            Kind::MESSAGES => frame.header().mark,
+            // Nothing that this version knows of.
+            _ => 0,
+        };
+        let mut turn = Turn { queue: &mut self.queue, frame: &frame, reply: &mut self.reply, done: 0, end: 0, replies: 0 };
+        while turn.done < count {
+            turn.work(count, work)?;
+            turn.answer()?;
+        }
+        drop(turn);
+        self.queue.verdict(frame, Verdict::Pass);
+        Ok(())
     }
 
     /// The next message; waits for it. None when the multiplexor wants this worker no more: it is to end.
@@ -99,11 +267,13 @@ impl Worker {
     /// [`RecvError`]: the multiplexor wrote nonsense, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Message>, RecvError> {
         while let Some(frame) = self.queue.recv()? {
-            if frame.header().kind == Kind::MESSAGE {
-                return Ok(Some(Message { frame }));
+            match frame.header().kind {
+                Kind::MESSAGE => return Ok(Some(Message { frame })),
+                // It would be lost here; another worker gets what is in it.
+                Kind::MESSAGES => return Err(RecvError::Damaged("a frame of messages, which serve asks for".into())),
+                // Nothing that this version knows of.
+                _ => self.queue.verdict(frame, Verdict::Pass),
             }
-            // Nothing that this version knows of.
-            self.queue.verdict(frame, Verdict::Pass);
         }
         Ok(None)
     }
@@ -123,10 +293,8 @@ impl Worker {
     /// When the message is another worker's.
     #[must_use]
     pub fn payload(&self, message: &Message) -> &[u8] {
-        let bytes = self.bytes(message);
         let layers = message.frame.header().layers;
-        let end = bytes.len() - usize::from(layers.payload).min(bytes.len());
-        &bytes[usize::from(layers.network).min(end)..end]
+        stripped(self.bytes(message), layers.network, layers.payload)
     }
 
     /// Answers the message on the connection that it came from; waits while the ring is full. There may be several answers.
@@ -167,9 +335,183 @@ impl Worker {
     }
 }
 
+/// What [`Worker::serve`] does with a frame. If the work panics, what was done before is answered all the same.
+struct Turn<'a> {
+    queue: &'a mut Consumer,
+    frame: &'a Frame,
+    reply: &'a mut Reply,
+    /// Messages that are done, and where the replies end to those; how many replies wait to be sent.
+    done: u32,
+    end: usize,
+    replies: u32,
+}
+
+impl Turn<'_> {
+    /// Does messages until all are done or their answers are long.
+    fn work(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), RecvError> {
+        let (header, payload) = (self.frame.header(), self.queue.payload(self.frame));
+        let (connection, time, from) = (connection(self.frame), header.time, self.done as usize);
+        let mut each = |part| {
+            self.queue.tell_at(self.frame, self.done as u16);
+            work(View { part, connection, time }, self.reply);
+            let end = self.reply.bytes.len();
+            self.replies += u32::from(end > self.end);
+            (self.end, self.done) = (end, self.done + 1);
+            end < SMALL
+        };
+        if header.kind == Kind::MESSAGE {
+            let layers = header.layers;
+            let (skip, trim) = (layers.network, layers.payload);
+            each(Part { bytes: payload, skip, trim, mark: header.mark, hash: header.hash });
+            return Ok(());
+        }
+        let parts = bundle::parse(payload, count);
+        let parts = parts.ok_or_else(|| RecvError::Damaged("messages that are not where they should be".into()))?;
+        let _: Option<()> = parts.skip(from).try_for_each(|part| each(part).then_some(()));
+        Ok(())
+    }
+
+    /// Says what was done.
+    fn answer(&mut self) -> Result<(), ServeError> {
+        let (len, replies) = (std::mem::take(&mut self.end), std::mem::take(&mut self.replies));
+        self.reply.bytes.truncate(len);
+        if len == 0 {
+            return Ok(());
+        }
+        let (port, group) = (self.frame.seq().0, self.done);
+        let meta = Meta { kind: Kind::REPLY, port, group, mark: replies, ..Meta::default() };
+        let sent = self.queue.reply(self.frame, &self.reply.bytes, &meta);
+        self.reply.bytes.clear();
+        // A long one does not keep its memory.
+        self.reply.bytes.shrink_to(2 * SMALL);
+        sent.map_err(|why| ServeError::Reply { len, why })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // What the message that panicked had of an answer is not one.
+        if std::thread::panicking() {
+            let _ = self.answer();
+        }
+        self.reply.bytes.clear();
+    }
+}
+
+fn connection(frame: &Frame) -> Connection {
+    let header = frame.header();
+    Connection { index: header.port, generation: header.group }
+}
+
+fn stripped(bytes: &[u8], skip: u16, trim: u16) -> &[u8] {
+    let end = bytes.len() - usize::from(trim).min(bytes.len());
+    &bytes[usize::from(skip).min(end)..end]
+}
+
 impl AsFd for Worker {
     /// As [`Consumer`]'s.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Channel, Config, Endpoint, Verdict};
+
+    use super::*;
+
+    fn front() -> (tempfile::TempDir, Endpoint) {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config { messages: true, bursts: true, ..Config::default() };
+        let endpoint = Endpoint::bind(directory.path().join("ring"), config).unwrap();
+        (directory, endpoint)
+    }
+
+    fn accept(endpoint: &mut Endpoint) -> Channel {
+        loop {
+            match endpoint.accept().unwrap() {
+                Some(channel) => return channel,
+                None => endpoint.wait(None).unwrap(),
+            }
+        }
+    }
+
+    fn parts<'a>(messages: &'a [&'a str]) -> impl Iterator<Item = Part<'a>> + Clone {
+        messages.iter().map(|text| Part { bytes: text.as_bytes(), skip: 1, trim: 0, mark: 5, hash: 6 })
+    }
+
+    /// Replies (number answered, messages done, replies, text) until `frames` were given back, or the worker is gone.
+    fn until(channel: &mut Channel, frames: usize) -> Vec<(u32, u32, u32, String)> {
+        let (mut replies, mut back) = (Vec::new(), 0);
+        loop {
+            let there = channel.check_peer();
+            back += channel.poll_verdicts(0, |_, decision| assert_eq!(decision.verdict, Verdict::Pass));
+            channel.poll_messages(|header, bytes| {
+                assert_eq!(header.kind, Kind::REPLY);
+                let text = String::from_utf8(bytes.to_vec()).unwrap();
+                replies.push((header.port, header.group, header.mark, text));
+            });
+            if back >= frames || !there {
+                return replies;
+            }
+            channel.wait(None).unwrap();
+        }
+    }
+
+    #[test]
+    fn several_messages_of_a_frame_are_answered_together() {
+        let (directory, mut endpoint) = front();
+        let path = directory.path().join("ring");
+        let worker = std::thread::spawn(move || {
+            let mut worker = Worker::attach(path, &Options::default()).unwrap().taking(16);
+            worker.serve(|message, reply| {
+                assert_eq!(message.connection(), Connection { index: 3, generation: 4 });
+                match message.payload() {
+                    b"silent" => {}
+                    b"long" => reply.extend(std::iter::repeat_n(b'l', SMALL)),
+                    text => reply.extend_from_slice(text),
+                }
+            })
+        });
+        let mut channel = accept(&mut endpoint);
+        while channel.bundle_max() != 16 {
+            std::thread::yield_now();
+        }
+        let meta = Meta { kind: Kind::MESSAGE, port: 3, group: 4, layers: crate::Layers { network: 1, ..Default::default() }, ..Meta::default() };
+        let one = channel.send(b"xone", &meta).unwrap().0;
+        let three = channel.send_bundle(parts(&["xa", "xsilent", "xc"]), &meta).unwrap().0;
+        let long = channel.send_bundle(parts(&["xlong", "xd", "xsilent"]), &meta).unwrap().0;
+        let none = channel.send_bundle(parts(&["xsilent", "xsilent"]), &meta).unwrap();
+        let replies = until(&mut channel, 4);
+        let expected = [
+            (one, 1, 1, "one".to_owned()),
+            (three, 3, 2, "ac".to_owned()),
+            (long, 1, 1, "l".repeat(SMALL)),
+            (long, 3, 1, "d".to_owned()),
+        ];
+        assert_eq!(replies, expected);
+        assert_eq!(channel.at(), Some((none, 1)));
+        drop(channel);
+        worker.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_was_done_before_a_panic_is_answered() {
+        let (directory, mut endpoint) = front();
+        let path = directory.path().join("ring");
+        let worker = std::thread::spawn(move || {
+            let mut worker = Worker::attach(path, &Options::default()).unwrap().taking(8);
+            worker.serve(|message, reply| {
+                reply.extend_from_slice(message.bytes());
+                assert_ne!(message.bytes(), b"bad", "it is bad");
+            })
+        });
+        let mut channel = accept(&mut endpoint);
+        let frame = channel.send_bundle(parts(&["a", "b", "bad", "c"]), &Meta::default()).unwrap();
+        assert_eq!(until(&mut channel, 1), [(frame.0, 2, 2, "ab".to_owned())]);
+        assert_eq!(channel.at(), Some((frame, 2)), "that one is to blame");
+        assert_eq!(channel.held(), 1);
+        assert!(worker.join().is_err());
     }
 }

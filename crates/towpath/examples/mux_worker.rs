@@ -4,6 +4,8 @@
 //! `die` is gone without a word; `die once FILE` too, unless the file is there, which it makes;
 //! `wait ADDRESS` connects there and answers when that connection ends;
 //! `stop` answers never.
+//!
+//! With a number as its argument it takes so many short messages at once.
 
 use std::error::Error;
 use std::io::Read;
@@ -13,34 +15,40 @@ use towpath_ring::Worker;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut worker = Worker::attach_env()?;
-    let pid = std::process::id();
+    if let Some(at_once) = std::env::args().nth(1) {
+        worker = worker.taking(at_once.parse()?);
+        return Ok(worker.serve(|message, reply| reply.extend_from_slice(&answer(&message.bytes()[4..])))?);
+    }
     while let Some(message) = worker.recv()? {
-        let bytes = worker.bytes(&message);
-        let body = &bytes[4..];
-        let text = std::str::from_utf8(body).unwrap_or_default();
-        match text.split(' ').collect::<Vec<_>>()[..] {
-            // As kill -9 would: no destructor, no goodbye.
-            ["die"] => std::process::abort(),
-            ["die", "once", mark] if std::fs::exists(mark)? => {}
-            ["die", "once", mark] => {
-                std::fs::write(mark, b"")?;
-                std::process::abort();
-            }
-            ["wait", address] => {
-                let _ = TcpStream::connect(address)?.read(&mut [0])?;
-            }
-            ["stop"] => loop {
-                std::thread::park();
-            },
-            _ => {}
-        }
-        let mut answer = vec![0; 4];
-        answer.extend_from_slice(format!("{pid} ").as_bytes());
-        answer.extend_from_slice(body);
-        let length = (answer.len() - 4) as u32;
-        answer[..4].copy_from_slice(&length.to_be_bytes());
+        let answer = answer(&worker.bytes(&message)[4..]);
         worker.reply(&message, &answer)?;
         worker.done(message);
     }
     Ok(())
+}
+
+fn answer(body: &[u8]) -> Vec<u8> {
+    let text = std::str::from_utf8(body).unwrap_or_default();
+    match text.split(' ').collect::<Vec<_>>()[..] {
+        // As kill -9 would: no destructor, no goodbye.
+        ["die"] => std::process::abort(),
+        ["die", "once", mark] if std::path::Path::new(mark).exists() => {}
+        ["die", "once", mark] => {
+            let _ = std::fs::write(mark, b"");
+            std::process::abort();
+        }
+        ["wait", address] => {
+            let _ = TcpStream::connect(address).and_then(|mut stream| stream.read(&mut [0]));
+        }
+        ["stop"] => loop {
+            std::thread::park();
+        },
+        _ => {}
+    }
+    let mut answer = vec![0; 4];
+    answer.extend_from_slice(format!("{} ", std::process::id()).as_bytes());
+    answer.extend_from_slice(body);
+    let length = (answer.len() - 4) as u32;
+    answer[..4].copy_from_slice(&length.to_be_bytes());
+    answer
 }

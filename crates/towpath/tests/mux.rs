@@ -23,6 +23,12 @@ fn example(name: &str) -> String {
     bin.with_file_name("examples").join(name).to_str().expect("UTF-8").to_owned()
 }
 
+/// Workers that take a message at a time, and up to sixteen.
+fn workers() -> [String; 2] {
+    let worker = example("mux_worker");
+    [worker.clone(), format!("{worker} 16")]
+}
+
 struct Front {
     child: Child,
     stderr: BufReader<ChildStderr>,
@@ -131,7 +137,11 @@ fn counted(errors: &str) -> (u64, u64, u64, u64) {
 
 #[test]
 fn messages_of_any_size_are_answered_by_processes() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "3"]);
+    workers().iter().for_each(|worker| any_size(worker));
+}
+
+fn any_size(worker: &str) {
+    let front = Front::start(worker, &["--workers", "3"]);
     let mut stream = front.connect();
     let mut pids = BTreeSet::new();
     for size in [0, 1, 60, 64, 65, 1500, 70_000, 5_000_000] {
@@ -184,8 +194,9 @@ fn a_slow_message_does_not_keep_others_waiting() {
 
 #[test]
 fn answers_keep_the_order_that_was_asked_for() {
-    for order in ["replies", "serial", "sticky"] {
-        let front = Front::start(&example("mux_worker"), &["--workers", "4", "--order", order]);
+    let orders = ["replies", "serial", "sticky"];
+    for (order, worker) in orders.into_iter().flat_map(|order| workers().map(|worker| (order, worker))) {
+        let front = Front::start(&worker, &["--workers", "4", "--order", order]);
         let mut stream = front.connect();
         let asked: Vec<u8> = (0..300u32).flat_map(|number| message(&number.to_be_bytes())).collect();
         stream.write_all(&asked).expect("it is open");
@@ -222,7 +233,35 @@ fn a_message_whose_worker_dies_goes_to_another() {
 
 #[test]
 fn nothing_is_lost_when_workers_are_killed_and_connections_reset() {
-    let mut front = Front::start(&example("mux_worker"), &["--workers", "3", "--redeliver", "200"]);
+    workers().iter().for_each(|worker| kills(worker));
+}
+
+#[test]
+fn who_kills_workers_is_found_among_others() {
+    let front = Front::start(&format!("{} 16", example("mux_worker")), &["--workers", "2", "--undone", "keep"]);
+    let mut stream = front.connect();
+    let mut ask = |deadly: Option<usize>| {
+        let body = |number| if Some(number) == deadly { "die".to_owned() } else { number.to_string() };
+        let asked: Vec<u8> = (0..300).flat_map(|number| message(body(number).as_bytes())).collect();
+        stream.write_all(&asked).expect("it is open");
+        let mut answered = BTreeSet::new();
+        for _ in 0..300 - usize::from(deadly.is_some()) {
+            let answer = answer(&mut stream).expect("an answer");
+            answered.insert(String::from_utf8_lossy(split(&answer).1).into_owned());
+        }
+        assert_eq!(answered, (0..300).filter(|number| Some(*number) != deadly).map(body).collect());
+    };
+    // The first are alone, until it is known how short they are.
+    (0..10).for_each(|_| ask(None));
+    [0, 7, 150, 299].into_iter().for_each(|number| ask(Some(number)));
+    ask(None);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(counted(&errors), (15 * 300, 15 * 300 - 4, 4, 0), "{errors}");
+}
+
+fn kills(worker: &str) {
+    let mut front = Front::start(worker, &["--workers", "3", "--redeliver", "200"]);
     // Who resets does it while its messages are under way.
     for _ in 0..20 {
         let mut stream = front.connect();

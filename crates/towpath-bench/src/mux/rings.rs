@@ -51,11 +51,6 @@ pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
 
 /// One of the workers.
 pub(crate) fn side() -> Result<()> {
-    let mut worker = towpath_ring::Worker::attach_env()?;
-    while let Some(message) = worker.recv()? {
-        let answer = worker.bytes(&message).to_vec();
-        worker.reply(&message, &answer)?;
-        worker.done(message);
-    }
-    Ok(())
+    let mut worker = towpath_ring::Worker::attach_env()?.taking(16);
+    Ok(worker.serve(|message, answer| answer.extend_from_slice(message.bytes()))?)
 }

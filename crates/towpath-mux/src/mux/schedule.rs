@@ -41,8 +41,8 @@ impl Mux {
         self.poll_at_most(id, usize::MAX, now, batch)
     }
 
-    /// As [`Mux::poll_batch`], for who knows what others can take at the same time: the worker holds `most` messages afterwards, or
-    /// what it held before.
+    /// As [`Mux::poll_batch`], for who sees to it that others get their part at the same time: the worker holds `most` messages
+    /// afterwards, or what it held before.
     pub fn poll_at_most(
         &mut self,
         id: worker::Id,
@@ -53,7 +53,7 @@ impl Mux {
         self.now = self.now.max(now);
         let now = self.now;
         self.end_turn(id);
-        let share = self.share(id);
+        let share = self.share(id, most < usize::MAX);
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         if worker.in_hand.is_empty() {
             worker.since = now;
@@ -99,6 +99,37 @@ impl Mux {
         self.finish(&held.message);
         self.check_left(id);
         true
+    }
+
+    /// The worker has done so many messages of a connection that follow each other, the first of them named. How many it held.
+    pub fn done_row(&mut self, id: worker::Id, (first, count): (Ticket, u32), now: Time) -> u32 {
+        let tickets = (0..u64::from(count)).map(|at| Ticket { number: first.number + at, ..first });
+        if self.config.order != Order::None {
+            return tickets.filter(|ticket| self.done(id, *ticket, now)).count() as u32;
+        }
+        self.now = self.now.max(now);
+        let Some(worker) = self.workers.get_mut(id) else { return 0 };
+        let held = tickets.filter_map(|ticket| worker.take(ticket));
+        let (done, charge) = held.fold((0, 0), |(done, charge), held| (done + 1, charge + held.message.charge));
+        if done == 0 {
+            return 0;
+        }
+        worker.finished += done as u64;
+        self.totals.in_hand -= done;
+        self.totals.done += done as u64;
+        if let Some(psock) = self.psocks.get_mut(first.psock) {
+            psock.in_hand -= done;
+            psock.stats.unreserved += u64::from(psock.in_hand == 0);
+            psock.outstanding -= done;
+            psock.memory -= charge;
+            if psock.outstanding == 0 {
+                psock.active = self.now;
+            }
+        }
+        self.recount(charge, 0);
+        self.settle(first.psock);
+        self.check_left(id);
+        done as u32
     }
 
     /// The worker hands back messages that it has not begun: others get them, before what came later.
@@ -392,12 +423,14 @@ impl Mux {
         }
     }
 
-    /// How many messages the worker gets in this turn.
-    fn share(&self, id: worker::Id) -> usize {
-        let most = self.config.batch as u64;
+    /// How many messages the worker gets in this turn; `others` that are idle get their part too.
+    fn share(&self, id: worker::Id, others: bool) -> usize {
+        // Several turns of the shortest, for who has the credit.
+        let credit = self.workers.get(id).map_or(1, |worker| worker.credit);
+        let most = self.config.batch.max(if self.config.batch > 1 { credit } else { 1 }) as u64;
         let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
-        let budget =
-            if self.idle.iter().any(|&idle| idle != id) { cost } else { cost.saturating_mul(BUSY_TURN) };
+        let waits = !others && self.idle.iter().any(|&idle| idle != id);
+        let budget = if waits { cost } else { cost.saturating_mul(BUSY_TURN) };
         if self.mean == 0 {
             return 1;
         }

@@ -496,3 +496,65 @@ fn messages_share_the_buffer_that_they_were_read_into() {
     assert_eq!(places, [0, 8, 16, 24, 32, 40]);
     assert_eq!(mux.psocks[psock].assembler.held(), 2);
 }
+
+/// What a mux of this order comes to when its worker answers four lines, and does them: as rows, or one by one.
+fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
+    let (mut mux, psock) = lines(Config { order, ..Config::default() });
+    let worker = mux.clone_worker(64, at(0));
+    mux.handle_bytes(psock, b"1\n2\n3\n4\n", at(0));
+    let mut written: Vec<u8> = Vec::new();
+    while mux.totals().done < 4 {
+        let held = tickets(&mut mux, worker, at(0));
+        let mut answers = held.iter().map(|ticket| ticket.number.to_string());
+        if rows {
+            let (first, count) = (held[0], held.len() as u32);
+            let bytes = bytes::Bytes::from(answers.collect::<String>());
+            mux.together(|mux| {
+                mux.reply_row(worker, (first, count), count, bytes, at(0)).expect("it holds them");
+                assert_eq!(mux.done_row(worker, (first, count), at(0)), count);
+            });
+            assert_eq!(mux.done_row(worker, (first, count), at(0)), 0, "done once");
+            assert!(mux.reply_row(worker, (first, count), 1, bytes::Bytes::new(), at(0)).is_err());
+        } else {
+            for (ticket, bytes) in held.iter().zip(answers.by_ref()) {
+                mux.reply(worker, *ticket, bytes, at(0)).expect("it holds it");
+                assert!(mux.done(worker, *ticket, at(0)));
+            }
+        }
+        if let Some(mut transmit) = mux.transmit(psock) {
+            let before = written.len();
+            written.extend(transmit.slices().flatten().copied());
+            transmit.advance(written.len() - before);
+            mux.handle_transmitted(transmit, Outcome::Taken, at(0));
+        }
+    }
+    mux.check().expect("it counted right");
+    (written, format!("{:?}", mux.show()))
+}
+
+#[test]
+fn rows_come_to_what_their_messages_come_to() {
+    for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {
+        assert_eq!(four_lines(order, true), four_lines(order, false), "{order:?}");
+    }
+}
+
+#[test]
+fn what_is_left_of_a_row_when_its_worker_dies_goes_to_another() {
+    let (mut mux, psock) = lines(Config::default());
+    let worker = mux.clone_worker(64, at(0));
+    // Two that were short, so that a turn has several.
+    for _ in 0..2 {
+        mux.handle_bytes(psock, b"short\n", at(0));
+        let held = tickets(&mut mux, worker, at(0));
+        assert_eq!(mux.done_row(worker, (held[0], 1), at(0)), 1);
+    }
+    mux.handle_bytes(psock, b"1\n2\n3\n4\n", at(0));
+    let held = tickets(&mut mux, worker, at(0));
+    assert_eq!(held.len(), 4);
+    mux.reply_row(worker, (held[0], 2), 2, bytes::Bytes::from_static(b"12"), at(0)).expect("it holds them");
+    mux.handle_worker_died(worker, at(0));
+    assert_eq!((mux.totals().done, mux.totals().redelivered), (4, 2));
+    let other = mux.clone_worker(64, at(0));
+    assert_eq!(poll(&mut mux, other, at(0)), ["3", "4"]);
+}

@@ -91,15 +91,34 @@ impl Mux {
         bytes: impl Into<Bytes>,
         now: Time,
     ) -> Result<(), SendError> {
+        self.reply_row(id, (ticket, 1), 1, bytes, now)
+    }
+
+    /// The same for so many messages of a connection that follow each other, the first of them named: `replies` answers to some of
+    /// them, in their order, as one piece.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mux::reply`], for the first of them.
+    pub fn reply_row(
+        &mut self,
+        id: worker::Id,
+        (ticket, count): (Ticket, u32),
+        replies: u32,
+        bytes: impl Into<Bytes>,
+        now: Time,
+    ) -> Result<(), SendError> {
         self.now = self.now.max(now);
         let bytes = bytes.into();
         let worker = self.workers.get_mut(id).ok_or(SendError::Gone)?;
-        worker.holds(ticket).ok_or(SendError::Gone)?.answered = true;
+        if !worker.answered(ticket, count) {
+            return Err(SendError::Gone);
+        }
         let Some(psock) = self.psocks.get_mut(ticket.psock).filter(|psock| !psock.is_dead()) else {
-            self.totals.unsent += 1;
+            self.totals.unsent += u64::from(replies);
             return Err(SendError::Gone);
         };
-        worker.stats.tx_msgs += 1;
+        worker.stats.tx_msgs += u64::from(replies);
         worker.stats.tx_bytes += bytes.len() as u64;
         let behind = ticket.number - psock.first;
         if self.config.order == Order::Replies && behind > 0 {
@@ -114,23 +133,31 @@ impl Mux {
             }
             return Ok(());
         }
-        self.queue_out(ticket.psock, Outgoing::new(bytes, 1));
+        self.queue_out(ticket.psock, Outgoing::new(bytes, replies));
         Ok(())
+    }
+
+    /// Does what `change` does; what follows for the connections is done once for all of it.
+    pub fn together<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        self.deferring = true;
+        let result = change(self);
+        self.deferring = false;
+        self.settle_deferred();
+        result
     }
 
     /// Takes what a worker said, oldest first: as [`Mux::reply`] and [`Mux::done`] one by one, but what follows for the
     /// connections is done once for all of it.
     pub fn handle_said(&mut self, id: worker::Id, said: impl IntoIterator<Item = Said>, now: Time) {
-        self.deferring = true;
-        for said in said {
-            match said {
-                // Nobody is there to be answered any more: that is counted.
-                Said::Reply(ticket, bytes) => drop(self.reply(id, ticket, bytes, now)),
-                Said::Done(ticket) => drop(self.done(id, ticket, now)),
+        self.together(|mux| {
+            for said in said {
+                match said {
+                    // Nobody is there to be answered any more: that is counted.
+                    Said::Reply(ticket, bytes) => drop(mux.reply(id, ticket, bytes, now)),
+                    Said::Done(ticket) => drop(mux.done(id, ticket, now)),
+                }
             }
-        }
-        self.deferring = false;
-        self.settle_deferred();
+        });
     }
 
     /// Looks after the connections that something was said about.

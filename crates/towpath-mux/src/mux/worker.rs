@@ -91,12 +91,19 @@ impl Worker {
         self.in_hand.len() + self.run.as_ref().map_or(0, Held::left)
     }
 
-    pub(super) fn holds(&mut self, ticket: Ticket) -> Option<&mut InHand> {
+    /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
+    pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
         // What is done in order is found at once.
-        if self.in_hand.front().is_some_and(|held| held.message.ticket == ticket) {
-            return self.in_hand.front_mut();
+        let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == first) else { return false };
+        let last = first.number + u64::from(count);
+        for held in self.in_hand.range_mut(at..) {
+            let ticket = held.message.ticket;
+            if ticket.psock != first.psock || ticket.number >= last {
+                break;
+            }
+            held.answered = true;
         }
-        self.in_hand.iter_mut().find(|held| held.message.ticket == ticket)
+        true
     }
 
     pub(super) fn give(&mut self, message: Message) {

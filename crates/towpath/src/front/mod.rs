@@ -22,6 +22,7 @@
 //! one by one: the new one has attached before the old one is drained.
 
 mod listen;
+mod pace;
 mod process;
 mod seat;
 mod senders;
@@ -40,6 +41,7 @@ use towpath_mux::mux::{Mux, SendError};
 
 use crate::control::{Desk, Observed, mux, protocol, send};
 pub use listen::{ListenError, listen};
+use pace::Pace;
 pub use process::Ending;
 use process::Returns;
 use seat::Seat;
@@ -49,8 +51,6 @@ use signals::{Signal, Signals};
 
 /// The token of the signals; a seat's is its number and 1.
 const SIGNALS: u32 = 0;
-/// Turns without anything to do before the thread sleeps, while workers have messages: some 10 us.
-const SPINS: u32 = 30;
 /// Ends of connections that are told in a second; more are counted.
 const TOLD: u32 = 10;
 
@@ -215,12 +215,11 @@ impl Front {
     /// # Errors
     /// When epoll fails.
     pub fn run(mut self) -> Result<Outcome, Error> {
-        let mut quiet = 0;
+        let mut pace = Pace::default();
         loop {
             let busy = self.exchange();
-            quiet = if busy { 0 } else { quiet + 1 };
-            let working = self.seats.iter().any(Seat::is_working);
-            let timeout = if busy || working && quiet < SPINS { None } else { self.arm_seats() };
+            let again = pace.looks_again(busy, || self.seats.iter().any(Seat::works_elsewhere));
+            let timeout = if again { None } else { self.arm_seats() };
             self.wait(Some(timeout.unwrap_or(Duration::ZERO)))?;
             if let Some(drained) = self.look_after() {
                 return Ok(self.end(drained));

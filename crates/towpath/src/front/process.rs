@@ -16,7 +16,7 @@ use towpath_mux::io::Driver;
 use towpath_mux::mux::{Message, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{
     self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, POLL_BYTES,
-    POLL_MESSAGES, Seq,
+    POLL_MESSAGES, Part, Seq,
 };
 
 use crate::control::mux::Lost;
@@ -28,10 +28,13 @@ const ATTACH: Duration = Duration::from_secs(5);
 const EXIT: Duration = Duration::from_secs(2);
 /// How often a process is looked at that does not say when it is ready.
 const LOOK: Duration = Duration::from_millis(20);
-/// Messages that it may have at a time; the core gives fewer when they take long.
-const CREDIT: usize = 64;
+/// Messages that it may have at a time: several turns of them when they are short; the core gives fewer when they take long.
+const CREDIT: usize = 256;
 /// Bytes of its messages from which on it gets no more.
 const RX: u32 = 4 << 20;
+/// Messages up to so many bytes go to a worker together, in a frame of so many bytes of them.
+const SHORT: usize = 4 << 10;
+const BUNDLE: usize = 32 << 10;
 /// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
 const ROUNDS: usize = 16;
 /// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
@@ -82,12 +85,23 @@ pub enum Ending {
     System(#[from] io::Error),
 }
 
+/// An answer to messages of one connection that follow each other.
+#[derive(Debug)]
+struct Answer {
+    worker: worker::Id,
+    first: Ticket,
+    /// Messages that it answers, and with how many replies.
+    count: u32,
+    replies: u32,
+    bytes: Bytes,
+}
+
 /// What workers gave back, until the core is told.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
-    replies: Vec<(worker::Id, Ticket, Bytes)>,
+    replies: Vec<Answer>,
     sends: Vec<(Option<psock::Id>, Bytes)>,
-    done: Vec<(worker::Id, Ticket)>,
+    done: Vec<(worker::Id, Row)>,
     /// Messages that no ring can take: their connections end.
     refused: Vec<(worker::Id, Ticket)>,
     block: BytesMut,
@@ -110,18 +124,20 @@ impl Returns {
 
     /// Tells the core: first what was answered, then what is done.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
-        for (id, ticket, bytes) in self.replies.drain(..) {
-            // Nobody is there to be answered any more: the core counts that.
-            let _: Result<(), SendError> = mux.reply(id, ticket, bytes, now);
-        }
-        for (to, bytes) in self.sends.drain(..) {
-            if let Err(error) = super::send(mux, to, bytes, now) {
-                self.lost.count(&error);
+        mux.together(|mux| {
+            for Answer { worker, first, count, replies, bytes } in self.replies.drain(..) {
+                // Nobody is there to be answered any more: the core counts that.
+                let _: Result<(), SendError> = mux.reply_row(worker, (first, count), replies, bytes, now);
             }
-        }
-        for (id, ticket) in self.done.drain(..) {
-            mux.done(id, ticket, now);
-        }
+            for (to, bytes) in self.sends.drain(..) {
+                if let Err(error) = super::send(mux, to, bytes, now) {
+                    self.lost.count(&error);
+                }
+            }
+            for (id, row) in self.done.drain(..) {
+                mux.done_row(id, (row.first, row.count), now);
+            }
+        });
         for (id, ticket) in self.refused.drain(..) {
             mux.drain_psock(ticket.psock, Some(now), now);
             mux.done(id, ticket, now);
@@ -129,13 +145,46 @@ impl Returns {
     }
 }
 
-/// A message that the process has.
+/// Messages of one connection that follow each other: those of a frame.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    first: Ticket,
+    count: u32,
+}
+
+impl Row {
+    /// The one at this place.
+    fn at(&self, place: u32) -> Ticket {
+        Ticket { number: self.first.number + u64::from(place), ..self.first }
+    }
+}
+
+/// A frame that the process has.
 #[derive(Clone, Copy, Debug)]
 struct Out {
-    ticket: Ticket,
+    row: Row,
     /// Since when, in nanoseconds of the front's clock.
     since: u64,
-    answered: bool,
+    /// So many of them were answered, from the first on.
+    answered: u32,
+}
+
+impl Out {
+    /// What a reply with this header answers: from which place on, and how many.
+    fn answer(&mut self, header: &Header) -> (u32, u32) {
+        // Without a number, and where there is no choice, it is all of them.
+        let upto = if header.group == 0 { self.row.count } else { header.group.min(self.row.count) };
+        // Another answer to what was answered is one to the last of that.
+        let from = self.answered.min(upto - 1);
+        self.answered = self.answered.max(upto);
+        (from, upto - from)
+    }
+
+    /// Those that were not answered.
+    fn unanswered(&self) -> impl Iterator<Item = Ticket> + use<> {
+        let Self { row, answered, .. } = *self;
+        (answered..row.count).map(move |place| row.at(place))
+    }
 }
 
 /// See the file's text.
@@ -197,6 +246,7 @@ impl Process {
             // One meaningless word is a broken or hostile worker: it is detached, nothing more of it counts.
             violations_max: 0,
             messages: true,
+            bursts: true,
             ..ring::Config::default()
         };
         let endpoint = Endpoint::bind(path, config)?;
@@ -319,6 +369,11 @@ impl Process {
         self.working > 0
     }
 
+    /// Whether it works where this thread runs: then it goes on when this thread does not.
+    pub(super) fn shares_cpu(&self) -> bool {
+        self.channel.as_ref().is_some_and(Channel::shares_cpu)
+    }
+
     pub(super) fn has_room(&self) -> bool {
         self.id.is_some() && !self.leaving && self.waiting.is_empty() && self.working < CREDIT
     }
@@ -365,8 +420,9 @@ impl Process {
                         // A number that it does not have: the message was done, or never was. There is nobody to answer.
                         let held = place(*first, Seq(header.port)).and_then(|at| out.get_mut(at)?.as_mut());
                         if let Some(held) = held {
-                            held.answered = true;
-                            returns.replies.push((id, held.ticket, bytes));
+                            let (from, count) = held.answer(header);
+                            let (first, replies) = (held.row.at(from), header.mark.clamp(1, count));
+                            returns.replies.push(Answer { worker: id, first, count, replies, bytes });
                         }
                     }
                     Kind::MESSAGE => returns.sends.push((addressee(header), bytes)),
@@ -399,9 +455,9 @@ impl Process {
         for seq in self.released.drain(..) {
             let Some(slot) = place(self.first, seq).and_then(|at| self.out.get_mut(at)) else { continue };
             if let Some(held) = slot.take() {
-                self.working -= 1;
+                self.working -= held.row.count as usize;
                 self.served = true;
-                returns.done.push((id, held.ticket));
+                returns.done.push((id, held.row));
             }
         }
         while let Some(None) = self.out.front() {
@@ -432,9 +488,19 @@ impl Process {
         if self.waiting.is_empty() && !std::mem::take(&mut self.gave_room) {
             return;
         }
+        let most = channel.bundle_max();
         while let Some(message) = self.waiting.front() {
             let ticket = message.ticket();
-            match channel.send(message.bytes(), &meta(message, epoch)) {
+            let count = row(self.waiting.iter().take(most));
+            let sent = match count {
+                1 => channel.send(message.bytes(), &meta(message, epoch)),
+                _ => {
+                    let (port, group) = message.psock().parts();
+                    let parts = self.waiting.iter().take(count).map(part);
+                    channel.send_bundle(parts, &Meta { time: epoch, port, group, ..Meta::default() })
+                }
+            };
+            match sent {
                 Ok(seq) => {
                     if self.out.is_empty() {
                         self.first = seq;
@@ -443,8 +509,9 @@ impl Process {
                     while place(self.first, seq).is_some_and(|at| at > self.out.len()) {
                         self.out.push_back(None);
                     }
-                    self.out.push_back(Some(Out { ticket, since: now, answered: false }));
-                    self.working += 1;
+                    let row = Row { first: ticket, count: count as u32 };
+                    self.out.push_back(Some(Out { row, since: now, answered: 0 }));
+                    self.working += count;
                 }
                 Err(Full::TooLarge) => {
                     log::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
@@ -452,7 +519,7 @@ impl Process {
                 }
                 Err(_) => break,
             }
-            self.waiting.pop_front();
+            self.waiting.drain(..count);
         }
         channel.kick();
     }
@@ -492,9 +559,15 @@ impl Process {
                 self.collect(returns, now, None);
                 self.settle(returns, id);
             }
-            // It worked on the first that it had not answered; the others are not what killed it.
-            let held = self.out.drain(..).flatten().filter(|held| !held.answered).map(|held| held.ticket);
-            let back: Vec<Ticket> = held.skip(1).chain(self.waiting.drain(..).map(|m| m.ticket())).collect();
+            // It worked on one that it had not answered, the first of them unless it said which; the others are not what killed it.
+            let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
+            let at = self.at();
+            let blamed = back.iter().position(|ticket| Some(*ticket) == at).unwrap_or(0);
+            if !back.is_empty() {
+                back.remove(blamed);
+            }
+            self.out.clear();
+            back.extend(self.waiting.drain(..).map(|message| message.ticket()));
             driver.change(|mux, now| {
                 returns.apply(mux, now);
                 mux.handle_hand_back(id, &back, now);
@@ -503,6 +576,13 @@ impl Process {
         }
         self.working = 0;
         self.close();
+    }
+
+    /// The message that it said it was at, if it has that.
+    fn at(&self) -> Option<Ticket> {
+        let (seq, index) = self.channel.as_ref()?.at()?;
+        let held = place(self.first, seq).and_then(|at| *self.out.get(at)?)?;
+        (index < held.row.count).then(|| held.row.at(index))
     }
 
     pub(super) fn kill(&mut self, why: &'static str) {
@@ -572,6 +652,26 @@ fn place(first: Seq, seq: Seq) -> Option<usize> {
 fn addressee(header: &Header) -> Option<psock::Id> {
     let (index, generation) = (header.port, header.group);
     (generation != 0).then(|| psock::Id::from_parts(index, generation))
+}
+
+/// How many of these messages, from the first on, go into one frame: short ones of one connection that follow each other. One that
+/// somebody died with goes alone.
+fn row<'a>(messages: impl Iterator<Item = &'a Message>) -> usize {
+    let (mut next, mut bytes): (Option<Ticket>, usize) = (None, 0);
+    let fits = |message: &&Message| {
+        let (ticket, len) = (message.ticket(), message.bytes().len());
+        let follows = next.is_none_or(|next| next == ticket);
+        next = Some(Ticket { number: ticket.number + 1, ..ticket });
+        bytes += len;
+        follows && len <= SHORT && bytes <= BUNDLE && message.deaths() == 0
+    };
+    messages.take_while(fits).count().max(1)
+}
+
+fn part(message: &Message) -> Part<'_> {
+    let (skip, trim) = message.stripped();
+    let (mark, hash) = (message.mark(), message.hash());
+    Part { bytes: message.bytes(), skip: narrow(skip), trim: narrow(trim), mark, hash }
 }
 
 /// What stands before a message in the ring.

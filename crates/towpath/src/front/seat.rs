@@ -179,8 +179,9 @@ impl Seat {
         self.restarts
     }
 
-    pub(super) fn is_working(&self) -> bool {
-        self.all().any(Process::is_working)
+    /// Whether one of its processes works elsewhere than where this thread runs.
+    pub(super) fn works_elsewhere(&self) -> bool {
+        self.all().any(|process| process.is_working() && !process.shares_cpu())
     }
 
     pub(super) fn has_room(&self) -> bool {

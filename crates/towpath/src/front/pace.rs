@@ -1,0 +1,79 @@
+//! How long a front looks for what its workers answer before it sleeps: less when that is in vain.
+
+/// Turns without anything to do before the thread sleeps, while workers have messages and run elsewhere: some 10 us.
+const SPINS: u32 = 30;
+/// Sleeps after which it looks for as long again, to see whether that is worth it now.
+const AGAIN: u32 = 16;
+
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Turns in a row in which there was nothing, and how many there may be.
+    quiet: u32,
+    spins: u32,
+    sleeps: u32,
+    /// It slept since there was something.
+    slept: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { quiet: 0, spins: SPINS, sleeps: 0, slept: false }
+    }
+}
+
+impl Pace {
+    /// Whether to look again at once, where there was something to do (`busy`), or may be soon (`working`).
+    pub(super) fn looks_again(&mut self, busy: bool, working: impl FnOnce() -> bool) -> bool {
+        if busy {
+            if self.quiet > 0 && !self.slept {
+                self.spins = SPINS;
+            }
+            (self.quiet, self.slept) = (0, false);
+            return true;
+        }
+        self.quiet += 1;
+        if self.quiet <= self.spins && working() {
+            return true;
+        }
+        if self.quiet > self.spins && !self.slept {
+            self.sleeps = self.sleeps.wrapping_add(1);
+            self.spins = if self.sleeps.is_multiple_of(AGAIN) { SPINS } else { self.spins / 2 };
+        }
+        self.slept = true;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Turns without anything until it sleeps.
+    fn looks(pace: &mut Pace) -> u32 {
+        let mut looks = 0;
+        while pace.looks_again(false, || true) {
+            looks += 1;
+        }
+        looks
+    }
+
+    #[test]
+    fn what_is_in_vain_is_done_less_and_what_is_not_again() {
+        let mut pace = Pace::default();
+        let mut all = Vec::new();
+        for _ in 0..7 {
+            all.push(looks(&mut pace));
+            assert!(pace.looks_again(true, || true));
+        }
+        assert_eq!(all, [30, 15, 7, 3, 1, 0, 0]);
+        while looks(&mut pace) < SPINS {
+            pace.looks_again(true, || true);
+        }
+        // Now and then it looks for as long as ever, and finds something.
+        pace.looks_again(true, || true);
+        pace.looks_again(false, || true);
+        pace.looks_again(true, || true);
+        assert_eq!(pace.spins, SPINS);
+        assert!(!pace.looks_again(false, || false), "nobody has anything to answer");
+    }
+}
