@@ -14,8 +14,8 @@ use crate::error::{AttachError, RecvError};
 use crate::header::{Kind, Meta};
 use crate::verdict::Verdict;
 
-/// Frames that [`Worker::serve`] does before it sees whether the multiplexor sleeps.
-const BURST: usize = 8;
+/// Messages that [`Worker::serve`] does, if there are so many, before it sees whether the multiplexor sleeps.
+const BURST: u32 = 64;
 /// Bytes of answers from which on those of a frame's messages do not wait for each other.
 const SMALL: usize = 16 << 10;
 
@@ -228,10 +228,14 @@ impl Worker {
     pub fn serve(&mut self, mut work: impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
         self.queue.tell_bundle(self.bundle);
         while let Some(mut frame) = self.queue.recv()? {
-            for left in (0..BURST).rev() {
-                self.serve_frame(frame, &mut work)?;
+            let mut done = 0;
+            loop {
+                done += self.serve_frame(frame, &mut work)?;
+                if done >= BURST {
+                    break;
+                }
                 // Those that are there are done before the multiplexor is woken.
-                match if left > 0 { self.queue.take()? } else { None } {
+                match self.queue.take()? {
                     Some(next) => frame = next,
                     None => break,
                 }
@@ -244,7 +248,7 @@ impl Worker {
         &mut self,
         frame: Frame,
         work: &mut impl FnMut(View<'_>, &mut Reply),
-    ) -> Result<(), ServeError> {
+    ) -> Result<u32, ServeError> {
         let count = match frame.header().kind {
             Kind::MESSAGE => 1,
             Kind::MESSAGES => frame.header().mark,
@@ -258,7 +262,7 @@ impl Worker {
         }
         drop(turn);
         self.queue.verdict(frame, Verdict::Pass);
-        Ok(())
+        Ok(count)
     }
 
     /// The next message; waits for it. None when the multiplexor wants this worker no more: it is to end.

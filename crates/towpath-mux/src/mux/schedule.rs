@@ -488,6 +488,14 @@ impl Mux {
         Some(idle)
     }
 
+    /// How many messages a worker may be given before it is worth waking another for more of them: those that take less than
+    /// several wake-ups. None when it is not known, or one takes as long as a wake-up.
+    pub fn short_turn(&self) -> Option<usize> {
+        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
+        let known = self.typical > 0 && self.typical < cost && self.config.batch > 1;
+        known.then(|| (cost.saturating_mul(WORTH) / self.typical) as usize)
+    }
+
     /// Whether so many messages take long enough for another worker to be woken meanwhile. Short ones must take several
     /// wake-ups' time together: who would come for less would only be in the way.
     pub(crate) fn is_long(&self, messages: usize) -> bool {

@@ -51,6 +51,8 @@ use signals::{Signal, Signals};
 
 /// The token of the signals; a seat's is its number and 1.
 const SIGNALS: u32 = 0;
+/// Messages that wait, from which on short ones are given by the turn.
+const MANY: usize = 16;
 /// Ends of connections that are told in a second; more are counted.
 const TOLD: u32 = 10;
 
@@ -306,6 +308,12 @@ impl Front {
             returns.apply(mux, time);
             // Those that have nothing first: a message does not wait behind another while somebody is idle. What a process has it
             // keeps, so all of them share what there is.
+            if let Some(turn) = mux.short_turn().filter(|_| mux.queued() >= MANY) {
+                // Many short ones: each worker has as many as are worth a wake-up before the next one is woken.
+                for seat in seats.iter_mut() {
+                    busy |= seat.fill(mux, time, turn);
+                }
+            }
             let idle = seats.iter().filter(|seat| seat.is_idle()).count();
             let share = mux.queued().div_ceil(idle.max(1)).max(1);
             for share in [Some(share), None] {

@@ -474,10 +474,13 @@ impl Process {
     /// Takes messages from the core, if it has none (`idle`; then as many as its share is of those that wait) or if it has some;
     /// whether it got any.
     pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: Option<usize>) -> bool {
-        let Some(id) = self.id.filter(|_| self.has_room() && self.is_idle() == idle.is_some()) else {
-            return false;
-        };
-        mux.poll_at_most(id, idle.unwrap_or(usize::MAX), now, &mut self.batch);
+        self.is_idle() == idle.is_some() && self.fill(mux, now, idle.unwrap_or(usize::MAX))
+    }
+
+    /// Takes messages from the core until it has `most`; whether it got any.
+    pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
+        let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
+        mux.poll_at_most(id, most, now, &mut self.batch);
         self.waiting.extend(self.batch.drain(..));
         !self.waiting.is_empty()
     }

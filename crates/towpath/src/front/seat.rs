@@ -217,6 +217,10 @@ impl Seat {
         self.process.as_mut().is_some_and(|process| process.take(mux, now, idle))
     }
 
+    pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
+        self.process.as_mut().is_some_and(|process| process.fill(mux, now, most))
+    }
+
     pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
         if let Some(process) = &mut self.process {
             process.hand_over(returns, now, epoch);
