@@ -30,6 +30,8 @@ pub(crate) struct Sender {
     of: Vec<u32>,
     issued: u32,
     completed: u32,
+    /// The frame whose turn it is.
+    next: usize,
     since: usize,
     read_every: usize,
     /// Numbers in ranges with the code COPIED.
@@ -54,6 +56,7 @@ impl Sender {
             of: vec![0; NUMBERS],
             issued: 0,
             completed: 0,
+            next: 0,
             since: 0,
             read_every,
             copied: 0,
@@ -65,14 +68,15 @@ impl Sender {
         self.issued.into()
     }
 
-    /// Sends `total` bytes, whole frames, and waits until all is completed; at most for `patience` without progress.
+    /// Sends `total` bytes, whole frames; waits at most for `patience` without progress.
     pub(crate) fn run(&mut self, total: u64, zerocopy: bool, patience: Duration) -> Result<()> {
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if zerocopy {
             flags |= SendFlags::from_bits_retain(libc::MSG_ZEROCOPY as u32);
         }
-        let (mut sent, mut frame) = (0, 0);
+        let mut sent = 0;
         while sent < total {
+            let frame = self.next;
             if self.since >= self.read_every || self.held[frame] > 0 {
                 self.read()?;
             }
@@ -102,8 +106,13 @@ impl Sender {
                 }
             }
             sent += from as u64;
-            frame = (frame + 1) % self.frames.len();
+            self.next = (frame + 1) % self.frames.len();
         }
+        Ok(())
+    }
+
+    /// Announces the end, and waits until all is completed.
+    pub(crate) fn finish(&mut self, patience: Duration) -> Result<()> {
         shutdown(&self.socket, Shutdown::Write)?;
         while self.completed != self.issued {
             self.wait(PollFlags::empty(), patience)?;

@@ -33,6 +33,12 @@ const PORT: u16 = 9000;
 const AREA: usize = 16 << 20;
 const SNDBUF: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// After so many bytes the pattern begins again: what is read last is compared with what stays in the first cache, so that the
+/// receiver's checking takes as little as can be of the caches that are measured. No multiple of a page, so that no two pages of a
+/// message are alike.
+const PERIOD: usize = 20_011;
+/// Bytes that are read at once, for the same reason.
+const READ: usize = 256 << 10;
 
 /// One transfer.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -40,6 +46,8 @@ pub(crate) struct Run {
     /// Bytes of each message, and of all.
     pub(crate) message: usize,
     pub(crate) total: u64,
+    /// Those of `total` that are sent before anything is measured: until windows have grown, a sender waits more than it sends.
+    pub(crate) warm: u64,
     pub(crate) how: How,
     /// By the bare sender, which does not gather.
     pub(crate) bare: bool,
@@ -131,24 +139,25 @@ pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
     say("ready")?;
     while let Some(line) = next()? {
         let run: Run = serde_json::from_str(&line)?;
-        let before = spent(&napi);
-        let mut told = match run.segment {
-            None => take(&listener, run)?,
-            Some(_) => take_datagrams(&datagrams, run)?,
+        let told = match run.segment {
+            None => take(&listener, run, &napi)?,
+            Some(_) => take_datagrams(&datagrams, run, &napi)?,
         };
-        told.napi = spent(&napi) - before;
         say(&serde_json::to_string(&told)?)?;
     }
     Ok(())
 }
 
-fn take(listener: &TcpListener, run: Run) -> Result<Told> {
+fn take(listener: &TcpListener, run: Run, napi: &[Pid]) -> Result<Told> {
     let expected = pattern(run.message);
-    let mut buffer = vec![0; 1 << 20];
+    let mut buffer = vec![0; READ];
     let (mut stream, _) = listener.accept()?;
-    let before = cpu_time(ClockId::ProcessCPUTime);
-    let (mut bytes, mut checking) = (0, 0.0);
+    let mut before = (cpu_time(ClockId::ProcessCPUTime), spent(napi));
+    let (mut bytes, mut checking, mut cold) = (0, 0.0, run.warm > 0);
     loop {
+        if cold && bytes >= run.warm {
+            (before, checking, cold) = ((cpu_time(ClockId::ProcessCPUTime), spent(napi)), 0.0, false);
+        }
         let len = stream.read(&mut buffer)?;
         if len == 0 {
             break;
@@ -158,18 +167,19 @@ fn take(listener: &TcpListener, run: Run) -> Result<Told> {
         bytes += len as u64;
         checking += cpu_time(ClockId::ThreadCPUTime) - began;
     }
-    let cpu = cpu_time(ClockId::ProcessCPUTime) - before - checking;
+    let cpu = cpu_time(ClockId::ProcessCPUTime) - before.0 - checking;
+    let napi = spent(napi) - before.1;
     ensure!(bytes == run.total, "{bytes} bytes came, {} were sent", run.total);
-    Ok(Told { bytes, cpu, ..Told::default() })
+    Ok(Told { bytes: bytes - run.warm, cpu, napi, ..Told::default() })
 }
 
 /// Until an empty datagram comes, or nothing for a while. Each one is the part of a message that its place says.
-fn take_datagrams(socket: &UdpSocket, run: Run) -> Result<Told> {
+fn take_datagrams(socket: &UdpSocket, run: Run, napi: &[Pid]) -> Result<Told> {
     let segment = usize::from(run.segment.unwrap_or(1));
     let expected = pattern(run.message);
     let mut buffer = vec![0; 1 << 16];
     socket.set_read_timeout(Some(Duration::from_secs(3)))?;
-    let before = cpu_time(ClockId::ProcessCPUTime);
+    let before = (cpu_time(ClockId::ProcessCPUTime), spent(napi));
     let mut bytes = 0;
     while let Ok(len) = socket.recv(&mut buffer) {
         if len == 0 {
@@ -180,20 +190,22 @@ fn take_datagrams(socket: &UdpSocket, run: Run) -> Result<Told> {
         ensure!(found.is_some_and(|chunk| *chunk == buffer[..len]), "a datagram that nobody sent");
         bytes += len as u64;
     }
-    let cpu = cpu_time(ClockId::ProcessCPUTime) - before;
-    Ok(Told { bytes, cpu, ..Told::default() })
+    let cpu = cpu_time(ClockId::ProcessCPUTime) - before.0;
+    Ok(Told { bytes, cpu, napi: spent(napi) - before.1, ..Told::default() })
 }
 
+/// Whether `got` is what stands at place `at` of messages that are all `expected`.
 fn check(got: &[u8], expected: &[u8], at: u64) -> Result<()> {
     let mut at = (at % expected.len() as u64) as usize;
     let mut got = got;
     while !got.is_empty() {
-        let len = got.len().min(expected.len() - at);
-        if got[..len] != expected[at..at + len] {
+        let from = at % PERIOD;
+        let len = got.len().min(expected.len() - at).min(PERIOD - from);
+        if got[..len] != expected[from..from + len] {
             bail!("wrong bytes arrived");
         }
         got = &got[len..];
-        at = 0;
+        at = (at + len) % expected.len();
     }
     Ok(())
 }
@@ -260,10 +272,13 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
 
 fn send_bare(socket: OwnedFd, frames: Vec<Frame>, run: Run) -> Result<Told> {
     let mut sender = bare::Sender::new(socket, frames, run.read_every)?;
+    let zerocopy = run.how == How::Zerocopy;
+    sender.run(run.warm, zerocopy, PATIENCE)?;
     let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
-    sender.run(run.total, run.how == How::Zerocopy, PATIENCE)?;
+    sender.run(run.total - run.warm, zerocopy, PATIENCE)?;
+    sender.finish(PATIENCE)?;
     Ok(Told {
-        bytes: run.total,
+        bytes: run.total - run.warm,
         cpu: cpu_time(ClockId::ProcessCPUTime) - before,
         wall: (now_ns() - start) as f64 / 1e9,
         numbers: sender.numbers(),
@@ -291,26 +306,23 @@ fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<T
         ..Options::default()
     };
     let mut sender = Sender::new(socket, options)?;
-    let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
     let mut sent = 0;
-    if run.random {
-        let twice = expected.repeat(2);
-        let mut lengths = lengths(run.message);
-        while sent < run.total {
-            let len = lengths.next().context("lengths do not end")?;
-            let from = (sent % run.message as u64) as usize;
+    let mut fill = |sender: &mut Sender, until: u64| -> Result<()> {
+        while sent < until {
             let mut frame = pool.take().context("a free frame")?;
-            frame.put(&twice[from..from + len]);
+            // It has the bytes that it had before: they are the same in every message.
+            frame.filled(run.message);
             sender.queue(0, frame)?;
-            sent += len as u64;
+            sent += run.message as u64;
         }
-    }
-    while sent < run.total {
-        let mut frame = pool.take().context("a free frame")?;
-        // It has the bytes that it had before: they are the same in every message.
-        frame.filled(run.message);
-        sender.queue(0, frame)?;
-        sent += run.message as u64;
+        Ok(())
+    };
+    fill(&mut sender, run.warm)?;
+    let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
+    if run.random {
+        randomly(&mut sender, pool, expected, run)?;
+    } else {
+        fill(&mut sender, run.total)?;
     }
     if run.segment.is_some() {
         sender.send(Vec::new())?;
@@ -319,7 +331,7 @@ fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<T
     let cpu = cpu_time(ClockId::ProcessCPUTime) - before;
     ensure!(closed.finished, "the receiver did not take everything");
     Ok(Told {
-        bytes: sent,
+        bytes: run.total - run.warm,
         cpu,
         wall: (now_ns() - start) as f64 / 1e9,
         numbers: closed.counters.numbers,
@@ -330,11 +342,26 @@ fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<T
     })
 }
 
+/// Messages of random lengths, until there are all bytes.
+fn randomly(sender: &mut Sender, pool: &mut Pool, expected: &[u8], run: Run) -> Result<()> {
+    let twice = expected.repeat(2);
+    let (mut lengths, mut sent) = (lengths(run.message), 0);
+    while sent < run.total {
+        let len = lengths.next().context("lengths do not end")?;
+        let from = (sent % run.message as u64) as usize;
+        let mut frame = pool.take().context("a free frame")?;
+        frame.put(&twice[from..from + len]);
+        sender.queue(0, frame)?;
+        sent += len as u64;
+    }
+    Ok(())
+}
+
 fn frames(run: Run) -> usize {
     (AREA / run.message).max(2)
 }
 
-/// Bytes in which no part is like another.
+/// Bytes in which no part is like another, and that begin again after [`PERIOD`].
 fn pattern(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -343,7 +370,8 @@ fn pattern(len: usize) -> Vec<u8> {
         state ^= state << 17;
         state as u8
     };
-    (0..len).map(|_| next()).collect()
+    let period: Vec<u8> = (0..PERIOD).map(|_| next()).collect();
+    period.into_iter().cycle().take(len).collect()
 }
 
 /// Gives this end of the pair its address, and switches it on.

@@ -31,6 +31,7 @@ impl Pool {
     }
 
     /// A free frame, empty; none when all are in use.
+    #[inline]
     pub fn take(&mut self) -> Option<Frame> {
         Some(Frame { slot: self.slots.take()?, head: 0, end: 0 })
     }
@@ -49,9 +50,9 @@ impl Pool {
 /// A frame of a [`Pool`]: its filled part is what is sent. It dereferences to the bytes that are filled.
 pub struct Frame {
     slot: Slot,
-    // A frame is moved often, and has less than 4 GiB.
+    // A frame is moved often, and has less than 4 GiB; there is no padding, so that what was just written is read as it was written.
     head: u32,
-    end: u32,
+    end: usize,
 }
 
 impl Frame {
@@ -59,7 +60,7 @@ impl Frame {
     /// Forgets what was filled. At most the frame's size.
     pub fn reserve_head(&mut self, bytes: usize) {
         self.head = bytes.min(self.size()) as u32;
-        self.end = self.head;
+        self.end = self.head as usize;
     }
 
     /// Puts `header` in front. Whether there was room for it.
@@ -72,29 +73,34 @@ impl Frame {
     }
 
     /// Appends as many of `bytes` as there is room for, and says how many.
+    #[inline]
     pub fn put(&mut self, bytes: &[u8]) -> usize {
         let spare = self.spare();
         let len = bytes.len().min(spare.len());
         spare[..len].copy_from_slice(&bytes[..len]);
-        self.end += len as u32;
+        self.end += len;
         len
     }
 
     /// What is not filled yet, to be read into; then [`filled`](Self::filled).
+    #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
-        let end = self.end as usize;
+        let end = self.end;
         &mut self.all()[end..]
     }
 
     /// The first `bytes` of [`spare`](Self::spare) are filled; at most all of it.
+    #[inline]
     pub fn filled(&mut self, bytes: usize) {
-        self.end = (self.end as usize).saturating_add(bytes).min(self.size()) as u32;
+        self.end = self.end.saturating_add(bytes).min(self.size());
     }
 
+    #[inline]
     fn size(&self) -> usize {
         self.slot.len()
     }
 
+    #[inline]
     fn all(&mut self) -> &mut [u8] {
         self.slot.bytes_mut()
     }
@@ -103,14 +109,16 @@ impl Frame {
 impl Deref for Frame {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
-        &self.slot.bytes()[self.head as usize..self.end as usize]
+        &self.slot.bytes()[self.head as usize..self.end]
     }
 }
 
 impl DerefMut for Frame {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        let range = self.head as usize..self.end as usize;
+        let range = self.head as usize..self.end;
         &mut self.all()[range]
     }
 }
@@ -177,11 +185,15 @@ impl Buffer {
     }
 
     /// Bytes that are sent.
+    #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
+            Memory::Frame(frame) => frame.len(),
+            Memory::Vec(vec) => vec.len(),
+            Memory::Shared(bytes) => bytes.len(),
             Memory::Region(_, span) => span.len(),
             Memory::Lent(lent) => lent.span().len(),
-            _ => self.bytes().len(),
+            Memory::Owner(owner) => owner.0.as_ref().as_ref().len(),
         }
     }
 
@@ -235,6 +247,7 @@ impl Buffer {
     }
 
     /// Bytes of ours: nothing of a region.
+    #[inline]
     fn bytes(&self) -> &[u8] {
         match &self.0 {
             Memory::Frame(frame) => frame,
@@ -247,18 +260,21 @@ impl Buffer {
 }
 
 impl From<Frame> for Buffer {
+    #[inline]
     fn from(frame: Frame) -> Self {
         Self(Memory::Frame(frame))
     }
 }
 
 impl From<Vec<u8>> for Buffer {
+    #[inline]
     fn from(bytes: Vec<u8>) -> Self {
         Self(Memory::Vec(bytes))
     }
 }
 
 impl From<Arc<[u8]>> for Buffer {
+    #[inline]
     fn from(bytes: Arc<[u8]>) -> Self {
         Self(Memory::Shared(bytes))
     }

@@ -2,7 +2,6 @@
 //! outstanding`.
 
 use std::ops::AddAssign;
-use std::time::Duration;
 
 use crate::policy::Reason;
 
@@ -159,9 +158,10 @@ impl Counters {
         self.plain[cause as usize] += bytes;
     }
 
-    pub(crate) fn add_pin_time(&mut self, pinned: Duration) {
-        // Shorter than what u64 has of microseconds: half a million years.
-        self.pin_time.add(u64::try_from(pinned.as_micros()).unwrap_or(u64::MAX));
+    /// By nanoseconds.
+    #[inline]
+    pub(crate) fn add_pin_time(&mut self, nanos: u64) {
+        self.pin_time.add(nanos / 1000);
     }
 }
 

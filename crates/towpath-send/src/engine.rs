@@ -226,6 +226,16 @@ impl<T> Engine<T> {
         Ok(())
     }
 
+    /// From now on what is done is dropped, and not kept for [`poll_done`](Self::poll_done).
+    pub(crate) fn drop_done(&mut self) {
+        self.flight.drop_done();
+    }
+
+    /// The frame that was pushed last.
+    pub(crate) fn last_pushed(&mut self) -> Option<&mut T> {
+        self.flight.last_pushed()
+    }
+
     /// As [`push`](Self::push), by a caller who knows that there is room: what cannot come back is not moved about.
     #[inline]
     pub(crate) fn push_in_room(&mut self, token: T, len: usize) {
@@ -383,7 +393,7 @@ impl<T> Engine<T> {
         let mut freed = Freed::default();
         let completed = self.flight.complete(range, |bytes, at| {
             freed.add(bytes);
-            counters.add_pin_time(now.since(at));
+            counters.add_pin_time(now.as_nanos().saturating_sub(at.as_nanos()));
         });
         budget.give_back(freed);
         counters.notifications += 1;
@@ -464,6 +474,7 @@ impl<T> Engine<T> {
     }
 
     /// Frames that were pushed and are not done.
+    #[inline]
     pub fn held(&self) -> usize {
         self.flight.held()
     }
@@ -474,11 +485,13 @@ impl<T> Engine<T> {
     }
 
     /// Frames that are not handed over entirely.
+    #[inline]
     pub fn waiting(&self) -> usize {
         self.flight.unflushed()
     }
 
     /// Bytes that are not handed over yet.
+    #[inline]
     pub fn unsent(&self) -> u64 {
         self.flight.unsent()
     }

@@ -68,6 +68,8 @@ pub(crate) struct Flight<T> {
     /// Frames that hold a token.
     held: usize,
     done: VecDeque<T>,
+    /// Whether those that are done are kept in `done`.
+    keep_done: bool,
 }
 
 impl<T> Flight<T> {
@@ -83,10 +85,12 @@ impl<T> Flight<T> {
             unsent: 0,
             held: 0,
             done: VecDeque::new(),
+            keep_done: true,
         }
     }
 
     /// Frames that were pushed and are not done.
+    #[inline]
     pub(crate) fn held(&self) -> usize {
         self.held
     }
@@ -107,6 +111,7 @@ impl<T> Flight<T> {
     }
 
     /// Bytes not handed over yet.
+    #[inline]
     pub(crate) fn unsent(&self) -> u64 {
         self.unsent
     }
@@ -123,9 +128,23 @@ impl<T> Flight<T> {
 
     #[inline]
     pub(crate) fn push(&mut self, token: T, len: usize) {
-        self.frames.push_back(Frame { token: Some(token), len, sent: 0, numbers: 0 });
+        self.frames.push_back(Frame { token: Some(token), len: 0, sent: 0, numbers: 0 });
+        // Not built with the rest, which is then moved in larger pieces: reading those would have to wait for this one.
+        if let Some(frame) = self.frames.back_mut() {
+            frame.len = len;
+        }
         self.held += 1;
         self.unsent += len as u64;
+    }
+
+    /// From now on what is done is dropped where it stands.
+    pub(crate) fn drop_done(&mut self) {
+        self.keep_done = false;
+    }
+
+    /// The frame that was pushed last.
+    pub(crate) fn last_pushed(&mut self) -> Option<&mut T> {
+        self.frames.back_mut()?.token.as_mut()
     }
 
     /// Whether all frames are entirely handed over.
@@ -134,6 +153,7 @@ impl<T> Flight<T> {
     }
 
     /// How many are not.
+    #[inline]
     pub(crate) fn unflushed(&self) -> usize {
         self.frames.len() - (self.cursor - self.base) as usize
     }
@@ -161,11 +181,9 @@ impl<T> Flight<T> {
             if frame.sent < frame.len {
                 break;
             }
-            if frame.numbers == 0
-                && let Some(token) = frame.token.take()
-            {
+            if frame.numbers == 0 && frame.token.is_some() {
                 self.held -= 1;
-                self.done.push_back(token);
+                finish(&mut frame.token, self.keep_done.then_some(&mut self.done));
             }
             self.cursor += 1;
             if left == 0 {
@@ -217,12 +235,9 @@ impl<T> Flight<T> {
         for at in from..from + number.frames as usize {
             let Some(frame) = self.frames.get_mut(at) else { break };
             frame.numbers -= 1;
-            if frame.numbers == 0
-                && frame.sent == frame.len
-                && let Some(token) = frame.token.take()
-            {
+            if frame.numbers == 0 && frame.sent == frame.len && frame.token.is_some() {
                 self.held -= 1;
-                self.done.push_back(token);
+                finish(&mut frame.token, self.keep_done.then_some(&mut self.done));
             }
         }
     }
@@ -255,13 +270,22 @@ impl<T> Flight<T> {
         }
         let next = self.next_number();
         self.numbers.clear();
-        *self = Self { base: self.cursor, cursor: self.cursor, ..Self::new(next) };
+        *self = Self { base: self.cursor, cursor: self.cursor, keep_done: self.keep_done, ..Self::new(next) };
         abandoned
     }
 
     /// Bytes of each outstanding number.
     pub(crate) fn outstanding_bytes(&self) -> impl Iterator<Item = u64> {
         self.numbers.iter().filter(|number| !number.completed).map(|number| number.bytes)
+    }
+}
+
+/// A frame is done: it goes where those that are done are kept, or is dropped, without being moved.
+#[inline]
+fn finish<T>(token: &mut Option<T>, done: Option<&mut VecDeque<T>>) {
+    match done {
+        Some(done) => done.extend(token.take()),
+        None => *token = None,
     }
 }
 

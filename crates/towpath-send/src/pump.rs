@@ -81,7 +81,10 @@ pub(crate) struct Pump<B> {
 }
 
 impl<B: Backend> Pump<B> {
-    pub(crate) fn new(backend: B, engine: Engine<Item>, options: &Options) -> Self {
+    pub(crate) fn new(backend: B, mut engine: Engine<Item>, options: &Options) -> Self {
+        if !options.keep_done && !options.tamper_check {
+            engine.drop_done();
+        }
         Self {
             backend,
             engine,
@@ -96,11 +99,16 @@ impl<B: Backend> Pump<B> {
     }
 
     /// Takes a buffer for which there is room.
+    // It is built where it will stand: what is written in pieces and moved at once, in larger ones, has to wait for the writes.
     #[inline]
     pub(crate) fn push(&mut self, token: u64, buffer: Buffer) {
         let len = buffer.len();
-        let checksum = if self.tamper_check { buffer.checksum() } else { 0 };
-        self.engine.push_in_room(Item { done: Done { token, buffer }, checksum }, len);
+        self.engine.push_in_room(Item { done: Done { token, buffer }, checksum: 0 }, len);
+        if self.tamper_check
+            && let Some(item) = self.engine.last_pushed()
+        {
+            item.checksum = item.done.buffer.checksum();
+        }
     }
 
     /// As [`turn`](Self::turn), but not so soon after the back end was full: it would say so again.
@@ -133,6 +141,9 @@ impl<B: Backend> Pump<B> {
                 self.progress += 1;
                 self.full_at = None;
                 self.collect();
+                if self.engine.is_flushed() {
+                    return Ok(Turn::Flushed);
+                }
                 continue;
             };
             match error.raw_os_error() {
@@ -236,6 +247,7 @@ impl<B: Backend> Pump<B> {
     }
 
     /// Whether a frame may be pushed: the quota counts those that are done and not taken.
+    #[inline]
     pub(crate) fn has_room(&self, max_frames: usize) -> bool {
         self.engine.held() + self.done.len() < max_frames
     }

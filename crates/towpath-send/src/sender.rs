@@ -81,6 +81,8 @@ pub(crate) struct Socket {
     /// Whether completions end with the connection (TCP).
     stream: bool,
     pub(crate) unarmed: Option<Unarmed>,
+    /// What its error queue is read into.
+    control: Control,
 }
 
 impl Socket {
@@ -133,7 +135,7 @@ impl Socket {
             optmem: limits.optmem,
             ..Config::default()
         };
-        Ok((Self { fd, stream, unarmed }, Engine::new(config, now)))
+        Ok((Self { fd, stream, unarmed, control: Control::new() }, Engine::new(config, now)))
     }
 
     /// Why the connection broke, when it did.
@@ -176,9 +178,8 @@ impl Backend for Socket {
     }
 
     fn event(&mut self) -> io::Result<Option<Event>> {
-        let mut control = Control::new();
         // An entry without an extended error (a timestamp alone) tells nothing that we know of: the next one.
-        while let Some(control) = sys::recv_error(self.fd.as_fd(), &mut control)? {
+        while let Some(control) = sys::recv_error(self.fd.as_fd(), &mut self.control)? {
             if let Some(event) = parse(control) {
                 return Ok(Some(event));
             }
@@ -276,7 +277,8 @@ impl Sender {
     /// # Errors
     /// The connection is gone or stalled, or a datagram is too long.
     pub fn send(&mut self, buffer: impl Into<Buffer>) -> Result<(), SendError> {
-        self.push(0, buffer.into())?;
+        self.make_room()?;
+        self.pump.push(0, buffer.into());
         self.flush()
     }
 
@@ -286,16 +288,14 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
+    #[inline]
     pub fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
-        self.push(token, buffer.into())?;
+        self.make_room()?;
+        self.pump.push(token, buffer.into());
         let engine = &self.pump.engine;
         let enough =
             if self.batch > 1 { engine.waiting() >= self.batch } else { engine.unsent() >= self.gather };
-        if enough {
-            let now = self.clock.glance();
-            self.pump.try_turn(now)?;
-        }
-        Ok(())
+        if enough { self.try_turn() } else { Ok(()) }
     }
 
     /// Blocks until the kernel took everything that is queued.
@@ -385,12 +385,17 @@ impl Sender {
         self.pump.poll_other()
     }
 
-    fn push(&mut self, token: u64, buffer: Buffer) -> Result<(), SendError> {
-        if !self.pump.has_room(self.max_frames) {
-            self.drive(|sender| sender.pump.has_room(sender.max_frames), None)?;
+    #[inline]
+    fn make_room(&mut self) -> Result<(), SendError> {
+        if self.pump.has_room(self.max_frames) {
+            return Ok(());
         }
-        self.pump.push(token, buffer);
-        Ok(())
+        self.drive(|sender| sender.pump.has_room(sender.max_frames), None).map(|_| ())
+    }
+
+    fn try_turn(&mut self) -> Result<(), SendError> {
+        let now = self.clock.glance();
+        self.pump.try_turn(now)
     }
 
     fn is_idle(&self) -> bool {

@@ -103,6 +103,7 @@ pub(crate) fn send_all(
 
 /// Control messages of one entry of the error queue. 128 bytes are enough for what the kernel puts there today.
 #[repr(align(8))]
+#[derive(Debug)]
 pub(crate) struct Control([u8; 512]);
 
 impl Control {

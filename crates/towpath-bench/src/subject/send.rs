@@ -94,6 +94,9 @@ const fn gigabytes(told: &Told) -> f64 {
 /// them.
 const SLICE: u64 = 128 << 20;
 
+/// What goes before it over the same connection, unmeasured.
+const WARM: u64 = 32 << 20;
+
 /// Measures and prints; whether every bar that could be measured holds.
 pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> Result<bool> {
     let cases = rows::chosen(cases(megabytes << 20), only)?;
@@ -136,7 +139,8 @@ fn cases(total: u64) -> Vec<Case> {
     let run = |message: usize, how, huge| Run {
         message,
         // Whole messages.
-        total: total.div_ceil(message as u64) * message as u64,
+        total: (WARM + total).div_ceil(message as u64) * message as u64,
+        warm: WARM,
         how,
         bare: false,
         huge,
@@ -194,7 +198,8 @@ fn cases(total: u64) -> Vec<Case> {
     let (ours, peer) = pair(40 * 1400, true);
     let datagrams = |run: Run| Run {
         segment: Some(1400),
-        total: run.total / 4 / run.message as u64 * run.message as u64,
+        total: total / 4 / run.message as u64 * run.message as u64,
+        warm: 0,
         ..run
     };
     cases.push(Case {
@@ -208,7 +213,7 @@ fn cases(total: u64) -> Vec<Case> {
     });
     let (ours, peer) = pair(RANDOM, true);
     let total = transfer::lengths(RANDOM).take(MESSAGES).sum::<usize>() as u64;
-    let random = |run| Run { total, random: true, gather: 64 << 10, ..run };
+    let random = |run| Run { total, warm: 0, random: true, gather: 64 << 10, ..run };
     cases.push(Case {
         name: "10^6 messages of random lengths".to_owned(),
         veth: true,

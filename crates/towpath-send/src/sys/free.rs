@@ -6,6 +6,10 @@
 //!
 //! What always holds: an index is in the list, in the chain, or out; `take` gives it to one owner, who gives it once.
 //!
+//! Who takes ends the list (`close`): he is told how many parts are free then, and each owner of one that is out is told when he
+//! gives it. If his exchange is first, his part is counted; if the closing one is first, he sees it and keeps the part. So whatever each
+//! part has with it (a reference to the area) is given back once.
+//!
 //! References: R. K. Treiber, "Systems Programming: Coping with Parallelism", IBM RJ 5118, 1986.
 
 #[cfg(not(loom))]
@@ -16,6 +20,10 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 
 /// The end of a list.
 const END: u32 = u32::MAX;
+/// In place of the part that was given last: there is no list any more. Parts have lower numbers.
+const CLOSED: u32 = END - 1;
+/// Most parts of a list.
+pub(super) const MOST: u32 = CLOSED;
 
 #[derive(Debug)]
 pub(super) struct Free {
@@ -37,6 +45,7 @@ impl Free {
     }
 
     /// A free part; none when all are out.
+    #[inline]
     pub(super) fn take(&self, chain: &mut Taken) -> Option<u32> {
         if chain.0 == END {
             // Acquire, with the Release of each `give`: their exchanges follow on each other, so that the last one's value stands
@@ -57,20 +66,52 @@ impl Free {
         Some(index)
     }
 
-    /// Takes a part back from its owner.
-    pub(super) fn give(&self, index: u32) {
-        let Some(next) = self.next.get(index as usize) else { return };
+    /// Where part `index` is given to; none for one that there is not.
+    #[inline]
+    pub(super) fn place(&self, index: u32) -> Option<Place<'_>> {
+        Some(Place { head: &self.head, next: self.next.get(index as usize)?, index })
+    }
+
+    /// Ends the list, and says how many parts are free: no more will be.
+    pub(super) fn close(&self, chain: &mut Taken) -> u32 {
+        // Acquire: as in `take`, for the links. Who finds CLOSED needs nothing that was done before this.
+        let given = self.head.swap(CLOSED, Ordering::Acquire);
+        let mut free = 0;
+        for mut at in [std::mem::replace(&mut chain.0, END), given] {
+            // Relaxed: as in `take`.
+            while let Some(link) = self.next.get(at as usize) {
+                (free, at) = (free + 1, link.load(Ordering::Relaxed));
+            }
+        }
+        free
+    }
+}
+
+/// The place of one part in the list. It has nothing but the two atomics: once the part is given, another thread may free whatever they
+/// lie in, while the giving has not returned yet.
+pub(super) struct Place<'a> {
+    head: &'a AtomicU32,
+    next: &'a AtomicU32,
+    index: u32,
+}
+
+impl Place<'_> {
+    /// Takes the part back from its owner. Whether there is a list to take it.
+    #[inline]
+    pub(super) fn give(self) -> bool {
         // Relaxed: the exchange below says whether this was right; no link is read through it.
         let mut head = self.head.load(Ordering::Relaxed);
-        loop {
+        while head != CLOSED {
             // Relaxed: published by the Release below.
-            next.store(head, Ordering::Relaxed);
-            // Release, for `take`: the link, and all that the owner did with the part.
-            match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
+            self.next.store(head, Ordering::Relaxed);
+            // Release, for `take` and `close`: the link, and all that the owner did with the part.
+            let put = self.head.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Relaxed);
+            match put {
+                Ok(_) => return true,
                 Err(now) => head = now,
             }
         }
+        false
     }
 }
 
@@ -83,15 +124,19 @@ mod tests {
         let (free, mut chain) = Free::all(3);
         let mut out: Vec<_> = std::iter::from_fn(|| free.take(&mut chain)).collect();
         assert_eq!(out, [0, 1, 2]);
-        free.give(1);
-        free.give(0);
+        let give = |index| free.place(index).expect("there is such a part").give();
+        assert!(give(1) && give(0));
         assert_eq!(free.take(&mut chain), Some(1), "the one that was given first");
-        free.give(2);
+        assert!(give(2));
         out = std::iter::from_fn(|| free.take(&mut chain)).collect();
         assert_eq!(out, [0, 2]);
         assert_eq!(free.take(&mut chain), None);
+        assert!(give(2) && give(1));
+        assert_eq!(free.take(&mut chain), Some(2));
+        assert_eq!(free.close(&mut chain), 1);
+        assert!(!give(0) && !give(2), "there is no list any more");
         let (none, mut chain) = Free::all(0);
-        assert_eq!(none.take(&mut chain), None);
+        assert_eq!((none.take(&mut chain), none.close(&mut chain)), (None, 0));
     }
 }
 
@@ -117,7 +162,7 @@ mod interleavings {
                 let world = world.clone();
                 givers.push(thread::spawn(move || {
                     world.1[index as usize].with_mut(touch);
-                    world.0.give(index);
+                    assert!(world.0.place(index).is_some_and(Place::give));
                 }));
             }
             assert_eq!(chain.0, END);
@@ -134,6 +179,25 @@ mod interleavings {
             out.extend(std::iter::from_fn(|| world.0.take(&mut chain)));
             out.sort_unstable();
             assert_eq!(out, [0, 1]);
+        });
+    }
+
+    /// Two threads give while the third ends the list: each part is counted, or its owner is told.
+    #[test]
+    fn a_part_is_counted_or_kept() {
+        loom::model(|| {
+            let (free, mut chain) = Free::all(3);
+            let free = Arc::new(free);
+            let mut givers = Vec::new();
+            for _ in 0..2 {
+                let index = free.take(&mut chain).expect("three are free");
+                let free = free.clone();
+                givers.push(thread::spawn(move || free.place(index).is_some_and(Place::give)));
+            }
+            let counted = free.close(&mut chain);
+            let given =
+                givers.into_iter().filter_map(|giver| giver.join().ok()).filter(|given| *given).count();
+            assert_eq!(counted as usize, 1 + given);
         });
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::marker::PhantomData;
+use std::mem::{ManuallyDrop, forget};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::slice;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::Part;
-use super::free::{Free, Taken};
+use super::free::{self, Free, Place, Taken};
 
 /// What one huge page has; also the alignment of transparent ones (x86-64 and arm64 with pages of 4 KiB).
 const HUGE: usize = 2 << 20;
@@ -88,7 +89,9 @@ struct Area {
 /// A part of private memory that one owner alone reads and writes.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    area: Arc<Area>,
+    /// Each part has a reference to its area, taken and given with it: to count them anew at each taking would cost more than all else
+    /// that taking does.
+    area: ManuallyDrop<Arc<Area>>,
     index: u32,
 }
 
@@ -99,7 +102,7 @@ impl Slots {
         let invalid = io::ErrorKind::InvalidInput;
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(invalid)?;
         let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(invalid)?;
-        let count = u32::try_from(count).ok().filter(|count| *count < u32::MAX).ok_or(invalid)?;
+        let count = u32::try_from(count).ok().filter(|count| *count < free::MOST).ok_or(invalid)?;
         u32::try_from(len).map_err(|_| invalid)?;
         let (mapping, pages) = if huge {
             let whole = total.checked_next_multiple_of(HUGE).ok_or(invalid)?;
@@ -123,7 +126,10 @@ impl Slots {
             _ => 0,
         };
         let (free, taken) = Free::all(count);
-        Ok((Self { area: Arc::new(Area { mapping, start, len, free }), taken }, pages))
+        let area = Arc::new(Area { mapping, start, len, free });
+        // One for each part: see `Slot`.
+        (0..count).for_each(|_| forget(area.clone()));
+        Ok((Self { area, taken }, pages))
     }
 
     /// Bytes of each part.
@@ -132,29 +138,45 @@ impl Slots {
     }
 
     /// A free part; none when all are out.
+    #[inline]
     pub(crate) fn take(&mut self) -> Option<Slot> {
         let index = self.area.free.take(&mut self.taken)?;
-        Some(Slot { area: self.area.clone(), index })
+        // SAFETY: `allocate` forgot one reference for each part, and `Free` gives this part, and its reference with it, to us alone.
+        let area = unsafe { Arc::from_raw(Arc::as_ptr(&self.area)) };
+        Some(Slot { area: ManuallyDrop::new(area), index })
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for _ in 0..self.area.free.close(&mut self.taken) {
+            // SAFETY: the reference of a part that is free, which nobody will take any more; `self.area` is another one.
+            unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self.area)) }
+        }
     }
 }
 
 impl Slot {
     /// Bytes that it has.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.area.len
     }
 
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `allocate` cuts the mapping into parts that do not overlap, `Free` gives each index to one `Slot` at a time,
         // and this one is borrowed: nobody writes. Fresh anonymous memory is zeroes.
         unsafe { slice::from_raw_parts(self.start(), self.area.len) }
     }
 
+    #[inline]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and this one is borrowed mutably: nobody else reads.
         unsafe { slice::from_raw_parts_mut(self.start(), self.area.len) }
     }
 
+    #[inline]
     fn start(&self) -> *mut u8 {
         let offset = self.area.start + self.index as usize * self.area.len;
         self.area.mapping.base.as_ptr().cast::<u8>().wrapping_add(offset)
@@ -162,8 +184,13 @@ impl Slot {
 }
 
 impl Drop for Slot {
+    #[inline]
     fn drop(&mut self) {
-        self.area.free.give(self.index);
+        let given = self.area.free.place(self.index).is_some_and(Place::give);
+        if !given {
+            // SAFETY: the part's own reference, which nobody takes over; it is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.area) }
+        }
     }
 }
 
