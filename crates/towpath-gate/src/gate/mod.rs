@@ -308,16 +308,29 @@ impl Gate {
     /// Frees states that are over, `budget` of them at most, and what walkers no longer go by. Call it once a burst, or
     /// from time to time when the walkers do the work.
     pub fn expire(&mut self, now: Time, budget: usize) {
-        self.walker.expire(now, budget);
-        if !self.leaving.is_empty() {
-            self.let_leave();
+        self.beside(|gate| {
+            gate.walker.expire(now, budget);
+            if !gate.leaving.is_empty() {
+                gate.let_leave();
+            }
+        });
+    }
+
+    /// Does something with the states that is no packet's: nobody waits for the gate itself afterwards, unless it takes
+    /// packets through the rules too, and so calls again.
+    fn beside<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let idle = self.walker.states.is_idle();
+        let done = work(self);
+        if idle {
+            self.walker.states.idle();
         }
+        done
     }
 
     /// Gives the keepalives that are due ([`States::keepalives`]): for the gate's owner to send, outside the rules, by
     /// the port that each is routed to.
     pub fn keepalives(&mut self, now: Time, budget: usize, send: impl FnMut(Keepalive)) {
-        self.walker.states.keepalives(now, budget, send);
+        self.beside(|gate| gate.walker.states.keepalives(now, budget, send));
     }
 
     /// The name of a flow name, without the colon; `?` for one that this gate never made.

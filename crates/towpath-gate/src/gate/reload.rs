@@ -117,6 +117,10 @@ impl Gate {
     /// seen so, goes as well, at the latest with [`Gate::expire`] after that. [`StatePolicy::Drop`] may take a state along
     /// that a walker makes by the new rules while the old ones go.
     pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
+        self.beside(|gate| gate.take_rules(ruleset, policy, now))
+    }
+
+    fn take_rules(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
         let mut diff = self.diff(&ruleset, policy);
         let mut old = self.by_text();
         let before = self.states().len();

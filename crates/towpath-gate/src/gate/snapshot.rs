@@ -146,6 +146,10 @@ impl Gate {
     /// # Errors
     /// When the snapshot is not whole and right; then nothing was changed.
     pub fn restore(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
+        self.beside(|gate| gate.take_states(snapshot, now))
+    }
+
+    fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
         // Once to see that all is right, once to take it.
         let (rules, names, mut at) = head(snapshot)?;
         let own: HashMap<_, RuleId> = self.rules.iter().rev().map(|(id, rule)| (same(rule), *id)).collect();

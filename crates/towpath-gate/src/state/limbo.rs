@@ -60,10 +60,13 @@ impl Limbo {
         }
     }
 
-    /// Takes over another worker's lists.
+    /// Takes over another worker's lists. Who does so has seen all that that worker did.
     pub(super) fn adopt<const N: usize>(&mut self, slab: &Slab<N>, other: Limbo) {
-        let Limbo { open, closed } = other;
-        // A list that waited already waits once more: that is late, and right.
+        let Limbo { open, mut closed } = other;
+        if self.closed.is_none() {
+            self.closed = closed.take();
+        }
+        // A list that waited already may wait once more: that is late, and right.
         for list in [open, closed.map(|(_, list)| list)].into_iter().flatten() {
             self.open = Some(match self.open {
                 None => list,

@@ -21,6 +21,7 @@ mod keepalive;
 mod make;
 mod save;
 mod top;
+mod visit;
 
 pub use self::burst::BURST;
 pub use self::counters::{Counters, Gauge};
@@ -36,6 +37,7 @@ use hashbrown::HashMap;
 use self::burst::Bursts;
 use self::hit::Found;
 use self::keepalive::Round;
+use self::visit::Visits;
 use super::cell::{Cell, LONGEST_JUMP, ORPHANED};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
@@ -99,7 +101,7 @@ struct Shared {
     tallies: Tallies,
     /// What was counted before it could overflow: forward packets and bytes, reverse ones; by family and slot.
     spilled: Mutex<HashMap<(bool, u32), [u64; 4]>>,
-    /// What workers that are gone had unlinked, and whether there is any.
+    /// What workers that are gone or away had unlinked, and whether there is any.
     adrift: Mutex<(Limbo, Limbo)>,
     is_adrift: AtomicU64,
 }
@@ -130,6 +132,7 @@ pub struct States {
     /// Counts what this worker does to the index that makes its guesses wrong ([`burst`]).
     turns: u64,
     round: Round,
+    visits: Mutex<Visits>,
 }
 
 /// What a worker has of each family.
@@ -248,15 +251,22 @@ impl States {
             now: Time::default(),
             turns: 0,
             round: Round::default(),
+            visits: Mutex::default(),
         })
     }
 
-    /// Says that this thread will not call for a while: room of states that are gone does not wait for it. The next call
-    /// comes back.
+    /// Says that this thread will not call for a while: room of states that are gone does not wait for it, and what it
+    /// took away itself is the others' to free. The next call comes back.
     pub fn idle(&mut self) {
         self.free();
+        self.set_adrift();
         self.shared.epochs.go(self.worker);
         self.seen = 0;
+    }
+
+    /// Whether nobody waits for this handle: as it is new, and after [`States::idle`].
+    pub fn is_idle(&self) -> bool {
+        self.seen == 0
     }
 
     /// Makes and touches memory that growth is going to need, and lets growth that has begun go on: some of it, for at
@@ -591,14 +601,8 @@ impl States {
 impl Drop for States {
     fn drop(&mut self) {
         self.free();
-        let Shared { adrift, is_adrift, v4, v6, epochs, .. } = &*self.shared;
-        if self.v4.limbo.len() + self.v6.limbo.len() > 0 {
-            let mut adrift = locked(adrift);
-            adrift.0.adopt(&v4.slab, std::mem::take(&mut self.v4.limbo));
-            adrift.1.adopt(&v6.slab, std::mem::take(&mut self.v6.limbo));
-            is_adrift.store(1, Ordering::Relaxed);
-        }
-        epochs.leave(self.worker);
+        self.set_adrift();
+        self.shared.epochs.leave(self.worker);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Own, States};
+use super::{Own, Shared, States};
 use crate::Time;
 use crate::state::cell::{CAPPED, Cell, LIMITED, Maker, REPLIED, SPILLED};
 use crate::state::family::locked;
@@ -15,7 +15,7 @@ use crate::state::{Happened, Lookup, Name, RuleId};
 pub(super) const RECLAIM: u32 = 512;
 
 /// Slots after which a long walk says that it knows none.
-const WALK: u32 = 4096;
+pub(super) const WALK: u32 = 4096;
 
 impl States {
     /// Collects states that have ended to make room.
@@ -187,6 +187,24 @@ impl States {
             locked(&shared.spilled).remove(&(Key::<N>::V6, slot));
         }
         Key::<N>::limbo(self).add(&Key::<N>::family(&shared).slab, slot);
+    }
+
+    /// Leaves what this worker has unlinked to whoever frees next.
+    pub(super) fn set_adrift(&mut self) {
+        if self.unlinked() == 0 {
+            return;
+        }
+        let Shared { adrift, is_adrift, v4, v6, .. } = &*self.shared;
+        let mut adrift = locked(adrift);
+        adrift.0.adopt(&v4.slab, std::mem::take(&mut self.v4.limbo));
+        adrift.1.adopt(&v6.slab, std::mem::take(&mut self.v6.limbo));
+        // Relaxed: see free(); what is adrift is under the lock.
+        is_adrift.store(1, Ordering::Relaxed);
+    }
+
+    /// Slots that this worker has unlinked and could not free yet.
+    pub(super) fn unlinked(&self) -> u64 {
+        self.v4.limbo.len() + self.v6.limbo.len()
     }
 
     /// Frees slots that nobody knows any more; how many. The worker knows none.

@@ -1,7 +1,10 @@
 //! The states as others see them: a list, all of it or in pieces.
 
 use std::cmp::Ordering as Order;
+use std::sync::Arc;
 
+use super::collect::WALK;
+use super::visit::Visit;
 use super::{Own, States, TCP};
 use crate::Time;
 use crate::state::Direction;
@@ -19,7 +22,7 @@ impl States {
     /// [`States::list`] in pieces: each entry with the cursor that goes on after it, at any later time and whatever
     /// happened in between. No state comes twice, and none is missed that lived throughout.
     ///
-    /// The room of states that go meanwhile waits until this worker's next call.
+    /// The room of states that go while the iterator is there waits for it to go on, or to go.
     pub fn dump(&self, from: Cursor, now: Time) -> impl Iterator<Item = (Listed, Cursor)> {
         // Parts before the cursor's are over, those after it begin at 0.
         let start = move |part: u8| match part.cmp(&from.part) {
@@ -32,21 +35,30 @@ impl States {
             u32::MAX => Vec::new(),
             slot => locked(&self.shared.parents).list_from(slot, now).collect(),
         };
-        let v4 = self.list_from::<2>(start(1), now).map(after(1));
-        let v6 = self.list_from::<6>(start(2), now).map(after(2));
+        let visit = Arc::new(self.visit());
+        let v4 = self.list_from::<2>(start(1), now, &visit).map(after(1));
+        let v6 = self.list_from::<6>(start(2), now, &visit).map(after(2));
         parents.into_iter().map(after(0)).chain(v4).chain(v6)
     }
 
-    pub(super) fn list_from<const N: usize>(
-        &self,
+    /// The live states of a family from one slot on, while `visit` lasts.
+    pub(super) fn list_from<'s, const N: usize>(
+        &'s self,
         from: u32,
         now: Time,
-    ) -> impl Iterator<Item = (u32, Listed)>
+        visit: &Arc<Visit<'s>>,
+    ) -> impl Iterator<Item = (u32, Listed)> + use<'s, N>
     where
         Key<N>: Own<N>,
     {
         let family = Key::<N>::family(&self.shared);
-        let live = move |&slot: &u32| family.slab.tick(slot).is_some() && family.cell(slot).live(now);
+        let visit = Arc::clone(visit);
+        let live = move |&slot: &u32| {
+            if slot.is_multiple_of(WALK) {
+                visit.pause();
+            }
+            family.slab.tick(slot).is_some() && family.cell(slot).live(now)
+        };
         (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
     }
 

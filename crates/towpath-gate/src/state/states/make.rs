@@ -22,6 +22,11 @@ use std::sync::Arc;
 const EVICT: usize = 64;
 const CANDIDATES: usize = 48;
 
+/// The most slots that wait for other workers while states are evicted: enough for what is installed until these are seen.
+/// That is a share of `dyn_max`, and no more than some bursts.
+const RESERVE_SHARE: u64 = 16;
+const RESERVE_MOST: u64 = 512;
+
 /// What is reserved for a state that is to be made, besides its slot.
 struct Reserved {
     parent: u32,
@@ -252,6 +257,7 @@ impl States {
     fn make_room(&mut self, now: Time) -> Result<(), Refused> {
         for _ in 0..EVICT {
             if self.take_room() {
+                self.evict_ahead(now);
                 return Ok(());
             }
             if !self.settings.dyn_evict || !self.evict(now) {
@@ -265,6 +271,25 @@ impl States {
         if self.take_room() { Ok(()) } else { Err(Refused::Full) }
     }
 
+    /// Where room comes late, as others have to be seen first, evicts for the next installs what this one used up.
+    fn evict_ahead(&mut self, now: Time) {
+        if self.settings.dyn_evict && self.unlinked() > 0 {
+            let held = self.shared.held.load(Ordering::Relaxed);
+            if held + self.reserve() > u64::from(self.settings.dyn_max) {
+                self.evict(now);
+            }
+        }
+    }
+
+    fn reserve(&self) -> u64 {
+        (u64::from(self.settings.dyn_max) / RESERVE_SHARE).clamp(1, RESERVE_MOST)
+    }
+
+    /// Slots that are taken and in which there is no state: nearly all of them wait for other workers.
+    fn waiting(&self) -> u64 {
+        self.shared.held.load(Ordering::Relaxed).saturating_sub(self.len() as u64)
+    }
+
     fn take_room(&self) -> bool {
         let max = u64::from(self.settings.dyn_max);
         // Relaxed: a count that bounds; the slots themselves are given over elsewhere.
@@ -273,12 +298,19 @@ impl States {
     }
 
     /// Evicts one state: one that was never replied to, or, when there is none, of those that it looks at the one that
-    /// would end first. Whether there was one. When there are such that were never replied to, but not where it looks,
-    /// none is evicted: a flood costs no connection.
+    /// would end first. Whether there was one.
+    ///
+    /// None is evicted when there are such that were never replied to, but not where it looks; and none that was replied
+    /// to while slots wait to become free: a flood costs no connection. Nor is any when enough of them wait: as long as one worker
+    /// stands still no slot becomes free, and the table would be emptied for nothing.
     fn evict(&mut self, now: Time) -> bool {
+        let waiting = self.waiting();
+        if waiting >= self.reserve() {
+            return false;
+        }
         let candidates = [self.candidate::<2>(now), self.candidate::<6>(now)];
         let Some(first) = candidates.into_iter().flatten().min() else { return false };
-        if first.replied && self.gauge().unreplied > 0 {
+        if first.replied && (waiting > 0 || self.gauge().unreplied > 0) {
             return false;
         }
         let evicted = match first.v6 {
@@ -297,8 +329,9 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let mut replied: Option<Candidate> = None;
-        let mut looks = 0;
+        let (mut looks, mut last) = (0, None);
         for slot in family.next_candidates(RECLAIM) {
+            last = Some(slot);
             if family.slab.tick(slot).is_none() {
                 continue;
             }
@@ -313,6 +346,10 @@ impl States {
             if looks <= CANDIDATES {
                 replied = Some(replied.map_or(candidate, |before| before.min(candidate)));
             }
+        }
+        // Or the next one looked at the same, and there was never any.
+        if let Some(last) = last {
+            family.candidates_after(last);
         }
         replied
     }

@@ -1,5 +1,8 @@
 //! States taken out whole, and put in again: by another process, or after a restart.
 
+use std::sync::Arc;
+
+use super::visit::Visit;
 use super::{Own, States};
 use crate::Time;
 use crate::state::cell::{REPLIED, SPILLED, STRICT, after};
@@ -26,15 +29,20 @@ pub(crate) struct Saved {
 impl States {
     /// All live states, without parents.
     pub(crate) fn save(&self, now: Time) -> impl Iterator<Item = Saved> {
-        self.save_family::<2>(now).chain(self.save_family::<6>(now))
+        let visit = Arc::new(self.visit());
+        self.save_family::<2>(now, &visit).chain(self.save_family::<6>(now, &visit))
     }
 
-    fn save_family<const N: usize>(&self, now: Time) -> impl Iterator<Item = Saved>
+    fn save_family<'s, const N: usize>(
+        &'s self,
+        now: Time,
+        visit: &Arc<Visit<'s>>,
+    ) -> impl Iterator<Item = Saved> + use<'s, N>
     where
         Key<N>: Own<N>,
     {
         let family = Key::<N>::family(&self.shared);
-        self.list_from::<N>(0, now).map(move |(slot, listed)| {
+        self.list_from::<N>(0, now, visit).map(move |(slot, listed)| {
             let cell = family.cell(slot);
             let maker = cell.maker();
             let window = self.shared.windows.with(Key::<N>::V6, slot, |window| window.words());

@@ -1,0 +1,173 @@
+//! Room for states where others have to be seen before it is free: floods, listings, handles that are away.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use towpath_gate::Time;
+use towpath_gate::gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
+use towpath_gate::packet::Link;
+use towpath_gate::rules::Ruleset;
+use towpath_gate::state::{
+    Ends, Flow, Install, Installed, Lookup, Name, Refused, RuleId, Segment, Settings, States,
+};
+use towpath_gate::wire;
+
+const NOW: Time = Time::from_secs(1_000);
+
+fn flow(n: u32) -> Flow {
+    let ends = Ends::V4(Ipv4Addr::from(0x0a00_0000 + n), [192, 0, 2, 1].into());
+    Flow { ends, proto: 6, src_port: 4000, dst_port: 80, tenant: 0 }
+}
+
+fn flow6(n: u32) -> Flow {
+    let src = (0x2001_0db8_u128 << 96 | u128::from(n)).into();
+    Flow { ends: Ends::V6(src, "2001:db8::1:1".parse().unwrap(), 0), ..flow(0) }
+}
+
+fn segment(flags: u8, ack: u32) -> Segment {
+    Segment { tcp_flags: flags, tcp_ack: ack, bytes: 60, ..Segment::default() }
+}
+
+fn syn(states: &mut States, flow: &Flow) -> Result<Installed, Refused> {
+    states.install(flow, Name::DEFAULT, &segment(2, 0), RuleId(1), &Install::default(), NOW)
+}
+
+fn connect(states: &mut States, flow: &Flow) {
+    syn(states, flow).unwrap();
+    assert!(states.lookup(&flow.reversed(), Lookup::Any, &segment(0x12, 1), NOW).is_some());
+    assert!(states.lookup(flow, Lookup::Any, &segment(0x10, 1), NOW).is_some());
+}
+
+fn evicting(dyn_max: u32) -> States {
+    States::new(Settings { dyn_max, dyn_evict: true, ..Settings::default() }, 7)
+}
+
+fn left(states: &mut States, flows: impl Iterator<Item = Flow>) -> usize {
+    flows.filter(|flow| states.lookup(flow, Lookup::Any, &segment(0x10, 1), NOW).is_some()).count()
+}
+
+#[test]
+fn a_flood_empties_no_table_while_somebody_stands_still() {
+    for make in [flow, flow6] {
+        // Established, of 2000: some, and nearly all.
+        for established in [400, 1950, 2000] {
+            let mut states = evicting(2000);
+            (0..established).for_each(|n| connect(&mut states, &make(n)));
+            let mut still = states.worker().unwrap();
+            still.expire(NOW, 0);
+            let flood = (0..20_000).map(|n| syn(&mut states, &make(100_000 + n)));
+            let made = flood.filter(Result::is_ok).count();
+            assert_eq!(made, 2000 - established as usize, "room that is free is used");
+            let evicted = states.counters().evicted;
+            assert!(evicted <= 2000 / 16, "{evicted} of {established}");
+            // Where all were replied to, one has to make way.
+            let must = usize::from(established == 2000);
+            assert_eq!(left(&mut states, (0..established).map(make)), established as usize - must);
+            // It moves again.
+            still.expire(NOW, 0);
+            assert_eq!(syn(&mut states, &make(99_999)), Ok(Installed::New));
+        }
+    }
+}
+
+#[test]
+fn a_flood_is_let_in_at_the_pace_at_which_room_is_seen_to_be_free() {
+    let mut states = evicting(8000);
+    (0..3000).for_each(|n| connect(&mut states, &flow(n)));
+    let mut other = states.worker().unwrap();
+    let mut refused = 0;
+    for n in 0..100_000 {
+        if n % 200 == 0 {
+            other.expire(NOW, 0);
+        }
+        refused += u32::from(syn(&mut states, &flow(100_000 + n)).is_err());
+    }
+    assert!(refused < 1000, "{refused} of 100,000");
+    assert_eq!(left(&mut states, (0..3000).map(flow)), 3000);
+}
+
+#[test]
+fn a_flood_finds_its_own_behind_any_number_of_connections() {
+    for make in [flow, flow6] {
+        let mut states = evicting(10_000);
+        (0..5000).for_each(|n| connect(&mut states, &make(n)));
+        let refused = (0..50_000).filter(|n| syn(&mut states, &make(100_000 + n)).is_err()).count();
+        // A round of 10,000 slots meets 5,000 connections, 512 with each install that is refused.
+        assert!(refused <= 45_000 / 5000 * 10 + 10, "{refused} of 50,000");
+        assert_eq!(left(&mut states, (0..5000).map(make)), 5000);
+        assert_eq!(states.len(), 10_000);
+    }
+}
+
+#[test]
+fn who_lists_states_reads_whole_ones() {
+    let mut states = States::new(Settings { dyn_max: 2, ..Settings::default() }, 7);
+    (0..2).for_each(|n| connect(&mut states, &flow(n)));
+    let reader = states.worker().unwrap();
+    let mut entries = reader.list(NOW);
+    let (mut second, first) = (reader.list(NOW), entries.next().unwrap());
+    assert_eq!(first.flow, flow(0));
+    // The room of a state that goes waits for both of them.
+    assert!(states.remove(&flow(1), Name::DEFAULT, NOW));
+    assert_eq!(syn(&mut states, &flow(2)), Err(Refused::Full));
+    assert!(second.next().is_some());
+    drop(second);
+    assert_eq!(syn(&mut states, &flow(2)), Err(Refused::Full));
+    assert!(entries.next().is_none());
+    drop(entries);
+    assert_eq!(syn(&mut states, &flow(2)), Ok(Installed::New));
+    assert!(reader.is_idle());
+}
+
+#[test]
+fn what_one_takes_away_that_goes_away_is_the_others_to_free() {
+    let mut states = States::new(Settings { dyn_max: 100, ..Settings::default() }, 7);
+    (0..100).for_each(|n| connect(&mut states, &flow(n)));
+    let mut administrator = states.worker().unwrap();
+    assert_eq!(administrator.remove_where(|_| true), 100);
+    administrator.idle();
+    (0..100).for_each(|n| assert_eq!(syn(&mut states, &flow(n)), Ok(Installed::New), "{n}"));
+}
+
+/// A datagram of flow `n`.
+fn datagram(n: u32) -> [u8; 28] {
+    let mut frame = [0; 28];
+    frame[..12].copy_from_slice(&[0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
+    frame[12..16].copy_from_slice(&(0x0a00_0000 + n).to_be_bytes());
+    frame[16..28].copy_from_slice(&[192, 0, 2, 1, 4, 0, 0, 53, 0, 8, 0, 0]);
+    frame
+}
+
+#[test]
+fn walkers_wait_for_no_gate_that_has_no_packets() {
+    let rules =
+        |text: &str| Ruleset::parse("t", &format!("{text}\nadd 100 allow udp from any to any keep-state"));
+    let new = || {
+        let settings = Settings { dyn_max: 200, ..Settings::default() };
+        Gate::new(rules("").ruleset.unwrap(), Ports::new(), settings, 7)
+    };
+    let mut snapshot = Vec::new();
+    new().snapshot(NOW, |piece| snapshot.extend_from_slice(piece));
+    let count = || rules("add 50 count ip from any to any").ruleset.unwrap();
+    type Call<'a> = &'a dyn Fn(&mut Gate);
+    let calls: [(&str, Call<'_>); 4] = [
+        ("restore", &|gate| assert_eq!(gate.restore(&snapshot, NOW).unwrap().refused, 0)),
+        ("reload", &|gate| drop(gate.reload(count(), StatePolicy::Recheck, NOW))),
+        ("expire", &|gate| gate.expire(NOW, 0)),
+        ("keepalives", &|gate| gate.keepalives(NOW, 1, |_| ())),
+    ];
+    for (name, call) in calls {
+        let mut gate = new();
+        let mut walker = gate.walker().unwrap();
+        call(&mut gate);
+        // 100 flows at a time.
+        for n in 0..1000 {
+            let now = NOW + Duration::from_secs(15) * (n / 100);
+            let frame = datagram(n);
+            let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+            let step = walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now);
+            assert_eq!(step, Step::Pass, "{name}: {n}");
+            walker.expire(now, 64);
+        }
+    }
+}
