@@ -42,6 +42,8 @@ pub(crate) const PACKET: Segment = Segment {
 pub(crate) enum Family {
     V4,
     V6,
+    /// IPv4 flows that a hash which adds its words up, or combines them by exclusive or, takes for one.
+    Crafted,
 }
 
 /// Flow `n` of a family: many clients of few servers.
@@ -49,6 +51,10 @@ pub(crate) enum Family {
 pub(crate) fn flow(family: Family, n: u32) -> Flow {
     let (client, server, src_port) = (n >> 4, n & 255, 1024 + (n & 0xfff) as u16);
     let ends = match family {
+        Family::Crafted => {
+            let ends = Ends::V4(Ipv4Addr::from(n), Ipv4Addr::from(!n));
+            return Flow { ends, proto: 17, src_port: n as u16, dst_port: !n as u16, tenant: 0 };
+        }
         Family::V4 => Ends::V4(Ipv4Addr::from(0x0a00_0000 | client), Ipv4Addr::from(0xc000_0200 | server)),
         Family::V6 => Ends::V6(
             Ipv6Addr::from(0x2001_0db8_u128 << 96 | u128::from(client)),
@@ -268,7 +274,7 @@ impl RulesLoad {
         let Self { walker, frames, now } = self;
         *now = *now + Duration::from_micros(1);
         let burst = frames.burst(|| 0);
-        walker.fetch(burst.clone().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
+        walker.fetch(None, burst.clone().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
         let mut passed = 0;
         for (at, frame) in burst.enumerate() {
             passed += u64::from(walker.pass(at, *now).is_some() || walked(walker, frame, *now));
@@ -356,7 +362,7 @@ impl Frames {
 pub(crate) fn frame(family: Family) -> Vec<u8> {
     let mut frame = vec![0_u8; 64];
     match family {
-        Family::V4 => {
+        Family::V4 | Family::Crafted => {
             frame[12..14].copy_from_slice(&[0x08, 0x00]);
             frame[14..24].copy_from_slice(&[0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17]);
             frame[38..40].copy_from_slice(&30_u16.to_be_bytes());
@@ -399,7 +405,7 @@ mod tests {
 
     #[test]
     fn flows_differ_and_their_packets_parse_to_them() {
-        for family in [Family::V4, Family::V6] {
+        for family in [Family::V4, Family::V6, Family::Crafted] {
             let flows: HashSet<Flow> = (0..100_000).map(|n| flow(family, n)).collect();
             assert_eq!(flows.len(), 100_000);
             let mut frame = frame(family);

@@ -253,6 +253,8 @@ proptest! {
     fn a_burst_does_what_its_packets_do_one_by_one(
         opening in pick(&[
             "check-state", "check-state :a", "check-state :any", "allow udp from any to any keep-state", "count ip from any to any",
+            "count ip from any to any via em1", "deny ip from any to any frag", "count tcp from any to any 250",
+            "allow ip from 10.0.0.0/30 to not 10.0.0.0/8 out", "count { udp or sctp } from any to any established",
         ]),
         rules in proptest::collection::vec(rule(), 1..20),
         packets in proptest::collection::vec((packet(), 0..20u64), 1..8),
@@ -271,8 +273,14 @@ proptest! {
         let mut now = 1000;
         for (burst, later) in burst.chunks(size).zip(packets.iter().map(|(_, later)| later).cycle()) {
             now += later;
-            let plain = |written: &Written| wire::plain(written.link(), &written.frame, written.frame.len() as u32);
-            walker.fetch(burst.iter().map(plain));
+            // Of those that come in by the port of the first.
+            let port = burst.first().and_then(|written| written.port.clone());
+            let plain = |written: &Written| {
+                let same = written.dir == Dir::In && written.port == port;
+                if same { wire::plain(written.link(), &written.frame, written.frame.len() as u32) } else { None }
+            };
+            let recv = port.as_deref().and_then(|name| walker.ports().find(name));
+            walker.fetch(recv, burst.iter().map(plain));
             for (at, written) in burst.iter().enumerate() {
                 let expected = one(&mut straight, written, now);
                 let found = match walker.pass(at, Time::from_secs(now)) {
@@ -316,7 +324,7 @@ fn a_burst_does_not_pass_by_a_state_that_is_gone() {
     let now = Time::from_secs(1);
     let (flow, segment) =
         wire::plain(written.link(), &written.frame, written.frame.len() as u32).expect("a plain packet");
-    let fetch = |walker: &mut Walker| walker.fetch([Some((flow, segment)); 2].into_iter());
+    let fetch = |walker: &mut Walker| walker.fetch(None, [Some((flow, segment)); 2].into_iter());
     fetch(&mut walker);
     assert_eq!(walker.pass(0, now), None);
     assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(200))));
@@ -324,4 +332,36 @@ fn a_burst_does_not_pass_by_a_state_that_is_gone() {
     assert_eq!(walker.pass(0, now), Some(200));
     assert_eq!(walker.states_mut().remove_flow(&flow, now), 1);
     assert_eq!(walker.pass(1, now), None);
+}
+
+/// Rules before the first that looks a state up do not keep bursts from passing, as long as they are about other packets.
+#[test]
+fn a_burst_passes_behind_rules_about_other_packets() {
+    let end = "add 500 allow udp from any to any keep-state\n";
+    let rows = [
+        ("", true),
+        ("add allow ip from any to any via em1\nadd deny ip from any to 127.0.0.0/8\n", true),
+        ("add deny ip from me to any\nadd deny tcp from any to any\n", true),
+        ("add deny ip6 from any to any\nadd count ip from any to any 54,70-80\n", true),
+        ("add count ip from any to any { established or out }\n", true),
+        ("add set 4 deny ip from any to any\nset disable 4\n", true),
+        ("add prob 0.5 deny ip from any to 10.9.0.0/16\n", true),
+        ("add allow layer2 mac-type arp\nadd deny mac-type 0x8863\n", true),
+        ("add count { mac-type arp or udp }\n", false),
+        ("add count ip from any to any\n", false),
+        ("add count ip from any to any via em0\n", false),
+        ("add count ip from any to any { established or in }\n", false),
+        ("add count ip from any to any iplen 5000\n", false),
+        ("add prob 0.5 check-state\n", false),
+    ];
+    for (before, passes) in rows {
+        let mut gate = gate(&format!("{before}{end}"));
+        let mut walker = gate.walker().unwrap();
+        let em0 = walker.ports().find("em0");
+        let written = Written::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
+        let plain = wire::plain(written.link(), &written.frame, written.frame.len() as u32);
+        assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(500))), "{before}");
+        walker.fetch(em0, [plain].into_iter());
+        assert_eq!(walker.pass(0, Time::from_secs(1)).is_some(), passes, "{before}");
+    }
 }

@@ -103,8 +103,9 @@ fn what_a_late_walker_makes_by_a_rule_that_is_gone_goes_too() {
     let mut late = gate.walker().unwrap();
     assert_eq!(walk(&mut late, 1, NOW), Step::Pass);
     gate.reload(ruleset("add 100 deny udp from any to any"), StatePolicy::Recheck, NOW);
-    assert!(gate.states().is_empty());
+    assert_eq!(gate.states().list(NOW).count(), 0);
     gate.expire(NOW, 10);
+    assert!(gate.states().is_empty());
     // It has not called since; when it does it sees the new rules first.
     assert_eq!(walk(&mut late, 1, NOW), Step::Drop(DropReason::Deny));
     assert_eq!(packets(&gate), [1, 0]);
@@ -168,4 +169,23 @@ fn rates_and_log_amounts_are_for_all_walkers_together() {
     );
     let (passed, logged) = done.iter().fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
     assert_eq!((passed, logged), (10_000 / 28, 5));
+}
+
+/// From the moment that a rule is deleted on its states let nobody through, and are in no rule's way.
+#[test]
+fn states_of_a_deleted_rule_are_in_nobodys_way() {
+    let first = "add 100 allow udp from any to any 53 keep-state\n";
+    let mut gate = gate(first);
+    let mut walker = gate.walker().unwrap();
+    (0..1000).for_each(|n| assert_eq!(walk(&mut walker, n, NOW), Step::Pass));
+    let other = "add 200 allow udp from any to any keep-state\n";
+    let diff = gate.reload(ruleset(other), StatePolicy::Delete, NOW);
+    assert_eq!(diff.states_dropped, 1000);
+    assert_eq!(gate.states().list(NOW).count(), 0);
+    // The packet makes a state of the new rule, and is none of the old one's.
+    assert_eq!(walk(&mut walker, 5, NOW), Step::Pass);
+    let listed: Vec<_> = gate.states().list(NOW).map(|state| gate.rule_number(state.rule)).collect();
+    assert_eq!(listed, [200]);
+    gate.reload(ruleset("add 300 deny ip from any to any"), StatePolicy::Delete, NOW);
+    assert!(matches!(walk(&mut walker, 5, NOW), Step::Drop(DropReason::Deny)));
 }

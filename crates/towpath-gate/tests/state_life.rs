@@ -175,6 +175,7 @@ fn who_watches_is_told_and_told_what_was_lost() {
     assert_eq!(what, [Happened::NearlyFull, Happened::Evicted]);
     assert_eq!(states.events_lost(), 0);
     states.remove_where(|_| true);
+    states.expire_all(after(20));
     assert_eq!(
         (states.take_events().len(), states.events_lost()),
         (8, 3),

@@ -99,6 +99,12 @@ fn cases() -> Vec<Case> {
         }),
         Case::new("p99.9 of a burst while 1M grow to 8M", growth),
         Case::new("lookups at 1M beside 1M/s installs and ends", churn),
+        Case::new("lookups of crafted flows over others, 1M flows", |name, s| {
+            let (mut crafted, mut others) =
+                (load(s, Family::Crafted, 1_000_000)?, load(s, Family::V4, 1_000_000)?);
+            let ours = |s: Setting| crafted.rate(Work::Lookup, true, s.time);
+            beside(name, s, 0.5, ours, |s| others.rate(Work::Lookup, true, s.time))
+        }),
         Case::new("bytes per IPv4 state at 5M", |name, s| {
             pin::to(s.cpus.engine)?;
             let before = memory::resident()?;

@@ -1,12 +1,15 @@
 //! Bursts: packets whose states let them pass are done with no rule tried.
 //!
-//! What: nearly every packet belongs to a flow with a state, most rulesets begin with check-state, and what the state's
-//! rule says is most often allow and nothing else. For these the walk is known beforehand: the state counts and is
-//! refreshed, the rule counts, the packet passes. All others take the walk.
+//! What: nearly every packet belongs to a flow with a state, most rulesets begin with check-state, or with rules that are
+//! about few packets and then check-state or keep-state ([`super::opening`]), and what the state's rule says is most often
+//! allow and nothing else. For these the walk is known beforehand: the state counts and is refreshed, the rule counts, the
+//! packet passes. All others take the walk.
 //!
 //! Invariant: [`Walker::pass`] does what [`Walker::walk`] would have done, or nothing. It is called for each packet in its
 //! turn, so that a packet finds the state that one before it in its burst has made.
 
+use super::opening::Plain;
+use super::port::PortId;
 use super::program::Program;
 use super::walker::Walker;
 use crate::Time;
@@ -16,8 +19,8 @@ pub use crate::state::BURST;
 
 impl Walker {
     /// Has the states of these packets on their way to the cache, of as many as a [`BURST`] has, so that the cache misses
-    /// of [`Walker::pass`] overlap. [`crate::wire::plain`] says what a packet's flow is; `None` is a packet that has to
-    /// walk in any case, and so has one of another tenant.
+    /// of [`Walker::pass`] overlap. They have come in by the port `recv`. [`crate::wire::plain`] says what a packet's flow
+    /// is; `None` is a packet that has to walk in any case, and so has one of another tenant, or that came by another port.
     ///
     /// ```
     /// use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
@@ -35,7 +38,7 @@ impl Walker {
     /// # frame[34..40].copy_from_slice(&[4, 0, 0, 53, 0, 8]);
     /// let (burst, now) = ([&frame[..]; 3], Time::from_secs(1));
     ///
-    /// walker.fetch(burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// walker.fetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
     /// let steps = burst.iter().enumerate().map(|(at, frame)| {
     ///     if walker.pass(at, now).is_some() {
     ///         return Step::Pass;
@@ -46,26 +49,38 @@ impl Walker {
     /// assert!(steps.eq([Step::Pass; 3]));
     ///
     /// // Now there is a state, and no rule has to be tried.
-    /// walker.fetch(burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// walker.fetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
     /// assert_eq!([0, 1, 2].map(|at| walker.pass(at, now)), [Some(200); 3]);
     /// assert_eq!(gate.show()[1].packets, 6);
     /// ```
     #[inline]
-    pub fn fetch(&mut self, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
+    pub fn fetch(&mut self, recv: Option<PortId>, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
         self.catch_up();
-        self.states.fetch(packets.map(|packet| packet.filter(|(flow, _)| !has_zone(flow))));
+        self.fetched = self.version;
+        let packets = packets.map(|packet| packet.filter(|(flow, _)| !has_zone(flow)));
+        let live = &self.live;
+        match live.program.opening.as_ref().filter(|opening| !opening.is_first()) {
+            None => self.states.fetch(packets),
+            Some(opening) => self.states.fetch(packets.map(|packet| {
+                packet.filter(|(flow, segment)| opening.is_for(live, &Plain { flow, segment, recv }))
+            })),
+        }
     }
 
     /// Lets packet `at` of those that were fetched pass, if it has a state and that is all there is to do: the number of
     /// the rule that made the state. With `None` nothing has happened, and the packet is to [`Walker::walk`].
     ///
     /// To be asked once for a packet, in the order of the packets. Rules that a reload replaced since these packets were
-    /// fetched still let pass. What it says is for packets without tags, with the
-    /// mark 0, of tenant 0, before their first rule: as they come in.
+    /// fetched still let pass, until one of them walks. What it says is for packets without tags, with the mark 0, of
+    /// tenant 0, before their first rule: as they come in.
     #[inline]
     pub fn pass(&mut self, at: usize, now: Time) -> Option<u32> {
+        // Another program has other rules before the lookup.
+        if self.fetched != self.version {
+            return None;
+        }
         let program = &self.live.program;
-        let lookup = program.opening?;
+        let lookup = program.opening.as_ref()?.lookup;
         let (position, bytes) = self.states.pass(at, lookup, now, |rule| program.passes(rule))?;
         self.counts.count(position, bytes, now);
         Some(program.rules[position].number)

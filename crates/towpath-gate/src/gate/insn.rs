@@ -344,7 +344,7 @@ fn dst(p: &Packet<'_>) -> Option<IpAddr> {
     }
 }
 
-fn is_me(ports: &Ports, ip: IpAddr) -> bool {
+pub(super) fn is_me(ports: &Ports, ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ports.is_me4(ip.to_bits()),
         IpAddr::V6(ip) => ports.is_me6(ip.to_bits()),
@@ -373,7 +373,7 @@ fn has_ports(p: &Packet<'_>) -> bool {
     upper(p) && matches!(p.proto, proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP | proto::DCCP)
 }
 
-fn in_set(ports: &[u64], port: Option<PortId>) -> bool {
+pub(super) fn in_set(ports: &[u64], port: Option<PortId>) -> bool {
     port.is_some_and(|PortId(id)| {
         ports.get(usize::from(id) / 64).is_some_and(|bits| bits >> (id % 64) & 1 == 1)
     })

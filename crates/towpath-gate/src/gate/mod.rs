@@ -29,6 +29,7 @@ mod index;
 mod insn;
 mod live;
 mod log;
+mod opening;
 mod pipe;
 mod port;
 mod program;

@@ -8,6 +8,7 @@ use towpath_bpf::{Format, LoadOptions};
 
 use super::index::Index;
 use super::insn::{Insn, Op, TableCheck};
+use super::opening::Opening;
 use super::port::{PortId, Ports};
 use crate::rules::address::{Address, TableRef};
 use crate::rules::glob;
@@ -118,8 +119,8 @@ pub(crate) struct Program {
     pub(crate) insns: Vec<Insn>,
     pub(crate) default: usize,
     pub(super) index: Index,
-    /// What the first rule looks up, if it does that for every packet before anything else.
-    pub(super) opening: Option<Lookup>,
+    /// How packets begin that begin with the lookup of a state.
+    pub(super) opening: Option<Opening>,
     ids: Ids,
 }
 
@@ -146,8 +147,7 @@ impl Program {
         for (id, rule) in rules.chain(hidden) {
             program.add(id, rule, &numbers, names);
         }
-        program.opening =
-            program.rules.first().filter(|rule| rule.enabled && rule.prob == 0).and_then(|rule| rule.probe);
+        program.opening = Opening::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program.ids = Ids::new(program.rules.iter().map(|rule| rule.id));
         program.index = Index::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program

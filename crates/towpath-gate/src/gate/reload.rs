@@ -123,7 +123,6 @@ impl Gate {
     fn take_rules(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
         let mut diff = self.diff(&ruleset, policy);
         let mut old = self.by_text();
-        let before = self.states().len();
         let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
         let old_rules = std::mem::take(&mut self.rules);
         let mut stays = vec![false; old_rules.len()];
@@ -158,28 +157,28 @@ impl Gate {
         };
         let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
         self.compile(|live| (live.tables, live.pipes) = (tables, pipes));
-        self.let_states_go(&ids, policy);
+        let mut dropped = self.let_states_go(&ids, policy);
         if let Some(leaving) = self.leaving.last_mut() {
             (leaving.rules, leaving.orphan) = (ids, policy == StatePolicy::Keep);
         }
         if policy == StatePolicy::Recheck {
-            self.recheck(now);
+            dropped += self.recheck(now);
         }
         if policy != StatePolicy::Keep {
-            diff.states_dropped = before.saturating_sub(self.states().len());
+            diff.states_dropped = dropped;
         }
         diff
     }
 
-    /// Removes or orphans the states of rules that are gone.
-    fn let_states_go(&mut self, gone: &[RuleId], policy: StatePolicy) {
+    /// Removes or orphans the states of rules that are gone; how many.
+    fn let_states_go(&mut self, gone: &[RuleId], policy: StatePolicy) -> usize {
         let is_gone = |id: RuleId| gone.binary_search(&id).is_ok();
         let states = &mut self.walker.states;
         match policy {
             StatePolicy::Keep => states.orphan_where(is_gone),
             StatePolicy::Recheck | StatePolicy::Delete => states.remove_where(is_gone),
             StatePolicy::Drop => states.remove_where(|_| true),
-        };
+        }
     }
 
     /// Lets go what no walker goes by any more, with the states that were made by it meanwhile.
@@ -217,11 +216,14 @@ impl Gate {
         });
     }
 
-    /// Drops the states that the rules as they are now would not make.
-    fn recheck(&mut self, now: Time) {
-        for state in self.stale(self.states(), now) {
-            self.states_mut().remove(&state.flow, state.name, now);
+    /// Drops the states that the rules as they are now would not make; how many.
+    fn recheck(&mut self, now: Time) -> usize {
+        let stale = self.stale(self.states(), now);
+        let mut dropped = 0;
+        for state in &stale {
+            dropped += usize::from(self.states_mut().remove(&state.flow, state.name, now));
         }
+        dropped
     }
 
     /// A gate with other rules, in which rules that stay have the identity that they have here.
@@ -251,8 +253,8 @@ impl Gate {
             Some(_) if state.rule == COMPANION => true,
             maker => maker == Some(state.rule),
         };
-        let state = |state: &Listed| !matches!(state.kind, Kind::Parent { .. });
-        states.list(now).filter(state).filter(|state| !makes(state)).collect()
+        let goes = |state: &Listed| !matches!(state.kind, Kind::Parent { .. }) && !makes(state);
+        states.list(now).filter(goes).collect()
     }
 
     /// The ways that a packet may have come, as far as the rules can tell them apart.

@@ -54,7 +54,9 @@ pub(super) struct Shared {
 pub struct Walker {
     pub(super) shared: Arc<Shared>,
     pub(super) live: Live,
-    version: u64,
+    pub(super) version: u64,
+    /// What was in force when packets were fetched last ([`super::burst`]).
+    pub(super) fetched: u64,
     pub(super) seat: Arc<Seat>,
     pub(super) counts: Arc<Counts>,
     away: bool,
@@ -69,7 +71,7 @@ impl Walker {
         let counts = Arc::new(Counts::new(Arc::clone(&live.program), None));
         let seat = shared.seats.join(version, Arc::clone(&counts));
         let log = PacketLog::default();
-        Self { shared, live, version, seat, counts, away: false, states, random, log }
+        Self { shared, live, version, fetched: version, seat, counts, away: false, states, random, log }
     }
 
     /// Takes over what the gate has changed, if it has. [`Walker::walk`] does it by itself; for a thread that has no

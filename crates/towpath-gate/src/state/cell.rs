@@ -14,6 +14,7 @@
 
 use super::key::{Key, Side};
 use super::memory::WORDS;
+use super::rules::Gone;
 use super::sctp;
 use super::slab::Words;
 use super::sync::Ordering;
@@ -34,6 +35,9 @@ pub(super) const STRICT: u64 = 1 << 3;
 pub(super) const ORPHANED: u64 = 1 << 4;
 pub(super) const REPLIED: u64 = 1 << 5;
 pub(super) const SPILLED: u64 = 1 << 6;
+
+/// The era of its rule in which a state was made ([`super::rules`]), between its name and its marks.
+const ERA: u32 = 8;
 
 /// The clock: the end above, what was seen below.
 const SEEN_BITS: u32 = 9;
@@ -85,6 +89,8 @@ pub(super) struct Template<const N: usize> {
     pub(super) side: Side,
     pub(super) rule: RuleId,
     pub(super) name: Name,
+    /// The rule's era.
+    pub(super) era: u8,
     /// [`CAPPED`], [`LIMITED`], [`STRICT`].
     pub(super) marks: u64,
     pub(super) parent: u32,
@@ -120,7 +126,7 @@ impl<'a, const N: usize> Cell<'a, N> {
         template.key.0.iter().enumerate().for_each(|(at, &word)| put(at, word));
         let forward = if template.side == Side::High { FORWARD_HIGH } else { 0 };
         let maker = u64::from(template.rule.0) << 32 | u64::from(template.name.0.get()) << 16;
-        put(Self::MAKER, maker | template.marks | forward);
+        put(Self::MAKER, maker | u64::from(template.era) << ERA | template.marks | forward);
         let lifetime = template.lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(LONGEST).into());
         put(Self::KEEP, u64::from(template.parent) << 32 | lifetime);
         put(Self::ACKS, 0);
@@ -360,9 +366,19 @@ impl<'a, const N: usize> Cell<'a, N> {
 pub(super) struct Maker(u64);
 
 impl Maker {
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn of(rule: RuleId, era: u8) -> Self {
+        Self(u64::from(rule.0) << 32 | u64::from(era) << ERA)
+    }
+
     #[inline]
     pub(super) fn rule(self) -> RuleId {
         RuleId((self.0 >> 32) as u32)
+    }
+
+    #[inline]
+    pub(super) fn era(self) -> u8 {
+        (self.0 >> ERA) as u8
     }
 
     #[inline]
@@ -383,6 +399,25 @@ impl Maker {
     #[inline]
     pub(super) fn forward(self) -> Side {
         if self.has(FORWARD_HIGH) { Side::High } else { Side::Low }
+    }
+}
+
+/// Who looks for states, and when: those that have ended are not there for him, nor those of rules that are gone.
+#[derive(Clone, Copy)]
+pub(super) struct Living<'a> {
+    pub(super) now: Time,
+    gone: Option<&'a Gone>,
+}
+
+impl<'a> Living<'a> {
+    #[inline(always)]
+    pub(super) fn new(now: Time, gone: &'a Gone) -> Self {
+        Self { now, gone: if gone.is_empty() { None } else { Some(gone) } }
+    }
+
+    #[inline(always)]
+    pub(super) fn has<const N: usize>(self, cell: Cell<'_, N>) -> bool {
+        cell.live(self.now) && !self.gone.is_some_and(|gone| gone.has(cell.maker()))
     }
 }
 

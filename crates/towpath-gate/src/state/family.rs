@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::cell::Cell;
+use super::cell::{Cell, Living};
 use super::hash::Secret;
 use super::index::{Index, Locked, Moved, Probe};
 use super::key::Key;
@@ -59,7 +59,7 @@ pub(super) struct Family<const N: usize> {
 /// What became of a state that was to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Published {
-    /// It is there; a state that had ended made room for it.
+    /// It is there; a state that had ended, or was gone, made room for it.
     Made {
         /// The slot of the latter.
         instead_of: Option<u32>,
@@ -122,19 +122,19 @@ impl<const N: usize> Family<N> {
         probe: Probe,
         key: &Key<N>,
         lookup: Lookup,
-        now: Time,
+        living: Living<'_>,
     ) -> Option<u32> {
         match index.find(probe, |slot| self.cell(slot).is(key)) {
-            Some(first) => self.choose(first, lookup, now),
-            None => self.find_moved(index.next()?, key, lookup, now),
+            Some(first) => self.choose(first, lookup, living),
+            None => self.find_moved(index.next()?, key, lookup, living),
         }
     }
 
     /// Whether this is the flow's state that is wanted, as the first one that the index has nearly always is.
     #[inline(always)]
-    pub(super) fn is_it(cell: Cell<'_, N>, key: &Key<N>, lookup: Lookup, now: Time) -> bool {
+    pub(super) fn is_it(cell: Cell<'_, N>, key: &Key<N>, lookup: Lookup, living: Living<'_>) -> bool {
         cell.is(key)
-            && cell.live(now)
+            && living.has(cell)
             && match lookup {
                 Lookup::Any => true,
                 Lookup::Named(name) => cell.maker().is_named(name),
@@ -143,10 +143,10 @@ impl<const N: usize> Family<N> {
 
     /// The same in the next index, if the flows are moving.
     #[cold]
-    fn find_moved(&self, mut index: &Index, key: &Key<N>, lookup: Lookup, now: Time) -> Option<u32> {
+    fn find_moved(&self, mut index: &Index, key: &Key<N>, lookup: Lookup, living: Living<'_>) -> Option<u32> {
         loop {
             match index.find(index.probe(key), |slot| self.cell(slot).is(key)) {
-                Some(first) => return self.choose(first, lookup, now),
+                Some(first) => return self.choose(first, lookup, living),
                 None => index = index.next()?,
             }
         }
@@ -165,20 +165,30 @@ impl<const N: usize> Family<N> {
 
     /// Of the states of one flow the one that is wanted, if it is live.
     #[inline(always)]
-    pub(super) fn choose(&self, first: u32, lookup: Lookup, now: Time) -> Option<u32> {
+    pub(super) fn choose(&self, first: u32, lookup: Lookup, living: Living<'_>) -> Option<u32> {
         let mut slot = first;
         loop {
             let cell = self.cell(slot);
             match lookup {
-                Lookup::Named(name) if cell.maker().is_named(name) => return cell.live(now).then_some(slot),
-                Lookup::Any if cell.live(now) => return Some(slot),
+                Lookup::Named(name) if cell.maker().is_named(name) => {
+                    return living.has(cell).then_some(slot);
+                }
+                Lookup::Any if living.has(cell) => return Some(slot),
                 _ => slot = self.slab.sibling(slot)?,
             }
         }
     }
 
     /// Links the state in `slot`, which is written and known to the caller alone.
-    pub(super) fn publish(&self, index: &Index, key: &Key<N>, name: Name, slot: u32, now: Time) -> Published {
+    pub(super) fn publish(
+        &self,
+        index: &Index,
+        key: &Key<N>,
+        name: Name,
+        slot: u32,
+        living: Living<'_>,
+    ) -> Published {
+        let now = living.now;
         let published = self.with_flow(index, key, |mut flow| {
             let Some((place, first)) = flow.find(|slot| self.cell(slot).is(key)) else {
                 self.slab.set_sibling(slot, None);
@@ -194,7 +204,7 @@ impl<const N: usize> Family<N> {
             let is_it = |slot| self.cell(slot).maker().is_named(name);
             let (same, before, states) = self.search(first, is_it);
             if let Some(same) = same
-                && self.cell(same).live(now)
+                && living.has(self.cell(same))
             {
                 return Published::Exists(same);
             }
@@ -389,4 +399,61 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[inline]
 fn tick(time: Time) -> u32 {
     (time.as_nanos() >> TICK_BITS) as u32 & (u32::MAX >> 1)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::cell::{Moment, Seen, Template};
+    use super::super::key::Side;
+    use super::super::rules::Gone;
+    use super::super::{RuleId, Segment, Settings};
+    use super::*;
+
+    const NOW: Time = Time::from_secs(100);
+
+    /// Makes the state of flow `n`.
+    fn publish(family: &Family<2>, n: u64) -> Published {
+        let (key, slot) = (Key([n, 7]), family.slab.take().unwrap());
+        let template = Template {
+            key,
+            side: Side::Low,
+            rule: RuleId(1),
+            name: Name::DEFAULT,
+            era: 0,
+            marks: 0,
+            parent: u32::MAX,
+            lifetime: None,
+            established: false,
+        };
+        let (segment, settings) = (Segment::default(), Settings::default());
+        let packet = Seen { proto: 17, bytes: 1, segment: &segment, at: Moment::new(NOW, &settings) };
+        family.cell(slot).write(&template, packet, &settings);
+        family.publish(&family.index(), &key, Name::DEFAULT, slot, Living::new(NOW, &Gone::default()))
+    }
+
+    /// Who knows the secret can fill a flow's lines. Then there is another secret, and what was known is worth nothing.
+    #[test]
+    fn flows_that_crowd_their_lines_get_another_secret() {
+        let family = Family::<2>::new(1, Pages::Base);
+        let index = family.index();
+        let probe = |n: u64| index.probe(&Key([n, 7]));
+        let lines = index.places(probe(0));
+        let crowd: Vec<u64> = (0..).filter(|&n| index.places(probe(n)) == lines).take(25).collect();
+        for &n in &crowd {
+            assert_eq!(publish(&family, n), Published::Made { instead_of: None });
+        }
+        assert!(index.stashed());
+        family.grow();
+        while !family.move_some(&index) {}
+        let next = family.index();
+        assert_eq!((next.bits(), next.stashed()), (index.bits(), false));
+        for &n in &crowd {
+            let (key, gone) = (Key([n, 7]), Gone::default());
+            let found = family.find(&next, next.probe(&key), &key, Lookup::Any, Living::new(NOW, &gone));
+            assert!(found.is_some(), "{n}");
+        }
+        let other: std::collections::HashSet<_> =
+            crowd.iter().map(|&n| next.places(next.probe(&Key([n, 7])))).collect();
+        assert!(other.len() > 20, "{}", other.len());
+    }
 }

@@ -145,6 +145,12 @@ impl Index {
         Probe { hash, first: (hash >> self.shift) as u32 }
     }
 
+    /// The lines that the flow may be in.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn places(&self, probe: Probe) -> [u32; 2] {
+        [probe.first, self.second(probe)]
+    }
+
     /// The flow's second line, which is another one.
     #[inline]
     fn second(&self, Probe { hash, first }: Probe) -> u32 {

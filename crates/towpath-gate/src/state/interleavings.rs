@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::cell::{Cell, Moment, Seen, Template};
+use super::cell::{Cell, Living, Moment, Seen, Template};
 use super::epoch::Epochs;
 use super::family::{Family, Published};
 use super::hash::Secret;
@@ -13,6 +13,7 @@ use super::index::{Index, Moved};
 use super::key::{Key, Key4, Side};
 use super::limbo::Limbo;
 use super::memory::Pages;
+use super::rules::{Gone, Recent, Rules};
 use super::window::{Fit, Window};
 use super::windows::Windows;
 use super::{Direction, Lookup, Name, RuleId, Segment, Settings};
@@ -54,6 +55,7 @@ fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, Published) {
         side: Side::Low,
         rule: RuleId(n),
         name: Name::DEFAULT,
+        era: 0,
         marks: 0,
         parent: u32::MAX,
         lifetime: None,
@@ -67,12 +69,12 @@ fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, Published) {
         at: Moment::new(NOW, &Settings::default()),
     };
     family.cell(slot).write(&template, packet, &Settings::default());
-    (slot, family.publish(index, &key(n.into()), Name::DEFAULT, slot, NOW))
+    (slot, family.publish(index, &key(n.into()), Name::DEFAULT, slot, Living::new(NOW, Gone::NONE)))
 }
 
 fn find(family: &Family<2>, index: &Index, n: u32) -> Option<u32> {
     let key = key(n.into());
-    family.find(index, index.probe(&key), &key, Lookup::Any, NOW)
+    family.find(index, index.probe(&key), &key, Lookup::Any, Living::new(NOW, Gone::NONE))
 }
 
 #[test]
@@ -251,5 +253,30 @@ fn windows_grow_by_both_of_two_segments() {
         window.segment(Direction::Forward, &up);
         window.segment(Direction::Reverse, &down);
         assert_eq!(windows.with(false, 0, |window| *window), Some(window));
+    });
+}
+
+#[test]
+fn a_state_counts_in_the_era_that_it_is_of() {
+    explore(|| {
+        let rules = Arc::new(Rules::default());
+        let rule = RuleId(1);
+        // Made before, so that there is something to turn.
+        let first = Recent::default().add(&rules, rule);
+        let turner = {
+            let rules = Arc::clone(&rules);
+            thread::spawn(move || {
+                let mut gone = Gone::default();
+                (rules.turn(|_| true, &mut gone), gone)
+            })
+        };
+        let mut recent = Recent::default();
+        let era = recent.add(&rules, rule);
+        assert!(recent.subtract(&rules, rule, first) || era == first);
+        let (turned, gone) = turner.join().unwrap();
+        let is_gone = recent.subtract(&rules, rule, era);
+        assert_eq!(is_gone, turned > 0 && era == first);
+        assert!(gone.is_over());
+        assert_eq!(rules.count(rule), 0);
     });
 }

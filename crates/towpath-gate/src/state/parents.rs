@@ -14,6 +14,8 @@ use crate::Time;
 struct Parent {
     flow: Flow,
     count: u32,
+    /// Its rule's states were removed, and it waits for those that it counts to be taken out.
+    gone: bool,
     /// When as many may be made at once again as in a second: for limits by the second.
     full_at: Time,
 }
@@ -64,12 +66,13 @@ impl Parents {
     pub(super) fn touch(&mut self, slot: u32, expire: Time, now: Time) {
         // A rule that installs is not gone.
         self.table.get_mut(slot).orphaned = false;
+        self.table.get_mut(slot).body.gone = false;
         self.table.set_expire(slot, expire, now);
     }
 
     pub(super) fn insert(&mut self, secret: &Secret, wanted: Wanted, expire: Time, now: Time) -> u32 {
         let Wanted { flow, key, hash, name, rule } = wanted;
-        let body = Parent { flow, count: 0, full_at: Time::default() };
+        let body = Parent { flow, count: 0, gone: false, full_at: Time::default() };
         self.table.insert(secret, hash, Entry { key, name, rule, orphaned: false, expire, body }, now)
     }
 
@@ -123,8 +126,8 @@ impl Parents {
         }
     }
 
-    /// Removes the parents of the rules that `gone` names, whose states are gone by now; one that still counts a state,
-    /// which somebody is making at the same time, goes with that.
+    /// Removes the parents of the rules that `gone` names, whose states are gone by now; one that still counts some goes
+    /// when they have been taken out.
     pub(super) fn remove_where(&mut self, secret: &Secret, gone: impl FnMut(RuleId) -> bool) {
         for rule in self.table.rules_where(gone) {
             for slot in self.table.all_of(rule) {
@@ -132,6 +135,7 @@ impl Parents {
                     self.table.remove(secret, slot);
                 } else {
                     self.table.get_mut(slot).expire = Time::default();
+                    self.table.get_mut(slot).body.gone = true;
                 }
             }
         }
@@ -144,7 +148,8 @@ impl Parents {
     }
 
     pub(super) fn list_from(&self, slot: u32, now: Time) -> impl Iterator<Item = (u32, Listed)> {
-        self.table.live_from(slot, now).map(move |(slot, entry)| {
+        let there = self.table.live_from(slot, now).filter(|(_, entry)| !entry.body.gone);
+        there.map(move |(slot, entry)| {
             let kind = Kind::Parent { count: entry.body.count };
             (slot, Listed::new(entry, entry.body.flow, kind, now))
         })

@@ -1,71 +1,202 @@
-//! How many states each rule has.
+//! How many states each rule has, and which of them are no more its own.
+//!
+//! What: each rule has an era, which a state remembers from when it was made. To remove a rule's states is to begin its next
+//! era: those of an earlier one are gone from that moment on, wherever they still stand, and are taken out slot by slot by
+//! whoever collects what has ended ([`Gone`] says which rules to ask).
+//!
+//! Invariant: a state of an earlier era counts in `gone` until it is unlinked. A state is counted, and gets its era, by one
+//! operation. So when `gone` is zero there is no such state, and none is being made; and an era has the same number as
+//! another only after [`ERAS`] of them, before which everything is swept.
 
 use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 
 use super::RuleId;
+use super::cell::Maker;
 use super::family::locked;
 use super::sync::{AtomicU64, Ordering};
 
+/// The count of states has the era above it.
+const ERA: u32 = 56;
+const COUNT: u64 = (1 << ERA) - 1;
+
+/// Eras that are told apart.
+const ERAS: u32 = 1 << (u64::BITS - ERA);
+
 /// The counts of all rules that have, or had, states.
 #[derive(Debug, Default)]
-pub(super) struct Rules(Mutex<HashMap<RuleId, Arc<AtomicU64>>>);
+pub(super) struct Rules(Mutex<HashMap<RuleId, Arc<OfRule>>>);
+
+/// The states of one rule.
+#[derive(Debug)]
+struct OfRule {
+    /// The era, and the states that were made in it.
+    own: AtomicU64,
+    /// States of earlier eras: less than none for a moment, when they go while they are counted.
+    gone: AtomicU64,
+}
+
+/// The rules that have states of earlier eras.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gone(Vec<GoneOf>);
+
+#[derive(Clone, Debug)]
+struct GoneOf {
+    rule: RuleId,
+    states: Arc<OfRule>,
+    /// Eras that have begun since there was none.
+    eras: u32,
+}
 
 /// The counts that one worker used last, so that it seldom asks for one.
 #[derive(Debug, Default)]
-pub(super) struct Recent([Option<(RuleId, Arc<AtomicU64>)>; RECENT]);
+pub(super) struct Recent([Option<(RuleId, Arc<OfRule>)>; RECENT]);
 
 const RECENT: usize = 16;
+
+impl OfRule {
+    fn new() -> Self {
+        Self { own: AtomicU64::new(0), gone: AtomicU64::new(0) }
+    }
+
+    #[inline]
+    fn era(&self) -> u8 {
+        // Relaxed: who sees a state of this era has acquired it from its maker, who has seen the era.
+        (self.own.load(Ordering::Relaxed) >> ERA) as u8
+    }
+
+    fn count(&self) -> u64 {
+        self.own.load(Ordering::Relaxed) & COUNT
+    }
+
+    fn has_gone(&self) -> bool {
+        // Acquire: pairs with the release of Recent::subtract(), so that who sees none finds none.
+        self.gone.load(Ordering::Acquire) != 0
+    }
+
+    /// Begins the next era. How many states are gone by it.
+    fn turn(&self) -> u64 {
+        // Relaxed: a state that is made after it is of the next era.
+        let turned = |own: u64| Some((own & !COUNT).wrapping_add(1 << ERA));
+        let own =
+            self.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, turned).unwrap_or_else(|own| own);
+        self.gone.fetch_add(own & COUNT, Ordering::Relaxed);
+        own & COUNT
+    }
+}
 
 impl Rules {
     /// How many states the rule has.
     pub(super) fn count(&self, rule: RuleId) -> u64 {
-        locked(&self.0).get(&rule).map_or(0, |count| count.load(Ordering::Relaxed))
+        locked(&self.0).get(&rule).map_or(0, |states| states.count())
     }
 
-    /// The rules with states that `wanted` names, and how many states they have together.
-    pub(super) fn with_states(&self, mut wanted: impl FnMut(RuleId) -> bool) -> (Vec<RuleId>, u64) {
-        let (mut rules, mut states) = (Vec::new(), 0);
-        for (&rule, count) in &*locked(&self.0) {
-            let count = count.load(Ordering::Relaxed);
-            if count > 0 && wanted(rule) {
-                rules.push(rule);
-                states += count;
+    /// The rules with states that `wanted` names.
+    pub(super) fn with_states(&self, mut wanted: impl FnMut(RuleId) -> bool) -> Vec<RuleId> {
+        let rules = locked(&self.0);
+        let mut rules: Vec<_> = rules
+            .iter()
+            .filter(|(rule, states)| states.count() > 0 && wanted(**rule))
+            .map(|(rule, _)| *rule)
+            .collect();
+        rules.sort_unstable();
+        rules
+    }
+
+    /// Has the states of every rule that `wanted` names gone, and adds the rules to `gone`. How many states that were.
+    pub(super) fn turn(&self, mut wanted: impl FnMut(RuleId) -> bool, gone: &mut Gone) -> u64 {
+        let mut states = 0;
+        for (&rule, of_rule) in &*locked(&self.0) {
+            if of_rule.count() > 0 && wanted(rule) {
+                states += of_rule.turn();
+                gone.add(rule, of_rule);
             }
         }
-        rules.sort_unstable();
-        (rules, states)
+        gone.0.sort_unstable_by_key(|of| of.rule);
+        states
     }
 
-    fn counter(&self, rule: RuleId) -> Arc<AtomicU64> {
+    fn of(&self, rule: RuleId) -> Arc<OfRule> {
         let mut rules = locked(&self.0);
         if rules.len() == rules.capacity() {
             // Rules come and go; a count that a worker still has may be needed again.
-            rules.retain(|_, count| Arc::strong_count(count) > 1 || count.load(Ordering::Relaxed) > 0);
+            rules
+                .retain(|_, states| Arc::strong_count(states) > 1 || states.count() > 0 || states.has_gone());
         }
-        Arc::clone(rules.entry(rule).or_insert_with(|| Arc::new(AtomicU64::new(0))))
+        Arc::clone(rules.entry(rule).or_insert_with(|| Arc::new(OfRule::new())))
+    }
+}
+
+impl Gone {
+    #[cfg(all(test, loom))]
+    pub(super) const NONE: &Self = &Self(Vec::new());
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the state is gone.
+    #[inline]
+    pub(super) fn has(&self, maker: Maker) -> bool {
+        !self.0.is_empty() && self.find(maker)
+    }
+
+    #[cold]
+    fn find(&self, maker: Maker) -> bool {
+        let found = self.0.binary_search_by_key(&maker.rule(), |of| of.rule);
+        found.is_ok_and(|at| self.0[at].states.era() != maker.era())
+    }
+
+    /// Whether all of these states are taken out.
+    pub(super) fn is_over(&self) -> bool {
+        !self.0.iter().any(|of| of.states.has_gone())
+    }
+
+    /// Whether eras could be taken for each other when one more begins.
+    pub(super) fn is_spent(&self) -> bool {
+        self.0.iter().any(|of| of.eras >= ERAS - 1)
+    }
+
+    /// Forgets rules whose states are taken out.
+    pub(super) fn prune(&mut self) {
+        self.0.retain(|of| of.states.has_gone());
+    }
+
+    fn add(&mut self, rule: RuleId, states: &Arc<OfRule>) {
+        match self.0.iter_mut().find(|of| of.rule == rule) {
+            Some(of) => of.eras += 1,
+            None => self.0.push(GoneOf { rule, states: Arc::clone(states), eras: 1 }),
+        }
     }
 }
 
 impl Recent {
-    /// One state more.
-    pub(super) fn add(&mut self, rules: &Rules, rule: RuleId) {
-        // Relaxed, here and below: a number, of which nothing else depends.
-        self.counter(rules, rule).fetch_add(1, Ordering::Relaxed);
+    /// One state more; the era that it is of.
+    pub(super) fn add(&mut self, rules: &Rules, rule: RuleId) -> u8 {
+        // Relaxed: the state publishes what its maker has seen.
+        (self.of(rules, rule).own.fetch_add(1, Ordering::Relaxed) >> ERA) as u8
     }
 
-    /// One state less.
-    pub(super) fn subtract(&mut self, rules: &Rules, rule: RuleId) {
-        self.counter(rules, rule).fetch_sub(1, Ordering::Relaxed);
+    /// One state less, of this era. Whether it was gone.
+    pub(super) fn subtract(&mut self, rules: &Rules, rule: RuleId, era: u8) -> bool {
+        let states = self.of(rules, rule);
+        let less = |own: u64| ((own >> ERA) as u8 == era).then(|| own - 1);
+        let gone = states.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err();
+        if gone {
+            // Release: pairs with the acquire of has_gone(); the state is unlinked.
+            states.gone.fetch_sub(1, Ordering::Release);
+        }
+        gone
     }
 
-    fn counter(&mut self, rules: &Rules, rule: RuleId) -> &AtomicU64 {
+    fn of(&mut self, rules: &Rules, rule: RuleId) -> &OfRule {
         let recent = &mut self.0[rule.0 as usize % RECENT];
         if recent.as_ref().is_none_or(|(known, _)| *known != rule) {
             *recent = None;
         }
-        &recent.get_or_insert_with(|| (rule, rules.counter(rule))).1
+        &recent.get_or_insert_with(|| (rule, rules.of(rule))).1
     }
 }
 
@@ -80,7 +211,26 @@ mod tests {
             recent.add(&rules, RuleId(rule));
         }
         (0..1000).for_each(|rule| assert_eq!(rules.count(RuleId(rule)), 1));
-        recent.subtract(&rules, RuleId(3));
-        assert_eq!(rules.with_states(|rule| rule.0 < 5), ([0, 1, 2, 4].map(RuleId).to_vec(), 4));
+        recent.subtract(&rules, RuleId(3), 0);
+        assert_eq!(rules.with_states(|rule| rule.0 < 5), [0, 1, 2, 4].map(RuleId));
+    }
+
+    #[test]
+    fn a_rule_that_turned_has_states_of_two_eras() {
+        let (rules, mut recent, mut gone) = (Rules::default(), Recent::default(), Gone::default());
+        let (one, other) = (RuleId(1), RuleId(2));
+        let first = recent.add(&rules, one);
+        recent.add(&rules, one);
+        recent.add(&rules, other);
+        assert_eq!(rules.turn(|rule| rule == one, &mut gone), 2);
+        let second = recent.add(&rules, one);
+        assert_ne!(first, second);
+        assert_eq!((rules.count(one), rules.count(other)), (1, 1));
+        let is_gone = |rule, era| gone.has(Maker::of(rule, era));
+        assert_eq!([is_gone(one, first), is_gone(one, second), is_gone(other, 0)], [true, false, false]);
+        assert_eq!([first, second, first].map(|era| recent.subtract(&rules, one, era)), [true, false, true]);
+        assert!(gone.is_over());
+        gone.prune();
+        assert!(gone.is_empty());
     }
 }

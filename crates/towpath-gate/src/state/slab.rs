@@ -1,6 +1,7 @@
 //! Where states are: slots that are made once and stay what they are, a state or room for one.
 //!
-//! What: a slot is one cache line of atomic words for IPv4, two for IPv6, and a word beside it. Slots are numbered; they
+//! What: a slot is one cache line of atomic words for IPv4, two for IPv6 (the second far from the first, so that those which
+//! a lookup needs lie side by side), and a word beside it. Slots are numbered; they
 //! come in chunks, each as large as all before it, so that a number says where its slot is and no slot ever moves.
 //! Free slots are in a stack (Treiber 1986) whose head carries a count of pops, and before there is one, the next slot
 //! that was never used is taken.
@@ -51,7 +52,10 @@ pub(super) struct Slab<const N: usize> {
 
 #[derive(Debug)]
 struct Chunk {
+    /// The first line of each state.
     states: Lines,
+    /// The second, of those that have two: apart, so that who only looks for states has the first ones side by side.
+    cold: Lines,
     beside: Lines,
 }
 
@@ -118,19 +122,18 @@ impl<const N: usize> Slab<N> {
     #[inline]
     pub(super) fn words(&self, slot: u32) -> Words<'_, N> {
         let (chunk, at) = locate(slot);
-        let states = &self.chunk(chunk).states;
-        let at = at * Self::LINES;
-        Words { hot: states.line(at), cold: states.line(at + Self::LINES - 1) }
+        let Chunk { states, cold, .. } = self.chunk(chunk);
+        let hot = states.line(at);
+        Words { hot, cold: if Self::LINES == 1 { hot } else { cold.line(at) } }
     }
 
     /// The same of a slot that may be none: of what the index said while it changed.
     #[inline(always)]
     pub(super) fn words_at(&self, slot: u32) -> Option<Words<'_, N>> {
         let (chunk, at) = locate(slot);
-        let states = &self.chunks.get(chunk)?.get()?.states;
-        let at = at * Self::LINES;
+        let Chunk { states, cold, .. } = self.chunks.get(chunk)?.get()?;
         let hot = states.get(at)?;
-        Some(Words { hot, cold: if Self::LINES == 1 { hot } else { states.get(at + 1)? } })
+        Some(Words { hot, cold: if Self::LINES == 1 { hot } else { cold.get(at)? } })
     }
 
     /// The slot of the next state of the same flow.
@@ -199,10 +202,10 @@ impl<const N: usize> Slab<N> {
         let mut slot = from;
         while slot < to {
             let (chunk, at) = locate(slot);
-            let Chunk { states, beside } = self.chunk(chunk);
-            let slots = states.len() / Self::LINES;
-            let stop = slots.min(at + (to - slot) as usize);
-            states.touch(at * Self::LINES..stop * Self::LINES);
+            let Chunk { states, cold, beside } = self.chunk(chunk);
+            let stop = states.len().min(at + (to - slot) as usize);
+            states.touch(at..stop);
+            cold.touch(at..stop);
             beside.touch(at / WORDS..stop.div_ceil(WORDS));
             slot += (stop - at) as u32;
         }
@@ -244,7 +247,8 @@ impl<const N: usize> Slab<N> {
     fn make_chunk(&self, chunk: usize) -> &Chunk {
         let slots = 1_usize << (FIRST_BITS as usize + chunk);
         self.chunks[chunk].get_or_init(|| Chunk {
-            states: Lines::zeroed(slots * Self::LINES, self.pages),
+            states: Lines::zeroed(slots, self.pages),
+            cold: Lines::zeroed(if Self::LINES == 1 { 0 } else { slots }, self.pages),
             beside: Lines::zeroed(slots.div_ceil(WORDS), self.pages),
         })
     }

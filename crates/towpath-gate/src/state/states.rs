@@ -38,7 +38,7 @@ use self::burst::Bursts;
 use self::hit::Found;
 use self::keepalive::Round;
 use self::visit::Visits;
-use super::cell::{Cell, LONGEST_JUMP, ORPHANED};
+use super::cell::{Cell, LONGEST_JUMP, Living, ORPHANED};
 use super::epoch::Epochs;
 use super::family::{Family, locked};
 use super::first_syn::FirstSyns;
@@ -50,7 +50,7 @@ use super::limbo::Limbo;
 use super::memory::Pages;
 use super::near;
 use super::parents::Parents;
-use super::rules::{Recent, Rules};
+use super::rules::{Gone, Recent, Rules};
 use super::sources::Sources;
 use super::sync::{AtomicU64, Ordering};
 use super::tally::{Event, Tallies};
@@ -98,6 +98,8 @@ struct Shared {
     fragments: Fragments,
     watch: Watch,
     rules: Rules,
+    /// The rules that have states which are gone and not yet taken out.
+    gone: Mutex<Arc<Gone>>,
     tallies: Tallies,
     /// What was counted before it could overflow: forward packets and bytes, reverse ones; by family and slot.
     spilled: Mutex<HashMap<(bool, u32), [u64; 4]>>,
@@ -123,6 +125,7 @@ pub struct States {
     latest: u64,
     installs: u32,
     settings: Settings,
+    gone: Arc<Gone>,
     v4: Local,
     v6: Local,
     recent: Recent,
@@ -215,6 +218,7 @@ impl States {
             fragments: Fragments::default(),
             watch: Watch::new(),
             rules: Rules::default(),
+            gone: Mutex::default(),
             tallies: Tallies::new(),
             spilled: Mutex::default(),
             adrift: Mutex::default(),
@@ -233,6 +237,7 @@ impl States {
         let local = |index, near| Local { index, near, limbo: Limbo::default() };
         let news = shared.news.load(Ordering::Acquire);
         let settings = locked(&shared.settings).clone();
+        let gone = Arc::clone(&locked(&shared.gone));
         let v4 = local(shared.v4.index(), shared.v4.near.join(worker));
         let v6 = local(shared.v6.index(), shared.v6.near.join(worker));
         let latest = shared.latest.load(Ordering::Relaxed);
@@ -244,6 +249,7 @@ impl States {
             latest,
             installs: 0,
             settings,
+            gone,
             v4,
             v6,
             recent: Recent::default(),
@@ -348,20 +354,32 @@ impl States {
         made
     }
 
-    /// Removes the states of every rule that `gone` names, and their parents. How many states that were.
+    /// Removes the states of every rule that `gone` names, and their parents. How many states that were, those included
+    /// that had ended.
     ///
-    /// Packets go on meanwhile. When such a rule has states, the work is in proportion to all states, or less when they
-    /// are found before.
+    /// The work is in proportion to the rules. From the next call of each worker on no packet finds these states, and
+    /// nobody is shown them; their room is like that of states that have ended: [`States::expire`] collects it by and by, and
+    /// an install that needs it. What such a rule makes afterwards stays.
     pub fn remove_where(&mut self, mut gone: impl FnMut(RuleId) -> bool) -> usize {
         self.stamp();
-        let (rules, most) = self.shared.rules.with_states(&mut gone);
-        let mut removed = 0;
-        self.walk_rules::<2>(&rules, most, &mut removed, Self::remove_of_rule::<2>);
-        self.walk_rules::<6>(&rules, most, &mut removed, Self::remove_of_rule::<6>);
+        if locked(&self.shared.gone).is_spent() {
+            let latest = self.shared.latest.load(Ordering::Relaxed);
+            let now = Time::from_nanos(self.now.as_nanos().max(latest));
+            self.sweep::<2>(None, now, &mut usize::MAX.clone());
+            self.sweep::<6>(None, now, &mut usize::MAX.clone());
+            self.forget_gone();
+        }
+        let mut all = locked(&self.shared.gone);
+        let list = Arc::make_mut(&mut all);
+        list.prune();
+        let removed = self.shared.rules.turn(&mut gone, list);
+        drop(all);
+        if removed > 0 {
+            // Release: pairs with the acquire in stamp().
+            self.shared.news.fetch_add(1, Ordering::Release);
+            self.catch_up();
+        }
         self.with_parents(|parents, secret| parents.remove_where(secret, gone));
-        self.count_many(Event::Removed, removed);
-        self.free();
-        self.gauge_moved();
         removed as usize
     }
 
@@ -395,16 +413,9 @@ impl States {
     /// (`dyn_keep_states`). How many states that were. Their parents stay while they count one of them.
     pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool) -> usize {
         self.stamp();
-        let (rules, _) = self.shared.rules.with_states(&mut gone);
+        let rules = self.shared.rules.with_states(&mut gone);
         self.with_parents(|parents, _| parents.orphan_where(gone));
-        let mut orphaned = 0;
-        self.walk_rules::<2>(&rules, u64::MAX, &mut orphaned, |states, slot, _| {
-            states.shared.v4.cell(slot).mark(ORPHANED)
-        });
-        self.walk_rules::<6>(&rules, u64::MAX, &mut orphaned, |states, slot, _| {
-            states.shared.v6.cell(slot).mark(ORPHANED)
-        });
-        orphaned as usize
+        self.mark_rules::<2>(&rules, ORPHANED) + self.mark_rules::<6>(&rules, ORPHANED)
     }
 
     /// How many states `rule` has: an orphans' rule may be forgotten when it is 0.
@@ -416,14 +427,22 @@ impl States {
     /// all workers together go round all states.
     pub fn expire(&mut self, now: Time, mut budget: usize) {
         self.begin(now);
-        let glances = u32::try_from(budget.saturating_mul(GLANCES)).unwrap_or(u32::MAX);
-        let mut expired = self.sweep::<2>(Some(glances), now, &mut budget);
-        expired += self.sweep::<6>(Some(glances), now, &mut budget);
+        if self.gone.is_empty() {
+            let glances = u32::try_from(budget.saturating_mul(GLANCES)).unwrap_or(u32::MAX);
+            self.sweep::<2>(Some(glances), now, &mut budget);
+            self.sweep::<6>(Some(glances), now, &mut budget);
+        } else {
+            // Each slot may take a look: both families have their share, and none of its slots is left out.
+            let half = budget.div_ceil(2);
+            let slots = u32::try_from(half).unwrap_or(u32::MAX);
+            self.sweep::<2>(Some(slots), now, &mut half.clone());
+            self.sweep::<6>(Some(slots), now, &mut half.clone());
+            self.forget_gone();
+        }
         // Relaxed: only whether there is something to do.
         if self.shared.parents_held.load(Ordering::Relaxed) > 0 {
             self.collect_parents(now, &mut budget);
         }
-        self.expired(expired);
         self.move_some();
         self.free();
     }
@@ -431,9 +450,9 @@ impl States {
     /// Collects every entry whose time is over, whatever it costs. For a report or a test.
     pub fn expire_all(&mut self, now: Time) {
         self.begin(now);
-        let mut expired = self.sweep::<2>(None, now, &mut usize::MAX.clone());
-        expired += self.sweep::<6>(None, now, &mut usize::MAX.clone());
-        self.expired(expired);
+        self.sweep::<2>(None, now, &mut usize::MAX.clone());
+        self.sweep::<6>(None, now, &mut usize::MAX.clone());
+        self.forget_gone();
         self.free();
         self.with_parents(|parents, secret| parents.collect_all(secret, now, &mut usize::MAX.clone()));
     }
@@ -494,6 +513,7 @@ impl States {
     fn catch_up(&mut self) {
         self.news = self.shared.news.load(Ordering::Acquire);
         self.settings = locked(&self.shared.settings).clone();
+        self.gone = Arc::clone(&locked(&self.shared.gone));
         self.v4.index = self.shared.v4.index();
         self.v6.index = self.shared.v6.index();
     }
@@ -516,10 +536,17 @@ impl States {
                 let still = |cell: Cell<'_, 6>| over(cell.end(latest));
                 expired += u64::from(self.remove_if::<6>(slot, now, Happened::Expired, still));
             }
-            self.expired(expired);
+            self.count_many(Event::Expired, expired);
+            self.gauge_moved();
         }
         self.shared.latest.fetch_max(now.as_nanos(), Ordering::Relaxed);
         self.latest = self.shared.latest.load(Ordering::Relaxed);
+    }
+
+    /// Which states are there, as far as this worker knows.
+    #[inline(always)]
+    fn living(&self, now: Time) -> Living<'_> {
+        Living::new(now, &self.gone)
     }
 
     /// Whether it is a SYN that has to be repeated.

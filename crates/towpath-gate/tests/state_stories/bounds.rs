@@ -179,8 +179,10 @@ fn the_gauge_says_so_before_it_is_full() {
     let gauge = world.states.gauge();
     assert_eq!((gauge.states, gauge.unreplied, gauge.states_max), (10, 10, 10));
     world.states.remove_where(|rule| rule.0 <= 2);
+    world.states.expire_all(world.now);
     assert!(world.states.gauge().nearly_full);
     world.states.remove_where(|rule| rule.0 <= 3);
+    world.states.expire_all(world.now);
     assert!(!world.states.gauge().nearly_full);
     (1..=2).for_each(|port| assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New)));
     assert_eq!(world.states.counters().nearly_full, 2);
@@ -213,4 +215,77 @@ fn a_parent_that_only_expired_children_keep_makes_way() {
     world.states.set_settings(Settings { dyn_parent_max: 1, ..Settings::default() });
     assert_eq!(world.limit(udp(1, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Err(Refused::ParentsFull));
     assert_eq!(world.limit(udp(2, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Ok(Installed::New));
+}
+
+#[test]
+fn what_is_removed_is_gone_at_once_and_taken_out_by_and_by() {
+    let mut world = World::new(Settings::default());
+    let mut other = world.states.worker().unwrap();
+    for port in 1..=3000 {
+        world.keep(udp(1, port, 2, 53), 1 + u32::from(port % 3)).unwrap();
+    }
+    assert_eq!(world.states.remove_where(|rule| rule == RuleId(1)), 1000);
+    // It has not gone through the states for that.
+    assert_eq!((world.states.len(), world.states.counters().removed), (3000, 0));
+    assert_eq!((world.states.count_of(RuleId(1)), world.lines().len()), (0, 2000));
+    assert_eq!(world.find(udp(1, 3, 2, 53), Lookup::Any), None);
+    let mut hits = [None; 2];
+    let packets = [3, 4].map(|port| Some((udp(1, port, 2, 53), PACKET)));
+    assert_eq!(other.lookup_burst(packets, Lookup::Any, world.now, &mut hits), 2);
+    assert_eq!(hits.map(|hit| hit.map(|hit| hit.rule.0)), [None, Some(2)]);
+    assert!(!other.remove(&udp(1, 6, 2, 53), Name::DEFAULT, world.now));
+    // Another takes its place; the rule's own are no different from those of others.
+    assert_eq!(world.keep(udp(1, 9, 2, 53), 7), Ok(Installed::New));
+    assert_eq!(world.keep(udp(1, 12, 2, 53), 1), Ok(Installed::New));
+    assert_eq!(world.states.count_of(RuleId(1)), 1);
+    let mut calls = 0;
+    while world.states.len() > 2002 {
+        other.expire(world.now, 64);
+        calls += 1;
+    }
+    assert!((10..=3000 / 32 + 1).contains(&calls), "{calls}");
+    assert_eq!(world.states.counters().removed, 1000);
+    assert_eq!(world.find(udp(1, 9, 2, 53), Lookup::Any), Some((7, Direction::Forward)));
+    assert_eq!(world.find(udp(1, 12, 2, 53), Lookup::Any), Some((1, Direction::Forward)));
+    (1..=3000).filter(|port| port % 3 != 0).for_each(|port| {
+        assert!(world.find(udp(1, port, 2, 53), Lookup::Any).is_some(), "{port}");
+    });
+}
+
+#[test]
+fn what_is_removed_stays_gone_however_often_its_rule_is_removed() {
+    let mut world = World::new(Settings::default());
+    for port in 1..=1000 {
+        world.keep(udp(1, port, 2, 53), 1).unwrap();
+        world.states.remove_where(|_| true);
+        for before in [1, port / 2, port] {
+            assert_eq!(world.find(udp(1, before, 2, 53), Lookup::Any), None, "{port} {before}");
+        }
+        assert_eq!(world.lines(), [""; 0]);
+    }
+    world.states.expire_all(world.now);
+    assert_eq!((world.states.len(), world.states.counters().removed), (0, 1000));
+}
+
+#[test]
+fn what_is_removed_makes_room_for_all_that_is_bounded() {
+    let settings = Settings { dyn_max: 2, dyn_parent_max: 1, dyn_source_max: 2, ..Settings::default() };
+    let mut world = World::new(settings);
+    let shared = |world: &mut World, port, rule| {
+        let limit = Limit { shared: Some(name(9)), ..Limit::new(LimitMask::SRC_ADDR, 2) };
+        world.install(udp(1, port, 2, 53), rule, Install { limit: Some(limit), ..Install::default() })
+    };
+    for port in 1..=2 {
+        assert_eq!(shared(&mut world, port, 1), Ok(Installed::New));
+    }
+    assert!(shared(&mut world, 3, 2).is_err());
+    world.states.remove_where(|rule| rule == RuleId(1));
+    for port in 3..=4 {
+        assert_eq!(shared(&mut world, port, 2), Ok(Installed::New));
+    }
+    assert!(shared(&mut world, 5, 2).is_err());
+    // A parent of its own: the shared one goes with what it counts, after its time.
+    world.states.remove_where(|_| true);
+    world.wait(5);
+    assert_eq!(world.limit(udp(3, 1, 2, 53), 3, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
 }

@@ -400,6 +400,8 @@ fn deleting_a_rule_takes_its_states_and_parents() {
     world.limit(udp(1, 3, 2, 53), 1, LimitMask::SRC_ADDR, 9).unwrap();
     assert_eq!(world.states.count_of(RuleId(1)), 3);
     assert_eq!(world.states.remove_where(|rule| rule == RuleId(1)), 3);
+    assert_eq!((world.lines().len(), world.states.count_of(RuleId(1))), (1, 0));
+    world.states.expire_all(world.now);
     assert_eq!((world.states.len(), world.states.parents(), world.states.counters().removed), (1, 0, 3));
     assert_eq!(world.find(udp(1, 2, 2, 53), Lookup::Any), Some((2, Direction::Forward)));
 }

@@ -25,9 +25,14 @@ impl<E: Edge> Engine<E> {
             let some = packets.clone().take(BURST);
             let straight = self.is_straight();
             if straight {
-                let plain =
-                    |(_, (frame, meta)): (_, (&[u8], Meta))| wire::plain(meta.link, frame, meta.wire_len);
-                self.walker.fetch(some.clone().map(plain));
+                // Nearly always of one interface: those of another walk.
+                let interface = some.clone().next().map(|(_, (_, meta))| meta.interface);
+                let recv = interface.and_then(|interface| self.arrivals.untagged(interface));
+                let plain = |(_, (frame, meta)): (_, (&[u8], Meta))| {
+                    let same = Some(meta.interface) == interface;
+                    if same { wire::plain(meta.link, frame, meta.wire_len) } else { None }
+                };
+                self.walker.fetch(recv, some.clone().map(plain));
             }
             let mut count = 0;
             for (index, (frame, meta)) in some {

@@ -79,6 +79,11 @@ impl Arrivals {
         }
     }
 
+    /// The port that packets of an interface arrive on, those that are not tagged.
+    pub(super) fn untagged(&self, interface: u32) -> Option<PortId> {
+        self.interfaces.get(interface as usize).map(|interface| interface.untagged)
+    }
+
     /// The port that a packet arrives on, and its way on. An interface that was not added is the first one.
     ///
     /// # Panics

@@ -342,7 +342,7 @@ mod tests {
         let mut reload = |rules: &str| {
             let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
             gate.reload(ruleset, StatePolicy::Delete, Time::default());
-            gate.states().len()
+            gate.states().list(Time::default()).count()
         };
         assert_eq!(reload("add 200 allow tcp from any to any\n"), 0);
         assert_eq!(door.tend(true).refused, []);

@@ -328,10 +328,11 @@ where
         moment: Moment,
         hits: &mut [Option<Hit>],
     ) {
+        let living = states.living(moment.now);
         for at in bits(self.here) {
             let packet = &self.packets[at];
             // The guess was made in this call, so that a state of the flow in it is what a lookup would have found then.
-            let Some(cell) = cells[at].filter(|&cell| Family::is_it(cell, &packet.key, lookup, moment.now))
+            let Some(cell) = cells[at].filter(|&cell| Family::is_it(cell, &packet.key, lookup, living))
             else {
                 hits[at] = packet.search::<COUNTS>(states, lookup, moment);
                 continue;
@@ -401,7 +402,7 @@ where
         }
         let cell = Key::<N>::family(&states.shared).cell(self.guess);
         let maker = cell.maker();
-        if !Family::is_it(cell, &self.key, lookup, now) || maker.has(STRICT) {
+        if !Family::is_it(cell, &self.key, lookup, states.living(now)) || maker.has(STRICT) {
             return None;
         }
         let passed = passes(maker.rule())?;
@@ -416,7 +417,7 @@ where
     fn search<const COUNTS: bool>(&self, states: &States, lookup: Lookup, moment: Moment) -> Option<Hit> {
         let family = Key::<N>::family(&states.shared);
         let index = &Key::<N>::local(states).index;
-        let slot = family.find(index, self.probe, &self.key, lookup, moment.now)?;
+        let slot = family.find(index, self.probe, &self.key, lookup, states.living(moment.now))?;
         let cell = family.cell(slot);
         if COUNTS {
             return self.hit(states, slot, cell, moment);

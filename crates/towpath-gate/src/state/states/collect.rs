@@ -1,10 +1,13 @@
-//! Taking states away: those that have ended, and those whose rule is gone.
+//! Taking states away: those that have ended, and those of rules that are gone.
+//!
+//! What: whoever collects goes round all slots, some with each call. Which states may have ended is told by the slots' ticks;
+//! while there are states of rules that are gone, each state is asked for its rule.
 
 use std::sync::Arc;
 
 use super::{Own, Shared, States};
 use crate::Time;
-use crate::state::cell::{CAPPED, Cell, LIMITED, Maker, REPLIED, SPILLED};
+use crate::state::cell::{CAPPED, Cell, LIMITED, Living, REPLIED, SPILLED};
 use crate::state::family::locked;
 use crate::state::key::{Key, Unpack};
 use crate::state::sync::Ordering;
@@ -20,18 +23,16 @@ pub(super) const WALK: u32 = 4096;
 impl States {
     /// Collects states that have ended to make room.
     pub(super) fn reclaim(&mut self, now: Time) {
-        let mut expired = self.sweep::<2>(Some(RECLAIM), now, &mut usize::MAX.clone());
-        expired += self.sweep::<6>(Some(RECLAIM), now, &mut usize::MAX.clone());
-        self.expired(expired);
+        self.sweep::<2>(Some(RECLAIM), now, &mut usize::MAX.clone());
+        self.sweep::<6>(Some(RECLAIM), now, &mut usize::MAX.clone());
         self.free();
     }
 
     /// Collects ended states of a family, looking at so many slots, or at all, and at `budget` states.
-    pub(super) fn sweep<const N: usize>(&mut self, slots: Option<u32>, now: Time, budget: &mut usize) -> u64
+    pub(super) fn sweep<const N: usize>(&mut self, slots: Option<u32>, now: Time, budget: &mut usize)
     where
         Key<N>: Own<N>,
     {
-        let mut expired = 0;
         let len = Key::<N>::family(&self.shared).slab.len();
         match slots {
             Some(slots) => {
@@ -39,7 +40,7 @@ impl States {
                     if *budget == 0 {
                         break;
                     }
-                    expired += self.look_at::<N>(slot, now, budget);
+                    self.look_at::<N>(slot, now, budget);
                 }
             }
             None => {
@@ -47,29 +48,62 @@ impl States {
                     if slot % WALK == 0 {
                         self.stamp();
                     }
-                    expired += self.look_at::<N>(slot, now, budget);
+                    self.look_at::<N>(slot, now, budget);
                 }
             }
         }
-        expired
     }
 
-    /// Collects the state in `slot` if it has ended.
+    /// Collects the state in `slot` if it has ended, or is gone.
     #[inline]
-    fn look_at<const N: usize>(&mut self, slot: u32, now: Time, budget: &mut usize) -> u64
+    fn look_at<const N: usize>(&mut self, slot: u32, now: Time, budget: &mut usize)
     where
         Key<N>: Own<N>,
     {
         let family = Key::<N>::family(&self.shared);
-        if !family.may_be_over(slot, now) {
-            return 0;
+        let may_be_over = family.may_be_over(slot, now);
+        if !may_be_over && (self.gone.is_empty() || family.slab.tick(slot).is_none()) {
+            return;
         }
         *budget = budget.saturating_sub(1);
-        if family.cell(slot).live(now) {
-            family.look_later(slot, now);
-            return 0;
+        if self.living(now).has(family.cell(slot)) {
+            if may_be_over {
+                family.look_later(slot, now);
+            }
+            return;
         }
-        u64::from(self.remove_if::<N>(slot, now, Happened::Expired, |cell| !cell.live(now)))
+        let gone = Arc::clone(&self.gone);
+        let living = Living::new(now, &gone);
+        if family.unlink(&Key::<N>::local(self).index, slot, |cell| !living.has(cell)) {
+            self.ended::<N>(slot, now);
+        }
+    }
+
+    /// Takes a state that was unlinked, as it had ended or was gone, out of all that counts it.
+    pub(super) fn ended<const N: usize>(&mut self, slot: u32, now: Time)
+    where
+        Key<N>: Own<N>,
+    {
+        let is_gone = self.gone.has(Key::<N>::family(&self.shared).cell(slot).maker());
+        let (why, event) =
+            if is_gone { (Happened::Removed, Event::Removed) } else { (Happened::Expired, Event::Expired) };
+        self.gone::<N>(slot, now, why);
+        self.count(event);
+        self.gauge_moved();
+    }
+
+    /// Forgets rules all of whose states are taken out, when all of those are that this worker knows.
+    #[cold]
+    pub(super) fn forget_gone(&mut self) {
+        if self.gone.is_empty() || !self.gone.is_over() {
+            return;
+        }
+        let mut gone = locked(&self.shared.gone);
+        Arc::make_mut(&mut gone).prune();
+        drop(gone);
+        // Release: pairs with the acquire in stamp().
+        self.shared.news.fetch_add(1, Ordering::Release);
+        self.catch_up();
     }
 
     /// Unlinks the state in `slot`, if there is one and `still` says so of it.
@@ -99,7 +133,7 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let slot = family.find_any(&Key::<N>::local(self).index, key, name)?;
-        let live = family.cell(slot).live(now);
+        let live = self.living(now).has(family.cell(slot));
         self.remove_if::<N>(slot, now, Happened::Removed, |_| true).then_some(live)
     }
 
@@ -112,7 +146,7 @@ impl States {
         loop {
             let family = Key::<N>::family(&self.shared);
             let index = &Key::<N>::local(self).index;
-            let Some(slot) = family.find(index, index.probe(key), key, Lookup::Any, now) else {
+            let Some(slot) = family.find(index, index.probe(key), key, Lookup::Any, self.living(now)) else {
                 return removed;
             };
             // Another thread may have taken it away, and the slot may be another flow's by now.
@@ -120,33 +154,16 @@ impl States {
         }
     }
 
-    pub(super) fn remove_of_rule<const N: usize>(&mut self, slot: u32, maker: Maker) -> bool
+    /// Marks every state of these rules; how many were not marked.
+    pub(super) fn mark_rules<const N: usize>(&mut self, rules: &[RuleId], mark: u64) -> usize
     where
         Key<N>: Own<N>,
     {
-        // The parents go too, so it does not matter when they were last used.
-        self.remove_if::<N>(slot, Time::default(), Happened::Removed, |cell| {
-            cell.maker().rule() == maker.rule()
-        })
-    }
-
-    /// Does something with every state of these rules, `most` of them.
-    pub(super) fn walk_rules<const N: usize>(
-        &mut self,
-        rules: &[RuleId],
-        most: u64,
-        done: &mut u64,
-        mut work: impl FnMut(&mut Self, u32, Maker) -> bool,
-    ) where
-        Key<N>: Own<N>,
-    {
+        let mut marked = 0;
         if rules.is_empty() {
-            return;
+            return marked;
         }
         for slot in 0..Key::<N>::family(&self.shared).slab.len() {
-            if *done == most {
-                return;
-            }
             if slot % WALK == 0 {
                 self.stamp();
             }
@@ -154,11 +171,13 @@ impl States {
             if family.slab.tick(slot).is_none() {
                 continue;
             }
-            let maker = family.cell(slot).maker();
-            if rules.binary_search(&maker.rule()).is_ok() {
-                *done += u64::from(work(self, slot, maker));
+            let cell = family.cell(slot);
+            let maker = cell.maker();
+            if rules.binary_search(&maker.rule()).is_ok() && !self.gone.has(maker) {
+                marked += usize::from(cell.mark(mark));
             }
         }
+        marked
     }
 
     /// Takes a state that is unlinked out of all that counts it.
@@ -176,7 +195,7 @@ impl States {
             self.count(Event::RepliedGone);
         }
         let maker = cell.maker();
-        self.recent.subtract(&shared.rules, maker.rule());
+        self.recent.subtract(&shared.rules, maker.rule(), maker.era());
         if maker.has(LIMITED) {
             self.with_parents(|parents, _| parents.subtract(cell.parent(), now));
         }

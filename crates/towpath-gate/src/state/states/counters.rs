@@ -123,13 +123,6 @@ impl States {
         }
     }
 
-    pub(super) fn expired(&self, states: u64) {
-        if states > 0 {
-            self.count_many(Event::Expired, states);
-            self.gauge_moved();
-        }
-    }
-
     pub(super) fn gauge_moved(&self) {
         let (states, max) = (self.len() as u64, u64::from(self.settings.dyn_max));
         // Relaxed: whoever changes it counts the change.

@@ -53,11 +53,12 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let visit = Arc::clone(visit);
+        let living = self.living(now);
         let live = move |&slot: &u32| {
             if slot.is_multiple_of(WALK) {
                 visit.pause();
             }
-            family.slab.tick(slot).is_some() && family.cell(slot).live(now)
+            family.slab.tick(slot).is_some() && living.has(family.cell(slot))
         };
         (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
     }

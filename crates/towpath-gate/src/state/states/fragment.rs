@@ -44,7 +44,7 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
-        let slot = family.find(index, index.probe(&key), &key, lookup, now)?;
+        let slot = family.find(index, index.probe(&key), &key, lookup, self.living(now))?;
         let cell = family.cell(slot);
         let maker = cell.maker();
         let direction = side.direction(maker.forward());

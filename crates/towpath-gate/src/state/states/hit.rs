@@ -54,12 +54,12 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
+        let living = self.living(packet.at.now);
         let guess = index.guess(probe).map(|slot| (slot, family.cell(slot)));
-        let found =
-            guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, packet.at.now)).or_else(|| {
-                let slot = family.find(index, probe, key, lookup, packet.at.now)?;
-                Some((slot, family.cell(slot)))
-            });
+        let found = guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, living)).or_else(|| {
+            let slot = family.find(index, probe, key, lookup, living)?;
+            Some((slot, family.cell(slot)))
+        });
         match found {
             Some((slot, cell)) => self.hit(cell, slot, side, packet),
             None => Found::Miss,
@@ -204,7 +204,7 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
-        let slot = family.find(index, index.probe(key), key, lookup, now)?;
+        let slot = family.find(index, index.probe(key), key, lookup, self.living(now))?;
         let maker = family.cell(slot).maker();
         let direction = side.direction(maker.forward());
         if let (Some(seq), true) = (seq, maker.has(STRICT)) {

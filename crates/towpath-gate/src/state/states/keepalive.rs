@@ -120,7 +120,7 @@ impl States {
             let flow = key.flow(maker.forward());
             let both = u32::from(SYN) | u32::from(SYN) << 8;
             let established = flow.proto == TCP && tcp.seen & both == both && !tcp.ended();
-            if !established || !cell.live(now) || cell.end(now) >= soon {
+            if !established || !self.living(now).has(cell) || cell.end(now) >= soon {
                 continue;
             }
             let [forward, reverse] = tcp.ack;

@@ -119,7 +119,9 @@ impl States {
         let established = loose && packet.segment.tcp_flags & (SYN | RST) == 0;
         let Install { lifetime, .. } = *install;
         let parent = reserved.parent;
-        let template = Template { key, side, rule, name, marks, parent, lifetime, established };
+        // Before it is linked: a count may not be taken away before it was there.
+        let era = self.recent.add(&shared.rules, rule);
+        let template = Template { key, side, rule, name, era, marks, parent, lifetime, established };
         family.near.clear(slot, shared.epochs.places());
         family.cell(slot).write(&template, packet, &self.settings);
         if strict {
@@ -127,13 +129,11 @@ impl States {
             window.segment(Direction::Forward, packet.segment);
             shared.windows.insert(Key::<N>::V6, slot, window);
         }
-        // Before it is linked: a count may not be taken away before it was there.
-        self.recent.add(&shared.rules, rule);
-        let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, packet.at.now);
+        let living = self.living(packet.at.now);
+        let published = family.publish(&Key::<N>::local(self).index, &key, name, slot, living);
         if let Published::Made { instead_of } = published {
             if let Some(old) = instead_of {
-                self.gone::<N>(old, packet.at.now, Happened::Expired);
-                self.count(Event::Expired);
+                self.ended::<N>(old, packet.at.now);
             }
             if family.slab.sibling(slot).is_some() {
                 // It comes before a state that was the flow's first.
@@ -142,7 +142,7 @@ impl States {
             self.tell::<N>(Happened::Created, slot);
             return Ok(Installed::New);
         }
-        self.recent.subtract(&shared.rules, rule);
+        self.recent.subtract(&shared.rules, rule, era);
         family.slab.give(slot, slot);
         let Published::Exists(other) = published else {
             family.grow();

@@ -102,7 +102,7 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let slot = family.find_any(&Key::<N>::local(self).index, key, name);
-        slot.is_some_and(|slot| family.cell(slot).live(now))
+        slot.is_some_and(|slot| self.living(now).has(family.cell(slot)))
     }
 
     fn fill<const N: usize>(&mut self, key: &Key<N>, name: Name, saved: &Saved, now: Time)
