@@ -82,6 +82,10 @@ pub struct Event {
     pub state: Option<StateLine>,
 }
 
+/// States that are looked at when there is time, and pieces of memory that are made.
+const SWEPT: usize = 1 << 16;
+const PREPARED: usize = 16;
+
 /// Events that may wait at each thread until they are taken.
 const EVENTS: usize = 65_536;
 
@@ -122,10 +126,17 @@ impl Rulebook {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of what no thread goes by any more. To be called from time to time.
+    /// Lets go of what no thread goes by any more, collects states that are over, and makes memory that the threads are going
+    /// to need. To be called from time to time: it takes some milliseconds at most.
     pub fn tidy(&self) {
         let now = self.clock.now();
-        self.book().gate.expire(now, 0);
+        let mut book = self.book();
+        book.gate.expire(now, SWEPT);
+        for _ in 0..PREPARED {
+            if !book.gate.prepare() {
+                break;
+            }
+        }
     }
 
     /// Takes other rules, and settings, in one step.

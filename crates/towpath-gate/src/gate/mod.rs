@@ -328,6 +328,12 @@ impl Gate {
         done
     }
 
+    /// Makes and touches memory that states are going to need, and lets growth go on ([`States::prepare`]). Whether there is
+    /// more to do now. For who does not take packets: it takes up to about a millisecond.
+    pub fn prepare(&mut self) -> bool {
+        self.beside(|gate| gate.walker.states.prepare())
+    }
+
     /// Gives the keepalives that are due ([`States::keepalives`]): for the gate's owner to send, outside the rules, by
     /// the port that each is routed to.
     pub fn keepalives(&mut self, now: Time, budget: usize, send: impl FnMut(Keepalive)) {
