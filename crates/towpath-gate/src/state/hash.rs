@@ -1,30 +1,34 @@
 //! The keyed hash of a flow's key.
 //!
 //! What: a strongly universal hash over 64-bit words, `h(x) = (b + Σ aᵢ·xᵢ mod 2^128) >> 64` with secret random
-//! 128-bit `aᵢ`, and then a fixed bijection that spreads its linear structure over all bits. More than three words are first
+//! 128-bit `aᵢ`, and then a fixed bijection that spreads its linear structure over all bits. More than four words are first
 //! made two: the sum of the products of each pair, `Σ (x₂ᵢ+k₂ᵢ)·(x₂ᵢ₊₁+k₂ᵢ₊₁) mod 2^128` with secret random 64-bit `kᵢ`,
 //! which takes half the multiplications.
 //!
 //! Invariant: for two different keys, chosen without knowledge of the secret, the 64-bit results collide with
-//! probability 2^-64 (long keys 2^-63: their sums of products, too, may be the same), and any bucket of n is shared with probability about 1/n. So nobody can prepare, away from the
-//! machine, addresses and ports that crowd one bucket. The secret never leaves this module and neither do hashes.
+//! probability 2^-64 (long keys 2^-63: their sums of products, too, may be the same), and any bucket of n is shared with
+//! probability about 1/n. So nobody can prepare, away from the machine, addresses and ports that crowd one bucket. The
+//! secret never leaves this module and neither do hashes.
 //!
 //! References: Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer
-//! arithmetic without primes"; Black, Halevi, Krawczyk, Krovetz, Rogaway 1999, "UMAC" (NH); Thorup 2015, "High Speed Hashing for Integers and Strings", section 3.2. The final
-//! mix is one round of MurmurHash3's fmix64.
+//! arithmetic without primes"; Black, Halevi, Krawczyk, Krovetz, Rogaway 1999, "UMAC" (NH); Thorup 2015, "High Speed Hashing
+//! for Integers and Strings", section 3.2. The final mix is one round of MurmurHash3's fmix64.
 
 use std::fmt;
 
 /// The longest key, in words.
 const WORDS: usize = 8;
 
+/// Keys of so many words are hashed as they are.
+const FEW: usize = 4;
+
 /// The secret.
 #[derive(Clone)]
 pub(super) struct Secret {
-    a: [u128; 3],
-    b: u128,
+    a: [u128; FEW],
     /// For what is longer than that.
     pairs: [u64; WORDS],
+    b: u128,
 }
 
 impl Secret {
@@ -32,15 +36,17 @@ impl Secret {
     pub(super) fn new(seed: u64) -> Self {
         let mut seed = seed;
         let mut wide = || u128::from(splitmix(&mut seed)) << 64 | u128::from(splitmix(&mut seed));
-        let (a, b) = (std::array::from_fn(|_| wide()), wide());
-        Self { a, b, pairs: std::array::from_fn(|_| splitmix(&mut seed)) }
+        let a = std::array::from_fn(|_| wide());
+        let halves: [u128; WORDS / 2] = std::array::from_fn(|_| wide());
+        let pairs = std::array::from_fn(|at| (halves[at / 2] >> (at % 2 * 64)) as u64);
+        Self { a, pairs, b: wide() }
     }
 
     /// The hash of a key of `N` words.
     #[inline]
     pub(super) fn hash<const N: usize>(&self, words: &[u64; N]) -> u64 {
         const { assert!(N <= WORDS) };
-        if N <= 3 {
+        if N <= FEW {
             return self.finish(words);
         }
         let sum = self.compress(words);
