@@ -42,12 +42,14 @@ pub enum Fanout {
 }
 
 impl Config {
-    /// A ring of 32 blocks of 1 MiB, everything on the wire, checksums finished.
+    /// A ring of 128 blocks of 256 KiB, everything on the wire, checksums finished.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
-            block_size: 1 << 20,
-            blocks: 32,
+            // Few packets use up a block each `retire`, many its bytes: for 128 ms nothing is lost while nobody looks, at 2 Gbit/s
+            // and below.
+            block_size: 256 << 10,
+            blocks: 128,
             retire: Duration::from_millis(1),
             promiscuous: true,
             vnet_hdr: false,

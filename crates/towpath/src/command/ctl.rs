@@ -210,12 +210,15 @@ struct Dump {
     json: bool,
 }
 
-/// Write what a channel gets from now on as a pcapng capture
+/// Write what a channel gets, or what a rule or a flow does, from now on as a pcapng capture
 ///
 /// Each packet is written when it is decided, with the verdict as its comment. What the trace could not keep up with is
 /// left out and counted, in the packets' drop counts and the interfaces' statistics: a trace never slows the engine. Ends
 /// with the channel, or after --count packets.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "towpath ctl trace [OPTIONS] <CHANNEL>\n       towpath ctl trace [OPTIONS] [--rule <N>] [--flow <FLOW>]"
+)]
 struct Trace {
     /// The channel's number, from `show rings`
     #[arg(required_unless_present_any = ["rule", "flow"], conflicts_with_all = ["rule", "flow"])]
@@ -612,10 +615,10 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
     let asked = if from == 0 { Vec::new() } else { from.to_le_bytes().to_vec() };
     ring.request(dumps::STATES, &asked).map_err(|error| failed(&error))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut next = from;
     loop {
         let Some(frame) = ring.recv().map_err(|error| failed(&error))? else {
-            let message = format!("the engine has ended; go on with --from {next}");
+            // Another engine has other states: there is nothing to go on with.
+            let message = "the engine has ended: this is not all of them".to_owned();
             return Err(Failure::new(exit::FAILED, message));
         };
         let kind = frame.header().kind;
@@ -648,7 +651,6 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new()),
             other => other.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?,
         }
-        next = page["next"].as_u64().unwrap_or(next);
     }
 }
 

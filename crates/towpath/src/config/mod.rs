@@ -43,7 +43,7 @@ use towpath_gate::state;
 
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
-pub use self::mux::Mux;
+pub use self::mux::{Mux, Thread};
 pub use self::port::{Driver, Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
 use self::reader::{Findings, Table};
@@ -133,6 +133,7 @@ impl Config {
         let unserved = top.word("unserved", &verdicts).unwrap_or_default();
         let ports = port::take(&top, directory);
         let wiring::Wiring { bridges, taps, routes } = wiring::take(&top, &ports);
+        let engine = engine::take(&top);
         let config = Self {
             file: file.into(),
             rules,
@@ -141,11 +142,11 @@ impl Config {
             bridges,
             taps,
             routes,
-            muxes: mux::take(&top, directory, &ports),
+            muxes: mux::take(&top, directory, &ports, engine.threads),
             queues: queue::take(&top, directory, unserved),
             unserved,
             settings: settings(&top),
-            engine: engine::take(&top),
+            engine,
             control: control::take(&top, directory),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
@@ -194,6 +195,17 @@ impl Config {
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names
+    }
+
+    /// How many threads the engine has: none when nothing would be there for them to do.
+    pub fn engine_threads(&self) -> usize {
+        let idle = self.ports.is_empty() && self.mux_threads().iter().all(Option::is_none);
+        if idle { 0 } else { self.engine.threads }
+    }
+
+    /// Which of the engine's threads each mux has, by place; none has one of its own.
+    pub fn mux_threads(&self) -> Vec<Option<usize>> {
+        mux::threads(&self.muxes, !self.ports.is_empty(), self.engine.threads)
     }
 
     /// The port of this name, as an index.

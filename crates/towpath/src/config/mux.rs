@@ -9,6 +9,18 @@ use towpath_mux::mux::Order;
 use super::port::Port;
 use super::reader::{At, Table};
 
+/// Which thread a mux has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thread {
+    /// Where there are packets, one of the engine's: the muxes take turns at them. Otherwise one of its own.
+    #[default]
+    Shared,
+    /// This one of the engine's.
+    Engine(usize),
+    /// One of its own.
+    Own,
+}
+
 /// A service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mux {
@@ -22,6 +34,8 @@ pub struct Mux {
     pub worker: Vec<String>,
     /// How many worker processes.
     pub workers: usize,
+    /// Which thread has its sockets and rings.
+    pub thread: Thread,
     /// What keeps its order when several workers work at once.
     pub order: Order,
     /// How long connections have to be done when the engine ends.
@@ -45,7 +59,24 @@ pub struct Mux {
 /// Longest name: as an interface's, which stand in rules beside it.
 const NAME_MAX: usize = 15;
 
-pub(super) fn take(top: &Table<'_, '_>, directory: &Path, ports: &[(At<&str>, Port)]) -> Vec<Mux> {
+/// The engine thread of each mux, by place; none has one of its own.
+pub(super) fn threads(muxes: &[Mux], ports: bool, threads: usize) -> Vec<Option<usize>> {
+    let mut next = (0..threads).cycle();
+    let thread = |mux: &Mux| match mux.thread {
+        Thread::Engine(thread) => Some(thread),
+        Thread::Shared if ports => next.next(),
+        Thread::Shared | Thread::Own => None,
+    };
+    muxes.iter().map(thread).collect()
+}
+
+/// The muxes, of an engine with so many threads.
+pub(super) fn take(
+    top: &Table<'_, '_>,
+    directory: &Path,
+    ports: &[(At<&str>, Port)],
+    threads: usize,
+) -> Vec<Mux> {
     let mut muxes: Vec<Mux> = Vec::new();
     for (name, table) in top.named("mux") {
         let taken =
@@ -58,13 +89,13 @@ pub(super) fn take(top: &Table<'_, '_>, directory: &Path, ports: &[(At<&str>, Po
             let hint = format!("a name has 1 to {NAME_MAX} bytes, without `/` and spaces");
             table.wrong(&name.span, format!("`{}` cannot be the name of a mux", name.value), hint);
         }
-        muxes.extend(mux(&name, &table, directory));
+        muxes.extend(mux(&name, &table, directory, threads));
         table.finish();
     }
     muxes
 }
 
-fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Mux> {
+fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize) -> Option<Mux> {
     table.need("listen", "write listen = [\"HOST:PORT\"], or \"unix:PATH\"");
     table.need("framing", "write framing = \"PRESET\": docs/framing.md has them");
     table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
@@ -93,6 +124,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Mux> 
         name: name.value.to_owned(),
         listen,
         workers: table.number("workers", 1..=64).map_or(processors.min(64), |count| count as usize),
+        thread: thread(table, threads),
         order: table.word("order", &orders).unwrap_or(Order::None),
         drain: seconds("drain").unwrap_or(Duration::from_secs(10)),
         timeout: seconds("timeout"),
@@ -105,6 +137,22 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Mux> 
         framing: framing?.value.to_owned(),
         worker: worker?,
     })
+}
+
+fn thread(table: &Table<'_, '_>, threads: usize) -> Thread {
+    match table.number_or("thread", 0..=63, "own") {
+        None => Thread::Shared,
+        Some(None) => Thread::Own,
+        Some(Some(at)) => {
+            let thread = at.value as usize;
+            if thread >= threads {
+                let message = format!("the engine has no thread {thread}");
+                let hint = format!("its threads are 0 to {}: see `threads` of [engine]", threads - 1);
+                table.wrong(&at.span, message, hint);
+            }
+            Thread::Engine(thread)
+        }
+    }
 }
 
 fn address(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<String> {

@@ -138,6 +138,26 @@ impl<'t, 'f> Table<'t, 'f> {
         })
     }
 
+    /// A whole number, or this word: `None`.
+    pub(super) fn number_or(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        word: &str,
+    ) -> Option<Option<At<u64>>> {
+        let value = self.get(key)?;
+        if value.get_ref().as_str() == Some(word) {
+            return Some(None);
+        }
+        let number = integer(value, &range);
+        if number.is_none() {
+            let wanted = format!("a whole number in {}..{}, or \"{word}\"", range.start(), range.end());
+            let text = format!("`{key}` is {wanted}");
+            self.findings.add(&value.span(), text, None);
+        }
+        number.map(Some)
+    }
+
     /// A list of whole numbers.
     pub(super) fn numbers(&self, key: &'static str, range: RangeInclusive<u64>) -> Vec<At<u64>> {
         let read = |value: &'t Spanned<DeValue<'t>>| {

@@ -78,9 +78,17 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             &[
                 "t:11:6: `10.0.0.0/33` is not a prefix; write an address and a length, such as \"10.0.0.0/8\" or \
              \"2001:db8::/32\"",
-                "t:12:8: port `lan` carries Ethernet frames; write mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet \
-             address",
+                "t:12:8: port `lan` has no `address` to ask for the next hop from; give it an IPv4 address, or write \
+             mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet address",
                 "t:12:8: port `lan` is in a bridge; a packet that is routed cannot leave there",
+            ],
+        ),
+        (
+            bridge("[[route]]\nto = \"::/0\"\nport = \"lan\"\nvia = \"10.0.0.1\"\nmac = \"2:0:0:0:0:1\""),
+            &[
+                "t:12:8: port `lan` is in a bridge; a packet that is routed cannot leave there",
+                "t:13:7: `10.0.0.1` cannot be the next hop; write the address of a router on the port's link, of the \
+             prefix's family",
             ],
         ),
         (
@@ -243,6 +251,34 @@ fn inspectors_do_not_get_a_muxs_connections() {
             "{said}"
         );
         assert!(said.contains("write `allow`, `deny` or `reset`"), "{said}");
+    }
+}
+
+#[test]
+fn muxes_take_the_engines_threads_by_turns() {
+    let mux = |name: &str, more: &str| {
+        format!("[mux.{name}]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n{more}\n")
+    };
+    let muxes =
+        [mux("a", ""), mux("b", "thread = \"own\""), mux("c", "thread = 0"), mux("d", ""), mux("e", "")];
+    let with = |threads: usize| format!("{}[engine]\nthreads = {threads}\n", muxes.concat());
+    #[rustfmt::skip]
+    let rows = [
+        (bridge(&with(1)),                                  [Some(0), None, Some(0), Some(0), Some(0)], 1),
+        (bridge(&with(2)),                                  [Some(0), None, Some(0), Some(1), Some(0)], 2),
+        (format!("rules = \"r\"\n{}", with(2)),            [None, None, Some(0), None, None],          2),
+    ];
+    for (text, expected, threads) in rows {
+        let config = Config::parse("t", &text).unwrap();
+        assert_eq!((&config.mux_threads()[..], config.engine_threads()), (&expected[..], threads), "{text}");
+    }
+    let alone = Config::parse("t", &format!("rules = \"r\"\n{}", mux("a", ""))).unwrap();
+    assert_eq!(alone.engine_threads(), 0, "there is nothing for it to do");
+    for (thread, wrong) in
+        [("1", "the engine has no thread 1"), ("\"mine\"", "`thread` is a whole number in 0..63, or \"own\"")]
+    {
+        let errors = Config::parse("t", &bridge(&mux("a", &format!("thread = {thread}")))).unwrap_err();
+        assert!(errors[0].to_string().contains(wrong), "{errors:?}");
     }
 }
 

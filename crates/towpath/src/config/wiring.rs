@@ -23,7 +23,9 @@ pub struct Route {
     pub len: u8,
     /// Index of the port.
     pub port: usize,
-    /// The next hop's Ethernet address, for ports that carry Ethernet frames.
+    /// The next hop; without one it is the packet's destination.
+    pub via: Option<IpAddr>,
+    /// The next hop's Ethernet address, for ports that carry Ethernet frames; without one it is asked for.
     pub mac: Option<[u8; 6]>,
 }
 
@@ -111,6 +113,7 @@ fn route(table: Table<'_, '_>, ports: &Ports<'_>, wired: &[Option<&str>]) -> Opt
     let to = table.text("to").and_then(|text| prefix(&table, &text));
     let name = table.text("port");
     let port = name.as_ref().and_then(|name| find(&table, ports, name));
+    let via = table.text("via").and_then(|text| hop(&table, &text, to));
     let mac = table.text("mac").and_then(|text| mac(&table, &text));
     if let (Some(port), Some(name)) = (port, &name) {
         if let Some(other) = wired[port] {
@@ -118,14 +121,33 @@ fn route(table: Table<'_, '_>, ports: &Ports<'_>, wired: &[Option<&str>]) -> Opt
             table.wrong(&name.span, format!("port `{}` is in a {other}", name.value), hint);
         }
         let bare = matches!(ports[port].1.driver, Driver::Tun { tap: false, .. });
-        if !bare && !table.has("mac") {
-            let hint = "write mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet address";
-            table.wrong(&name.span, format!("port `{}` carries Ethernet frames", name.value), hint);
+        // Who asks for the next hop has to be somebody.
+        let six = to.is_some_and(|(net, _)| net.is_ipv6());
+        let nobody = !ports[port].1.addresses.iter().any(|address| address.is_ipv6() == six);
+        if !bare && nobody && !table.has("mac") {
+            let message = format!("port `{}` has no `address` to ask for the next hop from", name.value);
+            let hint = format!(
+                "give it an IPv{} address, or write mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet address",
+                if six { 6 } else { 4 }
+            );
+            table.wrong(&name.span, message, hint);
         }
     }
     table.finish();
     let (net, len) = to?;
-    Some(Route { net, len, port: port?, mac })
+    Some(Route { net, len, port: port?, via, mac })
+}
+
+/// The next hop of a route to this prefix.
+fn hop(table: &Table<'_, '_>, text: &At<&str>, to: Option<(IpAddr, u8)>) -> Option<IpAddr> {
+    let hop = text.value.parse::<IpAddr>().ok().filter(|hop| !hop.is_multicast() && !hop.is_unspecified());
+    let family = |hop: &IpAddr| to.is_none_or(|(net, _)| net.is_ipv6() == hop.is_ipv6());
+    let found = hop.filter(family);
+    if found.is_none() {
+        let hint = "write the address of a router on the port's link, of the prefix's family";
+        table.wrong(&text.span, format!("`{}` cannot be the next hop", text.value), hint);
+    }
+    found
 }
 
 fn prefix(table: &Table<'_, '_>, text: &At<&str>) -> Option<(IpAddr, u8)> {

@@ -170,6 +170,8 @@ pub struct Desk {
     bell: Bell,
     over: Arc<AtomicBool>,
     ports: Option<Vec<Port>>,
+    /// How long the engine may sleep when nobody asks: an engine that is woken, as long as it likes.
+    patience: u64,
 }
 
 /// The other end.
@@ -193,8 +195,9 @@ impl Desk {
     pub(super) fn new(bell: Bell, wake: Option<Wake>) -> (Self, Mailbox) {
         let (tx, rx) = sync_channel(WAITING);
         let over = Arc::new(AtomicBool::new(false));
+        let patience = if wake.is_some() { u64::MAX } else { PATIENCE };
         let mailbox = Mailbox { asks: tx, over: Arc::clone(&over), wake };
-        (Self { asks: rx, bell, over, ports: None }, mailbox)
+        (Self { asks: rx, bell, over, ports: None, patience }, mailbox)
     }
 
     /// What is told about the ports from now on.
@@ -228,7 +231,7 @@ impl Desk {
             let _ = reply.try_send(answer);
             self.bell.ring();
         }
-        PATIENCE
+        self.patience
     }
 }
 

@@ -95,6 +95,20 @@ pub struct Port {
     pub sent_bytes: u64,
     /// Frames that the port lost, and packets that passed and could not leave, by reason.
     pub lost: Vec<(String, u64)>,
+    /// Whom a router has looked for on its link.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub neighbors: Vec<Neighbor>,
+}
+
+/// A neighbor of a router.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbor {
+    /// Its address.
+    pub address: String,
+    /// Its Ethernet address, while that is known.
+    pub mac: Option<String>,
+    /// `INCOMPLETE`, `REACHABLE`, `STALE`, `DELAY`, `PROBE` or `FAILED`.
+    pub state: String,
 }
 
 /// What became of the packets: `packets = passed + dropped + rejected + undecodable + waiting`.

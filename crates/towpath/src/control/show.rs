@@ -1,7 +1,7 @@
 //! Answers as text: a table for people. No IO.
 
 use super::protocol::{Defaults, Frame, Lost, Ring, State as FrameState, Verdicts};
-use super::rows::{Changes, Port, Queue, State, Stats, Table};
+use super::rows::{Changes, Neighbor, Port, Queue, State, Stats, Table};
 use crate::report::Rule;
 
 /// `towpath ctl show rings`: a line for each channel, and below it what is not zero.
@@ -194,7 +194,15 @@ pub fn ports(ports: &[Port]) -> String {
             &if lost.is_empty() { "-".to_owned() } else { lost.join(", ") },
         ]));
     }
-    lines(&rows)
+    let mut text = lines(&rows);
+    // As ip-neighbour(8) writes them.
+    for port in ports {
+        for Neighbor { address, mac, state } in &port.neighbors {
+            let at = mac.as_ref().map(|mac| format!(" lladdr {mac}")).unwrap_or_default();
+            text += &format!("{address} dev {}{at} {state}\n", port.name);
+        }
+    }
+    text
 }
 
 /// `towpath ctl show stats`: a name and a number each line.

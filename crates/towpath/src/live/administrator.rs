@@ -22,6 +22,7 @@ use towpath_port::Port;
 use super::door::Door;
 use super::edge::{Line, Outside};
 use super::hop::Hops;
+use super::neighbor::{Directory, Resolver};
 use super::order::{Bell, Order};
 use super::port;
 use super::privilege::Capabilities;
@@ -145,8 +146,7 @@ impl Administrator {
     /// # Errors
     /// What cannot be had.
     pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
-        // Without ports there is nothing for them to do.
-        let threads = if config.ports.is_empty() { 0 } else { config.engine.threads };
+        let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for (at, port) in config.ports.iter().enumerate() {
             let opened = port::open(at, port, threads)?;
@@ -183,8 +183,12 @@ impl Administrator {
         let system = |error| Failure::System("eventfd", error);
         let bells = (0..threads).map(|_| Bell::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
         let done = Bell::new().map_err(system)?;
-        let wakes: Vec<_> =
-            bells.iter().cloned().map(Some).chain(config.muxes.iter().map(|_| None)).collect();
+        let wakes: Vec<_> = bells
+            .iter()
+            .cloned()
+            .map(Some)
+            .chain(mux_threads.iter().map(|at| at.map(|at| bells[at].clone())))
+            .collect();
         let (server, mut desks) = match listening {
             Some(listening) => {
                 let (server, desks) = listening.start(Some(Arc::clone(&rulebook)), wakes)?;
@@ -200,11 +204,13 @@ impl Administrator {
         let dumps = dumps.transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
+        let directory = (!config.routes.is_empty()).then(|| Arc::new(Directory::new(bells.clone())));
         let mut workers = Vec::new();
         for (number, (((ports, walker), bell), desk)) in
             ports.into_iter().zip(walkers).zip(bells).zip(desks).enumerate()
         {
-            let edge = Outside::new(start, self::lines(&config, &ports), desk);
+            let edge =
+                Outside::new(start, self::lines(&config, &ports), desk, directory.clone().map(Resolver::new));
             let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy)).collect();
             let unserved = Policy { default: config.unserved, ..Policy::default() };
             let (orders, taken) = channel();
@@ -251,9 +257,16 @@ impl Administrator {
         };
         administrator.start_inspectors(&mut sockets)?;
         administrator.sockets = sockets;
-        for (place, (listening, door, desk)) in doors.into_iter().enumerate() {
-            let service = listening.start(place, door, desk, administrator.done.clone())?;
+        let mut served = Vec::new();
+        for (place, ((listening, door, desk), thread)) in doors.into_iter().zip(mux_threads).enumerate() {
+            let done = administrator.done.clone();
+            let (service, mux) = listening.start(place, door, desk, thread.is_some(), done)?;
+            served.extend(thread.zip(mux));
             administrator.services.push(service);
+        }
+        // Those that have attached end with this thread if another one does not.
+        for (thread, mux) in served {
+            administrator.workers[thread].say(Order::Serve(Box::new(mux)));
         }
         administrator.workers.iter().for_each(|worker| worker.say(Order::Begin));
         Ok(administrator)

@@ -12,7 +12,7 @@ use towpath_gate::packet::Link;
 use towpath_port::{Burst, Frame, LinkType, Verdict};
 
 use super::hop::{self, Hops};
-use super::neighbor;
+use super::neighbor::{self, Fate, Resolver};
 use crate::control::{Desk, Observed, rows};
 use crate::engine::{Edge, Meta};
 use crate::inspector::Inspector;
@@ -28,6 +28,10 @@ pub(super) struct Outside {
     pub(super) lines: Vec<Line>,
     desk: Option<Desk>,
     scratch: Vec<u8>,
+    /// Of a router.
+    resolver: Option<Resolver>,
+    /// The time when the engine asked last.
+    time: u64,
 }
 
 /// What leaves by one port.
@@ -67,6 +71,10 @@ pub(super) struct Lost {
     pub(super) expired: u64,
     /// Nobody knows their next hop.
     pub(super) no_hop: u64,
+    /// Their next hop did not answer, or too many others waited for it.
+    pub(super) unresolved: u64,
+    /// Neighbors said who they are, and nobody had asked.
+    pub(super) unsolicited: u64,
     /// They came for another host's Ethernet address, and met no rule; or for several hosts', and would have been routed.
     pub(super) not_ours: u64,
 }
@@ -74,13 +82,15 @@ pub(super) struct Lost {
 impl Lost {
     /// The reasons with their counters.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self { no_room, full, refused, expired, no_hop, not_ours } = *self;
+        let Self { no_room, full, refused, expired, no_hop, unresolved, unsolicited, not_ours } = *self;
         [
             ("no_room", no_room),
             ("full", full),
             ("refused", refused),
             ("expired", expired),
             ("no_hop", no_hop),
+            ("unresolved", unresolved),
+            ("unsolicited", unsolicited),
             ("not_ours", not_ours),
         ]
         .into_iter()
@@ -145,8 +155,58 @@ impl Line {
 
 impl Outside {
     /// `start` is the beginning of the clock: the same for all threads, whose states are the same.
-    pub(super) fn new(start: Instant, lines: Vec<Line>, desk: Option<Desk>) -> Self {
-        Self { start, lines, desk, scratch: Vec::new() }
+    pub(super) fn new(
+        start: Instant,
+        lines: Vec<Line>,
+        desk: Option<Desk>,
+        resolver: Option<Resolver>,
+    ) -> Self {
+        Self { start, lines, desk, scratch: Vec::new(), resolver, time: 0 }
+    }
+
+    /// Asks for neighbors that packets wait for, and sends what does not have to wait any more. Between two bursts.
+    pub(super) fn look_after_neighbors(&mut self) {
+        let Self { lines, scratch, resolver: Some(resolver), time, .. } = self else { return };
+        resolver.ask(*time, |port, asking| {
+            let Some(line) = lines.get_mut(usize::from(port)) else { return };
+            let Some(own) = line.hops.as_ref().and_then(|hops| hops.own) else { return };
+            if asking.emit(own, &line.addresses, scratch) {
+                line.send(scratch, &ours(port, scratch.len(), *time));
+            }
+        });
+        resolver.release(|port, mac, mut frame, meta| {
+            let Some(line) = lines.get_mut(usize::from(port)) else { return };
+            match mac {
+                Some(mac) => {
+                    frame[..mac.len()].copy_from_slice(&mac);
+                    line.send(&frame, &meta);
+                }
+                None => line.lost.unresolved += 1,
+            }
+        });
+    }
+
+    /// When to do that at the latest.
+    pub(super) fn neighbors_due(&self) -> Option<u64> {
+        self.resolver.as_ref().map(Resolver::due).filter(|due| *due != u64::MAX)
+    }
+
+    /// The link of a port is another one, perhaps with others on it.
+    pub(super) fn forget_neighbors(&mut self, port: usize) {
+        if let Some(resolver) = &mut self.resolver {
+            resolver.forget(port as u16);
+        }
+    }
+
+    /// What waits for a neighbor is dropped: the engine ends.
+    pub(super) fn abandon(&mut self) {
+        let Self { lines, resolver: Some(resolver), .. } = self else { return };
+        resolver.abandon(|port, count| lines[usize::from(port)].lost.unresolved += count);
+    }
+
+    /// Whom the router has looked for on the link of a port.
+    pub(super) fn neighbors(&self, port: usize) -> Vec<rows::Neighbor> {
+        self.resolver.as_ref().map_or_else(Vec::new, |resolver| resolver.rows(port as u16))
     }
 
     /// Tells those who look about the ports.
@@ -171,7 +231,8 @@ impl Edge for Outside {
     type Error = Infallible;
 
     fn now(&mut self) -> u64 {
-        self.wall()
+        self.time = self.wall();
+        self.time
     }
 
     fn takes(&mut self, frame: &[u8], meta: &Meta) -> bool {
@@ -183,7 +244,7 @@ impl Edge for Outside {
     }
 
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
-        let Self { lines, scratch, .. } = self;
+        let Self { lines, scratch, resolver, time, .. } = self;
         // Of a router: what is for itself, and what is for others.
         if let Some(line) = lines.get_mut(meta.interface as usize)
             && let Some(own) = line.hops.as_ref().and_then(|hops| hops.own)
@@ -192,6 +253,10 @@ impl Edge for Outside {
                 if neighbor::answer(frame, own, &line.addresses, scratch) {
                     let (wire_len, port) = (scratch.len() as u32, towpath_port::Meta::default());
                     line.send(scratch, &Meta { wire_len, port, ..*meta });
+                } else if let Some(resolver) = resolver {
+                    let (at, ours) = (meta.interface as u16, (own, &line.addresses[..]));
+                    let asked = resolver.handle_answer(at, frame, ours, *time);
+                    line.lost.unsolicited += u64::from(asked == Some(false));
                 }
                 return Ok(());
             }
@@ -201,7 +266,8 @@ impl Edge for Outside {
                 return Ok(());
             }
         }
-        let Some(line) = meta.out.and_then(|port| lines.get_mut(usize::from(port.0))) else { return Ok(()) };
+        let Some(out) = meta.out else { return Ok(()) };
+        let Some(line) = lines.get_mut(usize::from(out.0)) else { return Ok(()) };
         if meta.port.queued.is_some() {
             line.answer(frame, meta);
             return Ok(());
@@ -212,7 +278,20 @@ impl Edge for Outside {
         };
         let mut meta = *meta;
         match hops.forward(frame, &mut meta, scratch) {
-            Ok(()) => line.send(scratch, &meta),
+            Ok(None) => line.send(scratch, &meta),
+            Ok(Some(address)) => {
+                let fate =
+                    resolver.as_mut().map(|resolver| resolver.resolve(out.0, address, *time, scratch, &meta));
+                match fate {
+                    Some(Fate::To(mac)) => {
+                        scratch[..mac.len()].copy_from_slice(&mac);
+                        line.send(scratch, &meta);
+                    }
+                    Some(Fate::Waits(others)) => line.lost.unresolved += others,
+                    Some(Fate::Lost) => line.lost.unresolved += 1,
+                    None => line.lost.no_hop += 1,
+                }
+            }
             Err(super::hop::Stuck::Expired) => line.lost.expired += 1,
             Err(super::hop::Stuck::NoHop) => line.lost.no_hop += 1,
         }
@@ -256,6 +335,21 @@ impl Edge for Outside {
     }
 }
 
+/// What a frame of ours is, on its way out by `port`.
+fn ours(port: u16, len: usize, now: u64) -> Meta {
+    Meta {
+        wire_len: len as u32,
+        time: now,
+        link: Link::Ethernet,
+        link_type: LinkType::ETHERNET.0,
+        interface: port.into(),
+        out: Some(PortId(port)),
+        hop: None,
+        changed: false,
+        port: towpath_port::Meta::default(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,7 +361,7 @@ mod tests {
     fn a_router_takes_what_is_for_it() {
         let hops = || Some(Hops::new(&[], 0, Some(OWN)));
         let lines = vec![Line::new(true, hops()), Line::new(true, hops()), Line::new(true, None)];
-        let mut outside = Outside::new(Instant::now(), lines, None);
+        let mut outside = Outside::new(Instant::now(), lines, None, None);
         #[rustfmt::skip]
         let rows = [
             // to          interface  taken  routed

@@ -16,7 +16,18 @@ pub(super) struct Hops {
     /// The port's own Ethernet address; none when it carries IP packets.
     pub(super) own: Option<[u8; 6]>,
     /// Prefixes and their next hops, the longest first.
-    nets: Vec<(IpAddr, u8, [u8; 6])>,
+    nets: Vec<(IpAddr, u8, Next)>,
+}
+
+/// The next hop of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// There.
+    At([u8; 6]),
+    /// Where this router is, which has to be asked.
+    Via(IpAddr),
+    /// Where the packet's destination is.
+    Destination,
 }
 
 /// Why a packet cannot go on.
@@ -32,17 +43,34 @@ impl Hops {
     /// The hops of the routes by this port.
     pub(super) fn new(routes: &[Route], port: usize, own: Option<[u8; 6]>) -> Self {
         let of_port = routes.iter().filter(|route| route.port == port);
-        let mut nets: Vec<_> = of_port.filter_map(|r| Some((r.net, r.len, r.mac?))).collect();
+        let next = |route: &Route| match (route.mac, route.via) {
+            (Some(mac), _) => Next::At(mac),
+            (None, Some(via)) => Next::Via(via),
+            (None, None) => Next::Destination,
+        };
+        let mut nets: Vec<_> = of_port.map(|route| (route.net, route.len, next(route))).collect();
         nets.sort_by_key(|(_, len, _)| std::cmp::Reverse(*len));
         Self { own, nets }
     }
 
-    fn find(&self, to: IpAddr) -> Option<[u8; 6]> {
-        self.nets.iter().find(|(net, len, _)| contains(*net, *len, to)).map(|(_, _, mac)| *mac)
+    /// Where a packet to `to` goes on the link, or whom to ask.
+    fn find(&self, to: IpAddr) -> Option<Result<[u8; 6], IpAddr>> {
+        let (net, len, next) = self.nets.iter().find(|(net, len, _)| contains(*net, *len, to))?;
+        match *next {
+            Next::At(mac) => Some(Ok(mac)),
+            Next::Via(router) => Some(Err(router)),
+            Next::Destination => is_somebody(to, *net, *len).then_some(Err(to)),
+        }
     }
 
-    /// Puts the packet into `out` as it leaves, and says in `meta` how it begins now.
-    pub(super) fn forward(&self, frame: &[u8], meta: &mut Meta, out: &mut Vec<u8>) -> Result<(), Stuck> {
+    /// Puts the packet into `out` as it leaves, and says in `meta` how it begins now. Whose Ethernet address is still to be put in
+    /// front of it, if that is not known.
+    pub(super) fn forward(
+        &self,
+        frame: &[u8],
+        meta: &mut Meta,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<IpAddr>, Stuck> {
         out.clear();
         let packet = wire::parse(meta.link, frame, meta.wire_len).map_err(|_| Stuck::NoHop)?;
         let (to, version): (IpAddr, _) = match packet.addresses {
@@ -53,10 +81,10 @@ impl Hops {
         let network = packet.network;
         let Some(own) = self.own else {
             out.extend_from_slice(frame);
-            return less(&mut out[network..], version);
+            return less(&mut out[network..], version).map(|()| None);
         };
         let next = self.find(meta.hop.unwrap_or(to)).ok_or(Stuck::NoHop)?;
-        out.extend_from_slice(&next);
+        out.extend_from_slice(&next.unwrap_or_default());
         out.extend_from_slice(&own);
         // EtherType: IPv4 (RFC 894), IPv6 (RFC 2464).
         out.extend_from_slice(if version == 4 { &[0x08, 0x00] } else { &[0x86, 0xdd] });
@@ -67,12 +95,26 @@ impl Hops {
         meta.link = towpath_gate::packet::Link::Ethernet;
         meta.link_type = LinkType::ETHERNET.0;
         meta.wire_len = out.len() as u32;
-        less(&mut out[ETHERNET..], version)
+        less(&mut out[ETHERNET..], version)?;
+        Ok(next.err())
     }
 }
 
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
+
+/// Whether an address on a link is one host's: nobody answers for others.
+fn is_somebody(address: IpAddr, net: IpAddr, len: u8) -> bool {
+    let several = match (address, net) {
+        // The link's broadcast address, or that of all links.
+        (IpAddr::V4(to), IpAddr::V4(net)) => {
+            let hosts = u32::MAX.checked_shr(len.into()).unwrap_or(0);
+            to.is_broadcast() || len < 31 && to.to_bits() == net.to_bits() | hosts
+        }
+        _ => false,
+    };
+    !several && !address.is_multicast() && !address.is_unspecified() && !address.is_loopback()
+}
 
 /// Whether an Ethernet frame is for `own`.
 pub(super) fn is_own(frame: &[u8], own: [u8; 6]) -> bool {
@@ -160,12 +202,31 @@ mod tests {
         assert_eq!(hops.forward(&ip, &mut meta(Link::Ip, ip.len()), &mut out), Err(Stuck::Expired));
     }
 
+    /// Whom a router asks about a packet to `to`: 10.8/16 is on the link, 10.9/16 behind a router, all else is at a known place.
+    fn hops_asked(to: &str) -> Option<IpAddr> {
+        let route = |net: &str, len, via: Option<&str>, mac| Route {
+            net: net.parse().unwrap(),
+            len,
+            port: 3,
+            via: via.map(|via| via.parse().unwrap()),
+            mac,
+        };
+        let routes = [
+            route("0.0.0.0", 0, None, Some([2; 6])),
+            route("10.8.0.0", 16, None, None),
+            route("10.9.0.0", 16, Some("10.9.9.9"), None),
+        ];
+        let all = Hops::new(&routes, 3, Some([6; 6]));
+        all.find(to.parse().unwrap()).and_then(Result::err)
+    }
+
     #[test]
     fn the_longest_prefix_names_the_next_hop() {
         let route = |net: &str, len, last| Route {
             net: net.parse().unwrap(),
             len,
             port: 3,
+            via: None,
             mac: Some([2, 0, 0, 0, 0, last]),
         };
         let other = Route { port: 4, ..route("10.9.0.0", 24, 9) };
@@ -178,6 +239,15 @@ mod tests {
         assert_eq!(out[..14], [2, 0, 0, 0, 0, 2, 6, 6, 6, 6, 6, 6, 8, 0]);
         assert_eq!((meta.link, meta.wire_len), (Link::Ethernet, 42));
         assert_eq!(meta.port.offload.checksum, Checksum::Partial { start: 34, offset: 6 });
+        let asked = |to: &str| hops_asked(to);
+        #[rustfmt::skip]
+        let rows = [
+            ("10.8.0.9", Some("10.8.0.9")), ("10.8.255.255", None), ("10.9.0.9", Some("10.9.9.9")), ("224.0.1.1", None),
+            ("255.255.255.255", None), ("10.7.7.7", None),
+        ];
+        for (to, expected) in rows {
+            assert_eq!(asked(to), expected.map(|hop| hop.parse().unwrap()), "{to}");
+        }
         let hops = Hops::new(&routes[1..2], 4, Some([6; 6]));
         assert_eq!(hops.forward(&ip, &mut meta, &mut out), Err(Stuck::NoHop));
     }

@@ -6,8 +6,8 @@
 //! attach, processes that it started        ports -> Engine -> Outside -> ports
 //! ```
 //!
-//! A [`Worker`] has its ports, its engine and its inspectors' channels to itself: its loop takes no lock and waits for
-//! nobody. It sleeps only when nothing came for a while, on everything that may bring something: the ports, the
+//! A [`Worker`] has its ports, its engine, its inspectors' channels and its muxes to itself: its loop takes no lock that
+//! anybody keeps, and waits for nobody. It sleeps only when nothing came for a while, on everything that may bring something: the ports, the
 //! inspectors' doorbells, its [`Bell`]. What needs a lookup, a file or a process is the [`Administrator`]'s work.
 
 mod administrator;
@@ -15,6 +15,7 @@ mod captures;
 mod door;
 mod edge;
 mod hop;
+mod muxes;
 mod named;
 mod neighbor;
 mod order;
@@ -25,7 +26,7 @@ mod sockets;
 mod worker;
 
 pub use self::administrator::{Administrator, Ended, Failure};
-pub use self::order::{Bell, Order};
+pub use self::order::Bell;
 pub use self::privilege::Capabilities;
 pub use self::worker::Worker;
 

@@ -6,15 +6,18 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_gate::state::Keepalive;
 
+use super::muxes::Served;
 use crate::config::{Engine, Route};
 use crate::inspector::Inspector;
 use crate::queue::{DefaultVerdict, Policy};
 
 /// What the administrator tells a worker.
 #[derive(Debug)]
-pub enum Order {
+pub(super) enum Order {
     /// An inspector has attached to a queue; the number names its channel.
     Join(u16, u32, Box<Inspector>),
+    /// A mux, to be served between the packets.
+    Serve(Box<Served>),
     /// Everybody who was to be there at the start has attached: packets are received from now on.
     Begin,
     /// Segments for silent connections, to be sent by their routes.

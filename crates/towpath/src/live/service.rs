@@ -1,11 +1,13 @@
-//! A mux of the configuration: its listeners, its workers and its thread.
+//! A mux of the configuration: its listeners, its workers and who serves it.
 //!
-//! It listens before capabilities are given up (a port below 1024 needs one), and accepts when its workers have attached.
-//! Its thread has nothing but its sockets and rings; the rules are asked at its [`Door`].
+//! It listens before capabilities are given up (a port below 1024 needs one), and accepts when its workers have attached. A
+//! thread of the engine serves it between its packets (`muxes.rs`), or one that has nothing but its sockets and rings. The rules are
+//! asked at its [`Door`].
 
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use towpath_mux::assembler::Limits;
@@ -14,6 +16,7 @@ use towpath_mux::mux;
 
 use super::administrator::Failure;
 use super::door::Door;
+use super::muxes::{Gone, Served};
 use super::order::Bell;
 use crate::config::Mux;
 use crate::control::Desk;
@@ -35,10 +38,20 @@ pub(super) struct Service {
     door: Arc<Door>,
     server: Server,
     orders: Orders,
-    thread: Option<JoinHandle<Result<Outcome, front::Error>>>,
+    /// Who serves it, until it has ended.
+    runs: Option<Runs>,
     /// Whether it ended well, once it has ended.
     ended: Option<bool>,
     unix: Vec<String>,
+}
+
+/// Who serves a mux.
+#[derive(Debug)]
+enum Runs {
+    /// A thread of its own.
+    Own(JoinHandle<Result<Outcome, front::Error>>),
+    /// One of the engine's, which gives it back.
+    Engine(Receiver<Gone>),
 }
 
 impl Listening {
@@ -71,14 +84,16 @@ impl Listening {
         Ok(Self { server, config: config.clone() })
     }
 
-    /// Starts its workers, and when they have attached its thread. `place` is its place among the muxes.
+    /// Starts its workers, and when they have attached its thread; or gives back what is for a thread of the `engine`. `place` is
+    /// its place among the muxes.
     pub(super) fn start(
         self,
         place: usize,
         door: Door,
         desk: Option<Desk>,
+        engine: bool,
         done: Bell,
-    ) -> Result<Service, Failure> {
+    ) -> Result<(Service, Option<Served>), Failure> {
         let Self { server, config } = self;
         let Mux { name, listen, .. } = config;
         let door = Arc::new(door);
@@ -95,16 +110,22 @@ impl Listening {
         };
         let (front, orders) =
             Front::ordered(&server, front, desk).map_err(|error| Failure::Workers(name.clone(), error))?;
-        let run = move || {
-            let outcome = front.run();
-            done.ring();
-            outcome
-        };
-        let thread = std::thread::Builder::new().name(format!("mux-{name}"));
-        let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
         let unix = listen.iter().filter_map(|address| address.strip_prefix("unix:"));
         let unix = unix.map(str::to_owned).collect();
-        Ok(Service { name, door, server, orders, thread: Some(thread), ended: None, unix })
+        let (runs, served) = if engine {
+            let (end, gone) = channel();
+            (Runs::Engine(gone), Some(Served { front, end, done }))
+        } else {
+            let run = move || {
+                let outcome = front.run();
+                done.ring();
+                outcome
+            };
+            let thread = std::thread::Builder::new().name(format!("mux-{name}"));
+            let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
+            (Runs::Own(thread), None)
+        };
+        Ok((Service { name, door, server, orders, runs: Some(runs), ended: None, unix }, served))
     }
 }
 
@@ -124,10 +145,16 @@ impl Service {
         }
     }
 
-    /// Whether its thread has ended, and if so whether it ended well. Why it did not is logged.
+    /// Whether it has ended, and if so whether it ended well. Why it did not is logged.
     pub(super) fn ended(&mut self) -> Option<bool> {
-        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            self.wait();
+        match self.runs.take() {
+            Some(Runs::Own(thread)) if thread.is_finished() => self.settle(thread.join().ok()),
+            Some(Runs::Engine(gone)) => match gone.try_recv() {
+                Ok(gone) => self.settle(Some(end(gone))),
+                Err(TryRecvError::Disconnected) => self.settle(None),
+                Err(TryRecvError::Empty) => self.runs = Some(Runs::Engine(gone)),
+            },
+            runs => self.runs = runs,
         }
         self.ended
     }
@@ -147,14 +174,18 @@ impl Service {
         for path in &self.unix {
             let _ = std::fs::remove_file(path);
         }
-        self.wait();
+        match self.runs.take() {
+            Some(Runs::Own(thread)) => self.settle(thread.join().ok()),
+            Some(Runs::Engine(gone)) => self.settle(gone.recv().ok().map(end)),
+            None => {}
+        }
         self.ended == Some(true)
     }
 
-    fn wait(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        self.ended = Some(match thread.join() {
-            Ok(Ok(Outcome { drained, totals, restarts })) => {
+    /// What it came to; nothing when its thread panicked.
+    fn settle(&mut self, outcome: Option<Result<Outcome, front::Error>>) {
+        self.ended = Some(match outcome {
+            Some(Ok(Outcome { drained, totals, restarts })) => {
                 log::info!(
                     "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
                      started again{}",
@@ -168,14 +199,19 @@ impl Service {
                 );
                 true
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 log::error!("mux {}: {error}", self.name);
                 false
             }
-            Err(_) => {
+            None => {
                 log::error!("mux {}: its thread panicked", self.name);
                 false
             }
         });
     }
+}
+
+/// Ends a mux that an engine's thread has given back.
+fn end((front, gone): Gone) -> Result<Outcome, front::Error> {
+    gone.map(|drained| front.end(drained))
 }

@@ -1,7 +1,7 @@
 //! A thread that has packets: its ports, its engine, its inspectors' channels.
 //!
-//! One turn: every port is received from once, what came is handled, and each port gets what leaves by it. When a turn
-//! brought nothing, the worker looks for a while, then sleeps on everything that may bring something.
+//! One turn: every port is received from once, what came is handled, and each port gets what leaves by it; then the muxes have theirs
+//! (`muxes.rs`). When a turn brought nothing, the worker looks for a while, then sleeps on everything that may bring something.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -13,6 +13,7 @@ use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
 use super::edge::{Leaving, Line, Outside};
 use super::hop::Hops;
+use super::muxes::Muxes;
 use super::order::{Bell, Order};
 use crate::config::Wait;
 use crate::control::rows;
@@ -37,6 +38,7 @@ pub struct Worker {
     ports: Vec<Live>,
     /// Shared with the engine while that handles it, and with nobody else.
     burst: Arc<Burst>,
+    muxes: Muxes,
     orders: Receiver<Order>,
     bell: Bell,
     wait: Wait,
@@ -88,6 +90,7 @@ impl Worker {
             engine,
             ports,
             burst: Arc::new(Burst::new(burst)),
+            muxes: Muxes::new(),
             orders,
             bell,
             wait,
@@ -105,8 +108,13 @@ impl Worker {
         let mut looked = Instant::now();
         self.show_ports();
         self.wait_for_the_start();
-        while self.take_orders() && !self.ports.iter().all(|live| live.ended) {
-            let came = self.turn();
+        while self.take_orders() && !self.is_over() {
+            let packets = self.turn();
+            let messages = self.muxes.turn(packets);
+            if messages && !packets {
+                self.idle();
+            }
+            let came = packets || messages;
             turns += 1;
             if !came || turns % TURNS == 0 {
                 let now = Instant::now();
@@ -135,6 +143,11 @@ impl Worker {
             }
         }
         self.finish()
+    }
+
+    /// Whether nothing will come any more.
+    fn is_over(&self) -> bool {
+        self.muxes.is_empty() && self.ports.iter().all(|live| live.ended)
     }
 
     /// Receives from every port once, and sends what leaves. Returns whether anything came.
@@ -176,6 +189,7 @@ impl Worker {
     /// Gives each port what leaves by it.
     fn transmit(&mut self) {
         let Self { engine, ports, burst, .. } = self;
+        engine.edge_mut().look_after_neighbors();
         for (line, live) in engine.edge_mut().lines.iter_mut().zip(ports) {
             if !line.leaving.is_empty() {
                 live.send(line, burst);
@@ -211,6 +225,7 @@ impl Worker {
                     }
                     self.transmit();
                 }
+                Order::Serve(served) => self.muxes.serve(*served),
                 Order::Begin => {}
                 Order::Drain => return false,
                 other => self.change(other),
@@ -234,7 +249,7 @@ impl Worker {
                 self.burst = Arc::new(Burst::new(engine.burst));
                 (self.wait, self.drain) = (engine.wait, engine.drain);
             }
-            Order::Join(..) | Order::Begin | Order::Keepalives(_) | Order::Drain => {}
+            Order::Join(..) | Order::Serve(_) | Order::Begin | Order::Keepalives(_) | Order::Drain => {}
         }
     }
 
@@ -244,6 +259,7 @@ impl Worker {
             match self.orders.recv() {
                 Ok(Order::Begin) | Err(_) => return,
                 Ok(Order::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
+                Ok(Order::Serve(served)) => self.muxes.serve(*served),
                 Ok(Order::Drain) => {
                     self.ports.iter_mut().for_each(|live| live.ended = true);
                     return;
@@ -264,11 +280,14 @@ impl Worker {
         let mut trouble = false;
         // Nothing that the rules let go of waits for this thread while it sleeps.
         self.engine.walker_mut().idle();
-        if self.engine.arm() {
+        let armed = self.engine.arm();
+        if let Some(patience) = self.muxes.arm()
+            && armed
+        {
             let now = self.engine.edge_mut().wall();
-            let due =
-                self.engine.deadline().map_or(TICK, |due| Duration::from_nanos(due.saturating_sub(now)));
-            let sleep = due.min(TICK);
+            let due = self.engine.deadline().into_iter().chain(self.engine.edge_mut().neighbors_due()).min();
+            let due = due.map_or(TICK, |due| Duration::from_nanos(due.saturating_sub(now)));
+            let sleep = due.min(TICK).min(patience);
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
             let watched = self.ports.iter().filter(|live| !live.ended && live.state == State::Up);
             let mut fds: Vec<PollFd<'_>> = watched
@@ -277,6 +296,7 @@ impl Worker {
                 .collect();
             let ports = fds.len();
             fds.push(PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN));
+            fds.extend(self.muxes.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(self.engine.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             // Interrupted by a signal, or woken: the caller looks again in any case.
             let _ = poll(&mut fds, Some(&timeout));
@@ -289,7 +309,7 @@ impl Worker {
 
     /// Whether each interface is there; one that has come back is taken up again.
     fn look_at_ports(&mut self) {
-        for live in &mut self.ports {
+        for (at, live) in self.ports.iter_mut().enumerate() {
             let before = live.state;
             match live.port.state() {
                 Ok(State::Gone) => match live.port.reopen() {
@@ -308,7 +328,10 @@ impl Worker {
             match (before, live.state) {
                 (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
                 (State::Up | State::Down, State::Gone) => log::warn!("{name}: its interface is gone"),
-                (State::Down | State::Gone, State::Up) => log::info!("{name}: its interface is up again"),
+                (State::Down | State::Gone, State::Up) => {
+                    log::info!("{name}: its interface is up again");
+                    self.engine.edge_mut().forget_neighbors(at);
+                }
                 _ => {}
             }
         }
@@ -317,7 +340,8 @@ impl Worker {
     /// Tells those who look what the ports have done.
     fn show_ports(&mut self) {
         let Self { engine, ports, .. } = self;
-        let row = |(live, line): (&mut Live, &Line)| {
+        let edge = engine.edge_mut();
+        let row = |(at, (live, line)): (usize, (&mut Live, &Line))| {
             let stats = live.port.stats();
             live.tell_too_long(stats.dropped.rx_too_long);
             let lost = stats.dropped.iter().chain(line.lost.iter()).filter(|(_, count)| *count > 0);
@@ -334,9 +358,10 @@ impl Worker {
                 sent: stats.sent,
                 sent_bytes: stats.sent_bytes,
                 lost: lost.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+                neighbors: edge.neighbors(at),
             }
         };
-        let rows = ports.iter_mut().zip(&engine.edge_mut().lines).map(row).collect();
+        let rows = ports.iter_mut().zip(&edge.lines).enumerate().map(row).collect();
         engine.edge_mut().set_ports(rows);
     }
 
@@ -347,12 +372,13 @@ impl Worker {
         self.ports.iter_mut().for_each(|live| live.ended = true);
         while !self.engine.is_drained() && start.elapsed() < self.drain {
             self.idle();
-            if !self.engine.is_drained() {
+            if !self.muxes.turn(false) && !self.engine.is_drained() {
                 self.park();
             }
         }
         let left = !self.engine.is_drained();
         let Ok(dropped) = self.engine.abandon();
+        self.engine.edge_mut().abandon();
         self.transmit();
         if left {
             let patience = self.drain.as_secs_f64();
@@ -362,6 +388,13 @@ impl Worker {
             if let Err(error) = live.port.flush() {
                 live.complain(&error);
             }
+        }
+        // Their connections have a time of their own to be done.
+        while !self.muxes.is_empty() {
+            if !self.muxes.turn(false) && !self.muxes.is_empty() {
+                self.park();
+            }
+            self.idle();
         }
         if self.unlogged > 0 {
             log::warn!("{} lines of log rules were left out", self.unlogged);

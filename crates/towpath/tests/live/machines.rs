@@ -1,0 +1,211 @@
+//! Two machines, the engine between them, and what they say to each other.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_port::netns::{Host, ip, until, veth};
+
+use crate::support::Control;
+
+/// Bytes of one transfer.
+pub(crate) const BYTES: usize = 4 << 20;
+
+pub(crate) const LEFT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+pub(crate) const RIGHT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+/// The right machine keeps its address when its interface is made anew: nobody has to ask for it again.
+pub(crate) const RIGHT_MAC: &str = "link set r0 address 02:00:00:00:00:02";
+
+/// ARP and whatever a machine on the left begins.
+pub(crate) const RULES: &str = "\
+add 100 allow layer2 mac-type arp
+add 200 check-state
+add 300 inspect 1 tcp from any to any 9000
+add 310 inspect 1 tcp from any 9000 to any
+add 400 allow ip from any to any recv wan keep-state
+";
+
+pub(crate) const BRIDGE: &str = r#"
+rules = "r.ipfw"
+[port.wan]
+driver = "af_packet"
+[port.lan]
+driver = "af_packet"
+[[bridge]]
+ports = ["wan", "lan"]
+[control]
+socket = "ctl.sock"
+"#;
+
+/// Two machines, and this namespace between them with the interfaces `wan` and `lan`.
+pub(crate) fn machines() -> (Host, Host) {
+    let (left, right) = (Host::new(), Host::new());
+    veth("wan", "l0");
+    veth("lan", "r0");
+    ip(RIGHT_MAC);
+    left.take("l0", &format!("{LEFT}/24"));
+    right.take("r0", &format!("{RIGHT}/24"));
+    (left, right)
+}
+
+/// An engine in this thread's namespace.
+pub(crate) struct Engine {
+    pub(crate) control: Control,
+    pub(crate) child: Child,
+}
+
+impl Deref for Engine {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        &self.control
+    }
+}
+
+impl Engine {
+    pub(crate) fn start(directory: &Path) -> Self {
+        Self::try_start(directory).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// What it said when it cannot be started.
+    pub(crate) fn try_start(directory: &Path) -> Result<Self, String> {
+        let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["run", directory.join("t.toml").to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut engine = Self { control: Control::of(directory), child };
+        let mut ended = false;
+        until(|| {
+            ended = engine.child.try_wait().unwrap().is_some();
+            ended || engine.ctl("show stats").status.success()
+        });
+        if ended {
+            let mut said = String::new();
+            engine.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            return Err(said);
+        }
+        Ok(engine)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops it as systemd would; what it said.
+    pub(crate) fn stop(self) -> String {
+        self.signal(Signal::TERM);
+        let output = self.child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    }
+}
+
+/// A directory with a configuration and rules.
+pub(crate) fn files(config: &str, rules: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("t.toml"), config).unwrap();
+    std::fs::write(directory.path().join("r.ipfw"), rules).unwrap();
+    directory
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn bytes(seed: u8) -> Vec<u8> {
+    (0..BYTES).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[1] ^ seed).collect()
+}
+
+/// What one side got of a transfer: the other side's bytes.
+pub(crate) type Got = mpsc::Receiver<Vec<u8>>;
+
+/// Both machines send to each other over one connection, and say what they got.
+pub(crate) fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
+    let (ready, listens) = mpsc::channel();
+    let server = right.start(move || {
+        let listener = TcpListener::bind((RIGHT, port)).unwrap();
+        ready.send(()).unwrap();
+        both_ways(listener.accept().unwrap().0, 2)
+    });
+    listens.recv().unwrap();
+    let client = left.start(move || both_ways(TcpStream::connect((RIGHT, port)).unwrap(), 1));
+    (client, server)
+}
+
+pub(crate) fn both_ways(mut stream: TcpStream, seed: u8) -> Vec<u8> {
+    let mut other = stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        other.write_all(&bytes(seed)).unwrap();
+        other.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    sender.join().unwrap();
+    got
+}
+
+/// A connection that stays: what the left machine sends comes back from the right one, piece by piece.
+pub(crate) struct Echo {
+    stop: Arc<AtomicBool>,
+    /// Pieces that came back.
+    pieces: Arc<AtomicU64>,
+    client: mpsc::Receiver<()>,
+    server: mpsc::Receiver<()>,
+}
+
+impl Echo {
+    pub(crate) fn start(left: &Host, right: &Host, port: u16) -> Self {
+        let (ready, listens) = mpsc::channel();
+        let server = right.start(move || {
+            let listener = TcpListener::bind((RIGHT, port)).unwrap();
+            ready.send(()).unwrap();
+            let mut stream = listener.accept().unwrap().0;
+            let mut back = stream.try_clone().unwrap();
+            std::io::copy(&mut stream, &mut back).unwrap();
+        });
+        listens.recv().unwrap();
+        let (stop, pieces) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (over, count) = (Arc::clone(&stop), Arc::clone(&pieces));
+        let client = left.start(move || {
+            let mut stream = TcpStream::connect((RIGHT, port)).unwrap();
+            let all = bytes(0);
+            let mut back = vec![0; 16 << 10];
+            while !over.load(Ordering::Relaxed) {
+                let at = count.fetch_add(1, Ordering::Relaxed) as usize % 200 * back.len();
+                let piece = &all[at..at + back.len()];
+                stream.write_all(piece).unwrap();
+                stream.read_exact(&mut back).unwrap();
+                assert!(back == piece, "other bytes came back");
+            }
+        });
+        Self { stop, pieces, client, server }
+    }
+
+    /// Waits until some more has come back. TCP sends again what was lost, ever more rarely: this may take a while.
+    pub(crate) fn goes_on(&self) {
+        let before = self.pieces.load(Ordering::Relaxed);
+        let begun = Instant::now();
+        while self.pieces.load(Ordering::Relaxed) < before + 3 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "nothing comes back any more");
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.client.recv().unwrap();
+        self.server.recv().unwrap();
+    }
+}
+
+pub(crate) fn arrived((client, server): (Got, Got)) {
+    assert!(client.recv().unwrap() == bytes(2), "the left machine got other bytes");
+    assert!(server.recv().unwrap() == bytes(1), "the right machine got other bytes");
+}
