@@ -223,6 +223,33 @@ fn one(walker: &mut Walker, written: &Written, now: u64) -> Option<(Step, Option
     Some((walker.walk(&mut walk, &parsed, Time::from_secs(now)), walk.rule()))
 }
 
+/// A rule that IP packets cannot meet may stand before the one that looks for their states; one that they can may not.
+#[test]
+fn bursts_pass_behind_rules_for_other_frames() {
+    #[rustfmt::skip]
+    let rows = [
+        // the rules in front                                   whether bursts pass
+        ("",                                                     true),
+        ("add allow layer2 mac-type arp\n",                     true),
+        ("add allow mac-type arp,0x88cc\nadd deny mac-type 0x8863\n", true),
+        ("set disable 3\nadd set 3 deny udp from any to any\n", true),
+        ("add count mac-type ip\n",                             false),
+        ("add count not mac-type arp\n",                        false),
+        ("add count { mac-type arp or in }\n",                 false),
+        ("add count layer2\n",                                  false),
+        ("add prob 0.5 allow mac-type arp\n",                   false),
+    ];
+    for (front, passes) in rows {
+        let mut gate =
+            gate(&format!("{front}add check-state\nadd 200 allow udp from any to any keep-state\n"));
+        let mut walker = gate.walker().unwrap();
+        let written = Written::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
+        assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(200))), "{front}");
+        walker.fetch([wire::plain(written.link(), &written.frame, written.frame.len() as u32)].into_iter());
+        assert_eq!(walker.pass(0, Time::from_secs(1)), passes.then_some(200), "{front}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
@@ -255,6 +282,9 @@ proptest! {
             "check-state", "check-state :a", "check-state :any", "allow udp from any to any keep-state", "count ip from any to any",
             "count ip from any to any via em1", "deny ip from any to any frag", "count tcp from any to any 250",
             "allow ip from 10.0.0.0/30 to not 10.0.0.0/8 out", "count { udp or sctp } from any to any established",
+            "allow layer2 mac-type arp\nadd 2 check-state", "deny mac-type ipv6\nadd 2 check-state",
+            "deny not mac-type arp\nadd 2 check-state", "deny { mac-type arp or in }\nadd 2 check-state",
+            "prob 0.5 deny mac-type arp\nadd 2 check-state",
         ]),
         rules in proptest::collection::vec(rule(), 1..20),
         packets in proptest::collection::vec((packet(), 0..20u64), 1..8),
