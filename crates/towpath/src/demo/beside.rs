@@ -18,6 +18,8 @@ use super::{Failure, Stop, doing};
 
 /// A frame of 64 bytes: what Ethernet, IPv4 and UDP leave of it.
 const PAYLOAD: usize = 64 - 14 - 20 - 8;
+/// What the kernel cuts at once unless it is told otherwise (GSO_MAX_SEGS, include/linux/netdevice.h).
+const SEGMENTS: u32 = 65_535;
 /// Flows of datagrams.
 const FLOWS: u16 = 64;
 /// What an attempt to send or receive waits at most, so that threads hear that it is over.
@@ -72,6 +74,8 @@ pub(super) struct Turns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
     Stream,
+    /// A stream whose host cuts it into packets itself, as on a network: nobody on the way carries what is still to be cut.
+    CutStream,
     Datagrams,
     Inspected,
     RoundTrips,
@@ -94,7 +98,9 @@ pub(super) fn measure(
     rows: &mut Vec<Beside>,
     mut progress: impl FnMut(&[Beside]),
 ) -> Result<(), Failure> {
-    for traffic in [Traffic::Stream, Traffic::Datagrams, Traffic::Inspected, Traffic::RoundTrips] {
+    for traffic in
+        [Traffic::Stream, Traffic::CutStream, Traffic::Datagrams, Traffic::Inspected, Traffic::RoundTrips]
+    {
         if traffic == Traffic::Inspected && !network.way.queue {
             continue;
         }
@@ -103,9 +109,15 @@ pub(super) fn measure(
             _ => None,
         };
         let mut figures = [Vec::new(), Vec::new()];
+        if traffic == Traffic::CutStream {
+            network.segments_at_once(1)?;
+        }
         for &side in turns.order {
             let to = [SERVER, KERNEL_SERVER][side];
             figures[side].push(sample(network, stop, sinks, traffic, to, turns.length)?);
+        }
+        if traffic == Traffic::CutStream {
+            network.segments_at_once(SEGMENTS)?;
         }
         let empty = traffic.row(network.way);
         let at = rows.iter().position(|row| row.name == empty.name).unwrap_or(rows.len());
@@ -119,6 +131,19 @@ pub(super) fn measure(
 }
 
 impl Beside {
+    /// A row that has been measured.
+    #[cfg(test)]
+    pub(super) fn of(
+        name: &'static str,
+        unit: &'static str,
+        kernel_is: &'static str,
+        kernel: Figure,
+        ours: Vec<Ours>,
+    ) -> Self {
+        let (lower_is_better, cpu_unit) = (false, Some("us each"));
+        Self { name, unit, lower_is_better, kernel_is, kernel, ours, cpu_unit, turns: 1 }
+    }
+
     fn add(&mut self, driver: &'static str, ours: &[Figure], kernel: &[Figure]) {
         let before = vec![self.kernel; self.turns];
         self.kernel = mean(&[&before, kernel].concat());
@@ -150,6 +175,7 @@ impl Traffic {
         let forwarding = if way.conntrack { "forwarding, conntrack" } else { "forwarding" };
         let (name, kernel_is, unit, cpu_unit) = match self {
             Self::Stream => ("TCP, one stream, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
+            Self::CutStream => ("TCP, cut by its host, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
             Self::Datagrams => ("UDP, 64 B, k/s", forwarding, "k/s", Some("us each")),
             Self::Inspected => ("read by a process, 64 B, k/s", "NFQUEUE", "k/s", Some("us each")),
             Self::RoundTrips => ("TCP round trip, 64 B, us", forwarding, "us", None),
@@ -176,12 +202,12 @@ fn sample(
     let over = Arc::new(AtomicBool::new(false));
     let until = Arc::clone(&over);
     let sender = match traffic {
-        Traffic::Stream => network.outside.start(move || pour(to, &until)),
+        Traffic::Stream | Traffic::CutStream => network.outside.start(move || pour(to, &until)),
         Traffic::Datagrams => network.outside.start(move || spray((to, DATAGRAMS), &until)),
         _ => network.outside.start(move || spray((to, INSPECTED), &until)),
     };
     let count = |sinks: &Sinks| match traffic {
-        Traffic::Stream => sinks.stream_bytes.load(Relaxed),
+        Traffic::Stream | Traffic::CutStream => sinks.stream_bytes.load(Relaxed),
         Traffic::Datagrams => sinks.datagrams.load(Relaxed),
         _ => sinks.inspected.load(Relaxed),
     };
@@ -197,7 +223,9 @@ fn sample(
     // What is still on its way belongs to nobody's turn.
     stop.pause(turn / 8)?;
     Ok(match traffic {
-        Traffic::Stream => Figure { value: amount * 8e-9 / seconds, cpu: busy / (amount / 1e9) },
+        Traffic::Stream | Traffic::CutStream => {
+            Figure { value: amount * 8e-9 / seconds, cpu: busy / (amount / 1e9) }
+        }
         _ => Figure { value: amount * 1e-3 / seconds, cpu: busy * 1e6 / amount },
     })
 }

@@ -44,8 +44,8 @@ pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
     let drawn = on_terminal || options.record.is_some() || options.still.is_some();
     let view = drawn.then(|| View::start(&board, on_terminal));
     let begun = Instant::now();
-    let played = Stage::set(options, root, stop, board.clone()).and_then(|stage| stage.play());
-    let played = played.map(|mut results| {
+    let played = Stage::set(options, root, stop.clone(), board.clone()).and_then(|stage| stage.play());
+    let played = played.map_err(|failure| stop.explain(failure)).map(|mut results| {
         results.seconds = begun.elapsed().as_secs_f64();
         results.place = place.to_owned();
         board.shown().ended = Some(results.ok);

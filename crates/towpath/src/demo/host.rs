@@ -1,6 +1,8 @@
 //! A machine of the demo: a thread in a network namespace of its own, where closures can be run.
 
+use std::env;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -77,7 +79,7 @@ impl Host {
             .run({
                 let lines = lines.clone();
                 move || -> std::io::Result<_> {
-                    let mut command = Command::new("ip");
+                    let mut command = Command::new(system_program("ip").unwrap_or_else(|| "ip".into()));
                     command
                         .args(["-batch", "-"])
                         .stdin(Stdio::piped())
@@ -94,5 +96,26 @@ impl Host {
             true => Ok(()),
             false => Err(Failure::Broken(format!("ip: {} (of: {})", said.trim(), lines.replace('\n', "; ")))),
         }
+    }
+}
+
+/// Where ip(8) and its like are when they are not in a user's PATH.
+const SBIN: &str = "/usr/sbin:/sbin:/usr/local/sbin";
+
+/// A program of the system: from PATH, or from where an administrator's programs are, which other users' PATH often lacks.
+pub(super) fn system_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let places: Vec<PathBuf> = env::split_paths(&path).chain(env::split_paths(SBIN)).collect();
+    places.into_iter().map(|place| place.join(name)).find(|program| program.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::system_program;
+
+    #[test]
+    fn a_program_is_found_or_not() {
+        assert_eq!(system_program("sh").and_then(|sh| Some(sh.file_name()?.to_owned())), Some("sh".into()));
+        assert_eq!(system_program("towpath-is-no-program-of-the-system"), None);
     }
 }

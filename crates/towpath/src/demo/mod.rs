@@ -9,7 +9,7 @@
 //! The upper way goes through `towpath run`, the lower one through the kernel's own forwarding: the same sockets, threads and
 //! processors, so the two can be compared. Everything is real: the kernel's TCP and UDP at both ends, and this very program in other
 //! processes, started as a user would start it. Namespaces and processes end with this process, however it ends; its files
-//! lie in one temporary directory, which is left behind only when the process is killed with SIGKILL.
+//! lie in one temporary directory, which another process removes then (`files.rs`).
 
 mod alone;
 mod attack;
@@ -125,6 +125,12 @@ impl Stop {
             signal_hook::flag::register(signal, Arc::clone(&stop.0)).map_err(doing("signals"))?;
         }
         Ok(stop)
+    }
+
+    /// What to say about a failure. A signal from a terminal ends the programs that the demo runs, too: that they failed is not what happened.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        // Relaxed: the flag is all there is to know.
+        if self.0.load(Ordering::Relaxed) { Failure::Interrupted } else { failure }
     }
 
     /// Waits so long.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::files::Files;
-use super::host::Host;
+use super::host::{Host, system_program};
 use super::part::{Part, ctl};
 use super::{Driver, Failure, Stop, doing};
 
@@ -148,7 +148,7 @@ pub(super) const QUEUE: u16 = 7;
 impl Network {
     /// Makes it; the engine does not run yet.
     pub(super) fn new() -> Result<Self, Failure> {
-        if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_err() {
+        if system_program("ip").is_none() {
             return Err(Failure::Missing("there is no program ip (install iproute2)".into()));
         }
         let files = Files::new()?;
@@ -194,6 +194,11 @@ impl Network {
         Ok(engine)
     }
 
+    /// How many segments the outside host leaves uncut in one packet, from its next connection on.
+    pub(super) fn segments_at_once(&self, count: u32) -> Result<(), Failure> {
+        self.outside.ip(format!("link set l0 gso_max_segs {count}\nlink set l1 gso_max_segs {count}\n"))
+    }
+
     /// The two hosts, by way of the engine.
     pub(super) fn ends(&self) -> Ends<'_> {
         let (outside, inside, files) = (&self.outside, &self.inside, self.files.path());
@@ -220,7 +225,7 @@ impl Way {
         let forwards = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").is_ok();
         let iptables = |words: &str| {
             // The legacy program is faster where both are there; either one's rules are the kernel's.
-            ["iptables", "iptables-legacy"].iter().any(|program| {
+            ["iptables", "iptables-legacy"].into_iter().filter_map(system_program).any(|program| {
                 let mut command = Command::new(program);
                 command.args(words.split_whitespace()).env("XTABLES_LOCKFILE", lock);
                 command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -132,12 +132,8 @@ impl fmt::Display for Results {
             }
             writeln!(f)?;
         }
-        if let Some(first) = self.beside.first() {
-            write!(f, "{:<34} {:>9}", "beside the kernel's own path", "kernel")?;
-            first.ours.iter().try_for_each(|ours| write!(f, " {:>10} {:>8}", ours.driver, "ratio"))?;
-            writeln!(f, "   processors' time, in this order")?;
-            self.beside.iter().try_for_each(|row| writeln!(f, "  {row}"))?;
-            writeln!(f)?;
+        if !self.beside.is_empty() {
+            write!(f, "{}", Comparison(&self.beside))?;
         }
         for Expectation { name, met, saw } in &self.expected {
             writeln!(f, "{} {name}: {saw}", if *met { "ok    " } else { "FAILED" })?;
@@ -146,20 +142,45 @@ impl fmt::Display for Results {
     }
 }
 
-impl fmt::Display for Beside {
+/// The rows beside the kernel's, in lines of at most 80 columns.
+struct Comparison<'a>(&'a [Beside]);
+
+impl fmt::Display for Comparison<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<32} {:>9.1}", self.name, self.kernel.value)?;
-        for ours in &self.ours {
-            write!(f, " {:>10.1} {:>6.2} x", ours.figure.value, ours.ratio)?;
+        let rows = self.0;
+        let ours = rows.first().map(|row| row.ours.as_slice()).unwrap_or_default();
+        write!(f, "{:<32} {:>7}", "beside the kernel's own path", "kernel")?;
+        ours.iter().try_for_each(|ours| write!(f, " {:>9} {:>8}", ours.driver, "ratio"))?;
+        writeln!(f)?;
+        for row in rows {
+            write!(f, "  {:<30} {:>7.1}", row.name, row.kernel.value)?;
+            row.ours.iter().try_for_each(|o| write!(f, " {:>9.1} {:>6.2} x", o.figure.value, o.ratio))?;
+            writeln!(f)?;
         }
-        if let Some(unit) = self.cpu_unit {
-            let ours = self.ours.iter().map(|ours| format!(" / {:.2}", ours.figure.cpu));
-            write!(f, "   {:.2}{} {unit}", self.kernel.cpu, ours.collect::<String>())?;
+        write!(f, "\n{:<34} {:>7}", "processors' time for it", "kernel")?;
+        ours.iter().try_for_each(|ours| write!(f, " {:>9}", ours.driver))?;
+        writeln!(f)?;
+        for row in rows {
+            let Some(unit) = row.cpu_unit else { continue };
+            let name = row.name.strip_suffix(row.unit).unwrap_or(row.name).to_owned() + unit;
+            write!(f, "  {name:<32} {:>7.2}", row.kernel.cpu)?;
+            row.ours.iter().try_for_each(|o| write!(f, " {:>9.2}", o.figure.cpu))?;
+            writeln!(f)?;
         }
-        match self.lower_is_better {
-            true => write!(f, "   less is better ({})", self.kernel_is),
-            false => write!(f, " ({})", self.kernel_is),
+        let forwarding = rows.first().map_or("", |row| row.kernel_is);
+        let reading = rows.iter().find(|row| row.kernel_is != forwarding).map(|row| row.kernel_is);
+        write!(f, "\nOf a round trip less is better. The kernel's way: {forwarding}")?;
+        reading.map_or(Ok(()), |reading| write!(f, "; {reading}"))?;
+        writeln!(f, ".")?;
+        if ours.iter().any(|ours| ours.driver == "af_xdp") {
+            writeln!(
+                f,
+                "af_xdp: XDP sockets have no way to say what is still to be cut, so a segment of\n\
+                 64 KiB leaves as some 45 packets, where the kernel and af_packet pass it on as\n\
+                 one thing. Where its host cuts the stream, all of them carry the same packets."
+            )?;
         }
+        writeln!(f)
     }
 }
 
@@ -187,6 +208,7 @@ pub(crate) fn bytes(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::beside::{Beside, Figure, Ours};
     use super::{Results, thousands};
 
     #[test]
@@ -206,5 +228,20 @@ mod tests {
         results.expect("three", true, "3".into());
         assert!(!results.ok);
         assert!(results.to_string().contains("FAILED two: 2"), "{results}");
+    }
+
+    #[test]
+    fn the_page_fits_a_terminal() {
+        let figure = Figure { value: 12_345.6, cpu: 123.45 };
+        let ours = ["af_xdp", "af_packet"].map(|driver| Ours { driver, figure, ratio: 129.67 });
+        let row =
+            Beside::of("read by a process, 64 B, k/s", "k/s", "forwarding, conntrack", figure, ours.into());
+        let results = Results { beside: vec![row], ..Results::default() };
+        let page = results.to_string();
+        for line in page.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert!(page.contains("read by a process, 64 B, us each"), "{page}");
+        assert!(page.contains("XDP sockets have no way to say"), "{page}");
     }
 }
