@@ -9,6 +9,7 @@
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
+//! towpath-bench spread FILE... [--json] [--write]
 //! ```
 //!
 //! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
@@ -32,6 +33,7 @@ mod peer;
 mod pin;
 mod raw;
 mod side;
+mod spread;
 mod stat;
 mod subject;
 mod transfer;
@@ -63,6 +65,7 @@ enum Command {
     Live(Live),
     All(All),
     Numbers(Numbers),
+    Spread(Spread),
     /// The other process of a measurement, started by the bench itself
     #[command(hide = true, subcommand)]
     Side(Role),
@@ -262,6 +265,25 @@ struct Numbers {
     page: std::path::PathBuf,
 }
 
+/// How far apart several runs of the same rows are
+///
+/// Each FILE is what a subject printed with --json. Rows are compared by their names. Ends with 0 when every row is steady: in each run
+/// within 15% of the median of all, else with 1.
+#[derive(Debug, Parser)]
+struct Spread {
+    /// One for each run; runs may have some of the rows only
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<std::path::PathBuf>,
+
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// Keep it in the repository, for the page of numbers
+    #[arg(long)]
+    write: bool,
+}
+
 #[derive(Debug, Subcommand)]
 enum Role {
     Home,
@@ -397,6 +419,7 @@ fn main() -> ExitCode {
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::All(args) => all::run(args.json, &args.dir, args.reps),
         Command::Numbers(args) => tell(&args).map(|()| true),
+        Command::Spread(args) => spread::run(&args.files, args.json, args.write),
         Command::Side(role) => side(role).map(|()| true),
     };
     match done {

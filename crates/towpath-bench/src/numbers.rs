@@ -45,7 +45,7 @@ pub(crate) fn page(files: &[impl AsRef<Path>]) -> Result<String> {
     let mut parts = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
     let order: Vec<String> = subjects().iter().map(|subject| subject.get_name().to_owned()).collect();
     parts.sort_by_key(|part| order.iter().position(|name| name == part.subject.get_name()));
-    let page = write(&parts, &machine());
+    let page = write(&parts, &machine()) + &crate::spread::section()?;
     for row in missed(&parts).filter(|row| reason(&row.name).is_none()) {
         eprintln!("no reason in reasons.tsv: {}", row.name);
     }
@@ -56,7 +56,7 @@ pub(crate) fn page(files: &[impl AsRef<Path>]) -> Result<String> {
 pub(crate) fn subjects() -> Vec<Command> {
     let subject = |command: &&Command| {
         let has = |id: &str| command.get_arguments().any(|argument| argument.get_id() == id);
-        has("json") && !has("dir")
+        has("json") && !has("dir") && !has("files")
     };
     crate::Cli::command().get_subcommands().filter(subject).cloned().collect()
 }
@@ -264,7 +264,7 @@ mod tests {
         for name in ["ring", "gate", "mux", "send", "framing", "replay", "instructions"] {
             assert!(names.iter().any(|subject| subject == name), "{name} of {names:?}");
         }
-        for name in ["numbers", "all", "side"] {
+        for name in ["numbers", "all", "side", "spread"] {
             assert!(!names.iter().any(|subject| subject == name), "{name}");
         }
     }

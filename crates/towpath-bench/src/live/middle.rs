@@ -166,7 +166,7 @@ fn towpath(home: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) 
 }
 
 /// Twenty rules; what is sent meets all those of its protocol until it has a state.
-fn rules(inspected: bool) -> String {
+pub(super) fn rules(inspected: bool) -> String {
     let mut text = String::from("add allow layer2 mac-type arp\nadd check-state\n");
     for n in 1..=17 {
         text += &format!("add deny tcp from 192.168.{n}.0/24 to any {}\n", 6000 + n);

@@ -9,5 +9,6 @@ pub(crate) mod flood;
 pub(crate) mod home;
 pub(crate) mod load;
 pub(crate) mod middle;
+pub(crate) mod path;
 pub(crate) mod round_trip;
 pub(crate) mod world;

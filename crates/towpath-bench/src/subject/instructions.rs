@@ -1,4 +1,5 @@
-//! Instructions of a packet's path through the gate, counted by callgrind, beside those that are kept in the repository.
+//! Instructions of a packet's path through the gate, and of the whole live path without interfaces, counted by callgrind, beside those that
+//! are kept in the repository.
 //!
 //! Each step runs in a process of its own under `valgrind --tool=callgrind`, so often and twice as often; the difference
 //! is the step's. Counts depend on the compiler: they are compared with those of the same one only.
@@ -14,10 +15,15 @@ use towpath_gate::state::{Lookup, Pages};
 
 use crate::bar::{Bar, Better, Report};
 use crate::flows::{Family, Load, PACKET, flow, frame, parsed};
+use crate::live::path::{COURSES, Path};
 use crate::peer::Skipped;
 
 /// What is counted.
-pub(crate) const STEPS: [&str; 5] = ["parse", "lookup hit", "lookup miss", "update", "insert"];
+const STEPS: [&str; 5] = ["parse", "lookup hit", "lookup miss", "update", "insert"];
+
+fn steps() -> impl Iterator<Item = &'static str> {
+    STEPS.into_iter().chain(COURSES.map(|(name, _)| name))
+}
 
 /// The counts that are kept, with the compiler they were taken with in the first line.
 const KEPT: &str = include_str!("../../instructions.tsv");
@@ -34,7 +40,7 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
     let mut report = Report::new(json);
     let (kept_by, kept) = read(KEPT);
     let mut text = format!("# {compiler}\n");
-    for step in STEPS {
+    for step in steps() {
         let count = match count(step) {
             Err(error) if error.is::<Skipped>() => {
                 eprintln!("instructions: {error}");
@@ -48,9 +54,10 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
                 let name = format!("instructions: {step}");
                 report.push(Bar::new(&name, count, *before, "each", Better::Lower, MORE));
             }
-            _ => {
+            Some(_) => {
                 eprintln!("instructions: {step}: {count:.0}; what is kept is by another compiler ({kept_by})")
             }
+            None => eprintln!("instructions: {step}: {count:.0}; nothing is kept of it (--write keeps it)"),
         }
     }
     if write {
@@ -62,6 +69,9 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
 
 /// Runs a step so often, for callgrind to count.
 pub(crate) fn side(step: &str, times: u32) -> Result<()> {
+    if let Some((_, course)) = COURSES.iter().find(|(name, _)| *name == step) {
+        return Path::new(*course)?.run(times);
+    }
     let mut load = Load::new(Family::V4, 1000, Pages::Base)?;
     let now = load.now;
     let packets = frame(Family::V4);
@@ -128,7 +138,7 @@ mod tests {
     use super::{KEPT, STEPS, read};
 
     #[test]
-    fn every_step_is_kept() {
+    fn every_step_of_the_gate_is_kept() {
         let (by, kept) = read(KEPT);
         assert!(by.starts_with("rustc "), "{by}");
         assert!(STEPS.iter().all(|step| kept.contains_key(step)));

@@ -1,0 +1,203 @@
+//! The live path without interfaces and other processes: bursts that a generator made go through an engine, its gate and, where the
+//! rules say so, a queue with an inspector in memory. For callgrind to count. (A real ring asks on which CPU it runs, by the vDSO, which valgrind
+//! does not map.)
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use towpath::engine::{Arrivals, Edge, Engine, Meta, Way};
+use towpath::queue::{Answer, Channel, Gone, Outcome, Policy, Queue, Reply};
+use towpath_gate::gate::Ports;
+use towpath_gate::packet::Link;
+use towpath_gate::rules::Ruleset;
+use towpath_gate::{Gate, state};
+use towpath_port::generator::{Description, Generator};
+use towpath_port::{Burst, Frame, Port, Received};
+use towpath_ring::{Full, Loss, Seq};
+
+use super::middle::rules;
+
+/// Packets of a burst, and flows: about as many, so that a burst has few packets of one flow, as from an interface.
+const BURST: usize = 250;
+/// Bursts that there are; they come again and again.
+const BURSTS: usize = 8;
+/// From one burst to the next, in nanoseconds.
+const STEP: u64 = 250_000;
+
+/// What becomes of the packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Twenty rules, and the last one lets them pass.
+    Rules,
+    /// They have a state, which lets them pass.
+    States,
+    /// They have a state, which sends them to an inspector.
+    Inspected,
+    /// They have a state, and a tap gets a copy of each.
+    Tapped,
+}
+
+/// The names of the steps that callgrind counts.
+pub(crate) const COURSES: [(&str, Course); 4] = [
+    ("engine: twenty rules", Course::Rules),
+    ("engine: a state", Course::States),
+    ("engine: an inspector", Course::Inspected),
+    ("engine: a tap", Course::Tapped),
+];
+
+/// See the module's text.
+pub(crate) struct Path {
+    engine: Engine<Inside>,
+    bursts: Vec<Arc<Burst>>,
+    _gate: Gate,
+}
+
+/// What is around the engine: a clock.
+struct Inside {
+    now: u64,
+    left: u64,
+}
+
+/// An inspector that lets pass whatever it was given, as soon as it is asked.
+#[derive(Default)]
+struct Inspector {
+    published: u32,
+    answered: u32,
+    bytes: u64,
+}
+
+impl Path {
+    /// With one round of all bursts behind it.
+    pub(crate) fn new(course: Course) -> Result<Self> {
+        let text = match course {
+            Course::Rules => rules(false).replace(" keep-state", ""),
+            Course::States => rules(false),
+            Course::Inspected => rules(true),
+            Course::Tapped => format!("add tee 1 ip from any to any\n{}", rules(false)),
+        };
+        let ruleset = Ruleset::parse("path", &text).ruleset.map_err(|errors| anyhow!("{errors:?}"))?;
+        let mut ports = Ports::new();
+        let (from, to) = (ports.add("wan", Vec::new()), ports.add("lan", Vec::new()));
+        let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
+        let mut arrivals = Arrivals::none();
+        arrivals.add(from, Way::Bridge { xmit: to, walk_out: false });
+        let walker = gate.walker().context("a gate has a walker")?;
+        let asked = matches!(course, Course::Inspected | Course::Tapped);
+        let queues = if asked { vec![Queue::new(1, Policy::default())] } else { Vec::new() };
+        let inside = Inside { now: 1, left: 0 };
+        let mut engine = Engine::live(inside, walker, arrivals, queues, Policy::default());
+        if asked && engine.join(1, 1, Inspector::default()).is_err() {
+            bail!("there is no queue 1");
+        }
+        let mut path = Self { engine, bursts: bursts()?, _gate: gate };
+        path.run((BURSTS * BURST) as u32)?;
+        ensure!(path.engine.report().passed as usize == BURSTS * BURST, "packets are missing");
+        Ok(path)
+    }
+
+    /// So many packets go through, up to whole bursts.
+    pub(crate) fn run(&mut self, packets: u32) -> Result<()> {
+        for burst in self.bursts.iter().cycle().take((packets as usize).div_ceil(BURST)) {
+            let Ok(()) = self.engine.handle_lent(burst, meta);
+            self.engine.edge_mut().now += STEP;
+        }
+        Ok(())
+    }
+}
+
+fn bursts() -> Result<Vec<Arc<Burst>>> {
+    let description = Description { flows: BURST as u32, ..Description::default() };
+    let mut generator = Generator::new("gen", description);
+    let mut next = || {
+        let mut burst = Burst::new(BURST);
+        match generator.receive(&mut burst)? {
+            Received::Frames => Ok(Arc::new(burst)),
+            _ => bail!("the generator ended"),
+        }
+    };
+    (0..BURSTS).map(|_| next()).collect()
+}
+
+fn meta(frame: &Frame<'_>) -> Meta {
+    Meta {
+        wire_len: frame.wire_len,
+        time: frame.time_ns,
+        link: Link::Ethernet,
+        link_type: frame.link.0,
+        interface: 0,
+        out: None,
+        hop: None,
+        changed: false,
+        port: frame.meta,
+    }
+}
+
+impl Channel for Inspector {
+    fn publish(&mut self, frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, Full> {
+        self.bytes += frame.len() as u64;
+        self.published += 1;
+        Ok(Seq(self.published - 1))
+    }
+
+    fn lose(&mut self, _loss: Loss) {}
+
+    fn kick(&mut self) {}
+
+    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
+        let pass = Reply { answer: Answer::Pass, mark: (0, 0), flow: false };
+        let count = self.published - self.answered;
+        for seq in std::mem::replace(&mut self.answered, self.published)..self.published {
+            each(Seq(seq), Outcome::Answer(pass));
+        }
+        count as usize
+    }
+
+    fn wait(&mut self, _now: u64, _until: u64) {}
+
+    fn unreturned(&self) -> u32 {
+        0
+    }
+
+    fn is_dead(&self) -> bool {
+        false
+    }
+
+    fn gone(&mut self) -> Option<Gone> {
+        None
+    }
+}
+
+impl Edge for Inside {
+    type Channel = Inspector;
+    type Error = Infallible;
+
+    fn now(&mut self) -> u64 {
+        self.now
+    }
+
+    fn send(&mut self, _frame: &[u8], _meta: &Meta) -> Result<(), Infallible> {
+        self.left += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BURST, BURSTS, COURSES, Course, Path};
+
+    #[test]
+    fn every_packet_goes_its_course_and_leaves() {
+        for (name, course) in COURSES {
+            let mut path = Path::new(course).unwrap();
+            path.run(BURST as u32 * 3).unwrap();
+            let report = path.engine.report();
+            let all = ((BURSTS + 3) * BURST) as u64;
+            assert_eq!((report.packets, report.passed), (all, all), "{name}");
+            let asked = matches!(course, Course::Inspected | Course::Tapped);
+            assert_eq!(report.inspected, if asked { all } else { 0 }, "{name}");
+            assert_eq!(report.states.created > 0, course != Course::Rules, "{name}");
+            assert_eq!(path.engine.edge_mut().left, all, "{name}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! `towpath-bench spread`: what several runs of the same rows gave, and how far apart that is.
+//!
+//! A run is a file that a subject has written with `--json`. A row is steady when, in every run, ours is within [`STEADY`] of the median
+//! of all runs: that is what "repeatable within 15%" means here. Which subject and which machine the kept runs are of stands
+//! at the head of `spread.tsv`, from which the page of numbers takes its table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::stat::median;
+
+/// How far from the median a run may be.
+pub(crate) const STEADY: f64 = 0.15;
+/// The spread that is kept.
+const KEPT: &str = include_str!("../spread.tsv");
+
+/// Of a run's row, what is compared.
+#[derive(Debug, Deserialize)]
+struct Run {
+    name: String,
+    ours: f64,
+    peer: Option<f64>,
+    unit: String,
+    ratio: Option<f64>,
+}
+
+/// One row in all runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) name: String,
+    pub(crate) unit: String,
+    /// Runs that have the row.
+    pub(crate) runs: usize,
+    pub(crate) ours: Range,
+    pub(crate) peer: Option<Range>,
+    pub(crate) ratio: Option<Range>,
+    /// Whether ours is within [`STEADY`] of its median in all of them.
+    pub(crate) steady: bool,
+}
+
+/// What the runs gave, in the row's unit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Range {
+    pub(crate) least: f64,
+    pub(crate) median: f64,
+    pub(crate) most: f64,
+    /// How far the farthest run is from the median, as a part of it.
+    pub(crate) away: f64,
+}
+
+/// Prints what the runs in `files` gave; whether every row of two runs or more is steady. `write` keeps it for the page of numbers.
+pub(crate) fn run(files: &[impl AsRef<Path>], json: bool, write: bool) -> Result<bool> {
+    ensure!(!files.is_empty(), "no files: a subject writes one with `--json > FILE`, one for each run");
+    let runs = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
+    let rows = of(&runs);
+    if json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    } else {
+        print!("{}", table(&rows));
+    }
+    if write {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spread.tsv");
+        fs::write(path, kept(&rows)).with_context(|| format!("writing {path}"))?;
+    }
+    Ok(rows.iter().filter(|row| row.runs > 1).all(|row| row.steady))
+}
+
+/// The page's part, from what is kept; nothing when nothing is.
+pub(crate) fn section() -> Result<String> {
+    let rows = parse(KEPT)?;
+    if rows.is_empty() {
+        return Ok(String::new());
+    }
+    let unsteady = rows.iter().filter(|row| !row.steady).count();
+    let mut page = format!(
+        "\n## How steady they are\n\n\
+         The rows of live traffic, several runs of each: the least, the median and the most that a run gave. A row is steady when every run is \
+         within {:.0}% of the median. {} rows: {} are steady, {unsteady} are not. `target/release/towpath-bench spread RUN.json...`, \
+         each from `towpath-bench live --json`.\n\n\
+         | what | runs | ours | away | peer's | away | ratio | |\n|---|---|---|---|---|---|---|---|\n",
+        STEADY * 100.0,
+        rows.len(),
+        rows.len() - unsteady,
+    );
+    for row in &rows {
+        let away = |range: &Range| format!("{:.0}%", range.away * 100.0);
+        let none = || "-".to_owned();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} {} | {} | {} | {} | {} | {} |",
+            row.name,
+            row.runs,
+            figures(&row.ours),
+            row.unit,
+            away(&row.ours),
+            row.peer.as_ref().map_or_else(none, figures),
+            row.peer.as_ref().map_or_else(none, away),
+            row.ratio.as_ref().map_or_else(none, figures),
+            if row.steady { "steady" } else { "**not steady**" },
+        );
+    }
+    Ok(page)
+}
+
+fn read(file: &Path) -> Result<Vec<Run>> {
+    let text = fs::read(file).with_context(|| file.display().to_string())?;
+    serde_json::from_slice(&text).with_context(|| format!("{}: not what a subject prints", file.display()))
+}
+
+/// The rows of all runs, in the order in which they first appear.
+fn of(runs: &[Vec<Run>]) -> Vec<Spread> {
+    let mut order = Vec::new();
+    let mut rows: BTreeMap<&str, Vec<&Run>> = BTreeMap::new();
+    for run in runs.iter().flatten() {
+        let row = rows.entry(&run.name).or_default();
+        if row.is_empty() {
+            order.push(run.name.as_str());
+        }
+        row.push(run);
+    }
+    let spread = |name: &str| {
+        let runs = &rows[name];
+        let ours = Range::of(runs.iter().map(|run| run.ours)).expect("a row has a run");
+        Spread {
+            name: name.to_owned(),
+            unit: runs[0].unit.clone(),
+            runs: runs.len(),
+            ours,
+            peer: Range::of(runs.iter().filter_map(|run| run.peer)),
+            ratio: Range::of(runs.iter().filter_map(|run| run.ratio)),
+            steady: ours.away <= STEADY,
+        }
+    };
+    order.into_iter().map(spread).collect()
+}
+
+impl Range {
+    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.collect();
+        let median = median(&values);
+        let least = values.iter().copied().reduce(f64::min)?;
+        let most = values.iter().copied().reduce(f64::max)?;
+        // Of zeroes none is away from the others.
+        let away = (most - median).max(median - least) / if median == 0.0 { 1.0 } else { median.abs() };
+        Some(Self { least, median, most, away })
+    }
+}
+
+/// Three figures of a range, each as short as four significant digits allow.
+fn figures(range: &Range) -> String {
+    let figure = |value: f64| match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    };
+    format!("{} / {} / {}", figure(range.least), figure(range.median), figure(range.most))
+}
+
+fn table(rows: &[Spread]) -> String {
+    let mut text =
+        format!("{:<44} {:>4} {:>24} {:<7} {:>5} {:>5}\n", "what", "runs", "ours", "unit", "away", "ratio");
+    for row in rows {
+        let ratio = row.ratio.map_or_else(|| "-".into(), |ratio| format!("{:.0}%", ratio.away * 100.0));
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<44} {:>4} {:>24} {:<7} {:>4.0}% {ratio:>5}{}",
+            row.name,
+            row.runs,
+            figures(&row.ours),
+            row.unit,
+            row.ours.away * 100.0,
+            if row.steady { "" } else { "  NOT STEADY" },
+        );
+    }
+    text
+}
+
+/// Name, unit and runs; least, median and most of ours, the peer's and the ratio: what is missing is `-`.
+fn kept(rows: &[Spread]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let range = |range: Option<Range>| match range {
+            Some(Range { least, median, most, .. }) => format!("{least:.4}\t{median:.4}\t{most:.4}"),
+            None => "-\t-\t-".to_owned(),
+        };
+        let (ours, peer, ratio) = (range(Some(row.ours)), range(row.peer), range(row.ratio));
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{}\t{}\t{}\t{ours}\t{peer}\t{ratio}", row.name, row.unit, row.runs);
+    }
+    text
+}
+
+fn parse(text: &str) -> Result<Vec<Spread>> {
+    text.lines()
+        .map(|line| {
+            let columns: Vec<&str> = line.split('\t').collect();
+            let [name, unit, runs, figures @ ..] = &columns[..] else { bail!("spread.tsv: {line:?}") };
+            ensure!(figures.len() == 9, "spread.tsv: {line:?} has not twelve columns");
+            let range =
+                |at: usize| Range::of(figures[at..at + 3].iter().filter_map(|figure| figure.parse().ok()));
+            let ours = range(0).with_context(|| format!("spread.tsv: {name} has no figures"))?;
+            Ok(Spread {
+                name: (*name).to_owned(),
+                unit: (*unit).to_owned(),
+                runs: runs.parse().with_context(|| format!("spread.tsv: {line:?}"))?,
+                ours,
+                peer: range(3),
+                ratio: range(6),
+                steady: ours.away <= STEADY,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KEPT, Run, kept, of, parse, run, section, table};
+
+    fn row(name: &str, ours: f64, peer: Option<f64>) -> Run {
+        Run { name: name.into(), ours, peer, unit: "k/s".into(), ratio: peer.map(|peer| ours / peer) }
+    }
+
+    #[test]
+    fn a_row_is_steady_while_every_run_is_near_the_median() {
+        let rows: [(&[f64], f64, bool); 5] = [
+            (&[100.0], 0.0, true),
+            (&[100.0, 110.0, 90.0], 0.1, true),
+            (&[100.0, 100.0, 85.0, 100.0, 115.0], 0.15, true),
+            (&[100.0, 100.0, 100.0, 100.0, 84.0], 0.16, false),
+            (&[0.0, 0.0, 0.0], 0.0, true),
+        ];
+        for (ours, away, steady) in rows {
+            let runs: Vec<_> = ours.iter().map(|ours| vec![row("a", *ours, Some(50.0))]).collect();
+            let spread = &of(&runs)[0];
+            assert!((spread.ours.away - away).abs() < 1e-9, "{ours:?}: {spread:?}");
+            assert_eq!((spread.steady, spread.runs), (steady, ours.len()), "{ours:?}");
+        }
+    }
+
+    #[test]
+    fn rows_are_those_of_all_runs_in_their_order() {
+        let runs = [vec![row("b", 1.0, None), row("a", 2.0, Some(1.0))], vec![row("a", 3.0, Some(1.0))]];
+        let rows = of(&runs);
+        assert_eq!(
+            rows.iter().map(|row| (row.name.as_str(), row.runs)).collect::<Vec<_>>(),
+            [("b", 1), ("a", 2)]
+        );
+        assert_eq!(rows[0].peer, None);
+        assert_eq!(parse(&kept(&rows)).unwrap().len(), 2);
+        assert_eq!(kept(&parse(&kept(&rows)).unwrap()), kept(&rows), "what is kept is what is read");
+        assert!(table(&rows).contains("NOT STEADY"), "{}", table(&rows));
+    }
+
+    #[test]
+    fn files_are_what_subjects_print() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let bars = r#"[{"name": "a", "ours": 1, "peer": 2, "unit": "k/s", "ratio": 0.5, "better": "higher", "bar": 1, "holds": false}]"#;
+        let good = file("1.json", bars);
+        assert!(run(&[&good, &good], true, false).unwrap());
+        let apart = file("2.json", &bars.replace("\"ours\": 1", "\"ours\": 2"));
+        assert!(!run(&[&good, &apart], false, false).unwrap());
+        let error = run(&[file("3.json", "[1]")], false, false).unwrap_err();
+        assert!(format!("{error:#}").contains("not what a subject prints"), "{error:#}");
+        assert!(run::<&str>(&[], false, false).is_err());
+    }
+
+    #[test]
+    fn what_is_kept_can_be_read() {
+        let rows = parse(KEPT).unwrap();
+        assert_eq!(
+            section().unwrap().matches("| steady |").count(),
+            rows.iter().filter(|row| row.steady).count()
+        );
+        assert!(parse("a\tk/s\t5\t1\t2\n").is_err());
+    }
+}
