@@ -319,6 +319,9 @@ enum Role {
     },
     MuxWorker,
     MuxIdle,
+    MuxIdleClients {
+        address: std::net::SocketAddr,
+    },
     LiveInspector {
         queue: String,
         cpu: usize,
@@ -459,7 +462,8 @@ fn side(role: Role) -> Result<()> {
             live::flood::side(home, flows, len, Duration::from_millis(milliseconds), cpu)
         }
         Role::MuxWorker => mux::rings::side(),
-        Role::MuxIdle => mux::idle::side(),
+        Role::MuxIdle => mux::idle::server(),
+        Role::MuxIdleClients { address } => mux::idle::clients(address),
         Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),
         Role::LiveNfqueue { home, queue, len, batch, cpu } => {
             peer::nfqueue::live(home, queue, len, batch, cpu)

@@ -1,7 +1,8 @@
-//! What connections cost that do nothing, in a process of its own: it looks at all of its memory.
+//! What connections cost that do nothing. The server is a process of its own, because it looks at all of its memory; its clients
+//! are another.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -9,44 +10,59 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::message;
 use crate::side::Side;
 
-/// Connections; both ends are in the process.
+/// Connections; a process has one end of each, so that they fit into a usual limit of descriptors.
 const COUNT: usize = 10_000;
 
 /// Bytes of user space for each of 10,000 connections that have been used and are idle.
 pub(crate) fn each() -> Result<f64> {
-    let mut side = Side::start(&["mux-idle".to_owned()], &[])?;
-    let each = side.number()?;
-    side.finish()?;
+    let mut server = Side::start(&["mux-idle".to_owned()], &[])?;
+    let address = server.line()?;
+    let mut clients = Side::start(&["mux-idle-clients".to_owned(), address], &[])?;
+    clients.line().context("connecting, and asking once on each connection")?;
+    server.tell("weigh")?;
+    let each = server.number()?;
+    server.finish()?;
     Ok(each)
 }
 
-pub(crate) fn side() -> Result<()> {
-    // Beyond the hard limit only root may go.
-    let (limit, wanted) = (getrlimit(Resource::Nofile), 2 * COUNT as u64 + 500);
-    let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
-    setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
-        .with_context(|| format!("{COUNT} connections need {wanted} descriptors"))?;
+/// The server, and what it weighs.
+pub(crate) fn server() -> Result<()> {
+    allow_descriptors()?;
     let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, Default::default())?;
     let address = server.listen("127.0.0.1:0")?;
     let threads = server.clone();
     let echo = std::thread::spawn(move || {
         threads.serve(1, |message, answer| answer.extend_from_slice(message.bytes()))
     });
-    let asked = message(100, 0, false);
-    let mut clients = Vec::with_capacity(COUNT);
     let before = resident()?;
-    for _ in 0..COUNT {
-        clients.push(TcpStream::connect(address)?);
-    }
+    println!("{address}");
+    std::io::stdin().read_line(&mut String::new())?;
+    let totals = server.show().totals;
+    anyhow::ensure!(totals.attach - totals.unattach == COUNT as u64, "not all connections are there");
+    println!("{}", resident()?.saturating_sub(before) as f64 / COUNT as f64);
+    server.drain(Some(std::time::Duration::ZERO));
+    echo.join().expect("it does not panic")?;
+    Ok(())
+}
+
+/// The clients, until they are killed.
+pub(crate) fn clients(address: SocketAddr) -> Result<()> {
+    allow_descriptors()?;
+    let asked = message(100, 0, false);
+    let mut clients = (0..COUNT).map(|_| TcpStream::connect(address)).collect::<Result<Vec<_>, _>>()?;
     for client in &mut clients {
         client.write_all(&asked)?;
         client.read_exact(&mut vec![0; asked.len()])?;
     }
-    println!("{}", resident()?.saturating_sub(before) as f64 / COUNT as f64);
-    drop(clients);
-    server.drain(None);
-    echo.join().expect("it does not panic")?;
+    println!("asked");
+    std::io::stdin().read_line(&mut String::new())?;
     Ok(())
+}
+
+fn allow_descriptors() -> Result<()> {
+    let (maximum, wanted) = (getrlimit(Resource::Nofile).maximum, COUNT as u64 + 100);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+        .with_context(|| format!("{COUNT} connections need {wanted} descriptors in a process"))
 }
 
 /// Bytes of this process that are in memory (proc_pid_status(5)).
