@@ -46,9 +46,10 @@ impl Carrier for Connection {
         }
     }
 
-    fn handle_error_queue(&mut self) -> Result<(), i32> {
+    fn handle_error_queue(&mut self) -> Result<bool, i32> {
         // SO_ERROR says it once (socket(7)).
-        sockopt::socket_error(&self.0).expect("a socket").map_err(rustix::io::Errno::raw_os_error)
+        sockopt::socket_error(&self.0).expect("a socket").map_err(rustix::io::Errno::raw_os_error)?;
+        Ok(true)
     }
 }
 

@@ -83,17 +83,18 @@ impl PollSender {
         })
     }
 
-    /// Reads the error queue, a bounded part of it: POLLERR stays for the rest.
+    /// Reads the error queue, a bounded part of it, and says whether that was all: POLLERR stays for the rest, but EPOLLET does not say
+    /// it again.
     ///
     /// # Errors
     /// [`SendError::Gone`] when there was no completion and the socket has an error, which the socket says once; [`SendError::Queue`].
-    pub fn handle_error_queue(&mut self, now: Time) -> Result<(), SendError> {
+    pub fn handle_error_queue(&mut self, now: Time) -> Result<bool, SendError> {
         let before = self.pump.progress;
-        self.pump.read(now)?;
+        let emptied = self.pump.read(now)?;
         if self.pump.progress != before {
-            return Ok(());
+            return Ok(emptied);
         }
-        self.pump.backend.error().map_or(Ok(()), |error| Err(SendError::Gone(error)))
+        self.pump.backend.error().map_or(Ok(emptied), |error| Err(SendError::Gone(error)))
     }
 
     /// The same for those who only look: an error of the socket stays, for whoever is told of it by POLLERR.

@@ -22,10 +22,11 @@ pub trait Carrier: fmt::Debug + Send {
     /// over comes again.
     fn write(&mut self, transmit: &mut Transmit) -> Outcome;
 
-    /// The socket's error queue has something (EPOLLERR).
+    /// The socket's error queue has something (EPOLLERR). Whether it was emptied: if not, this is called again, since epoll says it
+    /// once only (EPOLLET).
     ///
     /// # Errors
     ///
     /// The error number of a socket that is broken: there was nothing in the queue but that.
-    fn handle_error_queue(&mut self) -> Result<(), i32>;
+    fn handle_error_queue(&mut self) -> Result<bool, i32>;
 }

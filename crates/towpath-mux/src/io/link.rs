@@ -139,12 +139,17 @@ impl Link {
     /// EPOLLERR: whether that was about sends of a carrier, and nothing is wrong.
     pub(super) fn handle_error_queue(&self) -> bool {
         let Some(Some(carrier)) = self.carrier.get() else { return false };
-        match carrier.lock().unwrap_or_else(PoisonError::into_inner).handle_error_queue() {
-            Ok(()) => true,
-            Err(errno) => {
-                // The first is why.
-                let _ = self.broken.set(errno);
-                false
+        let mut carrier = carrier.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match carrier.handle_error_queue() {
+                Ok(true) => return true,
+                // No longer than for what is in flight: nobody sends meanwhile.
+                Ok(false) => {}
+                Err(errno) => {
+                    // The first is why.
+                    let _ = self.broken.set(errno);
+                    return false;
+                }
             }
         }
     }

@@ -306,9 +306,9 @@ impl Carrier for Connection {
         }
     }
 
-    fn handle_error_queue(&mut self) -> Result<(), i32> {
+    fn handle_error_queue(&mut self) -> Result<bool, i32> {
         let mut sender = lock(&self.row.sender);
-        let Some(sender) = &mut *sender else { return Ok(()) };
+        let Some(sender) = &mut *sender else { return Ok(true) };
         sender.handle_error_queue(self.senders.time()).map_err(|error| number(&error))
     }
 }
