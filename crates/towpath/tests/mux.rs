@@ -445,7 +445,7 @@ fn what_cannot_be_served_is_told_in_a_line() {
     let any = "127.0.0.1:0";
     let rows: [(&[&str], i32, &str); 12] = [
         (&[&taken, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
-        (&[&file, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
+        (&[&file, "--framing", "line", "--worker", &worker], 1, "something that is no socket is there"),
         (&["nowhere", "--framing", "line", "--worker", &worker], 1, "an address is HOST:PORT or unix:PATH"),
         (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),
         (&[any, "--framing", "line", "--worker", "/nowhere/worker"], 4, "cannot start `/nowhere/worker`"),

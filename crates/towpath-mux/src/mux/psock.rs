@@ -29,6 +29,13 @@ impl Id {
     }
 }
 
+/// As KCM and `towpath ctl show mux` name it: `psock-1`.
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "psock-{}", self.parts().0)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Psock {
     pub(super) assembler: Assembler,

@@ -10,7 +10,7 @@ use towpath_mux::io::{Server, Tls};
 
 /// An address that cannot be listened on.
 #[derive(Debug, Error)]
-#[error("cannot listen on {address}: {source}{}", hint(source))]
+#[error("cannot listen on {address}: {source}{}", hint(address, source))]
 pub struct ListenError {
     /// The address.
     pub address: String,
@@ -39,8 +39,15 @@ pub fn listen(server: &Server, address: &str, tls: Option<&Tls>) -> Result<Strin
     at.map(|at| at.to_string()).map_err(wrong)
 }
 
-fn hint(error: &io::Error) -> &'static str {
+fn hint(address: &str, error: &io::Error) -> &'static str {
+    let path = address.strip_prefix("unix:").map(Path::new);
     match error.kind() {
+        io::ErrorKind::AddrInUse if path.is_some_and(|path| !is_socket(path)) => {
+            "; something that is no socket is there: choose another path"
+        }
+        io::ErrorKind::PermissionDenied if path.is_some() => {
+            "; its directory must be one that you may write to"
+        }
         io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
         io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
         io::ErrorKind::AddrNotAvailable => "; it is none of this machine's addresses",
@@ -51,7 +58,10 @@ fn hint(error: &io::Error) -> &'static str {
 
 /// Whether there is a socket that nobody listens on any more.
 fn is_stale(path: &Path) -> bool {
-    let socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    socket && UnixStream::connect(path).is_err_and(refused)
+    is_socket(path) && UnixStream::connect(path).is_err_and(refused)
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }

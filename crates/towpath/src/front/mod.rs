@@ -399,7 +399,7 @@ impl Front {
                 Told::Undone(message) => {
                     let psock = message.psock();
                     log::warn!(
-                        "a message of {} bytes of {psock:?} was given up: {} workers died with it",
+                        "a message of {} bytes of {psock} was given up: {} workers died with it",
                         message.bytes().len(),
                         message.deaths()
                     );
@@ -436,7 +436,7 @@ impl Front {
                 continue;
             }
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
-            self.warn(|| format!("{psock:?} ended: {cause}{unsent}"));
+            self.warn(|| format!("{psock} ended: {cause}{unsent}"));
         }
     }
 
