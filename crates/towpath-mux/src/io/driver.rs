@@ -121,7 +121,8 @@ impl Driver {
     }
 
     /// Waits for sockets and the caller's descriptors, at most `timeout`; reads and writes sockets, and names to `each` the
-    /// descriptors that are readable. A caller's descriptor that stays readable is named each time.
+    /// descriptors that are readable. A caller's descriptor that stays readable is named each time. It comes back too when there is
+    /// something new for [`Driver::poll_told`] or [`Server::poll_ended`], whoever caused it.
     ///
     /// Whether there was anything, or is, besides what there is to tell.
     ///
@@ -137,7 +138,7 @@ impl Driver {
         state.pump(&self.shared, &mut work);
         let busy = !work.writes.is_empty() || !state.ready.is_empty() || std::mem::take(&mut state.wanted);
         let own = state.poll_timeout().map(|time| time.since(now));
-        let at_once = busy || !state.told.is_empty();
+        let at_once = busy || std::mem::take(&mut state.parted) || !state.told.is_empty();
         let timeout = if at_once { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
         if timeout != Some(Duration::ZERO) {
             state.until = Some(own.map_or(FOREVER, |own| now + own));

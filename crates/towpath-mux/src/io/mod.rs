@@ -6,8 +6,8 @@
 //! only: never during a read, a write, a wait or a worker's work.
 //!
 //! Invariants:
-//! - there is at most one leader. When it finds sockets ready whenever it looks, others wait for them too, fewer than there are
-//!   processors, until nothing comes for [`mux::Config::patience`]; the kernel wakes one of them for each;
+//! - there is at most one leader. When it finds sockets ready whenever it looks, others wait for them too, on half of the
+//!   processors at most, until nothing comes for [`mux::Config::patience`]; the kernel wakes one of them for each;
 //! - a socket is read by one worker at a time (`reader.rs`), and written by whoever holds its [`mux::Transmit`];
 //! - what has changed is done by whoever changed it, before they go on: writes and wake-ups behind the mutex, what epoll
 //!   watches under it, so that two changes cannot overtake each other;

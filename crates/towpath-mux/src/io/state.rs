@@ -115,6 +115,8 @@ pub(super) struct State {
     pub(super) driven: bool,
     /// It has idle workers that are to take something.
     pub(super) wanted: bool,
+    /// A connection has ended since it last looked.
+    pub(super) parted: bool,
     pub(super) closed: bool,
 }
 
@@ -224,13 +226,14 @@ impl State {
             taken: 0,
             helper: None,
             helping: 0,
-            helpers: std::thread::available_parallelism().map_or(1, |count| count.get() - 1),
+            helpers: std::thread::available_parallelism().map_or(0, |count| helpers(count.get())),
             gathered: 0,
             turns: 0,
             ended: VecDeque::new(),
             told: VecDeque::new(),
             driven: false,
             wanted: false,
+            parted: false,
             closed: false,
         }
     }
@@ -396,7 +399,7 @@ impl State {
             Some(peer) => log::debug!("{peer} was not attached: {why}"),
             None => log::debug!("a connection was not attached: {why}"),
         }
-        self.tell(Told::NotAttached { peer, why });
+        self.tell(Told::NotAttached { peer, why }, work);
         tell_keeper(keeper);
         self.close(shared, link, work);
     }
@@ -463,11 +466,11 @@ impl State {
                 Event::Ended(end) => self.end(shared, end, work),
                 Event::Undone(message) => {
                     log::debug!("{:?} was given up: its workers died", message.ticket());
-                    self.tell(Told::Undone(message));
+                    self.tell(Told::Undone(message), work);
                 }
-                Event::Undelivered(undelivered) => self.tell(Told::Undelivered(undelivered)),
-                Event::Left(id) if self.driven => self.tell(Told::Left(id)),
-                Event::Room => self.tell(Told::Room),
+                Event::Undelivered(undelivered) => self.tell(Told::Undelivered(undelivered), work),
+                Event::Left(id) if self.driven => self.tell(Told::Left(id), work),
+                Event::Room => self.tell(Told::Room, work),
                 Event::Left(_) => {}
                 Event::Drained => {
                     self.closed = true;
@@ -495,7 +498,11 @@ impl State {
         work.ring |= self.until.take().is_some();
     }
 
-    fn tell(&mut self, told: Told) {
+    /// A driver that sleeps is woken: it gives back to whoever wants to know.
+    fn tell(&mut self, told: Told, work: &mut Work) {
+        if self.driven {
+            self.ring(work);
+        }
         if self.told.len() >= TOLD {
             // A worker that left is told in any case: there are few.
             let least = self.told.iter().position(|told| !matches!(told, Told::Left(_)));
@@ -531,7 +538,7 @@ impl State {
             let leader = self.leader.filter(|_| queued > 0 && self.mux.is_long(queued));
             leader.into_iter().for_each(|leader| self.wake(leader, work));
         } else if !work.wakes() {
-            let takes = self.mux.mean_service_time() * count as u32;
+            let takes = self.mux.wary_service_time() * count as u32;
             if takes >= self.mux.config().wake_cost {
                 self.wake_any(work);
             } else if self.deputy.is_none() {
@@ -586,10 +593,15 @@ impl State {
         all
     }
 
-    /// The leader finds sockets ready whenever it looks: another is to wait for them too.
-    pub(super) fn get_help(&mut self, work: &mut Work) {
-        if self.helping >= self.helpers || self.helper.is_some() {
-            return;
+    /// Beside those that are at sockets or messages now, one more would be in their way.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.mux.working() + self.helping + usize::from(self.leader.is_some()) > self.helpers
+    }
+
+    /// The leader finds sockets ready whenever it looks: another is to wait for them too. Whether one comes.
+    pub(super) fn get_help(&mut self, work: &mut Work) -> bool {
+        if self.is_crowded() || self.helper.is_some() {
+            return false;
         }
         // Not the deputy, if there is another: it would have to be replaced.
         let deputy = self.deputy;
@@ -598,14 +610,15 @@ impl State {
             self.parked.swap(at, last);
         }
         self.helper = self.wake_any(work);
+        self.helper.is_some()
     }
 
     /// A worker has read sockets, and has a run or not. Who sees to those that are ready besides, or will be?
     pub(super) fn see_to_ready(&mut self, now: Time, runs: bool, work: &mut Work) {
         let patience = self.mux.config().wake_cost * HELP;
         let late = self.ready.front().is_some_and(|&(_, since)| now.since(since) >= patience);
-        if late && self.helper.is_none() {
-            self.get_help(work);
+        if late && self.get_help(work) {
+            // Who comes sees to them.
         } else if runs && self.deputy.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
             self.deputy = self.wake_any(work);
         }
@@ -708,9 +721,20 @@ impl State {
             self.ended.pop_front();
         }
         let End { psock, cause, rest, unsent, .. } = end;
-        log::debug!("{psock:?} ended: {cause}");
+        log::debug!("{psock} ended: {cause}");
         self.ended.push_back(Ended { psock, cause, socket, rest, unsent });
+        if self.driven {
+            self.parted = true;
+            self.ring(work);
+        }
     }
+}
+
+/// How many workers may wait for sockets beside the leader on so many processors: half of them are left to the peers and to the
+/// system, which take about as long for short messages as their workers. With two processors a second reader of 256-byte messages
+/// costs a third of their rate.
+const fn helpers(processors: usize) -> usize {
+    (processors / 2).saturating_sub(1)
 }
 
 fn tell_keeper(keeper: Option<Sender<News>>) {

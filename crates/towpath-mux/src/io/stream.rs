@@ -5,7 +5,8 @@
 //! belongs into tasks of its own, which say their answers to the one that has the messages, by a channel for example.
 //!
 //! Races: the runtime says once that the server's epoll has something. That is forgotten only when a look behind it found nothing,
-//! and not if it was said anew meanwhile.
+//! and not if it was said anew meanwhile. A task that waits for messages because it holds as many as it may is woken by what is
+//! answered, which another task may do when they are split (`Messages::waiting`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +14,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -66,6 +67,8 @@ pub struct Messages {
     worker: worker::Id,
     batch: Vec<Message>,
     held: VecDeque<Message>,
+    /// Who found no message.
+    waiting: Option<Waker>,
 }
 
 /// What became of a message: it is done, and answered or not.
@@ -105,7 +108,8 @@ impl Server {
         let epoll = watch(driver.epoll()?)?;
         let worker = driver.change(|mux, now| mux.clone_worker(credit, now));
         let timer = Box::pin(sleep_until(Instant::now()));
-        Ok(Messages { driver, epoll, timer, worker, batch: Vec::new(), held: VecDeque::new() })
+        let (batch, held) = (Vec::new(), VecDeque::new());
+        Ok(Messages { driver, epoll, timer, worker, batch, held, waiting: None })
     }
 }
 
@@ -134,13 +138,16 @@ impl Messages {
     pub fn reply(&mut self, reply: Reply) -> Result<(), SendError> {
         let Reply { ticket, bytes } = reply;
         let worker = self.worker;
-        self.driver.change(|mux, now| {
+        let (sent, more) = self.driver.change(|mux, now| {
             let sent = bytes.map_or(Ok(()), |bytes| mux.reply(worker, ticket, bytes, now));
-            if !mux.done(worker, ticket, now) {
-                return Err(SendError::Gone);
-            }
-            sent
-        })
+            let done = mux.done(worker, ticket, now);
+            (if done { sent } else { Err(SendError::Gone) }, mux.queued() > 0)
+        });
+        // To the core it is awake while it holds messages: nothing else says that it may have more.
+        if more && let Some(waiting) = self.waiting.take() {
+            waiting.wake();
+        }
+        sent
     }
 
     /// Takes more from the core; whether there is a message now.
@@ -173,6 +180,7 @@ impl Stream for Messages {
             if this.driver.is_drained() {
                 return Poll::Ready(None);
             }
+            this.waiting.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
             // Before the look: what comes behind that is told again.
             let told = match this.epoll.poll_read_ready(cx) {
                 Poll::Ready(guard) => Some(guard?),

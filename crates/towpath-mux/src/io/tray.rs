@@ -15,8 +15,10 @@ use bytes::{Bytes, BytesMut};
 use crate::Time;
 use crate::mux::{Message, Mux, Run, Said, Ticket, worker};
 
-/// Answers of a run are copied into blocks of so many bytes, so that one write has many. One that is longer than half of it is not.
+/// Answers of a run are written into blocks of so many bytes, so that one write has many; another one is begun when there is no more
+/// room than this.
 const BLOCK: usize = 64 << 10;
+const LEAST: usize = 4 << 10;
 
 /// What a worker has not begun, and has done and not told. Others may take both when it gets stuck.
 #[derive(Debug, Default)]
@@ -95,30 +97,29 @@ impl Inner {
     /// The growing piece is whole.
     fn cut(&mut self) {
         if self.answers > 0 {
-            self.replies.push((self.block.split().freeze(), std::mem::take(&mut self.answers)));
+            let block = std::mem::take(&mut self.block);
+            self.replies.push((block.freeze(), std::mem::take(&mut self.answers)));
         }
     }
 
-    /// So many of the run's messages that were begun are done, the first ones, and this answers them.
+    /// So many of the run's messages that were begun are done, the first ones, and this answers them. It is not copied: answers that
+    /// were written one behind the other into the worker's buffer are one piece.
     #[inline]
-    pub(super) fn done(&mut self, count: usize, answer: &mut Vec<u8>, answers: u32) {
+    pub(super) fn done(&mut self, count: usize, answer: &mut BytesMut, answers: u32) {
         self.working -= count;
         self.done += count;
         if answers == 0 {
             return;
         }
-        if answer.len() > BLOCK / 2 {
+        let end = self.block.as_ptr().addr() + self.block.len();
+        if end != answer.as_ptr().addr() {
             self.cut();
-            self.replies.push((std::mem::take(answer).into(), answers));
-            return;
         }
-        if self.block.capacity() - self.block.len() < answer.len() {
-            self.cut();
-            self.block.reserve(BLOCK);
-        }
-        self.block.extend_from_slice(answer);
+        self.block.unsplit(answer.split());
         self.answers += answers;
-        answer.clear();
+        if answer.capacity() < LEAST {
+            answer.reserve(BLOCK);
+        }
     }
 
     /// A long answer to the message that is worked on.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
@@ -251,7 +251,7 @@ impl Worker {
     /// What was answered so far is said by itself.
     fn say_answer(&mut self, ticket: Ticket) {
         if self.answers > 0 {
-            self.said.push(Said::Reply(ticket, std::mem::take(&mut self.answer.bytes).into()));
+            self.said.push(Said::Reply(ticket, self.answer.bytes.split().freeze()));
             self.answers = 0;
         }
     }
@@ -435,8 +435,8 @@ impl Worker {
     }
 
     /// Whether it waits for sockets beside the leader.
-    const fn helps(&self, state: &State) -> bool {
-        self.eager >= EAGER && state.helping < state.helpers
+    fn helps(&self, state: &State) -> bool {
+        self.eager >= EAGER && !state.is_crowded()
     }
 
     /// Waits awake for a moment, when that was worth it lately: whether a socket is ready.
@@ -594,7 +594,7 @@ impl Server {
 #[derive(Debug, Default)]
 pub struct Answer {
     /// Behind those to other messages, maybe.
-    bytes: Vec<u8>,
+    bytes: BytesMut,
 }
 
 impl Answer {
@@ -607,13 +607,14 @@ impl Answer {
 
 impl Extend<u8> for Answer {
     fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
-        self.bytes.extend(bytes);
+        // A vector's own bytes are not copied here.
+        self.bytes.extend_from_slice(&bytes.into_iter().collect::<Vec<_>>());
     }
 }
 
 impl io::Write for Answer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bytes.extend_from_slice(bytes);
+        self.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

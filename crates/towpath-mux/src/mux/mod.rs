@@ -100,6 +100,8 @@ pub struct Mux {
     awake: usize,
     /// Mean time that a message takes, in nanoseconds; 0 before the first.
     mean: u64,
+    /// The same, which falls more slowly than it rises.
+    wary: u64,
     /// What most messages take less than and most more: the median, about. A worker that lost its processor for a while, or a
     /// rare slow message, does not change it much.
     typical: u64,
@@ -150,6 +152,7 @@ impl Mux {
             woken: 0,
             awake: 0,
             mean: 0,
+            wary: 0,
             typical: 0,
             bytes: 0,
             full: false,

@@ -222,6 +222,11 @@ impl Mux {
         self.totals.queued
     }
 
+    /// Workers that have a turn.
+    pub(crate) const fn working(&self) -> usize {
+        self.awake
+    }
+
     /// Whether a worker has a turn.
     pub(crate) const fn is_worked_for(&self) -> bool {
         self.awake > 0
@@ -235,6 +240,12 @@ impl Mux {
     /// What a message takes, lately and on average; zero before the first.
     pub const fn mean_service_time(&self) -> Duration {
         Duration::from_nanos(self.mean)
+    }
+
+    /// The same, but a slow message is remembered for longer than it took to learn of it: among many fast ones, whoever is about to
+    /// begin the next slow one does not know it.
+    pub(crate) const fn wary_service_time(&self) -> Duration {
+        Duration::from_nanos(self.wary)
     }
 
     /// Puts a message where it waits.
@@ -456,6 +467,10 @@ impl Mux {
         };
         // A sixteenth of what is new; a turn counts once, so that one slow message is not drowned by a batch of fast ones.
         self.mean = if self.mean == 0 { each } else { (self.mean - self.mean / 16 + each / 16).max(1) };
+        self.wary = match self.wary {
+            wary if each > wary => wary + (each - wary) / 16,
+            wary => wary - (wary - each) / 64,
+        };
     }
 
     pub(super) fn set_activity(&mut self, id: worker::Id, activity: Activity) {

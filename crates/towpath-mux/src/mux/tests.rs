@@ -198,6 +198,26 @@ fn batches_follow_what_messages_take() {
     assert_eq!(fast, [64, 36], "a tenth of a microsecond each");
 }
 
+/// One in fifty takes 20 ms: who begins the next such one has been replaced, though those before took next to nothing.
+#[test]
+fn a_slow_message_is_remembered_while_fast_ones_follow() {
+    let (mut mux, psock) = lines(Config::default());
+    let worker = mux.clone_worker(1, at(0));
+    let mut now = at(0);
+    for (count, nanos) in [(50, 1000), (1, 20_000_000), (100, 1000)] {
+        for _ in 0..count {
+            mux.handle_bytes(psock, b"x\n", now);
+            let batch = tickets(&mut mux, worker, now);
+            now = now + Duration::from_nanos(nanos);
+            mux.done(worker, batch[0], now);
+            assert!(tickets(&mut mux, worker, now).is_empty());
+        }
+    }
+    let cost = mux.config().wake_cost;
+    assert!(mux.mean_service_time() < cost, "batches have forgotten it");
+    assert!(mux.wary_service_time() > cost);
+}
+
 #[test]
 fn what_a_slow_worker_has_not_begun_is_recalled() {
     let (mut mux, psock) = lines(Config::default());

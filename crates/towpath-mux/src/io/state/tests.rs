@@ -178,6 +178,64 @@ fn who_sleeps_sees_to_what_a_helper_leaves() {
     }
 }
 
+/// A worker that is not the leader reads two sockets: it has a run of one, and the leader takes what came by the other at once.
+#[test]
+fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
+    use std::io::Write;
+
+    let server = server();
+    let shared = &server.shared;
+    let (leader, helper) = (server.worker().expect("a worker"), server.worker().expect("a worker"));
+    let mut peers = Vec::new();
+    for _ in 0..2 {
+        let (fd, mut peer) = connection();
+        let id = server.attach(fd, b"short\n").expect("epoll");
+        peer.write_all(b"1\n2\n3\n4\n").expect("room");
+        peers.push(peer);
+        let mut state = shared.lock();
+        let (now, mut batch) = (shared.now(), Vec::new());
+        state.handle_ready(id, EventFlags::IN, now);
+        for worker in [&leader, &helper] {
+            state.mux.poll_batch(worker.id(), now, &mut batch);
+            batch.drain(..).for_each(|message| assert!(state.mux.done(worker.id(), message.ticket(), now)));
+            state.mux.poll_batch(worker.id(), now, &mut batch);
+        }
+    }
+    let mut state = shared.lock();
+    (state.leader, state.until) = (Some(leader.id()), Some(FOREVER));
+    drop(state);
+    let mut work = Work::default();
+    assert!(crate::io::reader::read(shared, &[], &mut work, Some(helper.id())), "it has a run");
+    assert_eq!(shared.lock().mux.queued(), 4);
+    assert!(work.ring);
+}
+
+/// Nobody is woken to help who would be in the way; then somebody looks whether the one who works gets stuck.
+#[test]
+fn help_comes_while_there_are_processors() {
+    let server = server();
+    let shared = &server.shared;
+    let (fd, _peer) = connection();
+    let id = server.attach(fd, b"").expect("epoll");
+    let workers: Vec<_> = (0..2).map(|_| server.worker().expect("a worker")).collect();
+    let mut state = shared.lock();
+    for worker in &workers {
+        state.mux.poll_batch(worker.id(), shared.now(), &mut Vec::new());
+    }
+    state.leader = Some(workers[0].id());
+    for (helpers, helps) in [(0, false), (1, true)] {
+        let (mut work, now) = (Work::default(), shared.now());
+        (state.helper, state.deputy, state.helpers) = (None, None, helpers);
+        state.parked = vec![workers[1].id()];
+        state.ready.clear();
+        state.sockets[id].queued = false;
+        state.handle_ready(id, EventFlags::IN, now);
+        state.see_to_ready(now + Duration::from_secs(1), true, &mut work);
+        assert_eq!((state.helper.is_some(), state.deputy.is_some()), (helps, !helps), "{helpers} may");
+    }
+    drop(state);
+}
+
 /// A read ends behind bytes that descriptors came with (unix(7)).
 #[test]
 fn what_is_behind_descriptors_is_read_too() {
@@ -262,6 +320,49 @@ fn what_came_with_the_handshake_is_not_lost() {
     assert_eq!(state.mux.queued(), 1);
 }
 
+/// Who answers may be another task than who waits for messages.
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn an_answer_wakes_who_waits_for_room() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+
+    use futures_core::Stream;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    let server = server();
+    let mut messages = server.messages(1).expect("a runtime");
+    let (fd, _peer) = connection();
+    server.attach(fd, b"first\nsecond\n").expect("epoll");
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let next = |messages: &mut _| {
+        let messages: std::pin::Pin<&mut crate::io::Messages> = std::pin::Pin::new(messages);
+        messages.poll_next(&mut Context::from_waker(&waker))
+    };
+    let Poll::Ready(Some(Ok(first))) = next(&mut messages) else { panic!("there is one") };
+    loop {
+        // It may want another look before it sleeps.
+        woken.0.store(0, Ordering::Relaxed);
+        assert!(next(&mut messages).is_pending(), "it may hold one");
+        if woken.0.load(Ordering::Relaxed) == 0 {
+            break;
+        }
+    }
+    messages.reply(crate::io::Reply::none(&first)).expect("it holds it");
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    let Poll::Ready(Some(Ok(second))) = next(&mut messages) else { panic!("there is room") };
+    assert_eq!(second.payload(), b"second");
+}
+
 /// What there is to tell is for whoever asks, and keeps no task busy.
 #[cfg(feature = "tokio")]
 #[tokio::test]
@@ -270,7 +371,7 @@ async fn messages_leave_what_there_is_to_tell() {
 
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
-    server.shared.lock().tell(Told::Room);
+    server.shared.lock().tell(Told::Room, &mut Work::default());
     assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
     drop(driver);
     server.shared.lock().driven = false;
@@ -280,4 +381,72 @@ async fn messages_leave_what_there_is_to_tell() {
     let waits = std::future::poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await;
     assert!(waits, "there is no message");
     assert!(matches!(server.poll_told(), Some(Told::Room)));
+}
+
+/// A carrier that reads a part of its error queue at a time.
+#[derive(Debug)]
+struct Parts(Arc<std::sync::atomic::AtomicUsize>);
+
+impl crate::io::Carriers for Parts {
+    fn least(&self) -> usize {
+        0
+    }
+
+    fn open(&self, _: std::os::fd::BorrowedFd<'_>) -> Option<Box<dyn crate::io::Carrier>> {
+        Some(Box::new(Self(Arc::clone(&self.0))))
+    }
+}
+
+impl crate::io::Carrier for Parts {
+    fn write(&mut self, transmit: &mut Transmit) -> crate::mux::Outcome {
+        let length = transmit.slices().map(<[u8]>::len).sum();
+        transmit.advance(length);
+        crate::mux::Outcome::Taken
+    }
+
+    fn handle_error_queue(&mut self) -> Result<bool, i32> {
+        // Relaxed: one thread.
+        Ok(self.0.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) == 1)
+    }
+}
+
+/// Epoll says EPOLLERR once (EPOLLET).
+#[test]
+fn an_error_queue_is_read_until_it_is_empty() {
+    let left = Arc::new(std::sync::atomic::AtomicUsize::new(3));
+    let server = server();
+    server.set_carriers(Arc::new(Parts(Arc::clone(&left))));
+    let (fd, _peer) = connection();
+    let id = server.attach(fd, b"").expect("epoll");
+    server.shared.change(|mux| mux.forward(id, &b"x\n"[..], Time::default())).expect("it is open");
+    let events = [(data(id).u64(), EventFlags::ERR)];
+    crate::io::reader::read(&server.shared, &events, &mut Work::default(), None);
+    assert_eq!(left.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert!(server.poll_ended().is_none(), "nothing is wrong");
+}
+
+/// Whatever another thread does that there is something to tell of.
+#[test]
+fn a_driver_that_sleeps_comes_back_for_what_there_is_to_tell() {
+    let server = server();
+    let shared = &server.shared;
+    let mut driver = server.driver().expect("nobody drives it");
+    let (fd, _peer) = connection();
+    let id = server.attach(fd, b"").expect("epoll");
+    let (fd, _other) = connection();
+    let link = Arc::new(Link::new(fd, None, None));
+    server.with(|state, work| {
+        state.until = Some(FOREVER);
+        state.handshakes.begin(&shared.epoll, link, None, shared.now()).expect("epoll");
+        state.handle_timeout(shared, shared.now(), work);
+    });
+    assert!(rang(shared));
+    assert!(matches!(driver.poll_told(), Some(Told::NotAttached { .. })));
+
+    shared.lock().until = Some(FOREVER);
+    server.drain_psock(id, Some(Duration::ZERO));
+    assert!(rang(shared));
+    // That has ended while it was awake: it does not go to sleep.
+    driver.wait(None, |_| {}).expect("epoll");
+    assert!(server.poll_ended().is_some());
 }
