@@ -273,7 +273,7 @@ mod tests {
         assert!(!run(&[&good, &apart], false, false).unwrap());
         let error = run(&[file("3.json", "[1]")], false, false).unwrap_err();
         assert!(format!("{error:#}").contains("not what a subject prints"), "{error:#}");
-        assert!(run::<&str>(&[], false, false).is_err());
+        assert!(run(&[] as &[&str], false, false).is_err());
     }
 
     #[test]
