@@ -27,6 +27,8 @@ pub enum Allow {
     Any,
     /// These user ids.
     Users(Vec<u32>),
+    /// These user ids, and processes whose group is one of these when they connect, whatever their user is.
+    UsersAndGroups(Vec<u32>, Vec<u32>),
 }
 
 impl Allow {
@@ -34,6 +36,7 @@ impl Allow {
         match self {
             Self::Any => true,
             Self::Users(users) => users.contains(&peer.uid),
+            Self::UsersAndGroups(users, groups) => users.contains(&peer.uid) || groups.contains(&peer.gid),
         }
     }
 }
@@ -274,6 +277,11 @@ impl Endpoint {
         self.stats
     }
 
+    /// Lets these attach from now on. Who has attached stays.
+    pub fn set_allow(&mut self, allow: Allow) {
+        self.config.allow = allow;
+    }
+
     /// The next client that has attached, if there is one. Never blocks, and does a bounded amount of work.
     ///
     /// # Errors
@@ -332,7 +340,7 @@ impl Endpoint {
     }
 
     fn admit(&mut self, socket: OwnedFd) {
-        let peer = match sys::peer(&socket) {
+        let peer = match Credentials::of(&socket) {
             Ok(peer) => peer,
             Err(e) => {
                 log::warn!("{}: a client's credentials are not known: {e}", self.path.display());
@@ -354,8 +362,15 @@ impl Endpoint {
             return;
         }
         let Credentials { pid, uid, .. } = peer;
-        log::warn!("{}: refused process {pid} of user {uid}: not in the allow list", self.path.display());
         self.stats.not_permitted += 1;
+        let count = self.stats.not_permitted;
+        // Anybody may try, as often as they like.
+        if count.is_power_of_two() {
+            log::warn!(
+                "{}: refused process {pid} of user {uid}: not in the allow list ({count} so far)",
+                self.path.display()
+            );
+        }
         refuse(
             &socket,
             Refusal::NotPermitted,
@@ -369,8 +384,15 @@ impl Endpoint {
         let Some(oldest) = self.pending.pop_front() else { return };
         let limit = self.config.pending_max.max(1);
         let over = format!("{limit} connections that have not said hello; held by: {}", holders.join(" "));
-        log::warn!("{}: refused process {}: {over}", self.path.display(), oldest.peer.pid);
         self.stats.failed += 1;
+        let count = self.stats.failed;
+        if count.is_power_of_two() {
+            log::warn!(
+                "{}: refused process {}: {over} ({count} so far)",
+                self.path.display(),
+                oldest.peer.pid
+            );
+        }
         refuse(&oldest.socket, Refusal::Limit, over);
     }
 

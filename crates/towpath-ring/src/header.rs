@@ -1,3 +1,5 @@
+use std::os::fd::AsFd;
+
 /// What a frame carries.
 ///
 /// Numbers below 0x8000 are Towpath's; the rest are free for programs that use the ring for their own messages.
@@ -124,12 +126,22 @@ pub struct Meta {
 /// Who a process is, as the kernel says (`SO_PEERCRED`, socket(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Process id.
+    /// Process id; 0 for one that is outside our PID namespace.
     pub pid: u32,
     /// Effective user id when it connected.
     pub uid: u32,
     /// Effective group id when it connected.
     pub gid: u32,
+}
+
+impl Credentials {
+    /// Who is at the other end of a connected Unix socket.
+    ///
+    /// # Errors
+    /// When getsockopt(2) fails.
+    pub fn of(socket: impl AsFd) -> std::io::Result<Self> {
+        crate::sys::peer(socket.as_fd())
+    }
 }
 
 impl Meta {

@@ -1,8 +1,8 @@
-//! The system calls, each with the error that a person can act on; all through rustix, which makes them safe.
+//! The system calls, each with the error that a person can act on; nearly all through rustix, which makes them safe.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -167,14 +167,20 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?)
 }
 
-/// Who is at the other end, as the kernel recorded it at connect(2).
-pub(crate) fn peer(socket: &OwnedFd) -> io::Result<Credentials> {
-    let cred = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok(Credentials {
-        pid: cred.pid.as_raw_nonzero().get().unsigned_abs(),
-        uid: cred.uid.as_raw(),
-        gid: cred.gid.as_raw(),
-    })
+/// Who is at the other end, as the kernel recorded it at connect(2). (rustix knows no process 0, which one outside our PID namespace
+/// is.)
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let (to, room) = ((&raw mut cred).cast(), &raw mut length);
+    // SAFETY: the descriptor is open as long as it is borrowed; `to` is to a ucred, which is as long as is said and three numbers
+    // for which every value is valid; the kernel writes there during the call only (getsockopt(2)).
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, room) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Credentials { pid: cred.pid.unsigned_abs(), uid: cred.uid, gid: cred.gid })
 }
 
 /// A descriptor that becomes readable when process `pid` ends (pidfd_open(2)); none on a kernel without it.

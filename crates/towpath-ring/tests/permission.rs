@@ -70,7 +70,7 @@ fn a_client_of_another_user_is_refused_and_it_is_logged() {
     assert!(status.success(), "the client was not refused: {status}");
     assert_eq!(world.endpoint.stats().not_permitted, 1);
     let line = format!(
-        "WARN {}: refused process {} of user {NOBODY}: not in the allow list",
+        "WARN {}: refused process {} of user {NOBODY}: not in the allow list (1 so far)",
         socket.display(),
         child.id()
     );

@@ -134,6 +134,9 @@ const LOOK: u64 = 1_000_000;
 const EXPIRE_EVERY: Duration = Duration::from_millis(1);
 const EXPIRE_BUDGET: usize = 256;
 
+/// How many are looked at after a sleep at most: a millisecond's work.
+const EXPIRE_MOST: usize = 8192;
+
 impl<E: Edge> Engine<E> {
     /// An engine with its way into the gate, its ways in and out, and its queues. `unserved` is the policy of queues that
     /// a rule names and that are not among `queues`.
@@ -437,8 +440,12 @@ impl<E: Edge> Engine<E> {
         if self.clock < self.expire_at {
             return;
         }
+        // Who has slept has as many more to look at, and the time for it.
+        let late = self.clock.as_nanos() - self.expire_at.as_nanos();
+        let turns = 1 + late / EXPIRE_EVERY.as_nanos() as u64;
+        let budget = usize::try_from(turns).map_or(EXPIRE_MOST, |turns| turns.saturating_mul(EXPIRE_BUDGET));
         self.expire_at = self.clock + EXPIRE_EVERY;
-        self.walker.expire(self.clock, EXPIRE_BUDGET);
+        self.walker.expire(self.clock, budget.min(EXPIRE_MOST));
         let late = self.reassembler.expire(self.clock);
         self.count(Fate::Dropped, late);
     }
@@ -621,6 +628,7 @@ impl<E: Edge> Engine<E> {
     /// Lets others look; how long the engine may sleep.
     fn attend(&mut self) -> u64 {
         let Self { edge, queues, walker, wall, clock, totals, replies, traces, .. } = self;
+        traces.tidy();
         let counts = (*totals, replies.counts);
         edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, counts, traces })
     }

@@ -139,10 +139,11 @@ impl Rulebook {
         }
     }
 
-    /// Takes other rules, and settings, in one step.
+    /// Takes other rules and routes, if any, and settings, in one step.
     pub fn replace(
         &self,
         ruleset: Ruleset,
+        routes: Option<Routes>,
         default_allow: bool,
         policy: StatePolicy,
         settings: Option<Settings>,
@@ -154,14 +155,9 @@ impl Rulebook {
         if let Some(settings) = settings {
             settings.give(&mut book.gate);
         }
-        let diff = book.gate.reload(ruleset, policy, now);
+        let diff = book.gate.reload_routed(ruleset, routes, policy, now);
         self.changed();
         diff
-    }
-
-    /// Takes other routes, in one step.
-    pub fn set_routes(&self, routes: Routes) {
-        self.book().gate.set_routes(routes);
     }
 
     /// Carries out commands of a rule file (`add`, `delete`, `table`, `set`, `zero`, ...), one a line: all of them in one

@@ -464,6 +464,15 @@ fn rules_tables_and_settings_change_while_it_runs() {
     ok("ipfw table T add 10.0.0.0/8 5 192.0.2.1 6");
     assert_eq!(ok("show table T"), "10.0.0.0/8 5\n192.0.2.1/32 6\n");
     assert_eq!(said("show table U").0, 1);
+    // Before the words or behind them.
+    for (words, what) in [
+        ("table T add 10.1.0.0/16 7 --json", "changes"),
+        ("ipfw --json table all list", "tables"),
+        ("ipfw table T list --json", "entries"),
+    ] {
+        let answer: Value = serde_json::from_str(&ok(words)).unwrap();
+        assert!(!answer[what].is_null(), "{words}: {answer}");
+    }
     assert_eq!(ok("sysctl net.inet.ip.fw.dyn_max=77"), "net.inet.ip.fw.dyn_max: 1048576 -> 77\n");
     assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n");
     assert!(said("sysctl dyn_mx=1").2.contains("there is no setting"));

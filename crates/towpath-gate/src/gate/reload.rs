@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::insn::all_hold;
 use super::live::Live;
 use super::pipe::Bucket;
+use super::port::Routes;
 use super::program::Act;
 use super::run::Next;
 use super::walk::{Dir, Memo, Step, Walk};
@@ -117,10 +118,27 @@ impl Gate {
     /// seen so, goes as well, at the latest with [`Gate::expire`] after that. [`StatePolicy::Drop`] may take a state along
     /// that a walker makes by the new rules while the old ones go.
     pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
-        self.beside(|gate| gate.take_rules(ruleset, policy, now))
+        self.reload_routed(ruleset, None, policy, now)
     }
 
-    fn take_rules(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
+    /// The same with other routes, if any: no packet sees the ones without the others.
+    pub fn reload_routed(
+        &mut self,
+        ruleset: Ruleset,
+        routes: Option<Routes>,
+        policy: StatePolicy,
+        now: Time,
+    ) -> Diff {
+        self.beside(|gate| gate.take_rules(ruleset, routes, policy, now))
+    }
+
+    fn take_rules(
+        &mut self,
+        ruleset: Ruleset,
+        routes: Option<Routes>,
+        policy: StatePolicy,
+        now: Time,
+    ) -> Diff {
         let mut diff = self.diff(&ruleset, policy);
         let mut old = self.by_text();
         let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
@@ -156,7 +174,12 @@ impl Gate {
             (number, same.cloned().unwrap_or_else(|| Arc::new(Bucket::new(pipe))))
         };
         let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
-        self.compile(|live| (live.tables, live.pipes) = (tables, pipes));
+        self.compile(|live| {
+            (live.tables, live.pipes) = (tables, pipes);
+            if let Some(routes) = routes {
+                live.routes = Arc::new(routes);
+            }
+        });
         let mut dropped = self.let_states_go(&ids, policy);
         if let Some(leaving) = self.leaving.last_mut() {
             (leaving.rules, leaving.orphan) = (ids, policy == StatePolicy::Keep);

@@ -35,6 +35,9 @@ pub struct Config {
 pub enum Fanout {
     /// By the flow's hash: a flow stays with one socket. Of the two directions of a connection both go to the same.
     Hash(u16),
+    /// The same in a group that nobody else has: the kernel chooses it (Linux 4.12), and the others join it by
+    /// [`Socket::fanout`](super::Socket::fanout) of the first.
+    HashAlone,
     /// By the CPU on which the frame came in.
     Cpu(u16),
     /// By the receive queue of the interface's hardware.
@@ -98,8 +101,8 @@ impl Config {
         set(libc::PACKET_RX_RING, &[self.block_size, self.blocks, frame_size, frames, retire, 0, 0])
     }
 
-    /// Binds to the interface and joins the group.
-    pub(super) fn bind(&self, socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), Error> {
+    /// Binds to the interface and joins the group, by its number from then on.
+    pub(super) fn bind(&mut self, socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), Error> {
         let name = || self.interface.clone();
         sys::bind_packet(socket, index, protocol).map_err(|source| match source.raw_os_error() {
             Some(libc::ENODEV) => Error::NoInterface { interface: name() },
@@ -115,13 +118,26 @@ impl Config {
                 .map_err(|source| Error::Io { name: name(), source })?;
         }
         let Some(fanout) = self.fanout else { return Ok(()) };
+        let of = (index as u16).wrapping_mul(0x9e37);
         let (group, how) = match fanout {
+            Fanout::HashAlone => {
+                let alone = libc::PACKET_FANOUT_HASH | libc::PACKET_FANOUT_FLAG_UNIQUEID;
+                let mut value = [alone << 16];
+                sys::set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &value)
+                    .and_then(|()| sys::get(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &mut value))
+                    .map_err(|source| Error::Unsupported {
+                        name: name(),
+                        what: format!("this kernel gives no fan-out group ({source}): use one thread"),
+                    })?;
+                self.fanout = Some(Fanout::Hash(value[0] as u16 ^ of));
+                return Ok(());
+            }
             Fanout::Hash(group) => (group, libc::PACKET_FANOUT_HASH),
             Fanout::Cpu(group) => (group, libc::PACKET_FANOUT_CPU),
             Fanout::Queue(group) => (group, libc::PACKET_FANOUT_QM),
         };
         // The kernel's groups are the namespace's, and the group of an interface that is gone lives until its last socket is closed.
-        let value = u32::from(group ^ (index as u16).wrapping_mul(0x9e37)) | how << 16;
+        let value = u32::from(group ^ of) | how << 16;
         sys::set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &[value]).map_err(|_| Error::InUse {
             name: name(),
             what: format!(

@@ -77,7 +77,7 @@ impl Socket {
     /// # Errors
     /// [`Error::NoInterface`], [`Error::Privilege`], [`Error::Unsupported`] (a kernel without packet sockets, an interface whose frames no port reads),
     /// [`Error::Config`], [`Error::Io`].
-    pub fn open(config: Config) -> Result<Self, Error> {
+    pub fn open(mut config: Config) -> Result<Self, Error> {
         config.check()?;
         let name = config.interface.clone();
         let socket =
@@ -98,6 +98,12 @@ impl Socket {
             stage: Stage::default(),
             stats: Stats::default(),
         })
+    }
+
+    /// Its group, by which others join it.
+    #[must_use]
+    pub fn fanout(&self) -> Option<Fanout> {
+        self.config.fanout
     }
 
     /// Begins with the next block, if there is one.

@@ -241,6 +241,12 @@ fn bad_configurations_say_what_to_do() {
         }
         let one = Socket::open(Config { fanout: Some(Fanout::Hash(7)), ..config("v0") }).unwrap();
         let error = Socket::open(Config { fanout: Some(Fanout::Cpu(7)), ..config("v0") }).unwrap_err();
+        // A group of its own each time, which others may join.
+        let alone = || Socket::open(Config { fanout: Some(Fanout::HashAlone), ..config("v0") }).unwrap();
+        let (first, second) = (alone(), alone());
+        assert_ne!(first.fanout(), second.fanout());
+        let third = Socket::open(Config { fanout: first.fanout(), ..config("v0") }).unwrap();
+        assert_eq!(third.fanout(), first.fanout());
         assert!(error.to_string().contains("choose another"), "{error}");
         drop(one);
     });

@@ -396,9 +396,15 @@ fn offload(frame: Frame<'_>, info: u32) -> Offload {
 
 /// Packets that found no room in the queue or in our socket: the columns after the copy range in /proc/net/netfilter/nfnetlink_queue.
 fn lost(file: &File, queue: u16) -> Option<u64> {
-    let mut text = [0; 4096];
-    let len = rustix::io::pread(file, &mut text, 0).ok()?;
-    let text = std::str::from_utf8(&text[..len]).ok()?;
+    // The file ends a part at a line's end, and has a line for every queue of the machine.
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        match rustix::io::pread(file, &mut part, text.len() as u64).ok()? {
+            0 => break,
+            len => text.extend_from_slice(&part[..len]),
+        }
+    }
+    let text = std::str::from_utf8(&text).ok()?;
     let mut lines = text.lines().map(|line| line.split_whitespace().map(str::parse::<u64>));
     lines.find_map(|mut columns| {
         let number = columns.next()?.ok()?;

@@ -52,6 +52,17 @@ pub struct Device {
     interface: Interface,
     stage: Stage,
     stats: Stats,
+    /// Frames that found no room in the kernel's queue, up to now; kept by the first port of an interface with several queues.
+    lost: Lost,
+}
+
+/// What the interface counts as dropped on its way to us.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lost {
+    /// When it was opened.
+    before: u64,
+    /// Of interfaces of this port that are gone.
+    gone: u64,
 }
 
 impl Device {
@@ -77,7 +88,16 @@ impl Device {
             sys::interface_up(control.as_fd(), &config.interface).map_err(io)?;
         }
         let interface = Interface::find(&control, &config.interface)?;
-        Ok(Self { config, device, control, interface, stage: Stage::default(), stats: Stats::default() })
+        let lost = Lost { before: dropped(&config.interface).unwrap_or(0), gone: 0 };
+        Ok(Self {
+            config,
+            device,
+            control,
+            interface,
+            stage: Stage::default(),
+            stats: Stats::default(),
+            lost,
+        })
     }
 
     /// Makes or opens the interface with several queues, a port for each. The kernel spreads flows over them.
@@ -206,13 +226,27 @@ impl Port for Device {
         }
         let stats = self.stats;
         let fresh = Self::open(self.config.clone())?;
-        *self = Self { stats, ..fresh };
+        let lost = Lost { gone: stats.dropped.rx_full, ..fresh.lost };
+        *self = Self { stats, lost, ..fresh };
         Ok(())
     }
 
     fn stats(&mut self) -> Stats {
+        if self.config.queue == 0
+            && let Some(dropped) = dropped(&self.config.interface)
+        {
+            self.stats.dropped.rx_full = self.lost.gone + dropped.saturating_sub(self.lost.before);
+        }
         self.stats
     }
+}
+
+/// Frames that this machine sent to an interface of the calling thread's network namespace, and that were dropped before anybody read
+/// them: the fourth transmit column of /proc/net/dev (proc_net(5)), of which the receive columns come first.
+fn dropped(interface: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(8 + 3)?.parse().ok()
 }
 
 /// Writes one frame. What the kernel refuses is counted.

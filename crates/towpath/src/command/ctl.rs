@@ -1,5 +1,7 @@
 //! `towpath ctl`: looks into a running engine through its control socket.
 
+mod listing;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
@@ -13,7 +15,6 @@ use serde_json::json;
 use towpath::control::protocol::{
     ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
 };
-use towpath::control::rows::State;
 use towpath::control::{dumps, mux, send, show};
 use towpath::report::Rule;
 use towpath::settings;
@@ -253,8 +254,8 @@ pub(crate) fn run(args: &Ctl) -> u8 {
         Command::Zero(words) => change(socket, "zero", words),
         Command::Flush(words) => change(socket, "flush", words),
         Command::Set(words) => change(socket, "set", words),
-        Command::Table(words) => match &words.words[..] {
-            [name, list] if list == "list" => table(socket, name, words.json),
+        Command::Table(words) => match json_behind(&words.words, words.json) {
+            ([name, list], json) if list == "list" => table(socket, name, json),
             _ => change(socket, "table", words),
         },
         Command::Sysctl(sysctl) => self::sysctl(socket, &sysctl.names, sysctl.json.json),
@@ -270,11 +271,11 @@ pub(crate) fn run(args: &Ctl) -> u8 {
 fn show(socket: &Path, show: &Show) -> Result<String, Failure> {
     match show {
         Show::Rules(Json { json }) => {
-            let rules = all_rules(socket)?;
+            let rules = listing::rules(socket)?;
             Ok(either(*json, &json!({ "rules": rules }), || show::rules(&rules, true, false)))
         }
         Show::States(Json { json }) => {
-            let states = all_states(socket, false)?;
+            let states = listing::states(socket, false)?;
             Ok(either(*json, &json!({ "states": states }), || show::states(&states)))
         }
         &Show::Top { count, bytes, json: Json { json } } => {
@@ -325,54 +326,28 @@ fn either(json: bool, object: &serde_json::Value, text: impl FnOnce() -> String)
     if json { object.to_string() + "\n" } else { text() }
 }
 
-fn all_rules(socket: &Path) -> Result<Vec<Rule>, Failure> {
-    let (mut all, mut from) = (Vec::new(), Some(0));
-    while let Some(page) = from {
-        let mut engine = Connection::open(socket, Request::ShowRules { from: page })?;
-        let Answer::Rules { rules, next } = engine.answer()? else {
-            return Err(engine.nonsense("to show rules"));
-        };
-        all.extend(rules);
-        from = next;
-    }
-    Ok(all)
-}
-
-fn all_states(socket: &Path, verbose: bool) -> Result<Vec<State>, Failure> {
-    let (mut all, mut from) = (Vec::new(), Some(0));
-    while let Some(page) = from {
-        let mut engine = Connection::open(socket, Request::ShowStates { from: page, verbose })?;
-        let Answer::States { states, next } = engine.answer()? else {
-            return Err(engine.nonsense("to show states"));
-        };
-        all.extend(states);
-        from = next;
-    }
-    Ok(all)
-}
-
 fn table(socket: &Path, name: &str, json: bool) -> Result<String, Failure> {
-    let (mut all, mut from) = (Vec::new(), Some(0));
-    while let Some(page) = from {
-        let request = Request::ShowTable { name: name.to_owned(), from: page };
-        let mut engine = Connection::open(socket, request)?;
-        let Answer::Table { entries, next, .. } = engine.answer()? else {
-            return Err(engine.nonsense("to show a table"));
-        };
-        all.extend(entries);
-        from = next;
-    }
+    let all = listing::entries(socket, name)?;
     Ok(either(json, &json!({ "name": name, "entries": all }), || show::entries(&all)))
+}
+
+/// The words without a `--json` behind them, which is no word of any command.
+fn json_behind(words: &[String], json: bool) -> (&[String], bool) {
+    match words.split_last() {
+        Some((last, rest)) if last == "--json" => (rest, true),
+        _ => (words, json),
+    }
 }
 
 /// A command of a rule file.
 fn change(socket: &Path, command: &str, words: &Words) -> Result<String, Failure> {
+    let (words, json) = json_behind(&words.words, words.json);
     let mut text = command.to_owned();
-    for word in &words.words {
+    for word in words {
         text.push(' ');
         text += word;
     }
-    self::command(socket, text, words.json)
+    self::command(socket, text, json)
 }
 
 fn command(socket: &Path, text: String, json: bool) -> Result<String, Failure> {
@@ -457,8 +432,8 @@ fn events(socket: &Path, args: &Events) -> Result<String, Failure> {
 
 /// ipfw's own words.
 fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
-    let flags = args.words.iter().take_while(|word| word.starts_with('-')).count();
-    let (flags, words) = args.words.split_at(flags);
+    let (words, json) = json_behind(&args.words, args.json);
+    let (flags, words) = words.split_at(words.iter().take_while(|word| word.starts_with('-')).count());
     let given = |letter| flags.iter().any(|flag| flag.contains(letter));
     let unknown = flags.iter().flat_map(|flag| flag.chars().skip(1)).find(|l| !"adDSvqfnNtTce".contains(*l));
     if let Some(letter) = unknown {
@@ -471,11 +446,12 @@ fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
     match words[..] {
         ["show" | "list" | "l" | "print", ref rest @ ..] => {
             let counters = words[0] == "show" || given('a');
-            let mut rules = if given('D') { Vec::new() } else { all_rules(socket)? };
+            let mut rules = if given('D') { Vec::new() } else { listing::rules(socket)? };
             select(&mut rules, rest)?;
-            let states = if given('d') || given('D') { all_states(socket, given('v'))? } else { Vec::new() };
+            let states =
+                if given('d') || given('D') { listing::states(socket, given('v'))? } else { Vec::new() };
             let dynamic = given('d') || given('D');
-            Ok(either(args.json, &json!({ "rules": rules, "states": states }), || {
+            Ok(either(json, &json!({ "rules": rules, "states": states }), || {
                 let text = show::rules(&rules, counters, given('S'));
                 if dynamic { text + &show::states(&states) } else { text }
             }))
@@ -485,14 +461,15 @@ fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
             let Answer::Tables { tables } = engine.answer()? else {
                 return Err(engine.nonsense("to show tables"));
             };
-            let mut text = String::new();
+            let (mut text, mut rows) = (String::new(), Vec::new());
             for one in tables {
-                text += &format!("--- table({}), set(0) ---\n", one.name);
-                text += &table(socket, &one.name, false)?;
+                let entries = listing::entries(socket, &one.name)?;
+                text += &format!("--- table({}), set(0) ---\n{}", one.name, show::entries(&entries));
+                rows.push(json!({ "name": one.name, "entries": entries }));
             }
-            Ok(text)
+            Ok(either(json, &json!({ "tables": rows }), || text))
         }
-        ["table", name, "list"] => table(socket, name, args.json),
+        ["table", name, "list"] => table(socket, name, json),
         ["table", name, "info"] => {
             let mut engine = Connection::open(socket, Request::ShowTables)?;
             let Answer::Tables { tables } = engine.answer()? else {
@@ -503,20 +480,20 @@ fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
             if found.is_empty() && name != "all" {
                 return Err(Failure::new(exit::FAILED, format!("there is no table {name}")));
             }
-            Ok(either(args.json, &json!({ "tables": found }), || show::tables(&found)))
+            Ok(either(json, &json!({ "tables": found }), || show::tables(&found)))
         }
         ["set", "show"] => {
-            let rules = all_rules(socket)?;
+            let rules = listing::rules(socket)?;
             let mut sets: Vec<u8> = rules.iter().map(|rule| rule.set).collect();
             sets.sort_unstable();
             sets.dedup();
-            Ok(either(args.json, &json!({ "sets": sets }), || {
+            Ok(either(json, &json!({ "sets": sets }), || {
                 sets.iter().map(|set| format!("set {set}\n")).collect()
             }))
         }
         [] => Err(Failure::new(exit::USAGE, "ipfw needs a command; `ipfw show` lists the rules".into())),
         _ if given('n') => Ok(String::new()),
-        _ => command(socket, words.join(" "), args.json),
+        _ => command(socket, words.join(" "), json),
     }
 }
 

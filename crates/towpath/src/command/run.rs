@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use clap::builder::ValueHint;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Rules};
 use towpath::front;
@@ -49,6 +50,7 @@ pub(crate) fn run(args: &Run) -> u8 {
         }
     };
     rules.warnings.iter().for_each(warn);
+    open_files();
     let administrator = match Administrator::start(config, rules.ruleset) {
         Ok(administrator) => administrator,
         Err(failure) => return refuse(&failure),
@@ -59,12 +61,22 @@ pub(crate) fn run(args: &Run) -> u8 {
     }
 }
 
+/// Raises the limit of open files as far as it may be: every connection of a mux is one.
+fn open_files() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        log::warn!("the limit of open files stays at {}: {error}", current.unwrap_or(u64::MAX));
+    }
+}
+
 fn refuse(failure: &Failure) -> u8 {
     let code = match failure {
         Failure::Port(_) | Failure::Mux(..) => exit::NO_PORT,
         Failure::Workers(_, front::Error::Worker { .. }) => exit::INSPECTOR,
         Failure::Workers(..) => exit::FAILED,
-        Failure::Control(_) => exit::NO_ENGINE,
+        Failure::Control(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
         Failure::Thread(_) | Failure::System(..) => exit::FAILED,
     };

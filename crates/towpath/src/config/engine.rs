@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use rustix::thread::CpuSet;
+
 use super::reader::Table;
+use super::{Config, Driver};
 
 /// The threads that have the packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,9 @@ pub struct Engine {
     /// Most packets of one burst.
     pub burst: usize,
 }
+
+/// Threads that may have packets, or a mux's peers, to take through the rules: a gate has 64 places, and its own.
+const WALKERS: usize = 63;
 
 /// What an engine thread does when nothing comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +46,27 @@ impl Default for Engine {
     }
 }
 
+/// What the threads, the ports and the muxes ask of each other.
+pub(super) fn check(top: &Table<'_, '_>, config: &Config) {
+    let threads = config.engine.threads;
+    let span = top.table("engine").map_or(top.span.clone(), |table| table.span_of("threads"));
+    let single = |driver: &Driver| matches!(driver, Driver::Nfqueue { .. } | Driver::Pcap { .. });
+    if let Some(port) = config.ports.iter().find(|port| threads > 1 && single(&port.driver)) {
+        let message = format!("port `{}` is of {}, which has one thread", port.name, port.driver.word());
+        top.wrong(&span, message, "write threads = 1");
+    }
+    let walkers = threads + config.muxes.len();
+    if walkers > WALKERS {
+        let message = format!("threads and muxes together can be {WALKERS}, not {walkers}");
+        top.wrong(&span, message, "write fewer threads, or give some muxes an engine of their own");
+    }
+}
+
 pub(super) fn take(top: &Table<'_, '_>) -> Engine {
     let default = Engine::default();
     let Some(table) = top.table("engine") else { return default };
     let threads = table.number_at("threads", 1..=64);
-    let cpus = table.numbers("cpus", 0..=4095);
+    let cpus = table.numbers("cpus", 0..=CpuSet::MAX_CPU as u64 - 1);
     let count = threads.as_ref().map_or(1, |at| at.value as usize);
     if !cpus.is_empty() && cpus.len() != count {
         let message = format!("{} processors for {count} threads", cpus.len());

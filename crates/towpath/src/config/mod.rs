@@ -150,6 +150,7 @@ impl Config {
             control: control::take(&top, directory),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
+        engine::check(&top, &config);
         top.finish();
         config
     }
@@ -179,16 +180,18 @@ impl Config {
         for queue in &self.queues {
             match other.queues.iter().find(|same| same.number == queue.number) {
                 Some(same) if queue.may_become(same) => {}
-                Some(_) => names
-                    .push(format!("[queue.{}], but for `default`, `command` and `workers`,", queue.number)),
+                Some(_) => names.push(format!(
+                    "[queue.{}], but for `default`, `command`, `workers`, `users` and `groups`,",
+                    queue.number
+                )),
                 None => names.push(format!("[queue.{}], which is gone,", queue.number)),
             }
         }
         let threads = |config: &Self| (config.engine.threads, config.engine.cpus.clone());
         let rows = [
-            (self.bridges != other.bridges, "[[bridge]]"),
+            (bridges(self) != bridges(other), "[[bridge]]"),
             (self.routes.is_empty() != other.routes.is_empty(), "whether there is a [[route]]"),
-            (self.taps != other.taps, "tap"),
+            (sorted(&self.taps) != sorted(&other.taps), "tap"),
             (self.muxes != other.muxes, "[mux]"),
             (threads(self) != threads(other), "`threads` and `cpus` of [engine]"),
             (self.control != other.control, "[control]"),
@@ -212,6 +215,21 @@ impl Config {
     pub fn port(&self, name: &str) -> Option<usize> {
         self.ports.iter().position(|port| port.name == name)
     }
+}
+
+/// The bridges in an order of their own, each with its ports in theirs: what they mean, however they were written.
+fn bridges(config: &Config) -> Vec<([usize; 2], bool)> {
+    let bridge = |bridge: &Bridge| {
+        let [one, other] = bridge.ports;
+        ([one.min(other), one.max(other)], bridge.walk_out)
+    };
+    sorted(&config.bridges.iter().map(bridge).collect::<Vec<_>>())
+}
+
+fn sorted<T: Ord + Copy>(items: &[T]) -> Vec<T> {
+    let mut sorted = items.to_vec();
+    sorted.sort_unstable();
+    sorted
 }
 
 fn settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {

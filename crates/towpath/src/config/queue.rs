@@ -42,6 +42,7 @@ impl Queue {
         same.policy.default = self.policy.default;
         same.inspectors.commands.clone_from(&self.inspectors.commands);
         same.inspectors.workers = self.inspectors.workers;
+        same.inspectors.users.clone_from(&self.inspectors.users);
         *self == same
     }
 }
@@ -128,7 +129,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>) -> Inspe
         table.wrong(&name.span, format!("nobody can inspect queue {}", name.value), hint);
     }
     let users = users::take(table);
-    if socket.is_none() && !users.ids.is_empty() {
+    if socket.is_none() && !users.is_empty() {
         table.wrong(&name.span, "`users` and `groups` are for a `socket`", "");
     }
     Inspectors {

@@ -126,14 +126,7 @@ impl<'t, 'f> Table<'t, 'f> {
     pub(super) fn number_at(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<At<u64>> {
         let value = self.get(key)?;
         integer(value, &range).or_else(|| {
-            let wanted = format!("a whole number in {}..{}", range.start(), range.end());
-            match value.get_ref() {
-                DeValue::Integer(other) => {
-                    let message = format!("`{key}` is {wanted}, not {}", other.as_str());
-                    self.findings.add(&value.span(), message, None);
-                }
-                _ => self.kind(key, value, &wanted),
-            }
+            self.outside(key, value, &format!("a whole number in {}..{}", range.start(), range.end()));
             None
         })
     }
@@ -158,11 +151,22 @@ impl<'t, 'f> Table<'t, 'f> {
         number.map(Some)
     }
 
+    /// It is no number, or none that is wanted.
+    fn outside(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
+        match value.get_ref() {
+            DeValue::Integer(other) => {
+                let message = format!("`{key}` is {wanted}, not {}", other.as_str());
+                self.findings.add(&value.span(), message, None);
+            }
+            _ => self.kind(key, value, wanted),
+        }
+    }
+
     /// A list of whole numbers.
     pub(super) fn numbers(&self, key: &'static str, range: RangeInclusive<u64>) -> Vec<At<u64>> {
         let read = |value: &'t Spanned<DeValue<'t>>| {
             integer(value, &range).or_else(|| {
-                self.kind(key, value, &format!("whole numbers in {}..{}", range.start(), range.end()));
+                self.outside(key, value, &format!("whole numbers in {}..{}", range.start(), range.end()));
                 None
             })
         };

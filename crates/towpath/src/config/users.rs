@@ -7,8 +7,17 @@ use super::reader::{At, Table, meant};
 /// Who may attach to a queue, beside root and the engine's user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
-    /// User ids, members of the named groups included, in order.
+    /// User ids, those included who were members of the named groups when this was read, in order.
     pub ids: Vec<u32>,
+    /// The named groups: who runs with one of them may, listed as a member or not.
+    pub groups: Vec<u32>,
+}
+
+impl Users {
+    /// Whether nobody is named.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty() && self.groups.is_empty()
+    }
 }
 
 /// A group.
@@ -29,12 +38,17 @@ struct Entry {
 /// The keys `users` and `groups`.
 pub(super) fn take(table: &Table<'_, '_>) -> Users {
     let mut ids: Vec<u32> = table.texts("users").iter().filter_map(|name| user(table, name)).collect();
+    let mut groups = Vec::new();
     for name in table.texts("groups") {
-        ids.extend(group(table, &name).into_iter().flat_map(|group| group.members));
+        let Some(group) = group(table, &name) else { continue };
+        ids.extend(group.members);
+        groups.push(group.id);
     }
-    ids.sort_unstable();
-    ids.dedup();
-    Users { ids }
+    for numbers in [&mut ids, &mut groups] {
+        numbers.sort_unstable();
+        numbers.dedup();
+    }
+    Users { ids, groups }
 }
 
 /// The user of this name or number.

@@ -1,7 +1,7 @@
 //! Questions about rules, and commands that change them: answered from the rulebook, without the engine.
 //!
-//! A listing comes in pages: each answer says where the next begins, so that nobody keeps anything for a client, and what
-//! changes meanwhile disturbs nobody.
+//! A listing comes in pages: each answer says where the next begins, so that nobody keeps anything for a client. Who asks sees by a
+//! number that rules or tables have changed meanwhile, and begins anew.
 
 use towpath_gate::state::{Cursor, Ends, Kind, Listed, Top};
 
@@ -34,8 +34,9 @@ pub(super) fn events(book: &Rulebook) -> (Vec<Event>, u64) {
 pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer, (Code, String)>> {
     Some(match request {
         Request::ShowRules { from } => {
-            let (rules, next) = page(book.rules(), *from, |rule| rule.text.len() + 80);
-            Ok(Answer::Rules { rules, next })
+            let (version, rules) = at_version(book, Rulebook::rules);
+            let (rules, next) = page(rules, *from, |rule| rule.text.len() + 80);
+            Ok(Answer::Rules { rules, next, version })
         }
         Request::ShowStates { from, verbose } => {
             let (lines, next) = book.states(Cursor::from_bits(*from), PAGE, *verbose);
@@ -53,12 +54,12 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
             let row = |(name, kind, entries)| Table { name, kind, entries: entries as u64 };
             Ok(Answer::Tables { tables: book.tables().into_iter().map(row).collect() })
         }
-        Request::ShowTable { name, from } => match book.table(name) {
-            Some(entries) => {
+        Request::ShowTable { name, from } => match at_version(book, |book| book.table(name)) {
+            (version, Some(entries)) => {
                 let (entries, next) = page(entries, *from, |(key, value)| key.len() + value.len() + 10);
-                Ok(Answer::Table { name: name.clone(), entries, next })
+                Ok(Answer::Table { name: name.clone(), entries, next, version })
             }
-            None => Err((
+            (_, None) => Err((
                 Code::NotFound,
                 format!("there is no table {name}; `towpath ctl show tables` lists them"),
             )),
@@ -92,6 +93,18 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
         | Request::Events
         | Request::ShowStats => return None,
     })
+}
+
+/// What is looked up, and the version that it is of.
+fn at_version<T>(book: &Rulebook, look: impl Fn(&Rulebook) -> T) -> (u64, T) {
+    loop {
+        let version = book.version();
+        let found = look(book);
+        // Whatever changes says so before the next one may look.
+        if book.version() == version {
+            return (version, found);
+        }
+    }
 }
 
 /// The rows of one page, and where the next begins.

@@ -21,6 +21,7 @@ use serde_json::json;
 use towpath_gate::state::Cursor;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Source};
 
+use super::pause::Pause;
 use super::rows::State;
 use crate::live::Bell;
 use crate::rulebook::Rulebook;
@@ -78,15 +79,13 @@ impl Dumps {
         // Who may attach is asked of the kernel; the file only has to let them try.
         std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), Bell::new()?);
-        let mut house = House { endpoint, clients: Vec::new(), book, start: Instant::now() };
+        let (clients, pause) = (Vec::new(), Pause::of(path.display()));
+        let mut house = House { endpoint, pause, clients, book, start: Instant::now() };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
         let run = move || {
             // Acquire: pairs with the release in `drop`.
             while !ended.load(Ordering::Acquire) {
-                if let Err(error) = house.turn(&rung) {
-                    log::warn!("dumps: {error}");
-                    return;
-                }
+                house.turn(&rung);
             }
         };
         let thread = std::thread::Builder::new().name("dumps".into()).spawn(run)?;
@@ -107,6 +106,7 @@ impl Drop for Dumps {
 
 struct House {
     endpoint: Endpoint,
+    pause: Pause,
     clients: Vec<Client>,
     book: Arc<Rulebook>,
     start: Instant,
@@ -118,10 +118,15 @@ struct Client {
 }
 
 impl House {
-    fn turn(&mut self, bell: &Bell) -> io::Result<()> {
-        while let Some(channel) = self.endpoint.accept()? {
-            if self.clients.len() < CLIENTS {
-                self.clients.push(Client { channel, states: None });
+    fn turn(&mut self, bell: &Bell) {
+        while !self.pause.is_on() {
+            match self.endpoint.accept() {
+                Ok(Some(channel)) if self.clients.len() < CLIENTS => {
+                    self.clients.push(Client { channel, states: None });
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => self.pause.begin(&error),
             }
         }
         let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -133,7 +138,10 @@ impl House {
         let busy =
             self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
         if !busy {
-            let mut fds = vec![PollFd::new(&self.endpoint, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
+            if !self.pause.is_on() {
+                fds.push(PollFd::new(&self.endpoint, PollFlags::IN));
+            }
             fds.extend(self.clients.iter().map(|client| PollFd::new(&client.channel, PollFlags::IN)));
             let timeout = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: 0 };
             // Interrupted, or woken: the next turn looks in any case.
@@ -141,7 +149,6 @@ impl House {
         }
         self.clients.iter_mut().for_each(|client| client.channel.disarm());
         bell.hush();
-        Ok(())
     }
 }
 

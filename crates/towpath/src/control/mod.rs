@@ -19,6 +19,7 @@ mod book;
 mod desk;
 pub mod dumps;
 pub mod mux;
+mod pause;
 pub mod protocol;
 pub mod rows;
 pub mod send;
@@ -29,6 +30,7 @@ mod sieve;
 mod tap;
 
 pub use desk::{Ask, Desk, Mailbox, Observed, Reply, Wake};
+pub(crate) use pause::Pause;
 pub use server::Access;
 pub use server::{BindError, Listening, Server};
 pub use session::Session;

@@ -176,6 +176,9 @@ pub enum Answer {
         rules: Vec<report::Rule>,
         /// Where to go on; none at the end.
         next: Option<u64>,
+        /// Another number when rules or tables have changed: then the pages before are of others.
+        #[serde(default)]
+        version: u64,
     },
     /// To [`Request::ShowStates`].
     States {
@@ -211,6 +214,9 @@ pub enum Answer {
         entries: Vec<(String, String)>,
         /// Where to go on; none at the end.
         next: Option<u64>,
+        /// As that of the rules.
+        #[serde(default)]
+        version: u64,
     },
     /// To [`Request::ShowSettings`].
     Settings {

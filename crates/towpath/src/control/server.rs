@@ -18,11 +18,12 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use rustix::net::sockopt::socket_peercred;
 use thiserror::Error;
+use towpath_ring::Credentials;
 
 use super::book;
 use super::desk::{Ask, Bell, Desk, Ended, Mailbox, Reply, Wake};
+use super::pause::Pause;
 use super::protocol::{Code, Request};
 use super::session::Session;
 use super::sieve::Sieve;
@@ -64,7 +65,7 @@ pub enum BindError {
     #[error("{0} is there already and no socket; choose another path or remove it")]
     NoSocket(PathBuf),
     /// The system refused it.
-    #[error("cannot listen on {path}: {source}")]
+    #[error("cannot listen on {path}: {source}; name a directory that is there and may be written to")]
     System {
         /// The socket.
         path: PathBuf,
@@ -183,6 +184,7 @@ impl Listening {
         let (desks, mailboxes) = wakes.into_iter().map(|wake| Desk::new(bell.clone(), wake)).unzip();
         let house = House {
             listener,
+            pause: Pause::of("control"),
             mailboxes,
             bell,
             book,
@@ -242,6 +244,7 @@ impl Drop for Server {
 /// What the thread has.
 struct House {
     listener: UnixListener,
+    pause: Pause,
     /// One for each thread of the engine.
     mailboxes: Vec<Mailbox>,
     bell: Bell,
@@ -345,8 +348,8 @@ impl House {
         let sleep = if ready { 0 } else { until.saturating_sub(now) };
         let timeout =
             Timespec { tv_sec: (sleep / 1_000_000_000) as i64, tv_nsec: (sleep % 1_000_000_000) as i64 };
-        let mut fds =
-            vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(self.bell.fd(), PollFlags::IN)];
+        let listens = if self.pause.is_on() { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = vec![PollFd::new(&self.listener, listens), PollFd::new(self.bell.fd(), PollFlags::IN)];
         for client in &mut self.clients {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, client.session.wants() > 0);
@@ -366,21 +369,37 @@ impl House {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            let Ok((stream, _)) = self.listener.accept() else { return };
+            if self.pause.is_on() {
+                return;
+            }
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // One that has given up meanwhile, or a signal.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
+                Err(error) => return self.pause.begin(&error),
+            };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
             let mut session = Session::new(self.now());
-            let peer = socket_peercred(&stream);
-            let rank = peer.as_ref().ok().and_then(|peer| self.access.of(peer.uid.as_raw()));
+            let peer = Credentials::of(&stream);
+            let rank = peer.as_ref().ok().and_then(|peer| self.access.of(peer.uid));
             match (rank, peer) {
                 (Some(_), _) => {}
                 (None, Ok(peer)) => {
                     self.stats.not_permitted += 1;
-                    let (pid, uid) = (peer.pid.as_raw_nonzero(), peer.uid.as_raw());
-                    log::warn!(
-                        "control: refused process {pid} of user {uid}: neither the engine's user nor root"
-                    );
+                    let Credentials { pid, uid, .. } = peer;
+                    let count = self.stats.not_permitted;
+                    if count.is_power_of_two() {
+                        log::warn!(
+                            "control: refused process {pid} of user {uid}: neither the engine's user nor root ({count} so far)"
+                        );
+                    }
                     session.refuse(
                         Code::NotPermitted,
                         format!("user {uid} may not look into an engine of user {}", self.access.engine),

@@ -124,7 +124,10 @@ impl Session {
             // Where the next request begins is not known any more.
             self.refuse(
                 Code::TooLong,
-                format!("a request has at most {REQUEST_MAX} bytes, this one {length}"),
+                format!(
+                    "a request has at most {REQUEST_MAX} bytes, this one {length}; ask for less at a time, or write it into \
+                     the rule file and reload that"
+                ),
             );
             self.state = State::Closing;
             return None;

@@ -4,9 +4,9 @@
 //! finds no room is dropped and counted, and nothing that the channel does ever waits for a tap.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
 
 use towpath_ring::{Meta, Seq};
 
@@ -75,7 +75,8 @@ pub struct Tap {
     ready: SyncSender<Traced>,
     /// Counted here, read by who traces. Relaxed: a statistic, which orders nothing.
     dropped: Arc<AtomicU64>,
-    over: bool,
+    /// Lives as long as the other end.
+    open: Weak<()>,
 }
 
 /// The other end.
@@ -83,20 +84,23 @@ pub struct Tap {
 pub(super) struct Spout {
     pub(super) ready: Receiver<Traced>,
     pub(super) dropped: Arc<AtomicU64>,
+    /// As long as this lives, somebody traces.
+    _open: Arc<()>,
 }
 
 impl Tap {
     pub(super) fn new() -> (Self, Spout) {
         let (tx, ready) = sync_channel(READY);
         let dropped = Arc::new(AtomicU64::new(0));
+        let open = Arc::new(());
         let tap = Self {
             undecided: VecDeque::new(),
             bytes: 0,
             ready: tx,
             dropped: Arc::clone(&dropped),
-            over: false,
+            open: Arc::downgrade(&open),
         };
-        (tap, Spout { ready, dropped })
+        (tap, Spout { ready, dropped, _open: open })
     }
 
     /// Another one, of another thread of the engine, for the same trace.
@@ -106,18 +110,18 @@ impl Tap {
             bytes: 0,
             ready: self.ready.clone(),
             dropped: Arc::clone(&self.dropped),
-            over: false,
+            open: Weak::clone(&self.open),
         }
     }
 
-    /// True when nobody traces any more.
+    /// True when nobody traces any more, whether there was something for it meanwhile or not.
     pub fn is_over(&self) -> bool {
-        self.over
+        self.open.strong_count() == 0
     }
 
     /// The channel gets this frame.
     pub fn given(&mut self, Seq(seq): Seq, bytes: &[u8], meta: &Meta) {
-        if self.over {
+        if self.is_over() {
             return;
         }
         if self.undecided.len() >= UNDECIDED || self.bytes + bytes.len() > UNDECIDED_BYTES {
@@ -158,11 +162,8 @@ impl Tap {
             Err(TrySendError::Full(_)) => {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
-            Err(TrySendError::Disconnected(_)) => {
-                self.over = true;
-                self.undecided.clear();
-                self.bytes = 0;
-            }
+            // It is over.
+            Err(TrySendError::Disconnected(_)) => {}
         }
     }
 }
@@ -188,9 +189,12 @@ mod tests {
         let got: Vec<_> =
             spout.ready.try_iter().map(|traced| (traced.seq, traced.after, traced.note)).collect();
         assert_eq!(got, [(0, 50, Note::Overdue), (u32::MAX, 60, Note::Orphan)]);
+        let again = tap.again();
+        assert!(!tap.is_over() && !again.is_over());
+        // Nothing has to come for it to be noticed.
         drop(spout);
+        assert!(tap.is_over() && again.is_over());
         tap.decided(Seq(1), 70, || Note::Overdue);
-        assert!(tap.is_over());
     }
 
     #[test]

@@ -19,12 +19,17 @@ pub(super) struct Traces(Vec<(Sieve, Tap)>);
 impl Traces {
     /// Copies of the packets that `sieve` takes go to `tap` from now on.
     pub(super) fn add(&mut self, sieve: Sieve, tap: Tap) -> Result<(), Tap> {
-        self.0.retain(|(_, tap)| !tap.is_over());
+        self.tidy();
         if self.0.len() >= TRACES {
             return Err(tap);
         }
         self.0.push((sieve, tap));
         Ok(())
+    }
+
+    /// Lets go of those whose client is gone, also when nothing comes that they would be told.
+    pub(super) fn tidy(&mut self) {
+        self.0.retain(|(_, tap)| !tap.is_over());
     }
 
     /// Whether nobody follows.
@@ -43,7 +48,7 @@ impl Traces {
         fate: Option<Fate>,
         walker: &Walker,
     ) {
-        self.0.retain(|(_, tap)| !tap.is_over());
+        self.tidy();
         let Ok(packet) = wire::parse(meta.link, bytes, meta.wire_len) else { return };
         for (_, tap) in self.0.iter_mut().filter(|(sieve, _)| sieve.takes(&packet, walk.rule())) {
             let what = match fate {

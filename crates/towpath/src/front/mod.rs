@@ -160,19 +160,31 @@ impl Front {
     /// Why not; then every worker has been ended.
     pub fn new(server: &Server, config: Config, desk: Option<Desk>) -> Result<Self, Error> {
         let signals = Signals::new().map_err(system("listening to signals"))?;
-        Self::start(server, config, desk, signals)
+        Self::start(server, config, desk, signals, &|| false)
     }
 
-    /// The same for a process that has other things to do with its signals: what they would say is said by orders.
+    /// The same for a process that has other things to do with its signals: what they would say is said by orders. Once it is
+    /// `stopped`, workers that have not attached yet are not waited for any more.
     ///
     /// # Errors
     /// As [`Front::new`].
-    pub fn ordered(server: &Server, config: Config, desk: Option<Desk>) -> Result<(Self, Orders), Error> {
+    pub fn ordered(
+        server: &Server,
+        config: Config,
+        desk: Option<Desk>,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<(Self, Orders), Error> {
         let (signals, orders) = Signals::ordered().map_err(system("listening to orders"))?;
-        Ok((Self::start(server, config, desk, signals)?, orders))
+        Ok((Self::start(server, config, desk, signals, stopped)?, orders))
     }
 
-    fn start(server: &Server, config: Config, desk: Option<Desk>, signals: Signals) -> Result<Self, Error> {
+    fn start(
+        server: &Server,
+        config: Config,
+        desk: Option<Desk>,
+        signals: Signals,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Self, Error> {
         let driver = server.driver().map_err(system("driving the sockets"))?;
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
         // tempdir gives it mode 0700.
@@ -202,7 +214,7 @@ impl Front {
         for seat in &mut front.seats {
             seat.start(&front.config.command, &front.driver, start);
         }
-        while front.seats.iter().any(|seat| !seat.is_attached()) {
+        while front.seats.iter().any(|seat| !seat.is_attached()) && !stopped() {
             front.wait(Some(Duration::from_millis(100)))?;
             front.look_after_seats();
             if let Some((seat, ending)) = front.seats.iter_mut().find_map(Seat::take_ending) {

@@ -3,8 +3,7 @@
 //! The order at the start matters: ports and sockets are opened, then every capability that is not needed any more is given
 //! up, then threads and processes begin.
 
-use std::io::{self, ErrorKind, Read};
-use std::os::fd::AsFd;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -12,7 +11,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use towpath_gate::gate::{PortId, Ports, Routes};
 use towpath_gate::rules::{Diagnostic, Ruleset};
@@ -27,15 +25,16 @@ use super::order::{Bell, Order};
 use super::port;
 use super::privilege::Capabilities;
 use super::service::{self, Service};
+use super::signals::{heard, signals};
 use super::sockets::Socket;
 use super::worker::{Parts, Worker};
 use crate::config::{self, Config};
 use crate::control::dumps::Dumps;
-use crate::control::{BindError, Listening, Server};
+use crate::control::{BindError, Desk, Listening, Server};
 use crate::engine::{Arrivals, Engine, Way};
 use crate::front;
 use crate::inspector::{self, ATTACH_TIMEOUT, Inspector};
-use crate::queue::{Policy, Queue};
+use crate::queue::{DefaultVerdict, Policy, Queue};
 use crate::report::Report;
 use crate::rulebook::Rulebook;
 use crate::settings::Settings;
@@ -52,6 +51,9 @@ const KEEPALIVE_BUDGET: usize = 65_536;
 /// How often the connections of muxes are looked after.
 const TEND: Duration = Duration::from_secs(1);
 
+/// How long threads have to do what a reload asks of them.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long processes have to end.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -64,6 +66,9 @@ pub enum Failure {
     /// There is no control socket.
     #[error("control: {0}")]
     Control(#[from] BindError),
+    /// There is no ring for dumps.
+    #[error("control: the ring for dumps, beside the control socket: {0}; choose another path for that")]
+    Dumps(io::Error),
     /// A mux cannot listen.
     #[error("mux {0}: {1}")]
     Mux(String, String),
@@ -148,18 +153,15 @@ impl Administrator {
     pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
-        for (at, port) in config.ports.iter().enumerate() {
-            let opened = port::open(at, port, threads)?;
-            ports
-                .iter_mut()
-                .zip(opened)
-                .for_each(|(ports, port)| ports.push((port, config.ports[at].driver.word())));
+        for port in &config.ports {
+            let (opened, word) = (port::open(port, threads)?, port.driver.word());
+            ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
         }
         if let Some(control) = &config.control {
             super::make_directory_of(&control.socket);
         }
         let listening = config.control.as_ref().map(Listening::bind).transpose()?;
-        let mut sockets = config
+        let sockets = config
             .queues
             .iter()
             .map(|queue| Socket::bind(queue, threads.max(1)))
@@ -198,8 +200,7 @@ impl Administrator {
         };
         let mux_desks = desks.split_off(threads);
         let dumps = config.control.as_ref().map(|control| {
-            Dumps::start(&control.socket, control.owner, Arc::clone(&rulebook))
-                .map_err(|error| Failure::System("the ring for dumps, beside the control socket", error))
+            Dumps::start(&control.socket, control.owner, Arc::clone(&rulebook)).map_err(Failure::Dumps)
         });
         let dumps = dumps.transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
@@ -255,21 +256,55 @@ impl Administrator {
             _server: server,
             _dumps: dumps,
         };
-        administrator.start_inspectors(&mut sockets)?;
-        administrator.sockets = sockets;
-        let mut served = Vec::new();
+        if let Err(failure) = administrator.attach(sockets, doors, &mux_threads) {
+            // Threads that wait for the start, and who waits for these, would be left behind.
+            administrator.sockets.clear();
+            administrator.drain();
+            let _ = administrator.end();
+            return Err(failure);
+        }
+        Ok(administrator)
+    }
+
+    /// Starts the processes of queues and muxes, waits until they have attached, and begins; unless it is told to stop meanwhile.
+    fn attach(
+        &mut self,
+        mut sockets: Vec<Socket>,
+        doors: Vec<(service::Listening, Door, Option<Desk>)>,
+        mux_threads: &[Option<usize>],
+    ) -> Result<(), Failure> {
+        let started = self.start_inspectors(&mut sockets);
+        self.sockets = sockets;
+        started?;
+        let (mut served, mut failed) = (Vec::new(), None);
         for (place, ((listening, door, desk), thread)) in doors.into_iter().zip(mux_threads).enumerate() {
-            let done = administrator.done.clone();
-            let (service, mux) = listening.start(place, door, desk, thread.is_some(), done)?;
-            served.extend(thread.zip(mux));
-            administrator.services.push(service);
+            if self.is_stopped() {
+                break;
+            }
+            let done = self.done.clone();
+            match listening.start(place, door, desk, thread.is_some(), done, &|| self.is_stopped()) {
+                Ok((service, mux)) => {
+                    served.extend(thread.zip(mux));
+                    self.services.push(service);
+                }
+                Err(failure) => {
+                    failed = Some(failure);
+                    break;
+                }
+            }
         }
         // Those that have attached end with this thread if another one does not.
         for (thread, mux) in served {
-            administrator.workers[thread].say(Order::Serve(Box::new(mux)));
+            self.workers[thread].say(Order::Serve(Box::new(mux)));
         }
-        administrator.workers.iter().for_each(|worker| worker.say(Order::Begin));
-        Ok(administrator)
+        if let Some(failure) = failed {
+            return Err(failure);
+        }
+        if self.is_stopped() {
+            return Ok(());
+        }
+        self.workers.iter().for_each(|worker| worker.say(Order::Begin));
+        Ok(())
     }
 
     /// Runs until a signal stops it, or nothing will come any more.
@@ -285,8 +320,7 @@ impl Administrator {
             self.tend();
             let (all, failed) = self.look_at_threads();
             if heard(&mut self.stop) || failed {
-                self.workers.iter().for_each(|worker| worker.say(Order::Drain));
-                self.services.iter().for_each(Service::drain);
+                self.drain();
                 break;
             }
             if all {
@@ -301,6 +335,17 @@ impl Administrator {
                 let _ = socket.look_after(false);
             }
         }
+        self.end()
+    }
+
+    /// Tells all threads that nothing more is to be received.
+    fn drain(&self) {
+        self.workers.iter().for_each(|worker| worker.say(Order::Drain));
+        self.services.iter().for_each(Service::drain);
+    }
+
+    /// Waits for all threads and processes.
+    fn end(self) -> Result<Ended, Failure> {
         let mut report = Report::default();
         let mut failed = None;
         for service in self.services {
@@ -335,15 +380,19 @@ impl Administrator {
         ends.fold((true, false), |(all, failed), end| (all && end.is_some(), failed || end == Some(false)))
     }
 
+    /// Whether a signal waits that stops it; [`Administrator::run`] takes it.
+    fn is_stopped(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
     /// Starts the processes of the configuration, and waits until all have attached.
     fn start_inspectors(&mut self, sockets: &mut [Socket]) -> Result<(), Failure> {
         for socket in sockets {
             let mut missing = socket.start()?;
             let start = Instant::now();
-            while missing > 0 {
-                let queue = socket.queue;
-                let system = |source| inspector::Error::System { queue, source };
-                while let Some(channel) = socket.accept().map_err(system)? {
+            while missing > 0 && !self.is_stopped() {
+                while let Some(channel) = socket.accept() {
                     missing = missing.saturating_sub(1);
                     self.join(socket.queue, channel);
                 }
@@ -353,7 +402,8 @@ impl Administrator {
                     return Err(inspector::Error::Late { queue: socket.queue, program }.into());
                 }
                 if missing > 0 {
-                    sleep_on(&[socket], Duration::from_millis(20));
+                    let stop = PollFd::new(&self.stop, PollFlags::IN);
+                    doze(&mut [PollFd::new(socket, PollFlags::IN), stop], Duration::from_millis(20));
                 }
             }
         }
@@ -380,27 +430,22 @@ impl Administrator {
     fn welcome(&mut self) {
         let mut sockets = std::mem::take(&mut self.sockets);
         for socket in &mut sockets {
-            loop {
-                match socket.accept() {
-                    Ok(Some(channel)) => self.join(socket.queue, channel),
-                    Ok(None) => break,
-                    Err(error) => {
-                        log::warn!("queue {}: {error}", socket.queue);
-                        break;
-                    }
-                }
+            while let Some(channel) = socket.accept() {
+                self.join(socket.queue, channel);
             }
         }
         self.sockets = sockets;
     }
 
-    fn wait(&self) {
+    fn wait(&mut self) {
+        let paused: Vec<bool> = self.sockets.iter_mut().map(Socket::is_paused).collect();
         let mut fds: Vec<PollFd<'_>> = vec![
             PollFd::new(&self.stop, PollFlags::IN),
             PollFd::new(&self.hup, PollFlags::IN),
             PollFd::new(&self.done, PollFlags::IN),
         ];
-        fds.extend(self.sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused);
+        fds.extend(open.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
         doze(&mut fds, TICK);
     }
 
@@ -435,9 +480,16 @@ impl Administrator {
     fn reload(&mut self) {
         match self.read_again() {
             Ok((config, ruleset, bound)) => {
+                self.prepare(&config);
                 let settings = settings(&config);
-                let diff =
-                    self.rulebook.replace(ruleset, config.default_allow, config.reload, Some(settings));
+                let routes = (config.routes != self.config.routes).then(|| routes(&config));
+                let diff = self.rulebook.replace(
+                    ruleset,
+                    routes,
+                    config.default_allow,
+                    config.reload,
+                    Some(settings),
+                );
                 log::info!(
                     "reloaded: {} rules added, {} removed, {} kept; {} states dropped",
                     diff.added.len(),
@@ -455,10 +507,42 @@ impl Administrator {
         }
     }
 
+    /// Has the threads do whatever other rules may ask of them, before the first packet meets these; what is not asked of them
+    /// any more goes on until [`change`](Self::change). So no packet is dropped for what is there by the one or the other.
+    fn prepare(&self, config: &Config) {
+        let Self { config: before, services, .. } = self;
+        for queue in &config.queues {
+            if lenient(before, queue) {
+                self.say(&|| Order::Queue(queue.number, queue.policy));
+            }
+        }
+        if config.unserved != before.unserved && config.unserved == DefaultVerdict::Pass {
+            self.say(&|| Order::Unserved(config.unserved));
+            services.iter().for_each(|service| service.set_unserved(config.unserved));
+        }
+        if config.routes != before.routes {
+            self.say(&|| Order::Routes(before.routes.clone(), config.routes.clone()));
+        }
+        self.settle();
+    }
+
+    fn say(&self, order: &dyn Fn() -> Order) {
+        self.workers.iter().for_each(|worker| worker.say(order()));
+    }
+
+    /// Waits until the threads have done what was said, and not for long: one that ends does nothing of it.
+    fn settle(&self) {
+        let (done, settled) = channel();
+        self.say(&|| Order::Settle(done.clone()));
+        drop(done);
+        // Nothing ever comes: it is over when the last of them has let go.
+        let _ = settled.recv_timeout(SETTLE_TIMEOUT);
+    }
+
     /// Takes what else can change while it runs.
     fn change(&mut self, config: Config, bound: Vec<Socket>) {
         let before = std::mem::replace(&mut self.config, config);
-        let Self { config, workers, sockets, services, rulebook, .. } = self;
+        let Self { config, workers, sockets, services, .. } = self;
         sockets.extend(bound);
         let say = |order: &dyn Fn() -> Order| workers.iter().for_each(|worker| worker.say(order()));
         for queue in &config.queues {
@@ -467,7 +551,9 @@ impl Administrator {
                 continue;
             }
             log::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
-            say(&|| Order::Queue(queue.number, queue.policy));
+            if !lenient(&before, queue) {
+                say(&|| Order::Queue(queue.number, queue.policy));
+            }
             if let Some(socket) = sockets.iter_mut().find(|socket| socket.queue == queue.number) {
                 socket.want(&queue.inspectors);
             }
@@ -480,8 +566,7 @@ impl Administrator {
             say(&|| Order::Pace(config.engine.clone()));
         }
         if config.routes != before.routes {
-            rulebook.set_routes(routes(config));
-            say(&|| Order::Routes(config.routes.clone()));
+            say(&|| Order::Routes(config.routes.clone(), before.routes.clone()));
         }
     }
 
@@ -508,6 +593,13 @@ impl Administrator {
         rules.warnings.iter().for_each(|warning| log::warn!("{warning}"));
         Ok((config, rules.ruleset, bound))
     }
+}
+
+/// Whether a queue is new, or lets pass what nobody decides where it did not: then it comes before the rules.
+fn lenient(before: &Config, queue: &config::Queue) -> bool {
+    let old = before.queues.iter().find(|old| old.number == queue.number);
+    let verdict = queue.policy.default;
+    old.is_none_or(|old| old.policy.default != verdict && verdict == DefaultVerdict::Pass)
 }
 
 /// What leaves by each port of a thread.
@@ -589,37 +681,6 @@ fn spawn(number: usize, parts: Parts, cpu: Option<usize>, done: Bell) -> Result<
     };
     let thread = thread::Builder::new().name(format!("engine-{number}"));
     thread.spawn(body).map_err(|error| Failure::System("no thread", error))
-}
-
-/// Pipes that become readable when the engine is to stop, and when it is to read its files again.
-fn signals() -> io::Result<(UnixStream, UnixStream)> {
-    let (stop, write) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
-    signal_hook::low_level::pipe::register(SIGINT, write)?;
-    let (hup, write) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(SIGHUP, write)?;
-    stop.set_nonblocking(true)?;
-    hup.set_nonblocking(true)?;
-    Ok((stop, hup))
-}
-
-/// Whether there was a signal since this was asked.
-fn heard(pipe: &mut UnixStream) -> bool {
-    let mut bytes = [0; 64];
-    let mut any = false;
-    loop {
-        match pipe.read(&mut bytes) {
-            Ok(0) => return any,
-            Ok(_) => any = true,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return any,
-        }
-    }
-}
-
-fn sleep_on(what: &[&impl AsFd], timeout: Duration) {
-    let mut fds: Vec<PollFd<'_>> = what.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
-    doze(&mut fds, timeout);
 }
 
 fn doze(fds: &mut [PollFd<'_>], timeout: Duration) {

@@ -59,6 +59,8 @@ struct Inside {
     /// closed yet (one that still shakes hands cannot be).
     standing: HashMap<Peer, bool>,
     log: SyncSender<String>,
+    /// Lines of `log` rules that nobody took, since it was told.
+    unlogged: u64,
 }
 
 /// What became of connections when they were looked after.
@@ -78,7 +80,8 @@ impl Door {
         unserved: DefaultVerdict,
         log: SyncSender<String>,
     ) -> Self {
-        let inside = Inside { walker, port, start, clock, unserved, standing: HashMap::new(), log };
+        let inside =
+            Inside { walker, port, start, clock, unserved, standing: HashMap::new(), log, unlogged: 0 };
         Self { name: name.to_owned(), inside: Mutex::new(inside) }
     }
 
@@ -95,7 +98,14 @@ impl Door {
     /// Keeps the states of connections that are silent. With `again`, because rules have changed, connections without a
     /// state are asked about again, too. To be called every second or so.
     pub(super) fn tend(&self, again: bool) -> Tended {
-        let peers: Vec<Peer> = self.inside().standing.keys().copied().collect();
+        let (unlogged, peers) = {
+            let mut inside = self.inside();
+            let peers: Vec<Peer> = inside.standing.keys().copied().collect();
+            (std::mem::take(&mut inside.unlogged), peers)
+        };
+        if unlogged > 0 {
+            log::warn!("mux {}: {unlogged} lines of log rules were left out", self.name);
+        }
         let mut tended = Tended::default();
         for peers in peers.chunks(PIECE) {
             let mut inside = self.inside();
@@ -206,10 +216,12 @@ impl Inside {
 
     /// Hands the lines of `log` rules over. Nobody waits for who prints them.
     fn tell(&mut self) {
-        let Self { walker, log, .. } = self;
+        let Self { walker, log, unlogged, .. } = self;
         while let Some(logged) = walker.log().take() {
             let port = logged.port.and_then(|port| walker.ports().name(port));
-            let _ = log.try_send(logged.line(port).to_string());
+            if log.try_send(logged.line(port).to_string()).is_err() {
+                *unlogged += 1;
+            }
         }
     }
 }

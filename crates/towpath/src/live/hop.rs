@@ -17,6 +17,9 @@ pub(super) struct Hops {
     pub(super) own: Option<[u8; 6]>,
     /// Prefixes and their next hops, the longest first.
     nets: Vec<(IpAddr, u8, Next)>,
+    /// Those of packets that were decided by other routes: by the next ones while these are being taken, by the ones before
+    /// afterwards, when an inspector still had some.
+    others: Vec<(IpAddr, u8, Next)>,
 }
 
 /// The next hop of a route.
@@ -50,12 +53,19 @@ impl Hops {
         };
         let mut nets: Vec<_> = of_port.map(|route| (route.net, route.len, next(route))).collect();
         nets.sort_by_key(|(_, len, _)| std::cmp::Reverse(*len));
-        Self { own, nets }
+        Self { own, nets, others: Vec::new() }
+    }
+
+    /// These, and where there is none those of `other` routes.
+    pub(super) fn or(self, other: &[Route], port: usize) -> Self {
+        let others = Self::new(other, port, self.own).nets;
+        Self { others, ..self }
     }
 
     /// Where a packet to `to` goes on the link, or whom to ask.
     fn find(&self, to: IpAddr) -> Option<Result<[u8; 6], IpAddr>> {
-        let (net, len, next) = self.nets.iter().find(|(net, len, _)| contains(*net, *len, to))?;
+        let mut nets = self.nets.iter().chain(&self.others);
+        let (net, len, next) = nets.find(|(net, len, _)| contains(*net, *len, to))?;
         match *next {
             Next::At(mac) => Some(Ok(mac)),
             Next::Via(router) => Some(Err(router)),
@@ -250,5 +260,12 @@ mod tests {
         }
         let hops = Hops::new(&routes[1..2], 4, Some([6; 6]));
         assert_eq!(hops.forward(&ip, &mut meta, &mut out), Err(Stuck::NoHop));
+        // Other routes count where there is none, however long their prefixes.
+        for (these, expected) in [(&routes[..1], 1), (&routes[2..], 2)] {
+            (meta.link, meta.wire_len) = (Link::Ip, ip.len() as u32);
+            let hops = Hops::new(these, 3, Some([6; 6])).or(&routes, 3);
+            hops.forward(&ip, &mut meta, &mut out).unwrap();
+            assert_eq!(out[5], expected);
+        }
     }
 }

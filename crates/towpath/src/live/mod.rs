@@ -22,6 +22,7 @@ mod order;
 mod port;
 mod privilege;
 mod service;
+mod signals;
 mod sockets;
 mod worker;
 

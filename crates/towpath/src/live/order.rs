@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_gate::state::Keepalive;
@@ -26,10 +27,12 @@ pub(super) enum Order {
     Queue(u16, Policy),
     /// What becomes of packets for queues that are not configured.
     Unserved(DefaultVerdict),
-    /// What goes whereto, of the ports that are routed to.
-    Routes(Vec<Route>),
+    /// What goes whereto, of the ports that are routed to; and by other routes, where there is none.
+    Routes(Vec<Route>, Vec<Route>),
     /// Most packets at a time, what to do when nothing comes, how long to wait for inspectors at the end.
     Pace(Engine),
+    /// To be let go of when everything that was said before is done.
+    Settle(Sender<()>),
     /// Nothing more is received; what inspectors have is waited for.
     Drain,
 }

@@ -6,16 +6,17 @@ use super::captures::Captures;
 use super::named::Named;
 use crate::config::{self, Driver};
 
-/// Opens the port `at`, once for each thread.
+/// Opens a port, once for each thread.
 ///
 /// # Errors
 /// Why it cannot be had, and what to do.
-pub(super) fn open(at: usize, port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Port>>, Error> {
     let name = &port.name;
     match &port.driver {
         Driver::AfPacket { interface, offload } => {
-            // The two directions of a connection go to the same place in every group, and so to the same thread.
-            let fanout = (threads > 1).then(|| af_packet::Fanout::Hash(group(at)));
+            // The two directions of a connection go to the same place in every group, and so to the same thread. The group is ours
+            // alone: two engines on one interface shall not share packets by accident.
+            let mut fanout = (threads > 1).then_some(af_packet::Fanout::HashAlone);
             let socket = |thread| {
                 let config = af_packet::Config {
                     vnet_hdr: *offload,
@@ -23,7 +24,9 @@ pub(super) fn open(at: usize, port: &config::Port, threads: usize) -> Result<Vec
                     queue: thread as u16,
                     ..af_packet::Config::new(interface)
                 };
-                Ok(named(name, af_packet::Socket::open(config)?))
+                let socket = af_packet::Socket::open(config)?;
+                fanout = socket.fanout();
+                Ok(named(name, socket))
             };
             (0..threads).map(socket).collect()
         }
@@ -84,9 +87,4 @@ pub(super) fn open(at: usize, port: &config::Port, threads: usize) -> Result<Vec
 
 fn named(name: &str, port: impl Port + 'static) -> Box<dyn Port> {
     Box::new(Named::new(name, port))
-}
-
-/// A fan-out group of this process and port: two engines on one interface shall not share packets by accident.
-fn group(at: usize) -> u16 {
-    (std::process::id() as u16).wrapping_mul(257).wrapping_add(at as u16)
 }

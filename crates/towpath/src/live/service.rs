@@ -84,8 +84,8 @@ impl Listening {
         Ok(Self { server, config: config.clone() })
     }
 
-    /// Starts its workers, and when they have attached its thread; or gives back what is for a thread of the `engine`. `place` is
-    /// its place among the muxes.
+    /// Starts its workers, and when they have attached, or it is `stopped` meanwhile, its thread; or gives back what is for a thread of
+    /// the `engine`. `place` is its place among the muxes.
     pub(super) fn start(
         self,
         place: usize,
@@ -93,6 +93,7 @@ impl Listening {
         desk: Option<Desk>,
         engine: bool,
         done: Bell,
+        stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
         let Self { server, config } = self;
         let Mux { name, listen, .. } = config;
@@ -108,8 +109,8 @@ impl Listening {
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
-        let (front, orders) =
-            Front::ordered(&server, front, desk).map_err(|error| Failure::Workers(name.clone(), error))?;
+        let (front, orders) = Front::ordered(&server, front, desk, stopped)
+            .map_err(|error| Failure::Workers(name.clone(), error))?;
         let unix = listen.iter().filter_map(|address| address.strip_prefix("unix:"));
         let unix = unix.map(str::to_owned).collect();
         let (runs, served) = if engine {

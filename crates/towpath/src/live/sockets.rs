@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint};
 
 use crate::config;
+use crate::control::Pause;
 use crate::inspector::Error;
 
 /// How long a process that ended waits before it is started again: at first, and at most.
@@ -27,6 +28,7 @@ pub(super) struct Socket {
     pub(super) queue: u16,
     path: PathBuf,
     endpoint: Endpoint,
+    pause: Pause,
     kids: Vec<Kid>,
     /// Holds the socket when the configuration names none.
     _directory: Option<TempDir>,
@@ -55,12 +57,8 @@ impl Socket {
             }
         };
         super::make_directory_of(&path);
-        let mut users = vec![rustix::process::geteuid().as_raw(), 0];
-        users.extend(&inspectors.users.ids);
-        users.sort_unstable();
-        users.dedup();
         let config = Config {
-            allow: Allow::Users(users),
+            allow: allow(&inspectors.users),
             lanes: threads as u32,
             deadline: Some(Duration::from_nanos(queue.policy.deadline)),
             // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
@@ -71,17 +69,19 @@ impl Socket {
         };
         let endpoint =
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
-        // Who may attach is asked of the kernel; the file only has to let them try.
-        let open = if inspectors.users.ids.is_empty() { 0o600 } else { 0o666 };
-        let mode = Permissions::from_mode(inspectors.mode.unwrap_or(open));
-        std::fs::set_permissions(&path, mode).map_err(system)?;
+        open(&path, inspectors).map_err(system)?;
         let kids = wanted(inspectors).map(Kid::new).collect();
-        Ok(Self { queue: number, path, endpoint, kids, _directory: directory })
+        let pause = Pause::of(format_args!("queue {number}"));
+        Ok(Self { queue: number, path, endpoint, pause, kids, _directory: directory })
     }
 
     /// Has these processes from now on: those that are there already go on, the others are ended, or started by
-    /// [`Socket::look_after`].
+    /// [`Socket::look_after`]. Whom it lets in from now on is said there, too.
     pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
+        self.endpoint.set_allow(allow(&inspectors.users));
+        if let Err(error) = open(&self.path, inspectors) {
+            log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
+        }
         let mut before = std::mem::take(&mut self.kids);
         for words in wanted(inspectors) {
             let there = before.iter().position(|kid| kid.words == *words);
@@ -99,8 +99,19 @@ impl Socket {
     }
 
     /// Who has attached by now.
-    pub(super) fn accept(&mut self) -> io::Result<Option<Channel>> {
-        self.endpoint.accept()
+    pub(super) fn accept(&mut self) -> Option<Channel> {
+        if self.pause.is_on() {
+            return None;
+        }
+        self.endpoint.accept().unwrap_or_else(|error| {
+            self.pause.begin(&error);
+            None
+        })
+    }
+
+    /// Whether [`accept`](Self::accept) takes nobody for a while, so that there is no use in waiting for who comes.
+    pub(super) fn is_paused(&mut self) -> bool {
+        self.pause.is_on()
     }
 
     /// Starts processes again that have ended, each after its pause. With `first`, one that has ended is an error.
@@ -149,6 +160,21 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.endpoint.as_fd()
     }
+}
+
+/// Who may attach: those who are named, root and the engine's user.
+fn allow(named: &config::Users) -> Allow {
+    let mut users = vec![rustix::process::geteuid().as_raw(), 0];
+    users.extend(&named.ids);
+    users.sort_unstable();
+    users.dedup();
+    Allow::UsersAndGroups(users, named.groups.clone())
+}
+
+/// Who may attach is asked of the kernel; the file only has to let them try.
+fn open(path: &Path, inspectors: &config::Inspectors) -> io::Result<()> {
+    let open = if inspectors.users.is_empty() { 0o600 } else { 0o666 };
+    std::fs::set_permissions(path, Permissions::from_mode(inspectors.mode.unwrap_or(open)))
 }
 
 /// The command of each process that there shall be.

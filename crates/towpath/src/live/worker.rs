@@ -239,16 +239,17 @@ impl Worker {
         match order {
             Order::Queue(number, policy) => self.engine.set_queue(number, policy),
             Order::Unserved(default) => self.engine.set_unserved(default),
-            Order::Routes(routes) => {
+            Order::Routes(routes, others) => {
                 let lines = self.engine.edge_mut().lines.iter_mut().enumerate();
                 lines.filter_map(|(at, line)| Some((at, line.hops.as_mut()?))).for_each(|(at, hops)| {
-                    *hops = Hops::new(&routes, at, hops.own);
+                    *hops = Hops::new(&routes, at, hops.own).or(&others, at);
                 });
             }
             Order::Pace(engine) => {
                 self.burst = Arc::new(Burst::new(engine.burst));
                 (self.wait, self.drain) = (engine.wait, engine.drain);
             }
+            Order::Settle(done) => drop(done),
             Order::Join(..) | Order::Serve(_) | Order::Begin | Order::Keepalives(_) | Order::Drain => {}
         }
     }
@@ -257,10 +258,11 @@ impl Worker {
     fn wait_for_the_start(&mut self) {
         loop {
             match self.orders.recv() {
-                Ok(Order::Begin) | Err(_) => return,
+                Ok(Order::Begin) => return,
                 Ok(Order::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
                 Ok(Order::Serve(served)) => self.muxes.serve(*served),
-                Ok(Order::Drain) => {
+                // Who would say so is gone: the start has failed.
+                Ok(Order::Drain) | Err(_) => {
                     self.ports.iter_mut().for_each(|live| live.ended = true);
                     return;
                 }

@@ -1,0 +1,202 @@
+//! A configuration of `towpath run` that changes under traffic: all of it at once, and nothing is dropped for it. Without the
+//! privilege each test says so and does nothing.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_port::netns::{Host, ip, until, veth, within};
+
+mod support;
+use support::Control;
+
+/// How often it changes.
+const RELOADS: u32 = 120;
+
+struct Engine {
+    control: Control,
+    child: Child,
+    said: Lines<BufReader<ChildStderr>>,
+}
+
+impl Engine {
+    fn start(directory: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["run", directory.join("t.toml").to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stderr.take().unwrap()).lines();
+        let engine = Self { control: Control::of(directory), child, said };
+        until(|| engine.control.ctl("show stats").status.success());
+        engine
+    }
+
+    /// Has it read its files again, and waits until it says so.
+    fn reload(&mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+        let line = self.says("reloaded: ");
+        assert!(!line.contains("not reloaded"), "{line}");
+    }
+
+    fn says(&mut self, what: &str) -> String {
+        self.said.find_map(|line| Some(line.unwrap()).filter(|line| line.contains(what))).expect(what)
+    }
+
+    fn stop(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// A router with three nets. Two of them change places, and rules send packets to queues that are as new as these rules.
+#[test]
+fn routes_and_queues_come_with_their_rules() {
+    within(|| {
+        let left = Host::new();
+        for (own, other) in [("wan", "l0"), ("lan", "r0"), ("alt", "a0")] {
+            veth(own, other);
+            ip(&format!("link set {other} up"));
+        }
+        ip("link set wan address 02:00:00:00:00:0f");
+        left.take("l0", "10.0.0.1/24");
+        left.run(|| {
+            ip("route add 10.0.0.0/8 via 10.0.0.254");
+            ip("neigh add 10.0.0.254 lladdr 02:00:00:00:00:0f dev l0");
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let write = |reload: u32| {
+            let mut config = "rules = \"r.ipfw\"\n[control]\nsocket = \"ctl.sock\"\n".to_owned();
+            for port in ["wan", "lan", "alt"] {
+                config += &format!("[port.{port}]\ndriver = \"af_packet\"\n");
+            }
+            let nets =
+                if reload % 2 == 0 { ["10.8.0.0/16", "10.9.0.0/16"] } else { ["10.9.0.0/16", "10.8.0.0/16"] };
+            for (net, port) in nets.iter().zip(["lan", "alt"]) {
+                config +=
+                    &format!("[[route]]\nto = \"{net}\"\nport = \"{port}\"\nmac = \"02:00:00:00:00:09\"\n");
+            }
+            // A queue cannot go: there are more and more.
+            let newest = reload / 8;
+            for queue in 1..=newest {
+                config += &format!("[queue.{queue}]\nsocket = \"q{queue}.sock\"\ndefault = \"pass\"\n");
+            }
+            let inspect = if newest > 0 {
+                format!("add inspect {newest} udp from any to any in\n")
+            } else {
+                String::new()
+            };
+            std::fs::write(directory.path().join("t.toml"), config).unwrap();
+            std::fs::write(directory.path().join("r.ipfw"), inspect + "add allow ip from any to any\n")
+                .unwrap();
+        };
+        write(0);
+        let mut engine = Engine::start(directory.path());
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&over);
+        let sent = left.start(move || {
+            let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                for to in ["10.8.0.1:9", "10.9.0.1:9"] {
+                    // What the sender's own interface has no room for was never on the wire.
+                    let _ = socket.send_to(b"hello", to);
+                }
+            }
+        });
+        for reload in 1..=RELOADS {
+            write(reload);
+            engine.reload();
+        }
+        over.store(true, Ordering::Relaxed);
+        sent.recv().unwrap();
+        let stats = engine.control.json("show stats --json");
+        assert!(stats["stats"]["passed"].as_u64() > Some(u64::from(RELOADS)), "{stats}");
+        assert_eq!(
+            (&stats["stats"]["dropped"], &stats["stats"]["rejected"]),
+            (&0.into(), &0.into()),
+            "{stats}"
+        );
+        let ports = engine.control.json("show ports --json");
+        for port in ports["ports"].as_array().unwrap() {
+            let lost = port["lost"].as_array().unwrap();
+            assert!(!lost.iter().any(|lost| lost[0] == "no_hop"), "{ports}");
+        }
+        engine.stop();
+    });
+}
+
+/// A user and a group of no system's files.
+const STRANGER: u32 = 64_999;
+
+#[test]
+fn who_may_attach_changes_with_a_reload() {
+    within(|| {
+        for (own, other) in [("wan", "l0"), ("lan", "r0")] {
+            veth(own, other);
+        }
+        let directory = tempfile::tempdir().unwrap();
+        // Where the stranger finds the socket and the program.
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let program = directory.path().join("towpath");
+        std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
+        let write = |users: &str| {
+            let config = format!(
+                "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\n[port.lan]\ndriver = \"af_packet\"\n\
+                 [[bridge]]\nports = [\"wan\", \"lan\"]\n[control]\nsocket = \"ctl.sock\"\n\
+                 [queue.1]\nsocket = \"q1.sock\"\n{users}\n"
+            );
+            std::fs::write(directory.path().join("t.toml"), config).unwrap();
+        };
+        std::fs::write(directory.path().join("r.ipfw"), "add allow ip from any to any\n").unwrap();
+        write("");
+        let mut engine = Engine::start(directory.path());
+        let attach = |group: u32| {
+            Command::new(&program)
+                .args(["inspect", "--queue", "1", "--match", "x", "--verdict", "drop"])
+                .env("TOWPATH_SOCKET", directory.path().join("q1.sock"))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .uid(STRANGER)
+                .gid(group)
+                .spawn()
+        };
+        let rows = [
+            ("", STRANGER, false),
+            ("users = [\"64998\", \"64999\"]", 1, true),
+            ("users = [\"64998\"]", STRANGER, false),
+            // The group has no member in any file: it is the group of the process.
+            ("groups = [\"64999\"]", STRANGER, true),
+            ("groups = [\"64999\"]", 1, false),
+            ("", STRANGER, false),
+        ];
+        for (users, group, may) in rows {
+            write(users);
+            engine.reload();
+            let Ok(mut child) = attach(group) else {
+                return println!(
+                    "skipped: another user may not run programs in {}",
+                    directory.path().display()
+                );
+            };
+            let attached =
+                || engine.control.json("show queues --json")["queues"][0]["inspectors"].as_u64().unwrap();
+            if may {
+                until(|| attached() == 1);
+                child.kill().unwrap();
+                child.wait().unwrap();
+                until(|| attached() == 0);
+            } else {
+                assert!(!child.wait().unwrap().success(), "{users}");
+                assert_eq!(attached(), 0, "{users}");
+            }
+        }
+        engine.stop();
+    });
+}
