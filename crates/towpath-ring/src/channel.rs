@@ -29,7 +29,7 @@ use crate::slot::Slot;
 use crate::stats::ChannelStats;
 use crate::sync::Ordering;
 use crate::sys::{self, Sent};
-use crate::transmit::Next;
+use crate::transmit::{Next, Taken, TxFrame, TxPayload, TxSink};
 use crate::verdicts::Decision;
 
 /// How long the peer is believed to be alive without a look, in nanoseconds.
@@ -437,6 +437,28 @@ impl Channel {
     /// for what stands behind a message that is not where its header says (a violation). The client may wait for the room that
     /// they leave; [`kick`](Self::kick) tells it.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
+        struct Copies<F>(F);
+        impl<F: FnMut(&Header, &[u8])> TxSink for Copies<F> {
+            fn hold(&mut self, _: &Header) -> bool {
+                false
+            }
+
+            fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
+                if let TxPayload::Copied(bytes) = payload {
+                    self.0(header, bytes);
+                }
+            }
+        }
+        self.poll_frames(&mut Copies(&mut f))
+    }
+
+    /// The same, but a message of which `sink` says so stays in the client's memory until it is [given back](Self::give_back): for
+    /// those that are only passed on, and whose bytes nobody looks at, because the client may still change them. Messages that are
+    /// not in the ring, or that cross its end, are copied all the same, and so is everything where lanes grow
+    /// ([`Config::growth`](crate::Config::growth)).
+    pub fn poll_frames(&mut self, sink: &mut impl TxSink) -> usize {
+        // A lane that grows has another area afterwards.
+        let one_area = self.growing.is_none();
         let mut left = POLL_BYTES;
         for count in 0..POLL_MESSAGES {
             if left == 0 {
@@ -451,7 +473,9 @@ impl Channel {
                 Some(old) if !moved => &mut old.rings,
                 _ => &mut self.rings,
             };
-            let next = rings.transmit.next(&rings.own, &rings.theirs, &mut self.inbox);
+            let next = rings
+                .transmit
+                .next(&rings.own, &rings.theirs, &mut self.inbox, |header| one_area && sink.hold(header));
             self.stats.oneshots_in += std::mem::take(&mut rings.transmit.oneshots);
             match next {
                 Ok(Next::Nothing) => return count,
@@ -460,13 +484,19 @@ impl Channel {
                     self.look_at_violations();
                     return count;
                 }
-                Ok(Next::Message(found, bytes)) => {
+                Ok(Next::Message(found, taken)) => {
                     self.stats.messages += 1;
-                    left = left.saturating_sub(bytes.len());
                     // Who sends is what the kernel said, not what the sender says.
                     let Credentials { pid, uid, gid } = self.life.peer;
-                    f(&Header { pid, uid, gid, ..found.header }, &bytes);
-                    rings.transmit.put_back(bytes);
+                    let header = Header { pid, uid, gid, ..found.header };
+                    match taken {
+                        Taken::Held(frame) => sink.take(&header, TxPayload::Held(frame)),
+                        Taken::Copied(bytes) => {
+                            left = left.saturating_sub(bytes.len());
+                            sink.take(&header, TxPayload::Copied(&bytes));
+                            rings.transmit.put_back(bytes);
+                        }
+                    }
                 }
                 Err(_) => {
                     // Where the next message would be is not known any more.
@@ -476,6 +506,25 @@ impl Channel {
             }
         }
         POLL_MESSAGES
+    }
+
+    /// The memory that the client's messages are in, and its length: a descriptor of a memory that cannot shrink, to be mapped for
+    /// reading by whoever passes on what is [held](Self::poll_frames).
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn tx_area(&self) -> std::io::Result<(OwnedFd, usize)> {
+        Ok((self.rings.tx_fd.try_clone()?, self.rings.layout.tx.bytes()))
+    }
+
+    /// Gives a message back to the client, which may use its memory again. It is woken by the next [`kick`](Self::kick).
+    pub fn give_back(&mut self, frame: TxFrame) {
+        let old = self.old.as_mut().map(|old| &mut old.rings);
+        for rings in std::iter::once(&mut self.rings).chain(old) {
+            if rings.transmit.give_back(&rings.own, &frame) {
+                return;
+            }
+        }
     }
 
     /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.

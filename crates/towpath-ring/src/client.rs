@@ -371,14 +371,19 @@ impl Consumer {
     /// Says how many messages this client takes in one frame.
     pub(crate) fn tell_bundle(&self, most: usize) {
         // Relaxed: a number that orders nothing.
-        self.lanes.iter().for_each(|lane| lane.own_page().word(abi::CLIENT_BUNDLE).store(most as u64, Ordering::Relaxed));
+        self.lanes
+            .iter()
+            .for_each(|lane| lane.own_page().word(abi::CLIENT_BUNDLE).store(most as u64, Ordering::Relaxed));
     }
 
     /// Says that this client is at this message of a frame.
     #[inline]
     pub(crate) fn tell_at(&self, frame: &Frame, index: u16) {
         // Relaxed: read when this process is gone, or to be shown.
-        self.lane(frame).own_page().word(abi::CLIENT_AT).store(bundle::at(frame.seq(), index), Ordering::Relaxed);
+        self.lane(frame)
+            .own_page()
+            .word(abi::CLIENT_AT)
+            .store(bundle::at(frame.seq(), index), Ordering::Relaxed);
     }
 
     fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), Full> {

@@ -176,7 +176,7 @@ impl Channel {
     pub(crate) fn drop_drained(&mut self) {
         let drained = self.old.as_ref().is_some_and(|old| {
             let frames = &old.rings.rx.frames;
-            frames.free() == frames.frame_nr()
+            frames.free() == frames.frame_nr() && old.rings.transmit.held == 0
         });
         if drained && (!self.demands.messages || self.has_tx_moved()) {
             self.old = None;

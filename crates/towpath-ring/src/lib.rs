@@ -124,6 +124,8 @@ pub use slot::Slot;
 pub use stats::ChannelStats;
 #[cfg(not(loom))]
 pub use tap::{Tap, Tapped};
+#[cfg(not(loom))]
+pub use transmit::{TxFrame, TxPayload, TxSink};
 pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]
 pub use verdicts::{Cause, Decision};

@@ -111,12 +111,22 @@ impl Outbox {
     fn reclaim(&mut self, theirs: &Words) {
         let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
         while seq != end {
-            if let Some(at) = self.tx.frames.find(seq)
-                && matches!(self.tx.entry(theirs, at), Entry::Says(w) if w.verdict != Verdict::Hold)
-            {
-                self.tx.frames.release(at);
+            if let Some(at) = self.tx.frames.find(seq) {
+                match self.tx.entry(theirs, at) {
+                    // The engine passes it on from where it is: the frames behind it come back before it does.
+                    Entry::Says(word) if word.verdict == Verdict::Hold => self.tx.frames.hold(at),
+                    Entry::Says(_) => self.tx.frames.release(at),
+                    _ => {}
+                }
             }
             seq = seq.next();
+        }
+        let mut held = 0;
+        while let Some(&at) = self.tx.frames.aside().get(held) {
+            match self.tx.entry(theirs, at) {
+                Entry::Says(word) if word.verdict != Verdict::Hold => self.tx.frames.release(at),
+                _ => held += 1,
+            }
         }
     }
 
@@ -129,6 +139,6 @@ impl Outbox {
             }
             seq = seq.next();
         }
-        false
+        self.tx.frames.aside().iter().any(|at| self.tx.has_entry(theirs, *at))
     }
 }

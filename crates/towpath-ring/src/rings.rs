@@ -25,6 +25,8 @@ pub(crate) struct Rings {
     pub(crate) rx: Producer,
     pub(crate) verdicts: Verdicts,
     pub(crate) transmit: Transmit,
+    /// The memory of the TX payload.
+    pub(crate) tx_fd: OwnedFd,
     pub(crate) layout: Layout,
     /// Whether the RX payload is in huge pages.
     pub(crate) huge: bool,
@@ -127,6 +129,7 @@ impl Rings {
         if area.is_some() {
             rx.frames.note_freed();
         }
+        let kept_fd = tx_fd.try_clone()?;
         let rings = Self {
             generation: first.generation,
             own,
@@ -135,6 +138,7 @@ impl Rings {
             rx,
             verdicts: Verdicts::new(config, &layout, first.rx),
             transmit: Transmit::new(&layout, tx_payload, first.generation, first.tx),
+            tx_fd: kept_fd,
             layout,
             huge,
         };

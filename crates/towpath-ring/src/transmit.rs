@@ -3,10 +3,14 @@
 //! A header is copied once, the copy is checked, and only the copy is used; the payload is copied to our own memory, if its
 //! length is one that was asked for. How much one poll copies is bounded ([`Budget`]): messages may overlap in the area, so its
 //! size is no bound.
+//!
+//! One exception (DESIGN.md, rule 1): a payload that is only passed on may stay where it is, as a [`TxFrame`]. Nobody here looks at
+//! it, its place and length are those of the checked copy of the header, and the client is told that the frame is held, so that
+//! the others go on. It is given back in any order.
 
 use crate::Seq;
 use crate::abi::{self, Layout};
-use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Kind};
+use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind};
 use crate::inbox::Inbox;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::region::{Payload, Words};
@@ -49,10 +53,57 @@ impl Budget {
 #[derive(Debug)]
 pub(crate) enum Next {
     Nothing,
-    /// A message, its payload copied.
-    Message(Found, Vec<u8>),
+    /// A message: its payload copied, or where it is.
+    Message(Found, Taken),
     /// One was announced whose payload is not where its header says.
     Missing,
+}
+
+/// A message of the client that stays in the client's memory until it is given back
+/// ([`Channel::give_back`](crate::Channel::give_back)).
+#[derive(Debug)]
+#[must_use = "the client gets its frame back only when it is given back"]
+pub struct TxFrame {
+    generation: u16,
+    at: u32,
+    seq: Seq,
+    /// Its bytes, in the area.
+    offset: usize,
+    len: usize,
+}
+
+impl TxFrame {
+    /// Where its bytes are in the memory that [`Channel::tx_area`](crate::Channel::tx_area) names. The client may change them at any
+    /// time.
+    #[must_use]
+    pub fn span(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
+/// What a message of the client is given as.
+#[derive(Debug)]
+pub enum TxPayload<'a> {
+    /// A copy of its bytes.
+    Copied(&'a [u8]),
+    /// Where they are.
+    Held(TxFrame),
+}
+
+/// Who takes the client's messages ([`Channel::poll_frames`](crate::Channel::poll_frames)).
+pub trait TxSink {
+    /// Whether the message that this header describes is to stay in the client's memory.
+    fn hold(&mut self, header: &Header) -> bool;
+
+    /// A message.
+    fn take(&mut self, header: &Header, payload: TxPayload<'_>);
+}
+
+/// What [`Transmit::next`] found.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    Copied(Vec<u8>),
+    Held(TxFrame),
 }
 
 #[derive(Debug)]
@@ -61,10 +112,13 @@ pub(crate) struct Transmit {
     generation: u16,
     payload: Payload,
     frame_nr: u32,
+    area: usize,
     /// Where payloads are copied to; kept, so that it is allocated once.
     scratch: Vec<u8>,
     /// Messages that came in a memory of their own.
     pub(crate) oneshots: u64,
+    /// Messages that were not copied and are not given back.
+    pub(crate) held: u32,
 }
 
 impl Transmit {
@@ -75,20 +129,60 @@ impl Transmit {
             generation,
             payload,
             frame_nr: layout.tx.frame_nr,
+            area: layout.tx.bytes(),
             scratch: Vec::new(),
             oneshots: 0,
+            held: 0,
         }
     }
 
-    /// The next message. Replacements are passed over: their verdicts name them.
-    pub(crate) fn next(&mut self, own: &Words, theirs: &Words, inbox: &mut Inbox) -> Result<Next, Nonsense> {
+    /// The next message: its payload copied, unless `hold` wants it to stay where it is. Replacements are passed over: their
+    /// verdicts name them.
+    pub(crate) fn next(
+        &mut self,
+        own: &Words,
+        theirs: &Words,
+        inbox: &mut Inbox,
+        hold: impl FnMut(&Header) -> bool,
+    ) -> Result<Next, Nonsense> {
         let Some(found) = self.peek(theirs)? else { return Ok(Next::Nothing) };
         self.lane.step(&found)?;
+        if let Some(frame) = self.hold(own, &found, hold) {
+            return Ok(Next::Message(found, Taken::Held(frame)));
+        }
         Ok(match self.take(own, theirs, inbox, &found, u32::MAX) {
-            Some(bytes) => Next::Message(found, bytes),
+            Some(bytes) => Next::Message(found, Taken::Copied(bytes)),
             // No search for one that is there: each costs system calls, and there may be a whole ring of them.
             None => Next::Missing,
         })
+    }
+
+    /// Leaves the message where it is, when it is in the area, in one piece, and wanted so.
+    fn hold(
+        &mut self,
+        own: &Words,
+        found: &Found,
+        mut wanted: impl FnMut(&Header) -> bool,
+    ) -> Option<TxFrame> {
+        let (offset, len) = (self.lane.payload_offset(found.at), found.header.len as usize);
+        let elsewhere = found.header.flags & (FLAG_INLINE | FLAG_ONESHOT) != 0;
+        // Whoever maps the area has it once, and not twice in a row.
+        if elsewhere || len == 0 || offset + len > self.area || !wanted(&found.header) {
+            return None;
+        }
+        self.lane.release(own, found.at, word(found.seq, Verdict::Hold), 0, 0);
+        self.held += 1;
+        Some(TxFrame { generation: self.generation, at: found.at, seq: found.seq, offset, len })
+    }
+
+    /// Gives a held message back to the client; false when it was another generation's.
+    pub(crate) fn give_back(&mut self, own: &Words, frame: &TxFrame) -> bool {
+        if frame.generation != self.generation {
+            return false;
+        }
+        self.held = self.held.saturating_sub(1);
+        self.lane.release(own, frame.at, word(frame.seq, Verdict::Pass), 0, 0);
+        true
     }
 
     /// Whether there is a message, or nonsense in the place of one.
@@ -169,8 +263,7 @@ impl Transmit {
     ) -> Option<Vec<u8>> {
         let bytes = self.copy(theirs, inbox, found, most);
         let verdict = if bytes.is_some() { Verdict::Pass } else { Verdict::Drop };
-        let word = Word { seq: found.seq, verdict, flags: Flags::default() };
-        self.lane.release(own, found.at, word, 0, 0);
+        self.lane.release(own, found.at, word(found.seq, verdict), 0, 0);
         bytes
     }
 
@@ -200,4 +293,8 @@ impl Transmit {
         }
         Some(bytes)
     }
+}
+
+const fn word(seq: Seq, verdict: Verdict) -> Word {
+    Word { seq, verdict, flags: Flags(0) }
 }

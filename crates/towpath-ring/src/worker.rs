@@ -255,7 +255,14 @@ impl Worker {
             // Nothing that this version knows of.
             _ => 0,
         };
-        let mut turn = Turn { queue: &mut self.queue, frame: &frame, reply: &mut self.reply, done: 0, end: 0, replies: 0 };
+        let mut turn = Turn {
+            queue: &mut self.queue,
+            frame: &frame,
+            reply: &mut self.reply,
+            done: 0,
+            end: 0,
+            replies: 0,
+        };
         while turn.done < count {
             turn.work(count, work)?;
             turn.answer()?;
@@ -274,7 +281,9 @@ impl Worker {
             match frame.header().kind {
                 Kind::MESSAGE => return Ok(Some(Message { frame })),
                 // It would be lost here; another worker gets what is in it.
-                Kind::MESSAGES => return Err(RecvError::Damaged("a frame of messages, which serve asks for".into())),
+                Kind::MESSAGES => {
+                    return Err(RecvError::Damaged("a frame of messages, which serve asks for".into()));
+                }
                 // Nothing that this version knows of.
                 _ => self.queue.verdict(frame, Verdict::Pass),
             }
@@ -370,7 +379,8 @@ impl Turn<'_> {
             return Ok(());
         }
         let parts = bundle::parse(payload, count);
-        let parts = parts.ok_or_else(|| RecvError::Damaged("messages that are not where they should be".into()))?;
+        let parts =
+            parts.ok_or_else(|| RecvError::Damaged("messages that are not where they should be".into()))?;
         let _: Option<()> = parts.skip(from).try_for_each(|part| each(part).then_some(()));
         Ok(())
     }
@@ -482,7 +492,13 @@ mod tests {
         while channel.bundle_max() != 16 {
             std::thread::yield_now();
         }
-        let meta = Meta { kind: Kind::MESSAGE, port: 3, group: 4, layers: crate::Layers { network: 1, ..Default::default() }, ..Meta::default() };
+        let meta = Meta {
+            kind: Kind::MESSAGE,
+            port: 3,
+            group: 4,
+            layers: crate::Layers { network: 1, ..Default::default() },
+            ..Meta::default()
+        };
         let one = channel.send(b"xone", &meta).unwrap().0;
         let three = channel.send_bundle(parts(&["xa", "xsilent", "xc"]), &meta).unwrap().0;
         let long = channel.send_bundle(parts(&["xlong", "xd", "xsilent"]), &meta).unwrap().0;

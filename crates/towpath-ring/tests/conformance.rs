@@ -11,7 +11,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_ring::{
     BindError, Busy, Config, Consumer, Credentials, Endpoint, Fanout, Full, Gap, Geometry, GeometryError,
-    Group, Kind, Loss, Meta, Offer, Options, Overload, Policy, Progress, Queue, Seq, Source, Verdict,
+    Group, Header, Kind, Loss, Meta, Offer, Options, Overload, Policy, Progress, Queue, Seq, Source, TxFrame,
+    TxPayload, TxSink, Verdict,
 };
 use world::{World, assert_conserved, pair};
 
@@ -184,6 +185,66 @@ fn item_5_readiness_is_exact() {
         channel.kick();
         assert!(is_readable(&client) && client.has_room(1000));
         client.disarm().expect("awake");
+    });
+}
+
+/// In the kernel a TX frame could change after it was checked, and transmission in its place was given up. Here what is passed on from
+/// its place is never looked at, stays taken until it is given back, in any order, and the frames behind it go on.
+#[test]
+fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
+    #[derive(Default)]
+    struct Sink(Vec<TxFrame>, Vec<Vec<u8>>);
+    impl TxSink for Sink {
+        fn hold(&mut self, header: &Header) -> bool {
+            header.group == 1
+        }
+
+        fn take(&mut self, _: &Header, payload: TxPayload<'_>) {
+            match payload {
+                TxPayload::Held(frame) => self.0.push(frame),
+                TxPayload::Copied(bytes) => self.1.push(bytes.to_vec()),
+            }
+        }
+    }
+    world::each(|| {
+        let (_world, mut channel, mut client) = pair(small());
+        let (fd, len) = channel.tx_area().expect("a descriptor");
+        let mut sink = Sink::default();
+        let hold = Meta { group: 1, ..Meta::default() };
+        for n in 0..3 {
+            client.try_send(&[n; 1000], &hold).expect("room");
+        }
+        client.try_send(&[3; 10], &hold).expect("room");
+        assert_eq!(channel.poll_frames(&mut sink), 4);
+        // Five frames are left.
+        client.try_send(&[4; 6000], &hold).expect("in a memory of its own");
+        assert_eq!(channel.poll_frames(&mut sink), 1);
+        // What is beside its header, or elsewhere, is copied all the same.
+        assert_eq!((sink.0.len(), sink.1.iter().map(Vec::len).collect::<Vec<_>>()), (3, vec![10, 6000]));
+        for (n, frame) in sink.0.iter().enumerate() {
+            let mut bytes = [0; 1000];
+            assert!(frame.span().len() == 1000 && frame.span().end <= len);
+            rustix::io::pread(&fd, &mut bytes, frame.span().start as u64).expect("readable");
+            assert_eq!(bytes, [n as u8; 1000]);
+        }
+        // They go round and round beside those that are held.
+        for n in 0..50 {
+            client.try_send(&[n; 1000], &Meta::default()).expect("room");
+            assert_eq!(channel.poll_frames(&mut sink), 1);
+            assert_eq!(sink.1.pop().expect("a copy"), [n; 1000]);
+        }
+        // Given back out of order: then all eight are there again.
+        for at in [1, 0, 0] {
+            let frame = sink.0.remove(at);
+            channel.give_back(frame);
+        }
+        assert!(client.has_room(8 * 1024));
+        for n in 0..8 {
+            client.try_send(&[n; 1000], &Meta::default()).expect("room");
+        }
+        assert!(client.try_send(&[8; 1000], &Meta::default()).is_err());
+        assert_eq!(channel.poll_frames(&mut sink), 8);
+        assert!(channel.death().is_none());
     });
 }
 

@@ -3,12 +3,13 @@
 //!
 //! `die` is gone without a word; `die once FILE` too, unless the file is there, which it makes;
 //! `wait ADDRESS` connects there and answers when that connection ends;
-//! `stop` answers never.
+//! `stop` answers never;
+//! `scribble` writes over everything that it has answered, where that lies in memory, and then answers.
 //!
 //! With a number as its argument it takes so many short messages at once.
 
 use std::error::Error;
-use std::io::Read;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
 
 use towpath_ring::Worker;
@@ -40,6 +41,7 @@ fn answer(body: &[u8]) -> Vec<u8> {
         ["wait", address] => {
             let _ = TcpStream::connect(address).and_then(|mut stream| stream.read(&mut [0]));
         }
+        ["scribble"] => scribble().expect("its own memory"),
         ["stop"] => loop {
             std::thread::park();
         },
@@ -51,4 +53,17 @@ fn answer(body: &[u8]) -> Vec<u8> {
     let length = (answer.len() - 4) as u32;
     answer[..4].copy_from_slice(&length.to_be_bytes());
     answer
+}
+
+/// Writes over the memory in which answers are, as proc_pid_maps(5) and proc_pid_mem(5) have it.
+fn scribble() -> io::Result<()> {
+    let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem")?;
+    for line in std::fs::read_to_string("/proc/self/maps")?.lines().filter(|line| line.contains("towpath-tx"))
+    {
+        let range = line.split([' ', '-']).take(2).map(|end| u64::from_str_radix(end, 16));
+        let [Ok(from), Ok(to)] = range.collect::<Vec<_>>()[..] else { continue };
+        memory.seek(SeekFrom::Start(from))?;
+        memory.write_all(&vec![b'!'; (to - from) as usize])?;
+    }
+    Ok(())
 }

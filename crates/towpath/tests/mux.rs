@@ -238,7 +238,8 @@ fn nothing_is_lost_when_workers_are_killed_and_connections_reset() {
 
 #[test]
 fn who_kills_workers_is_found_among_others() {
-    let front = Front::start(&format!("{} 16", example("mux_worker")), &["--workers", "2", "--undone", "keep"]);
+    let front =
+        Front::start(&format!("{} 16", example("mux_worker")), &["--workers", "2", "--undone", "keep"]);
     let mut stream = front.connect();
     let mut ask = |deadly: Option<usize>| {
         let body = |number| if Some(number) == deadly { "die".to_owned() } else { number.to_string() };

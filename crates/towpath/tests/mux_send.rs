@@ -17,23 +17,23 @@ struct Front {
 }
 
 impl Front {
+    /// Its connections are of both workers.
     fn start(how: &str) -> Self {
+        Self::start_with(how, &["--workers", "2", "--order", "replies"])
+    }
+
+    /// One worker alone holds each connection.
+    fn alone(how: &str) -> Self {
+        Self::start_with(how, &["--workers", "1"])
+    }
+
+    fn start_with(how: &str, more: &[&str]) -> Self {
         let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
         let directory = tempfile::tempdir().expect("a directory");
         let control = directory.path().join("control.sock");
         let mut child = Command::new(bin)
-            .args([
-                "mux",
-                "127.0.0.1:0",
-                "--framing",
-                FRAMING,
-                "--workers",
-                "2",
-                "--send",
-                how,
-                "--order",
-                "replies",
-            ])
+            .args(["mux", "127.0.0.1:0", "--framing", FRAMING, "--send", how])
+            .args(more)
             .arg("--worker")
             .arg(bin.with_file_name("examples").join("mux_worker"))
             .arg("--control")
@@ -111,22 +111,25 @@ fn ask_all(stream: &TcpStream, lengths: &[(usize, usize)]) -> std::thread::JoinH
     })
 }
 
-/// The worker answers with its process id, a space and what it was asked.
-fn answer(stream: &mut TcpStream, number: usize, len: usize) {
+/// The worker answers with its process id, which is returned, a space and what it was asked.
+fn answer(stream: &mut TcpStream, number: usize, len: usize) -> String {
     let mut header = [0; 4];
     stream.read_exact(&mut header).expect("an answer");
     let mut answer = vec![0; u32::from_be_bytes(header) as usize];
     stream.read_exact(&mut answer).expect("all of it");
     let space = answer.iter().position(|byte| *byte == b' ').expect("a process id");
     assert!(answer[space + 1..] == body(number, len), "answer {number}, of {len} bytes");
+    String::from_utf8_lossy(&answer[..space]).into_owned()
 }
 
 const LENGTHS: [usize; 9] = [1, 100_000, 16, 16_384, 0, 300_000, 65_536, 5, 1_000_000];
 
 #[test]
 fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
-    for how in ["zerocopy", "adaptive", "plain"] {
-        let front = Front::start(how);
+    let starts: [fn(&str) -> Front; 2] = [Front::start, Front::alone];
+    let hows = ["zerocopy", "adaptive", "plain"];
+    for (how, alone) in hows.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let front = starts[usize::from(alone)](how);
         let mut streams = [front.connect(), front.connect()];
         for round in 0..5 {
             let lengths: Vec<_> =
@@ -141,6 +144,8 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
         }
         let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
         assert_eq!((&send["choice"], &send["connections"]), (&how.into(), &2.into()), "{send}");
+        // From the workers' frames, where nobody else's answers can suffer.
+        assert_eq!(send["lent_bytes"].as_u64() > Some(1_000_000), alone && how != "plain", "{send}");
         let totals = &send["totals"];
         let zerocopy = totals["zerocopy_bytes"].as_u64().expect("a number");
         match how {
@@ -165,7 +170,12 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
 
 #[test]
 fn a_peer_that_does_not_read_costs_its_own_answers_only() {
-    let front = Front::start("zerocopy");
+    for front in [Front::start("zerocopy"), Front::alone("zerocopy")] {
+        stuck_peer(&front);
+    }
+}
+
+fn stuck_peer(front: &Front) {
     let stuck = front.connect();
     let asker = ask_all(&stuck, &[0, 1, 2, 3].map(|number| (number, 3_000_000)));
     front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
@@ -183,6 +193,84 @@ fn a_peer_that_does_not_read_costs_its_own_answers_only() {
     assert_eq!(send["totals"]["unknown"], 0);
     ask(&mut other, 51, 200_000);
     answer(&mut other, 51, 200_000);
+}
+
+#[test]
+fn a_worker_that_is_killed_leaves_what_it_had_answered() {
+    let front = Front::alone("zerocopy");
+    let stuck = front.connect();
+    // More than the peer's window takes, and what is lent of it is a quarter of the worker's frames.
+    let asked: Vec<_> = (0..60).map(|number| (number, 100_000)).collect();
+    let asker = ask_all(&stuck, &asked);
+    front.until(|send| {
+        send["lent_bytes"].as_u64() > Some(0) && send["senders"][0]["pinned"].as_u64() > Some(0)
+    });
+    let mut other = front.connect();
+    ask(&mut other, 0, 200_000);
+    let worker = answer(&mut other, 0, 200_000);
+    let killed = Command::new("kill").args(["-9", &worker]).status().expect("kill");
+    assert!(killed.success());
+    ask(&mut other, 1, 200_000);
+    assert_ne!(answer(&mut other, 1, 200_000), worker, "another one sits there");
+    // Its memory is gone, but what was lent of it is not.
+    let mut stuck = stuck;
+    for (number, len) in asked {
+        answer(&mut stuck, number, len);
+    }
+    asker.join().expect("everything was read");
+    front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+}
+
+#[test]
+fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
+    let front = Front::alone("zerocopy");
+    let mut stuck = front.connect();
+    let asked: Vec<_> = (0..12).map(|number| (number, 100_000)).collect();
+    let asker = ask_all(&stuck, &asked);
+    front.until(|send| {
+        send["lent_bytes"].as_u64() > Some(0) && send["senders"][0]["pinned"].as_u64() > Some(0)
+    });
+    let mut other = front.connect();
+    other.write_all(b"\0\0\0\x08scribble").expect("it is open");
+    let mut header = [0; 4];
+    other.read_exact(&mut header).expect("an answer");
+    let mut said = vec![0; u32::from_be_bytes(header) as usize];
+    other.read_exact(&mut said).expect("all of it");
+    let worker = String::from_utf8_lossy(&said).trim_end_matches(" scribble").to_owned();
+    for number in 0..20 {
+        ask(&mut other, number, 50_000 * (number % 3));
+        assert_eq!(answer(&mut other, number, 50_000 * (number % 3)), worker, "it goes on");
+    }
+    // As many bytes as ever, on the connection whose answers these were.
+    let right: Vec<u8> = asked
+        .iter()
+        .flat_map(|&(number, len)| {
+            let answer = [worker.as_bytes(), b" ", &body(number, len)].concat();
+            [&(answer.len() as u32).to_be_bytes()[..], &answer].concat()
+        })
+        .collect();
+    let mut got = vec![0; right.len()];
+    stuck.read_exact(&mut got).expect("all of it");
+    asker.join().expect("everything was read");
+    let spoilt = got.iter().zip(&right).filter(|(got, right)| got != right).count();
+    assert!(spoilt > 0, "none of it was lent");
+    assert!(got.iter().zip(&right).all(|(got, right)| got == right || *got == b'!'));
+    // What it says from now on is right there too.
+    ask(&mut stuck, 99, 100_000);
+    answer(&mut stuck, 99, 100_000);
+}
+
+#[test]
+fn a_worker_has_its_frames_back() {
+    let front = Front::alone("zerocopy");
+    let mut stream = front.connect();
+    // Twenty times its ring.
+    for number in 0..200 {
+        ask(&mut stream, number, 100_000);
+        answer(&mut stream, number, 100_000);
+    }
+    let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+    assert!(send["lent_bytes"].as_u64() > Some(10_000_000), "{send}");
 }
 
 #[test]

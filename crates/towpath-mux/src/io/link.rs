@@ -130,7 +130,7 @@ impl Link {
             return carrier.as_ref();
         }
         let least = carriers.least();
-        if !transmit.slices().any(|bytes| bytes.len() >= least) {
+        if !transmit.has_long(least) {
             return None;
         }
         self.carrier.get_or_init(|| carriers.open(self.fd.as_fd()).map(Mutex::new)).as_ref()

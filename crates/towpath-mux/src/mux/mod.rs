@@ -17,6 +17,7 @@
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, whose words these are. There a message's worker is
 //! chosen when it arrives; here a free worker takes the oldest message, so that none waits behind a busy one.
 
+mod body;
 mod config;
 mod ending;
 mod event;
@@ -40,6 +41,7 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use hdrhistogram::Histogram;
 use slotmap::SlotMap;
 
+pub use body::{Body, Lent};
 pub use config::{Bound, Config, Order, Retry};
 pub use event::{Cause, End, Event, SendError, Undelivered};
 pub use message::{Message, Said, Ticket, View};

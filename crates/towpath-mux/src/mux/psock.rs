@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use bytes::Bytes;
-
+use super::body::Body;
 use super::event::Cause;
 use super::message::Message;
 use super::worker;
@@ -107,13 +106,13 @@ pub(super) enum Phase {
 /// What answers a message, in the order of messages.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    pub(super) replies: Vec<Bytes>,
+    pub(super) replies: Vec<Body>,
     pub(super) done: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    pub(super) bytes: Bytes,
+    pub(super) bytes: Body,
     /// Messages in it.
     pub(super) messages: u32,
     /// It may go to another connection.
@@ -122,26 +121,17 @@ pub(super) struct Outgoing {
     pub(super) owned: bool,
 }
 
-/// Short answers, which share their memory with others (a block that many of them are copied into, the buffer that a socket was
-/// read into): it is all kept for as long as one of them is, and they are counted with their own bytes only.
-const SHORT: usize = 16 << 10;
-
 impl Outgoing {
-    pub(super) const fn new(bytes: Bytes, messages: u32) -> Self {
-        Self { bytes, messages, connected: false, owned: false }
+    pub(super) fn new(bytes: impl Into<Body>, messages: u32) -> Self {
+        Self { bytes: bytes.into(), messages, connected: false, owned: false }
     }
 
     /// Nobody knows how long it waits: then it has memory of its own.
     pub(super) fn own(&mut self) {
         if !std::mem::replace(&mut self.owned, true) {
-            self.bytes = own(std::mem::take(&mut self.bytes));
+            self.bytes.own();
         }
     }
-}
-
-/// Bytes that are to wait, in memory of their own when they are few.
-pub(super) fn own(bytes: Bytes) -> Bytes {
-    if bytes.len() > SHORT { bytes } else { Bytes::copy_from_slice(&bytes) }
 }
 
 /// What to wait for on a connection's socket.

@@ -110,7 +110,8 @@ impl Mux {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         let held = tickets.filter_map(|ticket| worker.take(ticket));
-        let (done, charge) = held.fold((0, 0), |(done, charge), held| (done + 1, charge + held.message.charge));
+        let (done, charge) =
+            held.fold((0, 0), |(done, charge), held| (done + 1, charge + held.message.charge));
         if done == 0 {
             return 0;
         }

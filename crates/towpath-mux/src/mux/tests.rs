@@ -379,7 +379,7 @@ fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
         assert!(there.upgrade().is_none());
     }
     mux.handle_writable(psock, at(1));
-    let transmit = mux.transmit(psock).expect("the rest");
+    let mut transmit = mux.transmit(psock).expect("the rest");
     assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"etwothree");
 
     let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
@@ -392,7 +392,7 @@ fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
     mux.reply(workers[0], slow, &b"one"[..], at(0)).expect("it is there");
     mux.done(workers[0], slow, at(0));
     mux.done(workers[1], fast, at(0));
-    let transmit = mux.transmit(psock).expect("both");
+    let mut transmit = mux.transmit(psock).expect("both");
     assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"onetwo");
 }
 

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::body::Body;
 use super::event::{Cause, Event, SendError, Undelivered};
 use super::message::{Said, Ticket};
-use super::psock::{self, Outgoing, own};
+use super::psock::{self, Outgoing};
 use super::{Mux, Order, Retry, worker};
 use crate::Time;
 
@@ -40,16 +41,26 @@ impl Transmit {
         self.psock
     }
 
-    /// The bytes to write, in order, for writev(2).
-    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        let first = self.queue.front().map(|first| &first.bytes[self.left..]);
-        first.into_iter().chain(self.queue.iter().skip(1).map(|out| &out.bytes[..]))
+    /// The bytes to write, in order, for writev(2). What is lent is copied before.
+    pub fn slices(&mut self) -> impl Iterator<Item = &[u8]> {
+        for out in &mut self.queue {
+            out.bytes.copy_lent();
+        }
+        let left = self.left;
+        self.queue
+            .iter()
+            .enumerate()
+            .map(move |(at, out)| &out.bytes.bytes()[if at == 0 { left } else { 0 }..])
     }
 
-    /// The same as [`slices`](Self::slices), for whoever keeps them for longer.
-    pub fn pieces(&self) -> impl Iterator<Item = Bytes> {
-        let first = self.queue.front().map(|first| first.bytes.slice(self.left..));
-        first.into_iter().chain(self.queue.iter().skip(1).map(|out| out.bytes.clone()))
+    /// The same for whoever keeps them for longer and knows what to do about [`Body::Lent`]: each with how many bytes of it have left.
+    pub fn pieces(&self) -> impl Iterator<Item = (&Body, usize)> {
+        self.queue.iter().enumerate().map(|(at, out)| (&out.bytes, if at == 0 { self.left } else { 0 }))
+    }
+
+    /// Whether one of them has as many bytes.
+    pub fn has_long(&self, least: usize) -> bool {
+        self.queue.iter().any(|out| out.bytes.len() >= least)
     }
 
     /// The socket took the next `bytes` of it.
@@ -91,11 +102,12 @@ impl Mux {
         bytes: impl Into<Bytes>,
         now: Time,
     ) -> Result<(), SendError> {
-        self.reply_row(id, (ticket, 1), 1, bytes, now)
+        self.reply_row(id, (ticket, 1), 1, bytes.into(), now)
     }
 
     /// The same for so many messages of a connection that follow each other, the first of them named: `replies` answers to some of
-    /// them, in their order, as one piece.
+    /// them, in their order, as one piece. What is lent ([`Body::Lent`]) is only for a connection that no other worker says anything
+    /// on, since who lent it may change it until it is given back.
     ///
     /// # Errors
     ///
@@ -105,11 +117,11 @@ impl Mux {
         id: worker::Id,
         (ticket, count): (Ticket, u32),
         replies: u32,
-        bytes: impl Into<Bytes>,
+        body: impl Into<Body>,
         now: Time,
     ) -> Result<(), SendError> {
         self.now = self.now.max(now);
-        let bytes = bytes.into();
+        let mut bytes: Body = body.into();
         let worker = self.workers.get_mut(id).ok_or(SendError::Gone)?;
         if !worker.answered(ticket, count) {
             return Err(SendError::Gone);
@@ -126,7 +138,8 @@ impl Mux {
                 let (before, length) = (psock.send_bytes, bytes.len());
                 psock.send_bytes += length;
                 // It may wait for long.
-                answer.replies.push(own(bytes));
+                bytes.own();
+                answer.replies.push(bytes);
                 self.reorder(ticket.psock, before);
                 self.recount(0, length);
                 self.sent_more(ticket.psock);
@@ -180,7 +193,7 @@ impl Mux {
         if !self.psocks.get(id).is_some_and(psock::Psock::is_open) {
             return Err(SendError::Gone);
         }
-        self.queue_out(id, Outgoing::new(bytes.into(), 1));
+        self.queue_out(id, Outgoing::new(Body::Bytes(bytes.into()), 1));
         Ok(())
     }
 
@@ -201,7 +214,7 @@ impl Mux {
             self.wants_room = true;
             return Err(SendError::Full);
         }
-        self.queue_out(id, Outgoing { connected: true, ..Outgoing::new(bytes.into(), 1) });
+        self.queue_out(id, Outgoing { connected: true, ..Outgoing::new(Body::Bytes(bytes.into()), 1) });
         Ok(id)
     }
 
@@ -383,7 +396,9 @@ impl Mux {
                     self.totals.tx_retries += 1;
                     self.queue_out(other, out);
                 }
-                _ => self.events.push_back(Event::Undelivered(Undelivered { bytes: out.bytes, left })),
+                _ => self
+                    .events
+                    .push_back(Event::Undelivered(Undelivered { bytes: out.bytes.into_bytes(), left })),
             }
         }
         self.totals.unsent += replies as u64;

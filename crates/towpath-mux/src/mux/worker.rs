@@ -94,7 +94,9 @@ impl Worker {
     /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
         // What is done in order is found at once.
-        let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == first) else { return false };
+        let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == first) else {
+            return false;
+        };
         let last = first.number + u64::from(count);
         for held in self.in_hand.range_mut(at..) {
             let ticket = held.message.ticket;

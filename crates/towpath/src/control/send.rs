@@ -37,6 +37,9 @@ pub struct Send {
     pub crowded: u64,
     /// Buffers that the kernel may still read although nothing will tell its end.
     pub quarantined: u64,
+    /// Bytes that left from the worker's own memory, not copied by the multiplexor either.
+    #[serde(default)]
+    pub lent_bytes: u64,
     /// Of all connections, those that are gone too.
     pub totals: Totals,
     /// Those that are there.
@@ -205,6 +208,7 @@ pub fn show(send: &Send) -> String {
         _ => "-".to_owned(),
     };
     let totals = &send.totals;
+    let _ = writeln!(text, "from workers' frames: {} (bytes)", send.lent_bytes);
     let _ = writeln!(text, "sent plain: {} (bytes)", words(&totals.plain_bytes));
     let _ = writeln!(text, "numbers per notification: {}", quantiles(&totals.per_notification));
     let _ = writeln!(text, "pinned for: {} us", quantiles(&totals.pin_time_us));

@@ -7,7 +7,7 @@
 //! ```text
 //! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
 //! socket <- psock <- reply, copied <------ TX frame (number of the RX frame) <- reply()
-//!   (long ones leave from that copy without another: `senders.rs`)
+//!   (long ones leave from that copy without another, or from the frame itself: `senders.rs`, `loan.rs`)
 //!                    done <--------------- release of the RX frame <----------- done()
 //! ```
 //!
@@ -22,6 +22,7 @@
 //! one by one: the new one has attached before the old one is drained.
 
 mod listen;
+mod loan;
 mod pace;
 mod process;
 mod seat;
@@ -38,6 +39,7 @@ use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Server, Told};
 use towpath_mux::mux::{Mux, SendError};
+use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
 pub use listen::{ListenError, listen};
@@ -74,7 +76,7 @@ pub struct Config {
     /// Workers' channels are numbered behind this one, where others are listed beside them.
     pub first_channel: u32,
     /// How long answers leave: see [`towpath_send::Choice`].
-    pub send: towpath_send::Choice,
+    pub send: Choice,
 }
 
 /// Why there is no front, or why it ended.
@@ -193,7 +195,10 @@ impl Front {
         let start = Instant::now();
         let senders = Senders::new(config.send);
         server.set_carriers(Arc::new(senders.clone()));
-        let seats = (0..config.workers.get()).map(|number| Seat::new(number, directory.path())).collect();
+        // With several workers what one answers goes out beside what others do, or forward to its connection.
+        let lends = config.workers.get() == 1 && config.send != Choice::Plain;
+        let seats =
+            (0..config.workers.get()).map(|number| Seat::new(number, directory.path(), lends)).collect();
         let mut front = Self {
             driver,
             config,

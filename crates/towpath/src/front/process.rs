@@ -13,12 +13,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Message, Mux, SendError, Ticket, psock, worker};
+use towpath_mux::mux::{Body, Message, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{
     self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, POLL_BYTES,
-    POLL_MESSAGES, Part, Seq,
+    POLL_MESSAGES, Part, Seq, TxPayload, TxSink,
 };
 
+use super::loan::Loans;
+use super::senders::LEAST;
 use crate::control::mux::Lost;
 use crate::control::protocol;
 
@@ -93,7 +95,7 @@ struct Answer {
     /// Messages that it answers, and with how many replies.
     count: u32,
     replies: u32,
-    bytes: Bytes,
+    body: Body,
 }
 
 /// What workers gave back, until the core is told.
@@ -125,9 +127,9 @@ impl Returns {
     /// Tells the core: first what was answered, then what is done.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
         mux.together(|mux| {
-            for Answer { worker, first, count, replies, bytes } in self.replies.drain(..) {
+            for Answer { worker, first, count, replies, body } in self.replies.drain(..) {
                 // Nobody is there to be answered any more: the core counts that.
-                let _: Result<(), SendError> = mux.reply_row(worker, (first, count), replies, bytes, now);
+                let _: Result<(), SendError> = mux.reply_row(worker, (first, count), replies, body, now);
             }
             for (to, bytes) in self.sends.drain(..) {
                 if let Err(error) = super::send(mux, to, bytes, now) {
@@ -198,6 +200,9 @@ pub(super) struct Process {
     /// Where it attaches, until it has.
     endpoint: Option<Endpoint>,
     channel: Option<Channel>,
+    /// What it has lent, where answers may leave from where it wrote them.
+    loans: Option<Loans>,
+    lends: bool,
     /// Its name in the core, while it has one.
     id: Option<worker::Id>,
     leaving: bool,
@@ -238,6 +243,7 @@ impl Process {
         path: &Path,
         driver: &Driver,
         token: u32,
+        lends: bool,
         now: Instant,
     ) -> Result<Self, Ending> {
         let config = ring::Config {
@@ -282,6 +288,8 @@ impl Process {
             started: now,
             endpoint: Some(endpoint),
             channel: None,
+            loans: None,
+            lends,
             id: None,
             leaving: false,
             closed: None,
@@ -306,6 +314,7 @@ impl Process {
             driver.watch(&channel, self.token)?;
             driver.unwatch(endpoint.as_fd());
             self.endpoint = None;
+            self.loans = self.lends.then(|| Loans::of(&channel)).flatten();
             self.channel = Some(channel);
             self.id = Some(driver.change(|mux, now| mux.clone_worker(CREDIT, now)));
             return Ok(Look::Attached);
@@ -403,40 +412,33 @@ impl Process {
         }
     }
 
-    /// Reads what it answered and released; whether there was anything.
-    pub(super) fn collect(&mut self, returns: &mut Returns, now: u64, timeout: Option<Duration>) -> bool {
+    /// Reads what it answered and released; whether there was anything. `alone`: what it answers may leave from its own memory.
+    pub(super) fn collect(
+        &mut self,
+        returns: &mut Returns,
+        now: u64,
+        timeout: Option<Duration>,
+        alone: bool,
+    ) -> bool {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return false };
-        let Self { out, first, released, .. } = self;
+        let Self { out, first, released, loans, .. } = self;
+        let gave = loans.as_mut().is_some_and(|loans| loans.give_back(channel));
+        let loans = if alone { loans.as_mut() } else { None };
         // What is released now was answered before: those replies are there when the lane is read below.
         channel.poll_verdicts(now, |seq, _| released.push(seq));
         let (mut any, mut all) = (!released.is_empty(), false);
+        let mut answers = Answers { id, first: *first, out, loans, returns, copied: 0 };
         for _ in 0..ROUNDS {
-            let mut taken = 0;
-            let count = channel.poll_messages(|header, bytes| {
-                taken += bytes.len();
-                let bytes = returns.copy(bytes);
-                match header.kind {
-                    Kind::REPLY => {
-                        // A number that it does not have: the message was done, or never was. There is nobody to answer.
-                        let held = place(*first, Seq(header.port)).and_then(|at| out.get_mut(at)?.as_mut());
-                        if let Some(held) = held {
-                            let (from, count) = held.answer(header);
-                            let (first, replies) = (held.row.at(from), header.mark.clamp(1, count));
-                            returns.replies.push(Answer { worker: id, first, count, replies, bytes });
-                        }
-                    }
-                    Kind::MESSAGE => returns.sends.push((addressee(header), bytes)),
-                    _ => {}
-                }
-            });
+            answers.copied = 0;
+            let count = channel.poll_frames(&mut answers);
             any |= count > 0;
-            if count < POLL_MESSAGES && taken < POLL_BYTES {
+            if count < POLL_MESSAGES && answers.copied < POLL_BYTES {
                 // Of one that broke the protocol, answers may stand behind what ended it.
                 all = !channel.is_dead();
                 break;
             }
         }
-        self.gave_room |= any;
+        self.gave_room |= any || gave;
         if all {
             self.settle(returns, id);
         }
@@ -447,7 +449,7 @@ impl Process {
         {
             self.kill("it had a message for too long");
         }
-        any
+        any || gave
     }
 
     /// What was released is done.
@@ -559,7 +561,7 @@ impl Process {
     pub(super) fn die(&mut self, driver: &mut Driver, returns: &mut Returns, now: u64) {
         if let Some(id) = self.id {
             if self.channel.as_ref().and_then(Channel::death) != Some(Death::Violations) {
-                self.collect(returns, now, None);
+                self.collect(returns, now, None, false);
                 self.settle(returns, id);
             }
             // It worked on one that it had not answered, the first of them unless it said which; the others are not what killed it.
@@ -627,6 +629,66 @@ impl Process {
             oneshots: stats.oneshots,
             ..protocol::Ring::default()
         })
+    }
+}
+
+/// What a process says, as it is read.
+struct Answers<'a> {
+    id: worker::Id,
+    first: Seq,
+    out: &'a mut VecDeque<Option<Out>>,
+    loans: Option<&'a mut Loans>,
+    returns: &'a mut Returns,
+    /// Bytes that were copied.
+    copied: usize,
+}
+
+impl Answers<'_> {
+    /// The frame that a reply answers. None for a number that it does not have: the message was done, or never was, and there
+    /// is nobody to answer.
+    fn held(&mut self, header: &Header) -> Option<&mut Out> {
+        place(self.first, Seq(header.port)).and_then(|at| self.out.get_mut(at)?.as_mut())
+    }
+}
+
+impl TxSink for Answers<'_> {
+    fn hold(&mut self, header: &Header) -> bool {
+        let len = header.len as usize;
+        if header.kind != Kind::REPLY || len < LEAST {
+            return false;
+        }
+        let Some(psock) = self.held(header).map(|held| held.row.first.psock) else { return false };
+        self.loans.as_mut().is_some_and(|loans| loans.has_room(psock, len))
+    }
+
+    fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
+        let worker = self.id;
+        let answer = match header.kind {
+            Kind::REPLY => self.held(header).map(|held| {
+                let (from, count) = held.answer(header);
+                (held.row.at(from), count)
+            }),
+            _ => None,
+        };
+        let body = match (payload, &mut self.loans, answer) {
+            // `hold` has asked whether there is somebody to answer.
+            (TxPayload::Held(frame), Some(loans), Some((first, _))) => {
+                Body::Lent(loans.lend(first.psock, frame))
+            }
+            (TxPayload::Held(_), ..) => return,
+            (TxPayload::Copied(bytes), ..) => {
+                self.copied += bytes.len();
+                let bytes = self.returns.copy(bytes);
+                if header.kind == Kind::MESSAGE {
+                    return self.returns.sends.push((addressee(header), bytes));
+                }
+                Body::Bytes(bytes)
+            }
+        };
+        if let Some((first, count)) = answer {
+            let replies = header.mark.clamp(1, count);
+            self.returns.replies.push(Answer { worker, first, count, replies, body });
+        }
     }
 }
 

@@ -23,6 +23,8 @@ const GONE: usize = 8;
 pub(super) struct Seat {
     number: usize,
     directory: PathBuf,
+    /// It is the only one: it alone holds the connections, and its answers may leave from its own memory.
+    lends: bool,
     /// Processes that were started here.
     starts: u64,
     process: Option<Process>,
@@ -47,10 +49,11 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn new(number: usize, directory: &Path) -> Self {
+    pub(super) fn new(number: usize, directory: &Path, lends: bool) -> Self {
         Self {
             number,
             directory: directory.into(),
+            lends,
             starts: 0,
             process: None,
             next: None,
@@ -93,7 +96,7 @@ impl Seat {
         let path = self.directory.join(format!("worker-{}-{}.sock", self.number, self.starts));
         self.starts += 1;
         let token = u32::try_from(self.number + 1).expect("there are few seats");
-        Process::start(command, &path, driver, token, now)
+        Process::start(command, &path, driver, token, self.lends, now)
     }
 
     /// Processes that attached or ended.
@@ -205,8 +208,11 @@ impl Seat {
     }
 
     pub(super) fn collect(&mut self, returns: &mut Returns, now: u64, timeout: Option<Duration>) -> bool {
+        // While one takes another's place, connections are of both.
+        let alone = !self.is_replacing();
+        let collect = |process: &mut Process| process.collect(returns, now, timeout, alone);
         // Every one of them, not up to the first.
-        self.all_mut().filter_map(|process| process.collect(returns, now, timeout).then_some(())).count() > 0
+        self.all_mut().map(collect).filter(|any| *any).count() > 0
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -275,7 +281,7 @@ mod tests {
         fn new() -> Self {
             let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
             let directory = tempfile::tempdir().unwrap();
-            let seat = Seat::new(0, directory.path());
+            let seat = Seat::new(0, directory.path(), false);
             Self { driver: server.driver().unwrap(), returns: Returns::default(), seat, directory, starts: 0 }
         }
 

@@ -1,30 +1,33 @@
-//! Long answers leave without being copied into the kernel: `towpath_send` carries them, from the front's own copy.
+//! Long answers leave without being copied into the kernel: `towpath_send` carries them.
 //!
-//! An answer's frame belongs to its worker, and its connection is shared by all workers: so the front copies the frame once, as it
-//! does with every answer (DESIGN.md, rule 1 and its exception), gives the frame back, and the kernel sends from the copy. The copy is
-//! freed at its completion.
+//! Where a connection is shared by several workers, an answer's frame is copied once, as every answer is (DESIGN.md, rule 1 and its
+//! exception), and given back, and the kernel sends from the copy, which is freed at its completion. On a connection that one worker
+//! alone holds the kernel sends from the worker's frame (`loan.rs`), which goes back to the worker at its completion.
 //!
 //! A connection that ended with answers in flight lingers here: its socket was shut, not closed, so that completions still come.
 //! A peer that reads, however slowly, gets all of it; one that acknowledges nothing for [`LINGER`] is reset, as the oldest is when
 //! too many linger or too much is pinned by them. What is not completed then is put into quarantine.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, getpeername, shutdown};
 use towpath_mux::io::{Carrier, Carriers};
-use towpath_mux::mux::{Outcome, Transmit};
+use towpath_mux::mux::{Body, Outcome, Transmit};
 use towpath_send::{
     Buffer, Choice, Counters, Done, Limits, LockedMemory, Options, PollSender, Quarantine, SendError, Sent,
     Time,
 };
 
+use super::loan::Rest;
 use crate::control::send;
 
 /// Shorter answers are written as ever (spec: 16 KiB for each call).
-const LEAST: usize = 16 << 10;
+pub(super) const LEAST: usize = 16 << 10;
 /// Bytes and buffers that one connection may have in flight: a peer that does not read costs no more.
 const PINNED: u64 = 8 << 20;
 const FRAMES: usize = 1024;
@@ -46,6 +49,8 @@ struct Inner {
     limits: Limits,
     locked: Arc<LockedMemory>,
     start: Instant,
+    /// Bytes that were sent from workers' frames. Relaxed: a count, which orders nothing.
+    lent: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -154,7 +159,8 @@ impl Senders {
         let limits = Limits::read();
         let locked = Arc::new(LockedMemory::of_rlimit(limits.locked));
         let state = Mutex::default();
-        Self(Arc::new(Inner { choice, limits, locked, start: Instant::now(), state }))
+        let lent = AtomicU64::new(0);
+        Self(Arc::new(Inner { choice, limits, locked, start: Instant::now(), lent, state }))
     }
 
     /// Completions of connections that ended, or that nobody writes to. When to look again.
@@ -227,6 +233,7 @@ impl Senders {
             stalled: state.stalled,
             crowded: state.crowded,
             quarantined: state.quarantine.len() as u64,
+            lent_bytes: self.0.lent.load(Relaxed),
             totals: send::Totals::of(&totals),
             senders,
             ..send::Send::default()
@@ -281,18 +288,19 @@ impl Carrier for Connection {
         // What it has and could not hand over is at the front of what is to be sent.
         let mut ahead = sender.unsent();
         let mut pushed = ahead;
-        for piece in transmit.pieces() {
-            let len = piece.len() as u64;
+        for (body, left) in transmit.pieces() {
+            let len = (body.len() - left) as u64;
             if ahead >= len {
                 ahead -= len;
                 continue;
             }
-            // Short answers share a block of memory, which would wait for them all. They are pushed as copies.
-            let buffer = if piece.len() < LEAST { piece.to_vec().into() } else { Buffer::owner(piece) };
-            if sender.push(0, buffer).is_err() {
+            if sender.push(0, buffer(body, left)).is_err() {
                 break;
             }
             pushed += len;
+            if let Body::Lent(_) = body {
+                self.senders.0.lent.fetch_add(len, Relaxed);
+            }
         }
         let outcome = sender.poll_send(self.senders.time());
         let gone = pushed - sender.unsent();
@@ -328,6 +336,20 @@ impl Drop for Connection {
             state.bury(sender, time);
         }
     }
+}
+
+/// What is behind the first `left` bytes.
+fn buffer(body: &Body, left: usize) -> Buffer {
+    let lent = match body {
+        // Short answers share a block of memory, which would wait for them all. They are pushed as copies.
+        Body::Bytes(bytes) if bytes.len() - left < LEAST => return bytes[left..].to_vec().into(),
+        Body::Bytes(bytes) => return Buffer::owner(bytes.slice(left..)),
+        Body::Lent(lent) => lent,
+    };
+    let any: Arc<dyn Any + Send + Sync> = lent.clone();
+    // Nothing else is lent here; if it were, a copy would do.
+    let rest = any.downcast().ok().and_then(|loan| Buffer::lent(Rest::of(loan, left)));
+    rest.unwrap_or_else(|| Buffer::owner(lent.copy().slice(left..)))
 }
 
 /// writev(2), as the mux does it.
