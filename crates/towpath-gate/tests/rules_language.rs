@@ -64,3 +64,17 @@ fn tables_are_written_in_the_order_of_their_keys() {
     assert_eq!(values("table f add"), (0..40).collect::<Vec<_>>());
     assert_eq!(values("table i add"), (10..40).collect::<Vec<_>>());
 }
+
+#[test]
+fn what_is_about_tcp_does_nothing_elsewhere() {
+    let rows =
+        [("udp", 1), ("tcp", 0), ("ip", 0), ("{ udp or tcp }", 0), ("{ udp or icmp }", 1), ("not tcp", 1)];
+    for (proto, warnings) in rows {
+        for word in ["strict", "loose"] {
+            let parsed = Ruleset::parse("t", &format!("add allow {proto} from any to any keep-state {word}"));
+            let found: Vec<_> = parsed.warnings.iter().map(ToString::to_string).collect();
+            assert_eq!(found.len(), warnings, "{proto} {word}: {found:?}");
+            assert!(found.iter().all(|found| found.contains(word)), "{found:?}");
+        }
+    }
+}

@@ -11,8 +11,12 @@ fn gate(text: &str) -> Gate {
     Gate::new(ruleset, Ports::new(), state::Settings::default(), 7)
 }
 
-/// A UDP packet from `src` to 192.0.2.1 or 2001:db8::1, port `port`, at `millis`.
+/// A UDP packet from `src`, port 4000, to 192.0.2.1 or 2001:db8::1, port `port`, at `millis`.
 fn walk(gate: &mut Gate, src: &str, port: u16, millis: u64) -> Step {
+    walk_from(gate, src, 4000, port, millis)
+}
+
+fn walk_from(gate: &mut Gate, src: &str, src_port: u16, port: u16, millis: u64) -> Step {
     let mut frame = Vec::new();
     match src.parse().unwrap() {
         std::net::IpAddr::V4(src) => {
@@ -26,7 +30,7 @@ fn walk(gate: &mut Gate, src: &str, port: u16, millis: u64) -> Step {
             );
         }
     }
-    frame.extend(4000_u16.to_be_bytes().into_iter().chain(port.to_be_bytes()).chain([0, 8, 0, 0]));
+    frame.extend(src_port.to_be_bytes().into_iter().chain(port.to_be_bytes()).chain([0, 8, 0, 0]));
     let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
     let now = Time::from_nanos(1_000_000_000_000 + millis * 1_000_000);
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
@@ -165,5 +169,27 @@ fn they_print_as_they_are_written() {
         let parsed = Ruleset::parse("t", &format!("add allow tcp from any to any {option}"));
         let found: Vec<_> = parsed.ruleset.unwrap_err().iter().map(ToString::to_string).collect();
         assert!(found[0].ends_with(error), "{option}: {found:?}");
+    }
+}
+
+#[test]
+fn who_could_not_have_a_state_is_logged_once_a_second() {
+    let mut gate = gate(
+        "add 100 allow udp from any to any 1 limit src-addr 1\n\
+         add 200 allow udp from any to any 2-9 limit src-addr 1/second\n",
+    );
+    let rows = [
+        (1, 0, None),
+        (1, 0, Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:2 192.0.2.1:1 in")),
+        (1, 999, None),
+        (2, 1000, None),
+        (3, 1001, Some("ipfw: 200 Deny (over rate) UDP 10.0.0.1:5 192.0.2.1:3 in")),
+        (4, 1500, None),
+        (1, 2001, Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:7 192.0.2.1:1 in")),
+    ];
+    for (src_port, (port, millis, line)) in (1..).zip(rows) {
+        walk_from(&mut gate, "10.0.0.1", src_port, port, millis);
+        let logged = gate.log().take().map(|logged| logged.line(None).to_string());
+        assert_eq!(logged.as_deref(), line, "{src_port} {port} {millis}");
     }
 }

@@ -99,6 +99,57 @@ fn a_flood_finds_its_own_behind_any_number_of_connections() {
     }
 }
 
+/// A table of 3,000 under connections, floods, time and a second handle that calls at random: the hand of who evicts goes
+/// round many times.
+#[test]
+fn a_connection_is_lost_to_no_flood_whatever_comes_between() {
+    for seed in 1..=3_u64 {
+        let mut states = evicting(3000);
+        let mut other = states.worker().unwrap();
+        let mut random = seed;
+        let mut next = |below: u32| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as u32 % below
+        };
+        let (mut connected, mut flood) = (Vec::new(), 1_000_000);
+        let (mut made, mut refused) = (0, 0);
+        for _ in 0..3000 {
+            let make = if next(3) == 0 { flow6 } else { flow };
+            match next(8) {
+                // Half of the table at most: there is always one without a reply.
+                0 if connected.len() < 1500 => {
+                    let flow = make(connected.len() as u32);
+                    if syn(&mut states, &flow).is_ok() {
+                        states.lookup(&flow.reversed(), Lookup::Any, &segment(0x12, 1), NOW).unwrap();
+                        connected.push(flow);
+                    }
+                }
+                1 => other.expire(NOW, next(64) as usize),
+                2 => other.idle(),
+                3 => states.expire(NOW, 64),
+                _ => {
+                    for _ in 0..next(64) {
+                        flood += 1;
+                        match syn(&mut states, &make(flood)) {
+                            Ok(_) => made += 1,
+                            Err(refusal) => {
+                                assert_eq!(refusal, Refused::Full);
+                                refused += 1;
+                            }
+                        }
+                    }
+                }
+            }
+            let gauge = states.gauge();
+            assert!(gauge.states + gauge.waiting <= 3000 && gauge.waiting <= 3000 / 16, "{gauge:?}");
+        }
+        assert_eq!(left(&mut states, connected.iter().copied()), connected.len(), "seed {seed}");
+        let counters = states.counters();
+        assert_eq!(counters.created, states.len() as u64 + counters.evicted);
+        assert!(counters.evicted > 3 * 3000 && refused < made, "{counters:?}, {refused} of {made}");
+    }
+}
+
 #[test]
 fn who_lists_states_reads_whole_ones() {
     let mut states = States::new(Settings { dyn_max: 2, ..Settings::default() }, 7);

@@ -407,11 +407,7 @@ impl<E: Edge> Engine<E> {
                 tcp: self.conversations.tcp(),
                 udp: self.conversations.udp(),
             },
-            states: report::States {
-                created: states.created(),
-                peak: states.peak() as u64,
-                left: states.len() as u64,
-            },
+            states: report::States::of(states),
             queues,
             span: self.started.map_or(std::time::Duration::ZERO, |started| self.clock.since(started)),
             ..Report::default()

@@ -16,5 +16,6 @@ pub mod queue;
 pub mod report;
 pub mod rulebook;
 pub mod settings;
+pub mod snapshot;
 pub mod streams;
 pub mod window;

@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_gate::gate::Shown;
+use towpath_gate::gate::{self, Shown};
+use towpath_gate::state;
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
@@ -31,6 +32,9 @@ pub struct Report {
     pub conversations: Conversations,
     /// Dynamic states.
     pub states: States,
+    /// Those of a snapshot (`--states-in`), which count as made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restored: Option<Restored>,
     /// Every rule with its counters, in order.
     pub rules: Vec<Rule>,
     /// Every queue with its counters, by number.
@@ -70,12 +74,110 @@ pub struct Replies {
 /// Dynamic states over the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct States {
-    /// States made.
+    /// States made, those of a snapshot included.
     pub created: u64,
     /// Most states at one time.
     pub peak: u64,
     /// States alive when the last packet had been decided.
     pub left: u64,
+    /// Of these, how many were never replied to: under a flood, most.
+    #[serde(default)]
+    pub unreplied: u64,
+    /// Places of states that are gone, until every thread is known to have let go of them.
+    #[serde(default)]
+    pub waiting: u64,
+    /// `dyn_max`: how many there may be, those that wait included.
+    #[serde(default)]
+    pub max: u64,
+    /// Whether they have come to 9/10 of that, and not fallen below 8/10 since.
+    #[serde(default)]
+    pub nearly_full: bool,
+    /// States that had to make room (`dyn_evict`).
+    #[serde(default)]
+    pub evicted: u64,
+    /// Packets that were dropped because they could not have their state.
+    #[serde(default)]
+    pub refused: RefusedStates,
+}
+
+/// What became of a snapshot's states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Restored {
+    /// States of rules that are here too.
+    pub states: u64,
+    /// States of other rules, which belong to the default rule's companion now.
+    pub companion: u64,
+    /// States that were here already.
+    pub existing: u64,
+    /// States for which there was no room.
+    pub refused: u64,
+}
+
+impl From<gate::Restored> for Restored {
+    fn from(restored: gate::Restored) -> Self {
+        let gate::Restored { states, companion, existing, refused, .. } = restored;
+        Self { states, companion, existing, refused }
+    }
+}
+
+/// Why packets could not have their state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedStates {
+    /// There were `dyn_max`.
+    pub full: u64,
+    /// Over the number of a `limit`.
+    pub over_limit: u64,
+    /// Over the rate of a `limit`.
+    pub over_rate: u64,
+    /// There were `dyn_parent_max` entries that limits count in.
+    pub limits_full: u64,
+    /// The source had `dyn_source_max`.
+    pub over_source: u64,
+    /// They did not fit into their connection (`strict`).
+    pub invalid: u64,
+    /// First SYNs, which have to be repeated (`dyn_first_syn`).
+    pub first_syn: u64,
+}
+
+impl RefusedStates {
+    /// The reasons with their counts.
+    pub fn rows(&self) -> [(&'static str, u64); 7] {
+        [
+            ("states full", self.full),
+            ("over limit", self.over_limit),
+            ("over rate", self.over_rate),
+            ("limits full", self.limits_full),
+            ("over source", self.over_source),
+            ("invalid", self.invalid),
+            ("first SYN", self.first_syn),
+        ]
+    }
+}
+
+impl States {
+    /// What `states` says of itself.
+    pub fn of(states: &state::States) -> Self {
+        let (counters, gauge) = (states.counters(), states.gauge());
+        Self {
+            created: counters.created,
+            peak: counters.peak as u64,
+            left: gauge.states as u64,
+            unreplied: gauge.unreplied as u64,
+            waiting: gauge.waiting as u64,
+            max: gauge.states_max as u64,
+            nearly_full: gauge.nearly_full,
+            evicted: counters.evicted,
+            refused: RefusedStates {
+                full: counters.full,
+                over_limit: counters.over_limit,
+                over_rate: counters.over_rate,
+                limits_full: counters.parents_full,
+                over_source: counters.over_source,
+                invalid: counters.invalid,
+                first_syn: counters.first_syn,
+            },
+        }
+    }
 }
 
 /// One rule's line.
@@ -235,8 +337,24 @@ impl fmt::Display for Report {
             let Conversations { tcp, udp } = self.conversations;
             line(f, "conversations", &format!("{tcp} tcp, {udp} udp"))?;
         }
-        let States { created, peak, left } = self.states;
-        line(f, "states", &format!("{created} created, {peak} peak, {left} left"))?;
+        let States { created, peak, left, evicted, refused, .. } = self.states;
+        let mut states = format!("{created} created, {peak} peak, {left} left");
+        if evicted > 0 {
+            states += &format!(", {evicted} evicted");
+        }
+        line(f, "states", &states)?;
+        if let Some(Restored { states, companion, existing, refused }) = self.restored {
+            let text = format!("{} restored", states + companion);
+            let text = format!(
+                "{text} ({companion} of rules that are not here), {existing} existing, {refused} refused"
+            );
+            line(f, "snapshot", &text)?;
+        }
+        let refused: Vec<_> = refused.rows().into_iter().filter(|(_, count)| *count > 0).collect();
+        if !refused.is_empty() {
+            let reasons: Vec<_> = refused.iter().map(|(why, count)| format!("{count} {why}")).collect();
+            line(f, "no state", &reasons.join(", "))?;
+        }
         if is_replay {
             let rate = if self.seconds > 0.0 { self.packets as f64 / self.seconds } else { 0.0 };
             line(f, "speed", &format!("{rate:.0} packets/s ({:.6} s)", self.seconds))?;
@@ -315,7 +433,7 @@ mod tests {
             rejected: 1,
             inspected: 3,
             conversations: Conversations { tcp: 2, udp: 1 },
-            states: States { created: 3, peak: 2, left: 1 },
+            states: States { created: 3, peak: 2, left: 1, ..States::default() },
             rules: vec![
                 Rule { number: 100, set: 0, packets: 7, bytes: 500, text: "allow ip from any to any".into() },
                 Rule {
@@ -372,8 +490,25 @@ mod tests {
         );
         assert_eq!(keys(&value["queues"][0]["lost_by"]), "died garbage no_listener overdue overload");
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
-        assert_eq!(keys(&value["states"]), "created left peak");
+        assert_eq!(
+            keys(&value["states"]),
+            "created evicted left max nearly_full peak refused unreplied waiting"
+        );
         assert_eq!(keys(&value["conversations"]), "tcp udp");
         assert_eq!(keys(&value["replies"]), "limited sent silent unsent");
+    }
+
+    #[test]
+    fn packets_without_their_state_are_told_by_reason() {
+        let refused = RefusedStates { full: 5, over_source: 2, ..RefusedStates::default() };
+        let states = States { evicted: 9, refused, ..report().states };
+        let text = Report { states, ..report() }.to_string();
+        let line = |head: &str| text.lines().find(|line| line.starts_with(head)).map(str::to_owned);
+        assert!(line("states").is_some_and(|line| line.ends_with("1 left, 9 evicted")), "{text}");
+        assert!(
+            line("no state").is_some_and(|line| line.ends_with("5 states full, 2 over source")),
+            "{text}"
+        );
+        assert!(!report().to_string().contains("no state"));
     }
 }

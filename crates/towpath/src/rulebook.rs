@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_gate::gate::{BadSnapshot, Diff, Restored, Routes, StatePolicy};
 use towpath_gate::rules::{Diagnostic, Ruleset};
-use towpath_gate::state::{Cursor, Keepalive, Listed, SettingError, StateEvent, Top};
+use towpath_gate::state::{Cursor, Gauge, Keepalive, Listed, SettingError, StateEvent, Top};
 use towpath_gate::{Gate, Time};
 
 use crate::report;
@@ -260,11 +260,13 @@ impl Rulebook {
         (events, book.gate.states().events_lost())
     }
 
-    /// The keepalives that are due; looks at `budget` states at most.
-    pub fn keepalives(&self, budget: usize) -> Vec<Keepalive> {
+    /// The keepalives that are due; looks at `budget` states, or one `share` of all, whatever is more.
+    pub fn keepalives(&self, budget: usize, share: usize) -> Vec<Keepalive> {
         let now = self.clock.now();
         let mut due = Vec::new();
-        self.book().gate.keepalives(now, budget, |keepalive| due.push(keepalive));
+        let gate = &mut self.book().gate;
+        let budget = budget.max(gate.states().peak().div_ceil(share.max(1)));
+        gate.keepalives(now, budget, |keepalive| due.push(keepalive));
         due
     }
 
@@ -297,6 +299,19 @@ impl Rulebook {
     /// The snapshot is not whole and right.
     pub fn restore(&self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
         self.book().gate.restore(snapshot, now)
+    }
+
+    /// Drops the states that the rules would not make now, as a reload does. How many.
+    pub fn recheck(&self) -> usize {
+        let now = self.clock.now();
+        let mut book = self.book();
+        let ruleset = book.ruleset.clone();
+        book.gate.reload(ruleset, StatePolicy::Recheck, now).states_dropped
+    }
+
+    /// How full the table of states is.
+    pub fn gauge(&self) -> Gauge {
+        self.book().gate.states().gauge()
     }
 
     /// Every setting, and what can only be read.

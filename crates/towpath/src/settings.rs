@@ -99,6 +99,17 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_every_setting_with_its_default() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+        let text = std::fs::read_to_string(file).unwrap().replace(',', "");
+        for (name, value) in Settings::default().rows() {
+            let is_row = |line: &&str| line.starts_with('|') && line.contains(&format!("`{name}`"));
+            let line = text.lines().find(is_row).unwrap_or_else(|| panic!("{name} is not there"));
+            assert_eq!(line.split('|').nth(2).map(str::trim), Some(&*value.to_string()), "{name}");
+        }
+    }
+
+    #[test]
     fn errors_are_named() {
         let mut settings = Settings::default();
         assert!(matches!(settings.set("default_rule", 1), Err(SettingError::ReadOnly("default_rule"))));

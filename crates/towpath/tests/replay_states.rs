@@ -74,6 +74,51 @@ fn two_halves_are_a_whole() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("this is no snapshot of states"), "{said}");
     let nowhere = path("no/such/directory");
-    let output = replay(&second, &[Path::new("--rules"), &rules, Path::new("--states-out"), &nowhere]);
+    let passing = path("passing.pcap");
+    let options = ["--rules", "", "--states-out", "", "--out", ""].map(Path::new);
+    let [rules_option, _, states_option, _, out_option, _] = options;
+    let output = replay(&second, &[rules_option, &rules, states_option, &nowhere, out_option, &passing]);
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("--states-out"));
+    assert!(fs::read(&passing).unwrap_or_default().len() < 100, "it is said before the run");
+}
+
+#[test]
+fn states_go_through_a_run_without_packets() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let [rules, states, empty] = ["rules.ipfw", "states", "empty.pcap"].map(path);
+    fs::write(&rules, RULES).unwrap();
+    Writer::create(&empty).unwrap().finish().unwrap();
+    let [rules_option, states_in, states_out] = ["--rules", "--states-in", "--states-out"].map(Path::new);
+    passed(&replay(&office(), &[rules_option, &rules, states_out, &states]));
+    let before = fs::read(&states).unwrap();
+    // From the file and back to it.
+    let output = replay(&empty, &[rules_option, &rules, states_in, &states, states_out, &states]);
+    assert_eq!(passed(&output), 0);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let restored = report["restored"]["states"].as_u64().unwrap();
+    assert!(restored > 0 && report["restored"]["refused"] == 0, "{report}");
+    assert_eq!(report["states"]["left"], restored);
+    assert_eq!(fs::read(&states).unwrap().len(), before.len());
+
+    // Under other rules they belong to nobody here, and that is said.
+    fs::write(&rules, "add deny ip from any to any\n").unwrap();
+    let output = replay(&empty, &[rules_option, &rules, states_in, &states]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&report["restored"]["companion"], &report["restored"]["states"]),
+        (&restored.into(), &0.into())
+    );
+}
+
+#[test]
+fn a_table_that_is_full_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("rules.ipfw");
+    fs::write(&rules, "add allow ip from any to any limit dst-port 1\n").unwrap();
+    let output = replay(&office(), &[Path::new("--rules"), &rules]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let refused = &report["states"]["refused"];
+    assert!(refused["over_limit"].as_u64() > Some(0) && refused["full"] == 0, "{report}");
+    assert!(refused["over_limit"].as_u64() <= report["dropped"].as_u64(), "{report}");
 }

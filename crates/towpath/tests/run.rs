@@ -107,6 +107,64 @@ fn captures_go_through_the_live_engine() {
     assert!(passed.len() < all.len() && !passed.iter().any(has));
 }
 
+/// States outlive the engine: what one run has saved, the next one has.
+#[test]
+fn states_go_from_one_engine_to_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let office = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/office.pcap");
+    std::fs::write(path("r"), "add allow ip from any to any keep-state lifetime 600\n").unwrap();
+    let run = |states: &str| {
+        let text = format!(
+            "rules = \"r\"\nstates = \"{states}\"\n[[bridge]]\nports = [\"a\", \"b\"]\n\
+             [port.a]\ndriver = \"pcap\"\nread = \"{}\"\n[port.b]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n",
+            office.display()
+        );
+        std::fs::write(path("t.toml"), text).unwrap();
+        towpath(&["run", &path("t.toml")])
+    };
+    let (code, out, err) = run("states");
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("/states: no states yet") && err.contains(" states saved"), "{err}");
+    let made = |out: &str| {
+        let line = out.lines().find(|line| line.starts_with("states")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let saved = made(&out);
+    assert!(saved > 0 && std::fs::read(path("states")).unwrap().starts_with(b"TOWPATHS"));
+    let (code, out, err) = run("states");
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains(&format!("/states: {saved} states restored\n")), "{err}");
+    // The same flows, which have theirs.
+    assert_eq!(made(&out), saved);
+
+    // What is no snapshot is said, and costs the states and no more; the next one is whole.
+    let whole = std::fs::read(path("states")).unwrap();
+    for (wrong, why) in [
+        (b"anything".to_vec(), "this is no snapshot of states"),
+        (whole[..whole.len() / 2].to_vec(), "checksum is wrong"),
+    ] {
+        std::fs::write(path("states"), wrong).unwrap();
+        let (code, out, err) = run("states");
+        assert_eq!((code, made(&out)), (0, saved), "{err}");
+        assert!(err.contains("/states: no states restored: ") && err.contains(why), "{err}");
+        assert_eq!(std::fs::read(path("states")).unwrap().len(), whole.len());
+    }
+    // Other rules, which would not make them.
+    let rules = std::fs::read(path("r")).unwrap();
+    std::fs::write(path("r"), "add deny ip from any to any\n").unwrap();
+    let (code, _, err) = run("states");
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains(&format!("/states: {saved} states dropped")), "{err}");
+    assert!(err.contains("/states: 0 states saved"), "{err}");
+    std::fs::write(path("r"), rules).unwrap();
+
+    // That they cannot be saved is said at the start.
+    let (code, _, err) = run("no/such/states");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("states: ") && err.contains("/no/such/states: No such file or directory"), "{err}");
+}
+
 /// A router between three captures: what has a route, what a rule sends another way, and what is answered.
 #[test]
 fn a_router_answers_what_it_cannot_pass_on() {

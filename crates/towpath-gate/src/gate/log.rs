@@ -1,14 +1,17 @@
-//! What `log` rules write: entries in a bounded queue, for the caller to take away and print.
+//! What `log` rules write, and what is said of packets that could not have their state: entries in a bounded queue, for the
+//! caller to take away and print.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::port::PortId;
 use super::walk::Dir;
 use crate::Time;
 use crate::packet::{Addresses, Packet};
 use crate::rules::protocol;
+use crate::state::Refused;
 use crate::wire::proto;
 
 /// Entries that are kept until somebody takes them.
@@ -21,7 +24,7 @@ pub struct Logged {
     pub time: Time,
     /// Number of the rule.
     pub rule: u32,
-    /// The rule's action, in ipfw's word for the log.
+    /// The rule's action, in ipfw's word for the log; of a packet that could not have its state, why.
     pub action: &'static str,
     /// Direction.
     pub dir: Dir,
@@ -97,6 +100,33 @@ impl Logged {
     fn way(&self, f: &mut fmt::Formatter<'_>, port: Option<&str>) -> fmt::Result {
         f.write_str(if self.dir == Dir::In { " in" } else { " out" })?;
         port.map_or(Ok(()), |port| write!(f, " via {port}"))
+    }
+}
+
+/// When a packet that was refused a state was logged last, by whichever walker.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(AtomicU64);
+
+impl Refusals {
+    /// Whether to log another one: once a second at most.
+    pub(super) fn take(&self, now: Time) -> bool {
+        // 0 is never. Relaxed: a moment, which guards nothing; of several at once one succeeds.
+        let (now, last) = (now.as_nanos().max(1), self.0.load(Ordering::Relaxed));
+        let due = last == 0 || now.saturating_sub(last) >= 1_000_000_000;
+        due && self.0.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// What the log says of a packet that was denied because it could not have its state; nothing of those that are denied
+/// in the normal course of things.
+pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
+    match refused {
+        Refused::Full => Some("Deny (states full)"),
+        Refused::OverLimit => Some("Deny (over limit)"),
+        Refused::OverRate => Some("Deny (over rate)"),
+        Refused::ParentsFull => Some("Deny (limits full)"),
+        Refused::OverSource => Some("Deny (source over its share)"),
+        Refused::Invalid | Refused::FirstSyn => None,
     }
 }
 

@@ -29,6 +29,7 @@ mod index;
 mod insn;
 mod live;
 mod log;
+mod names;
 mod opening;
 mod pipe;
 mod port;
@@ -41,8 +42,7 @@ mod walk;
 mod walker;
 mod written;
 
-use std::collections::{BTreeMap, HashMap};
-use std::num::NonZeroU16;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -59,6 +59,7 @@ pub use written::{BadPacket, Written};
 
 use self::counts::Counter;
 use self::live::Live;
+use self::names::FlowNames;
 use self::pipe::Bucket;
 use self::program::{Names, Program};
 use self::reload::Leaving;
@@ -66,7 +67,7 @@ use self::walker::Shared;
 use crate::Time;
 use crate::packet::Packet;
 use crate::rules::table::Table;
-use crate::rules::{Action, DEFAULT_RULE, RESERVED_SET, Rule, Ruleset, StateName};
+use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
 use crate::state::{self, Keepalive, Name, RuleId, States};
 
 /// The rule of states that come from outside and have no rule here: `allow ... // dynamic states default rule`.
@@ -87,8 +88,7 @@ pub struct Gate {
     /// How much rules with `log` have logged.
     logged: HashMap<RuleId, Arc<AtomicU32>>,
     table_names: HashMap<Box<str>, u32>,
-    flow_names: HashMap<Box<str>, Name>,
-    names: Vec<Box<str>>,
+    flow_names: FlowNames,
     disabled_sets: u32,
     next_id: u32,
     walkers: u64,
@@ -148,8 +148,7 @@ impl Gate {
             zeroed: HashMap::new(),
             logged: HashMap::new(),
             table_names: HashMap::new(),
-            flow_names: HashMap::new(),
-            names: vec!["default".into()],
+            flow_names: FlowNames::new(),
             disabled_sets: 0,
             next_id: 1,
             walkers: 0,
@@ -214,20 +213,7 @@ impl Gate {
 
     /// Makes the program anew from the rules, and puts it in force together with what `change` changes.
     fn compile(&mut self, change: impl FnOnce(&mut Live)) {
-        for (_, rule) in self.rules.iter().chain(&self.hidden) {
-            let names = [
-                rule.state.as_ref().map(|state| &state.name),
-                match &rule.action {
-                    Action::CheckState(name) => Some(name),
-                    _ => None,
-                },
-            ];
-            let limit = rule.state.as_ref().and_then(|state| state.limit.as_ref());
-            let shared = limit.and_then(|limit| limit.shared.clone()).map(StateName::Named);
-            for name in names.into_iter().flatten().chain(&shared) {
-                intern(name, &mut self.flow_names, &mut self.names);
-            }
-        }
+        self.name_flows();
         let with_log = self.rules.iter().chain(&self.hidden).filter(|(_, rule)| rule.log.is_some());
         let logged = with_log.map(|(id, _)| (*id, self.logged.get(id).cloned().unwrap_or_default()));
         self.logged = logged.collect();
@@ -241,6 +227,43 @@ impl Gate {
         );
         next.program = Arc::new(program);
         self.change(|live| *live = next);
+    }
+
+    /// Gives the flow names of all rules their numbers.
+    fn name_flows(&mut self) {
+        let names = |rules: &[(RuleId, Rule)]| -> Vec<Box<str>> {
+            rules.iter().flat_map(|(_, rule)| rule.flow_names()).collect()
+        };
+        // In the order of the rules: two gates with the same rules have the same numbers.
+        let own = names(&self.rules);
+        let short = |gate: &Self| {
+            let new = own.iter().filter(|name| gate.flow_names.get(name).is_none());
+            new.collect::<HashSet<_>>().len() > gate.flow_names.room()
+        };
+        if short(self) {
+            self.forget_flow_names(true);
+        }
+        if short(self) {
+            // What rules that are gone have left behind gives way, and what a walker makes by one now goes with it.
+            let ids: HashSet<RuleId> = self.rules.iter().map(|(id, _)| *id).collect();
+            self.walker.states.remove_where(|id| !ids.contains(&id));
+            self.forget_flow_names(false);
+        }
+        for name in own.iter().chain(&names(&self.hidden)) {
+            self.flow_names.give(name);
+        }
+    }
+
+    /// Takes the numbers of names back that no rule has, and no state; nor, `also_left`, a rule that a walker may go by.
+    fn forget_flow_names(&mut self, also_left: bool) {
+        let own = self.rules.iter().flat_map(|(_, rule)| rule.flow_names());
+        let mut used: HashSet<Name> = own.filter_map(|name| self.flow_names.get(&name)).collect();
+        if also_left {
+            let programs = self.leaving.iter().filter_map(Leaving::program).chain([&*self.live().program]);
+            used.extend(programs.flat_map(Program::flow_names));
+        }
+        used.extend(self.states().list(self.walker.states.now()).map(|listed| listed.name));
+        self.flow_names.keep(&used);
     }
 
     /// Changes what is in force. Its number then.
@@ -259,7 +282,7 @@ impl Gate {
         Names {
             ports,
             tables: &self.table_names,
-            flows: &self.flow_names,
+            flows: self.flow_names.numbers(),
             disabled_sets: self.disabled_sets,
             logged: &self.logged,
         }
@@ -342,7 +365,7 @@ impl Gate {
 
     /// The name of a flow name, without the colon; `?` for one that this gate never made.
     pub fn flow_name(&self, name: Name) -> &str {
-        self.names.get(usize::from(name.0.get()) - 1).map_or("?", |name| name)
+        self.flow_names.name(name).unwrap_or("?")
     }
 
     /// The number of the rule with this identity, for listing states; the default rule's for one that is gone.
@@ -439,20 +462,6 @@ impl Gate {
                 }
             }
         }
-    }
-}
-
-/// Gives a flow name its number. Numbers stay for the life of the gate; when all 65,535 are in use, further names
-/// share the default one.
-fn intern(name: &StateName, flows: &mut HashMap<Box<str>, Name>, names: &mut Vec<Box<str>>) {
-    let StateName::Named(name) = name else { return };
-    if flows.contains_key(name) {
-        return;
-    }
-    let number = u16::try_from(names.len() + 1).ok().and_then(NonZeroU16::new);
-    if let Some(number) = number {
-        flows.insert(name.clone(), Name(number));
-        names.push(name.clone());
     }
 }
 

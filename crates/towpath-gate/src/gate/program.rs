@@ -153,6 +153,19 @@ impl Program {
         program
     }
 
+    /// The flow names that the rules make states by and look them up by.
+    pub(super) fn flow_names(&self) -> impl Iterator<Item = Name> {
+        self.rules.iter().flat_map(|rule| {
+            let looked_up = match rule.probe {
+                Some(Lookup::Named(name)) => Some(name),
+                _ => None,
+            };
+            let installs = rule.install.as_deref();
+            let shared = installs.and_then(|installs| installs.install.limit?.shared);
+            [looked_up, installs.map(|installs| installs.name), shared].into_iter().flatten()
+        })
+    }
+
     fn add(&mut self, id: RuleId, rule: &Rule, numbers: &[u32], names: &Names<'_>) {
         let first = self.insns.len();
         for block in rule.body.blocks() {

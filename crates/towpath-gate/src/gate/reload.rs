@@ -8,7 +8,7 @@ use super::insn::all_hold;
 use super::live::Live;
 use super::pipe::Bucket;
 use super::port::Routes;
-use super::program::Act;
+use super::program::{Act, Program};
 use super::run::Next;
 use super::walk::{Dir, Memo, Step, Walk};
 use super::written::first_packets;
@@ -55,6 +55,11 @@ pub(super) struct Leaving {
 impl Leaving {
     pub(super) fn new(version: u64, live: Live) -> Self {
         Self { version, live: Some(live), rules: Vec::new(), orphan: false }
+    }
+
+    /// The rules that a walker may still go by.
+    pub(super) fn program(&self) -> Option<&Program> {
+        self.live.as_ref().map(|live| &*live.program)
     }
 }
 
@@ -261,8 +266,7 @@ impl Gate {
             };
             next.next_id += 1;
         }
-        next.flow_names.clone_from(&self.flow_names);
-        next.names.clone_from(&self.names);
+        next.flow_names = self.flow_names.clone();
         let routes = Arc::clone(&self.live().routes);
         next.compile(|live| live.routes = routes);
         next

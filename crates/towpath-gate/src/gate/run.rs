@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use super::index::Candidate;
 use super::insn::all_hold;
 use super::live::Live;
-use super::log::Logged;
+use super::log::{Logged, refused_word};
 use super::program::{Act, Installs, Jump, Ready};
 use super::reply::{reset, unreach};
 use super::walk::{CALL_DEPTH, Dir, DropReason, Memo, Reject, Step, Walk};
@@ -20,7 +20,7 @@ use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
 use crate::rules::{NextHop, ReturnTo};
-use crate::state::{Direction, Ends, Flow, Lookup, Quoted};
+use crate::state::{Direction, Ends, Flow, Lookup, Quoted, Refused};
 use crate::wire::{ext6, proto};
 
 /// What trying a rule came to.
@@ -208,7 +208,24 @@ impl Walker {
         {
             self.states.note_fragment(&flow, id, now);
         }
-        made.map(drop).map_err(DropReason::NoState)
+        match made {
+            Ok(_) => Ok(()),
+            Err(refused) => {
+                self.log_refused(at, refused, walk, packet, now);
+                Err(DropReason::NoState(refused))
+            }
+        }
+    }
+
+    /// Says, once a second at most, that a packet could not have its state, and why: as ipfw does, whether or not the rule
+    /// has `log`.
+    #[cold]
+    fn log_refused(&mut self, at: usize, refused: Refused, walk: &Walk, packet: &Packet<'_>, now: Time) {
+        if let Some(word) = refused_word(refused).filter(|_| self.shared.refusals.take(now)) {
+            let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
+            let number = self.live.program.rules[at].number;
+            self.log.put(Logged::new(now, number, word, walk.dir, port, packet));
+        }
     }
 
     /// Runs the action part of a rule: counts, logs, tags, acts.

@@ -24,8 +24,7 @@ use std::time::Duration;
 use crc::{CRC_32_ISCSI, Crc};
 
 use super::reload::same;
-use super::{COMPANION, Gate, intern};
-use crate::rules::StateName;
+use super::{COMPANION, Gate};
 use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, RuleId, Saved};
 use crate::{Time, wire};
 
@@ -94,7 +93,7 @@ pub struct Restored {
     pub companion: u64,
     /// States that were here already.
     pub existing: u64,
-    /// States for which there was no room.
+    /// States for which there was no room, or no number for their name.
     pub refused: u64,
 }
 
@@ -126,8 +125,9 @@ impl Gate {
             out.text(&rule.to_string());
             out.give(&mut piece, PIECE);
         }
-        out.put(&(self.names.len() as u32).to_le_bytes());
-        for name in &self.names {
+        let names = self.flow_names.all();
+        out.put(&(names.len() as u32).to_le_bytes());
+        for name in names {
             out.text(name);
             out.give(&mut piece, PIECE);
         }
@@ -160,11 +160,18 @@ impl Gate {
                 None => (COMPANION, None),
             })
             .collect();
-        let names: Vec<Name> = names.into_iter().map(|name| self.name(name)).collect();
+        // Those that no state has need no number.
+        let mut numbers: Vec<Option<Name>> = vec![None; names.len()];
+        if names.len() > self.flow_names.room() {
+            self.forget_flow_names(true);
+        }
         let mut restored = Restored::default();
         while let Some((saved, rule, name)) = at.state(rules.len(), names.len())? {
             let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((COMPANION, None));
-            let name = names.get(name as usize).copied().unwrap_or(Name::DEFAULT);
+            let Some(name) = self.number(name as usize, &names, &mut numbers) else {
+                restored.refused += 1;
+                continue;
+            };
             match self.states_mut().restore(&saved, rule, name, limit, now) {
                 Ok(Installed::New) if rule == COMPANION => restored.companion += 1,
                 Ok(Installed::New) => restored.states += 1,
@@ -175,18 +182,17 @@ impl Gate {
         Ok(restored)
     }
 
+    /// The number here of the name with that number there.
+    fn number(&mut self, there: usize, names: &[String], numbers: &mut [Option<Name>]) -> Option<Name> {
+        if numbers[there].is_none() {
+            numbers[there] = self.flow_names.give(&names[there]);
+        }
+        numbers[there]
+    }
+
     fn limit_of(&self, id: RuleId) -> Option<Limit> {
         let program = &self.live().program;
         program.rules[program.position_of(id)?].install.as_ref()?.install.limit
-    }
-
-    fn name(&mut self, name: String) -> Name {
-        if name == "default" {
-            return Name::DEFAULT;
-        }
-        let name = name.into_boxed_str();
-        intern(&StateName::Named(name.clone()), &mut self.flow_names, &mut self.names);
-        self.flow_names.get(&name).copied().unwrap_or(Name::DEFAULT)
     }
 }
 

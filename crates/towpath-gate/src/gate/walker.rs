@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::counts::{Counts, Seat, Seats};
 use super::live::{Current, Live};
-use super::log::PacketLog;
+use super::log::{PacketLog, Refusals};
 use super::port::{Ports, Routes};
 use super::{Random, Settings};
 use crate::Time;
@@ -19,6 +19,7 @@ use crate::state::States;
 pub(super) struct Shared {
     pub(super) current: Current,
     pub(super) seats: Seats,
+    pub(super) refusals: Refusals,
 }
 
 /// A thread's own way into the gate ([`super::Gate::walker`]): takes packets through the rules beside other threads.

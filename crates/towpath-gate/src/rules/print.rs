@@ -4,7 +4,6 @@ use std::fmt::{self, Display, Formatter, Write};
 
 use super::option::*;
 use super::rule::*;
-use crate::state::Tracking;
 
 /// ICMP unreachable codes by name (RFC 792, 1122, 1812).
 pub(crate) const UNREACH: &[(&str, u8)] = &[
@@ -184,10 +183,8 @@ impl Display for StateOption {
             }
         }
         write!(f, " {}", self.name)?;
-        match self.tracking {
-            Tracking::Ipfw => {}
-            Tracking::Strict => f.write_str(" strict")?,
-            Tracking::Loose => f.write_str(" loose")?,
+        if let Some(word) = self.tracking.word() {
+            write!(f, " {word}")?;
         }
         self.lifetime.map_or(Ok(()), |seconds| write!(f, " lifetime {seconds}"))
     }

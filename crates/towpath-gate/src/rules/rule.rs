@@ -38,6 +38,23 @@ pub struct Rule {
     pub at: Position,
 }
 
+impl Rule {
+    /// The names of states that it makes, looks up or counts by, but for the default one.
+    pub(crate) fn flow_names(&self) -> impl Iterator<Item = Box<str>> {
+        let own = self.state.as_ref().map(|state| &state.name);
+        let checked = match &self.action {
+            Action::CheckState(name) => Some(name),
+            _ => None,
+        };
+        let named = |name: &StateName| match name {
+            StateName::Named(name) => Some(name.clone()),
+            _ => None,
+        };
+        let shared = self.state.as_ref().and_then(|state| state.limit.as_ref()?.shared.clone());
+        [own.and_then(named), checked.and_then(named), shared].into_iter().flatten()
+    }
+}
+
 /// What a packet must be. All blocks must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Body {

@@ -44,7 +44,7 @@ const SEEN_BITS: u32 = 9;
 const SEEN: u64 = (1 << SEEN_BITS) - 1;
 
 /// Lifetimes are cut to this, in seconds: less than 2^53 ns.
-const LONGEST: u32 = 9_000_000;
+const LONGEST: u32 = super::LIFETIME_MAX;
 
 /// How far time may go between two packets, in ns, before states have to be looked at.
 pub(super) const LONGEST_JUMP: u64 = 1 << 52;

@@ -80,7 +80,7 @@ use std::ops::BitOr;
 pub use list::{Cursor, Kind, Line, Listed};
 pub use memory::Pages;
 pub use related::Quoted;
-pub use settings::{KEEPALIVE_PERIOD, SettingError, Settings};
+pub use settings::{KEEPALIVE_PERIOD, LIFETIME_MAX, SettingError, Settings};
 pub(crate) use states::Saved;
 pub use states::{BURST, Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
 pub use watch::{Happened, StateEvent};
@@ -307,6 +307,17 @@ pub enum Tracking {
     /// As [`Tracking::Ipfw`], but a connection whose beginning was not seen is taken for established: it has
     /// `dyn_syn_lifetime` for the other side to be heard, and from then on lives by the acknowledgements.
     Loose,
+}
+
+impl Tracking {
+    /// The rule option's word; none without one.
+    pub(crate) fn word(self) -> Option<&'static str> {
+        match self {
+            Self::Ipfw => None,
+            Self::Strict => Some("strict"),
+            Self::Loose => Some("loose"),
+        }
+    }
 }
 
 /// An install that succeeded.

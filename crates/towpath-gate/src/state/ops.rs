@@ -1,7 +1,9 @@
 //! One harness for the table of states: operations, run against the table and against the model.
 //!
-//! The same harness serves the property test and a fuzzer: operations come from bytes, and the space of keys is so
-//! small that flows meet.
+//! The same harness serves the property test, long random runs (`examples/state_ops.rs`) and the fuzzer
+//! (`fuzz/fuzz_targets/state_operations.rs`): operations come from bytes, and the space of keys is so small that flows meet.
+//! Two handles take turns, as the workers of an engine do; the one that waits is away, as otherwise it would hold up room, of
+//! which the model knows nothing (`tests/state_room.rs` is about that).
 
 use std::time::Duration;
 
@@ -43,6 +45,8 @@ pub enum Op {
 /// A table and its model.
 pub struct World {
     states: States,
+    /// The other handle on the states.
+    other: States,
     model: Model,
     settings: Settings,
     now: Time,
@@ -61,8 +65,10 @@ impl World {
     /// A world in which all is compared every so many steps; what each step answers is compared always.
     pub fn new(every: u64) -> Self {
         let settings = Settings { dyn_max: 12, dyn_parent_max: 3, ..Settings::default() };
+        let states = States::new(settings.clone(), 0);
         Self {
-            states: States::new(settings.clone(), 0),
+            other: states.worker().expect("the second one"),
+            states,
             model: Model::new(settings.clone()),
             settings,
             now: Time::from_secs(1_700_000_000),
@@ -76,17 +82,25 @@ impl World {
     /// # Panics
     /// When the table and the model disagree.
     pub fn step(&mut self, op: &Op) {
+        self.take_turns();
         let Self { states, model, settings, now, steps, .. } = self;
         match op {
             Op::Lookup(flow, lookup, segment) => {
-                let want = model.lookup(flow, *lookup, segment, *now);
-                let mut hit = [None];
+                // An answer, a packet of nobody's, and the same again: a burst, or one by one.
+                let flows = [Some(*flow), None, Some(flow.reversed()), Some(*flow)];
+                let flows = if steps.is_multiple_of(3) { &flows[..1] } else { &flows[..] };
+                let wants = flows.iter().map(|flow| model.lookup(&(*flow)?, *lookup, segment, *now));
+                let wants: Vec<_> = wants.collect();
+                let mut hits = vec![None; flows.len()];
                 if steps.is_multiple_of(2) {
-                    hit = [states.lookup(flow, *lookup, segment, *now)];
+                    for (hit, flow) in hits.iter_mut().zip(flows) {
+                        *hit = flow.and_then(|flow| states.lookup(&flow, *lookup, segment, *now));
+                    }
                 } else {
-                    states.lookup_burst([Some((*flow, *segment))], *lookup, *now, &mut hit);
+                    let packets = flows.iter().map(|flow| flow.map(|flow| (flow, *segment)));
+                    states.lookup_burst(packets, *lookup, *now, &mut hits);
                 }
-                assert_eq!(hit, [want], "lookup");
+                assert_eq!(hits, wants, "lookup");
             }
             Op::Related(quoted, lookup) => {
                 let want = model.lookup_related(quoted, *lookup, *now);
@@ -129,6 +143,19 @@ impl World {
         self.compare();
         if matches!(op, Op::Settle) {
             self.compare_settled();
+        }
+    }
+
+    /// Now and then the other handle goes on, and now and then it is a new one.
+    fn take_turns(&mut self) {
+        // A multiplicative hash (Knuth): no pattern of operations goes with it.
+        let turn = self.steps.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        if turn < 40 {
+            self.states.idle();
+            std::mem::swap(&mut self.states, &mut self.other);
+        }
+        if turn == 1 {
+            self.other = self.states.worker().expect("there are two");
         }
     }
 

@@ -5,13 +5,20 @@ use std::fmt;
 /// Every how many seconds keepalives are sent; ipfw has it as a hidden constant.
 pub const KEEPALIVE_PERIOD: u32 = 5;
 
+/// The longest lifetime, in seconds: a hundred days and more; a state's clock holds less than 2^53 ns.
+pub const LIFETIME_MAX: u32 = 9_000_000;
+
 /// Settings of the dynamic states. Lifetimes are in seconds.
 ///
 /// They may change while running ([`States::set_settings`](super::States::set_settings)); a lifetime that changes
-/// applies from each state's next packet.
+/// applies from each state's next packet. One over [`LIFETIME_MAX`] is cut to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The most states there may be. Default 1,048,576 (ipfw: 16,384).
+    /// The most states there may be, of IPv4 and IPv6 together. Default 1,048,576 (ipfw: 16,384).
+    ///
+    /// It bounds states, not bytes: memory that a state of one family had is used again for that family only (72 bytes and
+    /// 136, beside the index), and that of `strict` states' windows (in pieces of 256 KiB) for windows only. So at most
+    /// both families' memory for `dyn_max` states is held, when first the one and then the other has had so many.
     pub dyn_max: u32,
     /// The most parents, the entries that `limit` counts in, there may be. Default 4,096.
     pub dyn_parent_max: u32,
@@ -120,6 +127,7 @@ struct Row {
 
 enum Field {
     Number(fn(&mut Settings) -> &mut u32),
+    Seconds(fn(&mut Settings) -> &mut u32),
     Switch(fn(&mut Settings) -> &mut bool),
 }
 
@@ -127,12 +135,12 @@ const ROWS: [Row; 16] = [
     Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
     Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
     Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
-    Row { name: "dyn_ack_lifetime", field: Field::Number(|s| &mut s.dyn_ack_lifetime) },
-    Row { name: "dyn_syn_lifetime", field: Field::Number(|s| &mut s.dyn_syn_lifetime) },
-    Row { name: "dyn_fin_lifetime", field: Field::Number(|s| &mut s.dyn_fin_lifetime) },
-    Row { name: "dyn_rst_lifetime", field: Field::Number(|s| &mut s.dyn_rst_lifetime) },
-    Row { name: "dyn_udp_lifetime", field: Field::Number(|s| &mut s.dyn_udp_lifetime) },
-    Row { name: "dyn_short_lifetime", field: Field::Number(|s| &mut s.dyn_short_lifetime) },
+    Row { name: "dyn_ack_lifetime", field: Field::Seconds(|s| &mut s.dyn_ack_lifetime) },
+    Row { name: "dyn_syn_lifetime", field: Field::Seconds(|s| &mut s.dyn_syn_lifetime) },
+    Row { name: "dyn_fin_lifetime", field: Field::Seconds(|s| &mut s.dyn_fin_lifetime) },
+    Row { name: "dyn_rst_lifetime", field: Field::Seconds(|s| &mut s.dyn_rst_lifetime) },
+    Row { name: "dyn_udp_lifetime", field: Field::Seconds(|s| &mut s.dyn_udp_lifetime) },
+    Row { name: "dyn_short_lifetime", field: Field::Seconds(|s| &mut s.dyn_short_lifetime) },
     Row { name: "dyn_keepalive", field: Field::Switch(|s| &mut s.dyn_keepalive) },
     Row { name: "dyn_keep_states", field: Field::Switch(|s| &mut s.dyn_keep_states) },
     Row { name: "dyn_icmp_id", field: Field::Switch(|s| &mut s.dyn_icmp_id) },
@@ -168,6 +176,10 @@ impl Settings {
                 let value = u32::try_from(value).ok();
                 *field(self) = value.ok_or(SettingError::Range { name, takes: "0 to 4294967295" })?;
             }
+            Field::Seconds(field) => {
+                let value = u32::try_from(value).ok().filter(|value| *value <= LIFETIME_MAX);
+                *field(self) = value.ok_or(SettingError::Range { name, takes: "0 to 9000000" })?;
+            }
             Field::Switch(field) => {
                 *field(self) = match value {
                     0 => false,
@@ -183,7 +195,7 @@ impl Settings {
     pub fn rows(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let mut settings = self.clone();
         ROWS.iter().map(move |row| match row.field {
-            Field::Number(field) => (row.name, u64::from(*field(&mut settings))),
+            Field::Number(field) | Field::Seconds(field) => (row.name, u64::from(*field(&mut settings))),
             Field::Switch(field) => (row.name, u64::from(*field(&mut settings))),
         })
     }
@@ -226,6 +238,8 @@ mod tests {
         assert_eq!(error("dyn_count", 1), "dyn_count can only be read");
         assert_eq!(error("dyn_keepalive", 2), "dyn_keepalive takes 0 or 1");
         assert_eq!(error("dyn_max", 1 << 32), "dyn_max takes 0 to 4294967295");
+        assert_eq!(error("dyn_udp_lifetime", 9_000_001), "dyn_udp_lifetime takes 0 to 9000000");
+        assert_eq!(LIFETIME_MAX, 9_000_000);
     }
 
     #[test]

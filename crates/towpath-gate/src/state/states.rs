@@ -270,6 +270,11 @@ impl States {
         self.seen = 0;
     }
 
+    /// The time of this handle's last call.
+    pub(crate) fn now(&self) -> Time {
+        self.now
+    }
+
     /// Whether nobody waits for this handle: as it is new, and after [`States::idle`].
     pub fn is_idle(&self) -> bool {
         self.seen == 0

@@ -1,6 +1,6 @@
 //! `towpath replay`: captures through the rules, with inspector processes on the queues.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -12,10 +12,11 @@ use towpath::control::{self, Desk, Observed, Server};
 use towpath::engine::{Edge, Engine, Meta};
 use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
-use towpath::report::Report;
+use towpath::report::{self, Report};
 use towpath::rulebook::{Clock, Rulebook};
+use towpath::snapshot::{Saving, told};
 use towpath_gate::Time;
-use towpath_gate::gate::{PortId, check_snapshot};
+use towpath_gate::gate::{PortId, Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 use towpath_ring::Overload;
@@ -69,6 +70,11 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         }
         None => (None, None),
     };
+    let unsaved = |error: std::io::Error| {
+        let path = args.states_out.as_deref().unwrap_or(Path::new("")).display();
+        Failure::States(format!("--states-out: {path}: {error}"))
+    };
+    let saving = args.states_out.as_deref().map(Saving::create).transpose().map_err(unsaved)?;
     let queues = queues(args, policy)?;
     let snapshot = args.states_in.as_deref().map(read_states).transpose()?;
     let edge = Outside {
@@ -80,6 +86,7 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         clock: book.clock(),
         book: Arc::clone(&book),
         snapshot,
+        restored: None,
     };
     let mut engine = Engine::new(edge, walker, arrivals, queues, policy);
 
@@ -99,13 +106,16 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
-    if let Some(path) = &args.states_out {
-        book.clock().set(engine.clock());
-        write_states(path, &book)
-            .map_err(|error| Failure::States(format!("--states-out: {}: {error}", path.display())))?;
+    // Without a packet they have waited until now.
+    let now = engine.clock();
+    engine.edge_mut().restore(now);
+    if let Some(saving) = saving {
+        book.clock().set(now);
+        saving.finish(&book).map_err(unsaved)?;
     }
     let rules = book.rules();
-    let report = Report { rules, seconds, captures: args.captures.len(), ..engine.report() };
+    let restored = engine.edge_mut().restored.map(report::Restored::from);
+    let report = Report { rules, seconds, restored, captures: args.captures.len(), ..engine.report() };
     tell_warnings(&taken, &report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
     failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
@@ -115,7 +125,6 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// Writes what [`Engine::snapshot`] gives.
 /// A snapshot that is whole and right.
 fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong =
@@ -123,17 +132,6 @@ fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
     let snapshot = std::fs::read(path).map_err(|error| wrong(&error))?;
     check_snapshot(&snapshot).map_err(|error| wrong(&error))?;
     Ok(snapshot)
-}
-
-fn write_states(path: &Path, book: &Rulebook) -> std::io::Result<()> {
-    let mut file = std::fs::File::create(path)?;
-    let mut written = Ok(());
-    book.snapshot(|piece| {
-        if written.is_ok() {
-            written = file.write_all(piece);
-        }
-    });
-    written
 }
 
 /// Takes one capture through the engine.
@@ -198,11 +196,7 @@ fn take_burst(burst: &Burst, resolution: Resolution, engine: &mut Engine<Outside
         [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
     }
     if let Some(first) = burst.iter().next() {
-        let Outside { book, snapshot, .. } = engine.edge_mut();
-        if let Some(snapshot) = snapshot.take() {
-            // It was checked: what is left to be refused are states that there is no room for.
-            let _ = book.restore(&snapshot, Time::from_nanos(first.time_ns));
-        }
+        engine.edge_mut().restore(Time::from_nanos(first.time_ns));
     }
     let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
     engine.handle_burst(frames).map_err(Failure::Output)
@@ -344,6 +338,21 @@ struct Outside {
     book: Arc<Rulebook>,
     /// States that the first packet finds: their time goes on with its.
     snapshot: Option<Vec<u8>>,
+    /// What became of them.
+    restored: Option<Restored>,
+}
+
+impl Outside {
+    /// Takes the states of the snapshot, once.
+    fn restore(&mut self, now: Time) {
+        if let Some(snapshot) = self.snapshot.take() {
+            let restored = self.book.restore(&snapshot, now).expect("it was checked");
+            if restored.refused > 0 {
+                warn(format_args!("--states-in: {}", told(restored)));
+            }
+            self.restored = Some(restored);
+        }
+    }
 }
 
 impl Edge for Outside {

@@ -78,7 +78,7 @@ fn refuse(failure: &Failure) -> u8 {
         Failure::Workers(..) => exit::FAILED,
         Failure::Control(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
-        Failure::Thread(_) | Failure::System(..) => exit::FAILED,
+        Failure::Thread(_) | Failure::States { .. } | Failure::System(..) => exit::FAILED,
     };
     fail(code, failure)
 }

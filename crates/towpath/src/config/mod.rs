@@ -64,6 +64,8 @@ pub struct Config {
     pub default_allow: bool,
     /// What becomes of the states when rules are reloaded.
     pub reload: StatePolicy,
+    /// The file that states outlive the engine in.
+    pub states: Option<PathBuf>,
     /// The ports, in the order of the file.
     pub ports: Vec<Port>,
     /// Pairs of ports.
@@ -139,6 +141,7 @@ impl Config {
             rules,
             default_allow,
             reload,
+            states: top.text("states").map(|text| directory.join(text.value)),
             bridges,
             taps,
             routes,

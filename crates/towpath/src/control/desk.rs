@@ -117,7 +117,7 @@ pub enum Reply {
     /// To [`Ask::Ports`]: none when the engine has no live ports.
     Ports(Option<Vec<Port>>),
     /// To [`Ask::Stats`].
-    Stats(Stats),
+    Stats(Box<Stats>),
     /// There is no such channel.
     NoChannel,
 }
@@ -156,7 +156,7 @@ impl Reply {
                 all.others.push(*more);
                 Self::Send(Some(all))
             }
-            (Self::Stats(all), Self::Stats(more)) => Self::Stats(all.plus(more)),
+            (Self::Stats(all), Self::Stats(more)) => Self::Stats(Box::new(all.plus(*more))),
             (Self::NoChannel, other) => other,
             (own, _) => own,
         }
@@ -213,7 +213,7 @@ impl Desk {
             let answer = match ask {
                 Ask::Queues => Reply::Queues(engine.queues()),
                 Ask::Ports => Reply::Ports(self.ports.clone()),
-                Ask::Stats => Reply::Stats(engine.stats()),
+                Ask::Stats => Reply::Stats(Box::new(engine.stats())),
                 Ask::Rings => Reply::Rings(engine.rings()),
                 Ask::Mux => Reply::Mux(engine.mux()),
                 Ask::Send => Reply::Send(engine.send()),

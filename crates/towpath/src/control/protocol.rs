@@ -236,7 +236,7 @@ pub enum Answer {
     /// To [`Request::ShowStats`].
     Stats {
         /// The counters.
-        stats: rows::Stats,
+        stats: Box<rows::Stats>,
     },
     /// To [`Request::Command`].
     Done {

@@ -207,7 +207,7 @@ pub fn ports(ports: &[Port]) -> String {
 
 /// `towpath ctl show stats`: a name and a number each line.
 pub fn stats(stats: &Stats) -> String {
-    let rows = [
+    let mut rows = vec![
         ("packets", stats.packets),
         ("bytes", stats.bytes),
         ("passed", stats.passed),
@@ -223,7 +223,15 @@ pub fn stats(stats: &Stats) -> String {
         ("states", stats.states.left),
         ("  most", stats.states.peak),
         ("  made", stats.states.created),
+        ("  unreplied", stats.states.unreplied),
+        ("  evicted", stats.states.evicted),
+        ("  waiting", stats.states.waiting),
+        ("  at most", stats.states.max),
     ];
+    let refused = stats.states.refused.rows();
+    rows.push(("refused", refused.iter().map(|(_, count)| count).sum()));
+    let why = ["  full", "  over limit", "  over rate", "  limits", "  source", "  invalid", "  first SYN"];
+    rows.extend(why.into_iter().zip(refused.map(|(_, count)| count)));
     rows.iter().map(|(name, value)| format!("{name:<12}{value:>16}\n")).collect()
 }
 

@@ -101,11 +101,7 @@ impl<C: Channel> Observed for View<'_, C> {
             waiting: packets - passed - dropped - rejected - undecodable,
             inspected,
             replies,
-            states: report::States {
-                created: states.created(),
-                peak: states.peak() as u64,
-                left: states.len() as u64,
-            },
+            states: report::States::of(states),
         }
     }
 

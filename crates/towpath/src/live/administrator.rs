@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
-use towpath_gate::gate::{PortId, Ports, Routes};
+use towpath_gate::gate::{PortId, Ports, Routes, StatePolicy};
 use towpath_gate::rules::{Diagnostic, Ruleset};
+use towpath_gate::state::Gauge;
 use towpath_gate::{Gate, state};
 use towpath_port::Port;
 
@@ -38,6 +40,7 @@ use crate::queue::{DefaultVerdict, Policy, Queue};
 use crate::report::Report;
 use crate::rulebook::Rulebook;
 use crate::settings::Settings;
+use crate::snapshot::{self, Saving};
 
 /// How long the administrator sleeps at most.
 const TICK: Duration = Duration::from_millis(200);
@@ -45,8 +48,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// Lines of `log` rules that may wait to be printed.
 const LOG_LINES: usize = 1024;
 
-/// States that are looked at for keepalives each tick: twenty-five ticks are a round.
+/// States that are looked at for keepalives each tick, or one of so many shares of all if that is more: twenty-five ticks
+/// are a round.
 const KEEPALIVE_BUDGET: usize = 65_536;
+const KEEPALIVE_SHARE: usize = 24;
 
 /// How often the connections of muxes are looked after.
 const TEND: Duration = Duration::from_secs(1);
@@ -81,6 +86,14 @@ pub enum Failure {
     /// A thread has panicked, or ended with an error: the others were drained.
     #[error("{0} has failed; everything else was drained and has ended")]
     Thread(String),
+    /// The states cannot be saved.
+    #[error("states: {}: {source}", file.display())]
+    States {
+        /// Where.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The system refused something.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
@@ -111,6 +124,8 @@ pub struct Administrator {
     tended: (Instant, u64),
     /// When keepalives were sent last.
     kept_alive: Instant,
+    /// What was last said of the states.
+    nearly_full: bool,
     _server: Option<Server>,
     _dumps: Option<Dumps>,
 }
@@ -169,10 +184,15 @@ impl Administrator {
         let listening_muxes =
             config.muxes.iter().map(service::Listening::open).collect::<Result<Vec<_>, _>>()?;
         let (stop, hup) = signals().map_err(|error| Failure::System("signals", error))?;
+        let saved = config.states.as_deref().map(snapshot::read);
         let kept = Capabilities::needed(&config)
             .keep()
             .map_err(|error| Failure::System("capabilities cannot be given up", error))?;
         log::info!("capabilities kept: {kept}");
+        if let Some(path) = &config.states {
+            // As it will be at the end: better now than when all states are lost by it.
+            Saving::create(path).map_err(|source| Failure::States { file: path.clone(), source })?;
+        }
 
         let (mut gate, arrivals, mux_ports) = gate(&config, &ruleset);
         let mut walkers: Vec<_> = (0..threads + config.muxes.len()).map_while(|_| gate.walker()).collect();
@@ -182,6 +202,9 @@ impl Administrator {
         }
         let mux_walkers = walkers.split_off(threads);
         let rulebook = Arc::new(Rulebook::new(gate, ruleset, config.default_allow));
+        if let (Some(path), Some(saved)) = (&config.states, saved) {
+            restore(&rulebook, path, saved, config.reload);
+        }
         let system = |error| Failure::System("eventfd", error);
         let bells = (0..threads).map(|_| Bell::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
         let done = Bell::new().map_err(system)?;
@@ -253,6 +276,7 @@ impl Administrator {
             services: Vec::new(),
             tended,
             kept_alive: Instant::now(),
+            nearly_full: false,
             _server: server,
             _dumps: dumps,
         };
@@ -316,6 +340,7 @@ impl Administrator {
             self.wait();
             self.print_log();
             self.rulebook.tidy();
+            self.tell_gauge();
             self.keep_alive();
             self.tend();
             let (all, failed) = self.look_at_threads();
@@ -370,6 +395,11 @@ impl Administrator {
             return Err(Failure::Thread(name));
         }
         report.rules = self.rulebook.rules();
+        if let Some(path) = &self.config.states {
+            let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
+            saved.map_err(|source| Failure::States { file: path.clone(), source })?;
+            log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states);
+        }
         Ok(Ended { report })
     }
 
@@ -453,13 +483,28 @@ impl Administrator {
         self.log.try_iter().take(LOG_LINES).for_each(|line| log::info!("{line}"));
     }
 
+    /// Says when the table of states becomes nearly full, and when it no longer is.
+    fn tell_gauge(&mut self) {
+        let Gauge { states, unreplied, states_max, nearly_full, .. } = self.rulebook.gauge();
+        if nearly_full == self.nearly_full {
+            return;
+        }
+        self.nearly_full = nearly_full;
+        match nearly_full {
+            true => log::warn!(
+                "states are nearly full: {states} of dyn_max {states_max}, {unreplied} of them never replied to"
+            ),
+            false => log::info!("states are no longer nearly full: {states} of dyn_max {states_max}"),
+        }
+    }
+
     /// Sends keepalives, where there are routes to send them by. All states are looked at within five seconds.
     fn keep_alive(&mut self) {
         if self.config.routes.is_empty() || self.kept_alive.elapsed() < TICK {
             return;
         }
         self.kept_alive = Instant::now();
-        let due = self.rulebook.keepalives(KEEPALIVE_BUDGET);
+        let due = self.rulebook.keepalives(KEEPALIVE_BUDGET, KEEPALIVE_SHARE);
         if !due.is_empty() {
             self.workers[0].say(Order::Keepalives(due));
         }
@@ -600,6 +645,27 @@ fn lenient(before: &Config, queue: &config::Queue) -> bool {
     let old = before.queues.iter().find(|old| old.number == queue.number);
     let verdict = queue.policy.default;
     old.is_none_or(|old| old.policy.default != verdict && verdict == DefaultVerdict::Pass)
+}
+
+/// Takes the states that an engine before this one has left. What cannot be read is no reason to stand still: connections
+/// meet the rules again then.
+fn restore(rulebook: &Rulebook, path: &Path, saved: io::Result<Option<Vec<u8>>>, policy: StatePolicy) {
+    let file = path.display();
+    match saved {
+        Ok(None) => log::info!("{file}: no states yet"),
+        Ok(Some(saved)) => match rulebook.restore(&saved, rulebook.clock().now()) {
+            Ok(restored) => {
+                log::info!("{file}: {}", snapshot::told(restored));
+                // The rules have changed meanwhile: it is as if they were reloaded.
+                if restored.companion > 0 && policy != StatePolicy::Keep {
+                    let dropped = rulebook.recheck();
+                    log::info!("{file}: {dropped} states dropped, which the rules would not make now");
+                }
+            }
+            Err(error) => log::warn!("{file}: no states restored: {error}"),
+        },
+        Err(error) => log::warn!("{file}: no states restored: {error}"),
+    }
 }
 
 /// What leaves by each port of a thread.

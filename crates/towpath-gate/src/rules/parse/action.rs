@@ -8,6 +8,7 @@ use crate::rules::diagnostic::{Fault, quoted};
 use crate::rules::option::{Arg, DSCP};
 use crate::rules::print::{PROB_ONE, UNREACH, UNREACH6, probability};
 use crate::rules::rule::{Action, Log, NextHop, ReturnTo, StateName, Tag, Target};
+use crate::state::LIFETIME_MAX;
 
 /// Longest flow name and label.
 const MAX_NAME: usize = 63;
@@ -57,7 +58,7 @@ pub(crate) fn action(cursor: &mut Cursor<'_, '_>) -> Parse<Action> {
         "setdscp" => Action::SetDscp(setdscp(cursor)?),
         "setmark" => Action::SetMark(arg(cursor, "mark", 0, u32::MAX)?),
         "tcp-setmss" => Action::TcpSetMss(cursor.number("segment size", 1, 65535)? as u16),
-        "state-timeout" => Action::StateTimeout(cursor.number("lifetime in seconds", 1, 31_536_000)?),
+        "state-timeout" => Action::StateTimeout(cursor.number("lifetime in seconds", 1, LIFETIME_MAX)?),
         other => {
             let at = token.position();
             return Err(match refused(NO_ACTIONS, other) {

@@ -10,7 +10,7 @@ use crate::rules::ports::{self, Ranges};
 use crate::rules::protocol::Protocol;
 use crate::rules::rule::{Body, Form, StateOption};
 use crate::rules::token::Token;
-use crate::state::Tracking;
+use crate::state::{LIFETIME_MAX, Tracking};
 
 /// A body, and what stands among its options without being a test.
 #[derive(Default)]
@@ -284,13 +284,25 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
             }
             "lifetime" => {
                 cursor.take();
-                cursor.number("lifetime in seconds", 1, 31_536_000).map(|n| lifetime = Some((n, at)))
+                match cursor.number("lifetime in seconds", 1, LIFETIME_MAX) {
+                    Ok(_) if lifetime.is_some() => Err(Fault::new(at, "\"lifetime\" twice")),
+                    Ok(seconds) => {
+                        lifetime = Some((seconds, at));
+                        Ok(())
+                    }
+                    Err(fault) => Err(fault),
+                }
             }
             "strict" | "loose" => {
                 cursor.take();
                 let kind = if word == "strict" { Tracking::Strict } else { Tracking::Loose };
-                tracking = Some((kind, word, at));
-                Ok(())
+                match tracking.replace((kind, word, at)) {
+                    Some((_, before, _)) if before == word => {
+                        Err(Fault::new(at, format!("\"{word}\" twice")))
+                    }
+                    Some(_) => Err(Fault::new(at, "only one of strict and loose may stand in a rule")),
+                    None => Ok(()),
+                }
             }
             _ => block(cursor, option_test).map(|block| whole.body.options.push(block)),
         };

@@ -139,6 +139,29 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
 }
 
+/// Whether a rule with these protocols may match TCP.
+fn may_be_tcp(proto: &[Term]) -> bool {
+    let may = |term: &Term| match &term.test {
+        Test::Proto(Protocol::Number(number)) => (*number == crate::wire::proto::TCP) != term.not,
+        _ => true,
+    };
+    proto.is_empty() || proto.iter().any(may)
+}
+
+/// More flow names than that in one file are an error: there are numbers for two files, and for states of others.
+const FLOW_NAMES_MAX: usize = 30_000;
+
+/// Where the rules have more flow names than there may be.
+fn too_many_names(rules: &[Rule]) -> Option<Fault> {
+    let mut names = HashSet::new();
+    let over = rules.iter().find(|rule| {
+        names.extend(rule.flow_names());
+        names.len() > FLOW_NAMES_MAX
+    })?;
+    let message = format!("more than {FLOW_NAMES_MAX} names of states");
+    Some(Fault::new(over.at, message).hint("rules may share a name"))
+}
+
 /// Finds where the word of each finding ends. The findings are in the order of the text.
 fn find_ends(text: &str, findings: &mut [Diagnostic]) {
     let mut lines = text.split('\n').zip(1u32..);
@@ -452,6 +475,14 @@ impl Builder {
             fault.did_you_mean(name, labels.keys().map(|label| &**label))
         };
         for rule in &mut self.ruleset.rules {
+            let state = rule.state.as_ref();
+            if let Some(word) = state.and_then(|state| state.tracking.word())
+                && !may_be_tcp(&rule.body.proto)
+            {
+                let message =
+                    format!("\"{word}\" is about TCP, which this rule does not match: it does nothing");
+                self.warnings.push(Fault::new(rule.at, message));
+            }
             let own = rule.number;
             let (target, forward) = match &mut rule.action {
                 Action::Skipto(target) => (target, true),
@@ -488,6 +519,7 @@ impl Builder {
             }
         }
         self.ruleset.tables.values_mut().for_each(Table::settle);
+        faults.extend(too_many_names(&self.ruleset.rules));
         let warnings = unfilled_tables(&mut self.ruleset, &mut faults);
         self.warnings.extend(warnings);
         (self.ruleset, faults, self.warnings)

@@ -46,6 +46,8 @@ pub struct Gauge {
     pub states: usize,
     /// Of these, how many were never replied to: under a flood, most.
     pub unreplied: usize,
+    /// Slots of states that are gone, which count until every worker is known to have let go of them.
+    pub waiting: usize,
     /// `dyn_max`.
     pub states_max: usize,
     /// Parents held.
@@ -111,16 +113,22 @@ impl States {
 
     /// How full the table is.
     pub fn gauge(&self) -> Gauge {
-        let sum = |event| self.shared.tallies.sum(event);
-        let replied = sum(Event::Replied).saturating_sub(sum(Event::RepliedGone)) as usize;
         Gauge {
             states: self.len(),
-            unreplied: self.len().saturating_sub(replied),
+            unreplied: self.unreplied(),
+            waiting: self.waiting() as usize,
             states_max: self.settings.dyn_max as usize,
             parents: self.parents(),
             parents_max: self.settings.dyn_parent_max as usize,
             nearly_full: self.shared.nearly_full.load(Ordering::Relaxed) != 0,
         }
+    }
+
+    /// States that were never replied to.
+    pub(super) fn unreplied(&self) -> usize {
+        let sum = |event| self.shared.tallies.sum(event);
+        let replied = sum(Event::Replied).saturating_sub(sum(Event::RepliedGone)) as usize;
+        self.len().saturating_sub(replied)
     }
 
     pub(super) fn gauge_moved(&self) {

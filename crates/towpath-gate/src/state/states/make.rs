@@ -286,7 +286,7 @@ impl States {
     }
 
     /// Slots that are taken and in which there is no state: nearly all of them wait for other workers.
-    fn waiting(&self) -> u64 {
+    pub(super) fn waiting(&self) -> u64 {
         self.shared.held.load(Ordering::Relaxed).saturating_sub(self.len() as u64)
     }
 
@@ -310,7 +310,7 @@ impl States {
         }
         let candidates = [self.candidate::<2>(now), self.candidate::<6>(now)];
         let Some(first) = candidates.into_iter().flatten().min() else { return false };
-        if first.replied && (waiting > 0 || self.gauge().unreplied > 0) {
+        if first.replied && (waiting > 0 || self.unreplied() > 0) {
             return false;
         }
         let evicted = match first.v6 {

@@ -1,0 +1,147 @@
+//! The file that states outlive a process in. The old one stays until the new one is whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use towpath_gate::gate::Restored;
+
+use crate::rulebook::Rulebook;
+
+/// A snapshot that is going to be written: beside the file, under another name, until it is whole. What is no regular file
+/// (a pipe, a device) is written to as it is.
+#[derive(Debug)]
+pub struct Saving {
+    file: File,
+    /// What is written, and what becomes of it.
+    renamed: Option<(PathBuf, PathBuf)>,
+}
+
+impl Saving {
+    /// Makes sure that it can be written.
+    ///
+    /// # Errors
+    /// There can be no file there.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        // A symbolic link stays one.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
+            let file = OpenOptions::new().write(true).open(&path)?;
+            return Ok(Self { file, renamed: None });
+        }
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut other = name.to_owned();
+        other.push(format!(".{}.new", std::process::id()));
+        let other = path.with_file_name(other);
+        // What it has is nobody else's business. A file of that name is one that a process of our number left behind.
+        let _ = fs::remove_file(&other);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&other)?;
+        Ok(Self { file, renamed: Some((other, path)) })
+    }
+
+    /// Writes the states that there are now, and puts the file in its place.
+    ///
+    /// # Errors
+    /// It cannot be written; then the old one is still there.
+    pub fn finish(mut self, book: &Rulebook) -> io::Result<()> {
+        let mut written = Ok(());
+        book.snapshot(|piece| {
+            if written.is_ok() {
+                written = self.file.write_all(piece);
+            }
+        });
+        written?;
+        if let Some((from, to)) = &self.renamed {
+            self.file.sync_all()?;
+            fs::rename(from, to)?;
+            self.renamed = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        if let Some((from, _)) = &self.renamed {
+            let _ = fs::remove_file(from);
+        }
+    }
+}
+
+/// What is in a file; `None` when there is none yet.
+///
+/// # Errors
+/// It cannot be read, or is no regular file.
+pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// What became of the states of a snapshot, in words.
+pub fn told(restored: Restored) -> String {
+    let Restored { states, companion, existing, refused, .. } = restored;
+    let mut text = format!("{} states restored", states + companion);
+    let more = [
+        (companion, "of rules that are not here: they go by the default rule's companion"),
+        (existing, "were here already"),
+        (refused, "refused: there is no room for them"),
+    ];
+    for (count, what) in more.into_iter().filter(|(count, _)| *count > 0) {
+        text += &format!(", {count} {what}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_gate::gate::Ports;
+    use towpath_gate::rules::Ruleset;
+    use towpath_gate::{Gate, state};
+
+    fn book() -> Rulebook {
+        let gate = Gate::new(Ruleset::empty(), Ports::new(), state::Settings::default(), 1);
+        Rulebook::new(gate, Ruleset::empty(), false)
+    }
+
+    #[test]
+    fn the_old_file_stays_until_the_new_one_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("states");
+        let files = || fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(read(&path).unwrap(), None);
+        fs::write(&path, "old").unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+
+        let saving = Saving::create(&link).unwrap();
+        assert_eq!((read(&path).unwrap().unwrap(), files()), (b"old".to_vec(), 3));
+        drop(saving);
+        assert_eq!((read(&path).unwrap().unwrap(), files()), (b"old".to_vec(), 2));
+        Saving::create(&link).unwrap().finish(&book()).unwrap();
+        assert!(read(&path).unwrap().unwrap().starts_with(b"TOWPATHS"));
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && files() == 2);
+    }
+
+    #[test]
+    fn what_cannot_be_a_file_is_said_beforehand() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Saving::create(&directory.path().join("no/such")).is_err());
+        assert!(Saving::create(directory.path()).is_err());
+        assert!(read(Path::new("/dev/zero")).is_err());
+        // A full disk.
+        if Path::new("/dev/full").exists() {
+            assert!(Saving::create(Path::new("/dev/full")).unwrap().finish(&book()).is_err());
+            assert!(Path::new("/dev/full").exists());
+        }
+    }
+}
