@@ -120,9 +120,6 @@ fn packets_and_messages_share_threads() {
             let files =
                 files(&config(count, &[("web", 7001, web), ("api", 7002, api)]), &format!("{SERVED}{RULES}"));
             let engine = Engine::start(files.path());
-            let mut has: Vec<String> = threads(engine.child.id());
-            has.retain(|name| name.starts_with("mux-"));
-            assert_eq!(has, own);
             let echo = Echo::start(&left, &right, 9001);
             let clients = [Clients::start(7001), Clients::start(7002)];
             // Both go on while both have as much to do as they can.
@@ -133,6 +130,9 @@ fn packets_and_messages_share_threads() {
             echo.end();
             arrived(transfer(&left, &right, 9002));
             clients.iter().for_each(Clients::goes_on);
+            let mut has: Vec<String> = threads(engine.child.id());
+            has.retain(|name| name.starts_with("mux-"));
+            assert_eq!(has, own);
             // Who looks gets an answer of each, woken or not.
             let mux = engine.json("show mux --json");
             assert_eq!(
