@@ -35,20 +35,17 @@ impl Clients {
                 stream.write_all(&request.repeat(AHEAD)).unwrap();
                 while !stop.load(Ordering::Relaxed) {
                     let mut length = [0; 4];
-                    match stream.read_exact(&mut length) {
+                    let mut answer = Vec::new();
+                    let read = stream.read_exact(&mut length).and_then(|()| {
+                        answer.resize(u32::from_be_bytes(length) as usize, 0);
+                        stream.read_exact(&mut answer)
+                    });
+                    match read.map_err(|error| error.kind()) {
+                        Ok(()) => {}
                         // The engine ends; what it has not read by then is not there for it.
-                        Err(error)
-                            if matches!(
-                                error.kind(),
-                                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
-                            ) =>
-                        {
-                            return;
-                        }
-                        read => read.unwrap(),
+                        Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => return,
+                        Err(other) => panic!("{other}"),
                     }
-                    let mut answer = vec![0; u32::from_be_bytes(length) as usize];
-                    stream.read_exact(&mut answer).unwrap();
                     assert!(answer.ends_with(&request[4..]), "another answer");
                     answers.fetch_add(1, Ordering::Relaxed);
                     if stream.write_all(&request).is_err() {
