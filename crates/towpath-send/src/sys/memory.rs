@@ -253,3 +253,40 @@ impl Region {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_area_ends_with_the_last_that_has_a_part_of_it() {
+        // How many parts are out when the one who takes them ends, of three of which one was given back before.
+        for out in 0..=3 {
+            let (mut slots, _) = Slots::allocate(3, 1, false).unwrap();
+            let area = Arc::downgrade(&slots.area);
+            drop(slots.take());
+            let mut taken: Vec<_> = std::iter::from_fn(|| slots.take()).take(out).collect();
+            assert_eq!((taken.len(), area.strong_count()), (out, 4));
+            drop(slots);
+            assert_eq!(area.strong_count(), out);
+            while let Some(slot) = taken.pop() {
+                assert!(slot.bytes().iter().all(|byte| *byte == 0));
+                drop(slot);
+                assert_eq!(area.strong_count(), taken.len());
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_given_while_the_area_ends() {
+        for _ in 0..200 {
+            let (mut slots, _) = Slots::allocate(64, 1, false).unwrap();
+            let area = Arc::downgrade(&slots.area);
+            let taken: Vec<_> = std::iter::from_fn(|| slots.take()).collect();
+            let giver = std::thread::spawn(move || drop(taken));
+            drop(slots);
+            giver.join().unwrap();
+            assert_eq!(area.strong_count(), 0);
+        }
+    }
+}
