@@ -206,7 +206,7 @@ fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
             }
         }
     }
-    world::each(|| {
+    world::each_first(|| {
         let (_world, mut channel, mut client) = pair(small());
         let (fd, len) = channel.tx_area().expect("a descriptor");
         let mut sink = Sink::default();

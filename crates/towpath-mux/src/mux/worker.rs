@@ -97,10 +97,10 @@ impl Worker {
         let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == first) else {
             return false;
         };
-        let last = first.number + u64::from(count);
-        for held in self.in_hand.range_mut(at..) {
-            let ticket = held.message.ticket;
-            if ticket.psock != first.psock || ticket.number >= last {
+        let row = (first.number..first.number + u64::from(count)).map(|number| Ticket { number, ..first });
+        // They were given one behind the other, and stand so until they are done.
+        for (held, ticket) in self.in_hand.range_mut(at..).zip(row) {
+            if held.message.ticket != ticket {
                 break;
             }
             held.answered = true;
