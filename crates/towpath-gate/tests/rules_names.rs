@@ -50,7 +50,8 @@ fn names_of_rules_that_are_gone_make_room() {
         assert_eq!(names, ["ssh"]);
     }
     // The last of them are no names of the first.
-    let last = "add check-state :r11-7999\nadd allow udp from any to any 22 keep-state :ssh\n";
+    let last = "add check-state :r11-7999\nadd deny udp from any 22 to any\n\
+                add allow udp from any to any 22 keep-state :ssh\n";
     gate.reload(ruleset(last), StatePolicy::Delete, NOW);
     assert!(matches!(walk(&mut gate, true), Step::Drop(_)), "the state of :ssh is not that of another name");
     assert_eq!(walk(&mut gate, false), Step::Pass);

@@ -8,7 +8,7 @@ use super::visit::Visit;
 use super::{Own, States, TCP};
 use crate::Time;
 use crate::state::Direction;
-use crate::state::cell::{LIMITED, ORPHANED, SPILLED, unpack};
+use crate::state::cell::{LIMITED, Living, ORPHANED, SPILLED, unpack};
 use crate::state::family::{Family, locked};
 use crate::state::key::{Key, Unpack};
 use crate::state::list::{Cursor, Kind, Listed};
@@ -53,12 +53,13 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let visit = Arc::clone(visit);
-        let living = self.living(now);
+        // What is gone by now, not only what was when this handle was last called: it may have been away.
+        let gone = Arc::clone(&locked(&self.shared.gone));
         let live = move |&slot: &u32| {
             if slot.is_multiple_of(WALK) {
                 visit.pause();
             }
-            family.slab.tick(slot).is_some() && living.has(family.cell(slot))
+            family.slab.tick(slot).is_some() && Living::new(now, &gone).has(family.cell(slot))
         };
         (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
     }
