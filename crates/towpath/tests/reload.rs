@@ -77,8 +77,11 @@ fn routes_and_queues_come_with_their_rules() {
             for port in ["wan", "lan", "alt"] {
                 config += &format!("[port.{port}]\ndriver = \"af_packet\"\n");
             }
-            let nets =
-                if reload % 2 == 0 { ["10.8.0.0/16", "10.9.0.0/16"] } else { ["10.9.0.0/16", "10.8.0.0/16"] };
+            let nets = if reload.is_multiple_of(2) {
+                ["10.8.0.0/16", "10.9.0.0/16"]
+            } else {
+                ["10.9.0.0/16", "10.8.0.0/16"]
+            };
             for (net, port) in nets.iter().zip(["lan", "alt"]) {
                 config +=
                     &format!("[[route]]\nto = \"{net}\"\nport = \"{port}\"\nmac = \"02:00:00:00:00:09\"\n");

@@ -77,6 +77,7 @@ impl Run {
     }
 
     /// The one at this place, where it lies.
+    #[cfg(feature = "io")]
     pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
         let found = self.found.get(at)?;
         let Found { skip, trim, mark, hash, .. } = *found;
@@ -92,6 +93,7 @@ impl Run {
     }
 
     /// So many of those that were begun last are not.
+    #[cfg(feature = "io")]
     pub(crate) fn rewind(&mut self, count: usize) {
         self.next -= count;
     }

@@ -224,11 +224,13 @@ impl Mux {
     }
 
     /// Workers that have a turn.
+    #[cfg(feature = "io")]
     pub(crate) const fn working(&self) -> usize {
         self.awake
     }
 
     /// Whether a worker has a turn.
+    #[cfg(feature = "io")]
     pub(crate) const fn is_worked_for(&self) -> bool {
         self.awake > 0
     }
@@ -245,6 +247,7 @@ impl Mux {
 
     /// The same, but a slow message is remembered for longer than it took to learn of it: among many fast ones, whoever is about to
     /// begin the next slow one does not know it.
+    #[cfg(feature = "io")]
     pub(crate) const fn wary_service_time(&self) -> Duration {
         Duration::from_nanos(self.wary)
     }

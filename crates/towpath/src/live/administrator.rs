@@ -284,7 +284,7 @@ impl Administrator {
             // Threads that wait for the start, and who waits for these, would be left behind.
             administrator.sockets.clear();
             administrator.drain();
-            let _ = administrator.end();
+            let _ = administrator.end(States::Left);
             return Err(failure);
         }
         Ok(administrator)
@@ -360,7 +360,7 @@ impl Administrator {
                 let _ = socket.look_after(false);
             }
         }
-        self.end()
+        self.end(States::Saved)
     }
 
     /// Tells all threads that nothing more is to be received.
@@ -370,7 +370,7 @@ impl Administrator {
     }
 
     /// Waits for all threads and processes.
-    fn end(self) -> Result<Ended, Failure> {
+    fn end(self, states: States) -> Result<Ended, Failure> {
         let mut report = Report::default();
         let mut failed = None;
         for service in self.services {
@@ -395,7 +395,7 @@ impl Administrator {
             return Err(Failure::Thread(name));
         }
         report.rules = self.rulebook.rules();
-        if let Some(path) = &self.config.states {
+        if let (States::Saved, Some(path)) = (states, &self.config.states) {
             let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
             saved.map_err(|source| Failure::States { file: path.clone(), source })?;
             log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states);
@@ -645,6 +645,13 @@ fn lenient(before: &Config, queue: &config::Queue) -> bool {
     let old = before.queues.iter().find(|old| old.number == queue.number);
     let verdict = queue.policy.default;
     old.is_none_or(|old| old.policy.default != verdict && verdict == DefaultVerdict::Pass)
+}
+
+/// What becomes of the file of states at the end: a start that has failed leaves it as it was.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum States {
+    Saved,
+    Left,
 }
 
 /// Takes the states that an engine before this one has left. What cannot be read is no reason to stand still: connections
