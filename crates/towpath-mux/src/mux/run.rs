@@ -10,7 +10,9 @@
 
 use bytes::Bytes;
 
-use super::message::{Message, Ticket, View};
+#[cfg(feature = "io")]
+use super::message::View;
+use super::message::{Message, Ticket};
 use super::psock::{self, Outgoing};
 use super::receive::Found;
 use super::worker::{self, InHand};
