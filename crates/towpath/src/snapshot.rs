@@ -86,6 +86,22 @@ pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
+/// Has the file that was read out of the way, under its name and `.used`: what an engine that is killed leaves is of another
+/// time, and would let in what has ended since.
+pub fn set_aside(path: &Path) {
+    let moved = fs::canonicalize(path).and_then(|from| {
+        let mut to = from.clone().into_os_string();
+        to.push(".used");
+        fs::rename(from, to)
+    });
+    match moved {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            log::warn!("{}: it stays, and will be old when the next engine starts: {error}", path.display());
+        }
+        _ => {}
+    }
+}
+
 /// What became of the states of a snapshot, in words.
 pub fn told(restored: Restored) -> String {
     let Restored { states, companion, existing, refused, .. } = restored;

@@ -135,6 +135,8 @@ fn states_go_from_one_engine_to_the_next() {
     let (code, out, err) = run("states");
     assert_eq!(code, 0, "{err}");
     assert!(err.contains(&format!("/states: {saved} states restored\n")), "{err}");
+    // While it runs there is none: an engine that is killed leaves no states of another time.
+    assert!(std::fs::read(path("states.used")).unwrap().starts_with(b"TOWPATHS"));
     // The same flows, which have theirs.
     assert_eq!(made(&out), saved);
 

@@ -106,11 +106,11 @@ impl Rules {
 
     /// Has the states of every rule that `wanted` names gone, and adds the rules to `gone`. How many states that were.
     pub(super) fn turn(&self, mut wanted: impl FnMut(RuleId) -> bool, gone: &mut Gone) -> u64 {
-        let mut states = 0;
+        let (mut states, known) = (0, gone.0.len());
         for (&rule, of_rule) in &*locked(&self.0) {
             if of_rule.count() > 0 && wanted(rule) {
                 states += of_rule.turn();
-                gone.add(rule, of_rule);
+                gone.add(known, rule, of_rule);
             }
         }
         gone.0.sort_unstable_by_key(|of| of.rule);
@@ -164,10 +164,11 @@ impl Gone {
         self.0.retain(|of| of.states.has_gone());
     }
 
-    fn add(&mut self, rule: RuleId, states: &Arc<OfRule>) {
-        match self.0.iter_mut().find(|of| of.rule == rule) {
-            Some(of) => of.eras += 1,
-            None => self.0.push(GoneOf { rule, states: Arc::clone(states), eras: 1 }),
+    /// One more; the first `known` are in order, and none is added twice behind them.
+    fn add(&mut self, known: usize, rule: RuleId, states: &Arc<OfRule>) {
+        match self.0[..known].binary_search_by_key(&rule, |of| of.rule) {
+            Ok(at) => self.0[at].eras += 1,
+            Err(_) => self.0.push(GoneOf { rule, states: Arc::clone(states), eras: 1 }),
         }
     }
 }

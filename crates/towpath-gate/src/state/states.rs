@@ -9,7 +9,8 @@
 //! bounds. All three are reserved before it is linked, and given back when that fails; so no bound is ever overstepped.
 //! A slot counts until it is free again, not only until its state is gone.
 //!
-//! No lock is held while another is taken, but for those of a flow's lines in their order.
+//! No lock is held while another is taken, but for those of a flow's lines in their order, and that of the rules under that of
+//! what is gone.
 
 mod burst;
 mod collect;

@@ -176,7 +176,7 @@ impl Driver {
     pub fn poll_timeout(&self) -> Option<std::time::Instant> {
         let mut state = self.shared.lock();
         // What is wanted was so since the last look.
-        let due = if state.wanted { Some(self.shared.now()) } else { state.poll_timeout() };
+        let due = if state.wanted || state.parted { Some(self.shared.now()) } else { state.poll_timeout() };
         state.until = Some(due.unwrap_or(FOREVER));
         let time = due?;
         Some(self.shared.start + Duration::from_nanos(time.as_nanos()))

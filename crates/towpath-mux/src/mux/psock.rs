@@ -106,7 +106,8 @@ pub(super) enum Phase {
 /// What answers a message, in the order of messages.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    pub(super) replies: Vec<Body>,
+    /// Each with how many answers are in it.
+    pub(super) replies: Vec<(Body, u32)>,
     pub(super) done: bool,
 }
 

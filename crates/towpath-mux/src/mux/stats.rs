@@ -203,7 +203,7 @@ impl Mux {
                     .answers
                     .iter()
                     .flat_map(|answer| &answer.replies)
-                    .map(|bytes| bytes.len())
+                    .map(|(bytes, _)| bytes.len())
                     .sum::<usize>();
             if !psock.sending && waits != psock.send_bytes {
                 return Err(format!("{id:?}: counted {} bytes to send, there are {waits}", psock.send_bytes));

@@ -139,7 +139,7 @@ impl Mux {
                 psock.send_bytes += length;
                 // It may wait for long.
                 bytes.own();
-                answer.replies.push(bytes);
+                answer.replies.push((bytes, replies));
                 self.reorder(ticket.psock, before);
                 self.recount(0, length);
                 self.sent_more(ticket.psock);
@@ -311,7 +311,7 @@ impl Mux {
             if psock.send_bytes == 0 {
                 psock.progress = self.now;
             }
-            let owned = |bytes| Outgoing { owned: true, ..Outgoing::new(bytes, 1) };
+            let owned = |(bytes, count)| Outgoing { owned: true, ..Outgoing::new(bytes, count) };
             psock.send.extend(replies.into_iter().map(owned));
         }
         self.tell_transmit(ticket.psock);
@@ -374,7 +374,7 @@ impl Mux {
         let left = std::mem::take(&mut psock.left);
         let mut replies = 0;
         for answer in &mut psock.answers {
-            replies += answer.replies.len();
+            replies += answer.replies.iter().map(|(_, count)| *count as usize).sum::<usize>();
             answer.replies.clear();
         }
         let bytes = std::mem::take(&mut psock.send_bytes);

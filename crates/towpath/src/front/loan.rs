@@ -72,6 +72,11 @@ impl Loans {
         Arc::new(Loan { region, span, frame: Some((psock, frame)), back })
     }
 
+    /// Whether there is something that nobody has any more.
+    pub(super) fn has_back(&self) -> bool {
+        self.all > 0 && !self.back.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Gives back to the client what nobody has any more; whether there was anything.
     pub(super) fn give_back(&mut self, channel: &mut Channel) -> bool {
         if self.all == 0 {

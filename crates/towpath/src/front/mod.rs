@@ -316,7 +316,7 @@ impl Front {
         }
         let room = seats.iter().any(Seat::has_room);
         let more = || room && driver.server().look(|mux| mux.queued() > 0);
-        if !busy && !more() {
+        if !busy && returns.refused.is_empty() && !more() {
             return false;
         }
         *turn = (*turn + 1) % seats.len();

@@ -105,7 +105,7 @@ pub(super) struct Returns {
     sends: Vec<(Option<psock::Id>, Bytes)>,
     done: Vec<(worker::Id, Row)>,
     /// Messages that no ring can take: their connections end.
-    refused: Vec<(worker::Id, Ticket)>,
+    pub(super) refused: Vec<(worker::Id, Ticket)>,
     block: BytesMut,
     /// Messages of workers that were not sent.
     pub(super) lost: Lost,
@@ -496,13 +496,20 @@ impl Process {
         let most = channel.bundle_max();
         while let Some(message) = self.waiting.front() {
             let ticket = message.ticket();
-            let count = row(self.waiting.iter().take(most));
+            let mut count = row(self.waiting.iter().take(most));
             let sent = match count {
                 1 => channel.send(message.bytes(), &meta(message, epoch)),
                 _ => {
                     let (port, group) = message.psock().parts();
                     let parts = self.waiting.iter().take(count).map(part);
-                    channel.send_bundle(parts, &Meta { time: epoch, port, group, ..Meta::default() })
+                    match channel.send_bundle(parts, &Meta { time: epoch, port, group, ..Meta::default() }) {
+                        // No gap for all of them: the first alone, in a memory of its own if need be.
+                        Err(Full::Held | Full::TooLarge) => {
+                            count = 1;
+                            channel.send(message.bytes(), &meta(message, epoch))
+                        }
+                        sent => sent,
+                    }
                 }
             };
             match sent {
@@ -532,6 +539,10 @@ impl Process {
     /// Asks it to ring; false when it has something already.
     pub(super) fn arm(&mut self) -> bool {
         let Some(channel) = &mut self.channel else { return true };
+        // Frames came back behind the last look: it may wait for their room.
+        if self.loans.as_ref().is_some_and(Loans::has_back) {
+            return false;
+        }
         // Its one doorbell may have been read along with what it answered, and then nobody hears of it.
         if !self.armed || channel.has_rung() {
             self.armed = channel.arm();

@@ -228,7 +228,8 @@ impl Seat {
     }
 
     pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
-        if let Some(process) = &mut self.process {
+        // One that leaves is given nothing, but may wait for the room that it was given back.
+        for process in self.all_mut() {
             process.hand_over(returns, now, epoch);
         }
     }

@@ -287,6 +287,9 @@ impl Administrator {
             let _ = administrator.end(States::Left);
             return Err(failure);
         }
+        if let Some(path) = &administrator.config.states {
+            snapshot::set_aside(path);
+        }
         Ok(administrator)
     }
 
@@ -391,14 +394,19 @@ impl Administrator {
         for socket in self.sockets {
             socket.stop(EXIT_TIMEOUT);
         }
-        if let Some(name) = failed {
-            return Err(Failure::Thread(name));
-        }
         report.rules = self.rulebook.rules();
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
             let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
-            saved.map_err(|source| Failure::States { file: path.clone(), source })?;
-            log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states);
+            match saved {
+                Ok(()) => log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states),
+                Err(source) if failed.is_none() => {
+                    return Err(Failure::States { file: path.clone(), source });
+                }
+                Err(error) => log::warn!("{}: states not saved: {error}", path.display()),
+            }
+        }
+        if let Some(name) = failed {
+            return Err(Failure::Thread(name));
         }
         Ok(Ended { report })
     }
@@ -631,6 +639,9 @@ impl Administrator {
             return Err(fixed.iter().map(line).collect());
         }
         let rules = config.read_rules().map_err(lines)?;
+        if let Some(path) = config.states.as_ref().filter(|_| config.states != self.config.states) {
+            Saving::create(path).map_err(|error| vec![format!("states: {}: {error}", path.display())])?;
+        }
         let is_new = |queue: &&config::Queue| !self.sockets.iter().any(|socket| socket.queue == queue.number);
         let bind =
             |queue| Socket::bind(queue, self.workers.len().max(1)).map_err(|error| vec![error.to_string()]);

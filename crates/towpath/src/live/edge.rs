@@ -287,8 +287,7 @@ impl Edge for Outside {
                         scratch[..mac.len()].copy_from_slice(&mac);
                         line.send(scratch, &meta);
                     }
-                    Some(Fate::Waits(others)) => line.lost.unresolved += others,
-                    Some(Fate::Lost) => line.lost.unresolved += 1,
+                    Some(Fate::Waits(lost) | Fate::Lost(lost)) => line.lost.unresolved += lost,
                     None => line.lost.no_hop += 1,
                 }
             }

@@ -170,7 +170,7 @@ impl States {
             Err(refused) => refused,
         };
         // What is counted, or counts, may be there only because it was not collected yet.
-        self.reclaim(now);
+        self.reclaim_counts(now);
         self.with_parents(|parents, secret| parents.collect_all(secret, now, &mut (RECLAIM as usize)));
         match self.take_parent(flow, name, rule, limit, now, true) {
             // With a lifetime of 0 the parent that was over its limit is collected by now, and there is room for none.
@@ -234,7 +234,7 @@ impl States {
         if take(&mut locked(&self.shared.sources)) {
             return Ok(true);
         }
-        self.reclaim(now);
+        self.reclaim_counts(now);
         let secret = &self.shared.secret;
         let mut sources = locked(&self.shared.sources);
         if sources.count(secret, flow) >= max {

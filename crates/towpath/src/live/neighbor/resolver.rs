@@ -57,8 +57,8 @@ pub(in crate::live) enum Fate {
     To([u8; 6]),
     /// It waits; so many others do not any more.
     Waits(u64),
-    /// There is no room.
-    Lost,
+    /// There is no room for it, nor for others that waited; so many in all.
+    Lost(u64),
 }
 
 impl Directory {
@@ -107,6 +107,10 @@ impl Resolver {
         {
             return Fate::To(mac);
         }
+        // Those that wait leave behind this burst, and this one after them.
+        if self.waiting.get(&key).is_some_and(|queue| !queue.is_empty()) {
+            return self.hold(key, frame, meta);
+        }
         let known = self.known.get(&key).copied().filter(|(_, until)| now < *until);
         let resolved = match known {
             Some((mac, until)) => Resolved::At(mac, until),
@@ -119,7 +123,7 @@ impl Resolver {
                 Fate::To(mac)
             }
             Resolved::Wait => self.hold(key, frame, meta),
-            Resolved::Full => Fate::Lost,
+            Resolved::Full => Fate::Lost(1),
         }
     }
 
@@ -127,7 +131,7 @@ impl Resolver {
         let queue = self.waiting.entry(key).or_default();
         let mut lost = 0;
         while queue.len() >= WAITING || self.bytes + frame.len() > BYTES {
-            let Some((oldest, _)) = queue.pop_front() else { return Fate::Lost };
+            let Some((oldest, _)) = queue.pop_front() else { return Fate::Lost(lost + 1) };
             self.bytes -= oldest.len();
             lost += 1;
         }
