@@ -1,3 +1,4 @@
+#[cfg(not(loom))]
 use std::os::fd::AsFd;
 
 /// What a frame carries.
@@ -134,6 +135,7 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+#[cfg(not(loom))]
 impl Credentials {
     /// Who is at the other end of a connected Unix socket.
     ///

@@ -247,7 +247,7 @@ impl Mux {
 
     /// The same, but a slow message is remembered for longer than it took to learn of it: among many fast ones, whoever is about to
     /// begin the next slow one does not know it.
-    #[cfg(feature = "io")]
+    #[cfg(any(feature = "io", test))]
     pub(crate) const fn wary_service_time(&self) -> Duration {
         Duration::from_nanos(self.wary)
     }
