@@ -50,6 +50,7 @@ fn every_inline_driver_has_real_tcp() {
             });
             arrived(transfer(&left, &right, 9001));
             arrived(transfer(&left, &right, 9000));
+            iperf3(&left, &right, 9000);
             let stats = engine.json("show stats --json");
             assert_eq!(stats["stats"]["undecodable"], 0, "{driver}: {stats}");
             let queues = engine.json("show queues --json");

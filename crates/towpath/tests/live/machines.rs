@@ -1,6 +1,6 @@
 //! Two machines, the engine between them, and what they say to each other.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Deref;
 use std::path::Path;
@@ -137,6 +137,41 @@ pub(crate) fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
     listens.recv().unwrap();
     let client = left.start(move || both_ways(TcpStream::connect((RIGHT, port)).unwrap(), 1));
     (client, server)
+}
+
+/// The same by iperf3(1), one way and then the other; without the program it says so.
+pub(crate) fn iperf3(left: &Host, right: &Host, port: u16) {
+    if Command::new("iperf3").arg("--version").output().is_err() {
+        return println!("skipped: no iperf3");
+    }
+    for way in [None, Some("--reverse")] {
+        let (ready, listens) = mpsc::channel();
+        let server = right.start(move || {
+            let words = format!("--server --one-off --forceflush --bind {RIGHT} --port {port}");
+            let mut server =
+                Command::new("iperf3").args(words.split(' ')).stdout(Stdio::piped()).spawn().unwrap();
+            let lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+            let mut ready = Some(ready);
+            for line in lines {
+                if line.contains("listening")
+                    && let Some(ready) = ready.take()
+                {
+                    ready.send(()).unwrap();
+                }
+            }
+            assert!(server.wait().unwrap().success());
+        });
+        listens.recv().unwrap();
+        let said = left.run(move || {
+            let words = format!("--client {RIGHT} --port {port} --bytes 8M --json");
+            Command::new("iperf3").args(words.split(' ')).args(way).output().unwrap().stdout
+        });
+        let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
+        // What is on its way when the sender ends is not counted.
+        let received = said["end"]["sum_received"]["bytes"].as_u64();
+        assert!(received >= Some(4 << 20), "{way:?}: {said}");
+        server.recv().unwrap();
+    }
 }
 
 pub(crate) fn both_ways(mut stream: TcpStream, seed: u8) -> Vec<u8> {
