@@ -11,20 +11,11 @@ use std::sync::mpsc::{Receiver, channel};
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_port::netns::{Host, ip, until, veth, within};
 
+#[path = "support/bridged.rs"]
+mod bridged;
 mod support;
+use bridged::BRIDGE;
 use support::Control;
-
-const BRIDGE: &str = r#"
-rules = "r.ipfw"
-[port.wan]
-driver = "af_packet"
-[port.lan]
-driver = "af_packet"
-[[bridge]]
-ports = ["wan", "lan"]
-[control]
-socket = "ctl.sock"
-"#;
 
 struct Engine {
     control: Control,

@@ -9,21 +9,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_port::netns::{until, veth, within};
 
+#[path = "support/bridged.rs"]
+mod bridged;
 mod support;
+use bridged::BRIDGE;
 use support::Control;
-
-/// A bridge that can be looked at.
-const BRIDGE: &str = r#"
-rules = "r.ipfw"
-[port.wan]
-driver = "af_packet"
-[port.lan]
-driver = "af_packet"
-[[bridge]]
-ports = ["wan", "lan"]
-[control]
-socket = "ctl.sock"
-"#;
 
 /// How long an end may take that waits for nothing: much longer than it needs, much shorter than for ever.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_port::netns::{Host, ip, until, veth};
 
+pub(crate) use crate::bridged::BRIDGE;
 use crate::support::Control;
 
 /// Bytes of one transfer.
@@ -31,18 +32,6 @@ add 300 inspect 1 tcp from any to any 9000
 add 310 inspect 1 tcp from any 9000 to any
 add 400 allow ip from any to any recv wan keep-state
 ";
-
-pub(crate) const BRIDGE: &str = r#"
-rules = "r.ipfw"
-[port.wan]
-driver = "af_packet"
-[port.lan]
-driver = "af_packet"
-[[bridge]]
-ports = ["wan", "lan"]
-[control]
-socket = "ctl.sock"
-"#;
 
 /// Two machines, and this namespace between them with the interfaces `wan` and `lan`.
 pub(crate) fn machines() -> (Host, Host) {

@@ -2,6 +2,8 @@
 //! them. What arrives is compared byte for byte. Without the privilege each test says so and does nothing.
 
 mod bridge;
+#[path = "../support/bridged.rs"]
+mod bridged;
 mod drivers;
 mod machines;
 mod router;
