@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
@@ -17,8 +16,6 @@ use crate::verdict::Verdict;
 
 /// Messages that [`Worker::serve`] does, if there are so many, before it sees whether the multiplexor sleeps.
 const BURST: u32 = 64;
-/// After so long it sees to it anyway: what is done does not wait for what takes long.
-const LONG: Duration = Duration::from_micros(50);
 /// Bytes of answers from which on those of a frame's messages do not wait for each other.
 const SMALL: usize = 16 << 10;
 
@@ -231,17 +228,19 @@ impl Worker {
     pub fn serve(&mut self, mut work: impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
         self.queue.tell_bundle(self.bundle);
         while let Some(mut frame) = self.queue.recv()? {
-            let (mut done, begin) = (0, Instant::now());
+            let mut done = 0;
             loop {
                 done += self.serve_frame(frame, &mut work)?;
-                if done >= BURST || begin.elapsed() >= LONG {
+                if done >= BURST {
                     break;
                 }
-                // Those that are there are done before the multiplexor is woken.
-                match self.queue.take()? {
-                    Some(next) => frame = next,
-                    None => break,
+                // Rows that are there are done before the multiplexor is woken: they are of short messages.
+                let Some(next) = self.queue.take()? else { break };
+                if next.header().kind != Kind::MESSAGES {
+                    // Nobody knows how long this one takes, and what is done does not wait for it.
+                    self.queue.flush();
                 }
+                frame = next;
             }
         }
         Ok(())
