@@ -49,7 +49,7 @@ fn action() -> impl Strategy<Value = String> {
         3 => pick(&["count", "count tag 5", "setmark 7", "setdscp ef", "state-timeout 20", "return"]).prop_map(str::to_owned),
         2 => (1..400u32).prop_map(|to| format!("skipto {to}")),
         1 => (1..400u32).prop_map(|to| format!("call {to}")),
-        1 => pick(&["skipto tablearg", "divert 3", "tee 4", "reject", "prob 0.5 count", "prob 0.5 allow"]).prop_map(str::to_owned),
+        1 => pick(&["skipto tablearg", "divert 3", "inspect 5", "tee 4", "reject", "prob 0.5 count", "prob 0.5 allow"]).prop_map(str::to_owned),
     ]
 }
 
@@ -314,10 +314,13 @@ proptest! {
             walker.fetch(recv, burst.iter().map(plain));
             for (at, written) in burst.iter().enumerate() {
                 let expected = one(&mut straight, written, now);
-                let found = match walker.pass(at, Time::from_secs(now)) {
-                    Some(rule) => Some((Step::Pass, Some(rule))),
-                    None => one(&mut walker, written, now),
+                let mut walk = Walk::new(written.dir, recv, None);
+                // The two ways to ask.
+                let known = match at % 2 {
+                    0 => walker.pass(at, Time::from_secs(now)).map(|rule| (Step::Pass, Some(rule))),
+                    _ => walker.walk_fetched(at, &mut walk, Time::from_secs(now)).map(|step| (step, walk.rule())),
                 };
+                let found = known.or_else(|| one(&mut walker, written, now));
                 prop_assert_eq!(&found, &expected, "{:?}\n{}", written, rules);
             }
         }

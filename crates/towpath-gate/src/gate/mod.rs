@@ -20,6 +20,7 @@
 //! assert_eq!(gate.show()[0].packets, 1);
 //! ```
 
+mod asked;
 mod burst;
 mod class;
 mod counts;

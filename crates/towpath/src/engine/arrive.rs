@@ -5,12 +5,19 @@ use towpath_gate::Time;
 use towpath_gate::gate::Edits;
 use towpath_gate::wire;
 
-use super::path::{Kind, Next, Progress, advance, apply, begins, obey};
+use super::path::{Kind, Next, Progress, advance, apply, begins, follow, obey};
 use super::{Edge, Engine, Meta};
 use crate::window::Ticket;
 
 impl<E: Edge> Engine<E> {
-    pub(super) fn handle_packet(&mut self, index: usize, frame: &[u8], meta: Meta) -> Result<(), E::Error> {
+    /// Takes a packet, the one at `index` of its burst; `fetched` is its place among those whose states were fetched.
+    pub(super) fn handle_packet(
+        &mut self,
+        fetched: Option<usize>,
+        index: usize,
+        frame: &[u8],
+        meta: Meta,
+    ) -> Result<(), E::Error> {
         self.totals.packets += 1;
         self.totals.bytes += u64::from(meta.wire_len);
         if !self.live {
@@ -44,7 +51,12 @@ impl<E: Edge> Engine<E> {
                 self.wait()?;
             }
         }
-        let next = advance(&mut self.walker, packet, &mut progress, self.clock);
+        let Self { walker, clock, .. } = self;
+        let known = fetched.and_then(|at| walker.walk_fetched(at, &mut progress.walk, *clock));
+        let next = match known {
+            Some(step) => follow(step, walker, packet, &mut progress, *clock),
+            None => advance(walker, packet, &mut progress, *clock),
+        };
         match self.follow_rulings(packet, &mut progress, next) {
             Next::Out => return self.out(index, frame, meta, &progress),
             Next::Gone(fate) => {

@@ -199,7 +199,20 @@ pub(super) fn detoured(progress: &mut Progress) -> bool {
 
 /// Walks the rules from where the packet is, until something else has to happen.
 pub(super) fn advance(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
-    match walker.walk(&mut progress.walk, packet, now) {
+    let step = walker.walk(&mut progress.walk, packet, now);
+    follow(step, walker, packet, progress, now)
+}
+
+/// What a step of the walk leads to.
+#[inline]
+pub(super) fn follow(
+    step: Step,
+    walker: &mut Walker,
+    packet: &Packet<'_>,
+    progress: &mut Progress,
+    now: Time,
+) -> Next {
+    match step {
         Step::Pass => leave(walker, packet, progress, now),
         // For a router; a bridge has no next hops, nor has a capture.
         Step::Forward(hop, _) => {

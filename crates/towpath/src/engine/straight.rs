@@ -1,13 +1,13 @@
-//! The straight way of a live burst: packets whose states let them pass leave with no rule tried.
+//! The straight way of a live burst: packets whose states let them pass, or send them to an inspector, do so with no rule tried.
 //!
 //! What: for [`BURST`] packets at a time the states are fetched together, so that their cache misses overlap
-//! ([`Walker::fetch`](towpath_gate::gate::Walker::fetch)); then each packet in its turn passes by its state, or takes the path of
-//! `handle_packet`.
+//! ([`Walker::fetch`](towpath_gate::gate::Walker::fetch)); then each packet in its turn goes by its state, or walks. One that passes, while nothing
+//! is in the window, and whose interface has a way out without a second walk, is not even looked at; every other one takes the path
+//! of `handle_packet`, with the first step of its walk known or not.
 //!
-//! Invariant: what passes here would have passed there, and left in the same order: nothing is in the window, nobody follows
-//! packets, and the packet's interface has a way out without a second walk.
+//! Invariant: what passes here would have passed there, and left in the same order. Who follows packets sees them walk.
 
-use towpath_gate::gate::BURST;
+use towpath_gate::gate::{BURST, PortId};
 use towpath_gate::wire;
 
 use super::{Edge, Engine, Meta};
@@ -19,12 +19,13 @@ impl<E: Edge> Engine<E> {
         mut packets: impl Iterator<Item = (usize, (&'a [u8], Meta))> + Clone,
     ) -> Result<(), E::Error> {
         if !self.live {
-            return packets.try_for_each(|(index, (frame, meta))| self.handle_packet(index, frame, meta));
+            return packets
+                .try_for_each(|(index, (frame, meta))| self.handle_packet(None, index, frame, meta));
         }
         loop {
             let some = packets.clone().take(BURST);
-            let straight = self.is_straight();
-            if straight {
+            let fetched = self.traces.is_empty() && self.walker.goes_by_states();
+            if fetched {
                 // Nearly always of one interface: those of another walk.
                 let interface = some.clone().next().map(|(_, (_, meta))| meta.interface);
                 let recv = interface.and_then(|interface| self.arrivals.untagged(interface));
@@ -36,12 +37,18 @@ impl<E: Edge> Engine<E> {
             }
             let mut count = 0;
             for (index, (frame, meta)) in some {
-                if self.edge.takes(frame, &meta)
-                    && !(straight && self.is_straight() && self.pass_straight(count, index, frame, &meta)?)
-                {
-                    self.handle_packet(index, frame, meta)?;
-                }
+                let at = count;
                 count += 1;
+                if !self.edge.takes(frame, &meta) {
+                    continue;
+                }
+                // A packet asks once: where it may pass here, it is asked for by `pass` alone.
+                let out =
+                    self.arrivals.straight(meta.interface).filter(|_| fetched && self.window.is_empty());
+                match out {
+                    Some(out) if self.pass_straight((at, out), index, frame, &meta)? => {}
+                    _ => self.handle_packet(fetched.then_some(at), index, frame, meta)?,
+                }
             }
             if count < BURST || packets.nth(BURST - 1).is_none() {
                 return Ok(());
@@ -49,20 +56,15 @@ impl<E: Edge> Engine<E> {
         }
     }
 
-    fn is_straight(&self) -> bool {
-        self.window.is_empty() && self.traces.is_empty()
-    }
-
-    /// Lets the packet pass that was fetched `at`, if its state says so and no more is to be done.
+    /// Lets the packet pass by `out` that was fetched `at`, if its state says so and no more is to be done.
     #[inline]
     fn pass_straight(
         &mut self,
-        at: usize,
+        (at, out): (usize, Option<PortId>),
         index: usize,
         frame: &[u8],
         meta: &Meta,
     ) -> Result<bool, E::Error> {
-        let Some(out) = self.arrivals.straight(meta.interface) else { return Ok(false) };
         if self.walker.pass(at, self.clock).is_none() {
             return Ok(false);
         }
