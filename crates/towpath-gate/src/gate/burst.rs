@@ -57,14 +57,16 @@ impl Walker {
     pub fn fetch(&mut self, recv: Option<PortId>, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
         self.catch_up();
         self.fetched = self.version;
-        let packets = packets.map(|packet| packet.filter(|(flow, _)| !has_zone(flow)));
         let live = &self.live;
-        match live.program.opening.as_ref().filter(|opening| !opening.is_first()) {
-            None => self.states.fetch(packets),
-            Some(opening) => self.states.fetch(packets.map(|packet| {
-                packet.filter(|(flow, segment)| opening.is_for(live, &Plain { flow, segment, recv }))
-            })),
-        }
+        let opening = live.program.opening.as_ref().filter(|opening| !opening.is_first());
+        // One chain for both cases, so that it becomes part of the only loop that it is used in. What is asked about rarely gets a
+        // copy: the packet itself stays in registers.
+        self.states.fetch(packets.map(|packet| {
+            packet.filter(|&(flow, segment)| {
+                !has_zone(&flow)
+                    && opening.is_none_or(|opening| opening.is_for(live, &Plain { flow, segment, recv }))
+            })
+        }));
     }
 
     /// Lets packet `at` of those that were fetched pass, if it has a state and that is all there is to do: the number of
@@ -89,9 +91,9 @@ impl Walker {
 
 impl Program {
     /// The position of the rule, if it lets pass and does nothing else.
-    #[inline]
+    #[inline(always)]
     fn passes(&self, rule: RuleId) -> Option<usize> {
-        self.position_of(rule).filter(|&position| self.rules[position].only_allows())
+        self.passing.position(rule)
     }
 }
 

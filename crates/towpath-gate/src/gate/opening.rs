@@ -34,9 +34,9 @@ pub(super) struct Opening {
 }
 
 /// A plain packet that has come in.
-pub(super) struct Plain<'a> {
-    pub(super) flow: &'a Flow,
-    pub(super) segment: &'a Segment,
+pub(super) struct Plain {
+    pub(super) flow: Flow,
+    pub(super) segment: Segment,
     pub(super) recv: Option<PortId>,
 }
 
@@ -57,7 +57,8 @@ impl Opening {
     }
 
     /// Whether none of the rules before it is about this packet, for sure.
-    pub(super) fn is_for(&self, live: &Live, plain: &Plain<'_>) -> bool {
+    #[inline(never)]
+    pub(super) fn is_for(&self, live: &Live, plain: &Plain) -> bool {
         let Program { rules, .. } = &*live.program;
         self.before.iter().all(|&at| fails(live.program.insns_of(&rules[at]), live, plain))
     }
@@ -74,7 +75,7 @@ fn is_never_for_ip(insns: &[Insn]) -> bool {
 }
 
 /// Whether some block does not hold, for sure.
-fn fails(insns: &[Insn], live: &Live, plain: &Plain<'_>) -> bool {
+fn fails(insns: &[Insn], live: &Live, plain: &Plain) -> bool {
     let mut none_holds = true;
     for insn in insns {
         none_holds &= holds(&insn.op, live, plain) == Some(insn.not);
@@ -89,7 +90,7 @@ fn fails(insns: &[Insn], live: &Live, plain: &Plain<'_>) -> bool {
 }
 
 /// Whether the test holds, as [`Op`] says it of the packet on its way in; `None` when that is not known.
-fn holds(op: &Op, live: &Live, Plain { flow, segment, recv }: &Plain<'_>) -> Option<bool> {
+fn holds(op: &Op, live: &Live, Plain { flow, segment, recv }: &Plain) -> Option<bool> {
     let (src4, dst4, src6, dst6) = match flow.ends {
         Ends::V4(src, dst) => (Some(src.to_bits()), Some(dst.to_bits()), None, None),
         Ends::V6(src, dst, _) => (None, None, Some(src.to_bits()), Some(dst.to_bits())),

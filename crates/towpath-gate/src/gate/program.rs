@@ -122,6 +122,8 @@ pub(crate) struct Program {
     /// How packets begin that begin with the lookup of a state.
     pub(super) opening: Option<Opening>,
     ids: Ids,
+    /// Of rules that let pass and do nothing else: what a packet by its state asks, and nothing else.
+    pub(super) passing: Ids,
 }
 
 /// What a program is made with.
@@ -148,7 +150,8 @@ impl Program {
             program.add(id, rule, &numbers, names);
         }
         program.opening = Opening::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
-        program.ids = Ids::new(program.rules.iter().map(|rule| rule.id));
+        program.ids = Ids::new(program.rules.iter().map(|rule| (rule.id, true)));
+        program.passing = Ids::new(program.rules.iter().map(|rule| (rule.id, rule.only_allows())));
         program.index = Index::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program
     }
@@ -288,25 +291,28 @@ impl Names<'_> {
 
 /// Rules by their identity.
 #[derive(Debug, Default)]
-struct Ids {
+pub(super) struct Ids {
     /// The smallest identity in use: rules that are long gone cost nothing.
     base: u32,
     positions: Vec<u32>,
 }
 
 impl Ids {
-    fn new(ids: impl Iterator<Item = RuleId> + Clone) -> Self {
-        let base = ids.clone().map(|id| id.0).min().unwrap_or(0);
-        let end = ids.clone().map(|id| id.0 + 1).max().unwrap_or(0);
+    /// Of the rules in their order, those that are wanted.
+    fn new(rules: impl Iterator<Item = (RuleId, bool)> + Clone) -> Self {
+        let base = rules.clone().map(|(id, _)| id.0).min().unwrap_or(0);
+        let end = rules.clone().map(|(id, _)| id.0 + 1).max().unwrap_or(0);
         let mut positions = vec![u32::MAX; (end - base) as usize];
-        for (position, id) in ids.enumerate() {
-            positions[(id.0 - base) as usize] = position as u32;
+        for (position, (id, wanted)) in rules.enumerate() {
+            if wanted {
+                positions[(id.0 - base) as usize] = position as u32;
+            }
         }
         Self { base, positions }
     }
 
     #[inline]
-    fn position(&self, id: RuleId) -> Option<usize> {
+    pub(super) fn position(&self, id: RuleId) -> Option<usize> {
         let position = *self.positions.get(id.0.checked_sub(self.base)? as usize)?;
         (position != u32::MAX).then_some(position as usize)
     }

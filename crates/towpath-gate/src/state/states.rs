@@ -300,6 +300,23 @@ impl States {
         self.hit_of(found)
     }
 
+    /// Finds the live state of a flow, in either direction, and leaves it as it is: for those who only ask.
+    #[inline]
+    pub fn peek(&mut self, flow: &Flow, lookup: Lookup, now: Time) -> Option<Hit> {
+        self.begin(now);
+        let flow = &*self.keyed(flow);
+        match flow.ends {
+            Ends::V4(src, dst) => {
+                let (key, side) = Key4::new(src, dst, flow);
+                self.seek(&key, side, lookup, now)
+            }
+            Ends::V6(src, dst, zone) => {
+                let (key, side) = Key6::new(src, dst, zone, flow);
+                self.seek(&key, side, lookup, now)
+            }
+        }
+    }
+
     /// Finds the live state that an ICMP error is about: the direction is that of the error, against the packet that it
     /// quotes. The state stays as it is.
     pub fn lookup_related(&mut self, quoted: &Quoted, lookup: Lookup, now: Time) -> Option<Hit> {

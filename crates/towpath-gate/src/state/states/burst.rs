@@ -9,7 +9,7 @@
 //! stages: growth costs a burst some more cache misses, and not a wait for each.
 //!
 //! Invariant: a guess is good as long as the worker has not said since that it knows no slots, and has itself taken no
-//! state away and put none before another of its flow: [`States::is_fresh`].
+//! state away and put none before another of its flow: [`States::pass`] asks.
 
 use super::{Own, States, TELL};
 use crate::Time;
@@ -46,8 +46,8 @@ impl States {
         self.staged::<true>(packets.into_iter(), lookup, now, hits)
     }
 
-    /// Finds the live state of each of the flows, in either direction, and leaves it as it is: for those who only ask.
-    /// How many flows there were, as there.
+    /// [`States::peek`] for each of the flows, in their order, whose cache misses overlap. How many flows there were, as
+    /// there.
     #[inline]
     pub fn peek_burst(
         &mut self,
@@ -104,8 +104,12 @@ impl States {
         let mut bursts = self.bursts.take().unwrap_or_default();
         let burst = &mut bursts.0;
         burst.add(self, &mut packets, BURST);
-        burst.v4.fetch::<true>(self, &mut [None; BURST]);
-        burst.v6.fetch::<true>(self, &mut [None; BURST]);
+        if burst.v4.here != 0 {
+            burst.v4.fetch::<true>(self, &mut [None; BURST]);
+        }
+        if burst.v6.here != 0 {
+            burst.v6.fetch::<true>(self, &mut [None; BURST]);
+        }
         (burst.seen, burst.news, burst.turns) = (self.seen, self.news, self.turns);
         self.bursts = Some(bursts);
     }
@@ -121,40 +125,23 @@ impl States {
         now: Time,
         passes: impl FnOnce(RuleId) -> Option<T>,
     ) -> Option<(T, u32)> {
-        let mut bursts = self.bursts.take()?;
-        let burst = &mut bursts.0;
-        let passed = self.pass_of(burst, at, lookup, now, passes);
-        self.bursts = Some(bursts);
-        passed
-    }
-
-    #[inline(always)]
-    fn pass_of<T>(
-        &self,
-        burst: &mut Burst,
-        at: usize,
-        lookup: Lookup,
-        now: Time,
-        passes: impl FnOnce(RuleId) -> Option<T>,
-    ) -> Option<(T, u32)> {
-        // A jump of time is for the walk.
-        if at >= BURST || !self.is_fresh(burst) || now.as_nanos() > self.latest.saturating_add(TELL) {
+        let Self { bursts, seen, news, turns, latest, .. } = self;
+        let burst = &mut bursts.as_mut()?.0;
+        // Guesses are good as long as no slot that they name has been used for another flow, the index is the same, and what it
+        // says of their flows. A jump of time is for the walk.
+        let fresh = (burst.seen, burst.news, burst.turns) == (*seen, *news, *turns);
+        if at >= BURST || !fresh || now.as_nanos() > latest.saturating_add(TELL) {
             return None;
         }
-        if burst.v4.take(at) {
+        let (v4, v6) = (burst.v4.take(at), burst.v6.take(at));
+        let burst = &self.bursts.as_ref()?.0;
+        if v4 {
             return burst.v4.packets[at].pass(self, lookup, now, passes);
         }
-        if burst.v6.take(at) {
+        if v6 {
             return burst.v6.packets[at].pass(self, lookup, now, passes);
         }
         None
-    }
-
-    /// Whether guesses are still good: no slot that they name has been used for another flow, the index is the same, and
-    /// what it says of their flows.
-    #[inline]
-    fn is_fresh(&self, burst: &Burst) -> bool {
-        (burst.seen, burst.news, burst.turns) == (self.seen, self.news, self.turns)
     }
 }
 

@@ -52,18 +52,50 @@ impl States {
     where
         Key<N>: Own<N>,
     {
-        let family = Key::<N>::family(&self.shared);
-        let index = &Key::<N>::local(self).index;
-        let living = self.living(packet.at.now);
-        let guess = index.guess(probe).map(|slot| (slot, family.cell(slot)));
-        let found = guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, living)).or_else(|| {
-            let slot = family.find(index, probe, key, lookup, living)?;
-            Some((slot, family.cell(slot)))
-        });
-        match found {
+        match self.live(probe, key, lookup, packet.at.now) {
             Some((slot, cell)) => self.hit(cell, slot, side, packet),
             None => Found::Miss,
         }
+    }
+
+    /// The live state of a flow, and its slot.
+    #[inline(always)]
+    fn live<const N: usize>(
+        &self,
+        probe: Probe,
+        key: &Key<N>,
+        lookup: Lookup,
+        now: Time,
+    ) -> Option<(u32, Cell<'_, N>)>
+    where
+        Key<N>: Own<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let index = &Key::<N>::local(self).index;
+        let living = self.living(now);
+        let guess = index.guess(probe).map(|slot| (slot, family.cell(slot)));
+        guess.filter(|(_, cell)| Family::is_it(*cell, key, lookup, living)).or_else(|| {
+            let slot = family.find(index, probe, key, lookup, living)?;
+            Some((slot, family.cell(slot)))
+        })
+    }
+
+    /// The live state of a flow, which stays as it is.
+    #[inline]
+    pub(super) fn seek<const N: usize>(
+        &self,
+        key: &Key<N>,
+        side: Side,
+        lookup: Lookup,
+        now: Time,
+    ) -> Option<Hit>
+    where
+        Key<N>: Own<N>,
+    {
+        let probe = Key::<N>::local(self).index.probe(key);
+        let (_, cell) = self.live(probe, key, lookup, now)?;
+        let maker = cell.maker();
+        Some(Hit { rule: maker.rule(), direction: side.direction(maker.forward()) })
     }
 
     /// Takes a packet into the live state in `slot`.
