@@ -10,6 +10,7 @@
 //! Races: none, this is one thread's data. A worker that was woken and one that was awake may both ask for the same
 //! message: the first has it, the other sleeps again.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -357,9 +358,7 @@ impl Mux {
         self.requeue(others);
         let own: Vec<Message> = own;
         if let Some(worker) = self.workers.get_mut(id) {
-            for message in own.into_iter().rev() {
-                worker.pinned.push_front(message);
-            }
+            own.into_iter().rev().for_each(|message| put_back(&mut worker.pinned, message));
         }
     }
 
@@ -375,7 +374,7 @@ impl Mux {
         for message in back.into_iter().rev() {
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
                 psock.bound = None;
-                psock.pending.push_front(message);
+                put_back(&mut psock.pending, message);
             }
         }
         for psock in psocks {
@@ -562,6 +561,15 @@ impl Mux {
         let held = held.map(|worker| worker.since + self.config.patience).min();
         [ready, held].into_iter().flatten().min()
     }
+}
+
+/// [`Order::Sticky`]: puts a message before what waits, but behind those of its connection that came before it: they may have been put
+/// back sooner, where a worker was at one in the middle of what it had.
+fn put_back(waiting: &mut VecDeque<Message>, message: Message) {
+    let Ticket { psock, number } = message.ticket;
+    let before =
+        waiting.iter().rposition(|other| other.ticket.psock == psock && other.ticket.number < number);
+    waiting.insert(before.map_or(0, |before| before + 1), message);
 }
 
 /// Equal values in a row, recorded at once: messages of one read have waited for the same time.

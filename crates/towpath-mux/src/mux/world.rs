@@ -238,6 +238,7 @@ impl World {
                 self.mux.leave(id, None, now);
             }
             Act::Die => {
+                self.hand_back_but(at, much);
                 let hand = self.hands.remove(at);
                 for ticket in hand.run.iter().flat_map(Run::rest) {
                     self.places.insert(ticket, Place::Waits);
@@ -468,6 +469,20 @@ impl World {
             self.places.insert(*ticket, Place::Waits);
         }
         self.mux.handle_hand_back(self.hands[at].id, &back, self.now);
+    }
+
+    /// What a process that dies had besides the message that it was at, if that is known: it is not to blame for those.
+    fn hand_back_but(&mut self, at: usize, which: usize) {
+        let Hand { id, batch, .. } = &mut self.hands[at];
+        let blamed = batch.get(which % (batch.len() + 1)).map(Message::ticket);
+        let answered = batch.iter().any(|message| self.tried.contains(&message.ticket()));
+        let Some(blamed) = blamed.filter(|_| !answered) else { return };
+        let back: Vec<Ticket> = batch.iter().map(Message::ticket).filter(|&ticket| ticket != blamed).collect();
+        batch.retain(|message| message.ticket() == blamed);
+        for ticket in &back {
+            self.places.insert(*ticket, Place::Waits);
+        }
+        self.mux.handle_hand_back(*id, &back, self.now);
     }
 
     fn transmit(&mut self, at: usize, most: usize, outcome: Outcome) {
