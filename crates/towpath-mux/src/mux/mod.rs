@@ -110,8 +110,6 @@ pub struct Mux {
     /// All that is held, in bytes, and whether that is too much.
     bytes: usize,
     full: bool,
-    /// Connections that are not read because the mux is full.
-    held_off: Vec<psock::Id>,
     /// Connections by what they have to send. Connected mode only.
     least: BTreeSet<(usize, psock::Id)>,
     /// Somebody was told that there is no room.
@@ -158,7 +156,6 @@ impl Mux {
             typical: 0,
             bytes: 0,
             full: false,
-            held_off: Vec::new(),
             least: BTreeSet::new(),
             wants_room: false,
             draining: false,
@@ -195,6 +192,10 @@ impl Mux {
 
     /// What is to be done outside; call it until it is `None`, after anything else was called.
     pub fn poll_event(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            // Behind anything that may have been the last that could be worked off.
+            self.relieve();
+        }
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
@@ -211,14 +212,14 @@ impl Mux {
     /// Counts `after` instead of `before` bytes.
     fn recount(&mut self, before: usize, after: usize) {
         self.bytes = self.bytes - before + after;
-        let full = self.config.mux_bytes.is_full(self.full, self.bytes);
-        if self.full && !full {
-            self.full = false;
-            for psock in std::mem::take(&mut self.held_off) {
+        let was = self.full;
+        self.full = self.config.mux_bytes.is_full(was, self.bytes);
+        if was && !self.full {
+            // All of them: who came meanwhile was never told to be read. It is seldom, behind half of what the mux may hold.
+            for psock in self.psocks.keys().collect::<Vec<_>>() {
                 self.tell_interest(psock);
             }
         }
-        self.full = full;
     }
 }
 

@@ -236,7 +236,6 @@ impl Mux {
             }
         }
         self.settle(id);
-        self.relieve();
     }
 
     /// Nothing is whole: the buffer is kept as small as what it holds.
@@ -309,7 +308,7 @@ impl Mux {
     }
 
     /// When the mux is full and no worker can make room, the connection that holds most ends.
-    fn relieve(&mut self) {
+    pub(super) fn relieve(&mut self) {
         while self.full && self.totals.queued == 0 && self.totals.in_hand == 0 {
             let most = self
                 .psocks
@@ -330,9 +329,6 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if psock.told == interest {
             return;
-        }
-        if self.full && psock.told.read && !interest.read {
-            self.held_off.push(id);
         }
         if interest.read && !psock.told.read {
             // Its timers do not run while we are the ones who wait.

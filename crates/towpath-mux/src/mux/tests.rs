@@ -409,6 +409,47 @@ fn a_full_mux_reads_nothing_and_drops_who_holds_most() {
     assert!(mux.interest(small).read && mux.interest(third).read);
 }
 
+/// What is not whole fills the mux while a worker has a message: that one's end is when to look who holds most.
+#[test]
+fn a_mux_that_filled_up_during_a_message_goes_on_behind_it() {
+    for row in [false, true] {
+        let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::default() });
+        let worker = mux.clone_worker(1, at(0));
+        mux.handle_bytes(small, b"a\n", at(0));
+        let ticket = tickets(&mut mux, worker, at(0))[0];
+        let many = [attach(&mut mux), attach(&mut mux)];
+        for psock in many.iter().cycle().take(8) {
+            mux.handle_bytes(*psock, &[b'x'; 15_000], at(0));
+        }
+        assert!(end(&mut mux).is_none() && mux.is_full(), "{row}");
+        match row {
+            false => assert!(mux.done(worker, ticket, at(0))),
+            true => assert_eq!(mux.done_row(worker, (ticket, 1), at(0)), 1),
+        }
+        assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::Memory), "{row}");
+        assert!(mux.interest(small).read && !mux.is_full(), "{row}");
+    }
+}
+
+#[test]
+fn who_came_while_the_mux_was_full_is_read_when_there_is_room() {
+    let (mut mux, psock) = lines(Config { mux_bytes: Bound::of(4000), ..Config::default() });
+    let worker = mux.clone_worker(64, at(0));
+    mux.handle_bytes(psock, &b"x\n".repeat(60), at(0));
+    assert!(mux.is_full());
+    let late = attach(&mut mux);
+    assert_eq!(mux.handle_bytes(late, b"a\n", at(0)), 0);
+    assert!(events(&mut mux).iter().all(|event| !matches!(event, Event::Ended(_))));
+    while mux.is_full() {
+        for ticket in tickets(&mut mux, worker, at(0)) {
+            mux.done(worker, ticket, at(0));
+        }
+    }
+    let told = std::iter::from_fn(|| mux.poll_event());
+    assert!(told.into_iter().any(|event| matches!(event, Event::Interest(id) if id == late)));
+    assert!(mux.interest(late).read);
+}
+
 #[test]
 fn a_connection_goes_back_with_what_was_read() {
     let mut mux = Mux::new(Config::default());

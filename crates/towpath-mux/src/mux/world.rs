@@ -66,6 +66,8 @@ struct Peer {
     /// What came back.
     got: Vec<u8>,
     open: bool,
+    /// It was told to be read, and nobody was told since that it is not to be.
+    reads: bool,
 }
 
 /// Where a message is, in the model.
@@ -269,12 +271,25 @@ impl World {
             ends.push(stream.len());
         }
         let id = self.mux.attach(framing(), Limits::default(), self.now).expect("it does not drain");
-        self.peers.push(Peer { id, name, stream, ends, arrived: 0, got: Vec::new(), open: true });
+        self.peers.push(Peer {
+            id,
+            name,
+            stream,
+            ends,
+            arrived: 0,
+            got: Vec::new(),
+            open: true,
+            reads: true,
+        });
     }
 
     /// Bytes arrive; sometimes it is a worker that reads them.
     fn arrive(&mut self, at: usize, bytes: usize, much: usize) {
         let peer = &mut self.peers[at];
+        // Its socket says once that there is something (EPOLLET), and again when it is to be read again.
+        if !peer.reads {
+            return;
+        }
         let end = (peer.arrived + bytes).min(peer.stream.len());
         let arriving = &peer.stream[peer.arrived..end];
         let count = self.hands.len();
@@ -290,6 +305,7 @@ impl World {
             None => (self.mux.handle_bytes(peer.id, arriving, self.now), None),
         };
         assert!(took == 0 || took == end - peer.arrived);
+        peer.reads = took > 0 || end == peer.arrived;
         let before = peer.arrived;
         peer.arrived += took;
         for (number, end) in peer.ends.iter().enumerate() {
@@ -547,8 +563,13 @@ impl World {
                     assert_eq!(self.places.insert(message.ticket(), Place::Undone), Some(Place::Waits));
                 }
                 Event::Left(id) => self.hands.retain(|hand| hand.id != id),
-                Event::Interest(_) | Event::Transmit(_) | Event::Recall(_) | Event::Room | Event::Drained => {
+                Event::Interest(id) => {
+                    let reads = self.mux.interest(id).read;
+                    if let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id) {
+                        peer.reads = reads;
+                    }
                 }
+                Event::Transmit(_) | Event::Recall(_) | Event::Room | Event::Drained => {}
             }
         }
     }
@@ -563,6 +584,15 @@ impl World {
         assert_eq!(totals.queued, count(|place| *place == Place::Waits), "those that wait");
         assert_eq!(totals.in_hand, count(|place| matches!(place, Place::With(_))), "those with workers");
         assert_eq!(totals.done as usize, count(|place| *place == Place::Done), "those that are done");
+        for peer in &self.peers {
+            assert!(
+                peer.reads || !self.mux.interest(peer.id).read,
+                "{:?} may be read, and nobody knows",
+                peer.id
+            );
+        }
+        let stuck = self.mux.is_full() && totals.queued == 0 && totals.in_hand == 0;
+        assert!(!stuck || self.peers.is_empty(), "nothing is read, and nothing can be worked off");
         let idle = self.hands.iter().any(|hand| !hand.asks && hand.enabled);
         let looking = self.hands.iter().any(|hand| hand.asks);
         if idle && !self.mux.ready.is_empty() {
