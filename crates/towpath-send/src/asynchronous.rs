@@ -18,7 +18,7 @@ use crate::counters::Counters;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
 use crate::pump::{Done, Pump, Turn};
-use crate::sender::{Closed, Options, Socket};
+use crate::sender::{AFTER_RESET, Closed, Options, Socket};
 use crate::sys;
 use crate::time::Time;
 
@@ -38,6 +38,7 @@ pub struct AsyncSender {
     origin: Instant,
     max_frames: usize,
     gather: u64,
+    batch: usize,
 }
 
 impl AsyncSender {
@@ -58,6 +59,7 @@ impl AsyncSender {
             origin: Instant::now(),
             max_frames: options.max_frames.max(1),
             gather: options.gather as u64,
+            batch: options.batch,
         })
     }
 
@@ -80,7 +82,10 @@ impl AsyncSender {
             self.drive(|sender| sender.pump.has_room(sender.max_frames)).await?;
         }
         self.pump.push(token, buffer);
-        if self.pump.engine.unsent() >= self.gather {
+        let engine = &self.pump.engine;
+        let enough =
+            if self.batch > 1 { engine.waiting() >= self.batch } else { engine.unsent() >= self.gather };
+        if enough {
             self.pump.try_turn(self.now())?;
         }
         Ok(())
@@ -113,6 +118,14 @@ impl AsyncSender {
         Ok(self.pump.poll_done())
     }
 
+    /// As [`Sender::read_completions`](crate::Sender::read_completions).
+    ///
+    /// # Errors
+    /// The error queue could not be read.
+    pub fn read_completions(&mut self) -> Result<(), SendError> {
+        self.pump.read(self.now()).map(drop)
+    }
+
     /// Ends the connection, as [`Sender::close`](crate::Sender::close).
     ///
     /// # Errors
@@ -126,8 +139,11 @@ impl AsyncSender {
         let finished = matches!(timeout(patience, end(&mut self)).await, Ok(Ok(())));
         if !finished {
             self.pump.backend.reset();
-            sleep(BUSY_WAIT).await;
-            self.pump.read(self.now())?;
+            let soon = Instant::now() + AFTER_RESET;
+            while self.pump.engine.outstanding() > 0 && Instant::now() < soon {
+                self.pump.read(self.now())?;
+                sleep(BUSY_WAIT).await;
+            }
         }
         let remains = self.pump.abandon(self.now());
         Ok(Closed { finished, remains, counters: self.counters().clone() })

@@ -30,6 +30,13 @@ const STUCK_SMALL: u64 = 64 << 10;
 /// A peer is stuck when a frame is pinned for longer than this, and than eight round trips.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 const STUCK_RTTS: u32 = 8;
+/// The error queue is read after so long, however few calls were made: who sends now and then has his frames back, and learns what a probe
+/// showed, with his next message.
+const READ_AFTER: Duration = Duration::from_millis(1);
+/// After ENOBUFS a second time and more, nothing is tried with the flag for so long, doubling to the longest: another process of the user
+/// may hold what is missing for ever.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// What kind of socket it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +77,7 @@ pub struct Config {
     pub min_zerocopy: usize,
     /// Adjacent frames of a stream are put into one call until it has this many bytes; 0 does not gather.
     pub gather: usize,
-    /// The error queue is read when so many calls were made since it was read last.
+    /// The error queue is read when so many calls were made since it was read last (or a millisecond has passed).
     pub read_every: usize,
     /// Most frames that the connection holds: queued, and pinned. At least 1.
     pub max_frames: usize,
@@ -169,6 +176,8 @@ enum Refused {
     Once,
     /// Plain, until a call succeeds.
     Twice,
+    /// The flag was refused for a datagram: plain once, which tells whether it was the flag or the datagram.
+    Flag,
 }
 
 /// The engine of one connection. `T` is what the caller knows a frame by; it comes back when the frame is done.
@@ -179,8 +188,13 @@ pub struct Engine<T> {
     policy: Policy,
     budget: Budget,
     counters: Counters,
+    /// Calls of either kind while numbers were outstanding, and the time of the last reading.
     calls_since_read: usize,
+    read_at: Time,
     refused: Refused,
+    /// ENOBUFS in vain, in a row; and until when the flag is not tried again for it.
+    refusals: u32,
+    paused_until: Time,
     asked: Asked,
     rtt: Duration,
 }
@@ -190,15 +204,7 @@ impl<T> Engine<T> {
     pub fn new(mut config: Config, now: Time) -> Self {
         config.max_frames = config.max_frames.max(1);
         let mut counters = Counters::default();
-        let (policy, reason) = match config.choice {
-            _ if !config.armed => (Policy::fixed(Mode::Copying), None),
-            Choice::Adaptive => Policy::adaptive(config.local, now),
-            Choice::Zerocopy => (Policy::fixed(Mode::Zerocopy), None),
-            Choice::Plain => (Policy::fixed(Mode::Copying), None),
-        };
-        if let Some(reason) = reason {
-            counters.switches[reason as usize] += 1;
-        }
+        let policy = policy(&config, &mut counters, now);
         let stream = config.kind == Kind::Stream;
         let budget = Budget::new(config.locked.clone(), config.max_pinned, config.optmem, stream);
         Self {
@@ -207,11 +213,20 @@ impl<T> Engine<T> {
             budget,
             counters,
             calls_since_read: 0,
+            read_at: now,
             refused: Refused::No,
+            refusals: 0,
+            paused_until: now,
             asked: Asked::NONE,
             rtt: Duration::ZERO,
             config,
         }
+    }
+
+    /// Another way to send, from the next call on.
+    pub fn set_choice(&mut self, choice: Choice, now: Time) {
+        self.config.choice = choice;
+        self.policy = policy(&self.config, &mut self.counters, now);
     }
 
     /// Takes a frame of `len` bytes, to be sent after those taken before.
@@ -337,6 +352,10 @@ impl<T> Engine<T> {
             self.asked.answered = self.asked.count;
         }
         let bytes = bytes.min(transmit.bytes) as u64;
+        if self.refused == Refused::Flag && transmit.how != How::Zerocopy {
+            // The same datagram goes without the flag: that was it.
+            self.disarm();
+        }
         self.refused = Refused::No;
         // A call of no bytes has no number.
         let with_number = transmit.how == How::Zerocopy && bytes > 0;
@@ -344,9 +363,10 @@ impl<T> Engine<T> {
             self.policy.handle_probe(self.flight.next_number());
         }
         self.flight.advance(bytes, with_number, now);
+        self.calls_since_read += usize::from(self.flight.outstanding() > 0);
         match transmit.how {
             How::Zerocopy if with_number => {
-                self.calls_since_read += 1;
+                self.refusals = 0;
                 self.budget.take(bytes);
                 self.counters.numbers += 1;
                 self.counters.zerocopy_bytes += bytes;
@@ -366,18 +386,44 @@ impl<T> Engine<T> {
         }
         self.refused = Refused::Twice;
         self.budget.halve(now);
+        if self.refusals > 0 {
+            let pause = FIRST_PAUSE * (1 << (self.refusals - 1).min(30));
+            self.paused_until = now + pause.min(LONGEST_PAUSE);
+        }
+        self.refusals += 1;
     }
 
-    /// The call with the flag failed because of the flag (EINVAL, EOPNOTSUPP): never again.
+    /// The call with the flag failed with EINVAL or EOPNOTSUPP. A stream is never sent with it again; a datagram, which may be what is
+    /// refused, is tried without.
     pub fn handle_unsupported(&mut self) {
+        if self.is_datagram() {
+            self.refused = Refused::Flag;
+        } else {
+            self.disarm();
+        }
+    }
+
+    /// A datagram with the flag was refused, and the error queue has been read since, when [`Counters::unknown`] was `unknown` before.
+    ///
+    /// UDP hands a datagram on after it has a number (ip_make_skb, then udp_send_skb, net/ipv4/udp.c): when it is refused there, the
+    /// number is used up and notified at once. It is left out here too; else all behind it would be taken for the one before them.
+    pub fn handle_refused_datagram(&mut self, unknown: u64, now: Time) {
+        let used = (self.counters.unknown - unknown).min(1);
+        self.counters.unknown -= used;
+        self.flight.skip(used, now);
+    }
+
+    fn disarm(&mut self) {
         self.config.armed = false;
         let reason = self.policy.refuse();
         self.counters.switches[reason as usize] += 1;
     }
 
-    /// The call that was asked for was longer than the socket takes (EMSGSIZE): its datagram is done, and was not sent.
+    /// The call that was asked for was longer than the socket takes (EMSGSIZE, or EINVAL without the flag): its datagram is done, and was
+    /// not sent.
     pub fn handle_too_long(&mut self, now: Time) {
         let Some(&transmit) = self.asked.open().first() else { return };
+        self.refused = Refused::No;
         self.asked.answered = self.asked.count;
         if !self.is_datagram() {
             return;
@@ -417,20 +463,24 @@ impl<T> Engine<T> {
         }
     }
 
-    /// Whether it is time to read the error queue: many calls since, or few frames left. (It is read also at EAGAIN, at
+    /// Whether it is time to read the error queue: many calls since, few frames left, or a millisecond. (It is read also at EAGAIN, at
     /// ENOBUFS, when idle, and at the end.)
-    pub fn wants_notifications(&self) -> bool {
+    pub fn wants_notifications(&self, now: Time) -> bool {
+        if self.flight.outstanding() == 0 {
+            return false;
+        }
         let most = self.config.max_frames;
         let every = self.config.read_every.max(1);
         // With few frames left it is read sooner, but not at every call: a reading that finds nothing costs half a send.
         let few_left = self.flight.held() >= most - most / 4;
         let wanted = if few_left { (most / 16).clamp(1, every) } else { every };
-        self.calls_since_read >= wanted && self.flight.outstanding() > 0
+        self.calls_since_read >= wanted || now.since(self.read_at) >= READ_AFTER
     }
 
     /// The error queue was read until it was empty, or as far as one reading goes.
-    pub fn handle_queue_read(&mut self) {
+    pub fn handle_queue_read(&mut self, now: Time) {
         self.calls_since_read = 0;
+        self.read_at = now;
     }
 
     /// A frame that the kernel is done with.
@@ -550,8 +600,13 @@ impl<T> Engine<T> {
         if bytes < least {
             return plain(PlainCause::Small);
         }
-        if self.refused == Refused::Twice {
-            return plain(PlainCause::NoBuffers);
+        match self.refused {
+            Refused::Twice => return plain(PlainCause::NoBuffers),
+            Refused::Flag => return plain(PlainCause::Unarmed),
+            Refused::No | Refused::Once if now < self.paused_until => {
+                return plain(PlainCause::NoBuffers);
+            }
+            Refused::No | Refused::Once => {}
         }
         if bytes < STUCK_SMALL && self.is_stuck(now) {
             return plain(PlainCause::Stuck);
@@ -576,6 +631,20 @@ impl<T> Engine<T> {
         }
         (How::Zerocopy, room, probe)
     }
+}
+
+/// How a connection begins.
+fn policy(config: &Config, counters: &mut Counters, now: Time) -> Policy {
+    let (policy, reason) = match config.choice {
+        _ if !config.armed => (Policy::fixed(Mode::Copying), None),
+        Choice::Adaptive => Policy::adaptive(config.local, now),
+        Choice::Zerocopy => (Policy::fixed(Mode::Zerocopy), None),
+        Choice::Plain => (Policy::fixed(Mode::Copying), None),
+    };
+    if let Some(reason) = reason {
+        counters.switches[reason as usize] += 1;
+    }
+    policy
 }
 
 impl<T> Drop for Engine<T> {

@@ -19,9 +19,10 @@ pub enum SendError {
     /// UDP_SEGMENT could not be set.
     #[error("UDP segmentation offload could not be switched on: {0}")]
     Segmentation(#[source] io::Error),
-    /// A datagram that is longer than the protocol or the path takes. It was taken out, as one that is done; those behind it can be sent.
+    /// A datagram that is longer than the protocol or the path takes, or of more segments than the kernel cuts at once (UDP_MAX_SEGMENTS,
+    /// 64 or 128), or of longer ones than the path takes. It was taken out, as one that is done; those behind it can be sent.
     #[error(
-        "a datagram of {bytes} bytes is longer than the socket takes; send less at once, or set a segment size"
+        "a datagram of {bytes} bytes is longer than the socket takes; send less at once, or set a segment size that the path takes (and at most 64 segments at once)"
     )]
     TooLong {
         /// Its length.

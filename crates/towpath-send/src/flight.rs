@@ -199,6 +199,15 @@ impl<T> Flight<T> {
         self.trim();
     }
 
+    /// The kernel gave its next `count` numbers to calls that failed, and they are over.
+    pub(crate) fn skip(&mut self, count: u64, now: Time) {
+        for _ in 0..count {
+            let over = Number { first: self.cursor, frames: 0, bytes: 0, at: now, completed: true };
+            self.numbers.push_back(over);
+        }
+        self.trim();
+    }
+
     /// A notification came. `each` is told the bytes and the time of each number that it completes.
     pub(crate) fn complete(&mut self, range: Range, mut each: impl FnMut(u64, Time)) -> Completed {
         let mut result = Completed::default();

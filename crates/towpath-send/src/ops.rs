@@ -217,7 +217,7 @@ impl World {
         }
         let wire = |at: usize| (self.first + at as u64) as u32;
         self.engine.handle_notification(Range { first: wire(first), last: wire(last), copied }, self.now);
-        self.engine.handle_queue_read();
+        self.engine.handle_queue_read(self.now);
     }
 
     fn stray(&mut self, distance: i8, len: u32) {

@@ -122,7 +122,7 @@ impl<B: Backend> Pump<B> {
     /// Hands over as much as the back end takes.
     pub(crate) fn turn(&mut self, now: Time) -> Result<Turn, SendError> {
         loop {
-            if self.engine.wants_notifications() {
+            if self.engine.wants_notifications(now) {
                 self.read(now)?;
             }
             let calls = self.engine.poll_transmits(self.batch, now);
@@ -146,6 +146,11 @@ impl<B: Backend> Pump<B> {
                 }
                 continue;
             };
+            if zerocopy && self.engine.is_datagram() {
+                let unknown = self.engine.counters().unknown;
+                while !self.read(now)? {}
+                self.engine.handle_refused_datagram(unknown, now);
+            }
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) => {
@@ -159,7 +164,8 @@ impl<B: Backend> Pump<B> {
                 }
                 Some(libc::ENOBUFS) => return Ok(Turn::Busy),
                 Some(libc::EINVAL | libc::EOPNOTSUPP) if zerocopy => self.engine.handle_unsupported(),
-                Some(libc::EMSGSIZE) => {
+                // EINVAL of a datagram: more segments than the kernel takes at once, or longer ones than the path.
+                Some(code) if code == libc::EMSGSIZE || code == libc::EINVAL && self.engine.is_datagram() => {
                     // It would be refused for ever, and all behind it would wait.
                     self.engine.handle_too_long(now);
                     self.collect();
@@ -225,7 +231,7 @@ impl<B: Backend> Pump<B> {
                 Some(Event::Other(other)) => self.others.push_back(other),
             }
         }
-        self.engine.handle_queue_read();
+        self.engine.handle_queue_read(now);
         self.collect();
         Ok(emptied)
     }
@@ -278,4 +284,84 @@ pub struct Remains {
     pub unsent: Vec<Done>,
     /// Buffers that the kernel may still read: keep the quarantine, or drop it and lose their memory.
     pub quarantine: Quarantine<Done>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Choice, Config};
+    use crate::notification::Range;
+    use crate::policy::Mode;
+
+    /// A kernel that is never full and completes each call at once.
+    #[derive(Default)]
+    struct Kernel {
+        copies: bool,
+        refuses: bool,
+        next: u32,
+        queue: VecDeque<Event>,
+    }
+
+    impl Backend for Kernel {
+        fn transmit(&mut self, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize> {
+            if zerocopy {
+                if self.refuses {
+                    return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+                }
+                let range = Range { first: self.next, last: self.next, copied: self.copies };
+                self.queue.push_back(Event::Zerocopy(range));
+                self.next += 1;
+            }
+            Ok(parts.iter().map(Part::len).sum())
+        }
+
+        fn transmit_all(&mut self, _: &[Part<'_>], _: &mut [usize], _: bool) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn event(&mut self) -> io::Result<Option<Event>> {
+            Ok(self.queue.pop_front())
+        }
+    }
+
+    /// Sends `count` messages of `len` bytes, one each `every`.
+    fn send(choice: Choice, kernel: Kernel, len: usize, count: u32, every: Duration) -> Pump<Kernel> {
+        let config = Config { choice, ..Config::default() };
+        let mut now = Time::default();
+        let mut pump = Pump::new(kernel, Engine::new(config, now), &Options::default());
+        for _ in 0..count {
+            pump.push(0, vec![0; len].into());
+            assert_eq!(pump.turn(now).unwrap(), Turn::Flushed);
+            now = now + every;
+        }
+        pump
+    }
+
+    #[test]
+    fn a_probe_is_judged_although_the_socket_is_never_full() {
+        let every = Duration::from_millis(4);
+        let pump = send(Choice::Adaptive, Kernel::default(), 256 << 10, 3, every);
+        assert_eq!((pump.engine.mode(), pump.engine.counters().plain_calls), (Mode::Zerocopy, 0));
+        let copies = Kernel { copies: true, ..Kernel::default() };
+        assert_eq!(send(Choice::Adaptive, copies, 256 << 10, 4, every).engine.mode(), Mode::Copying);
+    }
+
+    #[test]
+    fn a_peer_that_acknowledges_is_not_stuck_because_nobody_looked() {
+        let pump = send(Choice::Zerocopy, Kernel::default(), 32 << 10, 8, Duration::from_millis(1100));
+        let counters = pump.engine.counters();
+        assert_eq!((counters.numbers, counters.plain_calls), (8, 0));
+        assert_eq!(pump.engine.held(), 1, "the one that was sent last");
+    }
+
+    #[test]
+    fn memory_that_is_refused_for_ever_costs_few_calls() {
+        for choice in [Choice::Zerocopy, Choice::Adaptive] {
+            let refuses = Kernel { refuses: true, ..Kernel::default() };
+            let pump = send(choice, refuses, 64 << 10, 20_000, Duration::from_millis(1));
+            let counters = pump.engine.counters();
+            assert_eq!(counters.plain_bytes(), 20_000 * (64 << 10));
+            assert!((2..20).contains(&counters.no_buffers), "{}", counters.no_buffers);
+        }
+    }
 }

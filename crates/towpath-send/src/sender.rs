@@ -33,7 +33,7 @@ pub struct Options {
     /// many buffers, or for as many bytes as are gathered. For datagrams, and for a stream whose messages are not to be
     /// gathered.
     pub batch: usize,
-    /// The error queue is read when so many zero-copy calls were made since it was read last.
+    /// The error queue is read when so many calls were made since it was read last, or a millisecond has passed.
     pub read_every: usize,
     /// Most buffers that the sender holds: queued, in flight, and done but not taken.
     pub max_frames: usize,
@@ -100,6 +100,10 @@ impl Socket {
             _ => return Err(SendError::NotASocket(io::ErrorKind::Unsupported.into())),
         };
         let protocol = sockopt::socket_protocol(&fd).map_err(unknown)?;
+        if options.segment == Some(0) {
+            // The kernel takes it for "off".
+            return Err(SendError::Segmentation(io::ErrorKind::InvalidInput.into()));
+        }
         if let Some(bytes) = options.segment {
             sys::segment(fd.as_fd(), bytes).map_err(SendError::Segmentation)?;
         }
@@ -321,6 +325,16 @@ impl Sender {
         Ok(self.pump.poll_done())
     }
 
+    /// Reads the completions that came, so that their buffers are free and their locked memory is there for others: for who sends
+    /// nothing for a while. (Each send does so too, when a millisecond has passed.) Never blocks.
+    ///
+    /// # Errors
+    /// The error queue could not be read.
+    pub fn read_completions(&mut self) -> Result<(), SendError> {
+        let now = self.clock.read();
+        self.pump.read(now).map(drop)
+    }
+
     /// Blocks until everything is sent and every completion came. Whether that happened within `patience`.
     ///
     /// # Errors
@@ -363,6 +377,13 @@ impl Sender {
     /// How it sends now.
     pub fn mode(&self) -> Mode {
         self.pump.engine.mode()
+    }
+
+    /// From now on sends the other way: [`Choice::Zerocopy`] or [`Choice::Plain`]; a sender that adapts finds out anew. Where the socket does
+    /// not take the flag, all go plain.
+    pub fn set_choice(&mut self, choice: Choice) {
+        let now = self.clock.read();
+        self.pump.engine.set_choice(choice, now);
     }
 
     /// Why it sends plain whatever happens, when it does.
@@ -483,7 +504,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// What is waited for where nothing tells the end.
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// How long completions are read after a reset.
-const AFTER_RESET: Duration = Duration::from_millis(20);
+pub(crate) const AFTER_RESET: Duration = Duration::from_millis(20);
 /// From this long without progress on, the round-trip time is asked for: it tells whether the peer is stuck.
 const RTT_WORTH: Duration = Duration::from_millis(500);
 

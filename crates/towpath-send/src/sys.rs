@@ -43,6 +43,11 @@ impl<'a> Part<'a> {
         Self(libc::iovec { iov_base, iov_len: bytes.len() }, PhantomData)
     }
 
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
     /// Adds `next` when it begins where this one ends: the kernel then pins the pages of both at once. Whether it did.
     pub(crate) fn join(&mut self, next: &Self) -> bool {
         let joins = self.0.iov_base.wrapping_byte_add(self.0.iov_len) == next.0.iov_base;

@@ -17,8 +17,8 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use towpath_send::{
-    Buffer, Choice, Closed, LockedMemory, Options, PollSender, Pool, Region, SendError, Sender, Sent, Time,
-    Unarmed,
+    Buffer, Choice, Closed, LockedMemory, Options, PlainCause, PollSender, Pool, Region, SendError, Sender,
+    Sent, Time, Unarmed,
 };
 
 fn pair(address: SocketAddr) -> Option<(TcpStream, TcpStream)> {
@@ -410,6 +410,8 @@ fn with_little_option_memory() {
     finished(&closed);
     assert_eq!(reader.join().unwrap(), 64 << 20);
     assert_eq!(closed.counters.zerocopy_bytes + closed.counters.plain_bytes(), 64 << 20);
+    let short = [PlainCause::Budget, PlainCause::NoBuffers].map(|cause| closed.counters.plain_for(cause));
+    assert!(short.iter().sum::<u64>() > 0, "option memory was not short");
 }
 
 /// A loopback connection begins by copying, and says why.
@@ -480,6 +482,40 @@ fn a_datagram_that_is_too_long_holds_up_nothing() {
         assert_eq!(counters.zerocopy_bytes + counters.plain_bytes(), 600);
         assert_eq!((sender.held(), sender.unsent()), (0, 0));
     }
+}
+
+/// The kernel cuts a buffer into 64 or 128 datagrams at most, and says EINVAL for more: that buffer fails, and neither those behind it nor
+/// zero copy do.
+#[test]
+fn a_buffer_of_too_many_segments_holds_up_nothing() {
+    for choice in [Choice::Plain, Choice::Zerocopy] {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(peer.local_addr().unwrap()).unwrap();
+        let segmented = Options { choice, segment: Some(10), ..zerocopy() };
+        let mut sender = match Sender::new(socket, segmented) {
+            Err(SendError::Segmentation(error)) => return println!("skipped: UDP_SEGMENT: {error}"),
+            sender => sender.unwrap(),
+        };
+        let mut buffer = [0; 100];
+        for _ in 0..2 {
+            sender.send(pattern(1, 25)).unwrap();
+            for len in [10, 10, 5] {
+                assert_eq!(peer.recv(&mut buffer).unwrap(), len);
+            }
+            let refused = sender.send(pattern(2, 6000));
+            assert!(matches!(refused, Err(SendError::TooLong { bytes: 6000 })), "{refused:?}");
+        }
+        let closed = sender.close(PATIENCE).unwrap();
+        finished(&closed);
+        let counters = closed.counters;
+        assert_eq!((counters.too_long, counters.too_long_bytes), (2, 12_000));
+        assert_eq!(counters.numbers, if choice == Choice::Zerocopy { 2 } else { 0 });
+    }
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let none = Sender::new(socket, Options { segment: Some(0), ..zerocopy() });
+    assert!(matches!(none, Err(SendError::Segmentation(_))), "{none:?}");
 }
 
 /// SO_ERROR is said once: it is not lost when there are completions to read at the same moment, nor to those who only look.
