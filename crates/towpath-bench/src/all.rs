@@ -1,6 +1,7 @@
 //! `towpath-bench all`: every subject one after the other, each in a process of its own, its bars in a file of its name.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -16,6 +17,14 @@ pub(crate) fn run(json: bool, directory: &Path, reps: u32) -> Result<bool> {
     let (mut good, mut all) = (true, Vec::new());
     for subject in subjects() {
         let name = subject.get_name();
+        // Without bars now there is no file: an older one would be taken for this run's.
+        let file = directory.join(format!("{name}.json"));
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| file.display().to_string());
+            }
+            _ => {}
+        }
         eprintln!("== {name}");
         let mut command = Command::new(&program);
         command.args(words(&subject, reps)).stdin(Stdio::null()).stderr(Stdio::inherit());
@@ -24,8 +33,7 @@ pub(crate) fn run(json: bool, directory: &Path, reps: u32) -> Result<bool> {
         // A missed bar is no reason to lose the others; no bars at all are.
         match serde_json::from_slice::<Vec<Value>>(&output.stdout) {
             Ok(bars) => {
-                fs::write(directory.join(format!("{name}.json")), &output.stdout)
-                    .with_context(|| directory.display().to_string())?;
+                fs::write(&file, &output.stdout).with_context(|| file.display().to_string())?;
                 all.extend(bars);
             }
             Err(error) => {

@@ -315,6 +315,7 @@ enum Role {
         flows: u32,
         len: usize,
         milliseconds: u64,
+        rate: u64,
         cpu: usize,
     },
     MuxWorker,
@@ -458,8 +459,9 @@ fn side(role: Role) -> Result<()> {
         Role::Ask { home, milliseconds, cpu } => {
             live::round_trip::ask(home, Duration::from_millis(milliseconds), cpu)
         }
-        Role::LiveFlood { home, flows, len, milliseconds, cpu } => {
-            live::flood::side(home, flows, len, Duration::from_millis(milliseconds), cpu)
+        Role::LiveFlood { home, flows, len, milliseconds, rate, cpu } => {
+            let time = Duration::from_millis(milliseconds);
+            live::flood::side(home, live::flood::Order { flows, len, time, rate }, cpu)
         }
         Role::MuxWorker => mux::rings::side(),
         Role::MuxIdle => mux::idle::server(),

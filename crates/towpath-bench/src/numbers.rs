@@ -106,7 +106,7 @@ fn write(parts: &[Part], machine: &str) -> String {
     let lost = missed(parts).count();
     let mut page = format!(
         "# Numbers\n\n\
-         Every bar, measured beside its peer in the same run, in turns. {all} bars: {} hold, {lost} are missed; why is said below.\n\n\
+         Every bar that could be measured, beside its peer in the same run, in turns. {all} bars: {} hold, {lost} are missed; why is said below.\n\n\
          Machine: {machine}\n\n\
          ```text\n\
          cargo build --release -p towpath -p towpath-bench\n\
@@ -152,6 +152,20 @@ fn table(page: &mut String, part: &Part) {
             row.ratio(),
             row.bar(),
         );
+    }
+    let there = |name: &String| part.rows.iter().any(|row| row.name == *name);
+    let missing: Vec<String> = names(&part.subject).into_iter().filter(|name| !there(name)).collect();
+    if !missing.is_empty() {
+        let _ = write!(page, "\nNot measured: {}.\n", missing.join("; "));
+    }
+}
+
+/// The rows that a subject has, where one row is one bar.
+fn names(subject: &Command) -> Vec<String> {
+    match subject.get_name() {
+        "ring" => crate::subject::ring::names(),
+        "live" => crate::subject::live::names(),
+        _ => Vec::new(),
     }
 }
 
@@ -229,7 +243,7 @@ fn quoted(readme: &str, page: &Path) -> Result<String> {
 }
 
 /// Processor, cores, memory, kernel.
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let after = |text: &str, key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
@@ -287,6 +301,7 @@ mod tests {
         assert!(text.contains("| nothing to divide | - | ≤ 0 | not known yet |"), "{text}");
         let command = format!("`target/release/towpath-bench ring --json --reps {REPS}`");
         assert!(text.contains(&command), "{text}");
+        assert!(text.contains("\nNot measured: round trip 64 B"), "{text}");
         let unknown = page(&[file("rong.json", "[]")]).unwrap_err();
         assert!(format!("{unknown:#}").contains("no subject"), "{unknown:#}");
     }

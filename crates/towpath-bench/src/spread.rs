@@ -1,8 +1,9 @@
 //! `towpath-bench spread`: what several runs of the same rows gave, and how far apart that is.
 //!
-//! A run is a file that a subject has written with `--json`. A row is steady when, in every run, ours is within [`STEADY`] of the median
-//! of all runs: that is what "repeatable within 15%" means here. Which subject and which machine the kept runs are of stands
-//! at the head of `spread.tsv`, from which the page of numbers takes its table.
+//! A run is a file that a subject has written with `--json`. A row is steady when all runs have it, several of them, and in every run ours and its ratio
+//! to the peer's are within [`STEADY`] of the median of all runs: that is what "repeatable within 15%" means here. What the peer
+//! alone does is told, and is its own affair. The kept runs are in `spread.tsv`, whose first line says where `--write` wrote it; the page of
+//! numbers takes its table from there.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +17,7 @@ use crate::stat::median;
 
 /// How far from the median a run may be.
 pub(crate) const STEADY: f64 = 0.15;
-/// The spread that is kept.
+/// The spread that was kept when this program was built.
 const KEPT: &str = include_str!("../spread.tsv");
 
 /// Of a run's row, what is compared.
@@ -39,8 +40,18 @@ pub(crate) struct Spread {
     pub(crate) ours: Range,
     pub(crate) peer: Option<Range>,
     pub(crate) ratio: Option<Range>,
-    /// Whether ours is within [`STEADY`] of its median in all of them.
-    pub(crate) steady: bool,
+    pub(crate) steady: Steady,
+}
+
+/// What can be said of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Steady {
+    /// Ours, and the ratio, are within [`STEADY`] of their medians in all runs.
+    Yes,
+    No,
+    /// Not every run has it, or there is one only: nothing was compared.
+    FewerRuns,
 }
 
 /// What the runs gave, in the row's unit.
@@ -53,7 +64,7 @@ pub(crate) struct Range {
     pub(crate) away: f64,
 }
 
-/// Prints what the runs in `files` gave; whether every row of two runs or more is steady. `write` keeps it for the page of numbers.
+/// Prints what the runs in `files` gave; whether every row is steady. `write` keeps it for the page of numbers.
 pub(crate) fn run(files: &[impl AsRef<Path>], json: bool, write: bool) -> Result<bool> {
     ensure!(!files.is_empty(), "no files: a subject writes one with `--json > FILE`, one for each run");
     let runs = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
@@ -65,9 +76,11 @@ pub(crate) fn run(files: &[impl AsRef<Path>], json: bool, write: bool) -> Result
     }
     if write {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spread.tsv");
-        fs::write(path, kept(&rows)).with_context(|| format!("writing {path}"))?;
+        let text = format!("# {} runs; {}\n{}", files.len(), crate::numbers::machine(), kept(&rows));
+        fs::write(path, text).with_context(|| format!("writing {path}"))?;
+        eprintln!("{path} is written; `numbers` has it when towpath-bench is built again");
     }
-    Ok(rows.iter().filter(|row| row.runs > 1).all(|row| row.steady))
+    Ok(rows.iter().all(|row| row.steady == Steady::Yes))
 }
 
 /// The page's part, from what is kept; nothing when nothing is.
@@ -76,16 +89,17 @@ pub(crate) fn section() -> Result<String> {
     if rows.is_empty() {
         return Ok(String::new());
     }
-    let unsteady = rows.iter().filter(|row| !row.steady).count();
+    let steady = rows.iter().filter(|row| row.steady == Steady::Yes).count();
+    let of = KEPT.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or("several runs");
     let mut page = format!(
         "\n## How steady they are\n\n\
-         The rows of live traffic, several runs of each: the least, the median and the most that a run gave. A row is steady when every run is \
-         within {:.0}% of the median. {} rows: {} are steady, {unsteady} are not. `target/release/towpath-bench spread RUN.json...`, \
-         each from `towpath-bench live --json`.\n\n\
-         | what | runs | ours | away | peer's | away | ratio | |\n|---|---|---|---|---|---|---|---|\n",
+         The rows of live traffic in whole runs, one after the other ({of}): the least, the median and the most that a run gave. A row is steady when \
+         ours and its ratio are in every run within {:.0}% of their medians. {} rows: {steady} are steady, {} are not. \
+         `target/release/towpath-bench spread RUN.json...`, each from `towpath-bench live --json`.\n\n\
+         | what | runs | ours | away | peer's | away | ratio | away | |\n|---|---|---|---|---|---|---|---|---|\n",
         STEADY * 100.0,
         rows.len(),
-        rows.len() - unsteady,
+        rows.len() - steady,
     );
     for row in &rows {
         let away = |range: &Range| format!("{:.0}%", range.away * 100.0);
@@ -93,7 +107,7 @@ pub(crate) fn section() -> Result<String> {
         // Writing to a String cannot fail.
         let _ = writeln!(
             page,
-            "| {} | {} | {} {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} {} | {} | {} | {} | {} | {} | {} |",
             row.name,
             row.runs,
             figures(&row.ours),
@@ -102,7 +116,12 @@ pub(crate) fn section() -> Result<String> {
             row.peer.as_ref().map_or_else(none, figures),
             row.peer.as_ref().map_or_else(none, away),
             row.ratio.as_ref().map_or_else(none, figures),
-            if row.steady { "steady" } else { "**not steady**" },
+            row.ratio.as_ref().map_or_else(none, away),
+            match row.steady {
+                Steady::Yes => "steady",
+                Steady::No => "**not steady**",
+                Steady::FewerRuns => "fewer runs",
+            },
         );
     }
     Ok(page)
@@ -124,20 +143,33 @@ fn of(runs: &[Vec<Run>]) -> Vec<Spread> {
         }
         row.push(run);
     }
+    let most = runs.len();
     let spread = |name: &str| {
         let runs = &rows[name];
         let ours = Range::of(runs.iter().map(|run| run.ours)).expect("a row has a run");
+        let ratio = Range::of(runs.iter().filter_map(|run| run.ratio));
         Spread {
             name: name.to_owned(),
             unit: runs[0].unit.clone(),
             runs: runs.len(),
             ours,
             peer: Range::of(runs.iter().filter_map(|run| run.peer)),
-            ratio: Range::of(runs.iter().filter_map(|run| run.ratio)),
-            steady: ours.away <= STEADY,
+            ratio,
+            steady: Steady::of(runs.len(), most, &ours, ratio.as_ref()),
         }
     };
     order.into_iter().map(spread).collect()
+}
+
+impl Steady {
+    fn of(runs: usize, most: usize, ours: &Range, ratio: Option<&Range>) -> Self {
+        let near = |range: &Range| range.away <= STEADY + 1e-9;
+        match runs > 1 && runs == most {
+            false => Self::FewerRuns,
+            true if near(ours) && ratio.is_none_or(near) => Self::Yes,
+            true => Self::No,
+        }
+    }
 }
 
 impl Range {
@@ -176,7 +208,11 @@ fn table(rows: &[Spread]) -> String {
             figures(&row.ours),
             row.unit,
             row.ours.away * 100.0,
-            if row.steady { "" } else { "  NOT STEADY" },
+            match row.steady {
+                Steady::Yes => "",
+                Steady::No => "  NOT STEADY",
+                Steady::FewerRuns => "  FEWER RUNS",
+            },
         );
     }
     text
@@ -198,7 +234,10 @@ fn kept(rows: &[Spread]) -> String {
 }
 
 fn parse(text: &str) -> Result<Vec<Spread>> {
-    text.lines()
+    let lines = || text.lines().filter(|line| !line.starts_with('#'));
+    let runs = |line: &str| line.split('\t').nth(2)?.parse().ok();
+    let most = lines().filter_map(runs).max().unwrap_or(0);
+    lines()
         .map(|line| {
             let columns: Vec<&str> = line.split('\t').collect();
             let [name, unit, runs, figures @ ..] = &columns[..] else { bail!("spread.tsv: {line:?}") };
@@ -206,14 +245,16 @@ fn parse(text: &str) -> Result<Vec<Spread>> {
             let range =
                 |at: usize| Range::of(figures[at..at + 3].iter().filter_map(|figure| figure.parse().ok()));
             let ours = range(0).with_context(|| format!("spread.tsv: {name} has no figures"))?;
+            let ratio = range(6);
+            let runs = runs.parse().with_context(|| format!("spread.tsv: {line:?}"))?;
             Ok(Spread {
                 name: (*name).to_owned(),
                 unit: (*unit).to_owned(),
-                runs: runs.parse().with_context(|| format!("spread.tsv: {line:?}"))?,
+                runs,
                 ours,
                 peer: range(3),
-                ratio: range(6),
-                steady: ours.away <= STEADY,
+                ratio,
+                steady: Steady::of(runs, most, &ours, ratio.as_ref()),
             })
         })
         .collect()
@@ -221,7 +262,7 @@ fn parse(text: &str) -> Result<Vec<Spread>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, Run, kept, of, parse, run, section, table};
+    use super::{KEPT, Run, Steady, kept, of, parse, run, section, table};
 
     fn row(name: &str, ours: f64, peer: Option<f64>) -> Run {
         Run { name: name.into(), ours, peer, unit: "k/s".into(), ratio: peer.map(|peer| ours / peer) }
@@ -229,15 +270,20 @@ mod tests {
 
     #[test]
     fn a_row_is_steady_while_every_run_is_near_the_median() {
-        let rows: [(&[f64], f64, bool); 5] = [
-            (&[100.0], 0.0, true),
-            (&[100.0, 110.0, 90.0], 0.1, true),
-            (&[100.0, 100.0, 85.0, 100.0, 115.0], 0.15, true),
-            (&[100.0, 100.0, 100.0, 100.0, 84.0], 0.16, false),
-            (&[0.0, 0.0, 0.0], 0.0, true),
+        use Steady::{FewerRuns, No, Yes};
+        let same = &[50.0; 5];
+        let rows: [(&[f64], &[f64], f64, Steady); 6] = [
+            (&[100.0], same, 0.0, FewerRuns),
+            (&[100.0, 110.0, 90.0], same, 0.1, Yes),
+            (&[100.0, 100.0, 85.0, 100.0, 115.0], same, 0.15, Yes),
+            (&[100.0, 100.0, 100.0, 100.0, 84.0], same, 0.16, No),
+            (&[0.0, 0.0, 0.0], same, 0.0, Yes),
+            // The same of ours, and another ratio.
+            (&[100.0, 100.0, 100.0], &[50.0, 50.0, 80.0], 0.0, No),
         ];
-        for (ours, away, steady) in rows {
-            let runs: Vec<_> = ours.iter().map(|ours| vec![row("a", *ours, Some(50.0))]).collect();
+        for (ours, peers, away, steady) in rows {
+            let runs: Vec<_> =
+                ours.iter().zip(peers).map(|(ours, peer)| vec![row("a", *ours, Some(*peer))]).collect();
             let spread = &of(&runs)[0];
             assert!((spread.ours.away - away).abs() < 1e-9, "{ours:?}: {spread:?}");
             assert_eq!((spread.steady, spread.runs), (steady, ours.len()), "{ours:?}");
@@ -252,7 +298,7 @@ mod tests {
             rows.iter().map(|row| (row.name.as_str(), row.runs)).collect::<Vec<_>>(),
             [("b", 1), ("a", 2)]
         );
-        assert_eq!(rows[0].peer, None);
+        assert_eq!((rows[0].peer, rows[0].steady), (None, Steady::FewerRuns));
         assert_eq!(parse(&kept(&rows)).unwrap().len(), 2);
         assert_eq!(kept(&parse(&kept(&rows)).unwrap()), kept(&rows), "what is kept is what is read");
         assert!(table(&rows).contains("NOT STEADY"), "{}", table(&rows));
@@ -271,6 +317,7 @@ mod tests {
         assert!(run(&[&good, &good], true, false).unwrap());
         let apart = file("2.json", &bars.replace("\"ours\": 1", "\"ours\": 2"));
         assert!(!run(&[&good, &apart], false, false).unwrap());
+        assert!(!run(&[&good], false, false).unwrap(), "nothing was compared");
         let error = run(&[file("3.json", "[1]")], false, false).unwrap_err();
         assert!(format!("{error:#}").contains("not what a subject prints"), "{error:#}");
         assert!(run(&[] as &[&str], false, false).is_err());
@@ -281,7 +328,7 @@ mod tests {
         let rows = parse(KEPT).unwrap();
         assert_eq!(
             section().unwrap().matches("| steady |").count(),
-            rows.iter().filter(|row| row.steady).count()
+            rows.iter().filter(|row| row.steady == Steady::Yes).count()
         );
         assert!(parse("a\tk/s\t5\t1\t2\n").is_err());
     }

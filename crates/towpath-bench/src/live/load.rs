@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::flood::Order;
 use super::world::World;
 use crate::packet::DESTINATION;
 use crate::peer::Skipped;
@@ -18,6 +19,8 @@ use crate::stat::median;
 pub(crate) enum Load {
     /// UDP of so many bytes (the IP header counted) in so many flows, as fast as it goes: packets per second that arrive.
     Flood { len: usize, flows: u32 },
+    /// The same below what goes: how much of what is sent arrives.
+    Paced { len: usize, flows: u32 },
     /// A TCP connection that iperf3 fills: bits per second that arrive.
     Tcp,
     /// A UDP packet of 64 bytes there and back, at a low rate: ns, the median.
@@ -31,25 +34,33 @@ const SLICES: u32 = 10;
 /// How often the first packet is looked for, and how long the generator goes on beyond what is measured.
 const LOOK: Duration = Duration::from_millis(5);
 const MARGIN: Duration = Duration::from_millis(100);
+/// How long the last packets of a paced flood may take.
+const LAST: Duration = Duration::from_secs(1);
 
 impl Load {
     /// The largest packet that its interfaces have to take.
     pub(crate) fn mtu(self) -> usize {
         match self {
-            Self::Flood { len, .. } => len.max(1500),
+            Self::Flood { len, .. } | Self::Paced { len, .. } => len.max(1500),
             Self::Tcp | Self::RoundTrip => 1500,
         }
     }
 
-    /// Puts it through `world`, in the middle of which somebody is at work.
+    /// Puts it through `world`, in the middle of which somebody is at work; of a paced one as fast as it goes.
     pub(crate) fn measure(self, world: &mut World, cpus: Cpus, time: Duration) -> Result<f64> {
         match self {
-            Self::Flood { len, flows } => {
+            Self::Flood { len, flows } | Self::Paced { len, flows } => {
                 // Every flow has been seen once.
                 let warm = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
                 flood(world, cpus, (len, flows), warm, time)
             }
-            Self::Tcp => tcp(world, cpus, time),
+            Self::Tcp => {
+                // A namespace has the machine's, and BBR paces by what it has guessed.
+                for home in [&mut world.near, &mut world.far] {
+                    home.set("ipv4/tcp_congestion_control", "cubic")?;
+                }
+                tcp(world, cpus, time)
+            }
             Self::RoundTrip => {
                 let words = |role: &str, home: u32, rest: &[String]| {
                     [&[role.to_owned(), home.to_string()][..], rest].concat()
@@ -79,11 +90,8 @@ fn flood(
     warm: Duration,
     time: Duration,
 ) -> Result<f64> {
-    let (home, length) = (world.near.pid().to_string(), (warm + time + MARGIN).as_millis().to_string());
-    let words =
-        ["live-flood".to_owned(), home, flows.to_string(), len.to_string(), length, cpus.engine.to_string()];
     let before = world.arrived()?;
-    let mut side = Side::start(&words, &[])?;
+    let mut side = sender(world, cpus, Order { flows, len, time: warm + time + MARGIN, rate: 0 })?;
     let start = Instant::now();
     while world.arrived()? == before {
         if start.elapsed() > warm + time {
@@ -103,6 +111,37 @@ fn flood(
     side.number()?;
     side.finish()?;
     Ok(median(&rates))
+}
+
+/// Sends `rate` packets a second: how many were sent, and how many of these arrived.
+pub(crate) fn paced(
+    world: &mut World,
+    cpus: Cpus,
+    (len, flows): (usize, u32),
+    rate: f64,
+    time: Duration,
+) -> Result<(u64, u64)> {
+    let before = world.arrived()?;
+    let mut side = sender(world, cpus, Order { flows, len, time, rate: rate as u64 })?;
+    let sent = side.number()? as u64;
+    side.finish()?;
+    let start = Instant::now();
+    loop {
+        let arrived = world.arrived()? - before;
+        if arrived >= sent || start.elapsed() > LAST {
+            return Ok((sent, arrived.min(sent)));
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// The near end's process that sends.
+fn sender(world: &World, cpus: Cpus, order: Order) -> Result<Side> {
+    let Order { flows, len, time, rate } = order;
+    let home = world.near.pid().to_string();
+    let rest = [flows.into(), len as u64, time.as_millis() as u64, rate, cpus.engine as u64];
+    let words = ["live-flood".to_owned(), home].into_iter().chain(rest.map(|word| word.to_string()));
+    Side::start(&words.collect::<Vec<_>>(), &[])
 }
 
 /// What is read of iperf3's report.

@@ -167,13 +167,14 @@ fn consume(socket: &OwnedFd, queue: u16, batch: usize, time: Duration) -> Result
             packets += 1;
             undecided += 1;
             if undecided == batch {
-                accept_up_to(socket, queue, last)?;
+                let kind = if batch == 1 { libc::NFQNL_MSG_VERDICT } else { libc::NFQNL_MSG_VERDICT_BATCH };
+                accept(socket, queue, kind, last)?;
                 undecided = 0;
             }
         }
         // Fewer than a batch: a consumer that went on waiting would hold them for as long as nothing else comes.
         if undecided > 0 && batch == RECEIVE {
-            accept_up_to(socket, queue, last)?;
+            accept(socket, queue, libc::NFQNL_MSG_VERDICT_BATCH, last)?;
             undecided = 0;
         }
         let elapsed = began.elapsed();
@@ -184,14 +185,14 @@ fn consume(socket: &OwnedFd, queue: u16, batch: usize, time: Duration) -> Result
     }
 }
 
-fn accept_up_to(socket: &OwnedFd, queue: u16, id: u32) -> Result<()> {
+/// Accepts the packet `id`, or by NFQNL_MSG_VERDICT_BATCH all up to it.
+fn accept(socket: &OwnedFd, queue: u16, kind: libc::c_int, id: u32) -> Result<()> {
     // struct nfqnl_msg_verdict_hdr: verdict, id, both big endian.
     let mut verdict = [0; 8];
     verdict[..4].copy_from_slice(&(libc::NF_ACCEPT as u32).to_be_bytes());
     verdict[4..].copy_from_slice(&id.to_be_bytes());
-    let message =
-        Message::new(libc::NFQNL_MSG_VERDICT_BATCH, queue).attribute(libc::NFQA_VERDICT_HDR, &verdict);
-    send(socket, &message.bytes, SendFlags::empty()).context("sending a batch verdict")?;
+    let message = Message::new(kind, queue).attribute(libc::NFQA_VERDICT_HDR, &verdict);
+    send(socket, &message.bytes, SendFlags::empty()).context("sending a verdict")?;
     Ok(())
 }
 

@@ -135,12 +135,14 @@ fn read(text: &str) -> (&str, BTreeMap<&str, f64>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, STEPS, read};
+    use super::{KEPT, read, steps};
 
     #[test]
-    fn every_step_of_the_gate_is_kept() {
+    fn every_step_is_kept() {
         let (by, kept) = read(KEPT);
         assert!(by.starts_with("rustc "), "{by}");
-        assert!(STEPS.iter().all(|step| kept.contains_key(step)));
+        for step in steps() {
+            assert!(kept.contains_key(step), "{step}");
+        }
     }
 }

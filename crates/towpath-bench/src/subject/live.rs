@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::bar::{Bar, Better};
-use crate::live::load::Load;
+use crate::live::load::{self, Load};
 use crate::live::middle::{Driver, Middle};
 use crate::live::world::World;
 use crate::peer::conntrack::Raised;
@@ -23,6 +23,9 @@ struct Case {
     bar: f64,
 }
 
+/// Of a bare forwarder's rate, what is sent when nothing may be lost.
+const PACE: f64 = 0.6;
+
 const SMALL: Load = Load::Flood { len: 64, flows: 2000 };
 
 /// Measures and prints; whether every bar that could be measured holds.
@@ -31,6 +34,11 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     rows::need_root()?;
     let cpus = Cpus::find()?;
     rows::measure(&cases, json, |case| case.measure(cpus, time, reps))
+}
+
+/// The names of all rows.
+pub(crate) fn names() -> Vec<String> {
+    rows::names(&cases())
 }
 
 impl Row for Case {
@@ -45,17 +53,39 @@ impl Case {
             (Middle::Conntrack, Load::Flood { flows, .. }) => Some(Raised::for_flows(flows)?),
             _ => None,
         };
-        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        if let Load::Paced { len, flows } = self.load {
+            return self.measure_paced(cpus, (len, flows), time, reps);
+        }
+        let (mut ours, mut peer, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..reps {
-            ours.push(self.through(self.ours, cpus, time)?);
-            peer.push(self.through(self.peer, cpus, time)?);
+            let turn = (self.through(self.ours, cpus, time)?, self.through(self.peer, cpus, time)?);
+            ours.push(turn.0);
+            peer.push(turn.1);
+            ratios.push(turn.0 / turn.1);
         }
         let (unit, scale, better) = match self.load {
-            Load::Flood { .. } => ("k/s", 1e-3, Better::Higher),
+            Load::Flood { .. } | Load::Paced { .. } => ("k/s", 1e-3, Better::Higher),
             Load::Tcp => ("Gbit/s", 1e-9, Better::Higher),
             Load::RoundTrip => ("us", 1e-3, Better::Lower),
         };
-        Ok(Bar::new(&self.name, median(&ours) * scale, median(&peer) * scale, unit, better, self.bar))
+        // The machine is another one from second to second, less from one turn to the next.
+        let (ours, peer) = (median(&ours) * scale, median(&peer) * scale);
+        Ok(Bar::paired(&self.name, ours, peer, median(&ratios), unit, better, self.bar))
+    }
+
+    /// Packets that arrived, beside those that were sent.
+    fn measure_paced(&self, cpus: Cpus, what: (usize, u32), time: Duration, reps: u32) -> Result<Bar> {
+        let (mut sent, mut arrived) = (0, 0);
+        for _ in 0..reps {
+            let rate = PACE * self.through(self.peer, cpus, time)?;
+            let mut world = World::start(self.ours.wiring(), self.load.mtu())?;
+            let _work = self.ours.start(&mut world, cpus, self.load.mtu())?;
+            let turn = load::paced(&mut world, cpus, what, rate, time)?;
+            sent += turn.0;
+            arrived += turn.1;
+        }
+        let (ours, peer) = (arrived as f64, sent as f64);
+        Ok(Bar::new(&self.name, ours, peer, "packets", Better::Higher, self.bar))
     }
 
     fn through(&self, middle: Middle, cpus: Cpus, time: Duration) -> Result<f64> {
@@ -73,6 +103,12 @@ fn cases() -> Vec<Case> {
     let over_bare = |name, load, driver, bar| case(name, load, towpath(driver), bare(driver), bar);
     let mut cases = vec![
         over_bare("AF_PACKET 64 B, over a bare bridge", SMALL, Driver::AfPacket, 0.8),
+        over_bare(
+            "AF_PACKET 64 B, of what is sent at 0.6 of a bare bridge's rate",
+            Load::Paced { len: 64, flows: 2000 },
+            Driver::AfPacket,
+            1.0,
+        ),
         over_bare("AF_XDP 64 B, over a bare bridge", SMALL, Driver::AfXdp, 0.8),
         over_bare("TUN 64 B, over bare reads and writes", SMALL, Driver::Tun, 0.8),
         over_bare("TUN with GSO, TCP, over bare", Load::Tcp, Driver::TunOffload, 0.8),
@@ -107,6 +143,7 @@ fn cases() -> Vec<Case> {
         let bar = if len == 64 { 1.6 } else { 1.3 };
         cases.push(inspected(&format!("an inspector, {len} B, over NFQUEUE"), len, 1, 64, bar));
     }
+    cases.push(inspected("an inspector, 64 B, over NFQUEUE, a verdict each", 64, 1, 1, 1.6));
     cases.push(inspected("six inspectors, 1500 B, over NFQUEUE", 1500, 6, 25, 1.5));
     cases
 }

@@ -58,6 +58,11 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     rows::measure(&rows::chosen(cases(), only)?, json, |case| case.measure(setting, reps))
 }
 
+/// The names of all rows.
+pub(crate) fn names() -> Vec<String> {
+    rows::names(&cases())
+}
+
 impl Row for Case {
     fn name(&self) -> &str {
         &self.name

@@ -14,12 +14,17 @@ pub(crate) trait Row {
 /// Those rows whose names contain `only`; an error that lists them all when there are none.
 pub(crate) fn chosen<R: Row>(mut rows: Vec<R>, only: Option<&str>) -> Result<Vec<R>> {
     let Some(part) = only else { return Ok(rows) };
-    let names: Vec<String> = rows.iter().map(|row| row.name().to_owned()).collect();
+    let names = names(&rows);
     rows.retain(|row| row.name().contains(part));
     if rows.is_empty() {
         bail!("no bar's name contains {part:?}; there are: {}", names.join(", "));
     }
     Ok(rows)
+}
+
+/// What the rows are called.
+pub(crate) fn names<R: Row>(rows: &[R]) -> Vec<String> {
+    rows.iter().map(|row| row.name().to_owned()).collect()
 }
 
 /// For rows in network namespaces.
