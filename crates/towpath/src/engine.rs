@@ -89,6 +89,8 @@ pub struct Engine<E: Edge> {
     window: Window<Meta, Progress>,
     /// The burst that is being handled, when packets may lie in it until they are decided ([`Engine::handle_lent`]).
     came: Option<Arc<Burst>>,
+    /// A packet went by its state that was not let pass at once.
+    by_states: bool,
     /// It waits for nobody.
     live: bool,
     reassembler: Reassembler,
@@ -156,6 +158,7 @@ impl<E: Edge> Engine<E> {
             named: Vec::new(),
             window: Window::new(1, WINDOW_PACKETS, WINDOW_BYTES),
             came: None,
+            by_states: false,
             live: false,
             reassembler: Reassembler::new(),
             backlog: VecDeque::new(),

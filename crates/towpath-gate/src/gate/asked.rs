@@ -11,13 +11,6 @@ use crate::rules::option::Arg;
 use crate::state::RuleId;
 
 impl Walker {
-    /// Whether with these rules packets may go by their states alone. If not, there is no use in fetching those.
-    #[inline]
-    pub fn goes_by_states(&mut self) -> bool {
-        self.catch_up();
-        self.live.program.opening.is_some()
-    }
-
     /// What [`Walker::walk`] would say of packet `at` of those that were [fetched](Walker::fetch), where its state says it alone:
     /// [`Step::Pass`], or [`Step::Inspect`]. With `None` nothing has happened, and the packet is to [`Walker::walk`].
     ///

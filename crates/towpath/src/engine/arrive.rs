@@ -51,10 +51,13 @@ impl<E: Edge> Engine<E> {
                 self.wait()?;
             }
         }
-        let Self { walker, clock, .. } = self;
+        let Self { walker, clock, by_states, .. } = self;
         let known = fetched.and_then(|at| walker.walk_fetched(at, &mut progress.walk, *clock));
         let next = match known {
-            Some(step) => follow(step, walker, packet, &mut progress, *clock),
+            Some(step) => {
+                *by_states = true;
+                follow(step, walker, packet, &mut progress, *clock)
+            }
             None => advance(walker, packet, &mut progress, *clock),
         };
         match self.follow_rulings(packet, &mut progress, next) {

@@ -24,7 +24,9 @@ impl<E: Edge> Engine<E> {
         }
         loop {
             let some = packets.clone().take(BURST);
-            let fetched = self.traces.is_empty() && self.walker.goes_by_states();
+            // Where packets wait and none before these went by its state, these will hardly.
+            let fetched =
+                self.traces.is_empty() && (self.window.is_empty() || std::mem::take(&mut self.by_states));
             if fetched {
                 // Nearly always of one interface: those of another walk.
                 let interface = some.clone().next().map(|(_, (_, meta))| meta.interface);
