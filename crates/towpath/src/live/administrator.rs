@@ -3,6 +3,8 @@
 //! The order at the start matters: ports and sockets are opened, then every capability that is not needed any more is given
 //! up, then threads and processes begin.
 
+mod ending;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -349,6 +351,7 @@ impl Administrator {
             let (all, failed) = self.look_at_threads();
             if heard(&mut self.stop) || failed {
                 self.drain();
+                self.outlast();
                 break;
             }
             if all {
@@ -364,51 +367,6 @@ impl Administrator {
             }
         }
         self.end(States::Saved)
-    }
-
-    /// Tells all threads that nothing more is to be received.
-    fn drain(&self) {
-        self.workers.iter().for_each(|worker| worker.say(Order::Drain));
-        self.services.iter().for_each(Service::drain);
-    }
-
-    /// Waits for all threads and processes.
-    fn end(self, states: States) -> Result<Ended, Failure> {
-        let mut report = Report::default();
-        let mut failed = None;
-        for service in self.services {
-            let name = format!("mux {}", service.name());
-            if !service.join() {
-                failed = failed.or(Some(name));
-            }
-        }
-        for (number, worker) in self.workers.into_iter().enumerate() {
-            match worker.join() {
-                Some(part) => report.add(&part),
-                None => failed = failed.or(Some(format!("thread engine-{number}"))),
-            }
-        }
-        for line in self.log.try_iter() {
-            log::info!("{line}");
-        }
-        for socket in self.sockets {
-            socket.stop(EXIT_TIMEOUT);
-        }
-        report.rules = self.rulebook.rules();
-        if let (States::Saved, Some(path)) = (states, &self.config.states) {
-            let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
-            match saved {
-                Ok(()) => log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states),
-                Err(source) if failed.is_none() => {
-                    return Err(Failure::States { file: path.clone(), source });
-                }
-                Err(error) => log::warn!("{}: states not saved: {error}", path.display()),
-            }
-        }
-        if let Some(name) = failed {
-            return Err(Failure::Thread(name));
-        }
-        Ok(Ended { report })
     }
 
     /// Whether all threads have ended, and whether one of them did not end well.
@@ -440,8 +398,12 @@ impl Administrator {
                     return Err(inspector::Error::Late { queue: socket.queue, program }.into());
                 }
                 if missing > 0 {
-                    let stop = PollFd::new(&self.stop, PollFlags::IN);
-                    doze(&mut [PollFd::new(socket, PollFlags::IN), stop], Duration::from_millis(20));
+                    let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
+                    // One that takes nobody for a while stays readable.
+                    if !socket.is_paused() {
+                        fds.push(PollFd::new(socket, PollFlags::IN));
+                    }
+                    doze(&mut fds, Duration::from_millis(20));
                 }
             }
         }

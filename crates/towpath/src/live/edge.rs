@@ -193,8 +193,9 @@ impl Outside {
 
     /// The link of a port is another one, perhaps with others on it.
     pub(super) fn forget_neighbors(&mut self, port: usize) {
+        let now = self.wall();
         if let Some(resolver) = &mut self.resolver {
-            resolver.forget(port as u16);
+            resolver.forget(port as u16, now);
         }
     }
 

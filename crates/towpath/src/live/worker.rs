@@ -367,12 +367,17 @@ impl Worker {
         engine.edge_mut().set_ports(rows);
     }
 
+    /// Whether it was told to end once more. Whatever else is said now comes too late.
+    fn is_hurried(&self) -> bool {
+        self.orders.try_iter().any(|order| matches!(order, Order::Drain))
+    }
+
     /// Waits for what inspectors have, so long and no longer.
     fn finish(mut self) -> Report {
         let start = Instant::now();
         // What comes from now on wakes nobody who would not take it.
         self.ports.iter_mut().for_each(|live| live.ended = true);
-        while !self.engine.is_drained() && start.elapsed() < self.drain {
+        while !self.engine.is_drained() && start.elapsed() < self.drain && !self.is_hurried() {
             self.idle();
             if !self.muxes.turn(false) && !self.engine.is_drained() {
                 self.park();
@@ -383,8 +388,8 @@ impl Worker {
         self.engine.edge_mut().abandon();
         self.transmit();
         if left {
-            let patience = self.drain.as_secs_f64();
-            log::warn!("inspectors still had packets after {patience:.1} s: {dropped} were dropped");
+            let waited = start.elapsed().as_secs_f64();
+            log::warn!("inspectors still had packets after {waited:.1} s: {dropped} were dropped");
         }
         for live in &mut self.ports {
             if let Err(error) = live.port.flush() {

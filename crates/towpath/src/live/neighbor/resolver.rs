@@ -211,8 +211,8 @@ impl Resolver {
     }
 
     /// The link of a port is another one.
-    pub(in crate::live) fn forget(&mut self, port: u16) {
-        self.directory.with(|table| table.forget(port));
+    pub(in crate::live) fn forget(&mut self, port: u16, now: u64) {
+        self.directory.with(|table| table.forget(port, now));
         self.directory.changed();
     }
 
@@ -306,7 +306,7 @@ mod tests {
             ("REACHABLE", Some("02:00:00:00:00:02"))
         );
         // The link is another one, where it is not found.
-        two.forget(3);
+        two.forget(3, SECOND);
         one.release(|_, _, _, _| panic!("nothing waits"));
         assert_eq!(send(&mut one, 8, SECOND), Fate::Waits(0));
         let mut asked = 0;

@@ -96,12 +96,17 @@ pub(super) struct Table {
     incomplete: usize,
     /// When to look at the latest.
     due: u64,
+    /// When everybody on a port's link was forgotten.
+    forgotten: HashMap<u16, u64>,
 }
+
+/// Every thread looks at the links once a second: within so long they mean the same one.
+const SAME: u64 = 2_000_000_000;
 
 impl Table {
     /// One with room for so many.
     pub(super) fn new(most: usize) -> Self {
-        Self { neighbors: HashMap::new(), most, incomplete: 0, due: u64::MAX }
+        Self { neighbors: HashMap::new(), most, incomplete: 0, due: u64::MAX, forgotten: HashMap::new() }
     }
 
     /// A packet is to be sent to it.
@@ -198,8 +203,13 @@ impl Table {
         self.due
     }
 
-    /// Nobody on the link of this port is known any more.
-    pub(super) fn forget(&mut self, port: u16) {
+    /// Nobody on the link of this port is known any more. What threads say of it one after the other is one thing: who was found since
+    /// the first of them said so stays.
+    pub(super) fn forget(&mut self, port: u16, now: u64) {
+        if self.forgotten.get(&port).is_some_and(|at| now.saturating_sub(*at) < SAME) {
+            return;
+        }
+        self.forgotten.insert(port, now);
         self.neighbors.retain(|key, _| key.port != port);
         self.incomplete = self.neighbors.values().filter(|n| n.state == State::Incomplete).count();
     }
@@ -279,6 +289,22 @@ mod tests {
 
     fn state(table: &Table, last: u8) -> Option<State> {
         table.iter().find(|(of, ..)| *of == key(last)).map(|(_, state, _)| state)
+    }
+
+    /// Each thread says so within its second.
+    #[test]
+    fn a_link_that_comes_back_is_forgotten_once() {
+        let mut table = Table::new(4);
+        let mut requests = Vec::new();
+        let rows = [(10, None), (11, Some(State::Reachable)), (13, None)];
+        for (at, then) in rows {
+            let now = at * SECOND;
+            table.resolve(key(1), now);
+            table.handle_timeout(now, &mut requests);
+            table.handle_answer(1, answer(1, Some(MAC), true), now);
+            table.forget(1, now);
+            assert_eq!(state(&table, 1), then, "at {at} s");
+        }
     }
 
     /// A neighbor's life, a row for each thing that happens: when, what, whether it is asked or believed, and its state then.

@@ -1,0 +1,76 @@
+//! How an engine ends: what it has is waited for, and no longer than that is wanted; then its states are kept.
+
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::{
+    Administrator, EXIT_TIMEOUT, Ended, Failure, Order, Report, Saving, Service, States, doze, heard,
+};
+
+/// How often threads are looked at that end.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Administrator {
+    /// Tells all threads that nothing more is to be received.
+    pub(super) fn drain(&self) {
+        self.workers.iter().for_each(|worker| worker.say(Order::Drain));
+        self.services.iter().for_each(Service::drain);
+    }
+
+    /// Waits for all threads to end. A signal that comes meanwhile, the second one, tells them to wait for nothing.
+    pub(super) fn outlast(&mut self) {
+        let mut hurried = false;
+        while !self.look_at_threads().0 {
+            if heard(&mut self.stop) && !hurried {
+                hurried = true;
+                log::warn!("told to end again: nothing is waited for any more");
+                self.drain();
+            }
+            self.print_log();
+            let stop = PollFd::new(&self.stop, PollFlags::IN);
+            doze(&mut [stop, PollFd::new(&self.done, PollFlags::IN)], LOOK);
+            // The others ring it, too; and who has rung has not quite ended.
+            self.done.hush();
+        }
+    }
+
+    /// Waits for all threads and processes.
+    pub(super) fn end(self, states: States) -> Result<Ended, Failure> {
+        let mut report = Report::default();
+        let mut failed = None;
+        for service in self.services {
+            let name = format!("mux {}", service.name());
+            if !service.join() {
+                failed = failed.or(Some(name));
+            }
+        }
+        for (number, worker) in self.workers.into_iter().enumerate() {
+            match worker.join() {
+                Some(part) => report.add(&part),
+                None => failed = failed.or(Some(format!("thread engine-{number}"))),
+            }
+        }
+        for line in self.log.try_iter() {
+            log::info!("{line}");
+        }
+        for socket in self.sockets {
+            socket.stop(EXIT_TIMEOUT);
+        }
+        report.rules = self.rulebook.rules();
+        if let (States::Saved, Some(path)) = (states, &self.config.states) {
+            let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
+            match saved {
+                Ok(()) => log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states),
+                Err(source) if failed.is_none() => {
+                    return Err(Failure::States { file: path.clone(), source });
+                }
+                Err(error) => log::warn!("{}: states not saved: {error}", path.display()),
+            }
+        }
+        if let Some(name) = failed {
+            return Err(Failure::Thread(name));
+        }
+        Ok(Ended { report })
+    }
+}
