@@ -104,7 +104,20 @@ fn everything_happens_as_it_should_and_nothing_is_left() {
     let engine = |name: &str| results["engine"][name].as_u64().unwrap();
     let ends = ["passed", "dropped", "rejected", "undecodable", "waiting"];
     assert_eq!(engine("packets"), ends.into_iter().map(engine).sum::<u64>());
+    let stopped = results["stopped"].as_array().unwrap().iter().map(|row| row["stopped"].as_u64().unwrap());
+    assert_eq!(stopped.sum::<u64>(), engine("dropped"), "{results:#}");
     assert!(results["messages"]["redelivered"].as_u64() > Some(0), "{results:#}");
+    let beside = results["beside"].as_array().unwrap();
+    if let Some(row) = beside.first() {
+        assert!(["cubic", "reno"].iter().any(|name| results["congestion"] == *name), "{results:#}");
+        // Each engine accounts for its packets, and ends by itself.
+        let expected = |word: &str| {
+            let all = results["expected"].as_array().unwrap().iter();
+            all.filter(|one| one["name"].as_str().unwrap().contains(word)).count()
+        };
+        let engines = row["ours"].as_array().unwrap().len();
+        assert_eq!((expected("every packet"), expected("drains")), (engines, engines), "{results:#}");
+    }
     gone(directory.path());
     assert!(empty(directory.path()));
 }
@@ -188,24 +201,72 @@ fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
     assert!(empty(&files));
 }
 
+/// A demo in a user namespace in which `most` more network namespaces can be made (namespaces(7)); how it ended, or `None` where
+/// there are no user namespaces.
+fn with_namespaces(most: u32, words: &[&str], directory: &Path) -> Option<std::process::Output> {
+    let limits = match most {
+        0 => "echo 0 > max_user_namespaces && echo 0 > max_net_namespaces".to_owned(),
+        most => format!("echo {most} > max_net_namespaces"),
+    };
+    let script = format!("cd /proc/sys/user && {limits} && exec \"$0\" \"$@\"");
+    let mut command =
+        demo("unshare", &["-Ur", "sh", "-c", &script, env!("CARGO_BIN_EXE_towpath")], directory);
+    let output = command.args(words).output().unwrap();
+    if output.status.code() == Some(1) && output.stderr.starts_with(b"unshare:") {
+        println!("skipped: no user namespaces");
+        return None;
+    }
+    Some(output)
+}
+
 #[test]
 fn without_namespaces_it_shows_what_it_can() {
     if !privileged() {
         return;
     }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
-    // A user namespace in which no more namespaces can be made (namespaces(7)).
-    let script = "cd /proc/sys/user && echo 0 > max_user_namespaces && echo 0 > max_net_namespaces && exec \"$0\" \"$@\"";
-    let words = ["-Ur", "sh", "-c", script, env!("CARGO_BIN_EXE_towpath")];
-    let output = demo("unshare", &words, directory.path()).output().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let cast = elsewhere.path().join("demo.cast");
+    let record = ["--record", cast.to_str().unwrap()];
+    let Some(output) = with_namespaces(0, &record, directory.path()) else { return };
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.code() == Some(1) && said.starts_with("unshare:") {
-        return println!("skipped: no user namespaces");
-    }
     assert_eq!(output.status.code(), Some(7), "{said}");
     assert!(said.contains("no namespaces of one's own"), "{said}");
     let results = results(&output);
     assert!(results["ok"] == true && results["messages"]["lost"] == 0, "{results:#}");
+    let cast = fs::read_to_string(cast).unwrap();
+    assert!(cast.lines().count() > 2 && cast.contains("a capture, inspected"), "{cast}");
     gone(directory.path());
     assert!(empty(directory.path()));
+}
+
+#[test]
+fn with_too_few_namespaces_it_shows_what_it_can_and_a_recording_that_fails_costs_no_results() {
+    if !privileged() {
+        return;
+    }
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    let Some(output) = with_namespaces(3, &["--record", "/dev/full"], directory.path()) else { return };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("a new network namespace") && said.contains("What needs no privilege"), "{said}");
+    let results = results(&output);
+    let failed: Vec<&Value> =
+        results["expected"].as_array().unwrap().iter().filter(|one| one["met"] == false).collect();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(failed.len() == 1 && failed[0]["name"] == "the screen is recorded", "{results:#}");
+    assert!(results["messages"]["lost"] == 0 && results["file"]["whole"] == true, "{results:#}");
+    gone(directory.path());
+    assert!(empty(directory.path()));
+}
+
+#[test]
+fn a_recording_that_cannot_be_begun_is_told_before_anything_is_played() {
+    let directory = tempfile::tempdir().unwrap();
+    let nowhere = directory.path().join("nowhere/demo.cast");
+    let mut command = demo(env!("CARGO_BIN_EXE_towpath"), &[], directory.path());
+    let output = command.arg("--record").arg(&nowhere).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nowhere/demo.cast") && !said.contains("..."), "{said}");
+    assert!(output.stdout.is_empty() && empty(directory.path()));
 }

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::args::exit;
 use crate::command::{answer, fail};
-use crate::demo::{self, Driver, Failure, Options};
+use crate::demo::{self, Driver, Options};
 
 /// See everything at work on this machine: gate, rings, mux and zero copy, in namespaces of its own
 ///
@@ -47,7 +47,7 @@ pub(crate) struct Demo {
     record: Option<PathBuf>,
 
     /// Write a picture of the last screen (SVG)
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide = true)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     still: Option<PathBuf>,
 }
 
@@ -75,18 +75,15 @@ pub(crate) fn run(args: &Demo) -> u8 {
         record: args.record.clone(),
         still: args.still.clone(),
     };
-    let played = match demo::play(&options) {
-        Err(Failure::Missing(what)) => {
-            eprintln!("towpath demo: {what}. What needs no privilege follows: a capture, the mux, a file");
-            demo::play_alone(&options, &what).map(|results| (exit::NO_PORT, results))
-        }
-        played => played.map(|results| (exit::OK, results)),
-    };
-    let (code, results) = match played {
-        Ok(played) => played,
+    let results = match demo::play(&options) {
+        Ok(results) => results,
         Err(failure) => return fail(exit::FAILED, failure),
     };
-    let code = if results.ok { code } else { exit::FAILED };
+    let code = match (results.ok, results.alone) {
+        (false, _) => exit::FAILED,
+        (true, true) => exit::NO_PORT,
+        (true, false) => exit::OK,
+    };
     if args.json {
         return answer(
             code,

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -13,20 +13,28 @@ use super::host::Host;
 use super::network::Ends;
 use super::part::{PATIENCE, Part};
 use super::results::{Engine, Results, thousands};
+use super::screen::Screen;
 use super::{Failure, Options, Stop, doing, file, messages};
 
 const CAPTURE: &str = "a capture, inspected";
 const WORKERS: &str = "a worker is killed";
 const FILE: &str = "a file is sent";
 
+const PLACE: &str = "over loopback and from a capture";
+
 /// Where the first part of the capture's story goes.
 const INSPECTOR: &str = "1=towpath inspect --queue 1 --match password= --verdict drop";
 
 /// Plays what needs no privilege; `missing` says what the rest would need.
-pub(crate) fn play_alone(options: &Options, missing: &str) -> Result<Results, Failure> {
+pub(super) fn play(options: &Options, screen: &Screen, missing: &str) -> Result<Results, Failure> {
     let stop = Stop::on_signals()?;
-    let begun = Instant::now();
-    let board = Board::new(&[CAPTURE, WORKERS, FILE], true);
+    let board = screen.board(&[CAPTURE, WORKERS, FILE]);
+    board.shown().place = PLACE.into();
+    board.shown().news.push_back(format!("Only this can be shown here: {missing}."));
+    screen.show(&board, || scenes(options, &stop, &board, missing).map_err(|failure| stop.explain(failure)))
+}
+
+fn scenes(options: &Options, stop: &Stop, board: &Board, missing: &str) -> Result<Results, Failure> {
     let files = Files::new()?;
     let here = Host::here();
     let ends = Ends {
@@ -36,17 +44,17 @@ pub(crate) fn play_alone(options: &Options, missing: &str) -> Result<Results, Fa
         shared: true,
         files: files.path(),
     };
-    let mut results = Results {
-        place: "over loopback and from a capture".into(),
-        driver: "no interfaces",
-        ..Results::default()
-    };
+    let mut results =
+        Results { place: PLACE.into(), driver: "no interfaces", alone: true, ..Results::default() };
     results
         .left_out
         .push(format!("hosts, the engine between them, an attack, the kernel's own path: {missing}"));
+    if options.driver.is_some() {
+        results.left_out.push("--driver: there are no interfaces to have by it".into());
+    }
 
     board.play(CAPTURE);
-    let engine = replay(ends, &stop)?;
+    let engine = replay(ends, stop)?;
     let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable;
     let line = format!(
         "{} packets = {} passed + {} dropped + {} rejected; {} read by the inspector",
@@ -56,20 +64,19 @@ pub(crate) fn play_alone(options: &Options, missing: &str) -> Result<Results, Fa
         thousands(engine.rejected),
         thousands(engine.inspected)
     );
-    close(&board, &mut results, CAPTURE, "every packet is accounted for", sum == engine.packets, line);
+    close(board, &mut results, CAPTURE, "every packet is accounted for", sum == engine.packets, line);
     results.engine = Some(engine);
 
     board.play(WORKERS);
     let length = Duration::from_secs_f64(options.length.as_secs_f64() * 0.15);
-    results.messages = messages::ask(ends, &stop, &board, length)?;
+    results.messages = messages::ask(ends, stop, board, length)?;
     let (well, line) = (results.messages.well(), results.messages.to_string());
-    close(&board, &mut results, WORKERS, "no message is lost with its worker", well, line);
+    close(board, &mut results, WORKERS, "no message is lost with its worker", well, line);
 
     board.play(FILE);
-    results.file = file::send(ends, &stop, 64)?;
+    results.file = file::send(ends, stop, 64)?;
     let (well, line) = (results.file.well(), results.file.to_string());
-    close(&board, &mut results, FILE, "the file arrives whole", well, line);
-    results.seconds = begun.elapsed().as_secs_f64();
+    close(board, &mut results, FILE, "the file arrives whole", well, line);
     Ok(results)
 }
 

@@ -10,20 +10,23 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getpeer
 use serde::Serialize;
 use towpath_port::{Frame, LinkType, Port, af_packet, checksum};
 
-use super::network::{GREEDY, LIMIT, Network, SCANNER, SERVER, SERVER_MAC, WEB};
-use super::{Failure, doing};
+use super::network::{GREEDY, LIMIT, Network, SCANNER, SERVER, SERVER_MAC, SYN_LIFETIME, WEB};
+use super::{Failure, Stop, doing};
 
 /// Ports that the scan tries, without the web server's.
 pub(super) const SCANNED: u16 = 1000;
 /// Connections that the greedy one wants.
 pub(super) const WANTED: u64 = 20;
 /// Sockets at a time, below the usual bound of descriptors.
-const AT_A_TIME: usize = 200;
+const AT_A_TIME: usize = 100;
 /// How long the scanner waits for answers.
 const ANSWERS: Duration = Duration::from_millis(40);
 /// SYNs of the flood at a time, and how long it rests between.
 const BURST: u32 = 64;
 const REST: Duration = Duration::from_millis(1);
+
+/// The flood ends before the first of its states does: those that came after it would be let in, too.
+const LONGEST: Duration = Duration::from_secs(SYN_LIFETIME - 1);
 
 /// What attackers saw of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -40,14 +43,15 @@ pub(crate) struct Attack {
 
 impl Attack {
     /// Tries every port below [`SCANNED`] but the web server's.
-    pub(super) fn scan(&mut self, network: &Network) -> Result<(), Failure> {
+    pub(super) fn scan(&mut self, network: &Network, stop: &Stop) -> Result<(), Failure> {
         let ports: Vec<u16> = (1..=SCANNED).filter(|port| *port != WEB).collect();
         self.scanned = ports.len() as u64;
+        let stop = stop.clone();
         self.open = network
             .outside
             .run(move || {
                 let mut open = 0;
-                for ports in ports.chunks(AT_A_TIME) {
+                for ports in ports.chunks(AT_A_TIME).take_while(|_| !stop.is_set()) {
                     let sockets = knock(SCANNER, ports.iter().copied())?;
                     thread::sleep(ANSWERS);
                     open += connected(&sockets);
@@ -58,23 +62,25 @@ impl Attack {
         Ok(())
     }
 
-    /// SYNs from addresses that are nobody's, for so long.
-    pub(super) fn flood(&mut self, network: &Network, length: Duration) -> Result<(), Failure> {
-        let sent = network.outside.run(move || flood(length));
+    /// SYNs from addresses that are nobody's, for so long, or [`LONGEST`].
+    pub(super) fn flood(&mut self, network: &Network, stop: &Stop, length: Duration) -> Result<(), Failure> {
+        let stop = stop.clone();
+        let sent = network.outside.run(move || flood(&stop, length.min(LONGEST)));
         self.flood = sent.map_err(|error| Failure::Broken(format!("the SYN flood: {error}")))?;
         Ok(())
     }
 
     /// More connections from one source than it may have.
-    pub(super) fn grab(&mut self, network: &Network, patience: Duration) -> Result<(), Failure> {
+    pub(super) fn grab(&mut self, network: &Network, stop: &Stop, patience: Duration) -> Result<(), Failure> {
         self.wanted = WANTED;
+        let stop = stop.clone();
         self.got = network
             .outside
             .run(move || {
                 let sockets = knock(GREEDY, (0..WANTED).map(|_| WEB))?;
                 let end = Instant::now() + patience;
                 // Those within the limit connect at once; the others are given some time to do so wrongly.
-                while connected(&sockets) < LIMIT && Instant::now() < end {
+                while connected(&sockets) < LIMIT && Instant::now() < end && !stop.is_set() {
                     thread::sleep(Duration::from_millis(1));
                 }
                 thread::sleep(ANSWERS);
@@ -104,11 +110,11 @@ fn connected(sockets: &[OwnedFd]) -> u64 {
     sockets.iter().filter(|socket| getpeername(socket).is_ok()).count() as u64
 }
 
-fn flood(length: Duration) -> Result<u64, towpath_port::Error> {
+fn flood(stop: &Stop, length: Duration) -> Result<u64, towpath_port::Error> {
     let mut port = af_packet::Socket::open(af_packet::Config::new("l0"))?;
     let end = Instant::now() + length;
     let mut number = 0;
-    while Instant::now() < end {
+    while Instant::now() < end && !stop.is_set() {
         let frames: Vec<[u8; 60]> = (number..number + BURST).map(syn).collect();
         let mut frames = frames.iter().map(|bytes| Frame::new(bytes, LinkType::ETHERNET));
         let sent = port.send(&mut frames)?;

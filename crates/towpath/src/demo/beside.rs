@@ -4,12 +4,14 @@
 //! other work on the machine spoils it, for both sides.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_congestion};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket, socket_with};
 use serde::Serialize;
 
 use super::network::{DATAGRAMS, ECHO, INSPECTED, KERNEL_SERVER, Network, QUEUE, SERVER, STREAM, Way};
@@ -24,6 +26,8 @@ const SEGMENTS: u32 = 65_535;
 const FLOWS: u16 = 64;
 /// What an attempt to send or receive waits at most, so that threads hear that it is over.
 const BREATH: Duration = Duration::from_millis(200);
+/// How long a connection or an answer may take.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// One kind of traffic, by the kernel's way and by ours.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,9 +71,16 @@ pub(super) struct Turns {
     pub(super) driver: &'static str,
     /// How long one is.
     pub(super) length: Duration,
-    /// Ours is 0, the kernel's 1, in an order in which a drift meets both.
-    pub(super) order: &'static [usize],
+    /// What the senders of streams have.
+    pub(super) congestion: &'static str,
 }
+
+/// Ours is 0, the kernel's 1: in this order a drift meets both.
+const ORDER: [usize; 4] = [0, 1, 1, 0];
+
+/// The first that the kernel lets us have; reno always is. One that paces by its own estimate (bbr, which may be the system's) would
+/// measure its guess of a wire that is not there, not the way.
+const CONGESTION: [&str; 2] = ["cubic", "reno"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
@@ -112,9 +123,9 @@ pub(super) fn measure(
         if traffic == Traffic::CutStream {
             network.segments_at_once(1)?;
         }
-        for &side in turns.order {
+        for side in ORDER {
             let to = [SERVER, KERNEL_SERVER][side];
-            figures[side].push(sample(network, stop, sinks, traffic, to, turns.length)?);
+            figures[side].push(sample(network, stop, sinks, traffic, to, turns)?);
         }
         if traffic == Traffic::CutStream {
             network.segments_at_once(SEGMENTS)?;
@@ -192,17 +203,18 @@ fn sample(
     sinks: &Arc<Sinks>,
     traffic: Traffic,
     to: Ipv4Addr,
-    turn: Duration,
+    turns: Turns,
 ) -> Result<Figure, Failure> {
+    let Turns { length: turn, congestion, .. } = turns;
     if traffic == Traffic::RoundTrips {
-        let thread = network.outside.start(move || round_trips(to, turn));
+        let thread = network.outside.start(move || round_trips(to, congestion, turn));
         let median = joined(stop, thread)?.map_err(doing("round trips"))?;
         return Ok(Figure { value: median, cpu: 0.0 });
     }
     let over = Arc::new(AtomicBool::new(false));
     let until = Arc::clone(&over);
     let sender = match traffic {
-        Traffic::Stream | Traffic::CutStream => network.outside.start(move || pour(to, &until)),
+        Traffic::Stream | Traffic::CutStream => network.outside.start(move || pour(to, congestion, &until)),
         Traffic::Datagrams => network.outside.start(move || spray((to, DATAGRAMS), &until)),
         _ => network.outside.start(move || spray((to, INSPECTED), &until)),
     };
@@ -237,9 +249,29 @@ fn joined<R>(stop: &Stop, thread: JoinHandle<R>) -> Result<R, Failure> {
     thread.join().map_err(|_| Failure::Broken("a sender panicked".into()))
 }
 
+/// What TCP's congestion control is in what is measured.
+pub(super) fn congestion(network: &Network) -> Result<&'static str, Failure> {
+    let found = network.outside.run(|| {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        io::Result::Ok(CONGESTION.into_iter().find(|name| set_tcp_congestion(&socket, name).is_ok()))
+    });
+    let found = found.map_err(doing("a socket"))?;
+    found.ok_or_else(|| Failure::Broken("the kernel has neither of TCP's cubic and reno".into()))
+}
+
+/// A connection with this congestion control from its beginning: what bbr has begun to pace is paced ever after.
+fn dial(to: Ipv4Addr, port: u16, congestion: &str) -> io::Result<TcpStream> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_tcp_congestion(&socket, congestion)?;
+    // It bounds connect(2) as well (socket(7)).
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    connect(&socket, &SocketAddrV4::new(to, port))?;
+    Ok(socket.into())
+}
+
 /// As fast as TCP takes it.
-fn pour(to: Ipv4Addr, over: &AtomicBool) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, STREAM)), Duration::from_secs(3))?;
+fn pour(to: Ipv4Addr, congestion: &str, over: &AtomicBool) -> io::Result<()> {
+    let mut stream = dial(to, STREAM, congestion)?;
     stream.set_write_timeout(Some(BREATH))?;
     let bytes = vec![0x5a; 256 << 10];
     while !over.load(Relaxed) {
@@ -270,10 +302,10 @@ fn spray(to: (Ipv4Addr, u16), over: &AtomicBool) -> io::Result<()> {
 }
 
 /// One after the other for so long; the median in microseconds.
-fn round_trips(to: Ipv4Addr, length: Duration) -> io::Result<f64> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, ECHO)), Duration::from_secs(3))?;
+fn round_trips(to: Ipv4Addr, congestion: &str, length: Duration) -> io::Result<f64> {
+    let mut stream = dial(to, ECHO, congestion)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let (end, mut times, mut bytes) = (Instant::now() + length, Vec::new(), [0x5a; 64]);
     while Instant::now() < end {
         let begun = Instant::now();

@@ -28,6 +28,8 @@ pub(super) struct Board(Arc<Mutex<Shown>>);
 pub(super) struct Shown {
     pub(super) begun: Instant,
     pub(super) place: String,
+    /// There are two hosts, and an engine between them.
+    pub(super) hosts: bool,
     pub(super) scenes: Vec<Scene>,
     /// Number, packets, and text of each rule.
     pub(super) rules: Vec<(u64, u64, String)>,
@@ -75,6 +77,7 @@ impl Board {
         Self(Arc::new(Mutex::new(Shown {
             begun: Instant::now(),
             place: String::new(),
+            hosts: false,
             scenes: scenes.iter().map(scene).collect(),
             rules: Vec::new(),
             passed: VecDeque::new(),

@@ -1,23 +1,23 @@
 //! The demo from beginning to end: one scene after the other, and what should have happened in each.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::geteuid;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use serde_json::Value;
 use towpath_port::namespace;
 
 use super::attack::{Attack, WANTED};
 use super::beside::{Beside, Turns};
 use super::board::Board;
+use super::files::Files;
 use super::network::{LIMIT, Network, STRANGERS, Way, rule};
 use super::part::{PATIENCE, Part, ctl};
 use super::people::People;
 use super::results::{Engine, Results, Stopped, thousands};
-use super::view::View;
-use super::{Driver, Failure, Options, Stop, beside, doing, file, inspect, messages};
+use super::screen::Screen;
+use super::{Driver, Failure, Options, Stop, beside, file, inspect, messages};
 
 const PEOPLE: &str = "people at work";
 const SCAN: &str = "a port scan";
@@ -32,37 +32,40 @@ const SCENES: [&str; 8] = [PEOPLE, SCAN, FLOOD, GREED, INSPECTOR, WORKERS, FILE,
 /// How long the demo takes when scenes have their usual length.
 const USUAL: f64 = 20.0;
 
+/// Descriptors that it needs: the scanner's sockets at a time are most of them.
+const DESCRIPTORS: u64 = 256;
+
 /// Plays it, and gives what came of it.
-///
-/// Call it while the process has one thread: it may become root in a user namespace of its own.
-pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
+pub(super) fn play(options: &Options, screen: &Screen) -> Result<Results, Failure> {
+    descriptors()?;
     let (root, place) = enter()?;
     let stop = Stop::on_signals()?;
-    let on_terminal = !options.plain && View::fits();
-    let board = Board::new(&SCENES, !on_terminal);
+    let board = screen.board(&SCENES);
     board.shown().place = place.to_owned();
-    let drawn = on_terminal || options.record.is_some() || options.still.is_some();
-    let view = drawn.then(|| View::start(&board, on_terminal));
-    let begun = Instant::now();
-    let played = Stage::set(options, root, stop.clone(), board.clone()).and_then(|stage| stage.play());
-    let played = played.map_err(|failure| stop.explain(failure)).map(|mut results| {
-        results.seconds = begun.elapsed().as_secs_f64();
-        results.place = place.to_owned();
-        board.shown().ended = Some(results.ok);
-        results
-    });
-    if let Some(view) = view {
-        let seen = view.end()?;
-        let failed = |path: &Path| doing(path.display().to_string());
-        if let Some(path) = &options.record {
-            let mut file = std::fs::File::create(path).map_err(failed(path))?;
-            seen.cast.emit(&mut file).map_err(failed(path))?;
-        }
-        if let Some(path) = &options.still {
-            std::fs::write(path, super::still::svg(&seen.screen)).map_err(failed(path))?;
-        }
+    board.shown().hosts = true;
+    screen.show(&board, || {
+        let played = Stage::set(options, root, stop.clone(), board.clone()).and_then(Stage::play);
+        played
+            .map(|results| Results { place: place.to_owned(), ..results })
+            .map_err(|failure| stop.explain(failure))
+    })
+}
+
+/// Makes sure that there are descriptors enough.
+fn descriptors() -> Result<(), Failure> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= DESCRIPTORS);
+    if enough(current) {
+        return Ok(());
     }
-    played
+    // Root may raise the hard limit, too.
+    let maximum = if enough(maximum) { maximum } else { Some(DESCRIPTORS) };
+    setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).map_err(|_| {
+        let limit = current.unwrap_or(DESCRIPTORS);
+        Failure::Missing(format!(
+            "{limit} files may be open at a time, and it needs {DESCRIPTORS} (ulimit -n)"
+        ))
+    })
 }
 
 /// Makes sure that namespaces can be made; whether we are root, and where, in words.
@@ -79,6 +82,27 @@ fn enter() -> Result<(bool, &'static str), Failure> {
         Ok(Err(error)) => Err(missing(error)),
         Err(_) => Err(Failure::Broken("looking for namespaces panicked".into())),
     }
+}
+
+/// The engine of all scenes, and its driver.
+fn engine(
+    network: &Network,
+    asked: Option<Driver>,
+    root: bool,
+    stop: &Stop,
+) -> Result<(Driver, Part), Failure> {
+    let by = |driver| Ok((driver, network.engine(driver, stop)?));
+    let engine = match asked {
+        // Another one is not what was asked for.
+        Some(driver) => return by(driver),
+        None if !root => by(Driver::AfPacket),
+        // A kernel, or a container, that has no XDP sockets says so at once.
+        None => match by(Driver::AfXdp) {
+            Err(Failure::Broken(_)) => by(Driver::AfPacket),
+            engine => engine,
+        },
+    };
+    engine.map_err(Failure::before_the_first_scene)
 }
 
 /// Everything that is there while it plays. What it holds goes with it: the engine and the other processes first.
@@ -109,16 +133,8 @@ impl Drop for Watch {
 
 impl Stage {
     fn set(options: &Options, root: bool, stop: Stop, board: Board) -> Result<Self, Failure> {
-        let network = Network::new()?;
-        let (driver, engine) = match options.driver {
-            Some(driver) => (driver, network.engine(driver, &stop)?),
-            None if !root => (Driver::AfPacket, network.engine(Driver::AfPacket, &stop)?),
-            // A kernel, or a container, that has no XDP sockets says so at once.
-            None => match network.engine(Driver::AfXdp, &stop) {
-                Err(Failure::Broken(_)) => (Driver::AfPacket, network.engine(Driver::AfPacket, &stop)?),
-                engine => (Driver::AfXdp, engine?),
-            },
-        };
+        let network = Network::new(Files::new()?).map_err(Failure::before_the_first_scene)?;
+        let (driver, engine) = engine(&network, options.driver, root, &stop)?;
         board.engine(Some(&network.engine_socket()));
         let over = Arc::new(AtomicBool::new(false));
         let watching = Watch(Arc::clone(&over), Some(board.watch(over)));
@@ -147,7 +163,7 @@ impl Stage {
     fn attack(&mut self, people: &People) -> Result<(), Failure> {
         let mut attack = Attack::default();
         self.board.play(SCAN);
-        attack.scan(&self.network)?;
+        attack.scan(&self.network, &self.stop)?;
         let scan = self.rules()?.packets(rule::SCAN);
         let line = format!(
             "{} ports tried, {} open; rule {} stopped {}",
@@ -156,13 +172,12 @@ impl Stage {
             rule::SCAN,
             thousands(scan)
         );
-        self.stopped(rule::SCAN, "port scan", scan, scan);
         self.close(SCAN, "the port scan finds nothing", attack.open == 0 && scan >= attack.scanned, line);
         self.stop.pause(self.units(0.3))?;
 
         self.board.play(FLOOD);
         let before = people.work();
-        attack.flood(&self.network, self.units(2.0))?;
+        attack.flood(&self.network, &self.stop, self.units(2.0))?;
         self.stop.pause(self.units(0.3))?;
         let answered = people.work().answers - before.answers;
         let rules = self.rules()?;
@@ -173,13 +188,12 @@ impl Stage {
             rule::FLOOD_LIMIT,
             thousands(answered),
         );
-        self.stopped(rule::FLOOD_LIMIT, "SYN flood", came, came - within);
         let held = came > STRANGERS && within <= STRANGERS && answered > 0;
         self.close(FLOOD, "the flood is held by its limit", held, line);
 
         self.board.play(GREED);
         let before = rules.packets(rule::KNOCKS) - rules.packets(rule::LET_IN);
-        attack.grab(&self.network, PATIENCE)?;
+        attack.grab(&self.network, &self.stop, PATIENCE)?;
         let rules = self.rules()?;
         let (came, within) = (rules.packets(rule::KNOCKS), rules.packets(rule::LET_IN));
         let stopped = came - within - before;
@@ -188,7 +202,6 @@ impl Stage {
             attack.got,
             rule::LIMIT
         );
-        self.stopped(rule::LIMIT, "a source over its limit", came, came - within);
         self.close(
             GREED,
             "one source gets its share and no more",
@@ -269,9 +282,11 @@ impl Stage {
         self.board.quiet(true);
         let mut rows = Vec::new();
         let sinks = beside::sinks(&self.network)?;
-        self.measure(&sinks, &mut rows, &[0, 1, 1, 0])?;
-        self.count()?;
-        self.drain()?;
+        self.measure(&sinks, &mut rows)?;
+        let engine = self.count("every packet is accounted for")?;
+        self.results.stopped = self.stopped()?;
+        self.results.engine = Some(engine);
+        self.drain("the engine drains and ends")?;
         let other = self.driver.other();
         if other == Driver::AfXdp && !self.root {
             self.results.left_out.push("XDP sockets: they receive nothing without root".into());
@@ -280,8 +295,9 @@ impl Stage {
         match self.network.engine(other, &self.stop) {
             Ok(engine) => {
                 (self.engine, self.driver) = (engine, other);
-                self.measure(&sinks, &mut rows, &[0, 1, 0])?;
-                self.drain()?;
+                self.measure(&sinks, &mut rows)?;
+                self.count("every packet of the second engine, too")?;
+                self.drain("the second engine drains and ends")?;
             }
             Err(Failure::Broken(why)) => self.results.left_out.push(format!("{}: {why}", other.word())),
             Err(failure) => return Err(failure),
@@ -290,16 +306,13 @@ impl Stage {
     }
 
     /// The same traffic by both ways, with the engine that runs.
-    fn measure(
-        &mut self,
-        sinks: &Arc<beside::Sinks>,
-        rows: &mut Vec<Beside>,
-        order: &'static [usize],
-    ) -> Result<(), Failure> {
+    fn measure(&mut self, sinks: &Arc<beside::Sinks>, rows: &mut Vec<Beside>) -> Result<(), Failure> {
         if !self.network.way.forwards {
             return Ok(());
         }
-        let turns = Turns { driver: self.driver.word(), length: self.units(0.3), order };
+        let congestion = beside::congestion(&self.network)?;
+        self.results.congestion = Some(congestion);
+        let turns = Turns { driver: self.driver.word(), length: self.units(0.26), congestion };
         let board = self.board.clone();
         beside::measure(&self.network, &self.stop, sinks, turns, rows, |rows| {
             board.note(KERNEL, format!("by {}: {} kinds of traffic", turns.driver, rows.len()));
@@ -307,8 +320,8 @@ impl Stage {
         })
     }
 
-    /// What the engine counted in all.
-    fn count(&mut self) -> Result<(), Failure> {
+    /// What the engine counted in all, which must add up.
+    fn count(&mut self, name: &'static str) -> Result<Engine, Failure> {
         let mut engine = Engine::default();
         // What was on its way has arrived when nothing moves any more.
         let network = &self.network;
@@ -320,22 +333,37 @@ impl Stage {
         engine.cpu_seconds = self.engine.cpu();
         let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable + engine.waiting;
         let saw = format!("{} packets in, {} accounted for", thousands(engine.packets), thousands(sum));
-        self.results.engine = Some(engine);
-        let stray = self.rules()?.packets(rule::STRAY);
-        self.stopped(rule::STRAY, "belongs to no connection", stray, stray);
-        self.results.expect(
-            "every packet is accounted for",
-            sum == engine.packets && engine.undecodable == 0,
-            saw,
-        );
-        Ok(())
+        self.results.expect(name, sum == engine.packets && engine.undecodable == 0, saw);
+        Ok(engine)
+    }
+
+    /// Who dropped what: all that the engine did.
+    fn stopped(&self) -> Result<Vec<Stopped>, Failure> {
+        let rules = self.rules()?;
+        let queues = ctl(&self.network.engine_socket(), "show queues");
+        let queues = queues.ok_or_else(|| Failure::Broken("the engine does not tell its queues".into()))?;
+        // Those that no inspector decided are dropped, too.
+        let unread = |name: &str| queues["queues"][0][name].as_u64().unwrap_or(0);
+        let row =
+            |rule, what, knocks: u64, stopped| Stopped { rule, what, came: rules.packets(knocks), stopped };
+        let all = |number, what| row(number, what, number, rules.packets(number));
+        let over = |number, what, knocks, let_in| {
+            row(number, what, knocks, rules.packets(knocks) - rules.packets(let_in))
+        };
+        Ok(vec![
+            all(rule::SCAN, "port scan"),
+            over(rule::FLOOD_LIMIT, "SYN flood", rule::FLOOD_KNOCKS, rule::FLOOD_LET_IN),
+            over(rule::LIMIT, "a source over its limit", rule::KNOCKS, rule::LET_IN),
+            row(rule::INSPECT, "by the inspector", rule::INSPECT, unread("dropped") + unread("lost")),
+            all(rule::STRAY, "belongs to no connection"),
+            all(rule::ELSE, "everything else"),
+            all(rule::DEFAULT, "the default rule"),
+        ])
     }
 
     /// Tells the engine to end.
-    fn drain(&mut self) -> Result<(), Failure> {
+    fn drain(&mut self, name: &'static str) -> Result<(), Failure> {
         let status = self.engine.stop()?;
-        let name = if self.results.drained { "the second engine too" } else { "the engine drains and ends" };
-        self.results.drained = true;
         self.results.expect(name, status.success(), status.to_string());
         Ok(())
     }
@@ -354,10 +382,6 @@ impl Stage {
     fn close(&mut self, scene: &'static str, name: &'static str, met: bool, saw: String) {
         self.board.over(scene, met, saw.clone());
         self.results.expect(name, met, saw);
-    }
-
-    fn stopped(&mut self, rule: u64, what: &'static str, came: u64, stopped: u64) {
-        self.results.stopped.push(Stopped { rule, what, came, stopped });
     }
 
     fn rules(&self) -> Result<Rules, Failure> {

@@ -25,8 +25,11 @@ pub(crate) struct Transfer {
     /// Handed over without a copy, and what the kernel said that it had copied after all.
     pub(crate) zerocopy_bytes: u64,
     pub(crate) copied_bytes: u64,
-    /// Sent with a copy, because that had no use.
+    /// Sent with a copy.
     pub(crate) plain_bytes: u64,
+    /// Why most of these were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) plain_because: Option<String>,
     pub(crate) sender_cpu_seconds: f64,
     pub(crate) receiver_cpu_seconds: f64,
 }
@@ -40,15 +43,26 @@ impl Transfer {
 
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} at {}/s, {}; {} zero copy ({} copied)",
-            bytes(self.bytes),
-            bytes(self.bytes_per_second as u64),
-            if self.whole { "the same on both sides" } else { "NOT the same on both sides" },
-            bytes(self.zerocopy_bytes),
-            bytes(self.copied_bytes),
-        )
+        let same = if self.whole { "the same on both sides" } else { "NOT the same on both sides" };
+        let speed = bytes(self.bytes_per_second as u64);
+        write!(f, "{} at {speed}/s, {same}; ", bytes(self.bytes))?;
+        let lent = self.zerocopy_bytes.saturating_sub(self.copied_bytes);
+        if lent > 0 && lent >= self.plain_bytes {
+            return write!(f, "{} without a copy", bytes(lent));
+        }
+        write!(f, "plain: {}", because(self.plain_because.as_deref()))
+    }
+}
+
+/// In words, what `towpath send` says in one.
+fn because(word: Option<&str>) -> &str {
+    match word {
+        // It tries, and sees.
+        Some("copying" | "probing") => "the kernel copies on this way",
+        Some("unarmed") => "the socket does not do zero copy",
+        Some("budget" | "no-buffers") => "too little memory may be locked (ulimit -l)",
+        Some(word) => word,
+        None => "the kernel copied all of it",
     }
 }
 
@@ -83,9 +97,16 @@ pub(super) fn send(ends: Ends<'_>, stop: &Stop, megabytes: u64) -> Result<Transf
         zerocopy_bytes: number("zerocopy_bytes"),
         copied_bytes: number("copied_bytes"),
         plain_bytes: number("plain_bytes"),
+        plain_because: most(&said["plain"]),
         sender_cpu_seconds: seconds("sender_cpu_seconds"),
         receiver_cpu_seconds: seconds("receiver_cpu_seconds"),
     })
+}
+
+/// The reason that has most bytes.
+fn most(reasons: &Value) -> Option<String> {
+    let reasons = reasons.as_object()?.iter();
+    reasons.max_by_key(|(_, bytes)| bytes.as_u64()).map(|(reason, _)| reason.clone())
 }
 
 /// Bytes that differ from place to place.
@@ -102,4 +123,36 @@ fn write(path: &std::path::Path, megabytes: u64) -> std::io::Result<()> {
         file.write_all(&piece)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Transfer, most};
+
+    #[test]
+    fn what_was_not_sent_without_a_copy_says_why() {
+        let rows = [
+            (60, 0, json!({"small": 4}), "without a copy"),
+            (4, 4, json!({"copying": 20, "probing": 40}), "plain: the kernel copies on this way"),
+            (0, 0, json!({"unarmed": 64}), "plain: the socket does not do zero copy"),
+            (8, 0, json!({"budget": 56}), "plain: too little memory may be locked (ulimit -l)"),
+            (0, 0, json!({"stuck": 64}), "plain: stuck"),
+        ];
+        for (zerocopy_bytes, copied_bytes, plain, says) in rows {
+            let plain_bytes = 64 - zerocopy_bytes;
+            let transfer = Transfer {
+                bytes: 64,
+                whole: true,
+                zerocopy_bytes,
+                copied_bytes,
+                plain_bytes,
+                plain_because: most(&plain),
+                ..Transfer::default()
+            };
+            assert!(transfer.to_string().ends_with(says), "{transfer}");
+            assert!(transfer.well());
+        }
+    }
 }

@@ -26,6 +26,7 @@ mod network;
 mod part;
 mod people;
 mod results;
+mod screen;
 mod still;
 mod view;
 
@@ -39,10 +40,25 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use thiserror::Error;
 
-pub(crate) use alone::play_alone;
-pub(crate) use director::play;
 pub(crate) use files::sweep;
 pub(crate) use part::{exec, queue, worker};
+
+use results::Results;
+use screen::Screen;
+
+/// Plays it, or where namespaces cannot be had what can be shown without; what came of it.
+///
+/// Call it while the process has one thread: it may become root in a user namespace of its own.
+pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
+    let screen = Screen::open(options)?;
+    match director::play(options, &screen) {
+        Err(Failure::Missing(what)) => {
+            eprintln!("towpath demo: {what}. What needs no privilege follows: a capture, the mux, a file");
+            alone::play(options, &screen, &what)
+        }
+        played => played,
+    }
+}
 
 /// What the demo is asked for.
 #[derive(Clone, Debug)]
@@ -107,6 +123,16 @@ pub(crate) enum Failure {
     Broken(String),
 }
 
+impl Failure {
+    /// This, while nothing has been played yet: something that the demo needs is not to be had here.
+    pub(crate) fn before_the_first_scene(self) -> Self {
+        match self {
+            Self::Interrupted => Self::Interrupted,
+            missing => Self::Missing(missing.to_string()),
+        }
+    }
+}
+
 /// Adds what was being done to an error of the system.
 pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Failure {
     let doing = what.into();
@@ -129,16 +155,20 @@ impl Stop {
 
     /// What to say about a failure. A signal from a terminal ends the programs that the demo runs, too: that they failed is not what happened.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        if self.is_set() { Failure::Interrupted } else { failure }
+    }
+
+    /// Whether it shall end.
+    pub(crate) fn is_set(&self) -> bool {
         // Relaxed: the flag is all there is to know.
-        if self.0.load(Ordering::Relaxed) { Failure::Interrupted } else { failure }
+        self.0.load(Ordering::Relaxed)
     }
 
     /// Waits so long.
     pub(crate) fn pause(&self, length: Duration) -> Result<(), Failure> {
         let until = Instant::now() + length;
         loop {
-            // Relaxed: the flag is all there is to know.
-            if self.0.load(Ordering::Relaxed) {
+            if self.is_set() {
                 return Err(Failure::Interrupted);
             }
             let left = until.saturating_duration_since(Instant::now());

@@ -37,6 +37,9 @@ pub(super) const ECHO: u16 = 9103;
 pub(super) const LIMIT: u64 = 8;
 pub(super) const STRANGERS: u64 = 50;
 
+/// How long a connection that only began is remembered, in seconds.
+pub(super) const SYN_LIFETIME: u64 = 5;
+
 /// The rules, by what the page calls them.
 pub(super) mod rule {
     /// Counts every connection that people begin; the limit; those within it.
@@ -47,8 +50,13 @@ pub(super) mod rule {
     pub(crate) const FLOOD_KNOCKS: u64 = 590;
     pub(crate) const FLOOD_LIMIT: u64 = 600;
     pub(crate) const FLOOD_LET_IN: u64 = 610;
+    /// What an inspector reads.
+    pub(crate) const INSPECT: u64 = 400;
     /// What nobody serves.
     pub(crate) const SCAN: u64 = 800;
+    /// What no other rule says anything about; and when that is gone.
+    pub(crate) const ELSE: u64 = 900;
+    pub(crate) const DEFAULT: u64 = 65_535;
     /// What belongs to no connection.
     pub(crate) const STRAY: u64 = 300;
 }
@@ -94,7 +102,7 @@ overload = "block"
 deadline = 5
 
 [settings]
-dyn_syn_lifetime = 5
+dyn_syn_lifetime = SYN_LIFETIME
 
 [control]
 socket = "engine.sock"
@@ -147,11 +155,10 @@ pub(super) const QUEUE: u16 = 7;
 
 impl Network {
     /// Makes it; the engine does not run yet.
-    pub(super) fn new() -> Result<Self, Failure> {
+    pub(super) fn new(files: Files) -> Result<Self, Failure> {
         if system_program("ip").is_none() {
             return Err(Failure::Missing("there is no program ip (install iproute2)".into()));
         }
-        let files = Files::new()?;
         let [outside, inside, middle, kernel] = [Host::new()?, Host::new()?, Host::new()?, Host::new()?];
         let (out, within) = (outside.tid(), inside.tid());
         middle.ip(format!(
@@ -216,7 +223,10 @@ fn config(driver: Driver) -> String {
         Driver::AfPacket => "driver = \"af_packet\"\noffload = true",
         Driver::AfXdp => "driver = \"af_xdp\"",
     };
-    CONFIG.replace("DRIVER", driver).replace("PATTERN", super::inspect::PATTERN)
+    CONFIG
+        .replace("DRIVER", driver)
+        .replace("PATTERN", super::inspect::PATTERN)
+        .replace("SYN_LIFETIME", &SYN_LIFETIME.to_string())
 }
 
 impl Way {
@@ -260,7 +270,7 @@ mod tests {
         let numbers: Vec<u64> = rules.ruleset.rules().iter().map(|rule| u64::from(rule.number)).collect();
         for number in [rule::KNOCKS, rule::LIMIT, rule::LET_IN, rule::FLOOD_KNOCKS, rule::FLOOD_LIMIT]
             .into_iter()
-            .chain([rule::FLOOD_LET_IN, rule::SCAN, rule::STRAY])
+            .chain([rule::FLOOD_LET_IN, rule::SCAN, rule::STRAY, rule::INSPECT, rule::ELSE])
         {
             assert!(numbers.contains(&number), "{number} of {numbers:?}");
         }

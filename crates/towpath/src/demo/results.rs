@@ -33,11 +33,14 @@ pub(crate) struct Results {
     pub(crate) messages: Service,
     pub(crate) file: Transfer,
     pub(crate) beside: Vec<Beside>,
+    /// TCP's congestion control there, by both ways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) congestion: Option<&'static str>,
     /// What could not be shown, and why.
     pub(crate) left_out: Vec<String>,
-    /// An engine was told to end before.
+    /// Only what needs no privilege was shown.
     #[serde(skip)]
-    pub(super) drained: bool,
+    pub(crate) alone: bool,
 }
 
 /// Something that should have happened.
@@ -133,7 +136,7 @@ impl fmt::Display for Results {
             writeln!(f)?;
         }
         if !self.beside.is_empty() {
-            write!(f, "{}", Comparison(&self.beside))?;
+            write!(f, "{}", Comparison(&self.beside, self.congestion))?;
         }
         for Expectation { name, met, saw } in &self.expected {
             writeln!(f, "{} {name}: {saw}", if *met { "ok    " } else { "FAILED" })?;
@@ -143,7 +146,7 @@ impl fmt::Display for Results {
 }
 
 /// The rows beside the kernel's, in lines of at most 80 columns.
-struct Comparison<'a>(&'a [Beside]);
+struct Comparison<'a>(&'a [Beside], Option<&'static str>);
 
 impl fmt::Display for Comparison<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,6 +175,9 @@ impl fmt::Display for Comparison<'_> {
         write!(f, "\nOf a round trip less is better. The kernel's way: {forwarding}")?;
         reading.map_or(Ok(()), |reading| write!(f, "; {reading}"))?;
         writeln!(f, ".")?;
+        if let Some(congestion) = self.1 {
+            writeln!(f, "TCP's congestion control is {congestion} by both ways.")?;
+        }
         if ours.iter().any(|ours| ours.driver == "af_xdp") {
             writeln!(
                 f,
@@ -236,7 +242,7 @@ mod tests {
         let ours = ["af_xdp", "af_packet"].map(|driver| Ours { driver, figure, ratio: 129.67 });
         let row =
             Beside::of("read by a process, 64 B, k/s", "k/s", "forwarding, conntrack", figure, ours.into());
-        let results = Results { beside: vec![row], ..Results::default() };
+        let results = Results { beside: vec![row], congestion: Some("cubic"), ..Results::default() };
         let page = results.to_string();
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}");

@@ -92,7 +92,8 @@ fn draw_until(board: &Board, on_terminal: bool, over: &AtomicBool) -> io::Result
     }
     let drawn = pictures(board, &mut terminal, &cast, over);
     if on_terminal {
-        execute!(io::stderr(), LeaveAlternateScreen, cursor::Show)?;
+        // One that has gone away needs nothing back.
+        let _ = execute!(io::stderr(), LeaveAlternateScreen, cursor::Show);
     }
     let screen = drawn?;
     drop(terminal);
@@ -121,6 +122,17 @@ fn pictures(
 
 fn picture(frame: &mut Frame<'_>, shown: &Shown) {
     let scenes = shown.scenes.len() as u16 + 2;
+    let happens =
+        || Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed("what happens"));
+    if !shown.hosts {
+        let rows =
+            [Constraint::Length(1), Constraint::Length(scenes), Constraint::Length(10), Constraint::Fill(1)];
+        let [head, top, bottom, _] = Layout::vertical(rows).areas(frame.area());
+        frame.render_widget(headline(shown), head);
+        frame.render_widget(happens(), top);
+        frame.render_widget(news(shown), bottom);
+        return;
+    }
     // The lower boxes have 8 rows where there is room; the rules have what is left, and as many as there are at most.
     let room = frame.area().height.saturating_sub(3 + scenes);
     let rules = (shown.rules.len().max(4) as u16 + 2).min(room.saturating_sub(7));
@@ -134,22 +146,24 @@ fn picture(frame: &mut Frame<'_>, shown: &Shown) {
     .areas(frame.area());
     frame.render_widget(headline(shown), head);
     frame.render_widget(map(shown), wires);
-    frame.render_widget(
-        Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed("what happens")),
-        top,
-    );
+    frame.render_widget(happens(), top);
     frame.render_widget(
         Paragraph::new(rules_of(shown, middle)).block(boxed("rules, with their packets")),
         middle,
     );
-    let [curves, news] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(2)]).areas(bottom);
+    let [curves, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(2)]).areas(bottom);
     curves_of(frame, shown, curves);
     if shown.beside.is_empty() {
-        let lines: Vec<Line<'_>> = shown.news.iter().map(|line| Line::raw(line.as_str())).collect();
-        frame.render_widget(Paragraph::new(lines).block(boxed("news")), news);
+        frame.render_widget(news(shown), right);
     } else {
-        frame.render_widget(Paragraph::new(beside(shown)).block(boxed("beside the kernel's own path")), news);
+        frame
+            .render_widget(Paragraph::new(beside(shown)).block(boxed("beside the kernel's own path")), right);
     }
+}
+
+fn news(shown: &Shown) -> Paragraph<'_> {
+    let lines: Vec<Line<'_>> = shown.news.iter().map(|line| Line::raw(line.as_str())).collect();
+    Paragraph::new(lines).block(boxed("news"))
 }
 
 fn boxed(title: &str) -> Block<'_> {
@@ -266,13 +280,17 @@ fn beside(shown: &Shown) -> Vec<Line<'_>> {
 
 impl Write for Paper {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(terminal) = &mut self.terminal {
-            terminal.write_all(bytes)?;
+        // A terminal that has gone away costs its picture, not the recording.
+        if self.terminal.as_mut().is_some_and(|terminal| terminal.write_all(bytes).is_err()) {
+            self.terminal = None;
         }
         self.cast.borrow_mut().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.terminal.as_mut().map_or(Ok(()), Write::flush)
+        if self.terminal.as_mut().is_some_and(|terminal| terminal.flush().is_err()) {
+            self.terminal = None;
+        }
+        Ok(())
     }
 }

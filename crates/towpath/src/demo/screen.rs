@@ -1,0 +1,79 @@
+//! Where it is shown: a picture on a terminal, or lines; and the files that were asked for, a recording and a still.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+use super::board::Board;
+use super::results::Results;
+use super::view::{Seen, View};
+use super::{Failure, Options, doing, still};
+
+/// The terminal, and files that are open before the first scene: what cannot be written is known before anything is played.
+#[derive(Debug)]
+pub(super) struct Screen {
+    on_terminal: bool,
+    recording: Option<(PathBuf, File)>,
+    still: Option<(PathBuf, File)>,
+}
+
+impl Screen {
+    pub(super) fn open(options: &Options) -> Result<Self, Failure> {
+        let open = |path: &Option<PathBuf>| {
+            let Some(path) = path else { return Ok(None) };
+            let file = File::create(path).map_err(doing(path.display().to_string()))?;
+            Ok(Some((path.clone(), file)))
+        };
+        let on_terminal = !options.plain && View::fits();
+        Ok(Self { on_terminal, recording: open(&options.record)?, still: open(&options.still)? })
+    }
+
+    /// A board for these scenes.
+    pub(super) fn board(&self, scenes: &[&'static str]) -> Board {
+        Board::new(scenes, !self.on_terminal)
+    }
+
+    /// Shows `board` while `play` runs. What went wrong with showing it stands in the results, and costs nothing else.
+    pub(super) fn show(
+        &self,
+        board: &Board,
+        play: impl FnOnce() -> Result<Results, Failure>,
+    ) -> Result<Results, Failure> {
+        let wanted = self.recording.is_some() || self.still.is_some();
+        let view = (self.on_terminal || wanted).then(|| View::start(board, self.on_terminal));
+        let mut played = play();
+        if let Ok(results) = &mut played {
+            results.seconds = board.shown().begun.elapsed().as_secs_f64();
+            board.shown().ended = Some(results.ok);
+        }
+        let Some(view) = view else { return played };
+        // Where the rest is to be played elsewhere, the files are for that.
+        let seen = match (view.end(), &played) {
+            (_, Err(Failure::Missing(_))) => return played,
+            (seen, _) => seen,
+        };
+        match (seen.and_then(|seen| self.write(&seen)), &mut played) {
+            (Ok(()), _) => {}
+            (Err(failure), Ok(results)) if wanted => {
+                results.expect("the screen is recorded", false, failure.to_string());
+            }
+            (Err(failure), Ok(results)) => results.left_out.push(format!("the picture: {failure}")),
+            // That one is told by who asked for it.
+            (Err(failure), Err(_)) => eprintln!("towpath demo: not recorded: {failure}"),
+        }
+        played
+    }
+
+    fn write(&self, seen: &Seen) -> Result<(), Failure> {
+        if let Some((path, file)) = &self.recording {
+            let mut file = io::BufWriter::new(file);
+            let written = seen.cast.emit(&mut file).and_then(|()| io::Write::flush(&mut file));
+            written.map_err(doing(path.display().to_string()))?;
+        }
+        if let Some((path, mut file)) = self.still.as_ref().map(|(path, file)| (path, file)) {
+            let written = io::Write::write_all(&mut file, still::svg(&seen.screen).as_bytes());
+            written.map_err(doing(path.display().to_string()))?;
+        }
+        Ok(())
+    }
+}
