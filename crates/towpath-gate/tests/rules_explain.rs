@@ -2,7 +2,7 @@
 
 use towpath_gate::gate::{Diff, Dir, Gate, Ports, StatePolicy, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::state::Settings;
+use towpath_gate::state::{Cursor, Settings};
 use towpath_gate::{Time, wire};
 
 fn ruleset(rules: &str) -> Ruleset {
@@ -215,4 +215,36 @@ fn a_walk_that_was_stopped_goes_on_in_the_new_rules() {
     );
     assert_eq!(gate.walk(&mut walk, &parsed, NOW), Step::Pass);
     assert!(size_of::<Walk>() <= 192, "{}", size_of::<Walk>());
+}
+
+/// In pieces a re-check does what it does at once, and lets others have the gate in between.
+#[test]
+fn a_recheck_in_pieces_drops_the_same() {
+    let rules = "add 10 check-state\nadd 20 allow udp from any to any keep-state";
+    let new =
+        "add 10 check-state\nadd 15 deny udp from any to any 53\nadd 20 allow udp from any to any keep-state";
+    let fill = || {
+        let mut gate = gate(rules);
+        for n in 0..10_000 {
+            let port = if n % 3 == 0 { 53 } else { 123 };
+            let packet = format!("udp 10.0.{}.{}:1 > 10.0.0.2:{port}", n / 250 + 1, n % 250);
+            assert_eq!(step(&mut gate, &packet), Step::Pass);
+        }
+        gate
+    };
+    let mut whole = fill();
+    let dropped = whole.reload(ruleset(new), StatePolicy::Recheck, NOW).states_dropped;
+    assert_eq!(dropped, 3334);
+
+    let mut gate = fill();
+    assert_eq!(gate.reload(ruleset(new), StatePolicy::Delete, NOW).states_dropped, 0);
+    let (mut pieces, mut sum, mut from) = (0, 0, Some(Cursor::default()));
+    while let Some(cursor) = from {
+        let (dropped, next) = gate.recheck_some(cursor, NOW);
+        // What comes in between by these rules stays.
+        assert_eq!(step(&mut gate, &format!("udp 10.9.0.{pieces}:1 > 10.0.0.2:123")), Step::Pass);
+        (pieces, sum, from) = (pieces + 1, sum + dropped, next);
+    }
+    assert_eq!((pieces, sum), (3, dropped));
+    assert_eq!(gate.states().list(NOW).count(), 10_000 - dropped + pieces);
 }

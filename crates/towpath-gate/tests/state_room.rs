@@ -222,3 +222,24 @@ fn walkers_wait_for_no_gate_that_has_no_packets() {
         }
     }
 }
+
+/// A flood that is refused does not look at the same slots again and again; and is let in when states have ended.
+#[test]
+fn who_was_refused_is_let_in_when_states_have_ended() {
+    const MOST: u32 = 3000;
+    for make in [flow, flow6] {
+        let mut states = States::new(Settings { dyn_max: MOST, ..Settings::default() }, 7);
+        (0..MOST).for_each(|n| assert_eq!(syn(&mut states, &make(n)), Ok(Installed::New)));
+        let mut at = |n, now| {
+            let (segment, install) = (segment(2, 0), Install::default());
+            states.install(&make(n), Name::DEFAULT, &segment, RuleId(1), &install, now)
+        };
+        // Often enough to have gone round in vain, in every tick until they end.
+        for tick in 0..70 {
+            let now = NOW + Duration::from_millis(285 * tick);
+            (0..50).for_each(|n| assert_eq!(at(10_000 + n, now), Err(Refused::Full)));
+        }
+        let over = NOW + Duration::from_secs(20);
+        (0..MOST).for_each(|n| assert_eq!(at(20_000 + n, over), Ok(Installed::New), "{n}"));
+    }
+}

@@ -69,7 +69,7 @@ use crate::Time;
 use crate::packet::Packet;
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
-use crate::state::{self, Keepalive, Name, RuleId, States};
+use crate::state::{self, Keepalive, Name, Pages, RuleId, States};
 
 /// The rule of states that come from outside and have no rule here: `allow ... // dynamic states default rule`.
 pub const COMPANION: RuleId = RuleId(0);
@@ -139,8 +139,21 @@ impl Gate {
     /// A gate with these rules. `seed` makes `prob` and the states' hash unpredictable: take it from the system's
     /// random source, or fix it to repeat a run.
     pub fn new(ruleset: Ruleset, ports: Ports, states: state::Settings, seed: u64) -> Self {
+        Self::with_pages(ruleset, ports, states, seed, Pages::Base)
+    }
+
+    /// The same with states in pages of that kind. Who wants huge ones calls [`Gate::prepare`] from time to time, so that no
+    /// packet waits for the first touch of one.
+    pub fn with_pages(
+        ruleset: Ruleset,
+        ports: Ports,
+        states: state::Settings,
+        seed: u64,
+        pages: Pages,
+    ) -> Self {
         let shared = Arc::new(Shared::default());
-        let walker = Walker::join(Arc::clone(&shared), States::new(states, seed), Random::new(seed, 0));
+        let states = States::with_pages(states, seed, pages);
+        let walker = Walker::join(Arc::clone(&shared), states, Random::new(seed, 0));
         let mut gate = Self {
             shared,
             walker,

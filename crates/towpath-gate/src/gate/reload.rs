@@ -16,8 +16,11 @@ use super::{COMPANION, Gate};
 use crate::packet::{Link, Packet};
 use crate::rules::option::Test;
 use crate::rules::{Rule, Ruleset};
-use crate::state::{Kind, Listed, RuleId, States};
+use crate::state::{Cursor, Kind, Listed, RuleId};
 use crate::{Time, wire};
+
+/// States that are re-checked with one call: some milliseconds.
+const RECHECKED: usize = 4096;
 
 /// With so many ports at most, every pair of them is tried as a packet's way in and out.
 const MAX_CROSSED: usize = 16;
@@ -86,7 +89,9 @@ impl Gate {
     pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy, now: Time) -> Diff {
         let mut diff = self.diff(ruleset, policy);
         if policy == StatePolicy::Recheck {
-            diff.states_dropped = self.successor(ruleset).stale(self.states(), now).len();
+            let next = self.successor(ruleset);
+            let ways = next.ways();
+            diff.states_dropped = self.states().list(now).filter(|state| next.is_stale(state, &ways)).count();
         }
         diff
     }
@@ -246,12 +251,36 @@ impl Gate {
 
     /// Drops the states that the rules as they are now would not make; how many.
     fn recheck(&mut self, now: Time) -> usize {
-        let stale = self.stale(self.states(), now);
-        let mut dropped = 0;
-        for state in &stale {
-            dropped += usize::from(self.states_mut().remove(&state.flow, state.name, now));
+        let (mut dropped, mut from) = (0, Some(Cursor::default()));
+        while let Some(cursor) = from {
+            let some = self.recheck_some(cursor, now);
+            dropped += some.0;
+            from = some.1;
         }
         dropped
+    }
+
+    /// Takes some states through the rules as they are now, from `from` on, and drops those that they would not make: how many
+    /// that were, and where to go on; `None` when all have been looked at.
+    ///
+    /// [`Gate::reload`] with [`StatePolicy::Delete`], and then this until it is over, is a reload with
+    /// [`StatePolicy::Recheck`] for who must not keep the gate to himself for long.
+    pub fn recheck_some(&mut self, from: Cursor, now: Time) -> (usize, Option<Cursor>) {
+        self.beside(|gate| {
+            let ways = gate.ways();
+            let (mut stale, mut next) = (Vec::new(), None);
+            for (seen, (state, cursor)) in (1..).zip(gate.states().dump(from, now)) {
+                if gate.is_stale(&state, &ways) {
+                    stale.push((state.flow, state.name));
+                }
+                if seen == RECHECKED {
+                    next = Some(cursor);
+                    break;
+                }
+            }
+            let mut removed = |(flow, name)| gate.states_mut().remove(&flow, name, now);
+            (stale.into_iter().filter(|stale| removed(*stale)).count(), next)
+        })
     }
 
     /// A gate with other rules, in which rules that stay have the identity that they have here.
@@ -272,16 +301,14 @@ impl Gate {
         next
     }
 
-    /// The states that these rules would not make.
-    fn stale(&self, states: &States, now: Time) -> Vec<Listed> {
-        let ways = self.ways();
-        let makes = |state: &Listed| match self.maker(state, &ways) {
+    /// Whether it is a state that these rules would not make.
+    fn is_stale(&self, state: &Listed, ways: &[Walk]) -> bool {
+        let makes = |state| match self.maker(state, ways) {
             // What came from outside stays as long as anything here would make it.
             Some(_) if state.rule == COMPANION => true,
             maker => maker == Some(state.rule),
         };
-        let goes = |state: &Listed| !matches!(state.kind, Kind::Parent { .. }) && !makes(state);
-        states.list(now).filter(goes).collect()
+        !matches!(state.kind, Kind::Parent { .. }) && !makes(state)
     }
 
     /// The ways that a packet may have come, as far as the rules can tell them apart.

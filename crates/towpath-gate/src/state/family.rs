@@ -397,7 +397,7 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The tick of a time, modulo 2^31.
 #[inline]
-fn tick(time: Time) -> u32 {
+pub(super) fn tick(time: Time) -> u32 {
     (time.as_nanos() >> TICK_BITS) as u32 & (u32::MAX >> 1)
 }
 

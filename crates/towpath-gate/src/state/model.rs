@@ -18,7 +18,8 @@ struct State {
     rule: RuleId,
     orphaned: bool,
     lifetime: Option<u32>,
-    mask: Option<LimitMask>,
+    /// Where it counts, for a limit of states that there are.
+    counted: Option<Counted>,
     expire: Time,
     packets: [u64; 2],
     bytes: [u64; 2],
@@ -36,11 +37,19 @@ struct State {
 }
 
 struct Parent {
-    flow: Flow,
-    name: Name,
-    rule: RuleId,
+    counts: Counted,
     orphaned: bool,
     expire: Time,
+    /// For a limit by the second: until when what was made takes up all of its second, and what is made next begins.
+    busy: Time,
+}
+
+/// What is counted together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Counted {
+    flow: Flow,
+    rule: RuleId,
+    name: Name,
 }
 
 /// The model. It has what [`States`](super::States) has, and nothing in it expires late.
@@ -157,23 +166,35 @@ impl Model {
             self.counters.invalid += 1;
             return Err(Refused::Invalid);
         }
+        let mut counted = None;
         if let Some(limit) = install.limit {
-            let masked = masked(flow, limit.mask);
-            let expire = now + seconds(self.settings.dyn_short_lifetime);
-            let is_it =
-                |parent: &&mut Parent| parent.flow == masked && parent.rule == rule && parent.name == name;
-            if let Some(parent) = self.parents.iter_mut().find(is_it) {
+            // What is shared by name belongs to no rule, whatever the state is called.
+            let (rule, name) =
+                limit.shared.map_or((rule, name), |name| (RuleId(u32::MAX - u32::from(name.0.get())), name));
+            let counts = Counted { flow: masked(flow, limit.mask), rule, name };
+            // A second is remembered for a second.
+            let least = u32::from(limit.per_second);
+            let expire = now + seconds(self.settings.dyn_short_lifetime.max(least));
+            if let Some(parent) = self.parents.iter_mut().find(|parent| parent.counts == counts) {
                 parent.expire = expire;
                 parent.orphaned = false;
             } else if self.parents.len() >= self.settings.dyn_parent_max as usize {
                 self.counters.parents_full += 1;
                 return Err(Refused::ParentsFull);
             } else {
-                self.parents.push(Parent { flow: masked, name, rule, orphaned: false, expire });
+                self.parents.push(Parent { counts, orphaned: false, expire, busy: now });
             }
-            if children(&self.states, &masked, rule, name) >= limit.max as usize {
+            if limit.per_second {
+                let parent = self.parents.iter_mut().find(|parent| parent.counts == counts);
+                if !parent.is_some_and(|parent| takes(parent, limit.max, now)) {
+                    self.counters.over_rate += 1;
+                    return Err(Refused::OverRate);
+                }
+            } else if children(&self.states, &counts) >= limit.max as usize {
                 self.counters.over_limit += 1;
                 return Err(Refused::OverLimit);
+            } else {
+                counted = Some(counts);
             }
         }
         let cap = self.settings.dyn_source_max;
@@ -195,7 +216,7 @@ impl Model {
             rule,
             orphaned: false,
             lifetime: install.lifetime,
-            mask: install.limit.map(|limit| limit.mask),
+            counted,
             expire: now,
             packets: [0; 2],
             bytes: [0; 2],
@@ -228,7 +249,7 @@ impl Model {
         self.expire(now);
         let before = self.states.len();
         self.states.retain(|state| !gone(state.rule));
-        self.parents.retain(|parent| !gone(parent.rule));
+        self.parents.retain(|parent| !gone(parent.counts.rule));
         before - self.states.len()
     }
 
@@ -246,16 +267,15 @@ impl Model {
     pub fn orphan_where(&mut self, mut gone: impl FnMut(RuleId) -> bool, now: Time) {
         self.expire(now);
         self.states.iter_mut().filter(|state| gone(state.rule)).for_each(|state| state.orphaned = true);
-        self.parents.iter_mut().filter(|parent| gone(parent.rule)).for_each(|parent| parent.orphaned = true);
+        let parents = self.parents.iter_mut();
+        parents.filter(|parent| gone(parent.counts.rule)).for_each(|parent| parent.orphaned = true);
     }
 
     /// Lets time pass: what is over is gone.
     pub fn expire(&mut self, now: Time) {
         self.states.retain(|state| state.expire > now);
         let states = &self.states;
-        self.parents.retain(|parent| {
-            parent.expire > now || children(states, &parent.flow, parent.rule, parent.name) > 0
-        });
+        self.parents.retain(|parent| parent.expire > now || children(states, &parent.counts) > 0);
     }
 
     /// See [`States::set_settings`](super::States::set_settings).
@@ -312,13 +332,11 @@ impl Model {
     /// Parents and states, in no particular order.
     pub fn list(&self, now: Time) -> Vec<Listed> {
         let parents = self.parents.iter().map(|parent| Listed {
-            kind: Kind::Parent {
-                count: children(&self.states, &parent.flow, parent.rule, parent.name) as u32,
-            },
-            rule: parent.rule,
-            name: parent.name,
+            kind: Kind::Parent { count: children(&self.states, &parent.counts) as u32 },
+            rule: parent.counts.rule,
+            name: parent.counts.name,
             orphaned: parent.orphaned,
-            flow: parent.flow,
+            flow: parent.counts.flow,
             packets: [0; 2],
             bytes: [0; 2],
             remaining: parent.expire.since(now),
@@ -326,7 +344,7 @@ impl Model {
             tcp_ack: [0; 2],
         });
         let states = self.states.iter().map(|state| Listed {
-            kind: if state.mask.is_some() { Kind::Limit } else { Kind::State },
+            kind: if state.counted.is_some() { Kind::Limit } else { Kind::State },
             rule: state.rule,
             name: state.name,
             orphaned: state.orphaned,
@@ -347,13 +365,21 @@ impl Model {
     }
 }
 
-fn children(states: &[State], parent: &Flow, rule: RuleId, name: Name) -> usize {
-    let counted = |state: &&State| {
-        state.rule == rule
-            && state.name == name
-            && state.mask.is_some_and(|mask| masked(&state.flow, mask) == *parent)
-    };
-    states.iter().filter(counted).count()
+fn children(states: &[State], counts: &Counted) -> usize {
+    states.iter().filter(|state| state.counted == Some(*counts)).count()
+}
+
+/// Whether one more may be made: each takes up its part of a second, and no more than a second is taken up ahead.
+fn takes(parent: &mut Parent, most: u32, now: Time) -> bool {
+    if most == 0 {
+        return false;
+    }
+    let busy = parent.busy.max(now) + Duration::from_secs(1) / most;
+    if busy > now + seconds(1) {
+        return false;
+    }
+    parent.busy = busy;
+    true
 }
 
 /// Who is counted for `dyn_source_max`.
@@ -369,22 +395,15 @@ fn source(flow: &Flow) -> (u16, Vec<u8>, u32) {
 
 fn masked(flow: &Flow, mask: LimitMask) -> Flow {
     let mut flow = *flow;
+    let (src, dst) = (mask.contains(LimitMask::SRC_ADDR), mask.contains(LimitMask::DST_ADDR));
     match &mut flow.ends {
-        Ends::V4(src, dst) => {
-            if !mask.contains(LimitMask::SRC_ADDR) {
-                *src = [0; 4].into();
-            }
-            if !mask.contains(LimitMask::DST_ADDR) {
-                *dst = [0; 4].into();
-            }
+        Ends::V4(a, b) => {
+            *a = first(a.octets(), src, mask.src[0]).into();
+            *b = first(b.octets(), dst, mask.dst[0]).into();
         }
-        Ends::V6(src, dst, _) => {
-            if !mask.contains(LimitMask::SRC_ADDR) {
-                *src = [0; 16].into();
-            }
-            if !mask.contains(LimitMask::DST_ADDR) {
-                *dst = [0; 16].into();
-            }
+        Ends::V6(a, b, _) => {
+            *a = first(a.octets(), src, mask.src[1]).into();
+            *b = first(b.octets(), dst, mask.dst[1]).into();
         }
     }
     if !mask.contains(LimitMask::SRC_PORT) {
@@ -394,6 +413,13 @@ fn masked(flow: &Flow, mask: LimitMask) -> Flow {
         flow.dst_port = 0;
     }
     flow
+}
+
+/// The address without its last bits, or without any.
+fn first<const N: usize>(address: [u8; N], wanted: bool, without: u8) -> [u8; N] {
+    let kept = if wanted { 8 * N - usize::from(without) } else { 0 };
+    let bit = |at: usize| if at < kept { address[at / 8] & 0x80 >> (at % 8) } else { 0 };
+    std::array::from_fn(|byte| (8 * byte..8 * byte + 8).fold(0, |all, at| all | bit(at)))
 }
 
 fn count(state: &mut State, direction: Direction, segment: &Segment) {

@@ -92,6 +92,7 @@ impl World {
                 let wants = flows.iter().map(|flow| model.lookup(&(*flow)?, *lookup, segment, *now));
                 let wants: Vec<_> = wants.collect();
                 let mut hits = vec![None; flows.len()];
+                let asked = states.peek(flow, *lookup, *now);
                 if steps.is_multiple_of(2) {
                     for (hit, flow) in hits.iter_mut().zip(flows) {
                         *hit = flow.and_then(|flow| states.lookup(&flow, *lookup, segment, *now));
@@ -101,6 +102,8 @@ impl World {
                     states.lookup_burst(packets, *lookup, *now, &mut hits);
                 }
                 assert_eq!(hits, wants, "lookup");
+                // What does not fit into its connection is there for who only asks.
+                assert!(asked == wants[0] || wants[0].is_none(), "peek");
             }
             Op::Related(quoted, lookup) => {
                 let want = model.lookup_related(quoted, *lookup, *now);
@@ -170,8 +173,15 @@ impl World {
         let (is, should) = (states.counters(), model.counters());
         assert_eq!(is.created, should.created, "created");
         assert_eq!(
-            (is.full, is.over_limit, is.parents_full, is.over_source, is.invalid),
-            (should.full, should.over_limit, should.parents_full, should.over_source, should.invalid),
+            (is.full, is.over_limit, is.over_rate, is.parents_full, is.over_source, is.invalid),
+            (
+                should.full,
+                should.over_limit,
+                should.over_rate,
+                should.parents_full,
+                should.over_source,
+                should.invalid
+            ),
             "refused"
         );
         assert_eq!((is.evicted, is.related), (should.evicted, should.related), "evicted, related");
@@ -308,10 +318,15 @@ fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
 
 fn install(kind: u8, max: u8, tracking: u8) -> Install {
     let limit = (kind % 2 == 1).then(|| {
-        let masks = [LimitMask::SRC_ADDR, LimitMask::DST_ADDR, LimitMask::SRC_PORT, LimitMask::DST_PORT];
+        // By whole addresses mostly, by the prefix that the two have in common, by none.
+        let (v4, v6) = [(32, 128), (32, 128), (31, 127), (0, 0)][usize::from(tracking / 4 % 4)];
+        let (src, dst) = (LimitMask::src_net(v4, v6), LimitMask::dst_net(v4, v6));
+        let masks = [src, dst, LimitMask::SRC_PORT, LimitMask::DST_PORT];
         let chosen = masks.into_iter().enumerate().filter(|(bit, _)| kind >> (bit + 1) & 1 == 1);
         let mask = chosen.fold(LimitMask::default(), |mask, (_, field)| mask | field);
-        Limit::new(mask, (max % 4).into())
+        let per_second = (max / 4).is_multiple_of(4);
+        let shared = (max / 16).is_multiple_of(4).then(|| name(max / 64));
+        Limit { per_second, shared, ..Limit::new(mask, (max % 4).into()) }
     });
     let lifetime = [None, None, Some(2), Some(700)][usize::from(kind >> 5 & 3)];
     let tracking =

@@ -125,6 +125,8 @@ pub struct States {
     news: u64,
     latest: u64,
     installs: u32,
+    /// Slots that were looked at in vain for room since some were found, in this tick ([`collect`]).
+    vain: (u32, u32),
     settings: Settings,
     gone: Arc<Gone>,
     v4: Local,
@@ -249,6 +251,7 @@ impl States {
             news,
             latest,
             installs: 0,
+            vain: (0, 0),
             settings,
             gone,
             v4,

@@ -20,6 +20,8 @@ pub struct Engine {
     pub drain: Duration,
     /// Most packets of one burst.
     pub burst: usize,
+    /// Whether the states are in huge pages, where there are any.
+    pub hugepages: bool,
 }
 
 /// Threads that may have packets, or a mux's peers, to take through the rules: a gate has 64 places, and its own.
@@ -42,6 +44,7 @@ impl Default for Engine {
             wait: Wait::Park(Duration::from_micros(50)),
             drain: Duration::from_secs(5),
             burst: 256,
+            hugepages: false,
         }
     }
 }
@@ -83,6 +86,7 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
         wait,
         drain: table.seconds("drain", 0.0..=3600.0).unwrap_or(default.drain),
         burst: table.number("burst", 1..=1024).map_or(default.burst, |burst| burst as usize),
+        hugepages: table.flag("hugepages").unwrap_or(default.hugepages),
     };
     table.finish();
     engine

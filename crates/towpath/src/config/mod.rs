@@ -197,6 +197,7 @@ impl Config {
             (sorted(&self.taps) != sorted(&other.taps), "tap"),
             (self.muxes != other.muxes, "[mux]"),
             (threads(self) != threads(other), "`threads` and `cpus` of [engine]"),
+            (self.engine.hugepages != other.engine.hugepages, "`hugepages` of [engine]"),
             (self.control != other.control, "[control]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));

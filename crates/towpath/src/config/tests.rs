@@ -297,7 +297,7 @@ fn what_cannot_change_while_it_runs_is_named() {
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
     let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
     let before = Config::parse("t", &text("")).unwrap();
-    let rows: [(&str, String, &[&str]); 9] = [
+    let rows: [(&str, String, &[&str]); 10] = [
         ("nothing", text(""), &[]),
         ("ports in another order", ports_reversed(&text("")), &[]),
         ("another command", text("").replace("a b", "c d"), &[]),
@@ -305,6 +305,7 @@ fn what_cannot_change_while_it_runs_is_named() {
         ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
         ("another pace", text("[engine]\ndrain = 9\nwait = \"spin\""), &[]),
         ("more threads", text("[engine]\nthreads = 2"), &["`threads` and `cpus` of [engine]"]),
+        ("other pages", text("[engine]\nhugepages = true"), &["`hugepages` of [engine]"]),
         ("another queue", text("").replace("queue.1", "queue.2"), &["[queue.1], which is gone,"]),
         ("another framing", text("").replace("line", "resp"), &["[mux]"]),
     ];

@@ -24,6 +24,7 @@ use towpath_port::Port;
 use super::door::Door;
 use super::edge::{Line, Outside};
 use super::hop::Hops;
+use super::hugepages;
 use super::neighbor::{Directory, Resolver};
 use super::order::{Bell, Order};
 use super::port;
@@ -674,7 +675,8 @@ fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals, Vec<(PortId, Str
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
     // Unpredictable: nobody can make states collide from outside.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-    let mut gate = Gate::new(ruleset.clone(), ports, state::Settings::default(), seed);
+    let pages = hugepages::states(config.engine.hugepages);
+    let mut gate = Gate::with_pages(ruleset.clone(), ports, state::Settings::default(), seed, pages);
     gate.set_routes(routes(config));
     settings(config).give(&mut gate);
     (gate, arrivals, muxes)

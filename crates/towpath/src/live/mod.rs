@@ -15,6 +15,7 @@ mod captures;
 mod door;
 mod edge;
 mod hop;
+mod hugepages;
 mod muxes;
 mod named;
 mod neighbor;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Own, Shared, States};
 use crate::Time;
 use crate::state::cell::{CAPPED, Cell, LIMITED, Living, REPLIED, SPILLED};
-use crate::state::family::locked;
+use crate::state::family::{locked, tick};
 use crate::state::key::{Key, Unpack};
 use crate::state::sync::Ordering;
 use crate::state::tally::Event;
@@ -21,10 +21,20 @@ pub(super) const RECLAIM: u32 = 512;
 pub(super) const WALK: u32 = 4096;
 
 impl States {
-    /// Collects states that have ended to make room.
+    /// Collects states that have ended to make room. Whoever has gone round all slots in vain does not begin again before the
+    /// next tick, in which others may end: a flood that is refused costs less than what is let in.
     pub(super) fn reclaim(&mut self, now: Time) {
-        self.sweep::<2>(Some(RECLAIM), now, &mut usize::MAX.clone());
-        self.sweep::<6>(Some(RECLAIM), now, &mut usize::MAX.clone());
+        let (tick, all) = (tick(now), self.shared.v4.slab.len().saturating_add(self.shared.v6.slab.len()));
+        let (of_tick, vain) = self.vain;
+        let vain = if of_tick == tick { vain } else { 0 };
+        // A table that one look sees whole is looked at each time.
+        if vain < all || all <= RECLAIM || !self.gone.is_empty() {
+            let before = self.unlinked();
+            self.sweep::<2>(Some(RECLAIM), now, &mut usize::MAX.clone());
+            self.sweep::<6>(Some(RECLAIM), now, &mut usize::MAX.clone());
+            let found = self.unlinked() > before;
+            self.vain = (tick, if found { 0 } else { vain.saturating_add(RECLAIM) });
+        }
         self.free();
     }
 

@@ -1,0 +1,58 @@
+//! The pages that states are in, as the kernel has them.
+#![cfg(target_os = "linux")]
+
+use towpath_gate::Time;
+use towpath_gate::gate::{Gate, Ports};
+use towpath_gate::rules::Ruleset;
+use towpath_gate::state::{Ends, Flow, Install, Name, Pages, RuleId, Segment, Settings};
+
+/// Bytes of this process's memory for which huge pages were asked (proc_pid_smaps(5): `hg`, "huge page advise flag").
+fn advised() -> Option<usize> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").ok().filter(|smaps| smaps.contains("VmFlags"))?;
+    let (mut bytes, mut size) = (0, 0);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Size:") => size = words.next()?.parse::<usize>().ok()? << 10,
+            Some("VmFlags:") if words.any(|flag| flag == "hg") => bytes += size,
+            _ => {}
+        }
+    }
+    Some(bytes)
+}
+
+#[test]
+fn huge_pages_are_asked_for_where_they_are_wanted() {
+    const FLOWS: u32 = 100_000;
+    let thp = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+    let Some(before) = advised().filter(|_| thp) else {
+        println!(
+            "the kernel has no transparent huge pages, or does not say which memory is in them: nothing is tested"
+        );
+        return;
+    };
+    for (pages, wanted) in [(Pages::Base, false), (Pages::Huge, true)] {
+        let mut gate = Gate::with_pages(Ruleset::empty(), Ports::new(), Settings::default(), 1, pages);
+        for n in 0..FLOWS {
+            let ends = Ends::V4((0x0a00_0000 | n).into(), [192, 0, 2, 1].into());
+            let flow = Flow { ends, proto: 17, src_port: 1024, dst_port: 53, tenant: 0 };
+            let (segment, install) = (Segment::default(), Install::default());
+            let made = gate.states_mut().install(
+                &flow,
+                Name::DEFAULT,
+                &segment,
+                RuleId(1),
+                &install,
+                Time::from_secs(1),
+            );
+            made.unwrap();
+            // What is touched ahead of its use is the same memory.
+            if n % 1000 == 0 {
+                gate.prepare();
+            }
+        }
+        // A line of 64 bytes for each state at least.
+        let more = advised().unwrap_or(0).saturating_sub(before);
+        assert_eq!(more > FLOWS as usize * 64 / 2, wanted, "{pages:?}: {more} bytes more");
+    }
+}
