@@ -76,6 +76,7 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
         (5_000_001, &["--mode", "zerocopy"]),
         (5_000_001, &["--mode", "zerocopy", "--message", "1000"]),
         (5_000_001, &["--mode", "plain"]),
+        (100_000_001, &["--mode", "compare"]),
         (5_000_001, &[]),
     ] {
         let (sent, out) = (file(directory.path(), len), directory.path().join("received"));
@@ -93,8 +94,15 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
         let ways = |way: &str| report[way].as_u64().expect("a number");
         // The header and the checksum are sent too.
         assert_eq!(ways("zerocopy_bytes") + ways("plain_bytes"), len as u64 + 24);
-        let zerocopy = more.contains(&"zerocopy") && len > 100_000;
+        let compare = more.contains(&"compare");
+        let zerocopy = more.contains(&"zerocopy") && len > 100_000 || compare;
         assert_eq!(ways("zerocopy_bytes") > 0, zerocopy, "{report}");
+        if compare {
+            // Stretches of 32 MiB in turns, of which the third is cut short.
+            assert!(ways("plain_bytes") > 32 << 20 && ways("zerocopy_bytes") > 32 << 20, "{report}");
+            assert!(report["plain_cpu_seconds"].as_f64() > Some(0.0), "{report}");
+            assert!(report["zerocopy_cpu_seconds"].as_f64() > Some(0.0), "{report}");
+        }
     }
 }
 
@@ -163,6 +171,10 @@ fn a_stranger_at_the_other_end_is_told() {
     for (says, expected) in [
         (&b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"[..], "it is no `towpath recv`"),
         (b"", "without an answer"),
+        // A receiver that says that it goes on, and then that its disk is full.
+        (b"\0\0\0twprecv1\x02\0\0\0\0\0\0\0aaaaaaaabbbbbbbbcccccccc", "the receiver's disk is full"),
+        (b"\0\0\0twprecv1\x02", "its answer is cut short"),
+        (b"\0\0", "without an answer"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address").to_string();
@@ -180,4 +192,77 @@ fn a_stranger_at_the_other_end_is_told() {
     assert!(errors(&output).contains("is `towpath recv` running there?"), "{}", errors(&output));
     let output = send(&directory.path().join("missing"), "127.0.0.1:1", &[]);
     assert!(errors(&output).contains("missing: No such file"), "{}", errors(&output));
+}
+
+#[test]
+fn what_is_received_has_the_permissions_of_any_new_file_or_of_the_one_before() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let (sent, out) = (file(directory.path(), 1000), directory.path().join("received"));
+    let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    for before in [None, Some(0o640), Some(0o666)] {
+        if let Some(before) = before {
+            std::fs::set_permissions(&out, PermissionsExt::from_mode(before)).expect("its owner");
+        }
+        let receiver = Receiver::start(&out);
+        assert!(send(&sent, &receiver.address, &[]).status.success());
+        assert_eq!(receiver.finish().0, Some(0));
+        assert_eq!(mode(&out), before.unwrap_or(mode(&sent)));
+    }
+}
+
+#[test]
+fn a_receiver_that_is_killed_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut receiver = Receiver::start(&directory.path().join("received"));
+    let mut stream = TcpStream::connect(&receiver.address).expect("a connection");
+    stream.write_all(b"twpsend1\0\0\0\x10\0\0\0\0").expect("it listens");
+    // More than the sockets hold: it has written some of it.
+    stream.write_all(&vec![7; 64 << 20]).expect("it takes");
+    let (sent, address) = (file(&tempfile::tempdir().expect("a directory").keep(), 1000), &receiver.address);
+    let second = send(&sent, address, &[]);
+    assert!(errors(&second).contains("is `towpath recv` running there?"), "one sender, and no second");
+    std::fs::remove_dir_all(sent.parent().expect("its directory")).expect("the sender's file");
+    receiver.child.kill().expect("it runs");
+    receiver.child.wait().expect("its end");
+    let left: Vec<_> = std::fs::read_dir(directory.path()).expect("a directory").collect();
+    // A file system without nameless files keeps what a killed program had.
+    if makes_nameless_files(directory.path()) {
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// Whether the file system makes files without names (O_TMPFILE).
+fn makes_nameless_files(directory: &Path) -> bool {
+    use rustix::fs::{Mode, OFlags, open};
+    open(directory, OFlags::TMPFILE | OFlags::WRONLY, Mode::RUSR | Mode::WUSR).is_ok()
+}
+
+#[test]
+fn what_cannot_be_is_told_before_anything_waits() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let fifo = directory.path().join("fifo");
+    if !Command::new("mkfifo").arg(&fifo).status().is_ok_and(|status| status.success()) {
+        return println!("skipped: no mkfifo(1)");
+    }
+    let output = send(&fifo, "127.0.0.1:1", &[]);
+    assert!(errors(&output).contains("not a file"), "{}", errors(&output));
+    let missing = directory.path().join("missing/file");
+    let rows = [
+        (fifo.as_path(), "127.0.0.1:0", 1, "nobody reads this FIFO"),
+        (missing.as_path(), "127.0.0.1:0", 1, "missing/file: No such file or directory"),
+        (Path::new("copy"), "9000", 64, "expected ADDRESS:PORT"),
+        (Path::new("copy"), "127.0.0.1", 64, "expected ADDRESS:PORT"),
+    ];
+    for (out, listen, code, expected) in rows {
+        let output = towpath()
+            .current_dir(directory.path())
+            .args(["recv", "--listen", listen, "--out"])
+            .arg(out)
+            .output()
+            .expect("towpath starts");
+        assert_eq!(output.status.code(), Some(code), "{}", errors(&output));
+        assert!(errors(&output).contains(expected), "{expected:?} is not in {}", errors(&output));
+    }
 }

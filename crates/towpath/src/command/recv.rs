@@ -3,19 +3,24 @@
 use std::fs::{File, OpenOptions};
 use std::hash::Hasher;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use clap::builder::ValueHint;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 use twox_hash::XxHash3_64;
 
 use crate::args::exit;
 use crate::command::send::{progress, seconds};
-use crate::command::transfer::{Answer, HEADER_BYTES, Status, bytes, cpu_time, parse_header, read_full};
+use crate::command::transfer::{
+    ALIVE, ALIVE_EVERY, Answer, HEADER_BYTES, Status, bytes, cpu_time, parse_header, read_full,
+};
 use crate::command::{answer, fail};
 
 /// Receive a file from `towpath send`
@@ -26,7 +31,7 @@ use crate::command::{answer, fail};
 #[command(after_help = "Example:\n  towpath recv --listen 0.0.0.0:9000 --out copy.bin")]
 pub(crate) struct Recv {
     /// Where to listen, ADDRESS:PORT; port 0 takes a free one. The address is printed on standard error
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = listen_address)]
     listen: SocketAddr,
 
     /// The file to write; a device such as /dev/null is written to as it is
@@ -51,6 +56,12 @@ struct Report {
     bytes_per_second: f64,
     checksum: String,
     cpu_seconds: f64,
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let expected = "expected ADDRESS:PORT, such as 0.0.0.0:9000 or [::]:9000";
+    let mut found = text.to_socket_addrs().map_err(|error| format!("{error}; {expected}"))?;
+    found.next().ok_or_else(|| format!("no address has this name; {expected}"))
 }
 
 pub(crate) fn run(args: &Recv) -> u8 {
@@ -154,8 +165,13 @@ fn copy(
     let bar = progress(length);
     let mut hash = XxHash3_64::new();
     let mut buffer = vec![0; 256 << 10];
-    let mut received = 0;
+    let (mut received, mut said) = (0, Instant::now());
     while received < length {
+        if said.elapsed() >= ALIVE_EVERY {
+            said = Instant::now();
+            // A sender that is gone is found out by reading.
+            let _ = stream.write_all(&[ALIVE]);
+        }
         let most = usize::try_from(length - received).unwrap_or(usize::MAX).min(buffer.len());
         let network = |error: &io::Error| Failed::Network(broken(from, error, received, Some(length)));
         let len = match stream.read(&mut buffer[..most]) {
@@ -196,37 +212,96 @@ fn broken(from: SocketAddr, error: &io::Error, received: u64, length: Option<u64
 
 /// Where the bytes go: a file that has its name only when it is whole, or something that is no file.
 enum Target {
+    /// Without a name until then: whatever ends the receiver leaves nothing behind.
+    Nameless(File, PathBuf),
+    /// Where the file system has no files without names.
     Temporary(NamedTempFile, PathBuf),
     Device(File),
 }
 
+/// What everybody may do with a new file, as far as the umask lets them.
+const NEW_FILE: u32 = 0o666;
+
 impl Target {
     fn create(path: &Path) -> Result<Self, String> {
-        let special = std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
-        let made = if special {
-            OpenOptions::new().write(true).open(path).map(Self::Device)
-        } else {
-            let directory =
-                path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            NamedTempFile::new_in(directory).map(|file| Self::Temporary(file, path.to_owned()))
+        let there = std::fs::metadata(path).ok();
+        let made = match &there {
+            Some(there) if !there.is_file() => special(path, there.file_type().is_fifo()).map(Self::Device),
+            _ => Self::file(path, there.map(|there| there.permissions())),
         };
         made.map_err(|error| format!("making {}: {error}", path.display()))
     }
 
+    /// A new file, which will have the permissions of the one that it replaces.
+    fn file(path: &Path, permissions: Option<std::fs::Permissions>) -> io::Result<Self> {
+        let directory = directory_of(path);
+        let mode = Mode::from_raw_mode(NEW_FILE);
+        match rustix::fs::open(directory, OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, mode) {
+            Ok(file) => {
+                let file = File::from(file);
+                permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
+                Ok(Self::Nameless(file, path.to_owned()))
+            }
+            // What open(2) says of a file system, or a kernel, that has none.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR | rustix::io::Errno::INVAL) => {
+                let permissions = permissions.unwrap_or(std::fs::Permissions::from_mode(NEW_FILE));
+                let file = tempfile::Builder::new()
+                    .prefix(TEMPORARY)
+                    .permissions(permissions)
+                    .tempfile_in(directory)?;
+                Ok(Self::Temporary(file, path.to_owned()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
+            Self::Nameless(file, _) | Self::Device(file) => file.write_all(bytes),
             Self::Temporary(file, _) => file.write_all(bytes),
-            Self::Device(file) => file.write_all(bytes),
         }
     }
 
     fn keep(self) -> io::Result<()> {
         match self {
+            Self::Nameless(file, path) => {
+                // linkat(2) replaces nothing: another name first.
+                let named = directory_of(&path).join(format!("{TEMPORARY}{}", std::process::id()));
+                let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+                rustix::fs::linkat(CWD, own, CWD, &named, AtFlags::SYMLINK_FOLLOW)?;
+                let kept = std::fs::rename(&named, path);
+                if kept.is_err() {
+                    // Nothing more can be done about it than was tried.
+                    let _ = std::fs::remove_file(&named);
+                }
+                kept
+            }
             Self::Temporary(file, path) => file.persist(path).map(drop).map_err(|error| error.error),
             Self::Device(_) => Ok(()),
         }
     }
 }
+
+/// What is there and is no file. A FIFO that nobody reads is an error, and is not waited for.
+fn special(path: &Path, fifo: bool) -> io::Result<File> {
+    let flags = if fifo { OFlags::NONBLOCK } else { OFlags::empty() };
+    let file = OpenOptions::new().write(true).custom_flags(flags.bits() as i32).open(path);
+    let file = file.map_err(|error| match error.raw_os_error() {
+        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() && fifo => {
+            io::Error::new(ErrorKind::NotConnected, "nobody reads this FIFO; start its reader first")
+        }
+        _ => error,
+    })?;
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file)
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// How a file's name begins before it has its own.
+const TEMPORARY: &str = ".towpath-recv-";
 
 /// The printable part of a stranger's first words.
 fn first_words(words: &[u8]) -> String {

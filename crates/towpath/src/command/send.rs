@@ -4,7 +4,7 @@ use std::fs::File;
 use std::hash::Hasher;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,23 +17,28 @@ use towpath_send::{Choice, Counters, Limits, Options, Pages, PlainCause, Pool, S
 use twox_hash::XxHash3_64;
 
 use crate::args::exit;
-use crate::command::transfer::{ANSWER_BYTES, Answer, Status, bytes, cpu_time, header, read_full};
+use crate::command::transfer::{
+    ALIVE, ANSWER_BYTES, Answer, Status, bytes, cpu_time, header, read_full, thread_time,
+};
 use crate::command::{answer, fail};
 
 /// Memory that is in flight at most.
 const IN_FLIGHT: usize = 32 << 20;
+/// What goes one way before the other way has its turn, where ways are compared.
+const STRETCH: u64 = 32 << 20;
 
 /// Send a file to `towpath recv`, without copying it where that works, and say what that gave
 ///
 /// The file goes over TCP in messages that the kernel sends straight from this program's memory (MSG_ZEROCOPY), if probes
 /// show that it does not copy them after all. Both ends compute a checksum. In the end it says how much went which way, what it
-/// cost in CPU at either end, and what would make it better.
+/// cost in CPU at either end, and what would make it better. With --mode compare stretches of the file go without a copy and plain in turns:
+/// what zero copy gives on this path, by one transfer.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
   towpath recv --listen 0.0.0.0:9000 --out copy.bin      on one machine, then on the other
   towpath send big.bin --to 192.0.2.7:9000
-  towpath send big.bin --to 192.0.2.7:9000 --mode plain  what it costs without")]
+  towpath send big.bin --to 192.0.2.7:9000 --mode compare  what each way costs")]
 pub(crate) struct Send {
     /// The file to send
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -69,6 +74,18 @@ enum Mode {
     Zerocopy,
     /// Copies
     Plain,
+    /// Zero copy and copies in turns
+    Compare,
+}
+
+impl Mode {
+    const fn choice(self) -> Choice {
+        match self {
+            Self::Adaptive => Choice::Adaptive,
+            Self::Zerocopy | Self::Compare => Choice::Zerocopy,
+            Self::Plain => Choice::Plain,
+        }
+    }
 }
 
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
@@ -101,11 +118,12 @@ pub(crate) fn run(args: &Send) -> u8 {
 
 fn send(args: &Send) -> Result<Report, String> {
     let name = args.file.display();
-    let mut file = File::open(&args.file).map_err(|error| format!("{name}: {error}"))?;
-    let metadata = file.metadata().map_err(|error| format!("{name}: {error}"))?;
+    // Looked at before it is opened, which waits where it is a FIFO.
+    let metadata = std::fs::metadata(&args.file).map_err(|error| format!("{name}: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("{name}: not a file; its length must be known before it is sent"));
     }
+    let mut file = File::open(&args.file).map_err(|error| format!("{name}: {error}"))?;
     let length = metadata.len();
     let stream = connect(&args.to, args.timeout)?;
     let answers = listen(&stream).map_err(|error| error.to_string())?;
@@ -115,26 +133,33 @@ fn send(args: &Send) -> Result<Report, String> {
     let frames = (IN_FLIGHT / message).clamp(4, 512);
     let mut pool =
         Pool::new(frames, message, true).map_err(|error| format!("memory for {frames} messages: {error}"))?;
-    let choice = match args.mode {
-        Mode::Adaptive => Choice::Adaptive,
-        Mode::Zerocopy => Choice::Zerocopy,
-        Mode::Plain => Choice::Plain,
+    let options = Options {
+        choice: args.mode.choice(),
+        max_frames: frames - 1,
+        stall: Some(args.timeout),
+        ..Options::default()
     };
-    let options = Options { choice, max_frames: frames - 1, stall: Some(args.timeout), ..Options::default() };
     let congestion = rustix::net::sockopt::tcp_congestion(&stream).ok();
     let mut sender = Sender::new(stream, options).map_err(|error| error.to_string())?;
 
     let (start, cpu_before) = (Instant::now(), cpu_time());
-    let told = |error: SendError| match answers.try_recv() {
-        Ok(Ok(answer)) => refused(&args.to, answer.status),
+    let told = |error: SendError| match answers.poll() {
+        Some(Ok(answer)) => refused(&args.to, answer.status),
         _ => format!("{}: {error}", args.to),
     };
     sender.queue(0, header(length).to_vec()).map_err(told)?;
+    let mut cost = Cost::default();
     let bar = progress(length);
     let (mut sent, mut hash) = (0, XxHash3_64::new());
     while sent < length {
-        if let Ok(Ok(answer)) = answers.try_recv() {
+        if let Some(Ok(answer)) = answers.poll() {
             return Err(refused(&args.to, answer.status));
+        }
+        if args.mode == Mode::Compare && sent % STRETCH < message as u64 {
+            // What is in flight belongs to the way that it went.
+            cost.of(&mut sender, |sender| sender.drain(args.timeout).map(drop)).map_err(told)?;
+            let plain = sent / STRETCH % 2 == 1;
+            sender.set_choice(if plain { Choice::Plain } else { Choice::Zerocopy });
         }
         // The quota is one less than the pool has: there is always one.
         let mut frame = pool.take().ok_or("no free frame")?;
@@ -147,17 +172,17 @@ fn send(args: &Send) -> Result<Report, String> {
         frame.filled(len);
         hash.write(&frame);
         sent += len as u64;
-        sender.queue(0, frame).map_err(told)?;
+        cost.of(&mut sender, |sender| sender.queue(0, frame)).map_err(told)?;
         bar.set_position(sent);
     }
     let checksum = hash.finish();
     sender.queue(0, checksum.to_le_bytes().to_vec()).map_err(told)?;
-    sender.flush().map_err(told)?;
+    cost.of(&mut sender, Sender::flush).map_err(told)?;
     bar.finish_and_clear();
 
-    let received = match answers.recv_timeout(args.timeout) {
-        Ok(answer) => answer.map_err(|error| format!("{}: {error}", args.to))?,
-        Err(_) => return Err(format!("{}: took everything, and does not answer", args.to)),
+    let received = match answers.wait(args.timeout) {
+        Some(answer) => answer.map_err(|error| format!("{}: {error}", args.to))?,
+        None => return Err(format!("{}: took nothing for {:?}, and does not answer", args.to, args.timeout)),
     };
     if received.status != Status::Whole {
         return Err(refused(&args.to, received.status));
@@ -175,6 +200,7 @@ fn send(args: &Send) -> Result<Report, String> {
         seconds,
         checksum,
         [cpu, received.cpu],
+        &cost,
         &closed.counters,
         &Circumstances {
             unarmed,
@@ -202,22 +228,104 @@ fn connect(to: &str, timeout: Duration) -> Result<TcpStream, String> {
     Err(failed)
 }
 
-/// Waits for the receiver's answer, which may come before everything is sent.
-fn listen(stream: &TcpStream) -> std::io::Result<Receiver<Result<Answer, String>>> {
+/// What the receiver says.
+struct Answers(Receiver<Said>);
+
+enum Said {
+    /// It goes on taking.
+    Alive,
+    Answer(Result<Answer, String>),
+}
+
+impl Answers {
+    /// Its answer, when that is there.
+    fn poll(&self) -> Option<Result<Answer, String>> {
+        self.0.try_iter().find_map(Said::answer)
+    }
+
+    /// Waits for it; for `patience` from when the receiver last said that it goes on.
+    fn wait(&self, patience: Duration) -> Option<Result<Answer, String>> {
+        loop {
+            match self.0.recv_timeout(patience) {
+                Ok(said) => match said.answer() {
+                    None => {}
+                    answer => return answer,
+                },
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+}
+
+impl Said {
+    fn answer(self) -> Option<Result<Answer, String>> {
+        if let Self::Answer(answer) = self { Some(answer) } else { None }
+    }
+}
+
+/// Listens for the receiver's answer, which may come before everything is sent.
+fn listen(stream: &TcpStream) -> std::io::Result<Answers> {
     let mut stream = stream.try_clone()?;
     let (tell, answers) = channel();
     thread::spawn(move || {
         let mut answer = [0; ANSWER_BYTES];
-        let said = match read_full(&mut stream, &mut answer) {
-            Ok(ANSWER_BYTES) => Answer::parse(&answer).ok_or("it is no `towpath recv`".to_owned()),
-            Ok(0) => Err("ended the connection without an answer; is it `towpath recv`?".to_owned()),
-            Ok(_) => Err("it is no `towpath recv`: its answer is cut short".to_owned()),
-            Err(error) => Err(format!("waiting for its answer: {error}")),
+        let said = loop {
+            match read_full(&mut stream, &mut answer[..1]) {
+                Ok(1) if answer[0] == ALIVE => {
+                    if tell.send(Said::Alive).is_err() {
+                        return;
+                    }
+                }
+                Ok(0) => {
+                    break Err("ended the connection without an answer; is it `towpath recv`?".to_owned());
+                }
+                first => {
+                    break first.and_then(|_| read_full(&mut stream, &mut answer[1..])).map_or_else(
+                        |error| Err(format!("waiting for its answer: {error}")),
+                        |rest| match rest + 1 {
+                            ANSWER_BYTES => {
+                                Answer::parse(&answer).ok_or("it is no `towpath recv`".to_owned())
+                            }
+                            _ => Err("it is no `towpath recv`: its answer is cut short".to_owned()),
+                        },
+                    );
+                }
+            }
         };
         // Nobody waits for it when sending failed.
-        let _ = tell.send(said);
+        let _ = tell.send(Said::Answer(said));
     });
-    Ok(answers)
+    Ok(Answers(answers))
+}
+
+/// What the sending calls cost, and reading completions with them, by the way that the bytes went: reading the file and its checksum are
+/// not in it.
+#[derive(Default)]
+struct Cost {
+    zerocopy: Duration,
+    plain: Duration,
+    last_plain: bool,
+}
+
+impl Cost {
+    /// Does `what`, and counts it to the way that most of its bytes went; to the last one when it sent none.
+    fn of(
+        &mut self,
+        sender: &mut Sender,
+        what: impl FnOnce(&mut Sender) -> Result<(), SendError>,
+    ) -> Result<(), SendError> {
+        let ways = |sender: &Sender| [sender.counters().zerocopy_bytes, sender.counters().plain_bytes()];
+        let (before, start) = (ways(sender), thread_time());
+        let done = what(sender);
+        let spent = thread_time().saturating_sub(start);
+        let [zerocopy, plain] = ways(sender);
+        let (zerocopy, plain) = (zerocopy - before[0], plain - before[1]);
+        if zerocopy + plain > 0 {
+            self.last_plain = plain > zerocopy;
+        }
+        *(if self.last_plain { &mut self.plain } else { &mut self.zerocopy }) += spent;
+        done
+    }
 }
 
 fn refused(to: &str, status: Status) -> String {
@@ -239,6 +347,9 @@ struct Circumstances {
     congestion: Option<String>,
 }
 
+/// Of less than this no cost is told: it would be that of a few calls.
+const WORTH: u64 = 16 << 20;
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Report {
@@ -254,6 +365,9 @@ struct Report {
     plain: Map<String, Value>,
     sender_cpu_seconds: f64,
     receiver_cpu_seconds: f64,
+    /// What the sending calls alone cost, by the way that the bytes went.
+    zerocopy_cpu_seconds: f64,
+    plain_cpu_seconds: f64,
     zerocopy_calls: u64,
     plain_calls: u64,
     notifications: u64,
@@ -270,6 +384,7 @@ impl Report {
         seconds: f64,
         checksum: u64,
         [sender, receiver]: [Duration; 2],
+        cost: &Cost,
         counters: &Counters,
         circumstances: &Circumstances,
     ) -> Self {
@@ -290,6 +405,8 @@ impl Report {
             plain,
             sender_cpu_seconds: sender.as_secs_f64(),
             receiver_cpu_seconds: receiver.as_secs_f64(),
+            zerocopy_cpu_seconds: cost.zerocopy.as_secs_f64(),
+            plain_cpu_seconds: cost.plain.as_secs_f64(),
             zerocopy_calls: counters.numbers,
             plain_calls: counters.plain_calls,
             notifications: counters.notifications,
@@ -351,8 +468,10 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
             bytes(circumstances.message.into())
         ));
     }
-    if circumstances.mode != Mode::Plain && counters.zerocopy_bytes > counters.plain_bytes() {
-        advice.push("compare the CPU times with those of --mode plain".into());
+    if matches!(circumstances.mode, Mode::Adaptive | Mode::Zerocopy)
+        && counters.zerocopy_bytes > counters.plain_bytes()
+    {
+        advice.push("--mode compare tells what each way costs".into());
     }
     advice
 }
@@ -379,6 +498,19 @@ impl std::fmt::Display for Report {
                 0 => writeln!(f)?,
                 bytes => writeln!(f, ", {:.3} s/GB", cpu / (bytes as f64 / 1e9))?,
             }
+        }
+        let ways = [
+            ("zero copy", self.zerocopy_cpu_seconds, self.zerocopy_bytes),
+            ("plain", self.plain_cpu_seconds, self.plain_bytes),
+        ];
+        let worth = ways.map(|(_, _, bytes)| bytes >= WORTH);
+        for ((way, cpu, bytes), _) in ways.iter().zip(worth).filter(|(_, worth)| *worth) {
+            let each = cpu / (*bytes as f64 / 1e9);
+            writeln!(f, "          of it in sending calls, {way}: {cpu:.3} s, {each:.3} s/GB")?;
+        }
+        if worth == [true; 2] {
+            let [zerocopy, plain] = ways.map(|(_, cpu, bytes)| cpu / bytes as f64);
+            writeln!(f, "          zero copy costs {:.0}% of plain sends", 100.0 * zerocopy / plain)?;
         }
         if let Some([median, most]) = self.pin_time_us {
             writeln!(f, "in flight half of the calls up to {median} us, 99 of 100 up to {most} us")?;

@@ -6,7 +6,8 @@
 //! trailer checksum: u64 LE                  XXH3-64 of the bytes: against damage, not against malice
 //! answer  "twprecv1"  status: u64 LE  received: u64 LE  checksum: u64 LE  CPU: u64 LE, microseconds
 //! ```
-//! The answer comes after the trailer; or before it, from a receiver that cannot go on.
+//! The answer comes after the trailer; or before it, from a receiver that cannot go on. Zeroes before it say that the receiver goes on
+//! taking: what a sender's socket took may lie in buffers for long.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -17,6 +18,10 @@ pub(crate) const HEADER_BYTES: usize = 16;
 pub(crate) const ANSWER_BYTES: usize = 40;
 const HEADER: [u8; 8] = *b"twpsend1";
 const ANSWER: [u8; 8] = *b"twprecv1";
+
+/// What a receiver that has taken something says this often.
+pub(crate) const ALIVE: u8 = 0;
+pub(crate) const ALIVE_EVERY: Duration = Duration::from_millis(200);
 
 /// What comes first.
 pub(crate) fn header(length: u64) -> [u8; HEADER_BYTES] {
@@ -101,6 +106,12 @@ pub(crate) fn read_full(from: &mut impl Read, into: &mut [u8]) -> io::Result<usi
 /// User and system time of this process.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// User and system time of this thread.
+pub(crate) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
