@@ -1,4 +1,4 @@
-//! The examples, driven by the clients that people have: dig, and Thrift's own Python library. Without them a test says so.
+//! The examples, driven by the clients that people have: bash, dig, and Thrift's own Python library. Without them a test says so.
 #![cfg(feature = "io")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -51,6 +51,20 @@ fn is_there(program: &str, args: &[&str]) -> bool {
         println!("skipped: no {program} {}", args.join(" "));
     }
     there
+}
+
+#[test]
+fn bash_hears_its_echo() {
+    if !is_there("bash", &["--version"]) {
+        return;
+    }
+    let Some(server) = Example::start("echo") else { return };
+    // Two lines in one write, one in two, and the peer's end behind them.
+    let script = "exec 3<>/dev/tcp/127.0.0.1/$1; printf 'hello\nworld\nwho is' >&3; head -2 <&3; echo ' there' >&3; head -1 <&3";
+    let output = Command::new("bash").args(["-c", script, "bash", server.port()]).output();
+    let output = output.expect("bash starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\nworld\nwho is there\n");
+    assert!(output.status.success());
 }
 
 #[test]

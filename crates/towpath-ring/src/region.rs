@@ -276,20 +276,21 @@ impl Payload {
     /// When the range is outside.
     pub(crate) fn copy_out(&self, offset: usize, len: usize, into: &mut Vec<u8>) {
         let at = self.mapping.at(offset, len);
-        into.reserve(len);
-        let (words, rest) = if offset.is_multiple_of(8) { (len / 8, len % 8) } else { (0, len) };
-        for i in 0..words {
+        let words = if offset.is_multiple_of(8) { len / 8 } else { 0 };
+        let start = into.len();
+        into.resize(start + len, 0);
+        let (whole, rest) = into[start..].split_at_mut(words * 8);
+        for (i, eight) in whole.chunks_exact_mut(8).enumerate() {
             let word = at.wrapping_add(i * 8).cast::<u64>();
             // SAFETY: in bounds by `at`, aligned because the mapping is and `offset` is a multiple of 8; volatile
             // because the memory may change at any time, and any bytes are a valid u64.
             let word = unsafe { word.read_volatile() };
-            into.extend_from_slice(&word.to_ne_bytes());
+            eight.copy_from_slice(&word.to_ne_bytes());
         }
-        for i in len - rest..len {
-            let byte = at.wrapping_add(i);
+        for (i, one) in rest.iter_mut().enumerate() {
+            let byte = at.wrapping_add(words * 8 + i);
             // SAFETY: in bounds by `at`; volatile as above.
-            let byte = unsafe { byte.read_volatile() };
-            into.push(byte);
+            *one = unsafe { byte.read_volatile() };
         }
     }
 }

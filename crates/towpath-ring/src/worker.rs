@@ -15,7 +15,7 @@ use crate::header::{Kind, Meta};
 use crate::verdict::Verdict;
 
 /// Messages that [`Worker::serve`] does, if there are so many, before it sees whether the multiplexor sleeps.
-const BURST: u32 = 64;
+const BURST: u32 = 256;
 /// Bytes of answers from which on those of a frame's messages do not wait for each other.
 const SMALL: usize = 16 << 10;
 

@@ -17,7 +17,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
 use super::reader::{READS, read};
-use super::state::{FOREVER, Told, Work};
+use super::state::{FOREVER, LOOKS, Told, Work};
 use super::{Server, Shared, timespec};
 use crate::Time;
 use crate::mux::Mux;
@@ -99,6 +99,12 @@ impl Driver {
         self.shared.change(|mux| change(mux, now))
     }
 
+    /// From now on, while workers do short messages ([`Mux::quick_turn`]), answers of a connection leave together when all is done that
+    /// it asked, or after some turns: one write is cheaper than many, and wakes the peer once. All leave when [`Driver::wait`] is to wait.
+    pub fn gather(&mut self) {
+        self.shared.lock().gathers = true;
+    }
+
     /// Has [`Driver::wait`] wait for this descriptor to be readable too, and name it by `token`.
     ///
     /// # Errors
@@ -135,6 +141,9 @@ impl Driver {
         let now = self.shared.now();
         state.until = None;
         state.handle_timeout(&self.shared, now, &mut work);
+        if timeout != Some(Duration::ZERO) {
+            state.gathered = LOOKS;
+        }
         state.pump(&self.shared, &mut work);
         let busy = !work.writes.is_empty() || !state.ready.is_empty() || std::mem::take(&mut state.wanted);
         let own = state.poll_timeout().map(|time| time.since(now));
@@ -175,8 +184,9 @@ impl Driver {
     /// becomes sooner. For who waits elsewhere, once a call has found nothing.
     pub fn poll_timeout(&self) -> Option<std::time::Instant> {
         let mut state = self.shared.lock();
-        // What is wanted was so since the last look.
-        let due = if state.wanted || state.parted { Some(self.shared.now()) } else { state.poll_timeout() };
+        // What is wanted was so since the last look, and what was gathered is to leave.
+        let at_once = state.wanted || state.parted || !state.unsent.is_empty();
+        let due = if at_once { Some(self.shared.now()) } else { state.poll_timeout() };
         state.until = Some(due.unwrap_or(FOREVER));
         let time = due?;
         Some(self.shared.start + Duration::from_nanos(time.as_nanos()))

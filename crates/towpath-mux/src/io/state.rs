@@ -32,6 +32,8 @@ pub(super) const BELL: EventData = EventData::new_u64(0);
 const ENDED: usize = 1024;
 /// Turns whose answers leave together, when they are full of short messages.
 const GATHERED: u32 = 8;
+/// Looks of a driver that gathers, after which everything leaves; it takes about four in a turn.
+pub(super) const LOOKS: u32 = 32;
 /// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
 const HELP: u32 = 3;
 /// Rests of a message from so many bytes on are awaited, up to so many at once.
@@ -113,6 +115,9 @@ pub(super) struct State {
     pub(super) told: VecDeque<Told>,
     /// A [`super::Driver`] leads, and has the workers.
     pub(super) driven: bool,
+    /// While its workers do short messages, answers of a connection leave together when all is done that it asked, or after some
+    /// looks.
+    pub(super) gathers: bool,
     /// It has idle workers that are to take something.
     pub(super) wanted: bool,
     /// A connection has ended since it last looked.
@@ -232,6 +237,7 @@ impl State {
             ended: VecDeque::new(),
             told: VecDeque::new(),
             driven: false,
+            gathers: false,
             wanted: false,
             parted: false,
             closed: false,
@@ -433,14 +439,22 @@ impl State {
     /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later.
     pub(super) fn pump(&mut self, shared: &Shared, work: &mut Work) {
         self.listen(shared, work);
-        self.gathered = 0;
-        while let Some(id) = self.unsent.pop() {
-            if let Some(socket) = self.sockets.get(id)
-                && let Some(transmit) = self.mux.transmit(id)
+        // Who gathers and is awake comes again, and leaves nothing behind when it goes to sleep.
+        let gathers = self.gathers && self.until.is_none() && self.gathered < LOOKS;
+        let gathers = gathers && self.mux.quick_turn().is_some();
+        self.gathered = if gathers { self.gathered + 1 } else { 0 };
+        let Self { unsent, mux, sockets, .. } = self;
+        unsent.retain(|&id| {
+            if gathers && mux.outstanding(id) > 0 {
+                return true;
+            }
+            if let Some(socket) = sockets.get(id)
+                && let Some(transmit) = mux.transmit(id)
             {
                 work.writes.push((transmit, Arc::clone(&socket.link)));
             }
-        }
+            false
+        });
     }
 
     /// The same, but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.

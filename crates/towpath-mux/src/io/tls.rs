@@ -245,7 +245,8 @@ impl Session {
         Ok(Came::More)
     }
 
-    /// Writes as much as the socket takes.
+    /// Writes as much as the socket takes. What is in a record has left when all of the record has: a peer can do nothing with a part of
+    /// one, so a message whose first record did not leave whole may be sent elsewhere.
     pub(super) fn write(&self, fd: &OwnedFd, transmit: &mut Transmit) -> Outcome {
         let mut inner = self.lock();
         loop {
@@ -258,6 +259,7 @@ impl Session {
             if transmit.is_empty() {
                 return Outcome::Taken;
             }
+            // One record: CHUNK is the most that one has.
             let (mut slices, mut bytes) = (Vec::new(), 0);
             for slice in transmit.slices().take(SLICES) {
                 let part = &slice[..slice.len().min(CHUNK - bytes)];

@@ -107,6 +107,8 @@ pub struct Mux {
     /// What most messages take less than and most more: the median, about. A worker that lost its processor for a while, or a
     /// rare slow message, does not change it much.
     typical: u64,
+    /// The least that messages took of late, on average over a turn: what they take when nothing keeps their worker from them.
+    least_time: u64,
     /// All that is held, in bytes, and whether that is too much.
     bytes: usize,
     full: bool,
@@ -154,6 +156,7 @@ impl Mux {
             mean: 0,
             wary: 0,
             typical: 0,
+            least_time: 0,
             bytes: 0,
             full: false,
             least: BTreeSet::new(),

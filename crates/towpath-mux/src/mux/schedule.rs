@@ -224,6 +224,12 @@ impl Mux {
         self.totals.queued
     }
 
+    /// Messages of a connection that are not done.
+    #[cfg(feature = "io")]
+    pub(crate) fn outstanding(&self, id: super::psock::Id) -> usize {
+        self.psocks.get(id).map_or(0, |psock| psock.outstanding)
+    }
+
     /// Workers that have a turn.
     #[cfg(feature = "io")]
     pub(crate) const fn working(&self) -> usize {
@@ -448,6 +454,9 @@ impl Mux {
         if self.mean == 0 {
             return 1;
         }
+        if others && self.quick_turn().is_some() {
+            return most as usize;
+        }
         (budget / self.mean).clamp(1, most) as usize
     }
 
@@ -467,6 +476,11 @@ impl Mux {
             0 => each,
             typical if each > typical => (typical + step).min(each),
             typical => typical.saturating_sub(step).max(each),
+        };
+        // It doubles in fifty turns of longer ones.
+        self.least_time = match self.least_time {
+            0 => each,
+            least => each.min(least + least / 64 + 1),
         };
         // A sixteenth of what is new; a turn counts once, so that one slow message is not drowned by a batch of fast ones.
         self.mean = if self.mean == 0 { each } else { (self.mean - self.mean / 16 + each / 16).max(1) };
@@ -512,6 +526,16 @@ impl Mux {
         let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
         let known = self.typical > 0 && self.typical < cost && self.config.batch > 1;
         known.then(|| (cost.saturating_mul(WORTH) / self.typical) as usize)
+    }
+
+    /// How many messages a worker may be given before it is worth waking another, where all messages are short: each takes less than a
+    /// wake-up, and none of late took much longer. What workers that are elsewhere take is counted with how long it takes to wake
+    /// them, so that few messages at a time seem long: what counts is the least that they took.
+    pub fn quick_turn(&self) -> Option<usize> {
+        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
+        let worth = cost.saturating_mul(WORTH);
+        let quick = self.typical > 0 && self.least_time < cost && self.wary < worth && self.config.batch > 1;
+        quick.then(|| (worth / self.typical).max(1) as usize)
     }
 
     /// Whether so many messages take long enough for another worker to be woken meanwhile. Short ones must take several

@@ -493,7 +493,8 @@ impl World {
         let blamed = batch.get(which % (batch.len() + 1)).map(Message::ticket);
         let answered = batch.iter().any(|message| self.tried.contains(&message.ticket()));
         let Some(blamed) = blamed.filter(|_| !answered) else { return };
-        let back: Vec<Ticket> = batch.iter().map(Message::ticket).filter(|&ticket| ticket != blamed).collect();
+        let back: Vec<Ticket> =
+            batch.iter().map(Message::ticket).filter(|&ticket| ticket != blamed).collect();
         batch.retain(|message| message.ticket() == blamed);
         for ticket in &back {
             self.places.insert(*ticket, Place::Waits);

@@ -21,6 +21,7 @@
 //! A worker process that dies is started again, after a while that doubles when it dies at once. SIGHUP replaces all of them
 //! one by one: the new one has attached before the old one is drained.
 
+mod deal;
 mod listen;
 mod loan;
 mod pace;
@@ -42,6 +43,7 @@ use towpath_mux::mux::{Mux, SendError};
 use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
+use deal::Deal;
 pub use listen::{ListenError, listen};
 use pace::Pace;
 pub use process::Ending;
@@ -53,8 +55,6 @@ use signals::{Signal, Signals};
 
 /// The token of the signals; a seat's is its number and 1.
 const SIGNALS: u32 = 0;
-/// Messages that wait, from which on short ones are given by the turn.
-const MANY: usize = 16;
 /// Ends of connections that are told in a second; more are counted.
 const TOLD: u32 = 10;
 
@@ -147,8 +147,7 @@ pub struct Front {
     /// Workers' messages that were not sent, as far as that was told, and when.
     lost: (mux::Lost, Option<Instant>),
     desk: Option<Desk>,
-    /// Which seat asks first.
-    turn: usize,
+    deal: Deal,
     /// How long who looks at it, and what leaves without a copy, can be left alone.
     patience: Duration,
     /// Holds the workers' sockets; removed with it.
@@ -187,7 +186,8 @@ impl Front {
         signals: Signals,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
-        let driver = server.driver().map_err(system("driving the sockets"))?;
+        let mut driver = server.driver().map_err(system("driving the sockets"))?;
+        driver.gather();
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
         // tempdir gives it mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
@@ -212,7 +212,7 @@ impl Front {
             told: (0, 0, start),
             lost: (mux::Lost::default(), None),
             desk,
-            turn: 0,
+            deal: Deal::new(),
             patience: Duration::ZERO,
             _directory: directory,
         };
@@ -309,7 +309,7 @@ impl Front {
     /// One turn of messages and answers; whether there was anything to do.
     fn turn(&mut self) -> bool {
         let now = self.now();
-        let Self { driver, seats, returns, turn, config, .. } = self;
+        let Self { driver, seats, returns, deal, config, .. } = self;
         let mut busy = false;
         for seat in seats.iter_mut() {
             busy |= seat.collect(returns, now, config.timeout);
@@ -317,28 +317,12 @@ impl Front {
         let room = seats.iter().any(Seat::has_room);
         let more = || room && driver.server().look(|mux| mux.queued() > 0);
         if !busy && returns.refused.is_empty() && !more() {
+            deal.rest();
             return false;
         }
-        *turn = (*turn + 1) % seats.len();
-        let first = *turn;
         driver.change(|mux, time| {
             returns.apply(mux, time);
-            // Those that have nothing first: a message does not wait behind another while somebody is idle. What a process has it
-            // keeps, so all of them share what there is.
-            if let Some(turn) = mux.short_turn().filter(|_| mux.queued() >= MANY) {
-                // Many short ones: each worker has as many as are worth a wake-up before the next one is woken.
-                for seat in seats.iter_mut() {
-                    busy |= seat.fill(mux, time, turn);
-                }
-            }
-            let idle = seats.iter().filter(|seat| seat.is_idle()).count();
-            let share = mux.queued().div_ceil(idle.max(1)).max(1);
-            for share in [Some(share), None] {
-                let (left, right) = seats.split_at_mut(first);
-                for seat in right.iter_mut().chain(left) {
-                    busy |= seat.take(mux, time, share);
-                }
-            }
+            busy |= deal.deal(seats, mux, time, now);
         });
         let epoch = epoch();
         for seat in seats.iter_mut() {
@@ -364,7 +348,8 @@ impl Front {
     fn timeout(&self) -> Duration {
         let now = Instant::now();
         let due = self.seats.iter().filter_map(|seat| seat.due(self.config.timeout, self.start)).min();
-        due.map_or(Duration::from_secs(1), |due| due.saturating_duration_since(now))
+        let due = due.map_or(Duration::from_secs(1), |due| due.saturating_duration_since(now));
+        self.deal.again().map_or(due, |again| again.min(due))
     }
 
     /// Processes that attached or ended, restarts that are due, replacements that may go on.

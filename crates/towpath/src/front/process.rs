@@ -205,7 +205,8 @@ pub(super) struct Process {
     lends: bool,
     /// Its name in the core, while it has one.
     id: Option<worker::Id>,
-    leaving: bool,
+    /// It gets nothing more, and is killed when it has some then, in nanoseconds of the front's clock.
+    leaves: Option<u64>,
     /// Since when it is to end, and whether it was killed.
     closed: Option<Instant>,
     killed: Option<&'static str>,
@@ -217,6 +218,10 @@ pub(super) struct Process {
     out: VecDeque<Option<Out>>,
     first: Seq,
     working: usize,
+    /// When it last said something or got something while it had nothing, in nanoseconds of the front's clock.
+    progress: u64,
+    /// It has said something since it had nothing.
+    moves: bool,
     served: bool,
     /// Taken from the core, and not published: there was no room.
     waiting: VecDeque<Message>,
@@ -291,7 +296,7 @@ impl Process {
             loans: None,
             lends,
             id: None,
-            leaving: false,
+            leaves: None,
             closed: None,
             killed: None,
             armed: false,
@@ -299,6 +304,8 @@ impl Process {
             out: VecDeque::new(),
             first: Seq::FIRST,
             working: 0,
+            progress: 0,
+            moves: false,
             served: false,
             waiting: VecDeque::new(),
             released: Vec::new(),
@@ -366,8 +373,10 @@ impl Process {
         if self.channel.is_none() {
             return Some(Instant::now() + LOOK);
         }
-        let oldest = self.out.front().copied().flatten()?;
-        Some(start + Duration::from_nanos(oldest.since) + timeout?)
+        let oldest = self.out.front().copied().flatten();
+        let late = oldest.zip(timeout).map(|(oldest, timeout)| Duration::from_nanos(oldest.since) + timeout);
+        let leaves = self.leaves.filter(|_| self.killed.is_none()).map(Duration::from_nanos);
+        late.into_iter().chain(leaves).min().map(|due| start + due)
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -384,7 +393,7 @@ impl Process {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.id.is_some() && !self.leaving && self.waiting.is_empty() && self.working < CREDIT
+        self.id.is_some() && self.leaves.is_none() && self.waiting.is_empty() && self.working < CREDIT
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -439,6 +448,9 @@ impl Process {
             }
         }
         self.gave_room |= any || gave;
+        if any {
+            (self.progress, self.moves) = (now, true);
+        }
         if all {
             self.settle(returns, id);
         }
@@ -448,6 +460,9 @@ impl Process {
             && self.killed.is_none()
         {
             self.kill("it had a message for too long");
+        }
+        if self.leaves.is_some_and(|leaves| now >= leaves) && self.working > 0 && self.killed.is_none() {
+            self.kill("it was replaced, and not done in time");
         }
         any || gave
     }
@@ -473,10 +488,24 @@ impl Process {
         self.has_room() && self.working == 0
     }
 
-    /// Takes messages from the core, if it has none (`idle`; then as many as its share is of those that wait) or if it has some;
-    /// whether it got any.
-    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: Option<usize>) -> bool {
-        self.is_idle() == idle.is_some() && self.fill(mux, now, idle.unwrap_or(usize::MAX))
+    /// Whether it has messages and has not said anything for so long, in nanoseconds.
+    pub(super) fn is_stuck(&self, now: u64, patience: u64) -> bool {
+        self.working > 0 && now.saturating_sub(self.progress) >= patience
+    }
+
+    /// Whether it has said something about what it has.
+    pub(super) const fn moves(&self) -> bool {
+        self.moves
+    }
+
+    /// How long until it is, if it does not say anything.
+    pub(super) fn until_stuck(&self, now: u64, patience: u64) -> Option<u64> {
+        (self.working > 0).then(|| patience.saturating_sub(now.saturating_sub(self.progress)))
+    }
+
+    /// Messages that it has.
+    pub(super) const fn working(&self) -> usize {
+        self.working
     }
 
     /// Takes messages from the core until it has `most`; whether it got any.
@@ -523,6 +552,9 @@ impl Process {
                     }
                     let row = Row { first: ticket, count: count as u32 };
                     self.out.push_back(Some(Out { row, since: now, answered: 0 }));
+                    if self.working == 0 {
+                        (self.progress, self.moves) = (now, false);
+                    }
                     self.working += count;
                 }
                 Err(Full::TooLarge) => {
@@ -551,13 +583,15 @@ impl Process {
     }
 
     /// It gets nothing more; what it has it does, until the deadline.
-    pub(super) fn leave(&mut self, driver: &mut Driver, patience: Duration) {
+    pub(super) fn leave(&mut self, driver: &mut Driver, patience: Duration, now: u64) {
         let Some(id) = self.id else { return };
-        self.leaving = true;
+        let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        self.leaves = Some(now.saturating_add(patience));
         let back: Vec<Ticket> = self.waiting.drain(..).map(|message| message.ticket()).collect();
         driver.change(|mux, now| {
             mux.handle_hand_back(id, &back, now);
-            mux.leave(id, Some(now + patience), now);
+            // Not the core's deadline: that blames it for all it has, what it has not begun too.
+            mux.leave(id, None, now);
         });
     }
 

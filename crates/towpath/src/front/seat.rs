@@ -122,7 +122,7 @@ impl Seat {
                 Ok(Look::Same) => {}
                 Ok(Look::Attached) => {
                     if let Some(old) = &mut self.process {
-                        old.leave(driver, self.patience);
+                        old.leave(driver, self.patience, clock);
                     }
                     self.old = std::mem::replace(&mut self.process, self.next.take());
                     (self.again, self.failures) = (None, 0);
@@ -219,8 +219,29 @@ impl Seat {
         self.process.as_ref().is_some_and(Process::is_idle)
     }
 
-    pub(super) fn take(&mut self, mux: &mut Mux, now: Time, idle: Option<usize>) -> bool {
-        self.process.as_mut().is_some_and(|process| process.take(mux, now, idle))
+    /// Whether it has messages, and has said something not longer ago than so many nanoseconds.
+    pub(super) fn is_going_on(&self, now: u64, patience: u64) -> bool {
+        self.working() > 0 && !self.process.as_ref().is_some_and(|process| process.is_stuck(now, patience))
+    }
+
+    /// Whether it has said something about what it has.
+    pub(super) fn moves(&self) -> bool {
+        self.process.as_ref().is_some_and(Process::moves)
+    }
+
+    /// How long it goes on if it does not say anything.
+    pub(super) fn until_stuck(&self, now: u64, patience: u64) -> Option<u64> {
+        self.process.as_ref()?.until_stuck(now, patience)
+    }
+
+    #[cfg(test)]
+    pub(super) const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Messages that it has.
+    pub(super) fn working(&self) -> usize {
+        self.process.as_ref().map_or(0, Process::working)
     }
 
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
@@ -262,9 +283,10 @@ impl Seat {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use towpath_mux::assembler::Limits;
     use towpath_mux::io::Server;
-    use towpath_mux::mux::Config;
+    use towpath_mux::mux::{Config, Message};
     use towpath_ring::{Options, Worker};
 
     use super::*;
@@ -291,17 +313,18 @@ mod tests {
             self.seat.look(&mut self.driver, &mut self.returns, now, 0);
         }
 
-        /// Starts one, and has it detach; its process.
-        fn detached(&mut self, now: Instant) -> u32 {
-            self.seat.start(&["sleep".to_owned(), "1000".to_owned()], &self.driver, now);
+        /// Starts one; its process, and this one in its place.
+        fn attached(&mut self, now: Instant) -> (u32, Worker) {
             let path = self.directory.path().join(format!("worker-0-{}.sock", self.starts));
             self.starts += 1;
-            let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
-            while !self.seat.is_attached() {
-                self.look(now);
-            }
-            let pid = self.seat.process.as_ref().unwrap().pid();
-            drop(attach.join().unwrap());
+            let worker = attach(&mut self.seat, path, &mut self.driver, now);
+            (self.seat.process.as_ref().unwrap().pid(), worker)
+        }
+
+        /// Starts one, and has it detach; its process.
+        fn detached(&mut self, now: Instant) -> u32 {
+            let (pid, worker) = self.attached(now);
+            drop(worker);
             while self.seat.is_attached() {
                 self.look(now);
             }
@@ -314,6 +337,42 @@ mod tests {
                 std::thread::yield_now();
             }
         }
+    }
+
+    /// Has it that messages take a microsecond each.
+    pub(in super::super) fn learn(mux: &mut Mux, mut now: Time) {
+        let mut batch = Vec::new();
+        let worker = mux.clone_worker(64, now);
+        ask(mux, 1000, now);
+        while mux.poll_batch(worker, now, &mut batch) > 0 {
+            for message in batch.drain(..) {
+                now = now + Duration::from_micros(1);
+                mux.done(worker, message.ticket(), now);
+            }
+        }
+        mux.leave(worker, None, now);
+    }
+
+    /// A connection asks so many lines of one letter.
+    pub(in super::super) fn ask(mux: &mut Mux, lines: usize, now: Time) {
+        let psock = mux.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
+        mux.handle_bytes(psock, "x\n".repeat(lines).as_bytes(), now);
+    }
+
+    /// Starts a process that does nothing; this one attaches in its place.
+    pub(in super::super) fn attach(
+        seat: &mut Seat,
+        path: PathBuf,
+        driver: &mut Driver,
+        now: Instant,
+    ) -> Worker {
+        seat.start(&["sleep".to_owned(), "1000".to_owned()], driver, now);
+        let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
+        while !seat.is_attached() {
+            seat.ready = true;
+            seat.look(driver, &mut Returns::default(), now, 0);
+        }
+        attach.join().unwrap()
     }
 
     fn is_alive(pid: u32) -> bool {
@@ -342,5 +401,39 @@ mod tests {
         scene.until_gone(GONE, now);
         let alive: Vec<bool> = pids.into_iter().map(is_alive).collect();
         assert_eq!(alive, [vec![false; 2], vec![true; GONE]].concat(), "the oldest are killed");
+    }
+
+    #[test]
+    fn who_was_replaced_and_is_not_done_in_time_is_blamed_for_one_message() {
+        let mut scene = Scene::new();
+        let now = Instant::now();
+        let (pid, worker) = scene.attached(now);
+        scene.driver.change(|mux, now| {
+            learn(mux, now);
+            ask(mux, 3, now);
+        });
+        let Scene { driver, returns, seat, .. } = &mut scene;
+        let process = seat.process.as_mut().unwrap();
+        assert!(driver.change(|mux, now| process.fill(mux, now, 3)));
+        process.hand_over(returns, 0, 0);
+        assert_eq!(process.working(), 3);
+        process.leave(driver, Duration::from_nanos(10), 0);
+        process.collect(returns, 9, None, false);
+        assert!(is_alive(pid), "it has time");
+        process.collect(returns, 10, None, false);
+        while is_alive(pid) {
+            std::thread::yield_now();
+        }
+        drop(worker);
+        while scene.seat.is_attached() {
+            scene.look(now);
+        }
+        let mut again = Vec::new();
+        scene.driver.change(|mux, now| {
+            let other = mux.clone_worker(3, now);
+            while mux.poll_batch(other, now, &mut again) > 0 {}
+        });
+        let deaths: Vec<_> = again.iter().map(Message::deaths).collect();
+        assert_eq!(deaths, [1, 0, 0]);
     }
 }
