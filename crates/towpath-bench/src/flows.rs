@@ -25,6 +25,9 @@ const BURSTS: u64 = 64;
 /// What time it is when a table is made. It goes on by a microsecond with each burst.
 pub(crate) const START: Time = Time::from_secs(1_000_000);
 
+/// Seconds that a state lives in a table that turns.
+const TURN: u32 = 100;
+
 /// Every packet of these flows.
 pub(crate) const PACKET: Segment = Segment {
     tcp_flags: 0,
@@ -103,9 +106,18 @@ pub(crate) enum Work {
 
 impl Load {
     pub(crate) fn new(family: Family, flows: u32, pages: Pages) -> Result<Self> {
-        let settings = Settings { dyn_max: 12_000_000, dyn_udp_lifetime: 100_000, ..Settings::default() };
+        let mut load = Self::empty(family, flows, pages, 100_000);
+        for n in 0..flows {
+            ensure!(load.install(n, load.now) == Some(Installed::New), "flow {n} found no room");
+        }
+        load.settle();
+        Ok(load)
+    }
+
+    fn empty(family: Family, flows: u32, pages: Pages, lifetime: u32) -> Self {
+        let settings = Settings { dyn_max: 12_000_000, dyn_udp_lifetime: lifetime, ..Settings::default() };
         let random = Random(0x9e37_79b9_7f4a_7c15);
-        let mut load = Self {
+        Self {
             states: States::with_pages(settings, 0x5eed, pages),
             family,
             first: 0,
@@ -113,12 +125,61 @@ impl Load {
             now: START,
             random,
             frames: Frames::new(family, 0, flows, random),
-        };
-        for n in 0..flows {
-            ensure!(load.install(n, load.now) == Some(Installed::New), "flow {n} found no room");
         }
-        load.settle();
-        Ok(load)
+    }
+
+    /// A table for so many flows at a time: with each that is made from then on the oldest ends.
+    pub(crate) fn turning(family: Family, flows: u32) -> Result<Self> {
+        ensure!(flows > 0, "a table without flows does not turn");
+        Ok(Self::empty(family, flows, Pages::Huge, TURN))
+    }
+
+    /// Makes the first flows of a table that turns, in bursts whose lines are fetched, or one by one. How long it took.
+    pub(crate) fn fill(&mut self, bursts: bool) -> Result<Duration> {
+        let start = Instant::now();
+        let flows = self.flows;
+        while self.first < flows {
+            self.make(bursts, (flows - self.first).min(BURST as u32))?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Turns the table for `time`: states a second that are made, while as many end and are collected.
+    pub(crate) fn turn(&mut self, bursts: bool, time: Duration) -> Result<f64> {
+        let (start, first) = (Instant::now(), self.first);
+        loop {
+            for _ in 0..BURSTS {
+                self.make(bursts, BURST as u32)?;
+            }
+            let took = start.elapsed();
+            if took >= time {
+                return Ok(f64::from(self.first - first) / took.as_secs_f64());
+            }
+        }
+    }
+
+    /// Makes the next flows, and collects behind them as a worker does behind its bursts.
+    fn make(&mut self, bursts: bool, count: u32) -> Result<()> {
+        let (family, first) = (self.family, self.first);
+        let step = Duration::from_secs(TURN.into()) / self.flows;
+        if bursts {
+            let mut hits = [None; BURST];
+            let flows = (first..first + count).map(|n| flow(family, n));
+            self.states.peek_burst(flows, Lookup::Any, self.now, &mut hits);
+            ensure!(found(&hits) == 0, "a flow was there already");
+        }
+        for n in first..first + count {
+            self.now = self.now + step;
+            ensure!(self.install(n, self.now) == Some(Installed::New), "flow {n} found no room");
+            if !bursts {
+                self.states.expire(self.now, 2);
+            }
+        }
+        if bursts {
+            self.states.expire(self.now, 2 * BURST);
+        }
+        self.first = first + count;
+        Ok(())
     }
 
     /// The same table for another thread, which looks at so many flows from one on.
@@ -193,9 +254,8 @@ impl Load {
     fn lookups(&mut self) -> u64 {
         let mut all = 0;
         for _ in 0..BURST {
-            let (flow, mut hit) = (self.next(), [None]);
-            self.states.peek_burst([flow], Lookup::Any, self.now, &mut hit);
-            all += found(&hit);
+            let flow = self.next();
+            all += u64::from(self.states.peek(&flow, Lookup::Any, self.now).is_some());
         }
         all
     }

@@ -118,6 +118,10 @@ struct Gate {
     /// Measure every size from 64 to 5,000,000 flows, plot it into this file, and do nothing else
     #[arg(long, value_name = "FILE")]
     svg: Option<std::path::PathBuf>,
+
+    /// Plot what a run with --json --svg printed into this file, and measure nothing
+    #[arg(long, value_name = "FILE", requires = "svg")]
+    from: Option<std::path::PathBuf>,
 }
 
 /// Instructions of a packet's path through the gate, beside those that are kept (needs valgrind)
@@ -409,7 +413,9 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ring(args) => subject::ring::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::Gate(args) => match &args.svg {
-            Some(path) => subject::sweep::run(path, args.seconds).map(|()| true),
+            Some(path) => {
+                subject::sweep::run(path, args.from.as_deref(), args.json, args.seconds).map(|()| true)
+            }
             None => subject::gate::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         },
         Command::Instructions(args) => subject::instructions::run(args.json, args.write),

@@ -1,29 +1,19 @@
-//! Instructions of a packet's path through the gate, and of the whole live path without interfaces, counted by callgrind, beside those that
-//! are kept in the repository.
+//! Instructions of the whole live path without interfaces, counted by callgrind, beside those that are kept in the repository.
+//! (Those of the gate's steps: `crates/towpath-gate/examples/instructions.rs`.)
 //!
 //! Each step runs in a process of its own under `valgrind --tool=callgrind`, so often and twice as often; the difference
 //! is the step's. Counts depend on the compiler: they are compared with those of the same one only.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::hint::black_box;
 use std::io::ErrorKind;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use towpath_gate::state::{Lookup, Pages};
 
 use crate::bar::{Bar, Better, Report};
-use crate::flows::{Family, Load, PACKET, flow, frame, parsed};
 use crate::live::path::{COURSES, Path};
 use crate::peer::Skipped;
-
-/// What is counted.
-const STEPS: [&str; 5] = ["parse", "lookup hit", "lookup miss", "update", "insert"];
-
-fn steps() -> impl Iterator<Item = &'static str> {
-    STEPS.into_iter().chain(COURSES.map(|(name, _)| name))
-}
 
 /// The counts that are kept, with the compiler they were taken with in the first line.
 const KEPT: &str = include_str!("../../instructions.tsv");
@@ -40,7 +30,7 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
     let mut report = Report::new(json);
     let (kept_by, kept) = read(KEPT);
     let mut text = format!("# {compiler}\n");
-    for step in steps() {
+    for (step, _) in COURSES {
         let count = match count(step) {
             Err(error) if error.is::<Skipped>() => {
                 eprintln!("instructions: {error}");
@@ -69,30 +59,10 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
 
 /// Runs a step so often, for callgrind to count.
 pub(crate) fn side(step: &str, times: u32) -> Result<()> {
-    if let Some((_, course)) = COURSES.iter().find(|(name, _)| *name == step) {
-        return Path::new(*course)?.run(times);
-    }
-    let mut load = Load::new(Family::V4, 1000, Pages::Base)?;
-    let now = load.now;
-    let packets = frame(Family::V4);
-    let mut hit = [None];
-    for n in 0..times {
-        match step {
-            "parse" => drop(black_box(parsed(black_box(&packets)))),
-            "lookup hit" => {
-                load.states.peek_burst([flow(Family::V4, n % 1000)], Lookup::Any, now, black_box(&mut hit));
-            }
-            "lookup miss" => {
-                load.states.peek_burst([flow(Family::V4, 1000 + n)], Lookup::Any, now, black_box(&mut hit));
-            }
-            "update" => {
-                black_box(load.states.lookup(&flow(Family::V4, n % 1000), Lookup::Any, &PACKET, now));
-            }
-            "insert" => drop(black_box(load.install(1000 + n, now))),
-            _ => bail!("there is no step {step}"),
-        }
-    }
-    Ok(())
+    let Some((_, course)) = COURSES.iter().find(|(name, _)| *name == step) else {
+        bail!("there is no step {step}");
+    };
+    Path::new(*course)?.run(times)
 }
 
 fn count(step: &str) -> Result<f64> {
@@ -135,14 +105,12 @@ fn read(text: &str) -> (&str, BTreeMap<&str, f64>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, read, steps};
+    use super::{COURSES, KEPT, read};
 
     #[test]
-    fn every_step_is_kept() {
+    fn every_course_is_kept() {
         let (by, kept) = read(KEPT);
         assert!(by.starts_with("rustc "), "{by}");
-        for step in steps() {
-            assert!(kept.contains_key(step), "{step}");
-        }
+        assert!(COURSES.iter().all(|(step, _)| kept.contains_key(step)));
     }
 }

@@ -1,10 +1,11 @@
-//! The state table at every size: what a packet takes, in bursts and one by one, as a table and as a plot.
+//! The state table at every size: what a packet takes, in bursts and one by one, as a table, as JSON and as a plot.
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
 use towpath_gate::state::Pages;
 
 use crate::flows::{Family, Load, Work};
@@ -13,111 +14,219 @@ use crate::stat::median;
 
 const SIZES: [u32; 6] = [64, 1000, 10_000, 100_000, 1_000_000, 5_000_000];
 
-/// A curve: what is measured, and its colour in the plot.
+const FAMILIES: [(Family, &str); 2] = [(Family::V4, "IPv4"), (Family::V6, "IPv6")];
+
+/// A curve of each family: what is measured, and its colour in the plot.
 struct Curve {
     name: &'static str,
-    family: Family,
     what: What,
     colour: &'static str,
 }
 
 #[derive(Clone, Copy)]
 enum What {
+    /// Packets of flows that have states, in bursts or not.
     Packets(Work, bool),
-    /// States that are made in a table that holds so many at the end.
-    Installs,
+    /// States that are made in a table that holds so many at the end, likewise.
+    Installs(bool),
+    /// For each state that is made one ends and is collected, likewise.
+    Churn(bool),
 }
 
 const CURVES: [Curve; 8] = {
-    const fn curve(name: &'static str, family: Family, what: What, colour: &'static str) -> Curve {
-        Curve { name, family, what, colour }
+    const fn curve(name: &'static str, what: What, colour: &'static str) -> Curve {
+        Curve { name, what, colour }
     }
-    use Family::{V4, V6};
-    use What::{Installs, Packets};
+    use What::{Churn, Installs, Packets};
     use Work::{FullPath, Lookup};
     [
-        curve("lookup, bursts", V4, Packets(Lookup, true), "#0b6e4f"),
-        curve("lookup, one by one", V4, Packets(Lookup, false), "#6cae75"),
-        curve("full path, bursts", V4, Packets(FullPath, true), "#235789"),
-        curve("full path, one by one", V4, Packets(FullPath, false), "#7aa5d2"),
-        curve("IPv6 lookup, bursts", V6, Packets(Lookup, true), "#b7791f"),
-        curve("IPv6 full path, bursts", V6, Packets(FullPath, true), "#e0b060"),
-        curve("insert", V4, Installs, "#c1292e"),
-        curve("IPv6 insert", V6, Installs, "#e58a8d"),
+        curve("lookup, bursts", Packets(Lookup, true), "#0b6e4f"),
+        curve("lookup, one by one", Packets(Lookup, false), "#6cae75"),
+        curve("full path, bursts", Packets(FullPath, true), "#235789"),
+        curve("full path, one by one", Packets(FullPath, false), "#7aa5d2"),
+        curve("insert, bursts", Installs(true), "#8c1c22"),
+        curve("insert, one by one", Installs(false), "#dd6e72"),
+        curve("expiry churn, bursts", Churn(true), "#5b3a8c"),
+        curve("expiry churn, one by one", Churn(false), "#a48bc9"),
     ]
 };
 
-/// Measures every curve at every size, prints nanoseconds, and plots them.
-pub(crate) fn run(path: &Path, time: Duration) -> Result<()> {
-    pin::to(Cpus::find()?.engine)?;
-    let mut nanos = [[0.0; SIZES.len()]; CURVES.len()];
-    for (at, &flows) in SIZES.iter().enumerate() {
-        for family in [Family::V4, Family::V6] {
-            let start = Instant::now();
-            let mut load = Load::new(family, flows, Pages::Huge)?;
-            let each = start.elapsed().as_nanos() as f64 / f64::from(flows);
-            for (curve, nanos) in CURVES.iter().zip(&mut nanos).filter(|(curve, _)| curve.family == family) {
-                nanos[at] = match curve.what {
-                    What::Installs => each,
-                    What::Packets(work, bursts) => {
-                        let rate = |_| load.rate(work, bursts, time / 3);
-                        let rates: Result<Vec<f64>> = (0..3).map(rate).collect();
-                        1e9 / median(&rates?)
-                    }
-                };
-            }
+/// One point of a curve.
+#[derive(Serialize, Deserialize)]
+struct Point {
+    /// The family and the curve.
+    name: String,
+    flows: u32,
+    ns: f64,
+}
+
+/// Measures every curve at every size, or takes what an earlier run printed as JSON; prints nanoseconds, and plots them.
+pub(crate) fn run(path: &Path, from: Option<&Path>, json: bool, time: Duration) -> Result<()> {
+    let points = match from {
+        Some(from) => {
+            let text =
+                std::fs::read_to_string(from).with_context(|| format!("reading {}", from.display()))?;
+            serde_json::from_str(&text).with_context(|| format!("{} is no sweep", from.display()))?
         }
+        None => measure(time)?,
+    };
+    if json {
+        println!("{}", serde_json::to_string(&points)?);
+    } else {
+        println!("{}", table(&points)?);
     }
-    let mut table = "ns".to_owned();
-    SIZES.iter().try_for_each(|size| write!(table, "\t{size}"))?;
-    for (curve, nanos) in CURVES.iter().zip(&nanos) {
-        write!(table, "\n{}", curve.name)?;
-        nanos.iter().try_for_each(|nanos| write!(table, "\t{nanos:.1}"))?;
-    }
-    println!("{table}");
-    let plotted = std::fs::write(path, plot(&nanos)?);
+    let plotted = std::fs::write(path, plot(&points)?);
     plotted.with_context(|| format!("writing {}", path.display()))
 }
 
-fn plot(nanos: &[[f64; SIZES.len()]]) -> Result<String> {
-    // Ten to a thousand nanoseconds, a decade in 160 units; sizes by their logarithm.
-    let y = |nanos: f64| 340.0 - 160.0 * (nanos.clamp(5.0, 1e3).log10() - 0.69897);
-    let x = |size: u32| 70.0 + (f64::from(size).log10() - 1.8) / 5.0 * 480.0;
+fn measure(time: Duration) -> Result<Vec<Point>> {
+    pin::to(Cpus::find()?.engine)?;
+    let mut points = Vec::new();
+    for flows in SIZES {
+        for (family, family_name) in FAMILIES {
+            let mut point = |name: &str, ns: f64| {
+                points.push(Point { name: format!("{family_name} {name}"), flows, ns });
+            };
+            let mut load = Load::new(family, flows, Pages::Huge)?;
+            for Curve { name, what, .. } in CURVES {
+                if let What::Packets(work, bursts) = what {
+                    let rate = |_| load.rate(work, bursts, time / 3);
+                    let rates: Result<Vec<f64>> = (0..3).map(rate).collect();
+                    point(name, 1e9 / median(&rates?));
+                }
+            }
+            drop(load);
+            for bursts in [true, false] {
+                let mut load = Load::turning(family, flows)?;
+                let (mut took, mut each) = (Duration::ZERO, Vec::new());
+                // Small tables are filled often.
+                while took < time / 3 {
+                    load = Load::turning(family, flows)?;
+                    let filled = load.fill(bursts)?;
+                    took += filled;
+                    each.push(filled.as_nanos() as f64 / f64::from(flows));
+                }
+                let churned: Result<Vec<f64>> = (0..3).map(|_| load.turn(bursts, time / 3)).collect();
+                let churned = 1e9 / median(&churned?);
+                for Curve { name, what, .. } in CURVES {
+                    match what {
+                        What::Installs(so) if so == bursts => point(name, median(&each)),
+                        What::Churn(so) if so == bursts => point(name, churned),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    Ok(points)
+}
+
+fn at(points: &[Point], family: &str, curve: &str) -> Result<[f64; SIZES.len()]> {
+    let name = format!("{family} {curve}");
+    let mut nanos = [0.0; SIZES.len()];
+    for (ns, flows) in nanos.iter_mut().zip(SIZES) {
+        let point = points.iter().find(|point| point.name == name && point.flows == flows);
+        *ns = point.with_context(|| format!("there is no {name} at {flows} flows"))?.ns;
+        ensure!(ns.is_finite() && *ns > 0.0, "{name} at {flows} flows: {ns} ns");
+    }
+    Ok(nanos)
+}
+
+fn table(points: &[Point]) -> Result<String> {
+    let mut table = "ns".to_owned();
+    SIZES.iter().try_for_each(|size| write!(table, "\t{size}"))?;
+    for (_, family) in FAMILIES {
+        for Curve { name, .. } in &CURVES {
+            write!(table, "\n{family} {name}")?;
+            at(points, family, name)?.iter().try_for_each(|nanos| write!(table, "\t{nanos:.1}"))?;
+        }
+    }
+    Ok(table)
+}
+
+fn plot(points: &[Point]) -> Result<String> {
     let mut svg = String::from(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 400\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"720\" height=\"400\" fill=\"white\"/>\n\
-         <text x=\"70\" y=\"18\" font-size=\"14\">Nanoseconds for a packet, by the number of flows; one CPU, huge pages</text>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1240 430\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"1240\" height=\"430\" fill=\"white\"/>\n\
+         <text x=\"70\" y=\"18\" font-size=\"14\">Nanoseconds for a packet, or for a state that is made, by the number of flows; one CPU, huge pages</text>\n",
     );
-    for label in [5, 10, 20, 50, 100, 200, 500] {
+    for ((_, family), left) in FAMILIES.into_iter().zip([0.0, 620.0]) {
+        panel(&mut svg, points, family, left)?;
+    }
+    svg.push_str("</svg>\n");
+    Ok(svg)
+}
+
+/// The curves of one family, from this x on.
+fn panel(svg: &mut String, points: &[Point], family: &str, left: f64) -> Result<()> {
+    // Five to two thousand nanoseconds, a decade in 130 units; sizes by their logarithm.
+    let y = |nanos: f64| 370.0 - 130.0 * (nanos.clamp(5.0, 2e3).log10() - 0.69897);
+    let x = |size: u32| left + 70.0 + (f64::from(size).log10() - 1.8) / 5.0 * 370.0;
+    let (from, to) = (left + 70.0, left + 445.0);
+    writeln!(svg, "<text x=\"{from}\" y=\"36\" font-size=\"13\">{family}</text>")?;
+    for label in [5, 10, 20, 50, 100, 200, 500, 1000, 2000] {
         let y = y(f64::from(label));
         writeln!(
             svg,
-            "<path d=\"M70 {y:.1}H550\" stroke=\"#ddd\"/><text x=\"62\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
+            "<path d=\"M{from} {y:.1}H{to}\" stroke=\"#ddd\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
+            from - 8.0,
             y + 4.0
         )?;
     }
     for size in SIZES {
-        writeln!(svg, "<text x=\"{:.1}\" y=\"360\" text-anchor=\"middle\">{size}</text>", x(size))?;
+        writeln!(svg, "<text x=\"{:.1}\" y=\"390\" text-anchor=\"middle\">{size}</text>", x(size))?;
     }
-    writeln!(svg, "<text x=\"310\" y=\"384\" text-anchor=\"middle\">flows</text>")?;
+    writeln!(svg, "<text x=\"{}\" y=\"414\" text-anchor=\"middle\">flows</text>", (from + to) / 2.0)?;
     // Names stand beside the last points, moved apart where these are close.
-    let mut order: Vec<usize> = (0..CURVES.len()).collect();
-    order.sort_by(|&a, &b| nanos[b][SIZES.len() - 1].total_cmp(&nanos[a][SIZES.len() - 1]));
-    let mut free = 0.0;
-    for at in order {
-        let Curve { name, colour, .. } = &CURVES[at];
-        let mut points = String::new();
-        for (&size, &nanos) in SIZES.iter().zip(&nanos[at]) {
-            write!(points, "{:.1},{:.1} ", x(size), y(nanos))?;
-        }
-        let label = (y(nanos[at][SIZES.len() - 1]) + 4.0).max(free);
-        free = label + 14.0;
-        writeln!(
-            svg,
-            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
-        )?;
-        writeln!(svg, "<text x=\"558\" y=\"{label:.1}\" fill=\"{colour}\">{name}</text>")?;
+    let mut curves = Vec::new();
+    for curve in &CURVES {
+        curves.push((at(points, family, curve.name)?, curve));
     }
-    svg.push_str("</svg>\n");
-    Ok(svg)
+    curves.sort_by(|(a, _), (b, _)| b[SIZES.len() - 1].total_cmp(&a[SIZES.len() - 1]));
+    let mut free = 0.0;
+    for (nanos, Curve { name, colour, .. }) in curves {
+        let mut line = String::new();
+        for (size, nanos) in SIZES.into_iter().zip(nanos) {
+            write!(line, "{:.1},{:.1} ", x(size), y(nanos))?;
+        }
+        let label = (y(nanos[SIZES.len() - 1]) + 4.0).max(free);
+        free = label + 14.0;
+        writeln!(svg, "<polyline points=\"{line}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>")?;
+        writeln!(svg, "<text x=\"{}\" y=\"{label:.1}\" fill=\"{colour}\">{name}</text>", to + 8.0)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_is_plotted_from_what_it_printed() {
+        let all =
+            FAMILIES.iter().flat_map(|(_, family)| CURVES.iter().map(move |curve| (*family, curve.name)));
+        let points: Vec<Point> = all
+            .flat_map(|(family, curve)| {
+                SIZES.map(|flows| Point { name: format!("{family} {curve}"), flows, ns: 7.5 })
+            })
+            .collect();
+        let json = serde_json::to_string(&points).unwrap();
+        let mut back: Vec<Point> = serde_json::from_str(&json).unwrap();
+        assert_eq!(plot(&back).unwrap(), plot(&points).unwrap());
+        assert_eq!(plot(&back).unwrap().matches("<polyline").count(), 2 * CURVES.len());
+        assert_eq!(table(&back).unwrap().lines().count(), 1 + 2 * CURVES.len());
+        back.pop();
+        assert!(plot(&back).unwrap_err().to_string().contains("there is no IPv6 expiry churn, one by one"));
+    }
+
+    #[test]
+    fn as_many_end_as_are_made() {
+        for bursts in [true, false] {
+            let mut load = Load::turning(Family::V4, 1000).unwrap();
+            load.fill(bursts).unwrap();
+            load.turn(bursts, Duration::from_millis(1)).unwrap();
+            let held = load.states.len();
+            assert!((1000..1500).contains(&held), "{held}");
+        }
+    }
 }
