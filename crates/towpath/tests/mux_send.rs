@@ -223,7 +223,7 @@ fn a_worker_that_is_killed_leaves_what_it_had_answered() {
 
 #[test]
 fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
-    let front = Front::alone("zerocopy");
+    let front = Front::start_with("zerocopy", &["--workers", "1", "--send-check"]);
     let mut stuck = front.connect();
     let asked: Vec<_> = (0..12).map(|number| (number, 100_000)).collect();
     let asker = ask_all(&stuck, &asked);
@@ -258,6 +258,9 @@ fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
     // What it says from now on is right there too.
     ask(&mut stuck, 99, 100_000);
     answer(&mut stuck, 99, 100_000);
+    // And it is known that somebody wrote.
+    let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+    assert!(send["totals"]["tampered"].as_u64() > Some(0), "{send}");
 }
 
 #[test]
@@ -275,7 +278,13 @@ fn a_worker_has_its_frames_back() {
 
 #[test]
 fn a_front_that_is_killed_has_sent_nothing_wrong() {
-    let mut front = Front::start("zerocopy");
+    // The kernel sends from the front's memory, and from the worker's.
+    for front in [Front::start("zerocopy"), Front::alone("zerocopy")] {
+        killed(front);
+    }
+}
+
+fn killed(mut front: Front) {
     let mut stream = front.connect();
     let asker = ask_all(&stream, &[0, 1, 2].map(|number| (number, 2_000_000)));
     front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));

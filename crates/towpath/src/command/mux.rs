@@ -101,6 +101,12 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "HOW", default_value = "adaptive")]
     send: SendArg,
 
+    /// Compare each long answer's checksum when it is given with that when it has left: `ctl show send` counts those that changed
+    ///
+    /// Finds workers that write into what they have sent; reads every byte twice
+    #[arg(long)]
+    send_check: bool,
+
     /// What becomes of the connection of a message that was given up after that
     #[arg(long, value_name = "WHAT", default_value = "close")]
     undone: Undone,
@@ -201,6 +207,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
             SendArg::Zerocopy => Choice::Zerocopy,
             SendArg::Plain => Choice::Plain,
         },
+        send_check: args.send_check,
     };
     let code = |error: Error| match error {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use towpath_mux::framing::Framing;
 use towpath_mux::mux::Order;
+use towpath_send::Choice;
 
 use super::port::Port;
 use super::reader::{At, Table};
@@ -52,6 +53,10 @@ pub struct Mux {
     pub redeliver: u8,
     /// Whether the connection of a message that was given up after that goes on.
     pub keep_undone: bool,
+    /// How long answers leave, and whether their checksums are compared when they have left.
+    pub send: Choice,
+    /// See `send`.
+    pub send_check: bool,
     /// The certificate chain and its key, PEM: what comes in over TCP is encrypted.
     pub tls: Option<(PathBuf, PathBuf)>,
 }
@@ -118,6 +123,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         ("sticky", Order::Sticky),
         ("key", Order::Key),
     ];
+    let sends = [("adaptive", Choice::Adaptive), ("zerocopy", Choice::Zerocopy), ("plain", Choice::Plain)];
     let seconds = |key| table.seconds(key, 0.001..=86_400.0);
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     Some(Mux {
@@ -133,6 +139,8 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         message_max: table.number("message-max", 1..=33_554_432).unwrap_or(16 << 20) as usize,
         redeliver: table.number("redeliver", 0..=255).unwrap_or(2) as u8,
         keep_undone: table.word("undone", &[("close", false), ("keep", true)]).unwrap_or(false),
+        send: table.word("send", &sends).unwrap_or_default(),
+        send_check: table.word("send-check", &[("no", false), ("yes", true)]).unwrap_or(false),
         tls: tls(table, directory),
         framing: framing?.value.to_owned(),
         worker: worker?,

@@ -297,7 +297,7 @@ fn what_cannot_change_while_it_runs_is_named() {
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
     let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
     let before = Config::parse("t", &text("")).unwrap();
-    let rows: [(&str, String, &[&str]); 10] = [
+    let rows: [(&str, String, &[&str]); 11] = [
         ("nothing", text(""), &[]),
         ("ports in another order", ports_reversed(&text("")), &[]),
         ("another command", text("").replace("a b", "c d"), &[]),
@@ -308,6 +308,7 @@ fn what_cannot_change_while_it_runs_is_named() {
         ("other pages", text("[engine]\nhugepages = true"), &["`hugepages` of [engine]"]),
         ("another queue", text("").replace("queue.1", "queue.2"), &["[queue.1], which is gone,"]),
         ("another framing", text("").replace("line", "resp"), &["[mux]"]),
+        ("another way to send", text("").replace("\"w\"", "\"w\"\nsend = \"plain\""), &["[mux]"]),
     ];
     for (what, text, expected) in rows {
         let mut after = Config::parse("t", &text).unwrap_or_else(|errors| panic!("{what}: {errors:?}"));

@@ -85,6 +85,19 @@ pub struct Totals {
     pub duplicates: u64,
     /// See `duplicates`.
     pub unknown: u64,
+    /// Notifications that did not begin at the oldest outstanding number.
+    #[serde(default)]
+    pub out_of_order: u64,
+    /// Isolated probes that were not copied, and that were.
+    #[serde(default)]
+    pub probes: [u64; 2],
+    /// Buffers that were not the same at their completion as when they were given: somebody wrote into what he had sent. Only where that
+    /// is checked (`--send-check`).
+    #[serde(default)]
+    pub tampered: u64,
+    /// Entries of the error queue about something else, that nobody took.
+    #[serde(default)]
+    pub events_lost: u64,
 }
 
 /// A histogram by powers of two, as the upper ends of buckets; null when it is empty.
@@ -151,6 +164,10 @@ impl Totals {
             switches: named(Reason::ALL.map(Reason::name).into(), &counters.switches),
             duplicates: counters.duplicates,
             unknown: counters.unknown,
+            out_of_order: counters.out_of_order,
+            probes: counters.probes,
+            tampered: counters.tampered,
+            events_lost: counters.events_lost,
         }
     }
 }
@@ -213,6 +230,11 @@ pub fn show(send: &Send) -> String {
     let _ = writeln!(text, "numbers per notification: {}", quantiles(&totals.per_notification));
     let _ = writeln!(text, "pinned for: {} us", quantiles(&totals.pin_time_us));
     let _ = writeln!(text, "modes switched: {}", words(&totals.switches));
+    let [not_copied, copied] = totals.probes;
+    let _ = writeln!(text, "probes: {not_copied} not copied, {copied} copied");
+    if totals.tampered > 0 {
+        let _ = writeln!(text, "changed after they were sent: {} answers", totals.tampered);
+    }
     let heads =
         ["Peer", "Mode", "Zerocopy", "Copied", "Plain", "Numbers", "Out", "Pinned", "Budget", "ENOBUFS"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];

@@ -77,6 +77,9 @@ pub struct Config {
     pub first_channel: u32,
     /// How long answers leave: see [`towpath_send::Choice`].
     pub send: Choice,
+    /// Whether each long answer's checksum when it was given is compared with that at its completion, which costs two readings of every
+    /// byte: see [`towpath_send::Counters::tampered`].
+    pub send_check: bool,
 }
 
 /// Why there is no front, or why it ended.
@@ -193,7 +196,7 @@ impl Front {
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
         let start = Instant::now();
-        let senders = Senders::new(config.send);
+        let senders = Senders::new(config.send, config.send_check);
         server.set_carriers(Arc::new(senders.clone()));
         // With several workers what one answers goes out beside what others do, or forward to its connection.
         let lends = config.workers.get() == 1 && config.send != Choice::Plain;

@@ -46,6 +46,7 @@ pub(super) struct Senders(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     choice: Choice,
+    check: bool,
     limits: Limits,
     locked: Arc<LockedMemory>,
     start: Instant,
@@ -155,27 +156,27 @@ struct Connection {
 }
 
 impl Senders {
-    pub(super) fn new(choice: Choice) -> Self {
+    pub(super) fn new(choice: Choice, check: bool) -> Self {
         let limits = Limits::read();
         let locked = Arc::new(LockedMemory::of_rlimit(limits.locked));
         let state = Mutex::default();
         let lent = AtomicU64::new(0);
-        Self(Arc::new(Inner { choice, limits, locked, start: Instant::now(), lent, state }))
+        Self(Arc::new(Inner { choice, check, limits, locked, start: Instant::now(), lent, state }))
     }
 
     /// Completions of connections that ended, or that nobody writes to. When to look again.
     pub(super) fn look(&self, now: Instant) -> Duration {
         let mut state = lock(&self.0.state);
         let none = state.live.is_empty() && state.lingering.is_empty();
-        if let Some(looked) = state.looked.filter(|looked| now < *looked + LOOK) {
-            return if none { Duration::MAX } else { looked + LOOK - now };
-        }
-        state.looked = Some(now);
         let time = self.time();
         while state.quarantine.poll(time).is_some() {}
         if none {
-            return Duration::MAX;
+            return state.quarantine.poll_timeout().map_or(Duration::MAX, |end| end.since(time));
         }
+        if let Some(looked) = state.looked.filter(|looked| now < *looked + LOOK) {
+            return looked + LOOK - now;
+        }
+        state.looked = Some(now);
         for row in &state.live {
             if let Some(sender) = &mut *lock(&row.sender)
                 && sender.outstanding() > 0
@@ -259,6 +260,7 @@ impl Carriers for Senders {
         let peer = peer?.to_string();
         let options = Options {
             choice: self.0.choice,
+            tamper_check: self.0.check,
             min_zerocopy: LEAST,
             max_frames: FRAMES,
             max_pinned: PINNED,
@@ -429,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_reads_has_time_and_one_that_does_not_is_reset() {
-        let senders = Senders::new(Choice::Zerocopy);
+        let senders = Senders::new(Choice::Zerocopy, false);
         let (sender, mut peer) = full(&senders);
         let start = Instant::now();
         linger(&senders, sender, LINGERING, start);
@@ -461,7 +463,7 @@ mod tests {
     #[test]
     fn the_oldest_make_room() {
         for most in [(2, u64::MAX), (LINGERING.0, 1)] {
-            let senders = Senders::new(Choice::Zerocopy);
+            let senders = Senders::new(Choice::Zerocopy, false);
             let mut peers: Vec<_> = (0..3)
                 .map(|_| {
                     let (sender, peer) = full(&senders);

@@ -105,7 +105,8 @@ impl Listening {
             drain: config.drain,
             timeout: config.timeout,
             close_undone: !config.keep_undone,
-            send: towpath_send::Choice::default(),
+            send: config.send,
+            send_check: config.send_check,
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
