@@ -267,7 +267,7 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         send(socket, &mut pool, &expected, run)?
     };
     let preempted = preemptions() - before;
-    Ok(Told { huge: pool.pages() != Pages::Ordinary, preempted, ..told })
+    Ok(Told { huge: pool.pages() == Pages::Huge, preempted, ..told })
 }
 
 fn send_bare(socket: OwnedFd, frames: Vec<Frame>, run: Run) -> Result<Told> {

@@ -5,6 +5,8 @@
 //! READ; net.core.optmem_max bounds it. On TCP a group takes calls until 512 KiB as long as they are unsent, so the number of
 //! groups is known only roughly; every datagram is one.
 //!
+//! The send buffer needs no share of its own: what is in flight is charged to it (sk_wmem_queued), copied or not.
+//!
 //! Both budgets are halved at ENOBUFS and doubled after ten quiet seconds. Room that is missing means a plain send, which
 //! always goes: progress does not depend on completions.
 

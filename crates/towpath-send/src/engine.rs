@@ -32,7 +32,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(1);
 const STUCK_RTTS: u32 = 8;
 /// The error queue is read after so long, however few calls were made: who sends now and then has his frames back, and learns what a probe
 /// showed, with his next message.
-const READ_AFTER: Duration = Duration::from_millis(1);
+const READ_AFTER_NANOS: u64 = 1_000_000;
 /// After ENOBUFS a second time and more, nothing is tried with the flag for so long, doubling to the longest: another process of the user
 /// may hold what is missing for ever.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -474,7 +474,8 @@ impl<T> Engine<T> {
         // With few frames left it is read sooner, but not at every call: a reading that finds nothing costs half a send.
         let few_left = self.flight.held() >= most - most / 4;
         let wanted = if few_left { (most / 16).clamp(1, every) } else { every };
-        self.calls_since_read >= wanted || now.since(self.read_at) >= READ_AFTER
+        self.calls_since_read >= wanted
+            || now.as_nanos().saturating_sub(self.read_at.as_nanos()) >= READ_AFTER_NANOS
     }
 
     /// The error queue was read until it was empty, or as far as one reading goes.

@@ -100,6 +100,7 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
         if compare {
             // Stretches of 32 MiB in turns, of which the third is cut short.
             assert!(ways("plain_bytes") > 32 << 20 && ways("zerocopy_bytes") > 32 << 20, "{report}");
+            assert_eq!(report["plain"]["as-asked"], 32 << 20, "{report}");
             assert!(report["plain_cpu_seconds"].as_f64() > Some(0.0), "{report}");
             assert!(report["zerocopy_cpu_seconds"].as_f64() > Some(0.0), "{report}");
         }

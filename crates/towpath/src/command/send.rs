@@ -388,10 +388,13 @@ impl Report {
         counters: &Counters,
         circumstances: &Circumstances,
     ) -> Self {
+        let asked = matches!(circumstances.unarmed, None | Some(Unarmed::Choice));
+        let name =
+            |cause: PlainCause| if asked && cause == PlainCause::Unarmed { "as-asked" } else { cause.name() };
         let plain = PlainCause::ALL
             .into_iter()
             .filter(|cause| counters.plain_for(*cause) > 0)
-            .map(|cause| (cause.name().to_owned(), counters.plain_for(cause).into()))
+            .map(|cause| (name(cause).to_owned(), counters.plain_for(cause).into()))
             .collect();
         let quantile = |share| counters.pin_time.quantile(share);
         Self {
@@ -506,7 +509,7 @@ impl std::fmt::Display for Report {
         let worth = ways.map(|(_, _, bytes)| bytes >= WORTH);
         for ((way, cpu, bytes), _) in ways.iter().zip(worth).filter(|(_, worth)| *worth) {
             let each = cpu / (*bytes as f64 / 1e9);
-            writeln!(f, "          of it in sending calls, {way}: {cpu:.3} s, {each:.3} s/GB")?;
+            writeln!(f, "          sender's calls, {way}: {cpu:.3} s, {each:.3} s/GB")?;
         }
         if worth == [true; 2] {
             let [zerocopy, plain] = ways.map(|(_, cpu, bytes)| cpu / bytes as f64);
