@@ -30,6 +30,26 @@ pub(crate) struct Bar {
     /// What `ratio` must reach (`higher`) or stay under (`lower`).
     pub(crate) bar: f64,
     pub(crate) holds: bool,
+    /// How long messages took, where each was timed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency: Option<Latency>,
+}
+
+/// How long messages took, with us and with the peer, over all repetitions.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) ours: Quantiles,
+    pub(crate) peer: Quantiles,
+}
+
+/// In nanoseconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Quantiles {
+    pub(crate) p50: u64,
+    pub(crate) p90: u64,
+    pub(crate) p99: u64,
+    pub(crate) p999: u64,
+    pub(crate) max: u64,
 }
 
 impl Bar {
@@ -59,7 +79,7 @@ impl Bar {
             Better::Higher => ratio >= bar,
             Better::Lower => ratio <= bar,
         };
-        Self { name: name.to_owned(), ours, peer, unit, ratio, better, bar, holds }
+        Self { name: name.to_owned(), ours, peer, unit, ratio, better, bar, holds, latency: None }
     }
 }
 
@@ -86,13 +106,18 @@ impl fmt::Display for Bar {
 /// The report: bars as they come.
 pub(crate) struct Report {
     json: bool,
-    bars: Vec<Bar>,
+    /// So many were told, and each of them holds.
+    told: usize,
+    holds: bool,
+    /// What standard output said that took no more.
+    wrong: Option<io::Error>,
 }
 
 impl Report {
-    /// A table that grows on standard output; or one JSON array at the end, and the table on standard error meanwhile.
+    /// A table that grows on standard output; or one JSON array there, which grows too and is whole when this is finished or dropped,
+    /// and the table on standard error.
     pub(crate) fn new(json: bool) -> Self {
-        let report = Self { json, bars: Vec::new() };
+        let report = Self { json, told: 0, holds: true, wrong: None };
         report.line(&format!(
             "{:<44} {:>12} {:>12} {:<8} {:>9}    bar",
             "what", "ours", "peer", "unit", "ratio"
@@ -102,21 +127,36 @@ impl Report {
 
     pub(crate) fn push(&mut self, bar: Bar) {
         self.line(&bar.to_string());
-        self.bars.push(bar);
+        self.holds &= bar.holds;
+        if self.json && self.wrong.is_none() {
+            self.wrong = self.write(&bar).err();
+        }
+        self.told += 1;
+    }
+
+    fn write(&self, bar: &Bar) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(if self.told == 0 { b"[\n" } else { b",\n" })?;
+        serde_json::to_writer_pretty(&mut out, bar)?;
+        out.flush()
     }
 
     /// Ends the report; whether every bar in it holds.
-    pub(crate) fn finish(self) -> io::Result<bool> {
-        if self.json {
-            let mut out = io::stdout().lock();
-            serde_json::to_writer_pretty(&mut out, &self.bars)?;
-            writeln!(out)?;
-        }
-        Ok(self.bars.iter().all(|bar| bar.holds))
+    pub(crate) fn finish(mut self) -> io::Result<bool> {
+        self.wrong.take().map_or(Ok(self.holds), Err)
     }
 
     fn line(&self, line: &str) {
         if self.json { eprintln!("{line}") } else { println!("{line}") }
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if self.json {
+            // Who reads it sees that it is cut.
+            let _ = io::stdout().write_all(if self.told == 0 { b"[]\n" } else { b"\n]\n" });
+        }
     }
 }
 

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
-use crate::bar::{Bar, Better, Report};
+use crate::bar::{Bar, Better, Latency, Quantiles, Report};
 use crate::mux::Job;
 use crate::mux::client::{self, Measured};
 use crate::mux::idle;
@@ -18,7 +18,7 @@ use crate::stat::median;
 const SLOW: Duration = Duration::from_millis(20);
 
 /// What is asked of a server; the letters are those of the bars.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Workload {
     AWaits,
     AComputes,
@@ -135,30 +135,74 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
         bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
     }
     let (mut report, mut complete) = (Report::new(json), true);
-    for row in rows {
-        match bar(row, time, reps) {
-            Ok(bar) => report.push(bar),
-            // The others are worth having all the same.
-            Err(error) => {
-                complete = false;
-                eprintln!("not measured: {}: {error:#}", row.name);
+    // Rows of a workload stand together.
+    for rows in rows.chunk_by(|one, next| one.workload == next.workload) {
+        let measured = measure_all(rows, time, reps);
+        for row in rows {
+            match bar(row, &measured) {
+                Ok(bar) => report.push(bar),
+                // The others are worth having all the same.
+                Err(error) => {
+                    complete = false;
+                    eprintln!("not measured: {}: {error}", row.name);
+                }
             }
         }
     }
     Ok(report.finish()? && complete)
 }
 
-fn bar(row: &Row, time: Duration, reps: u32) -> Result<Bar> {
-    let (mut ours, mut peer) = (Vec::new(), Vec::new());
-    for seed in 0..reps.into() {
-        peer.push((row.figure)(&measure(row.workload, row.peer, seed, time)?));
-        let measured = measure(row.workload, row.ours, seed, time)?;
-        ours.push((row.figure)(&measured));
-        if !measured.latency.is_empty() {
-            eprintln!("  {}", quantiles(&measured));
+/// What each server did, each time; or why that is not known.
+type All = Vec<(Kind, Result<Vec<Measured>, String>)>;
+
+/// Measures each server that rows of a workload are about, in turns.
+fn measure_all(rows: &[&Row], time: Duration, reps: u32) -> All {
+    let mut all: All = Vec::new();
+    for kind in rows.iter().flat_map(|row| [row.peer, row.ours]) {
+        if all.iter().all(|(other, _)| *other != kind) {
+            all.push((kind, Ok(Vec::new())));
         }
     }
-    Ok(Bar::new(row.name, median(&ours), median(&peer), row.unit, row.better, row.bar))
+    let workload = rows[0].workload;
+    for seed in 0..reps.into() {
+        for (kind, outcome) in &mut all {
+            let Ok(each) = outcome else { continue };
+            match measure(workload, *kind, seed, time) {
+                Ok(measured) => {
+                    if !measured.latency.is_empty() {
+                        eprintln!("  {}: {}", kind.name(), quantiles(&measured));
+                    }
+                    each.push(measured);
+                }
+                Err(error) => *outcome = Err(format!("{error:#}")),
+            }
+        }
+    }
+    all
+}
+
+fn bar(row: &Row, all: &All) -> Result<Bar> {
+    let of = |kind: Kind| {
+        let (_, outcome) = all.iter().find(|(other, _)| *other == kind).context("nobody measured it")?;
+        outcome.as_ref().map_err(|error| anyhow!("{}: {error}", kind.name()))
+    };
+    let (ours, peer) = (of(row.ours)?, of(row.peer)?);
+    let figures = |all: &[Measured]| all.iter().map(row.figure).collect::<Vec<_>>();
+    let bar =
+        Bar::new(row.name, median(&figures(ours)), median(&figures(peer)), row.unit, row.better, row.bar);
+    let latency = latency(ours)?.zip(latency(peer)?).map(|(ours, peer)| Latency { ours, peer });
+    Ok(Bar { latency, ..bar })
+}
+
+/// Of all repetitions together, where messages were timed.
+fn latency(all: &[Measured]) -> Result<Option<Quantiles>> {
+    let mut sum = hdrhistogram::Histogram::<u64>::new(3)?;
+    for measured in all {
+        sum.add(&measured.latency)?;
+    }
+    let at = |quantile| sum.value_at_quantile(quantile);
+    let quantiles = Quantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: sum.max() };
+    Ok((!sum.is_empty()).then_some(quantiles))
 }
 
 fn quantiles(measured: &Measured) -> String {
