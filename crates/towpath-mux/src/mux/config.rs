@@ -74,7 +74,7 @@ pub struct Config {
     pub psock_bytes: Bound,
     /// Bytes of replies that a connection's peer has not taken. Full, it is not read. 256 KiB.
     pub send_bytes: Bound,
-    /// Bytes of replies at which a connection that does not take them ends. 16 MiB.
+    /// Bytes of replies above which a connection that does not take them ends; one reply may always wait. 16 MiB.
     pub send_most: usize,
     /// All bytes that the mux holds. Full, nothing is read; if nothing in it can be worked off, the connection that holds most
     /// ends. 256 MiB.
@@ -88,6 +88,14 @@ pub struct Config {
     pub wake_cost: Duration,
     /// How long a message waits at most, while a worker is idle, for one that was thought to be done soon. 1 ms.
     pub patience: Duration,
+}
+
+impl Config {
+    /// The default for messages of up to so many bytes: answers that are as long may wait to be sent, two of them.
+    pub fn for_messages(bytes: usize) -> Self {
+        let default = Self::default();
+        Self { send_most: default.send_most.max(bytes.saturating_mul(2)), ..default }
+    }
 }
 
 impl Default for Config {

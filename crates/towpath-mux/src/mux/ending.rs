@@ -75,6 +75,10 @@ impl Mux {
         match cause {
             Cause::Memory => psock.stats.rx_mem_fail += 1,
             Cause::Reset(_) | Cause::Tls(_) => psock.stats.rx_aborts += u64::from(psock.is_open()),
+            Cause::Idle => self.totals.idle += 1,
+            Cause::SendTimeout => self.totals.send_timeouts += 1,
+            Cause::SendFull => self.totals.send_full += 1,
+            Cause::DrainTimeout => self.totals.drain_timeouts += 1,
             _ => {}
         }
         psock.phase = Phase::Dead { untold: Some(cause) };

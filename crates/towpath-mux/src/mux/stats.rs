@@ -39,6 +39,14 @@ pub struct Totals {
     pub unattach: u64,
     /// Connections that were taken back while they had messages in the mux.
     pub unattach_rsvd: u64,
+    /// Connections that ended because they were idle for too long.
+    pub idle: u64,
+    /// Those whose peers took nothing of what was sent for too long.
+    pub send_timeouts: u64,
+    /// Those for which more was to be sent than may wait.
+    pub send_full: u64,
+    /// Those that were not drained in time.
+    pub drain_timeouts: u64,
     /// The counters of connections that have gone.
     pub psocks: psock::Stats,
     /// The counters of workers that have gone.

@@ -341,10 +341,13 @@ fn a_peer_that_takes_nothing_costs_itself_only() {
     assert_eq!(answer(&mut mux, 1, at(60_000)), Err(SendError::Gone));
     assert_eq!(mux.totals().unsent, 3, "one that was made behind the end");
 
-    // More than may wait at all.
-    mux.handle_bytes(other, b"a\n", at(60_000));
-    answer(&mut mux, 65, at(60_000)).expect("it is there when it is answered");
+    // More than may wait at all; one alone may.
+    mux.handle_bytes(other, b"a\nb\n", at(60_000));
+    answer(&mut mux, 65, at(60_000)).expect("it is there");
+    assert!(end(&mut mux).is_none());
+    answer(&mut mux, 1, at(60_000)).expect("it is there when it is answered");
     assert_eq!(end(&mut mux).expect("an end").cause, Cause::SendFull);
+    assert_eq!((mux.totals().send_timeouts, mux.totals().send_full), (1, 1));
     assert_eq!(mux.bytes(), 0);
 }
 
@@ -448,6 +451,22 @@ fn who_came_while_the_mux_was_full_is_read_when_there_is_room() {
     let told = std::iter::from_fn(|| mux.poll_event());
     assert!(told.into_iter().any(|event| matches!(event, Event::Interest(id) if id == late)));
     assert!(mux.interest(late).read);
+}
+
+#[test]
+fn timers_of_connections_that_have_gone_are_not_kept() {
+    let (mut mux, psock) = lines(Config { idle: Some(Duration::from_secs(86_400)), ..Config::default() });
+    for _ in 0..5000 {
+        let psock = attach(&mut mux);
+        mux.handle_eof(psock, at(0));
+    }
+    assert_eq!(mux.totals().unattach, 5000);
+    assert!(mux.timers.len() <= 1100, "{}", mux.timers.len());
+    assert_eq!(mux.poll_timeout(), Some(at(86_400_000)), "that of the one that is there is");
+    assert!(events(&mut mux).iter().all(|event| matches!(event, Event::Ended(end) if end.psock != psock)));
+    mux.handle_timeout(at(86_400_000));
+    assert_eq!(end(&mut mux).map(|end| (end.psock, end.cause)), Some((psock, Cause::Idle)));
+    assert_eq!(mux.totals().idle, 1);
 }
 
 #[test]

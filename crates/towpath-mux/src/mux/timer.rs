@@ -10,6 +10,9 @@ use super::psock;
 use super::{Mux, worker};
 use crate::Time;
 
+/// Entries that count no more, of which there may be so many besides one for each connection.
+const STALE: usize = 1024;
+
 impl Mux {
     /// When to call [`Mux::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Time> {
@@ -47,6 +50,13 @@ impl Mux {
         if psock.armed.is_none_or(|armed| deadline < armed) {
             psock.armed = Some(deadline);
             self.timers.push(Reverse((deadline, id)));
+        }
+        // Entries that count no more, of connections that have gone or have an earlier one, are not kept until they are due.
+        if self.timers.len() > 2 * self.psocks.len() + STALE {
+            let Self { timers, psocks, .. } = self;
+            timers.retain(|Reverse((time, id))| {
+                psocks.get(*id).is_some_and(|psock| psock.armed == Some(*time))
+            });
         }
     }
 

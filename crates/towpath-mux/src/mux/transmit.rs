@@ -142,7 +142,7 @@ impl Mux {
                 answer.replies.push((bytes, replies));
                 self.reorder(ticket.psock, before);
                 self.recount(0, length);
-                self.sent_more(ticket.psock);
+                self.sent_more(ticket.psock, before);
             }
             return Ok(());
         }
@@ -292,7 +292,7 @@ impl Mux {
         self.reorder(id, before);
         self.recount(0, length);
         self.tell_transmit(id);
-        self.sent_more(id);
+        self.sent_more(id, before);
     }
 
     /// [`Order::Replies`]: this message is done; answers that waited for it leave.
@@ -326,10 +326,10 @@ impl Mux {
         self.events.push_back(Event::Transmit(id));
     }
 
-    /// A connection has more to send than before: it ends when that is too much.
-    fn sent_more(&mut self, id: psock::Id) {
+    /// A connection has more to send than `before`: it ends when that is too much. One answer is not, however long it is.
+    fn sent_more(&mut self, id: psock::Id, before: usize) {
         let Some(psock) = self.psocks.get(id) else { return };
-        if psock.send_bytes > self.config.send_most {
+        if before > 0 && psock.send_bytes > self.config.send_most {
             self.abort(id, Cause::SendFull);
         } else {
             self.settle(id);
