@@ -89,15 +89,22 @@ struct Keeper {
 impl Keeper {
     fn run(self) {
         let mut failures = 0;
+        let mut refused = 0u32;
         while !self.server.look(|mux| mux.is_draining()) {
             let begin = Instant::now();
             match self.attach() {
                 Ok(()) => {
+                    refused = 0;
                     log::debug!("connected to {}", self.peer);
                     let Ok(News::Over) = self.news.recv() else { return };
                     log::debug!("the connection to {} has ended", self.peer);
                 }
-                Err(error) => log::info!("cannot connect to {}: {error}", self.peer),
+                Err(error) => {
+                    // The first is said, and then ever more seldom.
+                    refused = refused.saturating_add(1);
+                    let level = if refused.is_power_of_two() { log::Level::Warn } else { log::Level::Debug };
+                    log::log!(level, "cannot connect to {}: {error} (try {refused})", self.peer);
+                }
             }
             if begin.elapsed() > self.how.pause_most {
                 failures = 0;

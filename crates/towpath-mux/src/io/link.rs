@@ -1,19 +1,23 @@
 //! A connection's socket, with TLS over it or without.
 
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
-use rustix::net::AddressFamily;
+use rustix::net::{AddressFamily, Shutdown, shutdown};
 
 use super::admission::{Entry, Peer};
 use super::carrier::{Carrier, Carriers};
+use super::sys::unacknowledged;
 use super::tls::{Session, Shake};
 use crate::mux::{Cause, Outcome, Transmit};
 
 /// Buffers in one writev(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
 const IOV: usize = 1024;
+/// Bytes that are dropped at once.
+const DROPPED: usize = 64 << 10;
 
 /// How far a read got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +43,19 @@ pub(super) struct Link {
     broken: OnceLock<i32>,
     /// A read of less than there was room for may leave some: it ends behind bytes that descriptors came with (unix(7)).
     unix: bool,
+    /// Who is at the other end, over IP.
+    address: Option<SocketAddr>,
     fd: OwnedFd,
 }
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
         let unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX);
-        Self { tls: tls.map(Box::new), entry, carrier: OnceLock::new(), broken: OnceLock::new(), unix, fd }
+        // It may have gone already.
+        let address = if unix { None } else { rustix::net::getpeername(&fd).ok().flatten() };
+        let address = address.and_then(|address| address.try_into().ok());
+        let (tls, carrier, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
+        Self { tls, entry, carrier, broken, unix, address, fd }
     }
 
     /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
@@ -60,6 +70,11 @@ impl Link {
     /// Whether what is read of the socket is what messages are made of.
     pub(super) const fn is_plain(&self) -> bool {
         self.tls.is_none()
+    }
+
+    /// Who is at the other end, over IP.
+    pub(super) const fn address(&self) -> Option<SocketAddr> {
+        self.address
     }
 
     /// Who was admitted.
@@ -152,6 +167,42 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// Says to the peer that nothing more comes.
+    pub(super) fn shut(&self) {
+        if let Some(tls) = &self.tls {
+            tls.close(&self.fd);
+        }
+        // It may have been broken meanwhile.
+        let _ = shutdown(&self.fd, Shutdown::Write);
+    }
+
+    /// Reads what came and drops it. Whether the peer has sent its last byte, or the connection is gone.
+    pub(super) fn discard(&self) -> bool {
+        let mut dropped = vec![0; DROPPED];
+        loop {
+            return match rustix::io::read(&self.fd, &mut dropped[..]) {
+                Ok(bytes) => bytes == 0,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => {
+                    // Completions of a carrier are told there.
+                    self.handle_error_queue();
+                    false
+                }
+                Err(_) => true,
+            };
+        }
+    }
+
+    /// Bytes that were sent and that the peer has not got, as far as is known.
+    pub(super) fn unacknowledged(&self) -> usize {
+        unacknowledged(self.fd.as_fd())
+    }
+
+    /// Whether bytes have come that nobody has read.
+    pub(super) fn has_unread(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.fd).is_ok_and(|bytes| bytes > 0)
     }
 
     /// The error number of a broken connection, as far as the system says it only once.

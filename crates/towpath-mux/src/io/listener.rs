@@ -58,6 +58,9 @@ pub struct Arrivals {
     pub handshakes_failed: u64,
     /// Handshakes that took too long, or that made room for others.
     pub handshakes_late: u64,
+    /// Connections that had ended and were closed before their peers had taken everything: after 30 s, at the end of the time for
+    /// draining, or because 1,024 others lingered.
+    pub cut_short: u64,
 }
 
 /// What was accepted in one go.

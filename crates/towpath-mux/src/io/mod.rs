@@ -31,6 +31,7 @@ mod carrier;
 mod connector;
 mod driver;
 mod handshake;
+mod linger;
 mod link;
 mod listener;
 mod reader;
@@ -325,16 +326,22 @@ impl Server {
             if let Some(id) = found {
                 state.mux.handle_error(id, Errno::CONNABORTED.raw_os_error(), now);
             }
-            found.is_some() || state.refuse_shaking(&self.shared, peer, work)
+            found.is_some()
+                || state.refuse_shaking(&self.shared, peer, work)
+                || state.refuse_lingering(&self.shared, peer, work)
         })
     }
 
-    /// Stops listening, drains every connection, and then lets the workers go: [`Worker::recv`] gives `None`.
+    /// Stops listening, drains every connection, and then lets the workers go: [`Worker::recv`] gives `None`. From then on
+    /// connections are not waited for, but a worker that has a message is, however long it takes: nobody can end a thread.
+    /// A peer that still sends is read, and that dropped, until it has taken its answers.
     pub fn drain(&self, patience: Option<Duration>) {
         let now = self.shared.now();
         self.with(|state, work| {
             state.shut(&self.shared, work);
-            state.mux.drain(patience.map(|patience| now + patience), now);
+            let deadline = patience.map(|patience| now + patience);
+            state.lingers.end_by(deadline);
+            state.mux.drain(deadline, now);
         });
     }
 
@@ -370,6 +377,11 @@ impl Server {
     /// 1024 are kept.
     pub fn poll_told(&self) -> Option<Told> {
         self.shared.lock().told.pop_front()
+    }
+
+    /// Who is at the other end of a connection; none over a Unix socket, or when it has ended.
+    pub fn peer(&self, id: psock::Id) -> Option<SocketAddr> {
+        self.shared.lock().sockets.get(id).and_then(|socket| socket.link.address())
     }
 
     /// Everything as it stands.

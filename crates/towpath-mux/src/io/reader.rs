@@ -16,7 +16,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::listener::accept;
 use super::state::{Reading, Work, psock_of};
-use super::{Shared, handshake};
+use super::{Shared, handshake, linger};
 use crate::mux::worker;
 
 /// Sockets that a worker reads before it tells what came, at most.
@@ -32,7 +32,7 @@ pub(super) fn read(
     work: &mut Work,
     by: Option<worker::Id>,
 ) -> bool {
-    let (mut listeners, mut shaking) = (Vec::new(), Vec::new());
+    let (mut listeners, mut shaking, mut lingering) = (Vec::new(), Vec::new(), Vec::new());
     let mut state = shared.lock();
     let now = shared.now();
     if state.leader == by {
@@ -44,6 +44,7 @@ pub(super) fn read(
             match data {
                 0 => drop(rustix::io::read(&shared.bell, &mut [0; 8])),
                 handshake::DATA => shaking = state.handshakes.ready(),
+                linger::DATA => lingering = state.lingers.ready(),
                 _ => listeners.extend(state.listeners.get(data)),
             }
             continue;
@@ -76,6 +77,7 @@ pub(super) fn read(
         })
         .collect();
     let shaken: Vec<_> = shaking.into_iter().map(|(key, link)| (key, link.shake())).collect();
+    let dropped: Vec<_> = lingering.into_iter().map(|(key, link)| (key, link.discard())).collect();
     let accepted: Vec<_> =
         listeners.into_iter().map(|listener| accept(listener, admission.as_ref(), shared.start)).collect();
     let now = shared.now();
@@ -90,6 +92,9 @@ pub(super) fn read(
     state.reads = if runs || state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
     for (key, shake) in shaken {
         state.shaken(shared, key, shake, work);
+    }
+    for (key, over) in dropped {
+        state.lingered(shared, key, over, work);
     }
     for accepted in accepted {
         state.accepted(shared, accepted, work);

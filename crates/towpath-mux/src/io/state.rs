@@ -16,6 +16,7 @@ use super::Shared;
 use super::admission::{Entry, Peer};
 use super::connector::News;
 use super::handshake::{Handshakes, Shaking};
+use super::linger::Lingers;
 use super::link::{Came, Link};
 use super::listener::{Accepted, Arrivals, Listeners};
 use super::reader::READS;
@@ -49,6 +50,8 @@ pub(super) const FOREVER: Time = Time::from_nanos(u64::MAX);
 pub struct Ended {
     /// Which one.
     pub psock: psock::Id,
+    /// Who was at the other end, over IP.
+    pub peer: Option<SocketAddr>,
     /// Why.
     pub cause: Cause,
     /// The descriptor, when it was given back; it is non-blocking. Not of a connection under TLS, nor of one that has a
@@ -88,6 +91,7 @@ pub(super) struct State {
     pub(super) listeners: Listeners,
     pub(super) arrivals: Arrivals,
     pub(super) handshakes: Handshakes,
+    pub(super) lingers: Lingers,
     pub(super) leader: Option<worker::Id>,
     /// It, or the driver, sleeps until then at the latest, as far as it knew: what becomes due sooner has it rung.
     pub(super) until: Option<Time>,
@@ -122,6 +126,8 @@ pub(super) struct State {
     pub(super) wanted: bool,
     /// A connection has ended since it last looked.
     pub(super) parted: bool,
+    /// The core has drained; all has, when nobody lingers either.
+    drained: bool,
     pub(super) closed: bool,
 }
 
@@ -191,6 +197,8 @@ pub(super) struct Work {
     pub(super) writes: Vec<(Transmit, Arc<Link>)>,
     wakes: Vec<Thread>,
     ring: bool,
+    /// Nothing more is said to these.
+    shuts: Vec<Arc<Link>>,
     /// Dropped, and thereby closed, without the mutex.
     closes: Vec<Arc<Link>>,
 }
@@ -208,6 +216,7 @@ impl Work {
         if std::mem::take(&mut self.ring) {
             shared.ring();
         }
+        self.shuts.drain(..).for_each(|link| link.shut());
         self.closes.clear();
     }
 }
@@ -221,6 +230,7 @@ impl State {
             listeners: Listeners::default(),
             arrivals: Arrivals::default(),
             handshakes: Handshakes::default(),
+            lingers: Lingers::default(),
             leader: None,
             until: None,
             deputy: None,
@@ -240,6 +250,7 @@ impl State {
             gathers: false,
             wanted: false,
             parted: false,
+            drained: false,
             closed: false,
         }
     }
@@ -410,6 +421,50 @@ impl State {
         self.close(shared, link, work);
     }
 
+    /// Ends the lingering of a peer that was admitted; whether there was one.
+    pub(super) fn refuse_lingering(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
+        let link = self.lingers.take_peer(peer);
+        let found = link.is_some();
+        link.into_iter().for_each(|link| self.close(shared, link, work));
+        found
+    }
+
+    /// One that lingers was read; whether that is over.
+    pub(super) fn lingered(&mut self, shared: &Shared, key: u64, over: bool, work: &mut Work) {
+        if !over {
+            return self.lingers.wait(key, shared.now());
+        }
+        if let Some(link) = self.lingers.take(key) {
+            self.close(shared, link, work);
+        }
+    }
+
+    /// A connection has ended: it is closed, or lingers if that would cost its peer what was sent to it.
+    fn part(&mut self, shared: &Shared, link: Arc<Link>, cause: &Cause, work: &mut Work) {
+        let owed = match cause {
+            Cause::Drained | Cause::GivenBack | Cause::Unattached => {
+                link.unacknowledged() > 0 || link.has_unread()
+            }
+            // Who sends what cannot be framed is not listened to without need.
+            Cause::Framing(_) => link.unacknowledged() > 0,
+            _ => false,
+        };
+        let oldest = match owed {
+            true => self.lingers.begin(&shared.epoll, Arc::clone(&link), shared.now()),
+            false => return self.close(shared, link, work),
+        };
+        match oldest {
+            Ok(oldest) => {
+                work.shuts.push(link);
+                if let Some(oldest) = oldest {
+                    self.arrivals.cut_short += 1;
+                    self.close(shared, oldest, work);
+                }
+            }
+            Err(_) => self.close(shared, link, work),
+        }
+    }
+
     /// Nobody comes in any more.
     pub(super) fn shut(&mut self, shared: &Shared, work: &mut Work) {
         self.listeners.close();
@@ -428,11 +483,15 @@ impl State {
             self.arrivals.handshakes_late += 1;
             self.not_attached(shared, late, "its handshake took too long".to_owned(), work);
         }
+        for (link, late) in self.lingers.expired(now) {
+            self.arrivals.cut_short += u64::from(late);
+            self.close(shared, link, work);
+        }
     }
 
     /// When that is to be called.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
-        let own = [self.mux.poll_timeout(), self.handshakes.due(), self.listeners.due()];
+        let own = [self.mux.poll_timeout(), self.handshakes.due(), self.lingers.due(), self.listeners.due()];
         own.into_iter().flatten().min()
     }
 
@@ -486,13 +545,14 @@ impl State {
                 Event::Left(id) if self.driven => self.tell(Told::Left(id), work),
                 Event::Room => self.tell(Told::Room, work),
                 Event::Left(_) => {}
-                Event::Drained => {
-                    self.closed = true;
-                    work.ring = true;
-                    for seat in self.workers.values() {
-                        work.wakes.extend(seat.thread.clone());
-                    }
-                }
+                Event::Drained => self.drained = true,
+            }
+        }
+        if self.drained && !self.closed && self.lingers.is_empty() {
+            self.closed = true;
+            work.ring = true;
+            for seat in self.workers.values() {
+                work.wakes.extend(seat.thread.clone());
             }
         }
         self.rouse(work);
@@ -728,15 +788,19 @@ impl State {
         }
         tell_keeper(socket.keeper);
         let link = socket.link;
+        let peer = link.address();
         // A descriptor of the same socket: a writer may still hold the link for a moment.
         let socket = if end.hand_back { link.hand_back() } else { None };
-        self.close(shared, link, work);
+        match socket {
+            Some(_) => self.close(shared, link, work),
+            None => self.part(shared, link, &end.cause, work),
+        }
         if self.ended.len() == ENDED {
             self.ended.pop_front();
         }
         let End { psock, cause, rest, unsent, .. } = end;
         log::debug!("{psock} ended: {cause}");
-        self.ended.push_back(Ended { psock, cause, socket, rest, unsent });
+        self.ended.push_back(Ended { psock, peer, cause, socket, rest, unsent });
         if self.driven {
             self.parted = true;
             self.ring(work);

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! The calls that no safe interface has: SO_RCVLOWAT, and waiting for a descriptor under tokio.
+//! The calls that no safe interface has: SO_RCVLOWAT, SIOCOUTQ, and waiting for a descriptor under tokio.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,6 +12,16 @@ pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {
     // SAFETY: the descriptor is open as long as it is borrowed, and `pointer` is to an int, which is as long as is said and which
     // the kernel only reads during the call (setsockopt(2)).
     let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, pointer, length) };
+}
+
+/// Bytes that were written and that the peer has not acknowledged (tcp(7), SIOCOUTQ), or not read (unix(7)); with TCP's end of the
+/// stream, once that was said. None where the system does not say.
+pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
+    let mut bytes: c_int = 0;
+    // SAFETY: the descriptor is open as long as it is borrowed, and the pointer is to an int, which is what this request writes and
+    // nobody else has during the call (linux/sockios.h: SIOCOUTQ is TIOCOUTQ).
+    let said = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if said == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
 /// Has the runtime wait for this descriptor to be readable.

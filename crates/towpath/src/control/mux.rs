@@ -63,6 +63,9 @@ pub struct Arrivals {
     pub handshakes_failed: u64,
     /// Those that took too long, or made room for others.
     pub handshakes_late: u64,
+    /// Connections that had ended and were closed before their peers had taken everything.
+    #[serde(default)]
+    pub cut_short: u64,
 }
 
 impl From<towpath_mux::io::Arrivals> for Arrivals {
@@ -74,8 +77,9 @@ impl From<towpath_mux::io::Arrivals> for Arrivals {
             refused,
             handshakes_failed,
             handshakes_late,
+            cut_short,
         } = arrivals;
-        Self { accepted, denied, reset, refused, handshakes_failed, handshakes_late }
+        Self { accepted, denied, reset, refused, handshakes_failed, handshakes_late, cut_short }
     }
 }
 
@@ -110,6 +114,10 @@ pub struct Stats {
     pub handed_back: u64,
     pub redelivered: u64,
     pub unsent: u64,
+    pub idle: u64,
+    pub send_timeouts: u64,
+    pub send_full: u64,
+    pub drain_timeouts: u64,
 }
 
 /// Messages of workers that were not sent, by cause.
@@ -201,6 +209,9 @@ pub struct Psock {
     pub index: u32,
     /// See `index`.
     pub generation: u32,
+    /// Who is at the other end; none over a Unix socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
     /// Messages that arrived whole, and their bytes.
     pub rx_msgs: u64,
     /// See `rx_msgs`.
@@ -244,6 +255,16 @@ impl Mux {
             psocks: psocks.iter().take(PSOCKS).map(|row| Psock::of(row)).collect(),
             psocks_left_out: psocks.len().saturating_sub(PSOCKS) as u64,
         }
+    }
+
+    /// The same, with who is at the other end of each connection.
+    #[must_use]
+    pub fn with_peers(mut self, peer: impl Fn(mux::psock::Id) -> Option<std::net::SocketAddr>) -> Self {
+        for psock in &mut self.psocks {
+            let id = mux::psock::Id::from_parts(psock.index, psock.generation);
+            psock.peer = peer(id).map(|peer| peer.to_string());
+        }
+        self
     }
 
     /// This one and another, by name; no more connections are listed than of one alone.
@@ -300,6 +321,10 @@ impl Stats {
             handed_back: totals.handed_back,
             redelivered: totals.redelivered,
             unsent: totals.unsent,
+            idle: totals.idle,
+            send_timeouts: totals.send_timeouts,
+            send_full: totals.send_full,
+            drain_timeouts: totals.drain_timeouts,
         }
     }
 }
@@ -339,6 +364,7 @@ impl Psock {
         Self {
             index,
             generation,
+            peer: None,
             rx_msgs: row.stats.rx_msgs,
             rx_bytes: row.stats.rx_bytes,
             tx_msgs: row.stats.tx_msgs,
@@ -405,14 +431,15 @@ fn show_one(mux: &Mux) -> String {
         let [a, b, c, d] = counts([psock.rx_msgs, psock.rx_bytes, psock.tx_msgs, psock.tx_bytes]);
         let [e, f, g] = [psock.recv_q, psock.rmem, psock.smem].map(|n| n.to_string());
         let object = format!("psock-{}", psock.index);
-        rows.push(row([&object, &a, &b, &c, &d, &e, &f, "-", &g, &psock.status]));
+        let status = psock.peer.iter().chain([&psock.status]).cloned().collect::<Vec<_>>().join(" ");
+        rows.push(row([&object, &a, &b, &c, &d, &e, &f, "-", &g, status.trim_end()]));
     }
     let mut text: String = table(&rows).into_iter().map(|line| line + "\n").collect();
     if mux.psocks_left_out > 0 {
         let _ = writeln!(text, "and {} psocks that hold less", mux.psocks_left_out);
     }
     let arrivals = &mux.arrivals;
-    let groups: [(&str, &[(&str, u64)]); 5] = [
+    let groups: [(&str, &[(&str, u64)]); 6] = [
         (
             "MUX",
             &[
@@ -457,6 +484,15 @@ fn show_one(mux: &Mux) -> String {
             ],
         ),
         (
+            "Ends",
+            &[
+                ("idle", stats.idle),
+                ("send-timeouts", stats.send_timeouts),
+                ("send-full", stats.send_full),
+                ("drain-timeouts", stats.drain_timeouts),
+            ],
+        ),
+        (
             "Lost",
             &[
                 ("full", mux.lost.full),
@@ -474,6 +510,7 @@ fn show_one(mux: &Mux) -> String {
                 ("refused", arrivals.refused),
                 ("handshakes-failed", arrivals.handshakes_failed),
                 ("handshakes-late", arrivals.handshakes_late),
+                ("cut-short", arrivals.cut_short),
             ],
         ),
     ];
@@ -534,7 +571,9 @@ mod tests {
             refused: 7,
             handshakes_failed: 8,
             handshakes_late: 9,
+            cut_short: 10,
         };
+        shown = shown.with_peers(|_| Some(([127, 0, 0, 1], 4712).into()));
         assert_eq!(shown.stats.rx_msgs, shown.stats.done + shown.stats.queued + shown.stats.in_hand);
         let text = show(&shown);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -544,13 +583,13 @@ mod tests {
         assert_eq!(lines[2][..6], ["kcm-0", "1", "4", "0", "0", "1"]);
         assert_eq!(lines[2][9..], ["pid", "4711"]);
         assert_eq!(lines[3][..6], ["psock-1", "2", "8", "0", "0", "2"]);
-        assert_eq!(lines[3][9..], ["Rsvd-1", "RdyRx", "RxWait"]);
+        assert_eq!(lines[3][9..], ["127.0.0.1:4712", "Rsvd-1", "RdyRx", "RxWait"]);
         assert!(
             ["UnattchRsvd", "RX-NeedMor", "restarts", "not-connected"].iter().all(|word| text.contains(word)),
             "{text}"
         );
         let arrivals = lines.iter().position(|line| line.first() == Some(&"Arrivals")).expect("a table");
-        assert_eq!(lines[arrivals + 1], ["90", "5", "6", "7", "8", "9"]);
+        assert_eq!(lines[arrivals + 1], ["90", "5", "6", "7", "8", "9", "10"]);
         let both = show(&shown.clone().and(Mux { name: "web".into(), ..shown.clone() }));
         assert!(both.starts_with(&text) && both.contains("\n    web  "), "{both}");
         let again: Mux = serde_json::from_str(&serde_json::to_string(&shown).unwrap()).unwrap();
