@@ -370,6 +370,37 @@ fn draining_answers_what_was_asked() {
 }
 
 #[test]
+fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
+    let mut stream = front.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let body = format!("wait {}", gate.local_addr().expect("an address"));
+    stream.write_all(&message(body.as_bytes())).expect("open");
+    let _holder = gate.accept().expect("the worker");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(1), "{errors}");
+    assert!(errors.contains("ended before everything was drained"), "{errors}");
+    assert!(errors.contains("not drained in time"), "{errors}");
+}
+
+#[test]
+fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "2", "--redeliver", "0"]);
+    let mut stream = front.connect();
+    let body = |number: u32| if number == 0 { b"die".to_vec() } else { number.to_be_bytes().to_vec() };
+    // They arrive in one piece.
+    stream.write_all(&(0..300).flat_map(|number| message(&body(number))).collect::<Vec<_>>()).expect("open");
+    let mut answered = BTreeSet::new();
+    while let Ok(answer) = answer(&mut stream) {
+        answered.insert(split(&answer).1.to_vec());
+    }
+    assert_eq!(answered, (1..300).map(body).collect());
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(counted(&errors), (300, 299, 1, 0), "{errors}");
+}
+
+#[test]
 fn a_unix_socket_works_as_tcp_does() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("front.sock");
@@ -397,6 +428,53 @@ fn peers_are_connected_to() {
     }
     let (code, errors) = front.finish();
     assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn a_peer_that_cannot_be_connected_to_is_said() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let peer = taken.local_addr().expect("an address").to_string();
+    drop(taken);
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    front.until(&format!("cannot connect to {peer}: "));
+    assert_eq!(front.finish().0, Some(0));
+}
+
+#[test]
+fn a_front_that_cannot_start_leaves_no_socket_behind() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("front.sock");
+    let address = format!("unix:{}", path.display());
+    let args = ["mux", &address, "nowhere", "--framing", "line", "--worker", "true"];
+    let output = towpath().args(args).output().expect("towpath starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_peer_that_asks_ahead_gets_all_answers_when_the_front_drains() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut stream = front.connect();
+    let mut asks = stream.try_clone().expect("a descriptor");
+    let body = [b'q'; 200];
+    let writer = thread::spawn(move || while asks.write_all(&message(&body).repeat(50)).is_ok() {});
+    // It takes no answer before the front is told to end, and has more to ask all the time.
+    answer(&mut stream).expect("an answer");
+    front.signal(Signal::TERM);
+    while TcpStream::connect(&front.address).is_ok() {
+        thread::yield_now();
+    }
+    let mut answered = 1;
+    while answer(&mut stream).is_ok() {
+        answered += 1;
+    }
+    stream.shutdown(std::net::Shutdown::Both).expect("it is open");
+    writer.join().expect("it ends");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((done, undone, left), (received, 0, 0), "{errors}");
+    assert_eq!(answered, done, "{errors}");
 }
 
 #[test]
@@ -444,7 +522,7 @@ fn what_cannot_be_served_is_told_in_a_line() {
     std::fs::write(&file, b"").expect("a file");
     let file = format!("unix:{}", file.display());
     let any = "127.0.0.1:0";
-    let rows: [(&[&str], i32, &str); 12] = [
+    let rows: [(&[&str], i32, &str); 13] = [
         (&[&taken, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
         (&[&file, "--framing", "line", "--worker", &worker], 1, "something that is no socket is there"),
         (&["nowhere", "--framing", "line", "--worker", &worker], 1, "an address is HOST:PORT or unix:PATH"),
@@ -462,6 +540,11 @@ fn what_cannot_be_served_is_told_in_a_line() {
         (&[any, "--framing", "line", "--worker", &worker, "--tls", "a"], 64, "CERT,KEY"),
         (
             &["--framing", "line", "--worker", &worker, "--connected", "here"],
+            64,
+            "a peer is HOST:PORT or unix:PATH",
+        ),
+        (
+            &["--framing", "line", "--worker", &worker, "--connected", "127.0.0.1:http"],
             64,
             "a peer is HOST:PORT or unix:PATH",
         ),

@@ -89,7 +89,7 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     message_time: Option<Duration>,
 
-    /// The longest message
+    /// The longest message, in bytes; beyond 16 MiB the framing has to allow it too (max=32M)
     #[arg(long, value_name = "BYTES", default_value = "16777216", value_parser = clap::value_parser!(u32).range(1..=33_554_432))]
     message_max: u32,
 
@@ -171,7 +171,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         redeliver: args.redeliver,
         idle: args.idle,
         connected: !args.connected.is_empty(),
-        ..mux::Config::default()
+        ..mux::Config::for_messages(args.message_max as usize)
     };
     let limits = Limits {
         message: args.message_max as usize,
@@ -185,9 +185,11 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let server = Server::with_limits(framing, limits, config).map_err(failed)?;
     let tls = args.tls.as_ref().map(|(cert, key)| Tls::server(cert, key)).transpose();
     let tls = tls.map_err(|error| (exit::USAGE, format!("--tls: {error}")))?;
+    let mut bound = Bound::default();
     for address in &args.listen {
         let listen = front::listen(&server, address, tls.as_ref());
         eprintln!("listening on {}", listen.map_err(|error| (exit::FAILED, error.to_string()))?);
+        bound.0.extend(address.strip_prefix("unix:").map(PathBuf::from));
     }
     let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
     let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
@@ -217,18 +219,27 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     eprintln!("{workers} workers attached");
     let connect = |peer: &String| connect(&server, peer, args.trust.as_deref());
     let _connectors = args.connected.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
-    let outcome = front.run().map_err(code)?;
-    for path in args.listen.iter().filter_map(|address| address.strip_prefix("unix:")) {
-        let _ = std::fs::remove_file(path);
+    front.run().map_err(code)
+}
+
+/// The files of Unix sockets that it listens on, which go with it.
+#[derive(Debug, Default)]
+struct Bound(Vec<PathBuf>);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
     }
-    Ok(outcome)
 }
 
 fn connect(server: &Server, peer: &str, trust: Option<&Path>) -> Result<Connector, (u8, String)> {
     let wrong = |error: &dyn std::fmt::Display| (exit::USAGE, format!("--connected {peer}: {error}"));
     let mut how = Connect::default();
     if !peer.starts_with("unix:") {
-        let host = peer.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']));
+        let parts = peer.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+        let host = parts.map(|(host, _)| host.trim_matches(['[', ']']));
         let host = host.ok_or_else(|| wrong(&"a peer is HOST:PORT or unix:PATH"))?;
         let tls = trust.map(|roots| Tls::client(roots, host)).transpose();
         how.tls = tls.map_err(|error| (exit::USAGE, format!("--trust: {error}")))?;

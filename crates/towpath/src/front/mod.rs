@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Server, Told};
-use towpath_mux::mux::{Mux, SendError};
+use towpath_mux::mux::{Cause, Mux, SendError};
 use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
@@ -57,6 +57,8 @@ use signals::{Signal, Signals};
 const SIGNALS: u32 = 0;
 /// Ends of connections that are told in a second; more are counted.
 const TOLD: u32 = 10;
+/// What is left behind the time for draining, for the core to end what has not ended and for that to be told.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// What a front is told when it is made.
 #[derive(Clone, Debug)]
@@ -144,7 +146,9 @@ pub struct Front {
     senders: Senders,
     /// Who is next to be replaced, while that goes on.
     replacing: Option<usize>,
-    draining: bool,
+    /// It was told to end: when it does so at the latest, and whether that has cut something.
+    draining: Option<Instant>,
+    cut: bool,
     /// Ends told in this second, those that were not, and when it began.
     told: (u32, u64, Instant),
     /// Workers' messages that were not sent, as far as that was told, and when.
@@ -202,16 +206,18 @@ impl Front {
         let lends = config.workers.get() == 1 && config.send != Choice::Plain;
         let seats =
             (0..config.workers.get()).map(|number| Seat::new(number, directory.path(), lends)).collect();
+        let returns = Returns::new(config.drain);
         let mut front = Self {
             driver,
             config,
             start,
             seats,
             signals,
-            returns: Returns::default(),
+            returns,
             senders,
             replacing: None,
-            draining: false,
+            draining: None,
+            cut: false,
             told: (0, 0, start),
             lost: (mux::Lost::default(), None),
             desk,
@@ -304,9 +310,11 @@ impl Front {
         self.tell_ends();
         self.tell_lost();
         if self.driver.is_drained() {
-            return Some(true);
+            return Some(!self.cut);
         }
-        self.obey().then_some(false)
+        // A worker that is stuck in a message is not waited for, since nobody is there any more to be answered.
+        let late = self.draining.is_some_and(|latest| Instant::now() >= latest);
+        (self.obey() || late).then_some(false)
     }
 
     /// One turn of messages and answers; whether there was anything to do.
@@ -350,7 +358,8 @@ impl Front {
     /// When seats want to be looked after at the latest.
     fn timeout(&self) -> Duration {
         let now = Instant::now();
-        let due = self.seats.iter().filter_map(|seat| seat.due(self.config.timeout, self.start)).min();
+        let seats = self.seats.iter().filter_map(|seat| seat.due(self.config.timeout, self.start));
+        let due = seats.chain(self.draining).min();
         let due = due.map_or(Duration::from_secs(1), |due| due.saturating_duration_since(now));
         self.deal.again().map_or(due, |again| again.min(due))
     }
@@ -360,7 +369,7 @@ impl Front {
         let (now, clock) = (Instant::now(), self.now());
         for seat in &mut self.seats {
             seat.look(&mut self.driver, &mut self.returns, now, clock);
-            if seat.is_due(now) && !self.draining {
+            if seat.is_due(now) && self.draining.is_none() {
                 seat.start(&self.config.command, &self.driver, now);
             }
         }
@@ -373,7 +382,10 @@ impl Front {
             Some(next) => {
                 self.seats[next].replace(&self.config.command, &self.driver, self.config.drain, now);
             }
-            None => log::info!("all workers were replaced"),
+            None => match self.seats.iter().filter(|seat| seat.was_kept()).count() {
+                0 => log::info!("all workers were replaced"),
+                kept => log::warn!("{kept} of {} workers were not replaced", self.seats.len()),
+            },
         }
     }
 
@@ -381,15 +393,15 @@ impl Front {
     fn obey(&mut self) -> bool {
         while let Some(signal) = self.signals.next() {
             match signal {
-                Signal::Replace if self.replacing.is_none() && !self.draining => {
+                Signal::Replace if self.replacing.is_none() && self.draining.is_none() => {
                     self.replacing = Some(0);
                     let now = Instant::now();
                     self.seats[0].replace(&self.config.command, &self.driver, self.config.drain, now);
                 }
                 Signal::Replace => log::warn!("SIGHUP: workers are being replaced, or the front ends"),
-                Signal::End if self.draining => return true,
+                Signal::End if self.draining.is_some() => return true,
                 Signal::End => {
-                    self.draining = true;
+                    self.draining = Some(Instant::now() + self.config.drain + MOMENT);
                     self.driver.server().drain(Some(self.config.drain));
                 }
             }
@@ -409,7 +421,9 @@ impl Front {
                         message.deaths()
                     );
                     if self.config.close_undone {
-                        self.driver.change(|mux, now| mux.drain_psock(psock, Some(now), now));
+                        // What else it asked is done and answered.
+                        let drain = self.config.drain;
+                        self.driver.change(|mux, now| mux.drain_psock(psock, Some(now + drain), now));
                     }
                 }
                 Told::NotAttached { peer, why } => match peer {
@@ -436,12 +450,14 @@ impl Front {
 
     /// Connections that ended badly, with the cause.
     fn tell_ends(&mut self) {
-        while let Some(Ended { psock, cause, unsent, .. }) = self.driver.server().poll_ended() {
+        while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
+            self.cut |= self.draining.is_some() && cause == Cause::DrainTimeout;
             if cause.is_clean() {
                 continue;
             }
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
-            self.warn(|| format!("{psock} ended: {cause}{unsent}"));
+            let peer = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
+            self.warn(|| format!("{psock}{peer} ended: {cause}{unsent}"));
         }
     }
 
@@ -507,7 +523,7 @@ impl Observed for Front {
         let server = self.driver.server();
         let arrivals = server.arrivals().into();
         let of = |core: &Mux| mux::Mux { name, lost, arrivals, ..mux::Mux::of(core, restarts, pid) };
-        Some(Box::new(server.look(of)))
+        Some(Box::new(server.look(of).with_peers(|psock| server.peer(psock))))
     }
 
     fn send(&mut self) -> Option<Box<send::Send>> {

@@ -106,12 +106,18 @@ pub(super) struct Returns {
     done: Vec<(worker::Id, Row)>,
     /// Messages that no ring can take: their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
+    /// How long those have for what else they asked.
+    drain: Duration,
     block: BytesMut,
     /// Messages of workers that were not sent.
     pub(super) lost: Lost,
 }
 
 impl Returns {
+    pub(super) fn new(drain: Duration) -> Self {
+        Self { drain, ..Self::default() }
+    }
+
     /// A copy.
     fn copy(&mut self, bytes: &[u8]) -> Bytes {
         if bytes.len() > BLOCK / 4 {
@@ -141,7 +147,7 @@ impl Returns {
             }
         });
         for (id, ticket) in self.refused.drain(..) {
-            mux.drain_psock(ticket.psock, Some(now), now);
+            mux.drain_psock(ticket.psock, Some(now + self.drain), now);
             mux.done(id, ticket, now);
         }
     }
@@ -165,7 +171,8 @@ impl Row {
 #[derive(Clone, Copy, Debug)]
 struct Out {
     row: Row,
-    /// Since when, in nanoseconds of the front's clock.
+    /// Since when it may have been at it, in nanoseconds of the front's clock: it was given it then, or had done the one before, or
+    /// answered some of it.
     since: u64,
     /// So many of them were answered, from the first on.
     answered: u32,
@@ -436,7 +443,7 @@ impl Process {
         // What is released now was answered before: those replies are there when the lane is read below.
         channel.poll_verdicts(now, |seq, _| released.push(seq));
         let (mut any, mut all) = (!released.is_empty(), false);
-        let mut answers = Answers { id, first: *first, out, loans, returns, copied: 0 };
+        let mut answers = Answers { id, first: *first, out, loans, returns, copied: 0, now };
         for _ in 0..ROUNDS {
             answers.copied = 0;
             let count = channel.poll_frames(&mut answers);
@@ -452,7 +459,7 @@ impl Process {
             (self.progress, self.moves) = (now, true);
         }
         if all {
-            self.settle(returns, id);
+            self.settle(returns, id, now);
         }
         let oldest = self.out.front().copied().flatten();
         if let (Some(timeout), Some(oldest)) = (timeout, oldest)
@@ -468,7 +475,7 @@ impl Process {
     }
 
     /// What was released is done.
-    fn settle(&mut self, returns: &mut Returns, id: worker::Id) {
+    fn settle(&mut self, returns: &mut Returns, id: worker::Id, now: u64) {
         for seq in self.released.drain(..) {
             let Some(slot) = place(self.first, seq).and_then(|at| self.out.get_mut(at)) else { continue };
             if let Some(held) = slot.take() {
@@ -480,6 +487,9 @@ impl Process {
         while let Some(None) = self.out.front() {
             self.out.pop_front();
             self.first = self.first.next();
+            if let Some(Some(next)) = self.out.front_mut() {
+                next.since = now;
+            }
         }
     }
 
@@ -607,7 +617,7 @@ impl Process {
         if let Some(id) = self.id {
             if self.channel.as_ref().and_then(Channel::death) != Some(Death::Violations) {
                 self.collect(returns, now, None, false);
-                self.settle(returns, id);
+                self.settle(returns, id, now);
             }
             // It worked on one that it had not answered, the first of them unless it said which; the others are not what killed it.
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
@@ -686,6 +696,7 @@ struct Answers<'a> {
     returns: &'a mut Returns,
     /// Bytes that were copied.
     copied: usize,
+    now: u64,
 }
 
 impl Answers<'_> {
@@ -707,9 +718,10 @@ impl TxSink for Answers<'_> {
     }
 
     fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
-        let worker = self.id;
+        let (worker, now) = (self.id, self.now);
         let answer = match header.kind {
             Kind::REPLY => self.held(header).map(|held| {
+                held.since = now;
                 let (from, count) = held.answer(header);
                 (held.row.at(from), count)
             }),

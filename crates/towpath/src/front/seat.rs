@@ -43,6 +43,8 @@ pub(super) struct Seat {
     /// Processes that were started because another ended.
     restarts: u64,
     seated: bool,
+    /// The last process that was to take the place of another came to nothing.
+    kept: bool,
     /// How the first process ended, if it never attached.
     ending: Option<Ending>,
     ready: bool,
@@ -64,6 +66,7 @@ impl Seat {
             again: None,
             restarts: 0,
             seated: false,
+            kept: false,
             ending: None,
             ready: false,
         }
@@ -85,10 +88,10 @@ impl Seat {
 
     /// Starts the process that will take the place of the one that is there.
     pub(super) fn replace(&mut self, command: &[String], driver: &Driver, patience: Duration, now: Instant) {
-        self.patience = patience;
+        (self.patience, self.kept) = (patience, false);
         match self.spawn(command, driver, now) {
             Ok(process) => self.next = Some(process),
-            Err(ending) => log::warn!("worker {} stays as it is: {ending}", self.number),
+            Err(ending) => self.not_replaced(ending, now),
         }
     }
 
@@ -128,9 +131,9 @@ impl Seat {
                     (self.again, self.failures) = (None, 0);
                 }
                 Ok(Look::Gone(ending)) | Err(ending) => {
-                    log::warn!("worker {} stays as it is: {ending}", self.number);
                     next.close();
                     self.gone.extend(self.next.take());
+                    self.not_replaced(ending, now);
                 }
             }
         }
@@ -156,9 +159,19 @@ impl Seat {
             self.ending = Some(ending);
             return;
         }
+        if self.next.is_some() {
+            return log::warn!("worker {}: {ending}; the one that replaces it has been started", self.number);
+        }
         log::warn!("worker {}: {ending}; another one is started in {} ms", self.number, wait.as_millis());
-        if self.next.is_none() {
-            self.again = Some(now + wait);
+        self.again = Some(now + wait);
+    }
+
+    /// The process that was to take the place of the one that is there came to nothing; that one may have gone meanwhile.
+    fn not_replaced(&mut self, ending: Ending, now: Instant) {
+        self.kept = true;
+        match self.process {
+            Some(_) => log::warn!("worker {} stays as it is: {ending}", self.number),
+            None => self.failed(ending, false, now),
         }
     }
 
@@ -172,6 +185,11 @@ impl Seat {
 
     pub(super) fn is_replacing(&self) -> bool {
         self.next.is_some() || self.old.is_some()
+    }
+
+    /// Whether its process was not replaced when it was last to be.
+    pub(super) const fn was_kept(&self) -> bool {
+        self.kept
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
@@ -435,5 +453,46 @@ pub(super) mod tests {
         });
         let deaths: Vec<_> = again.iter().map(Message::deaths).collect();
         assert_eq!(deaths, [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_seat_whose_process_dies_beside_a_bad_replacement_is_filled_again() {
+        let mut scene = Scene::new();
+        let now = Instant::now();
+        let (_, worker) = scene.attached(now);
+        let sleep = ["sleep", "1000"].map(str::to_owned);
+        scene.seat.replace(&sleep, &scene.driver, Duration::ZERO, now);
+        drop(worker);
+        while scene.seat.is_attached() {
+            scene.look(now);
+        }
+        assert!(scene.seat.is_replacing() && !scene.seat.is_due(now + AGAIN_MOST), "the next one may attach");
+        // It does not.
+        let late = now + Duration::from_secs(3600);
+        scene.look(late);
+        assert!(!scene.seat.is_replacing() && scene.seat.was_kept());
+        assert!(scene.seat.is_due(late + AGAIN_MOST), "another one is started");
+    }
+
+    #[test]
+    fn the_time_for_a_message_begins_behind_the_one_before() {
+        let mut scene = Scene::new();
+        let start = Instant::now();
+        let (_, mut worker) = scene.attached(start);
+        let Scene { driver, returns, seat, .. } = &mut scene;
+        driver.change(|mux, now| {
+            learn(mux, now);
+            // Two connections', so that each has a frame.
+            ask(mux, 1, now);
+            ask(mux, 1, now);
+            assert!(seat.fill(mux, now, 2));
+        });
+        seat.hand_over(returns, 0, 0);
+        let (second, timeout) = (Duration::from_secs(1), Some(Duration::from_secs(5)));
+        assert_eq!(seat.due(timeout, start), Some(start + 5 * second));
+        let message = worker.recv().unwrap().unwrap();
+        worker.done(message);
+        assert!(seat.collect(returns, 4_000_000_000, timeout));
+        assert_eq!(seat.due(timeout, start), Some(start + 9 * second), "it was given both at once");
     }
 }

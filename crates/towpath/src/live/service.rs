@@ -61,7 +61,7 @@ impl Listening {
             order: config.order,
             redeliver: config.redeliver,
             idle: config.idle,
-            ..mux::Config::default()
+            ..mux::Config::for_messages(config.message_max)
         };
         let limits = Limits {
             message: config.message_max,
