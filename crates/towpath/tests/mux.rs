@@ -81,8 +81,13 @@ impl Front {
     }
 
     /// Drains it; its exit code and the rest of what it said.
-    fn finish(mut self) -> (Option<i32>, String) {
+    fn finish(self) -> (Option<i32>, String) {
         self.signal(Signal::TERM);
+        self.ended()
+    }
+
+    /// The same when it was told to end before: a second signal would not wait.
+    fn ended(mut self) -> (Option<i32>, String) {
         let mut errors = String::new();
         self.stderr.read_to_string(&mut errors).expect("text");
         (self.child.wait().expect("its end").code(), errors)
@@ -365,7 +370,7 @@ fn draining_answers_what_was_asked() {
     }
     drop(holder);
     assert_eq!(split(&answer(&mut stream).expect("an answer")).1, body.as_bytes());
-    let (code, errors) = front.finish();
+    let (code, errors) = front.ended();
     assert_eq!(code, Some(0), "{errors}");
 }
 
@@ -470,7 +475,7 @@ fn a_peer_that_asks_ahead_gets_all_answers_when_the_front_drains() {
     }
     stream.shutdown(std::net::Shutdown::Both).expect("it is open");
     writer.join().expect("it ends");
-    let (code, errors) = front.finish();
+    let (code, errors) = front.ended();
     assert_eq!(code, Some(0), "{errors}");
     let (received, done, undone, left) = counted(&errors);
     assert_eq!((done, undone, left), (received, 0, 0), "{errors}");
