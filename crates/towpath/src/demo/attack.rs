@@ -26,7 +26,7 @@ const BURST: u32 = 64;
 const REST: Duration = Duration::from_millis(1);
 
 /// The flood ends before the first of its states does: those that came after it would be let in, too.
-const LONGEST: Duration = Duration::from_secs(SYN_LIFETIME - 1);
+pub(super) const LONGEST: Duration = Duration::from_secs(SYN_LIFETIME - 1);
 
 /// What attackers saw of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -394,3 +394,22 @@ fn busy_seconds() -> f64 {
         .sum();
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use rustix::net::sockopt::tcp_congestion;
+
+    use super::dial;
+
+    #[test]
+    fn a_stream_has_the_congestion_control_that_is_wanted() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Everybody may have reno; what the system has is another one, mostly.
+        let stream = dial(Ipv4Addr::LOCALHOST, port, "reno").unwrap();
+        assert_eq!(tcp_congestion(&stream).unwrap(), "reno");
+        assert!(dial(Ipv4Addr::LOCALHOST, port, "no such").is_err());
+    }
+}

@@ -32,6 +32,9 @@ const SCENES: [&str; 8] = [PEOPLE, SCAN, FLOOD, GREED, INSPECTOR, WORKERS, FILE,
 /// How long the demo takes when scenes have their usual length.
 const USUAL: f64 = 20.0;
 
+/// The least time in which something can be measured.
+const TURN: Duration = Duration::from_millis(75);
+
 /// Descriptors that it needs: the scanner's sockets at a time are most of them.
 const DESCRIPTORS: u64 = 256;
 
@@ -312,7 +315,7 @@ impl Stage {
         }
         let congestion = beside::congestion(&self.network)?;
         self.results.congestion = Some(congestion);
-        let turns = Turns { driver: self.driver.word(), length: self.units(0.26), congestion };
+        let turns = Turns { driver: self.driver.word(), length: self.units(0.26).max(TURN), congestion };
         let board = self.board.clone();
         beside::measure(&self.network, &self.stop, sinks, turns, rows, |rows| {
             board.note(KERNEL, format!("by {}: {} kinds of traffic", turns.driver, rows.len()));
@@ -342,19 +345,19 @@ impl Stage {
         let rules = self.rules()?;
         let queues = ctl(&self.network.engine_socket(), "show queues");
         let queues = queues.ok_or_else(|| Failure::Broken("the engine does not tell its queues".into()))?;
-        // Those that no inspector decided are dropped, too.
-        let unread = |name: &str| queues["queues"][0][name].as_u64().unwrap_or(0);
+        // Those that no inspector decided are dropped, too: the queue has no other default.
+        let queue = |name: &str| queues["queues"][0][name].as_u64().unwrap_or(0);
         let row =
             |rule, what, knocks: u64, stopped| Stopped { rule, what, came: rules.packets(knocks), stopped };
         let all = |number, what| row(number, what, number, rules.packets(number));
         let over = |number, what, knocks, let_in| {
-            row(number, what, knocks, rules.packets(knocks) - rules.packets(let_in))
+            row(number, what, knocks, rules.packets(knocks).saturating_sub(rules.packets(let_in)))
         };
         Ok(vec![
             all(rule::SCAN, "port scan"),
             over(rule::FLOOD_LIMIT, "SYN flood", rule::FLOOD_KNOCKS, rule::FLOOD_LET_IN),
             over(rule::LIMIT, "a source over its limit", rule::KNOCKS, rule::LET_IN),
-            row(rule::INSPECT, "by the inspector", rule::INSPECT, unread("dropped") + unread("lost")),
+            row(rule::INSPECT, "by the inspector", rule::INSPECT, queue("dropped") + queue("lost")),
             all(rule::STRAY, "belongs to no connection"),
             all(rule::ELSE, "everything else"),
             all(rule::DEFAULT, "the default rule"),

@@ -252,8 +252,11 @@ impl Way {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use towpath::config::Config;
 
+    use super::super::attack::LONGEST;
     use super::{Driver, RULES, config, rule};
 
     #[test]
@@ -265,6 +268,8 @@ mod tests {
         Config::read(&file).unwrap();
         std::fs::write(&file, config(Driver::AfPacket)).unwrap();
         let config = Config::read(&file).unwrap();
+        let lifetime = config.settings.iter().find(|(name, _)| name == "dyn_syn_lifetime").unwrap().1;
+        assert!(LONGEST < Duration::from_secs(lifetime), "a flood of {LONGEST:?} ends before its states");
         let rules = config.read_rules().unwrap();
         assert!(rules.warnings.is_empty(), "{:?}", rules.warnings);
         let numbers: Vec<u64> = rules.ruleset.rules().iter().map(|rule| u64::from(rule.number)).collect();
