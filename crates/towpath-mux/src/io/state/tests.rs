@@ -1,6 +1,7 @@
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::io::{Admission, Admit, Peer, Server, admission};
@@ -449,4 +450,57 @@ fn a_driver_that_sleeps_comes_back_for_what_there_is_to_tell() {
     // That has ended while it was awake: it does not go to sleep.
     driver.wait(None, |_| {}).expect("epoll");
     assert!(server.poll_ended().is_some());
+}
+
+#[test]
+fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
+    let server = server();
+    let mut driver = server.driver().expect("nobody drives it");
+    driver.gather();
+    let (fd, peer) = connection();
+    peer.set_nonblocking(true).expect("a socket");
+    let shared = Arc::clone(&server.shared);
+    let psock = server
+        .with(|state, work| state.attach(&shared, Arc::new(Link::new(fd, None, None)), None, work))
+        .expect("epoll");
+    let (worker, mut batch) = driver.change(|mux, mut now| {
+        // What it knows of them: they take a microsecond.
+        let (worker, mut batch) = (mux.clone_worker(64, now), Vec::new());
+        let learned = mux.attach("line".parse().expect("a framing"), Default::default(), now).expect("open");
+        mux.handle_bytes(learned, "x\n".repeat(100).as_bytes(), now);
+        while mux.poll_batch(worker, now, &mut batch) > 0 {
+            for message in batch.drain(..) {
+                now = now + Duration::from_micros(1);
+                mux.done(worker, message.ticket(), now);
+            }
+        }
+        assert!(mux.quick_turn().is_some());
+        mux.handle_bytes(psock, b"a\nb\nc\n", now);
+        mux.poll_batch(worker, now, &mut batch);
+        (worker, batch)
+    });
+    assert_eq!(batch.len(), 3);
+    let mut answer = |driver: &mut crate::io::Driver| {
+        let message = batch.remove(0);
+        driver.change(|mux, now| {
+            mux.reply(worker, message.ticket(), message.bytes().clone(), now).expect("it is there");
+            mux.done(worker, message.ticket(), now);
+        });
+    };
+    let came = || {
+        let mut bytes = [0; 16];
+        (&peer)
+            .read(&mut bytes)
+            .map_or(String::new(), |count| String::from_utf8_lossy(&bytes[..count]).into())
+    };
+    answer(&mut driver);
+    assert_eq!(came(), "", "it asked more");
+    driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll");
+    assert_eq!(came(), "", "who looks comes again");
+    assert!(driver.poll_timeout().is_some_and(|due| due <= Instant::now()), "nobody sleeps over it");
+    driver.wait(Some(Duration::from_nanos(1)), |_| {}).expect("epoll");
+    assert_eq!(came(), "a\n", "who waits leaves nothing behind");
+    answer(&mut driver);
+    answer(&mut driver);
+    assert_eq!(came(), "b\nc\n", "all is answered");
 }
