@@ -4,8 +4,8 @@
 //! costs more than they do: then those that are awake get them, and no more are awake than there are processors beside the front's.
 //!
 //! Invariants:
-//! - a worker that has messages and has said nothing for [`STUCK`] gets nothing more until it does, and counts as asleep: what it has
-//!   cannot be taken back;
+//! - a worker that has messages and has said nothing about them gets nothing more until it does: it may be at a long one, and what it
+//!   has cannot be taken back. After [`STUCK`] it counts as asleep;
 //! - what is left with the core while somebody is idle is dealt anew when a worker has come to that ([`Deal::again`]).
 
 use std::time::Duration;
@@ -67,7 +67,7 @@ impl Deal {
         let (mut busy, mut awake) = (false, 0);
         for seat in seats.iter_mut().filter(|seat| seat.is_going_on(now, STUCK)) {
             awake += 1;
-            busy |= seat.fill(mux, time, turn);
+            busy |= seat.moves() && seat.fill(mux, time, turn);
         }
         // The same one first each time: what it uses is in its processor's cache.
         for seat in seats.iter_mut().filter(|seat| seat.is_idle()) {
@@ -141,10 +141,10 @@ mod tests {
         // At so many nanoseconds come so many messages; what the workers have then.
         let rows = [
             (0, 3, [3, 0]),
-            (1000, 40, [43, 0]),
-            (STUCK - 1, 1, [44, 0]),
-            (STUCK, 2, [44, 2]),
-            (STUCK + 1, 1, [44, 3]),
+            (1000, 40, [3, 0]),
+            (STUCK - 1, 1, [3, 0]),
+            (STUCK, 2, [3, 43]),
+            (STUCK + 1, 1, [3, 43]),
         ];
         for (at, lines, expected) in rows {
             driver.change(|mux, now| {
