@@ -36,6 +36,7 @@ fn everything_happens() {
         ("evicted", counters.evicted),
         ("full", counters.full),
         ("over limit", counters.over_limit),
+        ("over rate", counters.over_rate),
         ("parents full", counters.parents_full),
         ("over source", counters.over_source),
         ("invalid", counters.invalid),

@@ -296,3 +296,75 @@ fn rules_are_deleted_while_packets_come() {
     let by_rule: usize = (0..9).map(|rule| states.count_of(RuleId(rule))).sum();
     assert_eq!((by_rule, states.list(NOW).count()), (states.len(), states.len()));
 }
+
+/// Growth, eviction, limits, deleted rules, changed settings, listings and handles that come and go, all at once.
+#[test]
+fn whatever_happens_at_once_the_sums_are_right() {
+    const MOST: u32 = 3_000;
+    let settings = Settings { dyn_max: MOST, dyn_evict: true, dyn_source_max: 3, ..Settings::default() };
+    let mut states = States::new(settings.clone(), 1);
+    threads(&states, |n, states| {
+        let mut random = n as u32 + 1;
+        for i in 0..12_000_u32 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (what, of) = (random >> 8 & 0xff, (random >> 16) % 9_000);
+            let flow = if of % 3 == 0 { flow6(of) } else { flow(of) };
+            let rule = RuleId(1 + of % 5);
+            let now = NOW + std::time::Duration::from_millis((i / 4).into());
+            match what {
+                0..140 => {
+                    let limit = (what < 20).then(|| Limit::new(LimitMask::SRC_ADDR, 2));
+                    let how = Install { limit, ..Install::default() };
+                    let _ = states.install(&flow, Name::DEFAULT, &PACKET, rule, &how, now);
+                }
+                140..230 => {
+                    let hits = [
+                        states.peek(&flow, Lookup::Any, now),
+                        states.lookup(&flow.reversed(), Lookup::Any, &PACKET, now),
+                    ];
+                    // Whoever made it meanwhile: of this flow, by the rule that makes it.
+                    assert!(hits.iter().flatten().all(|hit| hit.rule == rule));
+                }
+                230..245 => {
+                    let mut hits = [None; 8];
+                    let packets = (of..of + 8).map(|n| Some((self::flow(n), PACKET)));
+                    states.lookup_burst(packets, Lookup::Any, now, &mut hits);
+                }
+                245..252 => states.expire(now, 64),
+                252 if n == 0 && i % 7 == 0 => _ = states.remove_where(|gone| gone == rule),
+                252 => _ = states.remove_flow(&flow, now),
+                253 if n == 1 => {
+                    states.set_settings(Settings { dyn_max: MOST - i % 100, ..settings.clone() })
+                }
+                253 => _ = states.prepare(),
+                254 => states.idle(),
+                _ if i % 16 == 0 => assert!(states.list(now).all(|listed| (1..=5).contains(&listed.rule.0))),
+                _ => {}
+            }
+        }
+    });
+    let end = NOW + std::time::Duration::from_secs(3);
+    states.set_settings(settings);
+    states.expire_all(end);
+    let counters = states.counters();
+    // Whether any were evicted depends on how soon all threads have seen what was removed.
+    assert!(counters.full > 0 && counters.removed > 0, "{counters:?}");
+    let gone = counters.expired + counters.removed + counters.evicted;
+    assert_eq!(counters.created, gone + states.len() as u64, "{counters:?}");
+    assert!(counters.peak <= MOST as usize);
+    let is_state = |listed: &towpath_gate::state::Listed| !matches!(listed.kind, Kind::Parent { .. });
+    assert_eq!(states.list(end).filter(is_state).count(), states.len());
+    let by_rule: usize = (0..9).map(|rule| states.count_of(RuleId(rule))).sum();
+    assert_eq!(by_rule, states.len());
+    let limited = states.list(end).filter(|listed| matches!(listed.kind, Kind::Limit)).count();
+    let counted = states.list(end).map(|listed| match listed.kind {
+        Kind::Parent { count } => count as usize,
+        Kind::State | Kind::Limit => 0,
+    });
+    // A parent that is used while its rule is being deleted is not listed until it is used again.
+    let counted = counted.sum::<usize>();
+    assert!(counted > 0 && counted <= limited, "{counted} of {limited}");
+    // A second later than the last of them ends there is none.
+    states.expire_all(end + std::time::Duration::from_secs(20));
+    assert_eq!((states.len(), states.parents(), states.gauge().unreplied), (0, 0, 0));
+}
