@@ -243,3 +243,25 @@ fn who_was_refused_is_let_in_when_states_have_ended() {
         (0..MOST).for_each(|n| assert_eq!(at(20_000 + n, over), Ok(Installed::New), "{n}"));
     }
 }
+
+#[test]
+fn what_has_ended_is_collected_while_a_table_grows() {
+    for make in [flow, flow6] {
+        // So many new ones with each burst, and so many that may be looked at.
+        for (burst, budget) in [(1, 2), (8, 16), (32, 64), (32, 256), (100, 128)] {
+            let settings = Settings { dyn_syn_lifetime: 10, ..Settings::default() };
+            let mut states = States::new(Settings { dyn_max: 1_000_000, ..settings }, 7);
+            // A thousand in a lifetime.
+            for n in 0..12_000 {
+                let now = NOW + Duration::from_millis(10) * n;
+                states
+                    .install(&make(n), Name::DEFAULT, &segment(2, 0), RuleId(1), &Install::default(), now)
+                    .unwrap();
+                if n % burst == 0 {
+                    states.expire(now, budget);
+                }
+            }
+            assert!(states.len() < 2_500, "{} left with {burst} and {budget}", states.len());
+        }
+    }
+}

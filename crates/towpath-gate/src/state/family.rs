@@ -340,10 +340,17 @@ impl<const N: usize> Family<N> {
         left.is_some()
     }
 
-    /// The next `count` slots for whoever collects, no more than there are.
+    /// The next `count` slots for whoever collects, no more than there are. Behind the last one it begins anew: were the hand a count,
+    /// taken modulo how many there are, it could keep pace with a table that grows and never come to the first ones.
     pub(super) fn next_slots(&self, count: u32) -> impl Iterator<Item = u32> + use<N> {
+        let len = u64::from(self.slab.len());
+        let from = |hand| if hand < len { hand } else { 0 };
+        let on = |hand| Some(from(hand) + u64::from(count));
         // Relaxed: who looks at which slots first does not matter.
-        self.slots(self.hand.fetch_add(count.min(self.slab.len()).into(), Ordering::Relaxed), count)
+        let hand = match self.hand.fetch_update(Ordering::Relaxed, Ordering::Relaxed, on) {
+            Ok(hand) | Err(hand) => hand,
+        };
+        self.slots(from(hand), count)
     }
 
     /// The next `count` slots for whoever evicts, no more than there are.
