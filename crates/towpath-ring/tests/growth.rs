@@ -212,7 +212,10 @@ fn a_client_that_dies_between_two_rings_leaves_nothing() {
         let first = receive(&mut client).remove(0);
         client.verdict(first, Verdict::Pass);
         drop(client);
-        assert!(!channel.check_peer());
+        // A child of another test may have the socket until it executes its program.
+        while channel.check_peer() {
+            std::thread::yield_now();
+        }
         // What it said in time counts.
         assert_eq!(channel.poll_verdicts(0, |seq, _| assert_eq!(seq, Seq(9))), 1);
         let mut back = Vec::new();

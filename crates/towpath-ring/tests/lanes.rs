@@ -239,7 +239,10 @@ fn the_end_of_one_lane_is_the_end_of_all() {
                 1 => drop(this),
                 _ => {
                     drop(client);
-                    assert!(!this.check_peer());
+                    // A child of another test may have the socket until it executes its program.
+                    while this.check_peer() {
+                        thread::yield_now();
+                    }
                     assert!(other.is_dead());
                     assert_eq!(other.death(), Some(how));
                     continue;
