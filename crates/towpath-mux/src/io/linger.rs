@@ -4,44 +4,34 @@
 //! what the kernel had not delivered yet is thrown away: a peer that asks ahead of what it reads would lose its last answers.
 //!
 //! What: nothing more is sent on them (shutdown(2)), and what still comes is read and dropped, until the peer has closed its side, or has
-//! acknowledged everything and sent nothing for [`QUIET`], or its time is over. They are watched by an epoll of their own, which
-//! the leader's epoll watches like a socket, and are read without the mutex (as in `handshake.rs`).
+//! acknowledged everything and sent nothing for [`QUIET`], or its time is over. They stand [aside](super::aside).
 //!
-//! Invariant: [`MOST`] at most, for [`LINGER`] at most, and not beyond the time for draining; the oldest makes room.
+//! Invariant: for [`LINGER`] at most, and not beyond the time for draining.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
 use super::admission::Peer;
+use super::aside::{Aside, Connection};
 use super::link::Link;
 use crate::Time;
 
 /// The event data of their epoll.
 pub(super) const DATA: u64 = 2;
-/// Connections that linger at once.
-const MOST: usize = 1024;
 /// How long one does at most.
 const LINGER: Duration = Duration::from_secs(30);
 /// Who has everything and was quiet for so long has stopped asking.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often they are asked whether they have everything.
 const LOOK: Duration = Duration::from_millis(50);
-/// Connections that are read in one go.
-const BURST: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
-    /// Made with the first.
-    epoll: Option<OwnedFd>,
-    /// By number, the oldest first.
-    all: BTreeMap<u64, Lingering>,
-    next: u64,
+    all: Aside<Lingering, DATA>,
     /// When they are looked at next.
     due: Option<Time>,
     /// The end of the time for draining.
@@ -56,6 +46,12 @@ struct Lingering {
     heard: Time,
 }
 
+impl Connection for Lingering {
+    fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+}
+
 impl Lingers {
     /// Takes a connection. Gives back the oldest, when there are too many.
     pub(super) fn begin(
@@ -64,60 +60,33 @@ impl Lingers {
         link: Arc<Link>,
         now: Time,
     ) -> io::Result<Option<Arc<Link>>> {
-        let own = match &self.epoll {
-            Some(own) => own,
-            None => {
-                let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-                epoll::add(epoll, &own, EventData::new_u64(DATA), EventFlags::IN)?;
-                self.epoll.insert(own)
-            }
-        };
-        epoll::add(own, &link, EventData::new_u64(self.next), EventFlags::IN | EventFlags::ONESHOT)?;
-        self.all.insert(self.next, Lingering { link, until: now + LINGER, heard: now });
-        self.next += 1;
+        let lingering = Lingering { link, until: now + LINGER, heard: now };
+        let oldest = self.all.begin(epoll, lingering, EventFlags::IN)?;
         self.due.get_or_insert(now + LOOK);
-        let oldest = self.all.keys().next().copied().filter(|_| self.all.len() > MOST);
-        Ok(oldest.and_then(|key| self.take(key)))
+        Ok(oldest.map(|oldest| oldest.link))
     }
 
     /// Those that have something to read, some of them; each once until it is waited for again.
     pub(super) fn ready(&self) -> Vec<(u64, Arc<Link>)> {
-        let Some(own) = &self.epoll else { return Vec::new() };
-        let mut room = [MaybeUninit::<epoll::Event>::uninit(); BURST];
-        // Interrupted: they are reported again.
-        let Ok((events, _)) = epoll::wait(own, &mut room, Some(&super::timespec(Duration::ZERO))) else {
-            return Vec::new();
-        };
-        let named = |event: &epoll::Event| {
-            let key = event.data.u64();
-            Some((key, Arc::clone(&self.all.get(&key)?.link)))
-        };
-        events.iter().filter_map(named).collect()
+        self.all.ready()
     }
 
     /// Something came of it, and it may send more.
     pub(super) fn wait(&mut self, key: u64, now: Time) {
-        let (Some(own), Some(lingering)) = (&self.epoll, self.all.get_mut(&key)) else { return };
+        let Some(lingering) = self.all.get_mut(key) else { return };
         lingering.heard = now;
         // Not watched any more, it ends when it is looked at: it is quiet.
-        let flags = EventFlags::IN | EventFlags::ONESHOT;
-        let _ = epoll::modify(own, &lingering.link, EventData::new_u64(key), flags);
+        let _ = self.all.wait(key, EventFlags::IN);
     }
 
     /// It is not one of them any more.
     pub(super) fn take(&mut self, key: u64) -> Option<Arc<Link>> {
-        let Lingering { link, .. } = self.all.remove(&key)?;
-        if let Some(own) = &self.epoll {
-            let _ = epoll::delete(own, &link);
-        }
-        Some(link)
+        self.all.take(key).map(|lingering| lingering.link)
     }
 
     /// The one of this peer, which was admitted, if it is one of them: then it is not any more.
     pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<Arc<Link>> {
-        let found = self.all.iter().find(|(_, lingering)| lingering.link.peer() == Some(peer));
-        let key = found.map(|(&key, _)| key)?;
-        self.take(key)
+        self.all.take_peer(peer).map(|lingering| lingering.link)
     }
 
     /// The server drains until then: nobody is waited for any longer.
@@ -131,7 +100,7 @@ impl Lingers {
             return Vec::new();
         }
         let drain = self.until.is_some_and(|until| until <= now);
-        let over = self.all.iter().filter_map(|(&key, lingering)| {
+        let over = self.all.iter().filter_map(|(key, lingering)| {
             let late = drain || lingering.until <= now;
             let quiet = now.since(lingering.heard) >= QUIET && lingering.link.unacknowledged() == 0;
             (late || quiet).then_some((key, !quiet))

@@ -27,6 +27,7 @@
 //! While the rest of a long message is awaited, nobody is woken for a part of it (SO_RCVLOWAT).
 
 mod admission;
+mod aside;
 mod carrier;
 mod connector;
 mod driver;
