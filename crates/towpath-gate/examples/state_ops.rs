@@ -4,8 +4,12 @@ use towpath_gate::state::ops::{OP_BYTES, Op, World};
 
 /// Everything is compared after so many operations; what each of them answers, always.
 const COMPARE: u64 = 256;
-/// A world is left after so many.
+/// A world is left after so many, and its table grows after so many of these.
 const LIFE: u64 = 100_000;
+const SMALL: u64 = 75_000;
+
+/// States that no longer fit into the first chunk of slots (4,096), by far not into the first index.
+const MANY: u16 = 4_500;
 
 fn main() {
     let mut numbers = std::env::args().skip(1).map(|word| word.parse::<u64>().expect("a number"));
@@ -14,6 +18,9 @@ fn main() {
     for n in 0..operations {
         if n % LIFE == 0 {
             world = World::new(COMPARE);
+        }
+        if n % LIFE == SMALL {
+            world.grow(MANY, n / LIFE % 2 == 1);
         }
         let bytes: [u8; OP_BYTES] = std::array::from_fn(|_| {
             // Knuth's MMIX generator (The Art of Computer Programming, volume 2, 3.3.4).

@@ -7,8 +7,9 @@
 //!
 //! Bounded: 65,536 datagrams, 32 to 40 s (RFC 791's and FreeBSD's `net.inet.ip.fragttl` of 30 s, rounded up). A later
 //! fragment that comes before the first has no ports, as without this: it is not held, for there is no bound on those whose
-//! first never comes. The tag has 24 bits behind 16 of the place, and the
-//! hash a secret: what is taken for another datagram's is one in 2^40.
+//! first never comes. The tag has 16 bits behind 16 of the place, and the
+//! hash a secret: what is taken for another datagram's is one in 2^31. Times come again after six days, when a datagram of
+//! which nobody took the place is known once more.
 
 use std::sync::OnceLock;
 
@@ -20,9 +21,9 @@ const PLACES: usize = 1 << 16;
 #[cfg(loom)]
 const PLACES: usize = 1;
 
-/// Times are in units of 8 s, 8 bits of them.
+/// Times are in units of 8 s, 16 bits of them.
 const UNIT: u64 = 8_000_000_000;
-const UNITS: u64 = 0xff;
+const UNITS: u64 = 0xffff;
 /// So many units later a datagram is forgotten.
 const LATE: u64 = 4;
 
@@ -43,14 +44,14 @@ impl Fragments {
     pub(super) fn find(&self, hash: u64, now: Time) -> Option<(u16, u16)> {
         let word = self.0.get()?[hash as usize % PLACES].load(Ordering::Relaxed);
         let age = unit(now).wrapping_sub(word >> 32 & UNITS) & UNITS;
-        let same = word != 0 && word >> 40 << 40 == tag(hash) && age <= LATE;
+        let same = word != 0 && word >> 48 << 48 == tag(hash) && age <= LATE;
         same.then_some(((word >> 16) as u16, word as u16))
     }
 }
 
-/// The upper 24 bits, never zero.
+/// The upper 16 bits, never zero.
 fn tag(hash: u64) -> u64 {
-    (hash >> 40 | 1) << 40
+    (hash >> 48 | 1) << 48
 }
 
 fn unit(now: Time) -> u64 {
@@ -67,7 +68,16 @@ mod tests {
         let hash = 0x1234_5678_9abc_def0;
         assert_eq!(fragments.find(hash, Time::from_secs(8)), None);
         fragments.note(hash, (4000, 53), Time::from_secs(8));
-        let rows = [(8, true), (40, true), (48, false), (2000, false)];
+        // Behind the last, time goes round.
+        let rows = [
+            (8, true),
+            (40, true),
+            (48, false),
+            (2000, false),
+            (2056, false),
+            (8 << 16, false),
+            (8 + (8 << 16), true),
+        ];
         for (seconds, known) in rows {
             let found = fragments.find(hash, Time::from_secs(seconds));
             assert_eq!(found, known.then_some((4000, 53)), "{seconds}");

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::window::{Fit, Window};
 use super::{
-    Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, LimitMask, Listed, Lookup, Name, Quoted,
-    Refused, RuleId, Segment, Settings, Tracking,
+    Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name,
+    Quoted, Refused, RuleId, Segment, Settings, Tracking,
 };
 use crate::Time;
 
@@ -18,7 +18,8 @@ struct State {
     rule: RuleId,
     orphaned: bool,
     lifetime: Option<u32>,
-    /// Where it counts, for a limit of states that there are.
+    /// Its rule's limit, and where it counts, for a limit of states that there are.
+    limit: Option<Limit>,
     counted: Option<Counted>,
     expire: Time,
     packets: [u64; 2],
@@ -52,12 +53,24 @@ struct Counted {
     name: Name,
 }
 
+/// The first fragment of a datagram.
+struct Datagram {
+    /// Its flow without ports.
+    flow: Flow,
+    id: u32,
+    ports: (u16, u16),
+    at: Time,
+}
+
 /// The model. It has what [`States`](super::States) has, and nothing in it expires late.
 pub struct Model {
     settings: Settings,
     /// In the order of their making.
     states: Vec<State>,
     parents: Vec<Parent>,
+    datagrams: Vec<Datagram>,
+    /// States of before a restart, until they are taken over.
+    saved: Vec<State>,
     counters: Counters,
 }
 
@@ -68,6 +81,8 @@ impl Model {
             settings: Settings::default(),
             states: Vec::new(),
             parents: Vec::new(),
+            datagrams: Vec::new(),
+            saved: Vec::new(),
             counters: Counters::default(),
         };
         model.set_settings(settings);
@@ -166,56 +181,20 @@ impl Model {
             self.counters.invalid += 1;
             return Err(Refused::Invalid);
         }
-        let mut counted = None;
-        if let Some(limit) = install.limit {
-            // What is shared by name belongs to no rule, whatever the state is called.
-            let (rule, name) =
-                limit.shared.map_or((rule, name), |name| (RuleId(u32::MAX - u32::from(name.0.get())), name));
-            let counts = Counted { flow: masked(flow, limit.mask), rule, name };
-            // A second is remembered for a second.
-            let least = u32::from(limit.per_second);
-            let expire = now + seconds(self.settings.dyn_short_lifetime.max(least));
-            if let Some(parent) = self.parents.iter_mut().find(|parent| parent.counts == counts) {
-                parent.expire = expire;
-                parent.orphaned = false;
-            } else if self.parents.len() >= self.settings.dyn_parent_max as usize {
-                self.counters.parents_full += 1;
-                return Err(Refused::ParentsFull);
-            } else {
-                self.parents.push(Parent { counts, orphaned: false, expire, busy: now });
+        let counted = match self.admit((flow, name), rule, install.limit, now, kept) {
+            Ok(counted) => counted,
+            Err(refused) => {
+                self.count_refused(refused);
+                return Err(refused);
             }
-            if limit.per_second {
-                let parent = self.parents.iter_mut().find(|parent| parent.counts == counts);
-                if !parent.is_some_and(|parent| takes(parent, limit.max, now)) {
-                    self.counters.over_rate += 1;
-                    return Err(Refused::OverRate);
-                }
-            } else if children(&self.states, &counts) >= limit.max as usize {
-                self.counters.over_limit += 1;
-                return Err(Refused::OverLimit);
-            } else {
-                counted = Some(counts);
-            }
-        }
-        let cap = self.settings.dyn_source_max;
-        let of_source = |state: &&State| state.capped && source(&state.flow) == source(flow);
-        if cap != 0 && self.states.iter().filter(of_source).count() >= cap as usize {
-            self.counters.over_source += 1;
-            return Err(Refused::OverSource);
-        }
-        if self.settings.dyn_evict {
-            self.evict(kept);
-        }
-        if self.states.len() >= self.settings.dyn_max as usize {
-            self.counters.full += 1;
-            return Err(Refused::Full);
-        }
+        };
         let mut state = State {
             flow: *flow,
             name,
             rule,
             orphaned: false,
             lifetime: install.lifetime,
+            limit: install.limit,
             counted,
             expire: now,
             packets: [0; 2],
@@ -226,7 +205,7 @@ impl Model {
             window: None,
             chunks: Vec::new(),
             replied: false,
-            capped: cap != 0,
+            capped: self.settings.dyn_source_max != 0,
         };
         if strict {
             state.window = Some(Window::default());
@@ -238,6 +217,154 @@ impl Model {
             state.expire = now + seconds(self.settings.dyn_syn_lifetime);
         }
         packet(&mut state, Direction::Forward, segment, &self.settings, now);
+        self.states.push(state);
+        self.counters.created += 1;
+        self.counters.peak = self.counters.peak.max(self.states.len());
+        Ok(Installed::New)
+    }
+
+    /// Whether there is room for one more state, and where it counts.
+    fn admit(
+        &mut self,
+        (flow, name): (&Flow, Name),
+        rule: RuleId,
+        limit: Option<Limit>,
+        now: Time,
+        kept: &[(Flow, Name)],
+    ) -> Result<Option<Counted>, Refused> {
+        let mut counted = None;
+        if let Some(limit) = limit {
+            // What is shared by name belongs to no rule, whatever the state is called.
+            let (rule, name) =
+                limit.shared.map_or((rule, name), |name| (RuleId(u32::MAX - u32::from(name.0.get())), name));
+            let counts = Counted { flow: masked(flow, limit.mask), rule, name };
+            // A second is remembered for a second.
+            let least = u32::from(limit.per_second);
+            let expire = now + seconds(self.settings.dyn_short_lifetime.max(least));
+            if let Some(parent) = self.parents.iter_mut().find(|parent| parent.counts == counts) {
+                parent.expire = expire;
+                parent.orphaned = false;
+            } else if self.parents.len() >= self.settings.dyn_parent_max as usize {
+                return Err(Refused::ParentsFull);
+            } else {
+                self.parents.push(Parent { counts, orphaned: false, expire, busy: now });
+            }
+            if limit.per_second {
+                let parent = self.parents.iter_mut().find(|parent| parent.counts == counts);
+                if !parent.is_some_and(|parent| takes(parent, limit.max, now)) {
+                    return Err(Refused::OverRate);
+                }
+            } else if children(&self.states, &counts) >= limit.max as usize {
+                return Err(Refused::OverLimit);
+            } else {
+                counted = Some(counts);
+            }
+        }
+        let cap = self.settings.dyn_source_max;
+        let of_source = |state: &&State| state.capped && source(&state.flow) == source(flow);
+        if cap != 0 && self.states.iter().filter(of_source).count() >= cap as usize {
+            return Err(Refused::OverSource);
+        }
+        if self.settings.dyn_evict {
+            self.evict(kept);
+        }
+        if self.states.len() >= self.settings.dyn_max as usize {
+            return Err(Refused::Full);
+        }
+        Ok(counted)
+    }
+
+    fn count_refused(&mut self, refused: Refused) {
+        let Counters { full, over_limit, over_rate, parents_full, over_source, .. } = &mut self.counters;
+        match refused {
+            Refused::Full => *full += 1,
+            Refused::OverLimit => *over_limit += 1,
+            Refused::OverRate => *over_rate += 1,
+            Refused::ParentsFull => *parents_full += 1,
+            Refused::OverSource => *over_source += 1,
+            Refused::Invalid | Refused::FirstSyn => {}
+        }
+    }
+
+    /// See [`States::note_fragment`](super::States::note_fragment).
+    pub fn note_fragment(&mut self, flow: &Flow, id: u32, now: Time) {
+        let whole = Flow { src_port: 0, dst_port: 0, ..*flow };
+        self.datagrams.retain(|datagram| (datagram.flow, datagram.id) != (whole, id));
+        let ports = (flow.src_port, flow.dst_port);
+        self.datagrams.push(Datagram { flow: whole, id, ports, at: now });
+    }
+
+    /// See [`States::lookup_fragment`](super::States::lookup_fragment).
+    pub fn lookup_fragment(
+        &mut self,
+        flow: &Flow,
+        id: u32,
+        lookup: Lookup,
+        bytes: u32,
+        now: Time,
+    ) -> Option<Hit> {
+        self.expire(now);
+        let whole = Flow { src_port: 0, dst_port: 0, ..*flow };
+        // In units of 8 s, and the 65,536th is the first again.
+        let unit = |time: Time| time.as_nanos() / 8_000_000_000;
+        let is_known = |at: Time| (unit(now) - unit(at)) % 65_536 <= 4;
+        let same = |datagram: &&Datagram| (datagram.flow, datagram.id) == (whole, id);
+        let first = self.datagrams.iter().find(same).filter(|first| is_known(first.at))?;
+        let (src_port, dst_port) = first.ports;
+        let flow = self.keyed(&Flow { src_port, dst_port, ..*flow });
+        let state = self.states.iter_mut().rev().find(|state| {
+            let named =
+                matches!(lookup, Lookup::Any) || matches!(lookup, Lookup::Named(name) if name == state.name);
+            named && (state.flow == flow || state.flow == flow.reversed())
+        })?;
+        let direction = if state.flow == flow { Direction::Forward } else { Direction::Reverse };
+        count(state, direction, &Segment { bytes, ..Segment::default() });
+        Some(Hit { rule: state.rule, direction })
+    }
+
+    /// Another engine begins: nothing is left but a snapshot of the states, none of which it has taken over yet.
+    pub fn restart(&mut self, now: Time) {
+        self.expire(now);
+        self.saved = std::mem::take(&mut self.states);
+        (self.parents, self.datagrams, self.counters) = (Vec::new(), Vec::new(), Counters::default());
+    }
+
+    /// The limit by which a state of the snapshot was made.
+    pub fn saved_limit(&self, flow: &Flow, name: Name) -> Option<Limit> {
+        self.saved.iter().find(|state| (state.flow, state.name) == (*flow, name))?.limit
+    }
+
+    /// States of the snapshot that were not taken over yet.
+    pub fn saved(&self) -> usize {
+        self.saved.len()
+    }
+
+    /// Takes over a state of the snapshot: its rule is here too, and its limit does not keep it out.
+    pub fn restore(
+        &mut self,
+        flow: &Flow,
+        name: Name,
+        now: Time,
+        kept: &[(Flow, Name)],
+    ) -> Result<Installed, Refused> {
+        let same = |state: &State| (state.flow, state.name) == (*flow, name);
+        let at = self.saved.iter().position(same).expect("a state of the snapshot is one of the model's");
+        let mut state = self.saved.remove(at);
+        state.flow = self.keyed(&state.flow);
+        let ends = [state.flow, state.flow.reversed()];
+        if self.states.iter().any(|other| other.name == name && ends.contains(&other.flow)) {
+            return Ok(Installed::Existing);
+        }
+        let limit = state.counted.and(state.limit).map(|limit| Limit { max: u32::MAX, ..limit });
+        match self.admit((&state.flow, name), state.rule, limit, now, kept) {
+            Ok(counted) => state.counted = counted,
+            Err(refused) => {
+                // What it does not need to know is not counted.
+                self.counters.full += u64::from(refused == Refused::Full);
+                return Err(refused);
+            }
+        }
+        (state.orphaned, state.capped) = (false, self.settings.dyn_source_max != 0);
         self.states.push(state);
         self.counters.created += 1;
         self.counters.peak = self.counters.peak.max(self.states.len());

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::model::Model;
 use super::{
-    Counters, Ends, Flow, Install, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, RuleId, Segment,
-    Settings, States, Tracking,
+    Counters, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, RuleId,
+    Segment, Settings, States, Tracking,
 };
 use crate::Time;
 
@@ -24,6 +24,8 @@ pub enum Op {
     Lookup(Flow, Lookup, Segment),
     /// An ICMP error quotes a packet.
     Related(Quoted, Lookup),
+    /// A later fragment of a datagram is looked up, right after the first one of another or of the same.
+    Fragment(Flow, [u32; 2], Lookup, u32),
     /// A packet that a rule with a state option matched.
     Install(Flow, Name, Segment, RuleId, Install),
     /// Time passes.
@@ -40,6 +42,19 @@ pub enum Op {
     Expire(usize),
     /// Collection of all that is over.
     Settle,
+    /// The states are saved, and taken over by a table that is new.
+    Restart,
+}
+
+/// How often something happened that no counter of the table counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Later fragments that found their state.
+    pub fragments: u64,
+    /// States that a new table has taken over.
+    pub restored: u64,
+    /// States that it did not, as there was no room, or one of the same flow.
+    pub left: u64,
 }
 
 /// A table and its model.
@@ -53,6 +68,11 @@ pub struct World {
     /// All is compared every so many steps.
     every: u64,
     steps: u64,
+    /// There are so many slots that not each look for room sees all of them.
+    grown: bool,
+    seen: Seen,
+    /// What tables counted that are gone.
+    past: Vec<Counters>,
 }
 
 impl Default for World {
@@ -74,7 +94,45 @@ impl World {
             now: Time::from_secs(1_700_000_000),
             every: every.max(1),
             steps: 0,
+            grown: false,
+            seen: Seen::default(),
+            past: Vec::new(),
         }
+    }
+
+    /// Makes so many states of a family that live for two seconds, whatever `dyn_max` is: more than fit where the first ones are.
+    /// What is done next is done while the index moves, and in a table of many slots afterwards.
+    ///
+    /// # Panics
+    /// When the table and the model disagree.
+    pub fn grow(&mut self, count: u16, v6: bool) {
+        let room = self.states.len() as u32 + u32::from(count);
+        let wide = Settings { dyn_max: room, dyn_source_max: 0, dyn_evict: false, ..self.settings.clone() };
+        let Self { states, model, now, .. } = self;
+        model.set_settings(wide.clone());
+        states.set_settings(wide);
+        let install = Install { lifetime: Some(2), ..Install::default() };
+        for n in 0..count {
+            let flow = Flow { ends: ends(1, n, v6), proto: 17, src_port: n, dst_port: 53, tenant: 0 };
+            let segment = Segment { bytes: n.into(), ..Segment::default() };
+            let is = states.install(&flow, Name::DEFAULT, &segment, RuleId(0), &install, *now);
+            let want = model.install((&flow, Name::DEFAULT), &segment, RuleId(0), &install, *now, &[]);
+            assert_eq!(is, want, "install");
+            // One of those before, wherever it is by now.
+            let of = n.wrapping_mul(40_503) % (n + 1);
+            let flow = Flow { ends: ends(1, of, v6), proto: 17, src_port: of, dst_port: 53, tenant: 0 };
+            let (is, want) = (
+                states.peek(&flow.reversed(), Lookup::Any, *now),
+                states.lookup(&flow.reversed(), Lookup::Any, &segment, *now),
+            );
+            assert_eq!(is, want, "peek");
+            assert_eq!(is, model.lookup(&flow.reversed(), Lookup::Any, &segment, *now), "lookup");
+        }
+        // No state has to go for room: which of so many that would be is not the model's to say.
+        (self.grown, self.settings.dyn_evict) = (true, false);
+        model.set_settings(self.settings.clone());
+        states.set_settings(self.settings.clone());
+        self.compare();
     }
 
     /// Does `op` to both.
@@ -83,7 +141,11 @@ impl World {
     /// When the table and the model disagree.
     pub fn step(&mut self, op: &Op) {
         self.take_turns();
-        let Self { states, model, settings, now, steps, .. } = self;
+        // A table that has grown stays for a while.
+        if matches!(op, Op::Restart) && (!self.grown || self.steps.is_multiple_of(32)) {
+            self.restart();
+        }
+        let Self { states, model, settings, now, steps, grown, seen, .. } = self;
         match op {
             Op::Lookup(flow, lookup, segment) => {
                 // An answer, a packet of nobody's, and the same again: a burst, or one by one.
@@ -109,11 +171,21 @@ impl World {
                 let want = model.lookup_related(quoted, *lookup, *now);
                 assert_eq!(states.lookup_related(quoted, *lookup, *now), want, "related");
             }
+            Op::Fragment(flow, [first, id], lookup, bytes) => {
+                model.note_fragment(flow, *first, *now);
+                states.note_fragment(flow, *first, *now);
+                let later = Flow { src_port: 0, dst_port: 0, ..*flow };
+                let want = model.lookup_fragment(&later, *id, *lookup, *bytes, *now);
+                assert_eq!(states.lookup_fragment(&later, *id, *lookup, *bytes, *now), want, "fragment");
+                seen.fragments += u64::from(want.is_some());
+            }
             Op::Install(flow, name, segment, rule, install) => {
+                if *grown {
+                    // An install looks for room at some slots, which are not all any more.
+                    states.expire_all(*now);
+                }
                 let is = states.install(flow, *name, segment, *rule, install, *now);
-                let is_state = |listed: &Listed| !matches!(listed.kind, Kind::Parent { .. });
-                let states = states.list(*now).filter(is_state);
-                let kept: Vec<_> = states.map(|listed| (listed.flow, listed.name)).collect();
+                let kept = kept(states, settings, *now);
                 let want = model.install((flow, *name), segment, *rule, install, *now, &kept);
                 assert_eq!(is, want, "install");
             }
@@ -131,6 +203,7 @@ impl World {
                 model.orphan_where(|r| r == *rule, *now);
                 states.orphan_where(|r| r == *rule);
             }
+            Op::Set("dyn_evict", _) if *grown => {}
             Op::Set(name, value) => {
                 settings.set(name, *value).expect("the operations know the settings");
                 model.set_settings(settings.clone());
@@ -138,6 +211,7 @@ impl World {
             }
             Op::Expire(budget) => states.expire(*now, *budget),
             Op::Settle => states.expire_all(*now),
+            Op::Restart => {}
         }
         self.steps += 1;
         if !self.steps.is_multiple_of(self.every) {
@@ -147,6 +221,30 @@ impl World {
         if matches!(op, Op::Settle) {
             self.compare_settled();
         }
+    }
+
+    /// Another table takes over what this one saves, state by state.
+    fn restart(&mut self) {
+        let Self { states, other, model, settings, now, grown, seen, past, .. } = self;
+        let saved: Vec<_> = states.save(*now).collect();
+        past.push(states.counters());
+        *states = States::new(settings.clone(), 0);
+        *other = states.worker().expect("the second one");
+        *grown = false;
+        model.restart(*now);
+        for saved in &saved {
+            let Listed { flow, name, rule, .. } = saved.listed;
+            let limit = model.saved_limit(&flow, name);
+            let is = states.restore(saved, rule, name, limit, *now);
+            let want = model.restore(&flow, name, *now, &kept(states, settings, *now));
+            assert_eq!(is, want, "restore");
+            match is {
+                Ok(Installed::New) => seen.restored += 1,
+                _ => seen.left += 1,
+            }
+        }
+        assert_eq!(model.saved(), 0, "states that were not saved");
+        self.compare();
     }
 
     /// Now and then the other handle goes on, and now and then it is a new one.
@@ -162,9 +260,14 @@ impl World {
         }
     }
 
-    /// What happened to the table so far.
-    pub fn counters(&self) -> Counters {
-        self.states.counters()
+    /// What happened to each of the tables that there were, one after the other.
+    pub fn counters(&self) -> impl Iterator<Item = Counters> {
+        self.past.iter().copied().chain([self.states.counters()])
+    }
+
+    /// What else happened so far.
+    pub fn seen(&self) -> Seen {
+        self.seen
     }
 
     fn compare(&mut self) {
@@ -208,9 +311,18 @@ impl World {
     }
 }
 
+/// The states that are left, where others had to go for room.
+fn kept(states: &States, settings: &Settings, now: Time) -> Vec<(Flow, Name)> {
+    if !settings.dyn_evict {
+        return Vec::new();
+    }
+    let states = states.list(now).filter(|listed| !matches!(listed.kind, Kind::Parent { .. }));
+    states.map(|listed| (listed.flow, listed.name)).collect()
+}
+
 /// Parents and states apart, in an order of their own.
 fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
-    list.sort_by_key(|listed| format!("{:?} {:?} {:?}", listed.flow, listed.name, listed.rule));
+    list.sort_by_cached_key(|listed| format!("{:?} {:?} {:?}", listed.flow, listed.name, listed.rule));
     list.into_iter().partition(|listed| matches!(listed.kind, Kind::Parent { .. }))
 }
 
@@ -244,7 +356,13 @@ impl Op {
         match what % 16 {
             0..=4 => {
                 let lookup = if b % 4 == 0 { Lookup::Any } else { Lookup::Named(name(b)) };
-                match a % 4 {
+                match a % 8 {
+                    4 => Self::Fragment(
+                        flow(c, d, e),
+                        [f % 2, f / 2 % 2].map(u32::from),
+                        lookup,
+                        u32::from(g) * 1000,
+                    ),
                     0 => Self::Related(
                         Quoted { flow: flow(c, d, e), tcp_seq: (f % 2 == 0).then_some(g.into()) },
                         lookup,
@@ -269,6 +387,7 @@ impl Op {
                 2 => Self::RemoveOne(flow(c, d, e), name(f)),
                 _ => Self::Expire((b / 4).into()),
             },
+            14 if a.is_multiple_of(16) => Self::Restart,
             14 if a % 2 == 0 => Self::Settle,
             14 => Self::Expire(a.into()),
             _ => {
@@ -281,6 +400,18 @@ impl Op {
 
 fn name(byte: u8) -> Name {
     Name(u16::from(1 + byte % 3).try_into().expect("not zero"))
+}
+
+/// A net's address and one of many hosts', which no other operation has.
+fn ends(net: u8, host: u16, v6: bool) -> Ends {
+    let [high, low] = host.to_be_bytes();
+    match v6 {
+        false => Ends::V4([10, net, 0, 0].into(), [10, net, high, low].into()),
+        true => {
+            let net = 0xfc00 + u16::from(net);
+            Ends::V6([net, 0, 0, 0, 0, 0, 0, 0].into(), [net, 0, 0, 0, 0, 0, 0, host].into(), 0)
+        }
+    }
 }
 
 fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {

@@ -23,7 +23,7 @@ impl States {
     ) -> Option<Hit> {
         self.begin(now);
         let (src_port, dst_port) = self.shared.fragments.find(self.datagram(flow, id), now)?;
-        let flow = &Flow { src_port, dst_port, ..*flow };
+        let flow = &self.keyed_whole(Flow { src_port, dst_port, ..*flow });
         match flow.ends {
             Ends::V4(src, dst) => self.count_fragment(Key4::new(src, dst, flow), lookup, bytes, now),
             Ends::V6(src, dst, zone) => {
