@@ -1,6 +1,8 @@
 //! The pages that states are in, as the kernel has them.
 #![cfg(target_os = "linux")]
 
+use std::sync::{Mutex, PoisonError};
+
 use towpath_gate::Time;
 use towpath_gate::gate::{Gate, Ports};
 use towpath_gate::rules::Ruleset;
@@ -21,9 +23,44 @@ fn advised() -> Option<usize> {
     Some(bytes)
 }
 
+/// Bytes of memory that this process holds.
+fn resident() -> Option<usize> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    let rss = smaps.lines().find_map(|line| line.strip_prefix("Rss:"))?;
+    Some(rss.split_whitespace().next()?.parse::<usize>().ok()? << 10)
+}
+
+/// What each test says of the process's memory is about its own.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn install(gate: &mut Gate, n: u32) {
+    let ends = Ends::V4((0x0a00_0000 | n).into(), [192, 0, 2, 1].into());
+    let flow = Flow { ends, proto: 17, src_port: 1024, dst_port: 53, tenant: 0 };
+    let (segment, install) = (Segment::default(), Install::default());
+    let states = gate.states_mut();
+    states.install(&flow, Name::DEFAULT, &segment, RuleId(1), &install, Time::from_secs(1)).unwrap();
+}
+
+#[test]
+fn memory_that_was_prepared_is_there() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gate = Gate::new(Ruleset::empty(), Ports::new(), Settings::default(), 1);
+    // More than half of the room of the index: the next one is prepared too.
+    (0..200_000).for_each(|n| install(&mut gate, n));
+    let Some(before) = resident() else {
+        println!("the kernel does not say how much memory a process holds: nothing is tested");
+        return;
+    };
+    while gate.prepare() {}
+    // A quarter more slots of nine words each, and 2^15 lines at least.
+    let (more, prepared) = (resident().unwrap().saturating_sub(before), 50_000 * 72 + (64 << 15));
+    assert!(more > prepared * 3 / 4, "{more} bytes are there of {prepared}");
+}
+
 #[test]
 fn huge_pages_are_asked_for_where_they_are_wanted() {
     const FLOWS: u32 = 100_000;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let thp = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
     let Some(before) = advised().filter(|_| thp) else {
         println!(
@@ -34,18 +71,7 @@ fn huge_pages_are_asked_for_where_they_are_wanted() {
     for (pages, wanted) in [(Pages::Base, false), (Pages::Huge, true)] {
         let mut gate = Gate::with_pages(Ruleset::empty(), Ports::new(), Settings::default(), 1, pages);
         for n in 0..FLOWS {
-            let ends = Ends::V4((0x0a00_0000 | n).into(), [192, 0, 2, 1].into());
-            let flow = Flow { ends, proto: 17, src_port: 1024, dst_port: 53, tenant: 0 };
-            let (segment, install) = (Segment::default(), Install::default());
-            let made = gate.states_mut().install(
-                &flow,
-                Name::DEFAULT,
-                &segment,
-                RuleId(1),
-                &install,
-                Time::from_secs(1),
-            );
-            made.unwrap();
+            install(&mut gate, n);
             // What is touched ahead of its use is the same memory.
             if n % 1000 == 0 {
                 gate.prepare();

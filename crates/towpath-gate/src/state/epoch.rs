@@ -18,7 +18,7 @@
 //! A worker that stands still in the middle of a call holds up everybody's lists. Their slots count as used then: memory
 //! stays bounded, and installs are refused when all slots wait.
 
-use super::sync::{AtomicU64, Ordering, fence};
+use super::sync::{Apart, AtomicU64, Ordering, fence};
 
 /// Workers at a time.
 #[cfg(not(loom))]
@@ -31,10 +31,8 @@ const VACANT: u64 = 0;
 /// The stamp of a worker that is away.
 const AWAY: u64 = u64::MAX;
 
-/// A stamp, on a line of its own: whoever stamps must not disturb the others. Two lines, as processors fetch pairs.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Stamp(AtomicU64);
+/// A stamp: whoever stamps must not disturb the others.
+type Stamp = Apart<AtomicU64>;
 
 /// The epoch and the stamps.
 #[derive(Debug)]
@@ -47,7 +45,7 @@ pub(super) struct Epochs {
 
 impl Epochs {
     pub(super) fn new() -> Self {
-        let stamp = |epoch| Stamp(AtomicU64::new(epoch));
+        let stamp = |epoch| Apart(AtomicU64::new(epoch));
         Self { now: stamp(1), stamps: std::array::from_fn(|_| stamp(VACANT)), places: stamp(0) }
     }
 

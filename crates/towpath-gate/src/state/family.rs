@@ -12,6 +12,7 @@
 //! although there is room, the secret may be known to somebody: the flows move to an index of the same size with another
 //! one.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::cell::{Cell, Living};
@@ -21,7 +22,7 @@ use super::key::Key;
 use super::memory::Pages;
 use super::near::Near;
 use super::slab::Slab;
-use super::sync::{AtomicU64, Ordering};
+use super::sync::{Apart, AtomicU64, Ordering};
 use super::{Lookup, Name};
 use crate::Time;
 
@@ -31,8 +32,14 @@ const FIRST_BITS: u32 = 6;
 #[cfg(loom)]
 const FIRST_BITS: u32 = 1;
 
-/// Lines that move to the next index with one call.
-const MOVE: u64 = 4;
+/// Lines that move to the next index with a call in a packet's time, an install's or that behind a burst.
+///
+/// Growth is over in time with one line for each install alone: it begins when 7.5 entries of each of the `n` lines are
+/// used, and it is time for the next when as many of the `2n` are. So there are 7.5n installs for n lines.
+pub(super) const MOVE: u64 = 1;
+
+/// The same with a call outside the packets' time.
+pub(super) const MOVE_MANY: u64 = 128;
 
 /// Nanoseconds of a tick, as a power of two: how exactly it is known beforehand which states may have ended.
 const TICK_BITS: u32 = 28;
@@ -44,16 +51,18 @@ pub(super) struct Family<const N: usize> {
     pub(super) near: Near,
     /// The index to begin with.
     current: Mutex<Arc<Index>>,
-    /// The next index, made and touched ahead of its use, and the first line that is not.
-    spare: Mutex<Option<(Index, Option<usize>)>>,
+    /// The next index, made and touched ahead of its use.
+    spare: Mutex<Option<Arc<Index>>>,
+    /// The index that flows moved away from last, for a thread without packets to give back: that takes the system a while.
+    old: Mutex<Option<Arc<Index>>>,
     seed: AtomicU64,
     longest: AtomicU64,
     /// Where whoever collects, and whoever evicts, goes on.
-    hand: AtomicU64,
-    evicting: AtomicU64,
+    hand: Apart<AtomicU64>,
+    evicting: Apart<AtomicU64>,
     pages: Pages,
     /// States that are linked.
-    live: AtomicU64,
+    live: Apart<AtomicU64>,
 }
 
 /// What became of a state that was to be published.
@@ -77,12 +86,13 @@ impl<const N: usize> Family<N> {
             near: Near::new(),
             current: Mutex::new(Arc::new(Index::new(FIRST_BITS, Secret::new(seed), pages))),
             spare: Mutex::new(None),
+            old: Mutex::new(None),
             seed: AtomicU64::new(seed),
             longest: AtomicU64::new(0),
-            hand: AtomicU64::new(0),
-            evicting: AtomicU64::new(0),
+            hand: Apart(AtomicU64::new(0)),
+            evicting: Apart(AtomicU64::new(0)),
             pages,
-            live: AtomicU64::new(0),
+            live: Apart(AtomicU64::new(0)),
         }
     }
 
@@ -287,15 +297,29 @@ impl<const N: usize> Family<N> {
         }
     }
 
-    /// Lets flows move on, if they are moving. True when `index` is done with: [`Family::index`] is another one.
-    pub(super) fn move_some(&self, index: &Arc<Index>) -> bool {
-        let Some(next) = index.next() else { return false };
-        if index.move_some(MOVE, |slot| self.cell(slot).key()) == Moved::Some {
+    /// Lets flows of so many lines move on, if they are moving. True when `index` is done with: [`Family::index`] is another
+    /// one.
+    #[inline]
+    pub(super) fn move_some(&self, index: &Arc<Index>, lines: u64) -> bool {
+        index.next().is_some_and(|next| self.move_to(next, index, lines))
+    }
+
+    #[cold]
+    fn move_to(&self, next: &Arc<Index>, index: &Arc<Index>, lines: u64) -> bool {
+        if index.move_some(lines, |slot| self.cell(slot).key()) == Moved::Some {
+            // The next call is soon, and waits for nothing then but for the lines that the entries go to.
+            index.fetch_lines(lines.min(MOVE), |slot| {
+                if let Some(cell) = self.cell_at(slot) {
+                    cell.prefetch_key();
+                }
+            });
             return false;
         }
         let mut current = locked(&self.current);
-        if Arc::ptr_eq(&current, index) {
-            *current = Arc::clone(next);
+        let old = Arc::ptr_eq(&current, index).then(|| std::mem::replace(&mut *current, Arc::clone(next)));
+        drop(current);
+        if old.is_some() {
+            *locked(&self.old) = old;
         }
         true
     }
@@ -308,49 +332,72 @@ impl<const N: usize> Family<N> {
         if current.next().is_some() {
             return;
         }
-        let bits = match current.room() {
-            room if states * 4 > room * 3 || current.stashed() && states * 2 > room => current.bits() + 1,
-            _ if current.stashed() => current.bits(),
-            _ => return,
+        let (room, stashed) = (current.room(), current.stashed());
+        let bits = match stashed {
+            _ if states * 4 > room * 3 => current.bits() + 1,
+            true => current.bits() + u32::from(states * 2 > room),
+            false => return,
         };
-        let spare = locked(&self.spare).take().map(|(spare, _)| spare).filter(|spare| spare.bits() == bits);
-        current.begin(Arc::new(spare.unwrap_or_else(|| self.make_index(bits))));
+        let mut spare = locked(&self.spare);
+        let is_it = |spare: &mut Arc<Index>| spare.bits() == bits;
+        // Somebody is about to have it ready: a little more fits.
+        let soon = spare.as_mut().is_some_and(|spare| is_it(spare) && !spare.is_prepared());
+        if soon && !stashed && states * 16 <= room * 13 {
+            return;
+        }
+        current.begin(spare.take_if(is_it).unwrap_or_else(|| Arc::new(self.make_index(bits))));
+    }
+
+    /// Gives memory back that nobody reads any more.
+    pub(super) fn release(&self) {
+        drop(locked(&self.old).take_if(|old| Arc::strong_count(old) == 1));
     }
 
     /// Makes and touches memory that is going to be needed when there are more states, some of it. Whether there is more
     /// to do.
     pub(super) fn prepare(&self) -> bool {
+        /// Lines, and slots, that are touched with one call: 256 KiB of each.
+        const TOUCH: u32 = 4096;
         let states = self.len();
-        /// Lines, and slots, that are touched with one call: 256 KiB.
-        const TOUCH: usize = 4096;
-        if self.slab.prepare((states / 4).clamp(TOUCH as u64, 1 << 20) as u32, TOUCH as u32) {
-            return true;
-        }
+        let more = self.slab.prepare((states / 4).clamp(TOUCH.into(), 1 << 20) as u32, TOUCH);
         let current = self.index();
-        if current.next().is_some() || states * 2 <= current.room() {
-            return false;
+        // Flows that move already go to lines that may not be there.
+        if let Some(next) = current.next() {
+            return next.prepare(TOUCH.into()) | more;
         }
-        let mut spare = locked(&self.spare);
-        let (index, touched) = match spare.take() {
-            Some((index, touched)) if index.bits() > current.bits() => (index, touched),
-            _ => (self.make_index(current.bits() + 1), Some(0)),
+        if states * 2 <= current.room() {
+            return more;
+        }
+        // Nobody waits for the lock while memory is touched.
+        let spare = {
+            let (mut spare, bits) = (locked(&self.spare), current.bits() + 1);
+            spare.take_if(|spare| spare.bits() < bits);
+            Arc::clone(spare.get_or_insert_with(|| Arc::new(self.make_index(bits))))
         };
-        let left = touched.and_then(|from| index.prepare(from, TOUCH));
-        *spare = Some((index, left));
-        left.is_some()
+        spare.prepare(TOUCH.into()) | more
     }
 
-    /// The next `count` slots for whoever collects, no more than there are. Behind the last one it begins anew: were the hand a count,
-    /// taken modulo how many there are, it could keep pace with a table that grows and never come to the first ones.
-    pub(super) fn next_slots(&self, count: u32) -> impl Iterator<Item = u32> + use<N> {
-        let len = u64::from(self.slab.len());
-        let from = |hand| if hand < len { hand } else { 0 };
-        let on = |hand| Some(from(hand) + u64::from(count));
+    /// The next `count` slots for whoever collects, no more than there are, and then those of the round's beginning. Behind the last
+    /// one it begins anew: were the hand a count, taken modulo how many there are, it could keep pace with a table that grows and
+    /// never come to the first ones.
+    #[inline]
+    pub(super) fn next_slots(&self, count: u32) -> [Range<u32>; 2] {
+        let len = self.slab.len();
+        if len == 0 {
+            return [0..0, 0..0];
+        }
+        let (all, count) = (u64::from(len), u64::from(count.min(len)));
+        let from = |hand| if hand < all { hand } else { 0 };
         // Relaxed: who looks at which slots first does not matter.
+        let on = |hand| Some(from(hand) + count);
         let hand = match self.hand.fetch_update(Ordering::Relaxed, Ordering::Relaxed, on) {
-            Ok(hand) | Err(hand) => hand,
+            Ok(hand) | Err(hand) => from(hand) as u32,
         };
-        self.slots(from(hand), count)
+        let count = count as u32;
+        let here = count.min(len - hand);
+        // The next call is soon.
+        self.slab.fetch_beside(hand + here, count);
+        [hand..hand + here, 0..count - here]
     }
 
     /// The next `count` slots for whoever evicts, no more than there are.
@@ -375,6 +422,14 @@ impl<const N: usize> Family<N> {
     #[inline]
     pub(super) fn may_be_over(&self, slot: u32, now: Time) -> bool {
         self.slab.tick(slot).is_some_and(|at| !super::slab::tick_before(tick(now), at))
+    }
+
+    /// The first of these slots, 64 at most, that hold states which may have ended, or that hold any (`all`): a bit each, from
+    /// the lowest; and how many slots these are.
+    #[inline]
+    pub(super) fn looked_at(&self, slots: &Range<u32>, now: Time, all: bool) -> (u64, u32) {
+        let tick = if all { None } else { Some(tick(now)) };
+        self.slab.looked_at(slots.start, slots.end - slots.start, tick)
     }
 
     /// Has the state in `slot` looked at again when it ends.
@@ -451,7 +506,7 @@ mod tests {
         }
         assert!(index.stashed());
         family.grow();
-        while !family.move_some(&index) {}
+        while !family.move_some(&index, MOVE) {}
         let next = family.index();
         assert_eq!((next.bits(), next.stashed()), (index.bits(), false));
         for &n in &crowd {

@@ -34,7 +34,7 @@ use std::sync::{Arc, OnceLock};
 use super::hash::Secret;
 use super::key::Key;
 use super::memory::{Line, Lines, Pages, WORDS, same_lanes};
-use super::sync::{AtomicU64, Ordering, wait};
+use super::sync::{Apart, AtomicU64, Ordering, wait};
 
 /// Entries of a line.
 pub(super) const ENTRIES: usize = 10;
@@ -70,10 +70,12 @@ pub(super) struct Index {
     secret: Secret,
     /// Whether the stash was ever used.
     stashed: AtomicU64,
+    /// Lines whose memory was touched ahead of use.
+    touched: AtomicU64,
     /// Whether there is a next one; the lines that were moved there, and the next that somebody is to move.
     begun: AtomicU64,
-    moved: AtomicU64,
-    to_move: AtomicU64,
+    moved: Apart<AtomicU64>,
+    to_move: Apart<AtomicU64>,
     next: OnceLock<Arc<Index>>,
 }
 
@@ -110,9 +112,10 @@ impl Index {
             shift: u64::BITS - bits,
             secret,
             stashed: AtomicU64::new(0),
+            touched: AtomicU64::new(0),
             begun: AtomicU64::new(0),
-            moved: AtomicU64::new(0),
-            to_move: AtomicU64::new(0),
+            moved: Apart(AtomicU64::new(0)),
+            to_move: Apart(AtomicU64::new(0)),
             next: OnceLock::new(),
         }
     }
@@ -132,11 +135,20 @@ impl Index {
         self.stashed.load(Ordering::Relaxed) != 0
     }
 
-    /// Touches the memory of lines from `from` on, `most` of them. Where it stopped; all lines are there at `None`.
-    pub(super) fn prepare(&self, from: usize, most: usize) -> Option<usize> {
-        let to = from.saturating_add(most).min(self.lines.len());
-        self.lines.touch(from..to);
-        (to < self.lines.len()).then_some(to)
+    /// Touches the memory of `most` more lines. Whether there is more to touch.
+    pub(super) fn prepare(&self, most: u64) -> bool {
+        let all = self.lines.len() as u64;
+        // Relaxed, here and below: whoever touches what was touched, or begins too early, loses nothing.
+        if self.touched.load(Ordering::Relaxed) < all {
+            let from = self.touched.fetch_add(most, Ordering::Relaxed);
+            self.lines.touch(from.min(all) as usize..from.saturating_add(most).min(all) as usize);
+        }
+        !self.is_prepared()
+    }
+
+    /// Whether all its memory was touched.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.touched.load(Ordering::Relaxed) >= self.lines.len() as u64
     }
 
     #[inline]
@@ -226,6 +238,25 @@ impl Index {
         }
         // Acquire: pairs with the release in move_line(): who sees all lines moved need not look here again.
         if self.moved.load(Ordering::Acquire) == all { Moved::All } else { Moved::Some }
+    }
+
+    /// Has what the next [`Index::move_some`] of so many lines begins with on its way to the cache: `fetch` is for the slots of
+    /// entries. The lines of the one after it are asked for too, so that they are here when this is called next. Others
+    /// that move lines may come first; then it was for nothing.
+    pub(super) fn fetch_lines(&self, lines: u64, fetch: impl Fn(u32)) {
+        // Relaxed: a guess.
+        let from = self.to_move.load(Ordering::Relaxed) as usize;
+        for at in from..from.saturating_add(lines as usize) {
+            let Some(line) = self.lines.get(at) else { return };
+            for entry in 0..ENTRIES {
+                if tag(line, entry) != 0 {
+                    fetch(slot(line, entry));
+                }
+            }
+            if let Some(line) = self.lines.get(at + lines as usize) {
+                line.prefetch();
+            }
+        }
     }
 
     /// Moves the lines that the flow may be in.

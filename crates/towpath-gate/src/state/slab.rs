@@ -17,7 +17,7 @@
 use std::sync::OnceLock;
 
 use super::memory::{Line, Lines, Pages, WORDS};
-use super::sync::{AtomicU64, Ordering};
+use super::sync::{Apart, AtomicU64, Ordering};
 
 /// Slots of the first chunk, as a power of two.
 #[cfg(not(loom))]
@@ -42,11 +42,11 @@ const LOW: u64 = 0xffff_ffff;
 pub(super) struct Slab<const N: usize> {
     chunks: [OnceLock<Chunk>; CHUNKS],
     /// Slots ever taken.
-    fresh: AtomicU64,
+    fresh: Apart<AtomicU64>,
     /// The stack of free slots: pops in the high half, slot + 1 in the low half.
-    free: AtomicU64,
+    free: Apart<AtomicU64>,
     /// Slots whose memory was touched ahead of use.
-    touched: AtomicU64,
+    touched: Apart<AtomicU64>,
     pages: Pages,
 }
 
@@ -67,9 +67,9 @@ impl<const N: usize> Slab<N> {
         const { assert!(N + 6 <= 2 * WORDS) };
         Self {
             chunks: std::array::from_fn(|_| OnceLock::new()),
-            fresh: AtomicU64::new(0),
-            free: AtomicU64::new(0),
-            touched: AtomicU64::new(0),
+            fresh: Apart(AtomicU64::new(0)),
+            free: Apart(AtomicU64::new(0)),
+            touched: Apart(AtomicU64::new(0)),
             pages,
         }
     }
@@ -156,6 +156,35 @@ impl<const N: usize> Slab<N> {
         // Acquire: pairs with the release of occupy(), so that the state is whole.
         let word = self.beside(slot).load(Ordering::Acquire);
         (word & OCCUPIED != 0).then_some((word >> HIGH) as u32 & (u32::MAX >> 1))
+    }
+
+    /// Which of the slots from `first` on hold a state, one that is to be looked at in `tick` or before if there is one: a bit
+    /// each, from the lowest, and how many slots these are, no more than `most` and 64.
+    #[inline]
+    pub(super) fn looked_at(&self, first: u32, most: u32, tick: Option<u32>) -> (u64, u32) {
+        let (chunk, at) = locate(first);
+        let Chunk { states, beside, .. } = self.chunk(chunk);
+        // Of one chunk: the next one's are elsewhere.
+        let slots = (states.len() - at).min(most as usize).min(u64::BITS as usize);
+        let mut found = 0;
+        for slot in 0..slots {
+            let at = at + slot;
+            // Relaxed: a mere hint. Whoever acts on it looks again.
+            let word = beside.line(at / WORDS).word(at % WORDS).load(Ordering::Relaxed);
+            let is_due = tick.is_none_or(|tick| !tick_before(tick, (word >> HIGH) as u32));
+            found |= u64::from(word & OCCUPIED != 0 && is_due) << slot;
+        }
+        (found, slots as u32)
+    }
+
+    /// Has what [`Slab::looked_at`] reads of these slots on its way to the cache, as far as they are in one chunk.
+    #[inline]
+    pub(super) fn fetch_beside(&self, first: u32, count: u32) {
+        let (chunk, at) = locate(first);
+        let Some(Chunk { beside, .. }) = self.chunks.get(chunk).and_then(OnceLock::get) else { return };
+        for line in at / WORDS..(at + count as usize).div_ceil(WORDS).min(beside.len()) {
+            beside.line(line).prefetch();
+        }
     }
 
     /// Says that the slot holds a state, which is to be looked at in `tick`.
@@ -348,6 +377,36 @@ mod tests {
         slab.set_link(slot, 0);
         slab.hasten(slot, 1);
         assert_eq!((slab.tick(slot), slab.sibling(slot)), (None, Some(3)));
+    }
+
+    #[test]
+    fn what_is_to_be_looked_at_is_found_by_its_tick_across_chunks() {
+        let slab = Slab::<2>::new(Pages::Base);
+        let first = 1_u32 << FIRST_BITS;
+        (0..first + 100).for_each(|_| _ = slab.take().unwrap());
+        let ticks = [
+            (first - 70, 5),
+            (first - 66, 9),
+            (first - 3, 10),
+            (first, 5),
+            (first + 63, 10),
+            (first + 64, 9),
+        ];
+        ticks.iter().for_each(|&(slot, tick)| slab.occupy(slot, tick));
+        slab.set_sibling(first + 1, Some(7));
+        for (tick, last) in [(Some(4), 4), (Some(8), 5), (Some(9), 9), (Some(10), 10), (None, 10)] {
+            let (mut found, mut slot) = (Vec::new(), first - 70);
+            while slot < first + 80 {
+                let (bits, slots) = slab.looked_at(slot, first + 80 - slot, tick);
+                assert!((1..=64).contains(&slots));
+                found.extend((0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| slot + bit));
+                slot += slots;
+            }
+            let is_due = ticks.iter().filter(|&&(_, tick)| tick <= last).map(|&(slot, _)| slot);
+            assert!(found.iter().copied().eq(is_due), "{tick:?}: {found:?}");
+        }
+        slab.fetch_beside(first - 1, 1000);
+        slab.fetch_beside(MOST as u32 - 1, 1000);
     }
 
     #[test]

@@ -41,7 +41,7 @@ use self::keepalive::Round;
 use self::visit::Visits;
 use super::cell::{Cell, LONGEST_JUMP, Living, ORPHANED};
 use super::epoch::Epochs;
-use super::family::{Family, locked};
+use super::family::{Family, MOVE, MOVE_MANY, locked};
 use super::first_syn::FirstSyns;
 use super::fragments::Fragments;
 use super::hash::Secret;
@@ -53,7 +53,7 @@ use super::near;
 use super::parents::Parents;
 use super::rules::{Gone, Recent, Rules};
 use super::sources::Sources;
-use super::sync::{AtomicU64, Ordering};
+use super::sync::{Apart, AtomicU64, Ordering};
 use super::tally::{Event, Tallies};
 use super::watch::{Happened, StateEvent, Watch};
 use super::window::Window;
@@ -81,8 +81,8 @@ struct Shared {
     /// Counts changes of the settings and of the indices to begin with.
     news: AtomicU64,
     /// Slots that are not free, of both families: what `dyn_max` bounds.
-    held: AtomicU64,
-    peak: AtomicU64,
+    held: Apart<AtomicU64>,
+    peak: Apart<AtomicU64>,
     nearly_full: AtomicU64,
     /// A time that some worker has seen, in ns, and that none has passed by more than [`TELL`].
     latest: AtomicU64,
@@ -205,8 +205,8 @@ impl States {
         let shared = Shared {
             epochs: Epochs::new(),
             news: AtomicU64::new(0),
-            held: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
+            held: Apart(AtomicU64::new(0)),
+            peak: Apart(AtomicU64::new(0)),
             nearly_full: AtomicU64::new(0),
             latest: AtomicU64::new(0),
             settings: Mutex::new(settings),
@@ -270,6 +270,8 @@ impl States {
     pub fn idle(&mut self) {
         self.free();
         self.set_adrift();
+        self.shared.v4.release();
+        self.shared.v6.release();
         self.shared.epochs.go(self.worker);
         self.seen = 0;
     }
@@ -284,15 +286,17 @@ impl States {
         self.seen == 0
     }
 
-    /// Makes and touches memory that growth is going to need, and lets growth that has begun go on: some of it, for at
-    /// most about a millisecond. Whether there is more to do now. To be called outside the packets' path, from time to
+    /// Makes and touches memory that growth is going to need, lets growth that has begun go on, and gives memory back that it
+    /// needs no more: some of it, for at most about a millisecond. Whether there is more to do now. To be called outside the packets' path, from time to
     /// time or by a thread of its own; who does not call it has the same work in [`States::install`] when it is needed.
     pub fn prepare(&mut self) -> bool {
         self.stamp();
         let Shared { v4, v6, .. } = &*self.shared;
+        v4.release();
+        v6.release();
         let more = v4.prepare() | v6.prepare();
         self.grow();
-        self.move_some() | more
+        self.move_some(MOVE_MANY) | more
     }
 
     /// Finds the live state of a packet's flow, in either direction; the packet counts in it and refreshes it.
@@ -469,7 +473,7 @@ impl States {
         if self.shared.parents_held.load(Ordering::Relaxed) > 0 {
             self.collect_parents(now, &mut budget);
         }
-        self.move_some();
+        self.move_some(MOVE);
         self.free();
     }
 
@@ -600,9 +604,11 @@ impl States {
         }
     }
 
-    /// Lets growth go on; whether it goes on after this.
-    fn move_some(&mut self) -> bool {
-        let done = self.shared.v4.move_some(&self.v4.index) | self.shared.v6.move_some(&self.v6.index);
+    /// Lets growth go on by so many lines; whether it goes on after this.
+    #[inline]
+    fn move_some(&mut self, lines: u64) -> bool {
+        let Shared { v4, v6, .. } = &*self.shared;
+        let done = v4.move_some(&self.v4.index, lines) | v6.move_some(&self.v6.index, lines);
         if done {
             // Release: pairs with the acquire in stamp().
             self.shared.news.fetch_add(1, Ordering::Release);
@@ -624,7 +630,7 @@ impl States {
         }
         // Whoever makes states lets growth go on, so that it is over before it is time to grow again.
         if self.v4.index.next().is_some() || self.v6.index.next().is_some() {
-            self.move_some();
+            self.move_some(MOVE);
         }
         let len = self.len() as u64;
         // Relaxed: a number for people.

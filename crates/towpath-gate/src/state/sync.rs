@@ -6,6 +6,21 @@ pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
+/// What is written often, on cache lines of its own, so that who reads its neighbours is not disturbed. Two lines, as processors
+/// fetch pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Apart<T>(pub(super) T);
+
+impl<T> std::ops::Deref for Apart<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
 /// Waits a moment for another writer; who waits long lets others run, in case they share a CPU.
 #[cfg(not(loom))]
 #[inline]

@@ -3,6 +3,7 @@
 //! What: whoever collects goes round all slots, some with each call. Which states may have ended is told by the slots' ticks;
 //! while there are states of rules that are gone, each state is asked for its rule.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Own, Shared, States};
@@ -43,29 +44,42 @@ impl States {
     where
         Key<N>: Own<N>,
     {
-        let len = Key::<N>::family(&self.shared).slab.len();
+        let family = Key::<N>::family(&self.shared);
         match slots {
             Some(slots) => {
-                for slot in Key::<N>::family(&self.shared).next_slots(slots) {
-                    if *budget == 0 {
-                        break;
-                    }
-                    self.look_at::<N>(slot, now, budget);
+                for slots in family.next_slots(slots) {
+                    self.sweep_slots::<N>(slots, now, budget);
                 }
             }
             None => {
-                for slot in 0..len {
-                    if slot % WALK == 0 {
-                        self.stamp();
-                    }
-                    self.look_at::<N>(slot, now, budget);
+                let len = family.slab.len();
+                for from in (0..len).step_by(WALK as usize) {
+                    self.stamp();
+                    self.sweep_slots::<N>(from..len.min(from + WALK), now, budget);
                 }
             }
         }
     }
 
-    /// Collects the state in `slot` if it has ended, or is gone.
+    /// The same with these slots.
     #[inline]
+    fn sweep_slots<const N: usize>(&mut self, mut slots: Range<u32>, now: Time, budget: &mut usize)
+    where
+        Key<N>: Own<N>,
+    {
+        while !slots.is_empty() && *budget > 0 {
+            let all = !self.gone.is_empty();
+            let (mut found, looked) = Key::<N>::family(&self.shared).looked_at(&slots, now, all);
+            while found != 0 && *budget > 0 {
+                self.look_at::<N>(slots.start + found.trailing_zeros(), now, budget);
+                found &= found - 1;
+            }
+            slots.start += looked;
+        }
+    }
+
+    /// Collects the state in `slot` if it has ended, or is gone.
+    #[cold]
     fn look_at<const N: usize>(&mut self, slot: u32, now: Time, budget: &mut usize)
     where
         Key<N>: Own<N>,
