@@ -99,6 +99,89 @@ fn a_flood_finds_its_own_behind_any_number_of_connections() {
     }
 }
 
+/// A server answers whoever asks: who made the address up does not hear it.
+#[test]
+fn a_flood_that_is_answered_costs_no_connection() {
+    const SCTP: u8 = 132;
+    let packet = |flags, ack, sctp_chunk| Segment { sctp_chunk, ..segment(flags, ack) };
+    // What the flood sends, what is answered, and what may follow: nothing, more of the same, and for what the server resets anything.
+    let tcp: [&[(bool, Segment)]; 4] = [
+        &[(true, segment(0x02, 0)), (false, segment(0x12, 1))],
+        &[
+            (true, segment(0x02, 0)),
+            (false, segment(0x12, 1)),
+            (true, segment(0x02, 0)),
+            (false, segment(0x12, 1)),
+        ],
+        &[(true, segment(0x02, 0)), (false, segment(0x14, 1)), (true, segment(0x10, 1))],
+        &[(true, segment(0x10, 7)), (false, segment(0x04, 0)), (true, segment(0x10, 7))],
+    ];
+    let sctp: [&[(bool, Segment)]; 3] = [
+        &[(true, packet(0, 0, Some(1))), (false, packet(0, 0, Some(2)))],
+        &[(true, packet(0, 0, Some(1))), (false, packet(0, 0, Some(2))), (true, packet(0, 0, Some(10)))],
+        &[(true, packet(0, 0, Some(0))), (false, packet(0, 0, Some(6)))],
+    ];
+    let floods = tcp.map(|story| (6, story)).into_iter().chain(sctp.map(|story| (SCTP, story)));
+    for (proto, story) in floods {
+        for make in [flow, flow6] {
+            let settings = Settings { dyn_max: 100, dyn_evict: true, dyn_sctp: true, ..Settings::default() };
+            let mut states = States::new(settings, 7);
+            let datagrams = |n| Flow { proto: 17, ..make(n) };
+            let associations = |n| Flow { proto: SCTP, ..make(n) };
+            (0..20).for_each(|n| connect(&mut states, &make(n)));
+            for n in 0..20 {
+                syn(&mut states, &datagrams(n)).unwrap();
+                states.lookup(&datagrams(n).reversed(), Lookup::Any, &segment(0, 0), NOW).unwrap();
+                let open = |chunk| packet(0, 0, Some(chunk));
+                let flow = associations(n);
+                states.install(&flow, Name::DEFAULT, &open(1), RuleId(1), &Install::default(), NOW).unwrap();
+                for (flow, chunk) in [(flow.reversed(), 2), (flow, 10), (flow.reversed(), 11)] {
+                    states.lookup(&flow, Lookup::Any, &open(chunk), NOW).unwrap();
+                }
+            }
+            assert_eq!(states.gauge().unreplied, 0);
+            for n in 0..1000 {
+                let flow = Flow { proto, ..make(100_000 + n) };
+                let mut packets = story.iter();
+                let (_, first) = packets.next().unwrap();
+                states.install(&flow, Name::DEFAULT, first, RuleId(1), &Install::default(), NOW).unwrap();
+                for (forward, segment) in packets {
+                    let flow = if *forward { flow } else { flow.reversed() };
+                    states.lookup(&flow, Lookup::Any, segment, NOW).unwrap();
+                }
+            }
+            assert_eq!((states.len(), states.gauge().unreplied), (100, 40), "{proto} {story:?}");
+            assert_eq!(left(&mut states, (0..20).map(make)), 20, "{proto} {story:?}");
+            assert_eq!(left(&mut states, (0..20).map(datagrams)), 20, "{proto} {story:?}");
+            assert_eq!(left(&mut states, (0..20).map(associations)), 20, "{proto} {story:?}");
+        }
+    }
+}
+
+/// What was picked up in the middle, or opened from the other side, is a connection once both sides hear each other.
+#[test]
+fn a_connection_whose_beginning_was_not_seen_is_replied_to() {
+    let mut states = evicting(100);
+    let stories = [
+        [(true, 0x18), (false, 0x10), (true, 0x18)],
+        [(true, 0x12), (false, 0x10), (true, 0x10)],
+        [(true, 0x02), (false, 0x12), (true, 0x11)],
+    ];
+    for (n, story) in stories.into_iter().enumerate() {
+        let flow = flow(n as u32);
+        for (at, (forward, flags)) in story.into_iter().enumerate() {
+            assert_eq!(states.gauge().unreplied, usize::from(at > 0), "{n}: {at}");
+            let (flow, packet) = (if forward { flow } else { flow.reversed() }, segment(flags, 1));
+            if at == 0 {
+                states.install(&flow, Name::DEFAULT, &packet, RuleId(1), &Install::default(), NOW).unwrap();
+            } else {
+                states.lookup(&flow, Lookup::Any, &packet, NOW).unwrap();
+            }
+        }
+        assert_eq!(states.gauge().unreplied, 0, "{n}");
+    }
+}
+
 /// A table of 3,000 under connections, floods, time and a second handle that calls at random: the hand of who evicts goes
 /// round many times.
 #[test]
@@ -121,6 +204,7 @@ fn a_connection_is_lost_to_no_flood_whatever_comes_between() {
                     let flow = make(connected.len() as u32);
                     if syn(&mut states, &flow).is_ok() {
                         states.lookup(&flow.reversed(), Lookup::Any, &segment(0x12, 1), NOW).unwrap();
+                        states.lookup(&flow, Lookup::Any, &segment(0x10, 1), NOW).unwrap();
                         connected.push(flow);
                     }
                 }

@@ -80,7 +80,7 @@ pub struct States {
     pub peak: u64,
     /// States alive when the last packet had been decided.
     pub left: u64,
-    /// Of these, how many were never replied to: under a flood, most.
+    /// Of these, how many were never replied to, or have not heard the reply yet (half-open TCP and SCTP): under a flood, most.
     #[serde(default)]
     pub unreplied: u64,
     /// Places of states that are gone, until every thread is known to have let go of them.

@@ -24,7 +24,7 @@ use crate::Time;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-const SCTP: u8 = 132;
+pub(super) const SCTP: u8 = 132;
 const UDP_LITE: u8 = 136;
 
 /// Marks of a state, in the low bits of its word of who made it.
@@ -35,6 +35,8 @@ pub(super) const STRICT: u64 = 1 << 3;
 pub(super) const ORPHANED: u64 = 1 << 4;
 pub(super) const REPLIED: u64 = 1 << 5;
 pub(super) const SPILLED: u64 = 1 << 6;
+/// The other side has spoken; whether this one has heard it, [`REPLIED`] says.
+pub(super) const ANSWERED: u64 = 1 << 7;
 
 /// The era of its rule in which a state was made ([`super::rules`]), between its name and its marks.
 const ERA: u32 = 8;
@@ -197,6 +199,11 @@ impl<'a, const N: usize> Cell<'a, N> {
     pub(super) fn forget(self) {
         self.0.word(Self::ACKS).store(0, Ordering::Relaxed);
         self.0.word(Self::CLOCK).fetch_and(!SEEN, Ordering::Relaxed);
+    }
+
+    /// How far an SCTP association has come.
+    pub(super) fn sctp(self) -> sctp::Phase {
+        sctp::Phase::from_bits(self.clock() & SEEN)
     }
 
     /// What was seen, of any protocol.

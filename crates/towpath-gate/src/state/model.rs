@@ -33,6 +33,9 @@ struct State {
     window: Option<Window>,
     /// SCTP chunks and who sent them.
     chunks: Vec<(u8, Direction)>,
+    /// The other side has spoken.
+    answered: bool,
+    /// It has, and so that it takes more than a made-up address.
     replied: bool,
     capped: bool,
 }
@@ -127,7 +130,8 @@ impl Model {
                 return Ok(Some(hit));
             }
             packet(state, direction, segment, &self.settings, now);
-            state.replied |= direction == Direction::Reverse;
+            state.replied |= replied(state, direction, segment, &self.settings);
+            state.answered |= direction == Direction::Reverse;
             return Ok(Some(hit));
         }
         Ok(None)
@@ -204,6 +208,7 @@ impl Model {
             turn: None,
             window: None,
             chunks: Vec::new(),
+            answered: false,
             replied: false,
             capped: self.settings.dyn_source_max != 0,
         };
@@ -364,6 +369,7 @@ impl Model {
                 return Err(refused);
             }
         }
+        state.answered = state.packets[1] > 0;
         (state.orphaned, state.capped) = (false, self.settings.dyn_source_max != 0);
         self.states.push(state);
         self.counters.created += 1;
@@ -562,6 +568,23 @@ fn fit(state: &mut State, direction: Direction, segment: &Segment) -> Fit {
         (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
     }
     window.segment(direction, segment)
+}
+
+/// Whether a packet, after what it did to the state, says that both sides hear each other.
+fn replied(state: &State, direction: Direction, segment: &Segment, settings: &Settings) -> bool {
+    let chunk = |kind: u8| state.chunks.iter().any(|chunk| chunk.0 == kind);
+    match state.flow.proto {
+        6 => {
+            let reset = (state.flags[0] | state.flags[1]) & 4 != 0;
+            let acknowledges = segment.tcp_flags & 0b1_0010 == 0b1_0000;
+            direction == Direction::Forward && state.answered && acknowledges && !reset
+        }
+        // Nothing of a handshake was seen, or all of it.
+        132 if settings.dyn_sctp && !state.chunks.is_empty() => {
+            chunk(11) && ![7, 14, 6].into_iter().any(chunk)
+        }
+        _ => direction == Direction::Reverse,
+    }
 }
 
 fn packet(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings, now: Time) {

@@ -112,10 +112,15 @@ impl Tcp {
         self.seen |= u32::from(SYN) | u32::from(SYN) << 8;
     }
 
+    /// Whether a side has reset the connection.
+    pub(super) fn was_reset(&self) -> bool {
+        self.seen & (u32::from(RST) | u32::from(RST) << 8) != 0
+    }
+
     /// Whether the connection has ended, by both sides or by a reset.
     pub(super) fn ended(&self) -> bool {
-        let (fin, rst) = (u32::from(FIN) | u32::from(FIN) << 8, u32::from(RST) | u32::from(RST) << 8);
-        self.seen & fin == fin || self.seen & rst != 0
+        let fin = u32::from(FIN) | u32::from(FIN) << 8;
+        self.seen & fin == fin || self.was_reset()
     }
 
     /// Whether this acknowledgement refreshes the state: it is acceptable, and the last acceptable one came from the

@@ -44,7 +44,7 @@ pub struct Counters {
 pub struct Gauge {
     /// States held.
     pub states: usize,
-    /// Of these, how many were never replied to: under a flood, most.
+    /// Of these, how many were never replied to, or have not heard the reply yet (half-open TCP and SCTP): under a flood, most.
     pub unreplied: usize,
     /// Slots of states that are gone, which count until every worker is known to have let go of them.
     pub waiting: usize,

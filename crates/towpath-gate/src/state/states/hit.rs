@@ -2,13 +2,17 @@
 
 use std::borrow::Cow;
 
-use super::{ICMP, ICMP6, Own, States};
+use super::{ICMP, ICMP6, Own, States, TCP};
 use crate::Time;
-use crate::state::cell::{Cell, End, Maker, Moment, REPLIED, SPILLED, STRICT, Seen, is_high, one, unpack};
+use crate::state::cell::{
+    ANSWERED, Cell, End, Maker, Moment, REPLIED, SCTP, SPILLED, STRICT, Seen, is_high, one, unpack,
+};
 use crate::state::family::{Family, locked};
 use crate::state::index::Probe;
 use crate::state::key::{Key, Key4, Key6, Side};
+use crate::state::sctp::Phase;
 use crate::state::tally::Event;
+use crate::state::tcp::{ACK, SYN};
 use crate::state::window::{Fit, Window};
 use crate::state::{Direction, Ends, Flow, Hit, Lookup, Segment};
 
@@ -145,14 +149,38 @@ impl States {
         if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
             Key::<N>::family(&self.shared).look_sooner(slot, end);
         }
-        if direction == Direction::Reverse && !maker.has(REPLIED) {
-            self.replied(cell);
+        if !maker.has(REPLIED) && (direction == Direction::Reverse || maker.has(ANSWERED)) {
+            self.answered(cell, direction, packet);
         }
         direction
     }
 
+    /// Takes a packet in of a state that counts as never replied to: one from the other side, or one after that.
+    ///
+    /// Whoever makes an address up has others answer to it, but does not hear the answer. So where there is a handshake the
+    /// state waits for what its maker says to the answer: with TCP an acknowledgement (RFC 9293, 3.5), with SCTP the cookie that
+    /// the other side has found to be its own (RFC 9260, 5.1).
     #[cold]
-    pub(super) fn replied<const N: usize>(&self, cell: Cell<'_, N>) {
+    fn answered<const N: usize>(&self, cell: Cell<'_, N>, direction: Direction, packet: Seen<'_>) {
+        let replied = match (packet.proto, direction) {
+            (TCP, Direction::Reverse) => false,
+            (TCP, Direction::Forward) => {
+                packet.segment.tcp_flags & (SYN | ACK) == ACK && !cell.tcp().was_reset()
+            }
+            (SCTP, _) if self.settings.dyn_sctp => match cell.sctp() {
+                Phase::Unknown => direction == Direction::Reverse,
+                phase => matches!(phase, Phase::Established(_)),
+            },
+            _ => direction == Direction::Reverse,
+        };
+        if replied {
+            self.replied(cell);
+        } else {
+            cell.mark(ANSWERED);
+        }
+    }
+
+    fn replied<const N: usize>(&self, cell: Cell<'_, N>) {
         if cell.mark(REPLIED) {
             self.count(Event::Replied);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::visit::Visit;
 use super::{Own, States};
 use crate::Time;
-use crate::state::cell::{REPLIED, SPILLED, STRICT, after};
+use crate::state::cell::{ANSWERED, REPLIED, SPILLED, STRICT, after};
 use crate::state::family::locked;
 use crate::state::key::{Key, Key4, Key6};
 use crate::state::tally::Event;
@@ -129,6 +129,9 @@ impl States {
         family.look_sooner(slot, end);
         if saved.replied && cell.mark(REPLIED) {
             self.count(Event::Replied);
+        }
+        if packets[1] > 0 {
+            cell.mark(ANSWERED);
         }
         self.tell::<N>(Happened::Restored, slot);
     }
