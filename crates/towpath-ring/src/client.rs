@@ -61,6 +61,20 @@ pub struct Frame {
     pub(crate) header: Header,
 }
 
+/// A frame as plain numbers, for interfaces of other languages: [`Consumer::recall`] gives the frame for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Ticket {
+    /// Its lane, from 0.
+    pub lane: u32,
+    /// Its number there.
+    pub seq: u32,
+    /// Where it is in its ring.
+    pub at: u32,
+    /// Which of the lane's rings.
+    pub generation: u32,
+}
+
 impl Frame {
     /// Its lane and its number.
     #[must_use]
@@ -78,6 +92,13 @@ impl Frame {
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// What names it in programs that cannot own it. The frame stays undecided until it is recalled.
+    #[must_use]
+    pub fn into_ticket(self) -> Ticket {
+        let Self { id: FrameId { lane, seq }, generation, at, .. } = self;
+        Ticket { lane, seq: seq.0, at, generation: generation.into() }
     }
 }
 
@@ -102,6 +123,8 @@ pub struct Consumer {
     learns: bool,
     /// Whether it asked to be told of losses.
     gaps: bool,
+    /// Whether a signal ends a wait.
+    interruptible: bool,
     sleeps: u64,
 }
 
@@ -177,8 +200,16 @@ impl Consumer {
             spins: SPINS,
             learns: false,
             gaps: true,
+            interruptible: false,
             sleeps: 0,
         }
+    }
+
+    /// From now on a signal whose handler ran while this consumer slept ends the call that receives, with
+    /// [`RecvError::System`] of [`ErrorKind::Interrupted`](std::io::ErrorKind::Interrupted); nothing is lost, and it may be called
+    /// again. Otherwise it sleeps on. For languages that have no other way to end a thread that waits.
+    pub fn set_interruptible(&mut self, interruptible: bool) {
+        self.interruptible = interruptible;
     }
 
     /// How many lanes there are: as many as the engine has threads that send to this client.
@@ -261,6 +292,17 @@ impl Consumer {
     #[inline]
     pub fn has(&self, frame: &Frame) -> bool {
         self.lane(frame).has(frame)
+    }
+
+    /// The frame that the ticket names, with an empty header: who asks has read it. None when it is not this consumer's (any more):
+    /// a ticket may be any numbers.
+    #[must_use]
+    pub fn recall(&self, ticket: Ticket) -> Option<Frame> {
+        let lane = self.lanes.get(ticket.lane as usize)?;
+        let id = FrameId { lane: ticket.lane, seq: Seq(ticket.seq) };
+        let generation = u16::try_from(ticket.generation).ok()?;
+        let frame = Frame { id, generation, at: ticket.at, header: Header::default() };
+        lane.has(&frame).then_some(frame)
     }
 
     /// Decides about the frame and gives it back. ([`Verdict::Hold`] keeps it, but [`hold`](Self::hold) is what leaves
@@ -541,6 +583,11 @@ impl Consumer {
         }
         if self.arm() {
             self.sleeps += 1;
+            if self.interruptible {
+                let woken = sys::wait_interruptibly(&[self.as_fd()], left);
+                self.disarm()?;
+                return Ok(woken.map(|_| true)?);
+            }
             sys::wait(&[self.as_fd()], left)?;
         }
         self.disarm()?;

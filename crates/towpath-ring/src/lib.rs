@@ -96,7 +96,7 @@ pub use bundle::{BUNDLE_MOST, Part};
 #[cfg(not(loom))]
 pub use channel::{Channel, FrameOut, Full, POLL_BYTES, POLL_MESSAGES};
 #[cfg(not(loom))]
-pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced};
+pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced, Ticket};
 #[cfg(not(loom))]
 pub use dump::{Busy, Progress, Source};
 #[cfg(not(loom))]

@@ -299,8 +299,16 @@ pub(crate) fn reactor(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedF
     Ok(registered?)
 }
 
-/// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is.
+/// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is. Not so when a signal came.
 pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+    match wait_interruptibly(fds, timeout) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        other => other,
+    }
+}
+
+/// The same; fails with EINTR when a signal came.
+pub(crate) fn wait_interruptibly(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
     #[cfg(test)]
     WAITS.set(WAITS.get() + 1);
     let mut set: Vec<PollFd<'_>> =
@@ -309,9 +317,5 @@ pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Res
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: t.subsec_nanos().into(),
     });
-    match poll(&mut set, timeout.as_ref()) {
-        Ok(n) => Ok(n > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(e) => Err(e.into()),
-    }
+    Ok(poll(&mut set, timeout.as_ref())? > 0)
 }

@@ -3,13 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use thiserror::Error;
 
 use crate::attach::Options;
 use crate::bundle::{self, BUNDLE_MOST, Part};
 use crate::channel::Full;
-use crate::client::{Consumer, Frame};
+use crate::client::{Consumer, ConsumerStats, Frame, Ticket};
 use crate::error::{AttachError, RecvError};
 use crate::header::{Kind, Meta};
 use crate::verdict::Verdict;
@@ -179,6 +180,12 @@ impl Message {
     pub fn hash(&self) -> u32 {
         self.frame.header().hash
     }
+
+    /// What names it in programs that cannot own it; [`Worker::recall`] gives it back.
+    #[must_use]
+    pub fn into_ticket(self) -> Ticket {
+        self.frame.into_ticket()
+    }
 }
 
 impl Worker {
@@ -208,8 +215,13 @@ impl Worker {
     /// it is done; if the process dies, those before it are done again, by another. 1 without it.
     #[must_use]
     pub fn taking(mut self, at_once: usize) -> Self {
-        self.bundle = at_once.clamp(1, BUNDLE_MOST);
+        self.set_taking(at_once);
         self
+    }
+
+    /// The same for a worker that is there already, before [`serve`](Self::serve).
+    pub fn set_taking(&mut self, at_once: usize) {
+        self.bundle = at_once.clamp(1, BUNDLE_MOST);
     }
 
     /// Does messages until the multiplexor wants this worker no more: `work` gets each where it lies, and appends its answer; without
@@ -279,7 +291,31 @@ impl Worker {
     /// # Errors
     /// [`RecvError`]: the multiplexor wrote nonsense, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Message>, RecvError> {
-        while let Some(frame) = self.queue.recv()? {
+        self.next(Consumer::recv)
+    }
+
+    /// The next message; waits at most `timeout`. None also when that has passed; [`Consumer::is_ended`] of
+    /// [`queue`](Self::queue) tells.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Message>, RecvError> {
+        self.next(|queue| queue.recv_timeout(timeout))
+    }
+
+    /// The next message, if it is there.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), except that there is no poll(2).
+    pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
+        self.next(Consumer::try_recv)
+    }
+
+    fn next(
+        &mut self,
+        mut recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
+    ) -> Result<Option<Message>, RecvError> {
+        while let Some(frame) = recv(&mut self.queue)? {
             match frame.header().kind {
                 Kind::MESSAGE => return Ok(Some(Message { frame })),
                 // It would be lost here; another worker gets what is in it.
@@ -291,6 +327,12 @@ impl Worker {
             }
         }
         Ok(None)
+    }
+
+    /// The message that the ticket names, see [`Consumer::recall`]: its bytes are there, what its header said is not.
+    #[must_use]
+    pub fn recall(&self, ticket: Ticket) -> Option<Message> {
+        Some(Message { frame: self.queue.recall(ticket)? })
     }
 
     /// All bytes of the message, where they lie in the ring.
@@ -342,6 +384,12 @@ impl Worker {
     /// The message is done: its memory goes back, and the multiplexor may give this worker more.
     pub fn done(&mut self, message: Message) {
         self.queue.verdict(message.frame, Verdict::Pass);
+    }
+
+    /// What this worker has done.
+    #[must_use]
+    pub fn stats(&self) -> ConsumerStats {
+        self.queue.stats()
     }
 
     /// The client underneath, for event loops: [`Consumer::arm`], [`Consumer::disarm`].
@@ -516,6 +564,37 @@ mod tests {
         assert_eq!(channel.at(), Some((none, 1)));
         drop(channel);
         worker.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_ticket_names_what_is_still_there_and_nothing_else() {
+        let (directory, mut endpoint) = front();
+        let path = directory.path().join("ring");
+        let worker = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
+        let mut channel = accept(&mut endpoint);
+        let mut worker = worker.join().unwrap();
+        assert!(worker.try_recv().unwrap().is_none());
+        assert!(worker.recv_timeout(Duration::ZERO).unwrap().is_none() && !worker.queue().is_ended());
+        channel.send(b"hello", &Meta { kind: Kind::MESSAGE, ..Meta::default() }).unwrap();
+        channel.kick();
+        let ticket = worker.recv().unwrap().unwrap().into_ticket();
+        for wrong in [
+            Ticket { lane: 1, ..ticket },
+            Ticket { seq: ticket.seq + 1, ..ticket },
+            Ticket { at: u32::MAX, ..ticket },
+            Ticket { generation: 1, ..ticket },
+            Ticket { generation: u32::MAX, ..ticket },
+        ] {
+            assert!(worker.recall(wrong).is_none(), "{wrong:?}");
+        }
+        let message = worker.recall(ticket).unwrap();
+        assert_eq!(worker.bytes(&message), b"hello");
+        worker.done(message);
+        assert!(worker.recall(ticket).is_none());
+        drop(channel);
+        assert!(
+            worker.recv_timeout(Duration::from_secs(3600)).unwrap().is_none() && worker.queue().is_ended()
+        );
     }
 
     #[test]

@@ -1,0 +1,224 @@
+/* towpath.h: inspectors, workers and senders of Towpath in C. libtowpath 0.1; the guide is docs/c.md.
+ *
+ * Results    Functions return 0 or a number that their comment explains, and on failure a negative number of errno(3); what
+ *            happened, in words, is towpath_error()'s. -EINVAL: a NULL or a value that the comment does not allow.
+ *            -ENOTRECOVERABLE: a defect of this library was caught; close the handle.
+ * Handles    are made by attach or open and end with close, which takes NULL too. A handle is used by one thread at a time, of
+ *            whichever threads; different handles have nothing to do with each other. A process that forks uses its handles
+ *            in one of the two processes.
+ * Pointers   are valid for the call only, unless a comment says for how long. A pointer with a length may be NULL when the
+ *            length is 0. What a function writes to need not be initialised; on failure it is left alone.
+ * Signals    whose handlers run while a function waits end it with -EINTR, if its comment says so; nothing is lost then, and
+ *            it may be called again. */
+#ifndef TOWPATH_H
+#define TOWPATH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TOWPATH_VERSION "0.1.0"
+
+/* The version of the library, which a program may compare with TOWPATH_VERSION. Static. */
+const char *towpath_version(void);
+
+/* Why the last call of this thread that failed did so: a sentence for a person. "" before any failed. Valid until the thread
+ * ends or a call of it fails. */
+const char *towpath_error(void);
+
+/* ---- Inspectors: packets from a rule's queue, verdicts back -------------------------------------------------------------- */
+
+typedef struct towpath_inspector towpath_inspector;
+
+/* What names a frame or message to this library. Nothing in it is for you; to change it hurts nobody. */
+struct towpath_ticket {
+    uint32_t lane, seq, at, generation;
+};
+
+/* What is in a frame: towpath_frame.kind. */
+enum towpath_kind {
+    TOWPATH_PACKET = 0,  /* a packet, link header first */
+    TOWPATH_MESSAGE = 1, /* a message */
+    TOWPATH_EVENT = 2,   /* something happened */
+    TOWPATH_GAP = 8      /* frames for you were lost: wire_len says how many, mark why (towpath_loss). Decide it as any. */
+};
+
+/* Why frames were lost. */
+enum towpath_loss {
+    TOWPATH_LOST_NO_ROOM = 1,     /* you had not given enough frames back */
+    TOWPATH_LOST_OLDEST = 2,      /* they gave way to newer ones */
+    TOWPATH_LOST_DROPPED = 3,     /* dropped uninspected: the queue fails closed */
+    TOWPATH_LOST_PASSED = 4,      /* passed uninspected: the queue fails open */
+    TOWPATH_LOST_HANDED_ON = 5,   /* given to another queue */
+    TOWPATH_LOST_TOO_LARGE = 6,   /* larger than anything that may be sent */
+    TOWPATH_LOST_OVERWRITTEN = 7, /* a tap was too slow */
+    TOWPATH_LOST_LIMITED = 8      /* beyond what you asked for */
+};
+
+struct towpath_frame {
+    /* The bytes, in the ring's memory, which is mapped for reading only. Valid until the frame is decided or the inspector
+     * closed. */
+    const uint8_t *payload;
+    size_t len;
+    uint64_t time;     /* nanoseconds since the epoch */
+    uint32_t wire_len; /* bytes that the packet had on the wire; len is less when it was cut */
+    uint32_t kind;     /* enum towpath_kind, or a number that is not there yet */
+    uint32_t queue;
+    uint32_t mark;
+    uint32_t port;          /* the port that it came from */
+    uint32_t hash;          /* of its flow; the same in both directions */
+    uint32_t pid, uid, gid; /* of the sender, when that was a local process; 0 for the network */
+    uint32_t lost;          /* frames lost between the one before and this one; 65535 for that many or more */
+    uint16_t link_type;     /* as in pcap files */
+    uint16_t network;       /* offset of what follows the link header: the IP header of an IP packet */
+    uint16_t data;          /* offset of the upper layer's payload; len when it has none */
+    uint16_t reserved;
+    struct towpath_ticket ticket;
+};
+
+/* What is to happen to a frame. To say it gives the frame back, except TOWPATH_HOLD. */
+enum towpath_verdict {
+    TOWPATH_PASS = 1,   /* let it go on */
+    TOWPATH_DROP = 2,   /* drop it */
+    TOWPATH_REJECT = 3, /* drop it and tell the sender (reset or unreachable) */
+    TOWPATH_QUEUE = 5,  /* to another queue: TOWPATH_QUEUE_NR */
+    TOWPATH_REPEAT = 6, /* through the rules again */
+    TOWPATH_HOLD = 7    /* keep it: others go on, this one is decided later, in any order */
+};
+/* To queue n, 0 to 65535. */
+#define TOWPATH_QUEUE_NR(n) ((uint32_t)TOWPATH_QUEUE | (uint32_t)(n) << 16)
+/* Or-ed to a verdict: it is for this flow from now on, not only for this frame. */
+#define TOWPATH_FLOW 0x100u
+
+/* Flags of towpath_inspector_attach. */
+#define TOWPATH_NO_GAPS 1u /* no frames of kind TOWPATH_GAP; towpath_frame.lost still counts */
+
+struct towpath_ring_stats {
+    uint64_t received; /* frames */
+    uint64_t lost;     /* frames that were meant for you and lost */
+    uint64_t sleeps;   /* times it slept */
+    uint64_t wakeups;  /* doorbells rung */
+    uint64_t oneshots; /* messages sent in a memory of their own, larger than the ring */
+};
+
+/* Attaches to the engine's socket at path; NULL: to the one that started this program, which TOWPATH_SOCKET names. The engine
+ * shows name to people, 32 bytes at most; NULL: the program's. flags: TOWPATH_NO_GAPS.
+ * -EDESTADDRREQ: TOWPATH_SOCKET is not set; -EPERM: the engine does not allow this user; -EPROTONOSUPPORT: engine and library
+ * are of different versions; -ENOBUFS: a limit of the engine; -EPROTO: no engine; connect(2)'s. */
+int towpath_inspector_attach(const char *path, const char *name, unsigned flags, towpath_inspector **inspector);
+
+/* Ends it. What was not decided gets the queue's default verdict. */
+void towpath_inspector_close(towpath_inspector *inspector);
+
+/* The next frame. timeout in milliseconds: -1 waits for ever, 0 not at all. 1: there is one; 0: the engine has ended the
+ * channel and everything was received; -EAGAIN: none came in time; -EINTR; -EPROTO: the engine wrote nonsense. */
+int towpath_inspector_recv(towpath_inspector *inspector, struct towpath_frame *frame, int timeout);
+
+/* At most max frames into an array; waits for the first one as above. How many, or as above. Made for throughput: with timeout
+ * -1, after several frames, the next call may let some microseconds pass so that there are several again. */
+int towpath_inspector_recv_batch(towpath_inspector *inspector, struct towpath_frame *frames, size_t max, int timeout);
+
+/* Decides about the frame: enum towpath_verdict, TOWPATH_QUEUE_NR(n), with TOWPATH_FLOW. The engine sees it at once; one that
+ * sleeps is woken by the next call that receives, or by flush. -ESTALE: it was decided before (nothing happens). */
+int towpath_inspector_verdict(towpath_inspector *inspector, const struct towpath_frame *frame, uint32_t verdict);
+
+/* The same, and sets the bits of the packet's mark that mask names to those of mark. */
+int towpath_inspector_verdict_mark(towpath_inspector *inspector, const struct towpath_frame *frame, uint32_t verdict,
+                                   uint32_t mark, uint32_t mask);
+
+/* Decides, in one write, about every frame up to this one, on the same lane (an engine thread each), that is neither decided
+ * nor held. Not TOWPATH_HOLD. */
+int towpath_inspector_verdict_upto(towpath_inspector *inspector, const struct towpath_frame *frame, uint32_t verdict);
+
+/* The same for every frame received so far. */
+int towpath_inspector_verdict_all(towpath_inspector *inspector, uint32_t verdict);
+
+/* Lets the frame go on with another payload, which is copied; waits while the ring towards the engine is full. -EMSGSIZE: the
+ * engine does not take so much; -EPIPE: it is gone; -ESTALE. The frame is still there to be decided on failure. */
+int towpath_inspector_replace(towpath_inspector *inspector, const struct towpath_frame *frame, const void *payload,
+                              size_t len);
+
+/* Wakes the engine if it sleeps and something was decided. */
+int towpath_inspector_flush(towpath_inspector *inspector);
+
+/* For event loops. fd is a descriptor to poll for reading, valid until close; only poll it. Before each poll, arm: 1: poll
+ * now; 0: there is a frame or the end already, receive first. After each poll, disarm, then receive with timeout 0 until it
+ * says -EAGAIN. */
+int towpath_inspector_fd(const towpath_inspector *inspector);
+int towpath_inspector_arm(towpath_inspector *inspector);
+int towpath_inspector_disarm(towpath_inspector *inspector);
+
+/* What it has done. */
+int towpath_inspector_stats(const towpath_inspector *inspector, struct towpath_ring_stats *stats);
+
+/* ---- Workers: messages of a mux's connections, answers back (towpath mux) ------------------------------------------------ */
+
+typedef struct towpath_worker towpath_worker;
+
+/* Names a connection of the mux; not valid for another one later. */
+struct towpath_connection {
+    uint32_t index, generation;
+};
+
+struct towpath_message {
+    /* All bytes of the message, in the ring's memory, which is mapped for reading only. Valid until it is done or the worker
+     * closed; in towpath_worker_serve, for the call. */
+    const uint8_t *bytes;
+    size_t len;
+    /* What the framing leaves of it when it strips a header or delimiter; else all of it. */
+    const uint8_t *payload;
+    size_t payload_len;
+    uint64_t time; /* nanoseconds since the epoch */
+    struct towpath_connection connection;
+    uint32_t mark, hash; /* the framing's; 0 without */
+    struct towpath_ticket ticket;
+};
+
+/* Attaches to the mux's socket: as towpath_inspector_attach, without flags. */
+int towpath_worker_attach(const char *path, const char *name, towpath_worker **worker);
+
+/* Ends it. Messages that are not done go to another worker, unless they were answered. */
+void towpath_worker_close(towpath_worker *worker);
+
+/* The next message: as towpath_inspector_recv. 0: the mux wants this worker no more. */
+int towpath_worker_recv(towpath_worker *worker, struct towpath_message *message, int timeout);
+
+/* Answers the message on the connection that it came from; the bytes are copied. Waits while the ring is full. There may be
+ * several answers. What was answered is not given to another worker when this one dies. -EMSGSIZE: the mux does not take so
+ * much; -EPIPE: it is gone; -ESTALE: the message was done before. */
+int towpath_worker_reply(towpath_worker *worker, const struct towpath_message *message, const void *bytes, size_t len);
+
+/* The message is done: its memory goes back, and the mux may give more. -ESTALE: it was done before (nothing happens). */
+int towpath_worker_done(towpath_worker *worker, const struct towpath_message *message);
+
+/* Sends a message on that connection, as reply does; nothing happens if it has ended. NULL, in connected mode: on the
+ * connection that has the least to send. */
+int towpath_worker_send(towpath_worker *worker, const struct towpath_connection *connection, const void *bytes, size_t len);
+
+/* Where the answer to a message goes in towpath_worker_serve. Appends bytes to it, which are copied. */
+typedef struct towpath_reply towpath_reply;
+int towpath_reply_append(towpath_reply *reply, const void *bytes, size_t len);
+
+/* Does one message. Must not jump out of itself (longjmp, exceptions), nor use the worker. */
+typedef void towpath_work(const struct towpath_message *message, towpath_reply *reply, void *context);
+
+/* Does messages until the mux wants this worker no more: as recv, reply and done, with less to do for each. at_once: short
+ * messages of a connection that it takes at once, 1 to 64 (docs/mux.md says what that costs). 0: the end; -EINTR: call it
+ * again; else as recv and reply. */
+int towpath_worker_serve(towpath_worker *worker, unsigned at_once, towpath_work *work, void *context);
+
+/* As those of inspectors. */
+int towpath_worker_flush(towpath_worker *worker);
+int towpath_worker_fd(const towpath_worker *worker);
+int towpath_worker_arm(towpath_worker *worker);
+int towpath_worker_disarm(towpath_worker *worker);
+int towpath_worker_stats(const towpath_worker *worker, struct towpath_ring_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

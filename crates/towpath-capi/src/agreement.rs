@@ -1,0 +1,179 @@
+//! The header and the code agree: sizes, offsets, constants, names, and how many arguments each function has.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::mem::{offset_of, size_of};
+use std::path::Path;
+use std::process::Command;
+
+use towpath_ring::{Kind, Loss, Ticket};
+
+use crate::ring::RingStats;
+use crate::{inspector, worker};
+
+const HEADER: &str = include_str!("../include/towpath.h");
+const SOURCES: &[&str] = &[
+    include_str!("lib.rs"),
+    include_str!("failure.rs"),
+    include_str!("inspector.rs"),
+    include_str!("worker.rs"),
+];
+
+/// C expressions beside their values here.
+fn numbers() -> Vec<(String, u64)> {
+    let mut rows = Vec::new();
+    macro_rules! layout {
+        ($name:literal, $type:ty, $($field:ident),*) => {
+            rows.push((format!("sizeof(struct {})", $name), size_of::<$type>() as u64));
+            $(rows.push((
+                format!("offsetof(struct {}, {})", $name, stringify!($field)),
+                offset_of!($type, $field) as u64,
+            ));)*
+        };
+    }
+    layout!("towpath_ticket", Ticket, lane, seq, at, generation);
+    layout!(
+        "towpath_frame",
+        inspector::Frame,
+        payload,
+        len,
+        time,
+        wire_len,
+        kind,
+        queue,
+        mark,
+        port,
+        hash,
+        pid,
+        uid,
+        gid,
+        lost,
+        link_type,
+        network,
+        data,
+        reserved,
+        ticket
+    );
+    layout!("towpath_ring_stats", RingStats, received, lost, sleeps, wakeups, oneshots);
+    layout!("towpath_connection", worker::Connection, index, generation);
+    layout!(
+        "towpath_message",
+        worker::Message,
+        bytes,
+        len,
+        payload,
+        payload_len,
+        time,
+        connection,
+        mark,
+        hash,
+        ticket
+    );
+    let constants = [
+        ("TOWPATH_PACKET", Kind::PACKET.0.into()),
+        ("TOWPATH_MESSAGE", Kind::MESSAGE.0.into()),
+        ("TOWPATH_EVENT", Kind::EVENT.0.into()),
+        ("TOWPATH_GAP", Kind::GAP.0.into()),
+        ("TOWPATH_NO_GAPS", inspector::NO_GAPS.into()),
+        ("TOWPATH_FLOW", inspector::FLOW.into()),
+        ("TOWPATH_LOST_NO_ROOM", Loss::NoRoom.code().into()),
+        ("TOWPATH_LOST_OLDEST", Loss::Oldest.code().into()),
+        ("TOWPATH_LOST_DROPPED", Loss::Dropped.code().into()),
+        ("TOWPATH_LOST_PASSED", Loss::Passed.code().into()),
+        ("TOWPATH_LOST_HANDED_ON", Loss::HandedOn.code().into()),
+        ("TOWPATH_LOST_TOO_LARGE", Loss::TooLarge.code().into()),
+        ("TOWPATH_LOST_OVERWRITTEN", Loss::Overwritten.code().into()),
+        ("TOWPATH_LOST_LIMITED", Loss::Limited.code().into()),
+    ];
+    rows.extend(constants.map(|(name, value)| (name.to_owned(), value)));
+    rows
+}
+
+#[test]
+fn c_has_the_same_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, object) = (directory.path().join("numbers.c"), directory.path().join("numbers.o"));
+    let mut text = String::from("#include <towpath.h>\n");
+    for (expression, value) in numbers() {
+        writeln!(text, "_Static_assert({expression} == {value}u, \"{expression}\");").unwrap();
+    }
+    writeln!(
+        text,
+        "_Static_assert(sizeof(TOWPATH_VERSION) == sizeof(\"{}\"), \"\");",
+        env!("CARGO_PKG_VERSION")
+    )
+    .unwrap();
+    std::fs::write(&source, text).unwrap();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    for (compiler, standard) in [("cc", "-std=c11"), ("c++", "-std=c++17")] {
+        let mut command = Command::new(compiler);
+        if compiler == "c++" {
+            command.args(["-x", "c++", "-D_Static_assert=static_assert"]);
+        }
+        command.args([standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-c", "-I"]).arg(&include);
+        match command.arg(&source).arg("-o").arg(&object).output() {
+            Err(_) => println!("no {compiler}: the header is not compared with the code by it"),
+            Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+}
+
+#[test]
+fn the_header_has_every_function_and_no_other() {
+    let mut of_header = BTreeMap::new();
+    for statement in without_comments(HEADER).split(';') {
+        let Some((before, rest)) = statement.split_once('(') else { continue };
+        let name = before.rsplit([' ', '*', '\n']).next().unwrap();
+        if name.starts_with("towpath_") && !before.contains("typedef") {
+            of_header.insert(name.to_owned(), arguments(rest));
+        }
+    }
+    let mut of_code = BTreeMap::new();
+    for source in SOURCES {
+        for function in source.split("#[unsafe(no_mangle)]").skip(1) {
+            let (_, function) = function.split_once("pub extern \"C\" fn ").unwrap();
+            let (name, rest) = function.split_once('(').unwrap();
+            of_code.insert(name.to_owned(), arguments(rest));
+        }
+    }
+    assert_eq!(of_header, of_code);
+    assert!(of_code.len() > 20);
+}
+
+#[test]
+fn the_examples_are_short() {
+    for example in [include_str!("../examples/inspector.c"), include_str!("../examples/worker.c")] {
+        assert!(example.lines().count() < 100);
+    }
+}
+
+/// How many there are up to the bracket that closes them.
+fn arguments(text: &str) -> usize {
+    let (mut depth, mut commas, mut last) = (1, 0, String::new());
+    for letter in text.chars() {
+        match letter {
+            '(' | '<' => depth += 1,
+            '>' if !last.ends_with('-') => depth -= 1,
+            ')' => depth -= 1,
+            ',' if depth == 1 => {
+                commas += 1;
+                last.clear();
+                continue;
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        last.push(letter);
+    }
+    commas + usize::from(!matches!(last.trim(), "" | "void"))
+}
+
+fn without_comments(text: &str) -> String {
+    let mut code = String::new();
+    for (index, piece) in text.split("/*").enumerate() {
+        code += if index == 0 { piece } else { piece.split_once("*/").unwrap().1 };
+    }
+    code.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect()
+}

@@ -1,0 +1,99 @@
+//! How a function of C ends: a number, or a failure with its number of errno(3) and a sentence for this thread.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::io::Errno;
+use towpath_ring::{AttachError, Full, RecvError, ServeError};
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    errno: i32,
+    text: Cow<'static, str>,
+}
+
+impl Failure {
+    pub(crate) fn new(errno: Errno, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { errno: errno.raw_os_error(), text: text.into() }
+    }
+
+    pub(crate) const NULL_HANDLE: Self = Self::null("the handle is NULL");
+    pub(crate) const NULL_FRAME: Self = Self::null("the frame or message is NULL");
+
+    pub(crate) const fn null(what: &'static str) -> Self {
+        Self { errno: Errno::INVAL.raw_os_error(), text: Cow::Borrowed(what) }
+    }
+
+    /// Keeps the sentence for [`towpath_error`]; the number for the caller.
+    fn tell(self) -> c_int {
+        let text = self.text.replace('\0', " ");
+        LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+        -self.errno
+    }
+}
+
+/// What a function of C does. Its result is never negative; a panic of ours does not unwind into C.
+pub(crate) fn guard(work: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+    // What a panic leaves behind is a handle whose methods may panic again, and are caught again.
+    let ended = catch_unwind(AssertUnwindSafe(work));
+    let defect =
+        |_| Err(Failure::new(Errno::NOTRECOVERABLE, "a defect of libtowpath was caught; close the handle"));
+    ended.unwrap_or_else(defect).unwrap_or_else(Failure::tell)
+}
+
+/// Why the last call of this thread that failed did so. See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_error() -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
+}
+
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Self {
+        Self { errno: error.errno(), text: error.to_string().into() }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+        Self { errno, text: error.to_string().into() }
+    }
+}
+
+impl From<RecvError> for Failure {
+    fn from(error: RecvError) -> Self {
+        let text = error.to_string().into();
+        match error {
+            RecvError::Damaged(_) => Self { errno: Errno::PROTO.raw_os_error(), text },
+            RecvError::System(source) => Self { text, ..source.into() },
+        }
+    }
+}
+
+impl From<Full> for Failure {
+    fn from(why: Full) -> Self {
+        match why {
+            Full::TooLarge => Self::new(Errno::MSGSIZE, "it is larger than the other side takes"),
+            Full::Dead => Self::new(Errno::PIPE, "the other side is gone"),
+            Full::Lent | Full::Held => Self::new(Errno::AGAIN, "there is no room in the ring now"),
+            Full::Shared => Self::new(Errno::OPNOTSUPP, why.to_string()),
+        }
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        let text = error.to_string().into();
+        match error {
+            ServeError::Recv(why) => why.into(),
+            ServeError::Reply { why, .. } => Self { text, ..why.into() },
+        }
+    }
+}

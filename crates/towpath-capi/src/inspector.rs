@@ -1,0 +1,349 @@
+//! `towpath_inspector_*`: packets from a rule's queue, verdicts back.
+
+use std::ffi::{c_int, c_uint};
+use std::mem::MaybeUninit;
+
+use rustix::io::Errno;
+use towpath_ring::{Answer, Consumer, Flags, Ticket, Verdict};
+
+use crate::failure::{Failure, guard};
+use crate::foreign::{Bytes, Room, Text};
+use crate::ring::{self, RingStats, Wait};
+
+/// `towpath_inspector`.
+#[derive(Debug)]
+pub struct Inspector {
+    queue: Consumer,
+    /// A batch on its way to C; empty between calls.
+    batch: Vec<towpath_ring::Frame>,
+}
+
+/// `struct towpath_frame`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Frame {
+    /// Where the bytes are, until it is decided.
+    pub payload: *const u8,
+    /// How many.
+    pub len: usize,
+    /// Nanoseconds since the epoch.
+    pub time: u64,
+    /// Bytes that the packet had on the wire.
+    pub wire_len: u32,
+    /// `enum towpath_kind`.
+    pub kind: u32,
+    /// The queue that it was sent to.
+    pub queue: u32,
+    /// The packet's mark.
+    pub mark: u32,
+    /// The port that it came from.
+    pub port: u32,
+    /// Hash of its flow.
+    pub hash: u32,
+    /// Process id of the sender.
+    pub pid: u32,
+    /// Its user id.
+    pub uid: u32,
+    /// Its group id.
+    pub gid: u32,
+    /// Frames lost before it.
+    pub lost: u32,
+    /// Link type, as in pcap files.
+    pub link_type: u16,
+    /// Offset of what follows the link header.
+    pub network: u16,
+    /// Offset of the upper layer's payload.
+    pub data: u16,
+    /// 0.
+    pub reserved: u16,
+    /// What names it.
+    pub ticket: Ticket,
+}
+
+/// `TOWPATH_NO_GAPS`.
+pub(crate) const NO_GAPS: c_uint = 1;
+/// `TOWPATH_FLOW`.
+pub(crate) const FLOW: u32 = 0x100;
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_attach(
+    path: Text,
+    name: Text,
+    flags: c_uint,
+    inspector: Option<&mut MaybeUninit<*mut Inspector>>,
+) -> c_int {
+    guard(|| {
+        let inspector = inspector.ok_or(Failure::null("there is no place for the inspector"))?;
+        if flags & !NO_GAPS != 0 {
+            return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+        }
+        let (path, mut options) = ring::whereto(path.get(), name.get())?;
+        options.gaps = flags & NO_GAPS == 0;
+        let mut queue = Consumer::attach_with(&*path, &options)?;
+        queue.set_interruptible(true);
+        inspector.write(Box::into_raw(Box::new(Inspector { queue, batch: Vec::new() })));
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_close(inspector: Option<Box<Inspector>>) {
+    guard(|| {
+        drop(inspector);
+        Ok(0)
+    });
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_recv(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&mut MaybeUninit<Frame>>,
+    timeout: c_int,
+) -> c_int {
+    guard(|| {
+        let queue = &mut some(inspector)?.queue;
+        let into = frame.ok_or(NO_FRAME)?;
+        let received = match Wait::from_millis(timeout)? {
+            Wait::Ever => queue.recv()?,
+            Wait::Most(timeout) => queue.recv_timeout(timeout)?,
+        };
+        let Some(frame) = received else { return ring::nothing(queue) };
+        into.write(Frame::new(queue, frame));
+        Ok(1)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_recv_batch(
+    inspector: Option<&mut Inspector>,
+    mut frames: Room<Frame>,
+    max: usize,
+    timeout: c_int,
+) -> c_int {
+    guard(|| {
+        let Inspector { queue, batch } = some(inspector)?;
+        let max = max.min(c_int::MAX as usize);
+        let frames = frames.get(max)?;
+        let ended = match Wait::from_millis(timeout)? {
+            Wait::Ever => queue.recv_batch(batch, max).map(drop),
+            Wait::Most(timeout) => queue.recv_timeout(timeout).and_then(|first| {
+                batch.extend(first);
+                while !batch.is_empty()
+                    && batch.len() < max
+                    && let Some(next) = queue.try_recv()?
+                {
+                    batch.push(next);
+                }
+                Ok(())
+            }),
+        };
+        if batch.is_empty() {
+            ended?;
+            return ring::nothing(queue);
+        }
+        // What was wrong behind these is said again by the next call.
+        let count = batch.len();
+        for (into, frame) in frames.iter_mut().zip(batch.drain(..)) {
+            into.write(Frame::new(queue, frame));
+        }
+        Ok(count as c_int)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_verdict(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&Frame>,
+    verdict: u32,
+) -> c_int {
+    guard(|| {
+        let answer = answer(verdict)?;
+        decide(inspector, frame, answer)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_verdict_mark(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&Frame>,
+    verdict: u32,
+    mark: u32,
+    mask: u32,
+) -> c_int {
+    guard(|| {
+        let answer = answer(verdict)?;
+        decide(inspector, frame, answer.mark(mark, mask))
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_verdict_upto(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&Frame>,
+    verdict: u32,
+) -> c_int {
+    guard(|| {
+        let queue = &mut some(inspector)?.queue;
+        let frame = frame.ok_or(NO_FRAME)?;
+        queue.verdict_upto(frame.id(), about_many(verdict)?);
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_verdict_all(inspector: Option<&mut Inspector>, verdict: u32) -> c_int {
+    guard(|| {
+        some(inspector)?.queue.verdict_all(about_many(verdict)?);
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_replace(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&Frame>,
+    payload: Bytes,
+    len: usize,
+) -> c_int {
+    guard(|| {
+        let queue = &mut some(inspector)?.queue;
+        let frame = frame.ok_or(NO_FRAME)?;
+        let payload = payload.get(len)?;
+        let frame = queue.recall(frame.ticket).ok_or_else(ring::stale)?;
+        queue.replace(frame, payload).map_err(|not| not.why)?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_flush(inspector: Option<&mut Inspector>) -> c_int {
+    guard(|| {
+        some(inspector)?.queue.flush();
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_fd(inspector: Option<&Inspector>) -> c_int {
+    guard(|| Ok(ring::fd(&inspector.ok_or(NO_INSPECTOR)?.queue)))
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_arm(inspector: Option<&mut Inspector>) -> c_int {
+    guard(|| Ok(some(inspector)?.queue.arm().into()))
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_disarm(inspector: Option<&mut Inspector>) -> c_int {
+    guard(|| {
+        some(inspector)?.queue.disarm()?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_stats(
+    inspector: Option<&Inspector>,
+    stats: Option<&mut MaybeUninit<RingStats>>,
+) -> c_int {
+    guard(|| {
+        let inspector = inspector.ok_or(NO_INSPECTOR)?;
+        let stats = stats.ok_or(Failure::null("there is no place for the statistics"))?;
+        stats.write(inspector.queue.stats().into());
+        Ok(0)
+    })
+}
+
+impl Frame {
+    fn new(queue: &Consumer, frame: towpath_ring::Frame) -> Self {
+        let payload = queue.payload(&frame);
+        let (payload, len) = (payload.as_ptr(), payload.len());
+        let header = *frame.header();
+        Self {
+            payload,
+            len,
+            time: header.time,
+            wire_len: header.wire_len,
+            kind: header.kind.0.into(),
+            queue: header.group,
+            mark: header.mark,
+            port: header.port,
+            hash: header.hash,
+            pid: header.pid,
+            uid: header.uid,
+            gid: header.gid,
+            lost: header.lost.into(),
+            link_type: header.layers.link,
+            network: header.layers.network,
+            data: header.layers.payload,
+            reserved: 0,
+            ticket: frame.into_ticket(),
+        }
+    }
+
+    fn id(&self) -> towpath_ring::FrameId {
+        towpath_ring::FrameId { lane: self.ticket.lane, seq: towpath_ring::Seq(self.ticket.seq) }
+    }
+}
+
+const NO_INSPECTOR: Failure = Failure::NULL_HANDLE;
+const NO_FRAME: Failure = Failure::NULL_FRAME;
+
+fn some(inspector: Option<&mut Inspector>) -> Result<&mut Inspector, Failure> {
+    inspector.ok_or(NO_INSPECTOR)
+}
+
+fn decide(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&Frame>,
+    answer: Answer,
+) -> Result<c_int, Failure> {
+    let queue = &mut some(inspector)?.queue;
+    let frame = frame.ok_or(NO_FRAME)?;
+    let frame = queue.recall(frame.ticket).ok_or_else(ring::stale)?;
+    queue.verdict(frame, answer);
+    Ok(0)
+}
+
+/// `enum towpath_verdict` in bits 0-7, `TOWPATH_FLOW`, and a queue in bits 16-31.
+fn answer(verdict: u32) -> Result<Answer, Failure> {
+    let queue = (verdict >> 16) as u16;
+    let named = match verdict as u8 {
+        1 => Verdict::Pass,
+        2 => Verdict::Drop,
+        3 => Verdict::Reject,
+        5 => Verdict::Queue(queue),
+        6 => Verdict::Repeat,
+        7 => Verdict::Hold,
+        _ => return Err(Failure::new(Errno::INVAL, "a verdict that there is not")),
+    };
+    let flags = verdict & 0xff00;
+    if flags & !FLOW != 0 || queue != 0 && !matches!(named, Verdict::Queue(_)) {
+        return Err(Failure::new(Errno::INVAL, "bits of a verdict that have no meaning"));
+    }
+    let answer = Answer::from(named);
+    Ok(if flags & FLOW != 0 { Answer { flags: Flags::FLOW, ..answer } } else { answer })
+}
+
+/// The answer, unless it is about one frame.
+fn about_many(verdict: u32) -> Result<Answer, Failure> {
+    let answer = answer(verdict)?;
+    if answer.verdict == Verdict::Hold {
+        return Err(Failure::new(Errno::INVAL, "frames are held one by one"));
+    }
+    Ok(answer)
+}

@@ -1,0 +1,279 @@
+//! `towpath_worker_*`: messages of a mux's connections, answers back.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+
+use rustix::io::Errno;
+use towpath_ring::{BUNDLE_MOST, Reply, Ticket, View};
+
+use crate::failure::{Failure, guard};
+use crate::foreign::{Bytes, Text};
+use crate::ring::{self, RingStats, Wait};
+
+/// `towpath_worker`.
+#[derive(Debug)]
+pub struct Worker {
+    worker: towpath_ring::Worker,
+}
+
+/// `struct towpath_connection`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Connection {
+    /// Which.
+    pub index: u32,
+    /// Which of those that had this index.
+    pub generation: u32,
+}
+
+/// `struct towpath_message`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Message {
+    /// Where the message is, until it is done.
+    pub bytes: *const u8,
+    /// Its length.
+    pub len: usize,
+    /// Where what the framing leaves is.
+    pub payload: *const u8,
+    /// Its length.
+    pub payload_len: usize,
+    /// Nanoseconds since the epoch.
+    pub time: u64,
+    /// Where it came from.
+    pub connection: Connection,
+    /// The framing's mark.
+    pub mark: u32,
+    /// The hash of what it is ordered by.
+    pub hash: u32,
+    /// What names it.
+    pub ticket: Ticket,
+}
+
+/// `towpath_work`.
+pub type Work = extern "C" fn(&Message, &mut Reply, *mut c_void);
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_attach(
+    path: Text,
+    name: Text,
+    worker: Option<&mut MaybeUninit<*mut Worker>>,
+) -> c_int {
+    guard(|| {
+        let into = worker.ok_or(Failure::null("there is no place for the worker"))?;
+        let (path, options) = ring::whereto(path.get(), name.get())?;
+        let mut worker = towpath_ring::Worker::attach(&*path, &options)?;
+        worker.queue().set_interruptible(true);
+        into.write(Box::into_raw(Box::new(Worker { worker })));
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_close(worker: Option<Box<Worker>>) {
+    guard(|| {
+        drop(worker);
+        Ok(0)
+    });
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_recv(
+    worker: Option<&mut Worker>,
+    message: Option<&mut MaybeUninit<Message>>,
+    timeout: c_int,
+) -> c_int {
+    guard(|| {
+        let worker = some(worker)?;
+        let into = message.ok_or(NO_MESSAGE)?;
+        let received = match Wait::from_millis(timeout)? {
+            Wait::Ever => worker.recv()?,
+            Wait::Most(timeout) => worker.recv_timeout(timeout)?,
+        };
+        let Some(message) = received else { return ring::nothing(worker.queue()) };
+        into.write(Message::new(worker, message));
+        Ok(1)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_reply(
+    worker: Option<&mut Worker>,
+    message: Option<&Message>,
+    bytes: Bytes,
+    len: usize,
+) -> c_int {
+    guard(|| {
+        let (worker, message) = recall(worker, message)?;
+        let bytes = bytes.get(len)?;
+        worker.reply(&message, bytes)?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_done(worker: Option<&mut Worker>, message: Option<&Message>) -> c_int {
+    guard(|| {
+        let (worker, message) = recall(worker, message)?;
+        worker.done(message);
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_send(
+    worker: Option<&mut Worker>,
+    connection: Option<&Connection>,
+    bytes: Bytes,
+    len: usize,
+) -> c_int {
+    guard(|| {
+        let worker = some(worker)?;
+        let bytes = bytes.get(len)?;
+        match connection {
+            Some(&Connection { index, generation }) => {
+                worker.forward(towpath_ring::Connection { index, generation }, bytes)?;
+            }
+            None => worker.send(bytes)?,
+        }
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_serve(
+    worker: Option<&mut Worker>,
+    at_once: c_uint,
+    work: Option<Work>,
+    context: *mut c_void,
+) -> c_int {
+    guard(|| {
+        let worker = some(worker)?;
+        let work = work.ok_or(Failure::null("the function is NULL"))?;
+        let at_once = at_once as usize;
+        if !(1..=BUNDLE_MOST).contains(&at_once) {
+            return Err(Failure::new(Errno::INVAL, "a worker takes 1 to 64 messages at once"));
+        }
+        worker.set_taking(at_once);
+        worker.serve(|view, reply| work(&Message::of(&view), reply, context))?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_reply_append(reply: Option<&mut Reply>, bytes: Bytes, len: usize) -> c_int {
+    guard(|| {
+        let reply = reply.ok_or(Failure::null("the reply is NULL"))?;
+        let bytes = bytes.get(len)?;
+        reply.extend_from_slice(bytes);
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_flush(worker: Option<&mut Worker>) -> c_int {
+    guard(|| {
+        some(worker)?.queue().flush();
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_fd(worker: Option<&Worker>) -> c_int {
+    guard(|| Ok(ring::fd(&worker.ok_or(Failure::NULL_HANDLE)?.worker)))
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_arm(worker: Option<&mut Worker>) -> c_int {
+    guard(|| Ok(some(worker)?.queue().arm().into()))
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_disarm(worker: Option<&mut Worker>) -> c_int {
+    guard(|| {
+        some(worker)?.queue().disarm()?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_stats(
+    worker: Option<&Worker>,
+    stats: Option<&mut MaybeUninit<RingStats>>,
+) -> c_int {
+    guard(|| {
+        let worker = worker.ok_or(Failure::NULL_HANDLE)?;
+        let stats = stats.ok_or(Failure::null("there is no place for the statistics"))?;
+        stats.write(worker.worker.stats().into());
+        Ok(0)
+    })
+}
+
+impl Message {
+    fn new(worker: &towpath_ring::Worker, message: towpath_ring::Message) -> Self {
+        let (bytes, payload) = (worker.bytes(&message), worker.payload(&message));
+        Self {
+            bytes: bytes.as_ptr(),
+            len: bytes.len(),
+            payload: payload.as_ptr(),
+            payload_len: payload.len(),
+            time: message.time(),
+            connection: message.connection().into(),
+            mark: message.mark(),
+            hash: message.hash(),
+            ticket: message.into_ticket(),
+        }
+    }
+
+    /// One that is done when the function that gets it returns: its ticket names nothing.
+    fn of(view: &View<'_>) -> Self {
+        let (bytes, payload) = (view.bytes(), view.payload());
+        Self {
+            bytes: bytes.as_ptr(),
+            len: bytes.len(),
+            payload: payload.as_ptr(),
+            payload_len: payload.len(),
+            time: view.time(),
+            connection: view.connection().into(),
+            mark: view.mark(),
+            hash: view.hash(),
+            ticket: Ticket { lane: u32::MAX, seq: 0, at: 0, generation: 0 },
+        }
+    }
+}
+
+impl From<towpath_ring::Connection> for Connection {
+    fn from(connection: towpath_ring::Connection) -> Self {
+        let towpath_ring::Connection { index, generation } = connection;
+        Self { index, generation }
+    }
+}
+
+const NO_MESSAGE: Failure = Failure::NULL_FRAME;
+
+fn some(worker: Option<&mut Worker>) -> Result<&mut towpath_ring::Worker, Failure> {
+    Ok(&mut worker.ok_or(Failure::NULL_HANDLE)?.worker)
+}
+
+fn recall<'a>(
+    worker: Option<&'a mut Worker>,
+    message: Option<&Message>,
+) -> Result<(&'a mut towpath_ring::Worker, towpath_ring::Message), Failure> {
+    let worker = some(worker)?;
+    let message = message.ok_or(NO_MESSAGE)?;
+    let message = worker.recall(message.ticket).ok_or_else(ring::stale)?;
+    Ok((worker, message))
+}

@@ -1,0 +1,131 @@
+/* A worker for the tests: `messages MODE` answers each line with itself. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+
+#include <towpath.h>
+
+static towpath_worker *worker;
+static volatile sig_atomic_t rang;
+
+static void check(int fits, const char *what)
+{
+    if (!fits) {
+        fprintf(stderr, "messages: %s: %s\n", what, towpath_error());
+        exit(1);
+    }
+}
+#define CHECK(what) check(what, #what)
+
+static void answer(const struct towpath_message *message)
+{
+    /* The framing strips the line's end, and leaves it in the message. */
+    CHECK(message->len == message->payload_len + 1 && message->bytes[message->len - 1] == '\n');
+    CHECK(memcmp(message->bytes, message->payload, message->payload_len) == 0);
+    CHECK(message->time > 0);
+    CHECK(towpath_worker_reply(worker, message, NULL, 1) == -EINVAL);
+    CHECK(towpath_worker_reply(worker, message, "a ", 2) == 0);
+    CHECK(towpath_worker_reply(worker, message, message->bytes, message->len) == 0);
+    CHECK(towpath_worker_send(worker, &message->connection, "sent\n", 5) == 0);
+    CHECK(towpath_worker_done(worker, message) == 0);
+    CHECK(towpath_worker_done(worker, message) == -ESTALE);
+    CHECK(towpath_worker_reply(worker, message, "late\n", 5) == -ESTALE);
+}
+
+static int waiting(void)
+{
+    struct towpath_message message;
+    int got;
+    CHECK(towpath_worker_recv(worker, &message, -2) == -EINVAL);
+    CHECK(towpath_worker_recv(worker, NULL, 0) == -EINVAL);
+    while ((got = towpath_worker_recv(worker, &message, -1)) == 1)
+        answer(&message);
+    return got;
+}
+
+static int looping(void)
+{
+    struct pollfd ready = {.fd = towpath_worker_fd(worker), .events = POLLIN};
+    CHECK(ready.fd >= 0);
+    for (;;) {
+        struct towpath_message message;
+        int armed = towpath_worker_arm(worker), got;
+        CHECK(armed >= 0);
+        if (armed)
+            CHECK(poll(&ready, 1, -1) >= 0);
+        CHECK(towpath_worker_disarm(worker) == 0);
+        while ((got = towpath_worker_recv(worker, &message, 0)) == 1)
+            answer(&message);
+        CHECK(towpath_worker_flush(worker) == 0);
+        if (got != -EAGAIN)
+            return got;
+    }
+}
+
+static void ring(int signal)
+{
+    (void)signal;
+    rang = 1;
+}
+
+/* Serves as `wait` does when a signal has ended one wait. */
+static int interrupted(void)
+{
+    struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    struct sigaction action;
+    struct towpath_message message;
+    int got;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = ring;
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    while ((got = towpath_worker_recv(worker, &message, -1)) == 1)
+        answer(&message);
+    CHECK(got == -EINTR && rang);
+    CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    return waiting();
+}
+
+static void serve_one(const struct towpath_message *message, towpath_reply *reply, void *context)
+{
+    ++*(int *)context;
+    CHECK(message->len == message->payload_len + 1);
+    CHECK(towpath_reply_append(reply, NULL, 1) == -EINVAL);
+    CHECK(towpath_reply_append(reply, NULL, 0) == 0);
+    CHECK(towpath_reply_append(reply, "a ", 2) == 0);
+    CHECK(towpath_reply_append(reply, message->bytes, message->len) == 0);
+    CHECK(towpath_reply_append(reply, "sent\n", 5) == 0);
+}
+
+static int serving(void)
+{
+    int count = 0;
+    CHECK(towpath_worker_serve(worker, 0, serve_one, &count) == -EINVAL);
+    CHECK(towpath_worker_serve(worker, 65, serve_one, &count) == -EINVAL);
+    CHECK(towpath_worker_serve(worker, 1, NULL, &count) == -EINVAL);
+    int ended = towpath_worker_serve(worker, 16, serve_one, &count);
+    struct towpath_ring_stats stats;
+    CHECK(towpath_worker_stats(worker, &stats) == 0 && (uint64_t)count >= stats.received);
+    return ended;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int (*run)(void);
+    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"serve", serving}};
+    CHECK(argc == 2);
+    CHECK(towpath_worker_attach(NULL, "messages", &worker) == 0);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (strcmp(modes[i].name, argv[1]) == 0) {
+            int ended = modes[i].run();
+            check(ended == 0, argv[1]);
+            towpath_worker_close(worker);
+            return 0;
+        }
+    check(0, "no such mode");
+}

@@ -1,0 +1,294 @@
+//! Programs in C, compiled against the header and the library, with real engines at the other end.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A directory with the library under the name that programs link, and what is compiled.
+struct Bench {
+    directory: tempfile::TempDir,
+}
+
+fn crate_path(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Where cargo puts this crate's library: beside this test.
+fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("this test");
+    test.with_file_name(name)
+}
+
+impl Bench {
+    /// None without a compiler.
+    fn new() -> Option<Self> {
+        if Command::new("cc").arg("--version").output().is_err() {
+            println!("no cc: programs in C are not tried");
+            return None;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        for (name, as_name) in
+            [("libtowpath_capi.so", "libtowpath.so"), ("libtowpath_capi.a", "static/libtowpath.a")]
+        {
+            let to = directory.path().join(as_name);
+            std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+            std::os::unix::fs::symlink(built(name), to).expect("a link");
+        }
+        Some(Self { directory })
+    }
+
+    fn compile(&self, source: &str, libraries: &[&str]) -> PathBuf {
+        let program = self.directory.path().join(Path::new(source).file_stem().expect("a name"));
+        let here = self.directory.path().display();
+        let output = Command::new("cc")
+            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-D_POSIX_C_SOURCE=200809L", "-I"])
+            .arg(crate_path("include"))
+            .arg(crate_path(source))
+            .arg("-o")
+            .arg(&program)
+            .arg(format!("-Wl,-rpath,{here}"))
+            .args(libraries)
+            .output()
+            .expect("cc starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        program
+    }
+
+    fn program(&self, source: &str) -> PathBuf {
+        self.compile(source, &[&format!("-L{}", self.directory.path().display()), "-ltowpath"])
+    }
+}
+
+/// The command line, which cargo builds where this crate's tests are; made if it is not there yet.
+fn towpath() -> Command {
+    let deps = std::env::current_exe().expect("this test");
+    let profile = deps.ancestors().nth(2).expect("target/PROFILE");
+    let program = profile.join("towpath");
+    if !program.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "towpath", "--bin", "towpath", "--target-dir"]);
+        cargo.arg(profile.parent().expect("target"));
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo starts");
+        assert!(status.success() && program.exists(), "towpath can be built");
+    }
+    Command::new(program)
+}
+
+#[test]
+fn what_is_refused() {
+    let Some(bench) = Bench::new() else { return };
+    let output = Command::new(bench.program("tests/refusals.c")).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn replay(rules: &Path, command: &str, mark: Option<&Path>) -> Value {
+    let mut replay = towpath();
+    replay.arg("replay").arg(crate_path("../../examples/office.pcap")).arg("--rules").arg(rules);
+    replay.args(["--json", "--deadline", "60", "--queue", &format!("1={command}")]);
+    if let Some(mark) = mark {
+        replay.env("TOWPATH_MARK", mark);
+    }
+    let output = replay.output().expect("towpath starts");
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("a report")
+}
+
+fn number(queue: &Value, key: &str) -> u64 {
+    queue[key].as_u64().unwrap_or_else(|| panic!("{key} of {queue}"))
+}
+
+#[test]
+fn an_inspector_in_c_decides_as_the_one_in_rust() {
+    let Some(bench) = Bench::new() else { return };
+    let rules = crate_path("../../examples/office.ipfw");
+    let inspector = bench.program("examples/inspector.c");
+    let ours = replay(&rules, &format!("{} password=", inspector.display()), None);
+    let peers = replay(&rules, "towpath inspect --queue 1 --match password= --verdict drop", None);
+    for key in ["packets", "passed", "dropped"] {
+        assert_eq!(ours[key], peers[key], "{key}");
+    }
+    let (ours, peers) = (&ours["queues"][0], &peers["queues"][0]);
+    for key in ["frames", "passed", "dropped", "lost"] {
+        assert_eq!(number(ours, key), number(peers, key), "{key}");
+    }
+    assert!(number(ours, "dropped") > 0 && number(ours, "passed") > 0);
+}
+
+#[test]
+fn verdicts_of_every_kind() {
+    let Some(bench) = Bench::new() else { return };
+    let rules = bench.directory.path().join("rules.ipfw");
+    std::fs::write(&rules, "add inspect 1 ip4 from any to any\nadd allow all from any to any\n")
+        .expect("rules");
+    let program = bench.program("tests/verdicts.c");
+    let mark = bench.directory.path().join("mark");
+    for mode in ["single", "upto", "hold", "upper", "loop"] {
+        let report = replay(&rules, &format!("{} {mode}", program.display()), Some(&mark));
+        let queue = &report["queues"][0];
+        let frames = number(queue, "frames");
+        let [passed, dropped, replaced, lost] =
+            ["passed", "dropped", "replaced", "lost"].map(|key| number(queue, key));
+        assert!(frames > 100 && lost == 0, "{mode}: {queue}");
+        match mode {
+            "single" => assert_eq!((dropped, passed), (frames.div_ceil(2), frames / 2)),
+            "upto" => assert!(dropped > 0 && passed == frames - dropped, "{queue}"),
+            "upper" => assert_eq!(replaced, frames),
+            _ => assert_eq!(passed, frames, "{mode}"),
+        }
+        std::fs::remove_file(&mark).unwrap_or_else(|_| panic!("{mode} did not come to its end"));
+    }
+}
+
+/// Lines whose end is no payload.
+const FRAMING: &str = r#"delimiter="\n" strip=delimiter"#;
+
+struct Front {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Front {
+    fn start(worker: &str) -> Self {
+        let mut child = towpath()
+            .args([
+                "mux",
+                "127.0.0.1:0",
+                "--framing",
+                FRAMING,
+                "--order",
+                "replies",
+                "--workers",
+                "2",
+                "--worker",
+            ])
+            .arg(worker)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("towpath starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        let address =
+            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
+        Self { child, stderr, address }
+    }
+
+    fn connect(&self) -> BufReader<TcpStream> {
+        let stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        BufReader::new(stream)
+    }
+
+    /// Drains it; what it said must be that all went well.
+    fn finish(mut self, messages: u64) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("a process");
+        kill_process(pid, Signal::TERM).expect("it is there");
+        let mut said = String::new();
+        self.stderr.read_to_string(&mut said).expect("text");
+        assert_eq!(self.child.wait().expect("its end").code(), Some(0), "{said}");
+        assert!(said.contains(&format!("{messages} messages: {messages} done")), "{said}");
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let mut said = String::new();
+            let _ = self.stderr.read_to_string(&mut said);
+            eprintln!("it said: {said}");
+        }
+    }
+}
+
+fn line(stream: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    stream.read_line(&mut line).expect("an answer");
+    line
+}
+
+#[test]
+fn messages_are_answered_in_c() {
+    let Some(bench) = Bench::new() else { return };
+    let program = bench.program("tests/messages.c");
+    for mode in ["wait", "loop", "signal", "serve"] {
+        let front = Front::start(&format!("{} {mode}", program.display()));
+        let mut stream = front.connect();
+        let long = "x".repeat(100_000);
+        for text in ["hello", "", &long] {
+            writeln!(stream.get_mut(), "{text}").expect("it is open");
+            let mut answers = [line(&mut stream), line(&mut stream)];
+            answers.sort();
+            assert_eq!(answers, [format!("a {text}\n"), "sent\n".into()], "{mode}");
+        }
+        let asked: String = (0..500).map(|n| format!("{n}\n")).collect();
+        stream.get_mut().write_all(asked.as_bytes()).expect("it is open");
+        let answers: Vec<String> =
+            (0..1000).map(|_| line(&mut stream)).filter(|line| line != "sent\n").collect();
+        let expected: Vec<String> = (0..500).map(|n| format!("a {n}\n")).collect();
+        assert_eq!(answers, expected, "{mode}");
+        drop(stream);
+        front.finish(503);
+    }
+}
+
+#[test]
+fn the_example_of_a_worker_in_both_ways_to_link() {
+    let Some(bench) = Bench::new() else { return };
+    let library = bench.directory.path().join("static/libtowpath.a").display().to_string();
+    // What the archive needs is in docs/c.md.
+    let linked = ["shared", "static"].map(|how| match how {
+        "static" => bench.compile(
+            "examples/worker.c",
+            &[&library, "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"],
+        ),
+        _ => bench.program("examples/worker.c"),
+    });
+    for program in linked {
+        let front = Front::start(&program.display().to_string());
+        let mut stream = front.connect();
+        stream.get_mut().write_all(b"hello\n").expect("it is open");
+        assert_eq!(line(&mut stream), "HELLO\n");
+        drop(stream);
+        front.finish(1);
+    }
+}
+
+#[test]
+fn what_is_installed_is_enough() {
+    let Some(bench) = Bench::new() else { return };
+    let prefix = bench.directory.path().join("installed");
+    let script = Command::new(crate_path("install")).arg(&prefix).arg(built("")).output().expect("sh");
+    assert!(script.status.success(), "{}", String::from_utf8_lossy(&script.stderr));
+    let config = std::fs::read_to_string(prefix.join("lib/pkgconfig/towpath.pc")).expect("towpath.pc");
+    assert!(config.contains(&format!("Version: {}\n", env!("CARGO_PKG_VERSION"))), "{config}");
+    // As pkg-config would: it may not be here.
+    let flags: Vec<&str> = config
+        .lines()
+        .filter_map(|line| line.strip_prefix("Cflags: ").or(line.strip_prefix("Libs: ")))
+        .flat_map(|flags| flags.split(' '))
+        .collect();
+    let program = prefix.join("refusals");
+    let output = Command::new("cc")
+        .arg(crate_path("tests/refusals.c"))
+        .arg("-D_GNU_SOURCE")
+        .arg("-o")
+        .arg(&program)
+        .args(flags)
+        .output()
+        .expect("cc");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let status =
+        Command::new(program).env("LD_LIBRARY_PATH", prefix.join("lib")).status().expect("it starts");
+    assert!(status.success());
+}

@@ -1,0 +1,71 @@
+/* What is refused, with its number and a sentence; no engine is needed. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <towpath.h>
+
+static int failures;
+
+static void expect(const char *what, int got, int wanted, const char *said)
+{
+    if (got == wanted && strstr(towpath_error(), said) != NULL)
+        return;
+    fprintf(stderr, "%s: %d instead of %d: %s\n", what, got, wanted, towpath_error());
+    failures++;
+}
+#define EXPECT(call, wanted, said) expect(#call, call, wanted, said)
+
+int main(void)
+{
+    towpath_inspector *inspector = NULL;
+    towpath_worker *worker = NULL;
+    struct towpath_frame frame;
+    struct towpath_message message;
+    struct towpath_ring_stats stats;
+
+    memset(&frame, 0, sizeof frame);
+    memset(&message, 0, sizeof message);
+    if (*towpath_error() != '\0' || strcmp(towpath_version(), TOWPATH_VERSION) != 0)
+        failures++;
+
+    unsetenv("TOWPATH_SOCKET");
+    EXPECT(towpath_inspector_attach(NULL, NULL, 0, &inspector), -EDESTADDRREQ, "TOWPATH_SOCKET is not set");
+    EXPECT(towpath_worker_attach(NULL, NULL, &worker), -EDESTADDRREQ, "TOWPATH_SOCKET is not set");
+    EXPECT(towpath_inspector_attach("/nonexistent/socket", "me", 0, &inspector), -ENOENT, "/nonexistent/socket");
+    EXPECT(towpath_worker_attach("/nonexistent/socket", "me", &worker), -ENOENT, "/nonexistent/socket");
+    EXPECT(towpath_inspector_attach("/nonexistent/socket", NULL, 2, &inspector), -EINVAL, "flags");
+    EXPECT(towpath_inspector_attach("/nonexistent/socket", NULL, 0, NULL), -EINVAL, "no place");
+    EXPECT(towpath_worker_attach("/nonexistent/socket", NULL, NULL), -EINVAL, "no place");
+    if (inspector != NULL || worker != NULL)
+        failures++;
+
+    EXPECT(towpath_inspector_recv(NULL, &frame, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_recv_batch(NULL, &frame, 1, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_verdict(NULL, &frame, TOWPATH_PASS), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_verdict_mark(NULL, &frame, TOWPATH_PASS, 0, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_verdict_upto(NULL, &frame, TOWPATH_PASS), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_verdict_all(NULL, TOWPATH_PASS), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_replace(NULL, &frame, "x", 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_flush(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_fd(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_arm(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_disarm(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_stats(NULL, &stats), -EINVAL, "handle is NULL");
+    towpath_inspector_close(NULL);
+
+    EXPECT(towpath_worker_recv(NULL, &message, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_reply(NULL, &message, "x", 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_done(NULL, &message), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_send(NULL, NULL, "x", 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_serve(NULL, 1, NULL, NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_reply_append(NULL, "x", 1), -EINVAL, "reply is NULL");
+    EXPECT(towpath_worker_flush(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_fd(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_arm(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_disarm(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_stats(NULL, &stats), -EINVAL, "handle is NULL");
+    towpath_worker_close(NULL);
+    return failures != 0;
+}
