@@ -35,6 +35,14 @@ impl Example {
     fn port(&self) -> &str {
         self.address.rsplit(':').next().expect("a port")
     }
+
+    /// What bash prints that runs this script with the port.
+    fn bash(&self, script: &str) -> String {
+        let output = Command::new("bash").args(["-c", script, "bash", self.port()]).output();
+        let output = output.expect("bash starts");
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).expect("text")
+    }
 }
 
 impl Drop for Example {
@@ -61,10 +69,18 @@ fn bash_hears_its_echo() {
     let Some(server) = Example::start("echo") else { return };
     // Two lines in one write, whose answers may come in any order, and one in two.
     let script = "exec 3<>/dev/tcp/127.0.0.1/$1; printf 'hello\nworld\nwho is' >&3; head -2 <&3 | sort; echo ' there' >&3; head -1 <&3";
-    let output = Command::new("bash").args(["-c", script, "bash", server.port()]).output();
-    let output = output.expect("bash starts");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\nworld\nwho is there\n");
-    assert!(output.status.success());
+    assert_eq!(server.bash(script), "hello\nworld\nwho is there\n");
+}
+
+/// Lines in capitals; one of them longer than the pieces that it is read in.
+#[test]
+fn bash_is_answered_by_handles() {
+    if !is_there("bash", &["--version"]) {
+        return;
+    }
+    let Some(server) = Example::start("socket") else { return };
+    let script = "exec 3<>/dev/tcp/127.0.0.1/$1; echo hello >&3; head -1 <&3; printf '%2000sx\n' >&3; head -1 <&3 | wc -c";
+    assert_eq!(server.bash(script), "HELLO\n2002\n");
 }
 
 #[test]

@@ -75,10 +75,10 @@ impl Server {
     /// When the server has a driver or workers already.
     pub fn driver(&self) -> io::Result<Driver> {
         let mut state = self.shared.lock();
-        if state.driven || !state.workers.is_empty() {
+        if state.driven || state.handles.is_some() || !state.workers.is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "the server has a driver or workers already",
+                "the server has a driver, workers or handles already",
             ));
         }
         state.driven = true;

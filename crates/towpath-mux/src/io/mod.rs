@@ -36,6 +36,7 @@ mod linger;
 mod link;
 mod listener;
 mod reader;
+mod socket;
 mod state;
 #[cfg(feature = "tokio")]
 mod stream;
@@ -74,6 +75,7 @@ pub use carrier::{Carrier, Carriers};
 pub use connector::{Connect, Connector};
 pub use driver::Driver;
 pub use listener::Arrivals;
+pub use socket::{Error, Flags, Kind, Received, Socket, To};
 pub use state::{Ended, Told};
 #[cfg(feature = "tokio")]
 pub use stream::{Messages, Reply};
@@ -257,11 +259,34 @@ impl Server {
     ///
     /// When the mux drains, or is full and bytes were read, or the system refuses to watch the descriptor.
     pub fn attach(&self, socket: impl Into<OwnedFd>, read: &[u8]) -> io::Result<psock::Id> {
+        self.attach_as(socket, None, read)
+    }
+
+    /// The same for a connection with a framing of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Server::attach`].
+    pub fn attach_framed(
+        &self,
+        socket: impl Into<OwnedFd>,
+        framing: Framing,
+        read: &[u8],
+    ) -> io::Result<psock::Id> {
+        self.attach_as(socket, Some(framing), read)
+    }
+
+    fn attach_as(
+        &self,
+        socket: impl Into<OwnedFd>,
+        framing: Option<Framing>,
+        read: &[u8],
+    ) -> io::Result<psock::Id> {
         let socket = socket.into();
         rustix::io::ioctl_fionbio(&socket, true)?;
         let link = Arc::new(Link::new(socket, None, None));
         let shared = &self.shared;
-        self.with(|state, work| state.attach_read(shared, link, None, read, work))
+        self.with(|state, work| state.attach_read(shared, link, None, (framing, read), work))
     }
 
     /// Attaches a connected stream socket when it has shaken hands, in either role. [`Server::poll_told`] says when that fails.

@@ -24,6 +24,7 @@ use super::sys::set_rcvlowat;
 use super::tls::{Shake, Tls};
 use super::tray::Tray;
 use crate::Time;
+use crate::framing::Framing;
 use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, Event, Message, Mux, Run, Transmit, Undelivered, psock, worker};
 
@@ -117,6 +118,10 @@ pub(super) struct State {
     pub(super) turns: u64,
     pub(super) ended: VecDeque<Ended>,
     pub(super) told: VecDeque<Told>,
+    /// Open handles ([`super::Socket`]), once there was one; then a thread has the sockets.
+    pub(super) handles: Option<usize>,
+    /// Threads that wait for something to change.
+    pub(super) callers: Vec<Thread>,
     /// A [`super::Driver`] leads, and has the workers.
     pub(super) driven: bool,
     /// While its workers do short messages, answers of a connection leave together when all is done that it asked, or after some
@@ -246,6 +251,8 @@ impl State {
             turns: 0,
             ended: VecDeque::new(),
             told: VecDeque::new(),
+            handles: None,
+            callers: Vec::new(),
             driven: false,
             gathers: false,
             wanted: false,
@@ -255,18 +262,20 @@ impl State {
         }
     }
 
-    /// Attaches a connection. When that fails it is closed.
+    /// Attaches a connection, with a framing of its own or the server's. When that fails it is closed.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,
         link: Arc<Link>,
         keeper: Option<Sender<News>>,
+        framing: Option<Framing>,
         work: &mut Work,
     ) -> io::Result<psock::Id> {
         let now = shared.now();
+        let framing = framing.unwrap_or_else(|| shared.framing.clone());
         let attached = self
             .mux
-            .attach(shared.framing.clone(), shared.limits, now)
+            .attach(framing, shared.limits, now)
             .map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error));
         let watched = attached.and_then(|id| {
             let interest = flags(Interest { read: true, write: false });
@@ -305,7 +314,7 @@ impl State {
     ) -> io::Result<()> {
         let Some(tls) = tls else {
             let link = Arc::new(Link::new(fd, None, entry));
-            return self.attach(shared, link, keeper, work).map(drop);
+            return self.attach(shared, link, keeper, None, work).map(drop);
         };
         // Whatever goes wrong, the descriptor and the entry are in a link, which is closed without the mutex.
         let (session, wrong) = match tls.session() {
@@ -364,7 +373,7 @@ impl State {
             Shake::Done => {
                 let Some(Shaking { link, keeper, .. }) = self.handshakes.take(key) else { return };
                 let (early, over) = link.early();
-                match self.attach_read(shared, link, keeper.clone(), &early, work) {
+                match self.attach_read(shared, link, keeper.clone(), (None, &early), work) {
                     Ok(id) if over => self.mux.handle_eof(id, shared.now()),
                     Ok(_) => {}
                     Err(_) => {
@@ -396,14 +405,14 @@ impl State {
         shared: &Shared,
         link: Arc<Link>,
         keeper: Option<Sender<News>>,
-        read: &[u8],
+        (framing, read): (Option<Framing>, &[u8]),
         work: &mut Work,
     ) -> io::Result<psock::Id> {
         if !read.is_empty() && self.mux.is_full() {
             self.close(shared, link, work);
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the mux is full"));
         }
-        let id = self.attach(shared, link, keeper, work)?;
+        let id = self.attach(shared, link, keeper, framing, work)?;
         if !read.is_empty() {
             self.mux.handle_bytes(id, read, shared.now());
         }
@@ -514,6 +523,7 @@ impl State {
             }
             false
         });
+        work.wakes.append(&mut self.callers);
     }
 
     /// The same, but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
@@ -549,13 +559,24 @@ impl State {
             }
         }
         if self.drained && !self.closed && self.lingers.is_empty() {
-            self.closed = true;
-            work.ring = true;
-            for seat in self.workers.values() {
-                work.wakes.extend(seat.thread.clone());
-            }
+            self.give_up(work);
         }
         self.rouse(work);
+    }
+
+    /// Nothing more comes: all are told.
+    pub(super) fn give_up(&mut self, work: &mut Work) {
+        self.closed = true;
+        work.ring = true;
+        work.wakes.append(&mut self.callers);
+        for seat in self.workers.values() {
+            work.wakes.extend(seat.thread.clone());
+        }
+    }
+
+    /// A message of a handle that was closed before there was room for it.
+    pub(super) fn undelivered(&mut self, bytes: Bytes, work: &mut Work) {
+        self.tell(Told::Undelivered(Undelivered { bytes, left: 0 }), work);
     }
 
     /// Has whoever sleeps over the sockets look again, if something is due sooner than it knew of.

@@ -66,8 +66,8 @@ impl Worker {
         if state.closed {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux has drained"));
         }
-        if state.driven {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the server has a driver"));
+        if state.driven || state.handles.is_some() {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the server has a driver or handles"));
         }
         let (credit, wake_cost) = (state.mux.config().batch, state.mux.config().wake_cost);
         let id = state.mux.clone_worker(credit, now);

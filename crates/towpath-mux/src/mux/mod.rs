@@ -21,6 +21,8 @@ mod body;
 mod config;
 mod ending;
 mod event;
+#[cfg(feature = "io")]
+mod handle;
 mod message;
 mod order;
 mod pool;

@@ -389,14 +389,14 @@ impl Mux {
     }
 
     /// A message is not with a worker any more.
-    fn unhold(&mut self, ticket: Ticket) {
+    pub(super) fn unhold(&mut self, ticket: Ticket) {
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
         psock.in_hand -= 1;
         psock.stats.unreserved += u64::from(psock.in_hand == 0);
     }
 
     /// A message is done with: what waited behind it goes on.
-    fn finish(&mut self, message: &Message) {
+    pub(super) fn finish(&mut self, message: &Message) {
         let ticket = message.ticket;
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
         psock.outstanding -= 1;

@@ -54,12 +54,12 @@ fn listeners_go_on_when_a_descriptor_comes_back_or_a_moment_later() {
     assert_eq!(state.listeners.due(), None, "a handshake took too long");
 
     starve(shared, &mut state, &mut work);
-    assert!(state.attach(shared, Arc::new(Link::new(file(), None, None)), None, &mut work).is_err());
+    assert!(state.attach(shared, Arc::new(Link::new(file(), None, None)), None, None, &mut work).is_err());
     assert_eq!(state.listeners.due(), None, "a connection could not be attached");
 
     starve(shared, &mut state, &mut work);
     let (fd, _peer) = connection();
-    let id = state.attach(shared, Arc::new(Link::new(fd, None, None)), None, &mut work).expect("epoll");
+    let id = state.attach(shared, Arc::new(Link::new(fd, None, None)), None, None, &mut work).expect("epoll");
     let now = shared.now();
     state.mux.drain_psock(id, Some(now), now);
     state.pump(shared, &mut work);
@@ -461,7 +461,7 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
     peer.set_nonblocking(true).expect("a socket");
     let shared = Arc::clone(&server.shared);
     let psock = server
-        .with(|state, work| state.attach(&shared, Arc::new(Link::new(fd, None, None)), None, work))
+        .with(|state, work| state.attach(&shared, Arc::new(Link::new(fd, None, None)), None, None, work))
         .expect("epoll");
     let (worker, mut batch) = driver.change(|mux, mut now| {
         // What it knows of them: they take a microsecond.

@@ -1,0 +1,62 @@
+//! What a handle with a queue of its own asks of the core, beside what every worker does (feature `io`).
+
+use super::event::{Event, SendError};
+use super::message::{Message, Ticket};
+use super::{Mux, psock, worker};
+use crate::Time;
+
+impl Mux {
+    /// As [`Mux::poll_batch`], but the worker holds `most` messages afterwards, or what it held before.
+    pub(crate) fn poll_few(
+        &mut self,
+        id: worker::Id,
+        most: usize,
+        now: Time,
+        batch: &mut Vec<Message>,
+    ) -> usize {
+        let Some(worker) = self.workers.get_mut(id) else { return 0 };
+        let credit = worker.credit;
+        worker.credit = credit.min(most);
+        let given = self.poll_batch(id, now, batch);
+        if let Some(worker) = self.workers.get_mut(id) {
+            worker.credit = credit;
+        }
+        given
+    }
+
+    /// Whether a message may be sent now to this connection, or in connected mode to any. When it may not be because too much
+    /// waits, [`Event::Room`] says that one of any has room again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mux::forward`] and [`Mux::send`]; and [`SendError::Full`] for a connection whose peer does not take what is sent to it.
+    pub(crate) fn room_for(&mut self, psock: Option<psock::Id>) -> Result<(), SendError> {
+        if let Some(id) = psock {
+            let psock = self.psocks.get(id).filter(|psock| psock.is_open()).ok_or(SendError::Gone)?;
+            return if psock.send_full { Err(SendError::Full) } else { Ok(()) };
+        }
+        let &(waits, _) = self.least.first().ok_or(SendError::NotConnected)?;
+        if waits >= self.config.send_bytes.high {
+            self.wants_room = true;
+            return Err(SendError::Full);
+        }
+        Ok(())
+    }
+
+    /// The connection with the least to send, however much that is: for what is the last of its sender.
+    pub(crate) fn least_to_send(&self) -> Option<psock::Id> {
+        self.least.first().map(|&(_, id)| id)
+    }
+
+    /// Nobody will do this message, which the worker holds: it comes back as [`Event::Undone`].
+    pub(crate) fn give_up(&mut self, id: worker::Id, ticket: Ticket, now: Time) {
+        self.now = self.now.max(now);
+        let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.take(ticket)) else { return };
+        self.totals.in_hand -= 1;
+        self.totals.undone += 1;
+        self.unhold(ticket);
+        self.finish(&held.message);
+        self.events.push_back(Event::Undone(held.message));
+        self.check_left(id);
+    }
+}
