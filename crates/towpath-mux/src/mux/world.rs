@@ -12,6 +12,7 @@
 //! At the end everything is let go on, and all that arrived must have been done once, or come back.
 
 mod act;
+mod row;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -45,6 +46,8 @@ struct Hand {
     enabled: bool,
     /// It was disabled or is to leave, so its connections may have got another worker.
     moved: bool,
+    /// When it is taken for dead.
+    deadline: Option<Time>,
 }
 
 impl Hand {
@@ -196,6 +199,9 @@ impl World {
             (Act::Eof, Some(id)) => self.mux.handle_eof(id, now),
             (Act::Reset, Some(id)) => self.mux.handle_error(id, 104, now),
             (Act::Unattach, Some(id)) => self.mux.unattach(id, None, now),
+            (Act::UnattachBy, Some(id)) => {
+                self.mux.unattach(id, Some(now + Duration::from_millis(much as u64)), now);
+            }
             (Act::DeadlineDrain, Some(id)) => {
                 self.mux.drain_psock(id, Some(now + Duration::from_millis(much as u64)), now);
             }
@@ -206,10 +212,7 @@ impl World {
                 self.transmit(whom % self.peers.len(), much, Outcome::Failed(32));
             }
             (Act::Clone, _) => self.clone_worker(1 + much % 5),
-            (Act::Pass, _) => {
-                self.now = now + Duration::from_micros(1 << (much % 24));
-                self.mux.handle_timeout(self.now);
-            }
+            (Act::Pass, _) => self.pass(Duration::from_micros(1 << (much % 24))),
             (Act::Send, _) if self.config.connected => self.send(),
             (act, _) if !self.hands.is_empty() => self.hand(act, whom % self.hands.len(), much),
             _ => {}
@@ -234,25 +237,19 @@ impl World {
                 self.hands[at].moved = true;
                 self.mux.disable(id, !much.is_multiple_of(2), now);
             }
-            Act::Leave => {
-                self.hands[at].enabled = false;
-                self.hands[at].moved = true;
-                self.mux.leave(id, None, now);
+            Act::Leave => self.leave(at, None),
+            Act::LeaveBy => self.leave(at, Some(now + Duration::from_millis(much as u64))),
+            Act::PollAtMost => self.poll_at_most(at, much % 9),
+            Act::DoneRow => {
+                let count = self.hands.len();
+                let busy =
+                    (0..count).map(|more| (at + more) % count).find(|&at| !self.hands[at].batch.is_empty());
+                busy.into_iter().for_each(|at| self.done_row(at, much));
             }
             Act::Die => {
                 self.hand_back_but(at, much);
-                let hand = self.hands.remove(at);
-                for ticket in hand.run.iter().flat_map(Run::rest) {
-                    self.places.insert(ticket, Place::Waits);
-                }
-                for message in &hand.batch {
-                    self.places.insert(message.ticket(), Place::Waits);
-                }
-                let answered: Vec<_> =
-                    hand.batch.iter().filter(|message| self.tried.contains(&message.ticket())).collect();
-                for message in answered {
-                    self.places.insert(message.ticket(), Place::Done);
-                }
+                self.lost(at);
+                self.hands.remove(at);
                 self.mux.handle_worker_died(id, now);
             }
             _ => {}
@@ -326,9 +323,8 @@ impl World {
     fn clone_worker(&mut self, credit: usize) {
         if self.hands.len() < HANDS {
             let id = self.mux.clone_worker(credit, self.now);
-            let hand =
-                Hand { id, batch: VecDeque::new(), run: None, asks: true, enabled: true, moved: false };
-            self.hands.push(hand);
+            let (batch, run, deadline) = (VecDeque::new(), None, None);
+            self.hands.push(Hand { id, batch, run, asks: true, enabled: true, moved: false, deadline });
         }
     }
 

@@ -26,9 +26,13 @@ pub(super) enum Act {
     Pass,
     Send,
     DeadlineDrain,
+    UnattachBy,
+    LeaveBy,
+    PollAtMost,
+    DoneRow,
 }
 
-pub(super) const ACTS: [Act; 32] = [
+pub(super) const ACTS: [Act; 38] = [
     Act::Attach,
     Act::Arrive,
     Act::Flood,
@@ -49,6 +53,10 @@ pub(super) const ACTS: [Act; 32] = [
     Act::Pass,
     Act::Send,
     Act::DeadlineDrain,
+    Act::UnattachBy,
+    Act::LeaveBy,
+    Act::PollAtMost,
+    Act::DoneRow,
     // What happens often, oftener.
     Act::Arrive,
     Act::Arrive,
@@ -62,4 +70,6 @@ pub(super) const ACTS: [Act; 32] = [
     Act::Transmit,
     Act::Transmit,
     Act::Send,
+    Act::PollAtMost,
+    Act::DoneRow,
 ];
