@@ -375,6 +375,34 @@ fn draining_answers_what_was_asked() {
 }
 
 #[test]
+fn a_worker_that_dies_while_the_front_drains_is_started_again() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let directory = tempfile::tempdir().expect("a directory");
+    let wait = format!("wait {}", gate.local_addr().expect("an address"));
+    let die = format!("die once {}", directory.path().join("mark").display());
+    let both = [&wait, &die].map(|body| message(body.as_bytes())).concat();
+    stream.write_all(&both).expect("open");
+    let (holder, _) = gate.accept().expect("the worker");
+    front.signal(Signal::TERM);
+    while TcpStream::connect(&front.address).is_ok() {
+        thread::yield_now();
+    }
+    drop(holder);
+    let answers = [wait, die].map(|body| {
+        let answered = answer(&mut stream).expect("an answer");
+        let (pid, echo) = split(&answered);
+        assert_eq!(echo, body.as_bytes());
+        pid
+    });
+    assert_ne!(answers[0], answers[1], "the only one died with the second");
+    let (code, errors) = front.ended();
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains(" 1 workers started again"), "{errors}");
+}
+
+#[test]
 fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
     let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
     let mut stream = front.connect();

@@ -224,6 +224,11 @@ impl Mux {
         self.totals.queued
     }
 
+    /// Whether any message waits for a worker, or is with one.
+    pub const fn has_work(&self) -> bool {
+        self.totals.queued + self.totals.in_hand > 0
+    }
+
     /// Messages of a connection that are not done.
     #[cfg(feature = "io")]
     pub(crate) fn outstanding(&self, id: super::psock::Id) -> usize {

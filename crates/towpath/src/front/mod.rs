@@ -367,10 +367,16 @@ impl Front {
     /// Processes that attached or ended, restarts that are due, replacements that may go on.
     fn look_after_seats(&mut self) {
         let (now, clock) = (Instant::now(), self.now());
-        for seat in &mut self.seats {
-            seat.look(&mut self.driver, &mut self.returns, now, clock);
-            if seat.is_due(now) && self.draining.is_none() {
-                seat.start(&self.config.command, &self.driver, now);
+        let Self { driver, seats, draining, .. } = self;
+        for seat in seats {
+            seat.look(driver, &mut self.returns, now, clock);
+            if !seat.is_due(now) {
+                continue;
+            }
+            // Nothing is read while it drains: what nobody holds or waits with then needs nobody any more.
+            match draining.is_none() || driver.server().look(Mux::has_work) {
+                true => seat.start(&self.config.command, driver, now),
+                false => seat.stay_empty(),
             }
         }
         let Some(at) = self.replacing else { return };
@@ -402,6 +408,8 @@ impl Front {
                 Signal::End if self.draining.is_some() => return true,
                 Signal::End => {
                     self.draining = Some(Instant::now() + self.config.drain + MOMENT);
+                    // One that has been begun comes to its end.
+                    self.replacing = None;
                     self.driver.server().drain(Some(self.config.drain));
                 }
             }

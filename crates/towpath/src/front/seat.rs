@@ -124,10 +124,14 @@ impl Seat {
             match next.look(driver, now) {
                 Ok(Look::Same) => {}
                 Ok(Look::Attached) => {
-                    if let Some(old) = &mut self.process {
-                        old.leave(driver, self.patience, clock);
+                    match std::mem::replace(&mut self.process, self.next.take()) {
+                        Some(mut old) if old.is_attached() => {
+                            old.leave(driver, self.patience, clock);
+                            self.old = Some(old);
+                        }
+                        // One that was started and has not attached has nothing to do first; among the gone it is killed.
+                        old => self.gone.extend(old),
                     }
-                    self.old = std::mem::replace(&mut self.process, self.next.take());
                     (self.again, self.failures) = (None, 0);
                 }
                 Ok(Look::Gone(ending)) | Err(ending) => {
@@ -194,6 +198,11 @@ impl Seat {
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.again.is_some_and(|again| again <= now) && self.process.is_none() && self.next.is_none()
+    }
+
+    /// No other process is started, since there is nothing left for one to do.
+    pub(super) const fn stay_empty(&mut self) {
+        self.again = None;
     }
 
     pub(super) const fn restarts(&self) -> u64 {
@@ -472,6 +481,28 @@ pub(super) mod tests {
         scene.look(late);
         assert!(!scene.seat.is_replacing() && scene.seat.was_kept());
         assert!(scene.seat.is_due(late + AGAIN_MOST), "another one is started");
+    }
+
+    #[test]
+    fn a_process_that_has_not_attached_when_its_replacement_has_is_killed() {
+        let mut scene = Scene::new();
+        let now = Instant::now();
+        scene.detached(now);
+        let sleep = ["sleep", "1000"].map(str::to_owned);
+        scene.seat.start(&sleep, &scene.driver, now);
+        let late = scene.seat.process.as_ref().unwrap().pid();
+        scene.seat.replace(&sleep, &scene.driver, Duration::ZERO, now);
+        let path = scene.directory.path().join("worker-0-2.sock");
+        let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
+        while !scene.seat.is_attached() {
+            scene.look(now);
+        }
+        assert!(!scene.seat.is_replacing(), "the next seat may be replaced, and this one again");
+        // The one that detached has time to end; that one has not.
+        scene.until_gone(1, now);
+        assert!(!is_alive(late));
+        assert_eq!(scene.driver.change(|mux, _| mux.show().workers.len()), 1, "the core knows of no other");
+        drop(attach.join().unwrap());
     }
 
     #[test]
