@@ -22,6 +22,7 @@ mod error;
 mod flight;
 mod limits;
 mod locked;
+mod moderation;
 mod notification;
 #[cfg(any(test, feature = "test-util"))]
 pub mod ops;

@@ -14,6 +14,7 @@ use crate::engine::{Choice, Config, Engine, Kind};
 use crate::error::{SendError, Unarmed};
 use crate::limits::Limits;
 use crate::locked::LockedMemory;
+use crate::moderation::Moderation;
 use crate::notification::{Event, ExtendedError, parse};
 use crate::policy::Mode;
 use crate::pump::{Backend, Done, Pump, Remains, Turn};
@@ -242,6 +243,7 @@ pub struct Sender {
     gather: u64,
     batch: usize,
     stall: Option<Duration>,
+    moderation: Moderation,
 }
 
 /// How a connection ended.
@@ -273,6 +275,7 @@ impl Sender {
             gather: options.gather as u64,
             batch: options.batch,
             stall: options.stall,
+            moderation: Moderation::new(),
         })
     }
 
@@ -466,6 +469,7 @@ impl Sender {
     /// Waits until the socket may have something for us. Whether it is worth another turn: completions alone do not make room
     /// in a socket that is full.
     fn wait(&mut self, turn: Turn, most: Option<Duration>) -> Result<bool, SendError> {
+        let most = if turn == Turn::Full { self.moderate(most) } else { most };
         // POLLERR and POLLHUP come without being asked for; completions are POLLERR.
         let (events, most) = match turn {
             Turn::Full => (PollFlags::OUT, most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
@@ -496,6 +500,20 @@ impl Sender {
                 Ok(true)
             }
         }
+    }
+
+    /// Leaves a full socket alone for a while, so that not every completion wakes us. What is left of `most`.
+    fn moderate(&mut self, most: Option<Duration>) -> Option<Duration> {
+        let Some(pause) = self.moderation.pause().filter(|_| self.pump.engine.outstanding() > 0) else {
+            return most;
+        };
+        let pause = most.map_or(pause, |most| most.min(pause));
+        let fd = self.pump.backend.fd.as_fd();
+        let Some(before) = sys::queued(fd) else { return most };
+        std::thread::sleep(pause);
+        let now = sys::queued(self.pump.backend.fd.as_fd()).unwrap_or(0);
+        self.moderation.handle_slept(before, now);
+        most.map(|most| most.saturating_sub(pause))
     }
 }
 

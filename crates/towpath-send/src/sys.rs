@@ -181,6 +181,14 @@ pub(crate) fn acked(socket: BorrowedFd<'_>) -> Option<u64> {
     Some(u64::from_ne_bytes(*info[..len].get(TCPI_BYTES_ACKED..)?.first_chunk()?))
 }
 
+/// Bytes that the socket holds: not sent, or sent and not acknowledged (SIOCOUTQ, tcp(7)).
+pub(crate) fn queued(socket: BorrowedFd<'_>) -> Option<u64> {
+    let mut bytes: c_int = 0;
+    // SAFETY: the kernel writes one int into `bytes`, which lives until the call returns.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    u64::try_from(bytes).ok().filter(|_| done == 0)
+}
+
 fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     let len = size_of::<c_int>() as socklen_t;
     // SAFETY: the kernel reads `len` bytes of `value`, which lives until the call returns.
