@@ -27,6 +27,11 @@ impl Front {
         Self::start_with(how, &["--workers", "1"])
     }
 
+    /// A connection stays with its worker.
+    fn sticky(how: &str) -> Self {
+        Self::start_with(how, &["--workers", "2", "--order", "sticky"])
+    }
+
     fn start_with(how: &str, more: &[&str]) -> Self {
         let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
         let directory = tempfile::tempdir().expect("a directory");
@@ -126,10 +131,11 @@ const LENGTHS: [usize; 9] = [1, 100_000, 16, 16_384, 0, 300_000, 65_536, 5, 1_00
 
 #[test]
 fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
-    let starts: [fn(&str) -> Front; 2] = [Front::start, Front::alone];
+    let starts: [(fn(&str) -> Front, bool); 3] =
+        [(Front::start, false), (Front::alone, true), (Front::sticky, true)];
     let hows = ["zerocopy", "adaptive", "plain"];
-    for (how, alone) in hows.into_iter().flat_map(|how| [(how, false), (how, true)]) {
-        let front = starts[usize::from(alone)](how);
+    for (how, (start, alone)) in hows.into_iter().flat_map(|how| starts.map(|start| (how, start))) {
+        let front = start(how);
         let mut streams = [front.connect(), front.connect()];
         for round in 0..5 {
             let lengths: Vec<_> =
@@ -170,7 +176,7 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
 
 #[test]
 fn a_peer_that_does_not_read_costs_its_own_answers_only() {
-    for front in [Front::start("zerocopy"), Front::alone("zerocopy")] {
+    for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
         stuck_peer(&front);
     }
 }
@@ -197,7 +203,12 @@ fn stuck_peer(front: &Front) {
 
 #[test]
 fn a_worker_that_is_killed_leaves_what_it_had_answered() {
-    let front = Front::alone("zerocopy");
+    for front in [Front::alone("zerocopy"), Front::sticky("zerocopy")] {
+        killed_worker(&front);
+    }
+}
+
+fn killed_worker(front: &Front) {
     let stuck = front.connect();
     // More than the peer's window takes, and what is lent of it is a quarter of the worker's frames.
     let asked: Vec<_> = (0..60).map(|number| (number, 100_000)).collect();
@@ -205,18 +216,17 @@ fn a_worker_that_is_killed_leaves_what_it_had_answered() {
     front.until(|send| {
         send["lent_bytes"].as_u64() > Some(0) && send["senders"][0]["pinned"].as_u64() > Some(0)
     });
-    let mut other = front.connect();
-    ask(&mut other, 0, 200_000);
-    let worker = answer(&mut other, 0, 200_000);
+    // Its answers: of the worker that is then killed, whichever it is, and of the next.
+    let mut stuck = stuck;
+    let worker = answer(&mut stuck, asked[0].0, asked[0].1);
     let killed = Command::new("kill").args(["-9", &worker]).status().expect("kill");
     assert!(killed.success());
+    let mut other = front.connect();
     ask(&mut other, 1, 200_000);
     assert_ne!(answer(&mut other, 1, 200_000), worker, "another one sits there");
     // Its memory is gone, but what was lent of it is not.
-    let mut stuck = stuck;
-    for (number, len) in asked {
-        answer(&mut stuck, number, len);
-    }
+    let workers: Vec<_> = asked[1..].iter().map(|&(number, len)| answer(&mut stuck, number, len)).collect();
+    assert!(workers.contains(&worker), "what it had answered is there");
     asker.join().expect("everything was read");
     front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
 }
@@ -279,7 +289,7 @@ fn a_worker_has_its_frames_back() {
 #[test]
 fn a_front_that_is_killed_has_sent_nothing_wrong() {
     // The kernel sends from the front's memory, and from the worker's.
-    for front in [Front::start("zerocopy"), Front::alone("zerocopy")] {
+    for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
         killed(front);
     }
 }

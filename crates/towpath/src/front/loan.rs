@@ -1,7 +1,9 @@
 //! Answers that leave from where their worker wrote them: its TX frames, lent until the kernel is done with them.
 //!
-//! Only on connections that one worker alone holds (DESIGN.md, rule 1 and its exception): it can spoil its own answer then, and
-//! nobody else's. Nothing here looks at the bytes; what has to be looked at, for TLS or because there is no other way out, is copied.
+//! Only on connections that one worker alone holds (DESIGN.md, rule 1 and its exception): where there is one worker, or where all
+//! messages of a connection go to the same ([`Order::Sticky`](towpath_mux::mux::Order::Sticky)). A connection gets another worker only when
+//! the one before has nothing of it in hand: what that has lent is behind it then, and whole answers of its own, so that it can spoil
+//! nothing else by it. Nothing here looks at the bytes; what has to be looked at, for TLS or because there is no other way out, is copied.
 //!
 //! A frame is out from [`Loans::lend`] until the last of those who have it (the multiplexor, the sender, a quarantine) drops it,
 //! and is then told to its client by [`Loans::give_back`]. When the client is gone before that, nobody is told: the memory stays

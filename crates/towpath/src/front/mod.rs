@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Server, Told};
-use towpath_mux::mux::{Cause, Mux, SendError};
+use towpath_mux::mux::{Cause, Mux, Order, SendError};
 use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
@@ -202,8 +202,9 @@ impl Front {
         let start = Instant::now();
         let senders = Senders::new(config.send, config.send_check);
         server.set_carriers(Arc::new(senders.clone()));
-        // With several workers what one answers goes out beside what others do, or forward to its connection.
-        let lends = config.workers.get() == 1 && config.send != Choice::Plain;
+        // Else what one worker answers goes out beside what others do.
+        let alone = config.workers.get() == 1 || driver.change(|mux, _| mux.config().order) == Order::Sticky;
+        let lends = alone && config.send != Choice::Plain;
         let seats =
             (0..config.workers.get()).map(|number| Seat::new(number, directory.path(), lends)).collect();
         let returns = Returns::new(config.drain);

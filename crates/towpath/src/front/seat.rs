@@ -23,7 +23,8 @@ const GONE: usize = 8;
 pub(super) struct Seat {
     number: usize,
     directory: PathBuf,
-    /// It is the only one: it alone holds the connections, and its answers may leave from its own memory.
+    /// Its connections are held by nobody else, and its answers may leave from its own memory: it is the only one, or a connection stays
+    /// with its worker.
     lends: bool,
     /// Processes that were started here.
     starts: u64,

@@ -2,7 +2,7 @@
 //!
 //! Where a connection is shared by several workers, an answer's frame is copied once, as every answer is (DESIGN.md, rule 1 and its
 //! exception), and given back, and the kernel sends from the copy, which is freed at its completion. On a connection that one worker
-//! alone holds the kernel sends from the worker's frame (`loan.rs`), which goes back to the worker at its completion.
+//! alone holds (there is no other, or the order is sticky) the kernel sends from the worker's frame (`loan.rs`), which goes back to the worker at its completion.
 //!
 //! A connection that ended with answers in flight lingers here: its socket was shut, not closed, so that completions still come.
 //! A peer that reads, however slowly, gets all of it; one that acknowledges nothing for [`LINGER`] is reset, as the oldest is when
@@ -289,6 +289,10 @@ impl Carrier for Connection {
         let Some(sender) = &mut *sender else { return Outcome::Failed(broken()) };
         // What it has and could not hand over is at the front of what is to be sent.
         let mut ahead = sender.unsent();
+        if ahead == 0 && !transmit.has_long(LEAST) {
+            // Nothing long: no buffers are made of it.
+            return plain(sender.as_fd(), transmit);
+        }
         let mut pushed = ahead;
         for (body, left) in transmit.pieces() {
             let len = (body.len() - left) as u64;
