@@ -131,8 +131,8 @@ const LENGTHS: [usize; 9] = [1, 100_000, 16, 16_384, 0, 300_000, 65_536, 5, 1_00
 
 #[test]
 fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
-    let starts: [(fn(&str) -> Front, bool); 3] =
-        [(Front::start, false), (Front::alone, true), (Front::sticky, true)];
+    type Start = fn(&str) -> Front;
+    let starts: [(Start, bool); 3] = [(Front::start, false), (Front::alone, true), (Front::sticky, true)];
     let hows = ["zerocopy", "adaptive", "plain"];
     for (how, (start, alone)) in hows.into_iter().flat_map(|how| starts.map(|start| (how, start))) {
         let front = start(how);
