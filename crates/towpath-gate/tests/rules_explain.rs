@@ -1,6 +1,6 @@
 //! `explain` says what the walk does, and changes nothing; `reload` changes everything in one step.
 
-use towpath_gate::gate::{Diff, Dir, Gate, Ports, StatePolicy, Step, Walk, Written};
+use towpath_gate::gate::{Diff, Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Cursor, Settings};
 use towpath_gate::{Time, wire};
@@ -237,14 +237,41 @@ fn a_recheck_in_pieces_drops_the_same() {
     assert_eq!(dropped, 3334);
 
     let mut gate = fill();
-    assert_eq!(gate.reload(ruleset(new), StatePolicy::Delete, NOW).states_dropped, 0);
-    let (mut pieces, mut sum, mut from) = (0, 0, Some(Cursor::default()));
+    assert_eq!(gate.reload(ruleset(new), StatePolicy::RecheckLater, NOW).states_dropped, 0);
+    // The last one's packets go by its state until it has been looked at.
+    assert_eq!(step(&mut gate, "udp 10.0.40.249:1 > 10.0.0.2:53"), Step::Pass);
+    let (mut pieces, mut looked, mut sum, mut from) = (0, 0, 0, Some(Cursor::default()));
     while let Some(cursor) = from {
-        let (dropped, next) = gate.recheck_some(cursor, NOW);
+        let rechecked = gate.recheck_some(cursor, NOW);
         // What comes in between by these rules stays.
         assert_eq!(step(&mut gate, &format!("udp 10.9.0.{pieces}:1 > 10.0.0.2:123")), Step::Pass);
-        (pieces, sum, from) = (pieces + 1, sum + dropped, next);
+        (pieces, looked, sum, from) =
+            (pieces + 1, looked + rechecked.looked, sum + rechecked.dropped, rechecked.next);
     }
-    assert_eq!((pieces, sum), (3, dropped));
+    assert_eq!((pieces, looked, sum), (3, 10_000 + 2, dropped));
     assert_eq!(gate.states().list(NOW).count(), 10_000 - dropped + pieces);
+    assert_eq!(step(&mut gate, "udp 10.0.40.249:1 > 10.0.0.2:53"), Step::Drop(DropReason::Deny));
+}
+
+/// Who has the rules changed while a re-check goes on says what becomes of the states of rules that go by that; orphans from before
+/// go with the re-check.
+#[test]
+fn orphans_of_a_change_in_between_stay() {
+    let rule = |number: u32, port: u32| format!("add {number} allow udp from any to any {port} keep-state\n");
+    let mut gate = gate(&(rule(10, 1) + &rule(20, 2) + &rule(30, 3)));
+    let listed = |gate: &Gate| {
+        let mut ports: Vec<_> = gate.states().list(NOW).map(|state| state.flow.dst_port).collect();
+        ports.sort_unstable();
+        ports
+    };
+    for port in 1..=3 {
+        assert_eq!(step(&mut gate, &format!("udp 10.0.0.1:1 > 10.0.0.2:{port}")), Step::Pass);
+    }
+    gate.reload(ruleset(&(rule(20, 2) + &rule(30, 3))), StatePolicy::Keep, NOW);
+    assert_eq!(listed(&gate), [1, 2, 3]);
+    let diff = gate.reload(ruleset(&(rule(20, 2) + &rule(30, 3))), StatePolicy::RecheckLater, NOW);
+    assert_eq!((diff.states_dropped, listed(&gate)), (1, vec![2, 3]));
+    gate.reload(ruleset(&rule(30, 3)), StatePolicy::Keep, NOW);
+    let rechecked = gate.recheck_some(Cursor::default(), NOW);
+    assert_eq!((rechecked.looked, rechecked.dropped, listed(&gate)), (2, 0, vec![2, 3]));
 }

@@ -11,6 +11,8 @@ use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{Cursor, Gauge, Keepalive, Listed, SettingError, StateEvent, Top};
 use towpath_gate::{Gate, Time};
 
+use serde::{Deserialize, Serialize};
+
 use crate::report;
 use crate::settings::{Settings, short};
 
@@ -27,6 +29,20 @@ struct Book {
     /// What the gate was given last.
     ruleset: Ruleset,
     default_allow: bool,
+    /// Where the next step of a re-check begins, while there is one.
+    recheck: Option<Cursor>,
+    rechecks: Rechecks,
+}
+
+/// What re-checks of states came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rechecks {
+    /// Whether one goes on.
+    pub running: bool,
+    /// States that the last one has looked at.
+    pub looked: u64,
+    /// Those of them that went, as the rules would not make them now.
+    pub dropped: u64,
 }
 
 /// The time that an engine's states live by, as the engine last said it.
@@ -98,10 +114,18 @@ impl StateLine {
     }
 }
 
+impl Book {
+    fn begin_recheck(&mut self) {
+        self.recheck = Some(Cursor::default());
+        self.rechecks = Rechecks { running: true, ..Rechecks::default() };
+    }
+}
+
 impl Rulebook {
     /// The rules of `gate`, which was made of `ruleset`.
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
-        let book = Mutex::new(Book { gate, ruleset, default_allow });
+        let rechecks = Rechecks::default();
+        let book = Mutex::new(Book { gate, ruleset, default_allow, recheck: None, rechecks });
         Self { book, clock: Clock::default(), version: AtomicU64::new(0) }
     }
 
@@ -139,7 +163,8 @@ impl Rulebook {
         }
     }
 
-    /// Takes other rules and routes, if any, and settings, in one step.
+    /// Takes other rules and routes, if any, and settings, in one step. With [`StatePolicy::Recheck`] the states of rules that stay
+    /// are then to be looked at ([`Rulebook::recheck_some`]); a re-check that goes on already begins anew.
     pub fn replace(
         &self,
         ruleset: Ruleset,
@@ -155,7 +180,16 @@ impl Rulebook {
         if let Some(settings) = settings {
             settings.give(&mut book.gate);
         }
+        let policy = match policy {
+            StatePolicy::Recheck => StatePolicy::RecheckLater,
+            other => other,
+        };
         let diff = book.gate.reload_routed(ruleset, routes, policy, now);
+        match policy {
+            StatePolicy::RecheckLater => book.begin_recheck(),
+            StatePolicy::Drop => (book.recheck, book.rechecks.running) = (None, false),
+            _ => {}
+        }
         self.changed();
         diff
     }
@@ -301,12 +335,28 @@ impl Rulebook {
         self.book().gate.restore(snapshot, now)
     }
 
-    /// Drops the states that the rules would not make now, as a reload does. How many.
-    pub fn recheck(&self) -> usize {
+    /// Has all states looked at, as after a reload ([`Rulebook::recheck_some`]).
+    pub fn recheck(&self) {
+        self.book().begin_recheck();
+    }
+
+    /// Goes on with a re-check, if there is one: looks at some states, and drops those that the rules would not make now. It takes
+    /// some milliseconds. Whether there is more to do.
+    pub fn recheck_some(&self) -> bool {
         let now = self.clock.now();
         let mut book = self.book();
-        let ruleset = book.ruleset.clone();
-        book.gate.reload(ruleset, StatePolicy::Recheck, now).states_dropped
+        let Some(from) = book.recheck else { return false };
+        let step = book.gate.recheck_some(from, now);
+        book.recheck = step.next;
+        book.rechecks.running = step.next.is_some();
+        book.rechecks.looked += step.looked as u64;
+        book.rechecks.dropped += step.dropped as u64;
+        step.next.is_some()
+    }
+
+    /// How far re-checks are.
+    pub fn rechecks(&self) -> Rechecks {
+        self.book().rechecks
     }
 
     /// How full the table of states is.
@@ -362,7 +412,7 @@ fn zero(line: &str, gate: &mut Gate) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use towpath_gate::gate::{Dir, Ports, Step, Walk};
+    use towpath_gate::gate::{Dir, DropReason, Ports, Step, Walk};
     use towpath_gate::packet::Link;
     use towpath_gate::{state, wire};
 
@@ -374,11 +424,61 @@ mod tests {
 
     /// A DNS query from 10.0.0.1.
     fn walk(book: &Rulebook) -> Step {
-        let frame =
-            [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 4, 0, 0, 53, 0, 8, 0, 0];
+        walk_from(book, [0, 1], 53)
+    }
+
+    /// A packet from 10.0.HOST to this port.
+    fn walk_from(book: &Rulebook, [high, low]: [u8; 2], port: u8) -> Step {
+        let frame = [
+            0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, high, low, 10, 0, 0, 2, 4, 0, 0, port, 0, 8, 0,
+            0,
+        ];
         let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
         let mut walk = Walk::new(Dir::In, None, None);
         book.book().gate.walk(&mut walk, &packet, Time::from_secs(1))
+    }
+
+    /// Rules count at once; states are looked at in steps, and whoever asks in between is answered.
+    #[test]
+    fn a_recheck_lets_others_have_the_rules() {
+        let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
+        let with = |more: &str| Ruleset::parse("t", &format!("{more}{rule}")).ruleset.unwrap();
+        let book = book(rule);
+        let states = || book.states(Cursor::default(), usize::MAX, false).0;
+        let hosts = || (0..9_000_u16).map(u16::to_be_bytes);
+        for host in hosts() {
+            assert_eq!(walk_from(&book, host, 53 + host[1] % 2), Step::Pass);
+        }
+        let replace =
+            |more: &str| book.replace(with(more), None, false, StatePolicy::Recheck, None).states_dropped;
+        let going = |looked, dropped| Rechecks { running: true, looked, dropped };
+
+        assert_eq!(replace("add 10 deny udp from any to any 53\n"), 0);
+        assert_eq!((states().len(), book.rechecks()), (9_000, going(0, 0)));
+        assert!(book.recheck_some());
+        assert_eq!(book.rechecks(), going(4_096, 2_048));
+        assert_eq!((states().len(), book.rules().len()), (9_000 - 2_048, 4));
+        // Those whose turn has not come have what they had.
+        assert_eq!(walk_from(&book, [1, 0], 53), Step::Drop(DropReason::Deny));
+        assert_eq!(walk_from(&book, 8_998_u16.to_be_bytes(), 53), Step::Pass);
+
+        // Another reload: it begins anew, and what the first would have dropped goes by the second one's word.
+        assert_eq!(replace("add 10 deny udp from 10.0.0.0/24 to any\n"), 0);
+        assert_eq!(book.rechecks(), going(0, 0));
+        let mut steps = 1;
+        while book.recheck_some() {
+            // What else changes meanwhile changes at once.
+            book.command(&format!("add {} count ip from any to any", 100 + steps)).unwrap();
+            steps += 1;
+        }
+        assert_eq!(steps, 2);
+        assert_eq!(book.rechecks(), Rechecks { running: false, looked: 9_000 - 2_048, dropped: 128 });
+        assert_eq!(states().len(), 9_000 - 2_048 - 128);
+        assert!(!book.recheck_some());
+        // With no state there is nothing more to look at.
+        replace("add 10 deny ip from any to any\n");
+        book.replace(with(""), None, false, StatePolicy::Drop, None);
+        assert!(!book.rechecks().running && states().is_empty());
     }
 
     #[test]

@@ -203,3 +203,90 @@ fn who_may_attach_changes_with_a_reload() {
         engine.stop();
     });
 }
+
+/// UDP flows of a capture, half of them to port 53, half to 123.
+const FLOWS: u32 = 100_000;
+
+/// A capture with one packet of each.
+fn flows() -> Vec<u8> {
+    let mut capture = Vec::new();
+    // pcap, microseconds, version 2.4, raw IP.
+    for word in [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 262_144, 101u32] {
+        capture.extend(word.to_le_bytes());
+    }
+    for flow in 0..FLOWS {
+        let [_, net, high, low] = flow.to_be_bytes();
+        let port = if flow % 2 == 0 { 53 } else { 123 };
+        let packet = [
+            0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, net, high, low, 10, 99, 0, 2, 4, 0, 0, port, 0, 8,
+            0, 0,
+        ];
+        for word in [1, 0, 28, 28u32] {
+            capture.extend(word.to_le_bytes());
+        }
+        capture.extend(packet);
+    }
+    capture
+}
+
+/// The rules of a reload count at once, and states are re-checked beside everything else. An engine that is told to stop meanwhile saves
+/// none that its rules would not make.
+#[test]
+fn states_are_rechecked_beside_everything_else() {
+    within(|| {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let rules = |denied: &str| {
+            let rules = format!(
+                "add 5 check-state\n{denied}add 20 allow udp from any to any keep-state lifetime 900000\n"
+            );
+            std::fs::write(path("r.ipfw"), rules).unwrap();
+        };
+        let replay = |capture: &str, option: &str| {
+            let (rules, states) = (path("r.ipfw"), path("states"));
+            let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+                .args(["replay", "--json", path(capture).to_str().unwrap()])
+                .args(["--rules", rules.to_str().unwrap(), option, states.to_str().unwrap()])
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+        };
+        let capture = flows();
+        std::fs::write(path("empty"), &capture[..24]).unwrap();
+        std::fs::write(path("flows"), capture).unwrap();
+        let config = "states = \"states\"\nrules = \"r.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\n\
+                      [port.lan]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"wan\", \"lan\"]\n\
+                      [control]\nsocket = \"ctl.sock\"\n";
+        std::fs::write(path("t.toml"), config).unwrap();
+        rules("");
+        assert_eq!(replay("flows", "--states-out")["states"]["left"], FLOWS);
+
+        let mut engine = Engine::start(directory.path());
+        let stats = |engine: &Engine| engine.control.json("show stats --json")["stats"].clone();
+        assert_eq!(
+            (&stats(&engine)["states"]["left"], &stats(&engine)["recheck"]["looked"]),
+            (&FLOWS.into(), &0.into())
+        );
+        rules("add 10 deny udp from any to any 53\n");
+        engine.reload();
+        // However far it is.
+        let looked = stats(&engine)["recheck"]["looked"].as_u64().unwrap();
+        assert!(looked <= FLOWS.into(), "{looked}");
+        let line = engine.says("re-checked: ");
+        assert!(line.contains(&format!("{FLOWS} states, {} of them dropped", FLOWS / 2)), "{line}");
+        let recheck = stats(&engine)["recheck"].clone();
+        assert_eq!((&recheck["running"], &recheck["dropped"]), (&false.into(), &(FLOWS / 2).into()));
+
+        // Back, so that there is nothing to drop; and before that is known, other rules and the end.
+        rules("");
+        engine.reload();
+        rules("add 10 deny udp from 10.0.0.0/16 to any\n");
+        engine.reload();
+        engine.stop();
+        let report = replay("empty", "--states-in");
+        assert_eq!(report["restored"]["states"], (FLOWS - 65_536) / 2);
+    });
+}

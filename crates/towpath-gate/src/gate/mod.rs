@@ -51,7 +51,7 @@ pub use burst::BURST;
 pub use explain::{Explained, Explanation, Lead, Outcome};
 pub use log::{Logged, PacketLog};
 pub use port::{PortId, Ports, Route, Routes};
-pub use reload::{Diff, StatePolicy};
+pub use reload::{Diff, Rechecked, StatePolicy};
 pub use reply::{Limit, REPLIES_PER_SECOND, Silent};
 pub use snapshot::{BadSnapshot, Restored, SNAPSHOT_VERSION, check_snapshot};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};

@@ -19,8 +19,10 @@ use crate::rules::{Rule, Ruleset};
 use crate::state::{Cursor, Kind, Listed, RuleId};
 use crate::{Time, wire};
 
-/// States that are re-checked with one call: some milliseconds.
-const RECHECKED: usize = 4096;
+/// Walks of one call that re-checks states, which takes some milliseconds; and how many states it looks at at least, however many
+/// ways they may have come.
+const RECHECK_WALKS: usize = 8192;
+const RECHECK_LEAST: usize = 64;
 
 /// With so many ports at most, every pair of them is tried as a packet's way in and out.
 const MAX_CROSSED: usize = 16;
@@ -38,6 +40,9 @@ pub enum StatePolicy {
     /// some port, and some packet that may begin such a flow, would make it. Lengths, Ethernet addresses, tags and the
     /// like are those of a plain packet, and `prob` comes true.
     Recheck,
+    /// The same, but for that all states of rules that stay are there at first: the caller has them looked at, some at a time
+    /// ([`Gate::recheck_some`]), beside whatever else goes on. Until then their packets go by them.
+    RecheckLater,
     /// Those of rules that are gone go, as when ipfw deletes rules; all others stay untouched.
     Delete,
     /// All go.
@@ -66,6 +71,17 @@ impl Leaving {
     }
 }
 
+/// What one step of a re-check did ([`Gate::recheck_some`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rechecked {
+    /// States that were looked at.
+    pub looked: usize,
+    /// Those of them that went.
+    pub dropped: usize,
+    /// Where the next step begins; none when all were looked at.
+    pub next: Option<Cursor>,
+}
+
 /// What a reload changes, or would change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
@@ -83,12 +99,18 @@ pub struct Diff {
     pub states_orphaned: usize,
 }
 
+impl StatePolicy {
+    fn rechecks(self) -> bool {
+        matches!(self, Self::Recheck | Self::RecheckLater)
+    }
+}
+
 impl Gate {
     /// What [`Gate::reload`] would change. [`StatePolicy::Recheck`] costs what the re-check itself costs, and a copy of
     /// the new tables.
     pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy, now: Time) -> Diff {
         let mut diff = self.diff(ruleset, policy);
-        if policy == StatePolicy::Recheck {
+        if policy.rechecks() {
             let next = self.successor(ruleset);
             let ways = next.ways();
             diff.states_dropped = self.states().list(now).filter(|state| next.is_stale(state, &ways)).count();
@@ -115,7 +137,9 @@ impl Gate {
         let without_rule: usize = gone.iter().map(|at| self.states().count_of(self.rules[*at].0)).sum();
         match policy {
             StatePolicy::Keep => diff.states_orphaned = without_rule,
-            StatePolicy::Recheck | StatePolicy::Delete => diff.states_dropped = without_rule,
+            StatePolicy::Recheck | StatePolicy::RecheckLater | StatePolicy::Delete => {
+                diff.states_dropped = without_rule;
+            }
             StatePolicy::Drop => diff.states_dropped = self.states().len(),
         }
         diff
@@ -167,6 +191,10 @@ impl Gate {
         let gone: Vec<(RuleId, Rule)> =
             old_rules.into_iter().zip(stays).filter(|(_, stays)| !stays).map(|(pair, _)| pair).collect();
         let mut ids: Vec<RuleId> = gone.iter().map(|(id, _)| *id).collect();
+        if policy.rechecks() {
+            // Orphans have no rule that would make them.
+            ids.extend(self.hidden.iter().map(|(id, _)| *id).filter(|id| *id != COMPANION));
+        }
         ids.sort_unstable();
         self.zeroed.retain(|id, _| ids.binary_search(id).is_err());
         self.prune_hidden();
@@ -209,7 +237,9 @@ impl Gate {
         let states = &mut self.walker.states;
         match policy {
             StatePolicy::Keep => states.orphan_where(is_gone),
-            StatePolicy::Recheck | StatePolicy::Delete => states.remove_where(is_gone),
+            StatePolicy::Recheck | StatePolicy::RecheckLater | StatePolicy::Delete => {
+                states.remove_where(is_gone)
+            }
             StatePolicy::Drop => states.remove_where(|_| true),
         }
     }
@@ -253,33 +283,38 @@ impl Gate {
     fn recheck(&mut self, now: Time) -> usize {
         let (mut dropped, mut from) = (0, Some(Cursor::default()));
         while let Some(cursor) = from {
-            let some = self.recheck_some(cursor, now);
-            dropped += some.0;
-            from = some.1;
+            let step = self.recheck_some(cursor, now);
+            dropped += step.dropped;
+            from = step.next;
         }
         dropped
     }
 
-    /// Takes some states through the rules as they are now, from `from` on, and drops those that they would not make: how many
-    /// that were, and where to go on; `None` when all have been looked at.
+    /// Takes some states through the rules as they are now, from `from` on, and drops those that they would not make. It takes some
+    /// milliseconds.
     ///
-    /// [`Gate::reload`] with [`StatePolicy::Delete`], and then this until it is over, is a reload with
-    /// [`StatePolicy::Recheck`] for who must not keep the gate to himself for long.
-    pub fn recheck_some(&mut self, from: Cursor, now: Time) -> (usize, Option<Cursor>) {
+    /// After a [`Gate::reload`] with [`StatePolicy::RecheckLater`] it begins at the default cursor, and is over when there is no
+    /// next step. No state is looked at twice, and none that is there throughout is left out; one that is made meanwhile may be
+    /// looked at too. What the rules change in between is for those that were not looked at yet; orphans that it makes stay.
+    pub fn recheck_some(&mut self, from: Cursor, now: Time) -> Rechecked {
         self.beside(|gate| {
             let ways = gate.ways();
-            let (mut stale, mut next) = (Vec::new(), None);
+            let most = (RECHECK_WALKS / ways.len()).max(RECHECK_LEAST);
+            let (mut stale, mut step) = (Vec::new(), Rechecked::default());
             for (seen, (state, cursor)) in (1..).zip(gate.states().dump(from, now)) {
+                step.looked += usize::from(!matches!(state.kind, Kind::Parent { .. }));
                 if gate.is_stale(&state, &ways) {
-                    stale.push((state.flow, state.name));
+                    stale.push((state.flow, state.name, state.rule));
                 }
-                if seen == RECHECKED {
-                    next = Some(cursor);
+                if seen == most {
+                    step.next = Some(cursor);
                     break;
                 }
             }
-            let mut removed = |(flow, name)| gate.states_mut().remove(&flow, name, now);
-            (stale.into_iter().filter(|stale| removed(*stale)).count(), next)
+            // Another rule may have made the flow's state anew since it was listed: that one stays.
+            let mut removed = |(flow, name, rule)| gate.states_mut().remove_of(&flow, name, rule, now);
+            step.dropped = stale.into_iter().filter(|stale| removed(*stale)).count();
+            step
         })
     }
 
@@ -308,7 +343,9 @@ impl Gate {
             Some(_) if state.rule == COMPANION => true,
             maker => maker == Some(state.rule),
         };
-        !matches!(state.kind, Kind::Parent { .. }) && !makes(state)
+        // Of rules that went since the re-check began: those from before are gone.
+        let is_orphan = || state.rule != COMPANION && self.hidden.iter().any(|(id, _)| *id == state.rule);
+        !matches!(state.kind, Kind::Parent { .. }) && !makes(state) && !is_orphan()
     }
 
     /// The ways that a packet may have come, as far as the rules can tell them apart.

@@ -352,6 +352,7 @@ impl Model {
         now: Time,
         kept: &[(Flow, Name)],
     ) -> Result<Installed, Refused> {
+        self.expire(now);
         let same = |state: &State| (state.flow, state.name) == (*flow, name);
         let at = self.saved.iter().position(same).expect("a state of the snapshot is one of the model's");
         let mut state = self.saved.remove(at);

@@ -415,11 +415,20 @@ impl States {
 
     /// Removes the state of a flow (in either direction) under `name`. Whether there was a live one.
     pub fn remove(&mut self, flow: &Flow, name: Name, now: Time) -> bool {
+        self.remove_if_of(flow, name, None, now)
+    }
+
+    /// The same if `rule` has made it.
+    pub(crate) fn remove_of(&mut self, flow: &Flow, name: Name, rule: RuleId, now: Time) -> bool {
+        self.remove_if_of(flow, name, Some(rule), now)
+    }
+
+    fn remove_if_of(&mut self, flow: &Flow, name: Name, rule: Option<RuleId>, now: Time) -> bool {
         self.begin(now);
         let flow = &*self.keyed(flow);
         let removed = match flow.ends {
-            Ends::V4(src, dst) => self.remove_one(&Key4::new(src, dst, flow).0, name, now),
-            Ends::V6(src, dst, zone) => self.remove_one(&Key6::new(src, dst, zone, flow).0, name, now),
+            Ends::V4(src, dst) => self.remove_one(&Key4::new(src, dst, flow).0, name, rule, now),
+            Ends::V6(src, dst, zone) => self.remove_one(&Key6::new(src, dst, zone, flow).0, name, rule, now),
         };
         self.count_many(Event::Removed, removed.is_some().into());
         self.gauge_moved();

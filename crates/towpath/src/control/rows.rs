@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use towpath_gate::gate::Diff;
 
 use crate::report;
+use crate::rulebook::Rechecks;
 
 /// A dynamic state. Pairs are forward and reverse.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,6 +142,9 @@ pub struct Stats {
     pub replies: report::Replies,
     /// Dynamic states.
     pub states: report::States,
+    /// How far the re-check of states is that came with the last reload.
+    #[serde(default)]
+    pub recheck: Rechecks,
 }
 
 impl Queue {
@@ -193,6 +197,7 @@ impl Stats {
             inspected: self.inspected + other.inspected,
             replies,
             states: other.states,
+            recheck: other.recheck,
         }
     }
 }

@@ -439,7 +439,7 @@ fn say_farewell(mut stream: UnixStream, mut session: Session) {
 impl Client {
     fn serve(&mut self, mailboxes: &[Mailbox], book: Option<&Rulebook>, now: u64, over: bool) {
         self.read(now);
-        self.take_reply(now, over);
+        self.take_reply(book, now, over);
         for _ in 0..AT_A_TIME {
             if let Some(request) = self.session.poll_request(now) {
                 self.grant(request, mailboxes, book, now);
@@ -532,7 +532,7 @@ impl Client {
         self.asked = Some(Asked { request, replies, merged: None, spout });
     }
 
-    fn take_reply(&mut self, now: u64, over: bool) {
+    fn take_reply(&mut self, book: Option<&Rulebook>, now: u64, over: bool) {
         let Some(mut asked) = self.asked.take() else { return };
         if !self.session.is_waiting() {
             // It was told that the engine is busy; the replies are nobody's.
@@ -555,7 +555,12 @@ impl Client {
             return;
         }
         match asked.merged {
-            Some(reply) => self.session.handle_reply(&asked.request, reply, asked.spout, now),
+            Some(mut reply) => {
+                if let (Reply::Stats(stats), Some(book)) = (&mut reply, book) {
+                    stats.recheck = book.rechecks();
+                }
+                self.session.handle_reply(&asked.request, reply, asked.spout, now);
+            }
             None => self.session.refuse(Code::Ended, "the engine has ended".into()),
         }
     }

@@ -3,6 +3,7 @@
 use super::protocol::{Defaults, Frame, Lost, Ring, State as FrameState, Verdicts};
 use super::rows::{Changes, Neighbor, Port, Queue, State, Stats, Table};
 use crate::report::Rule;
+use crate::rulebook::Rechecks;
 
 /// `towpath ctl show rings`: a line for each channel, and below it what is not zero.
 pub fn rings(rings: &[Ring]) -> String {
@@ -228,6 +229,10 @@ pub fn stats(stats: &Stats) -> String {
         ("  waiting", stats.states.waiting),
         ("  at most", stats.states.max),
     ];
+    if stats.recheck != Rechecks::default() {
+        let going = if stats.recheck.running { "rechecking" } else { "rechecked" };
+        rows.extend([(going, stats.recheck.looked), ("  dropped", stats.recheck.dropped)]);
+    }
     let refused = stats.states.refused.rows();
     rows.push(("refused", refused.iter().map(|(_, count)| count).sum()));
     let why = ["  full", "  over limit", "  over rate", "  limits", "  source", "  invalid", "  first SYN"];

@@ -10,6 +10,7 @@ use crate::control::rows::{self, Stats};
 use crate::control::{Observed, Sieve, Tap};
 use crate::queue::{Channel, Listener, Queue};
 use crate::report;
+use crate::rulebook::Rechecks;
 
 /// The engine, for as long as it answers.
 pub(super) struct View<'a, C> {
@@ -102,6 +103,8 @@ impl<C: Channel> Observed for View<'_, C> {
             inspected,
             replies,
             states: report::States::of(states),
+            // The rulebook knows, not the engine.
+            recheck: Rechecks::default(),
         }
     }
 

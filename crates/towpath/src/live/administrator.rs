@@ -41,7 +41,7 @@ use crate::front;
 use crate::inspector::{self, ATTACH_TIMEOUT, Inspector};
 use crate::queue::{DefaultVerdict, Policy, Queue};
 use crate::report::Report;
-use crate::rulebook::Rulebook;
+use crate::rulebook::{Rechecks, Rulebook};
 use crate::settings::Settings;
 use crate::snapshot::{self, Saving};
 
@@ -55,6 +55,9 @@ const LOG_LINES: usize = 1024;
 /// are a round.
 const KEEPALIVE_BUDGET: usize = 65_536;
 const KEEPALIVE_SHARE: usize = 24;
+
+/// How long others have the rules between two steps of a re-check.
+const BREATH: Duration = Duration::from_millis(1);
 
 /// How often the connections of muxes are looked after.
 const TEND: Duration = Duration::from_secs(1);
@@ -129,6 +132,8 @@ pub struct Administrator {
     kept_alive: Instant,
     /// What was last said of the states.
     nearly_full: bool,
+    /// States are to be re-checked.
+    rechecking: bool,
     _server: Option<Server>,
     _dumps: Option<Dumps>,
 }
@@ -206,7 +211,7 @@ impl Administrator {
         let mux_walkers = walkers.split_off(threads);
         let rulebook = Arc::new(Rulebook::new(gate, ruleset, config.default_allow));
         if let (Some(path), Some(saved)) = (&config.states, saved) {
-            restore(&rulebook, path, saved, config.reload);
+            restore(&rulebook, path, saved, config.reload, &stop);
         }
         let system = |error| Failure::System("eventfd", error);
         let bells = (0..threads).map(|_| Bell::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
@@ -265,6 +270,7 @@ impl Administrator {
             })
             .collect();
         let tended = (Instant::now(), rulebook.version());
+        let rechecking = rulebook.rechecks().running;
         let mut administrator = Self {
             config,
             workers,
@@ -280,6 +286,7 @@ impl Administrator {
             tended,
             kept_alive: Instant::now(),
             nearly_full: false,
+            rechecking,
             _server: server,
             _dumps: dumps,
         };
@@ -379,8 +386,7 @@ impl Administrator {
 
     /// Whether a signal waits that stops it; [`Administrator::run`] takes it.
     fn is_stopped(&self) -> bool {
-        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        is_signalled(&self.stop)
     }
 
     /// Starts the processes of the configuration, and waits until all have attached.
@@ -438,7 +444,20 @@ impl Administrator {
         self.sockets = sockets;
     }
 
+    /// Sleeps until something comes, and no longer than a tick; or re-checks states meanwhile, if there are some to be.
     fn wait(&mut self) {
+        let begun = Instant::now();
+        while self.rechecking {
+            self.recheck_some();
+            if self.doze(BREATH) || begun.elapsed() >= TICK {
+                return;
+            }
+        }
+        self.doze(TICK);
+    }
+
+    /// Sleeps until something comes, so long at most. Whether it came.
+    fn doze(&mut self, timeout: Duration) -> bool {
         let paused: Vec<bool> = self.sockets.iter_mut().map(Socket::is_paused).collect();
         let mut fds: Vec<PollFd<'_>> = vec![
             PollFd::new(&self.stop, PollFlags::IN),
@@ -447,7 +466,18 @@ impl Administrator {
         ];
         let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused);
         fds.extend(open.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
-        doze(&mut fds, TICK);
+        doze(&mut fds, timeout)
+    }
+
+    /// Goes on with a re-check, and says what it came to.
+    fn recheck_some(&mut self) {
+        self.rechecking = self.rulebook.recheck_some();
+        if !self.rechecking {
+            let Rechecks { looked, dropped, .. } = self.rulebook.rechecks();
+            log::info!(
+                "re-checked: {looked} states, {dropped} of them dropped, which the rules would not make now"
+            );
+        }
     }
 
     fn print_log(&self) {
@@ -497,6 +527,11 @@ impl Administrator {
         match self.read_again() {
             Ok((config, ruleset, bound)) => {
                 self.prepare(&config);
+                if self.rechecking {
+                    log::info!(
+                        "reloaded again before all states were re-checked: all of them are, by these rules"
+                    );
+                }
                 let settings = settings(&config);
                 let routes = (config.routes != self.config.routes).then(|| routes(&config));
                 let diff = self.rulebook.replace(
@@ -513,6 +548,7 @@ impl Administrator {
                     diff.kept,
                     diff.states_dropped
                 );
+                self.rechecking = self.rulebook.rechecks().running;
                 self.change(config, bound);
             }
             Err(reasons) => {
@@ -630,7 +666,13 @@ enum States {
 
 /// Takes the states that an engine before this one has left. What cannot be read is no reason to stand still: connections
 /// meet the rules again then.
-fn restore(rulebook: &Rulebook, path: &Path, saved: io::Result<Option<Vec<u8>>>, policy: StatePolicy) {
+fn restore(
+    rulebook: &Rulebook,
+    path: &Path,
+    saved: io::Result<Option<Vec<u8>>>,
+    policy: StatePolicy,
+    stop: &UnixStream,
+) {
     let file = path.display();
     match saved {
         Ok(None) => log::info!("{file}: no states yet"),
@@ -639,7 +681,10 @@ fn restore(rulebook: &Rulebook, path: &Path, saved: io::Result<Option<Vec<u8>>>,
                 log::info!("{file}: {}", snapshot::told(restored));
                 // The rules have changed meanwhile: it is as if they were reloaded.
                 if restored.companion > 0 && policy != StatePolicy::Keep {
-                    let dropped = rulebook.recheck();
+                    rulebook.recheck();
+                    // No packet comes yet.
+                    while !is_signalled(stop) && rulebook.recheck_some() {}
+                    let Rechecks { dropped, .. } = rulebook.rechecks();
                     log::info!("{file}: {dropped} states dropped, which the rules would not make now");
                 }
             }
@@ -731,10 +776,15 @@ fn spawn(number: usize, parts: Parts, cpu: Option<usize>, done: Bell) -> Result<
     thread.spawn(body).map_err(|error| Failure::System("no thread", error))
 }
 
-fn doze(fds: &mut [PollFd<'_>], timeout: Duration) {
+fn is_signalled(stop: &UnixStream) -> bool {
+    doze(&mut [PollFd::new(stop, PollFlags::IN)], Duration::ZERO)
+}
+
+/// Whether something came.
+fn doze(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     // Interrupted by a signal, or woken: the caller looks in any case.
-    let _ = poll(fds, Some(&timeout));
+    poll(fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

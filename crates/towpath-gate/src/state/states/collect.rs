@@ -162,15 +162,27 @@ impl States {
         unlinked
     }
 
-    /// Removes one state, live or not; `None` when there is none, else whether it was live.
-    pub(super) fn remove_one<const N: usize>(&mut self, key: &Key<N>, name: Name, now: Time) -> Option<bool>
+    /// Removes one state, live or not, if it is of `rule` or nobody asks for that; `None` when there is none, else whether it was
+    /// live.
+    pub(super) fn remove_one<const N: usize>(
+        &mut self,
+        key: &Key<N>,
+        name: Name,
+        rule: Option<RuleId>,
+        now: Time,
+    ) -> Option<bool>
     where
         Key<N>: Own<N>,
     {
         let family = Key::<N>::family(&self.shared);
         let slot = family.find_any(&Key::<N>::local(self).index, key, name)?;
         let live = self.living(now).has(family.cell(slot));
-        self.remove_if::<N>(slot, now, Happened::Removed, |_| true).then_some(live)
+        // Another thread may have taken it away, and the slot may be another state's by now.
+        let still = |cell: Cell<'_, N>| {
+            let maker = cell.maker();
+            cell.is(key) && maker.name() == name && rule.is_none_or(|rule| maker.rule() == rule)
+        };
+        self.remove_if::<N>(slot, now, Happened::Removed, still).then_some(live)
     }
 
     /// Removes the live states of a flow, of every name; how many.

@@ -59,6 +59,8 @@ impl Administrator {
         }
         report.rules = self.rulebook.rules();
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
+            // The next engine takes what is saved for what these rules would make.
+            while self.rulebook.recheck_some() {}
             let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
             match saved {
                 Ok(()) => log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states),
