@@ -291,7 +291,9 @@ impl Worker {
     /// [`SendError::Gone`] when the connection has ended.
     pub fn forward(&self, psock: psock::Id, bytes: impl Into<Bytes>) -> Result<(), SendError> {
         let now = self.shared.now();
-        self.shared.change(|mux| mux.forward(psock, bytes, now))
+        let bytes = bytes.into();
+        let (id, length) = (self.id, bytes.len());
+        self.shared.change(|mux| mux.forward(psock, bytes, now).inspect(|()| mux.count_sent(id, length)))
     }
 
     /// Nothing is left of the batch: tells what was done, and gets more, leads, or sleeps.

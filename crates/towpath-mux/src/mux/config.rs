@@ -72,12 +72,13 @@ pub struct Config {
     pub read: usize,
     /// Bytes of a connection's whole messages that are queued or being worked on. Full, it is not read. 1 MiB.
     pub psock_bytes: Bound,
-    /// Bytes of replies that a connection's peer has not taken. Full, it is not read. 256 KiB.
+    /// Bytes of replies that a connection's peer has not taken, or that wait for an earlier one ([`Order::Replies`]). Full, it is not
+    /// read. 256 KiB.
     pub send_bytes: Bound,
-    /// Bytes of replies above which a connection that does not take them ends; one reply may always wait. 16 MiB.
+    /// Bytes of such replies above which a connection ends; one may always wait. 16 MiB.
     pub send_most: usize,
-    /// All bytes that the mux holds. Full, nothing is read; if nothing in it can be worked off, the connection that holds most
-    /// ends. 256 MiB.
+    /// All bytes that the mux holds. Full, nothing is read; if it would be full even with all messages done, the connection that holds
+    /// most ends. 256 MiB.
     pub mux_bytes: Bound,
     /// How long a connection may be without traffic and without work; `None` for ever.
     pub idle: Option<Duration>,

@@ -58,8 +58,12 @@ impl Mux {
         if !psock.is_open() {
             return;
         }
-        if let Cause::Framing(failure) = &cause {
-            count_refusal(&mut psock.stats, &failure.cause);
+        match &cause {
+            Cause::Framing(failure) => {
+                self.totals.malformed += u64::from(!count_refusal(&mut psock.stats, &failure.cause));
+            }
+            Cause::Inside { .. } => self.totals.inside += 1,
+            _ => {}
         }
         psock.stats.rx_aborts += u64::from(!cause.is_clean());
         psock.phase = Phase::Closing { cause, hand_back };
@@ -74,7 +78,10 @@ impl Mux {
         }
         match cause {
             Cause::Memory => psock.stats.rx_mem_fail += 1,
-            Cause::Reset(_) | Cause::Tls(_) => psock.stats.rx_aborts += u64::from(psock.is_open()),
+            Cause::Reset(_) | Cause::Tls(_) => {
+                psock.stats.rx_aborts += u64::from(psock.is_open());
+                self.totals.resets += 1;
+            }
             Cause::Idle => self.totals.idle += 1,
             Cause::SendTimeout => self.totals.send_timeouts += 1,
             Cause::SendFull => self.totals.send_full += 1,

@@ -114,6 +114,8 @@ pub struct Mux {
     /// All that is held, in bytes, and whether that is too much.
     bytes: usize,
     full: bool,
+    /// Those of them that messages take, which workers make free.
+    message_bytes: usize,
     /// Connections by what they have to send. Connected mode only.
     least: BTreeSet<(usize, psock::Id)>,
     /// Somebody was told that there is no room.
@@ -161,6 +163,7 @@ impl Mux {
             least_time: 0,
             bytes: 0,
             full: false,
+            message_bytes: 0,
             least: BTreeSet::new(),
             wants_room: false,
             draining: false,

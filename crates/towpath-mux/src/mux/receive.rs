@@ -283,6 +283,7 @@ impl Mux {
                 psock.answers.push_back(psock::Answer::default());
             }
             self.bytes += charge;
+            self.message_bytes += charge;
             self.totals.received += 1;
             self.totals.queued += 1;
             self.place(Message { ticket, bytes, skip, trim, mark, hash, received: now, charge, deaths: 0 });
@@ -307,9 +308,10 @@ impl Mux {
         self.recount(before, after);
     }
 
-    /// When the mux is full and no worker can make room, the connection that holds most ends.
+    /// When the mux is full, and would be so when workers had done all that they have and will get, the connection that holds most
+    /// ends: they are not waited for, since they may take for ever.
     pub(super) fn relieve(&mut self) {
-        while self.full && self.totals.queued == 0 && self.totals.in_hand == 0 {
+        while self.full && self.bytes - self.message_bytes > self.config.mux_bytes.low {
             let most = self
                 .psocks
                 .iter()
@@ -352,12 +354,13 @@ fn place_of(message: &assembler::Message<'_>, base: u64) -> Found {
     }
 }
 
-/// The counter of KCM's for what the framing refused.
-pub(super) fn count_refusal(stats: &mut psock::Stats, cause: &framing::Cause) {
+/// The counter of KCM's for what the framing refused; whether there is one.
+pub(super) fn count_refusal(stats: &mut psock::Stats, cause: &framing::Cause) -> bool {
     match cause {
         framing::Cause::TooBig { .. } | framing::Cause::HeadTooBig { .. } => stats.rx_msg_too_big += 1,
         framing::Cause::BadLength { .. } => stats.rx_bad_hdr_len += 1,
         framing::Cause::Timeout { .. } => stats.rx_msg_timeouts += 1,
-        framing::Cause::Malformed(_) | framing::Cause::Program(_) => {}
+        framing::Cause::Malformed(_) | framing::Cause::Program(_) => return false,
     }
+    true
 }

@@ -177,6 +177,7 @@ impl Mux {
             psock.stats.unreserved += u64::from(psock.in_hand == 0 && done > 0);
             psock.outstanding -= done;
             psock.memory -= charge;
+            self.message_bytes -= charge;
             if psock.outstanding == 0 {
                 psock.active = self.now;
             }
@@ -193,8 +194,7 @@ impl Mux {
             return;
         }
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.stats.tx_msgs += u64::from(messages);
-            worker.stats.tx_bytes += bytes.len() as u64;
+            worker.count_sent(messages, bytes.len());
         }
         self.queue_out(to, Outgoing::new(bytes, messages));
     }
@@ -243,6 +243,7 @@ impl Mux {
         psock.outstanding += count;
         psock.in_hand += count;
         psock.memory += charge;
+        self.message_bytes += charge;
         self.totals.received += count as u64;
         self.totals.in_hand += count;
         self.queue_wait.saturating_record_n(0, count as u64);

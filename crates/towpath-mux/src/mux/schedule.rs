@@ -124,6 +124,7 @@ impl Mux {
             psock.stats.unreserved += u64::from(psock.in_hand == 0);
             psock.outstanding -= done;
             psock.memory -= charge;
+            self.message_bytes -= charge;
             if psock.outstanding == 0 {
                 psock.active = self.now;
             }
@@ -406,6 +407,7 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
         psock.outstanding -= 1;
         psock.memory -= message.charge;
+        self.message_bytes -= message.charge;
         if psock.outstanding == 0 {
             psock.active = self.now;
         }

@@ -39,6 +39,12 @@ pub struct Totals {
     pub unattach: u64,
     /// Connections that were taken back while they had messages in the mux.
     pub unattach_rsvd: u64,
+    /// Connections that were reset, or on which a read, a write or TLS failed.
+    pub resets: u64,
+    /// Those that the peer closed inside a message.
+    pub inside: u64,
+    /// Those whose bytes are no message.
+    pub malformed: u64,
     /// Connections that ended because they were idle for too long.
     pub idle: u64,
     /// Those whose peers took nothing of what was sent for too long.
@@ -191,6 +197,7 @@ impl Mux {
             ("in hand", totals.in_hand, in_hand),
             ("outstanding", totals.queued + totals.in_hand, outstanding),
             ("bytes", self.bytes, self.psocks.values().map(held).sum()),
+            ("bytes of messages", self.message_bytes, self.psocks.values().map(|psock| psock.memory).sum()),
             (
                 "received",
                 totals.received as usize,

@@ -412,26 +412,67 @@ fn a_full_mux_reads_nothing_and_drops_who_holds_most() {
     assert!(mux.interest(small).read && mux.interest(third).read);
 }
 
-/// What is not whole fills the mux while a worker has a message: that one's end is when to look who holds most.
+/// What is not whole fills the mux while a worker has a message, which may take for ever: nobody waits for that.
 #[test]
-fn a_mux_that_filled_up_during_a_message_goes_on_behind_it() {
-    for row in [false, true] {
-        let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::default() });
-        let worker = mux.clone_worker(1, at(0));
-        mux.handle_bytes(small, b"a\n", at(0));
-        let ticket = tickets(&mut mux, worker, at(0))[0];
-        let many = [attach(&mut mux), attach(&mut mux)];
-        for psock in many.iter().cycle().take(8) {
-            mux.handle_bytes(*psock, &[b'x'; 15_000], at(0));
-        }
-        assert!(end(&mut mux).is_none() && mux.is_full(), "{row}");
-        match row {
-            false => assert!(mux.done(worker, ticket, at(0))),
-            true => assert_eq!(mux.done_row(worker, (ticket, 1), at(0)), 1),
-        }
-        assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::Memory), "{row}");
-        assert!(mux.interest(small).read && !mux.is_full(), "{row}");
+fn a_mux_that_filled_up_during_a_message_goes_on_beside_it() {
+    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::default() });
+    let worker = mux.clone_worker(1, at(0));
+    mux.handle_bytes(small, b"a\n", at(0));
+    tickets(&mut mux, worker, at(0));
+    let many = [attach(&mut mux), attach(&mut mux)];
+    for psock in many.iter().cycle().take(8) {
+        mux.handle_bytes(*psock, &[b'x'; 15_000], at(0));
     }
+    assert!(mux.is_full());
+    assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::Memory));
+    assert!(mux.interest(small).read && !mux.is_full());
+    mux.check().expect("everything is counted");
+}
+
+/// Whole messages fill it: workers make room, as much as is needed beside what is not whole.
+#[test]
+fn a_mux_that_messages_fill_waits_for_workers() {
+    let config =
+        Config { mux_bytes: Bound::of(100_000), psock_bytes: Bound::of(90_000), ..Config::default() };
+    let (mut mux, psock) = lines(config);
+    let worker = mux.clone_worker(1, at(0));
+    let other = attach(&mut mux);
+    mux.handle_bytes(other, &[b'x'; 15_000], at(0));
+    while !mux.is_full() {
+        mux.handle_bytes(psock, &[&[b'x'; 10_000][..], b"\n"].concat(), at(0));
+    }
+    assert!(end(&mut mux).is_none());
+    while mux.is_full() {
+        let ticket = tickets(&mut mux, worker, at(0))[0];
+        mux.done(worker, ticket, at(0));
+    }
+    assert!(end(&mut mux).is_none() && mux.interest(other).read);
+}
+
+/// The time in which a peer has to take something begins when there is something that it could take.
+#[test]
+fn answers_that_wait_for_an_earlier_one_are_not_the_peers_to_take() {
+    let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
+    let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
+    mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
+    let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
+    mux.reply(workers[1], fast, &b"two"[..], at(0)).expect("it is there");
+    mux.done(workers[1], fast, at(0));
+    let last = tickets(&mut mux, workers[1], at(0))[0];
+    mux.reply(workers[1], last, &b"three"[..], at(0)).expect("it is there");
+    let late = 61_000;
+    mux.handle_timeout(at(late));
+    mux.reply(workers[0], slow, &b"one"[..], at(late)).expect("it is there");
+    mux.handle_timeout(at(late));
+    assert!(end(&mut mux).is_none(), "the first answer was not there before");
+    let mut transmit = mux.transmit(psock).expect("the first answer");
+    transmit.advance(3);
+    mux.handle_transmitted(transmit, Outcome::Taken, at(late));
+    mux.done(workers[0], slow, at(2 * late));
+    mux.handle_timeout(at(2 * late));
+    assert!(end(&mut mux).is_none(), "nor could the others leave");
+    mux.handle_timeout(at(2 * late + 60_000));
+    assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::SendTimeout), "it takes nothing");
 }
 
 #[test]
@@ -637,4 +678,50 @@ fn what_is_left_of_a_row_when_its_worker_dies_goes_to_another() {
     assert_eq!((mux.totals().done, mux.totals().redelivered), (4, 2));
     let other = mux.clone_worker(64, at(0));
     assert_eq!(poll(&mut mux, other, at(0)), ["3", "4"]);
+}
+
+#[test]
+fn ends_are_counted_by_their_cause() {
+    let mut mux = Mux::new(Config::default());
+    let attach = |mux: &mut Mux, framing: &str| {
+        mux.attach(framing.parse().expect("a framing"), Limits::default(), at(0)).expect("it does not drain")
+    };
+    let counted = |mux: &Mux| [mux.totals().resets, mux.totals().inside, mux.totals().malformed];
+    let reset = attach(&mut mux, "line");
+    mux.handle_error(reset, 104, at(0));
+    assert_eq!(counted(&mux), [1, 0, 0]);
+    let inside = attach(&mut mux, "line");
+    mux.handle_bytes(inside, b"hal", at(0));
+    mux.handle_eof(inside, at(0));
+    assert_eq!(counted(&mux), [1, 1, 0]);
+    let malformed = attach(&mut mux, "netstring");
+    mux.handle_bytes(malformed, b"no length", at(0));
+    assert_eq!(counted(&mux), [1, 1, 1]);
+    let too_big = attach(&mut mux, "offset=0 length=1 max=4");
+    mux.handle_bytes(too_big, b"\x09", at(0));
+    assert_eq!(mux.show().psock_totals.rx_msg_too_big, 1, "that has a name of its own");
+    let clean = attach(&mut mux, "line");
+    mux.handle_eof(clean, at(0));
+    assert_eq!(counted(&mux), [1, 1, 1]);
+}
+
+#[test]
+fn what_a_worker_sent_is_counted_as_its_connections_do() {
+    let (mut mux, psock) = lines(Config { connected: true, ..Config::default() });
+    let worker = mux.clone_worker(2, at(0));
+    mux.handle_bytes(psock, b"a\nb\n", at(0));
+    for answer in [&b"answer"[..], b""] {
+        let ticket = tickets(&mut mux, worker, at(0))[0];
+        mux.reply(worker, ticket, answer, at(0)).expect("it holds it");
+        mux.done(worker, ticket, at(0));
+    }
+    mux.send(&b"unasked"[..], at(0)).expect("room");
+    mux.count_sent(worker, 7);
+    let mut transmit = mux.transmit(psock).expect("answers");
+    transmit.advance(13);
+    mux.handle_transmitted(transmit, Outcome::Taken, at(0));
+    let show = mux.show();
+    let (worker, psock) = (show.workers[0].stats, show.psocks[0].stats);
+    assert_eq!((worker.tx_msgs, worker.tx_bytes), (2, 13));
+    assert_eq!((psock.tx_msgs, psock.tx_bytes), (2, 13));
 }

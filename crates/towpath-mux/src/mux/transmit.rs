@@ -130,8 +130,7 @@ impl Mux {
             self.totals.unsent += u64::from(replies);
             return Err(SendError::Gone);
         };
-        worker.stats.tx_msgs += u64::from(replies);
-        worker.stats.tx_bytes += bytes.len() as u64;
+        worker.count_sent(replies, bytes.len());
         let behind = ticket.number - psock.first;
         if self.config.order == Order::Replies && behind > 0 {
             if let Some(answer) = psock.answers.get_mut(behind as usize) {
@@ -218,6 +217,13 @@ impl Mux {
         Ok(id)
     }
 
+    /// Counts a message of so many bytes that a worker sent by [`Mux::forward`] or [`Mux::send`], which do not ask whose it is.
+    pub fn count_sent(&mut self, id: worker::Id, bytes: usize) {
+        if let Some(worker) = self.workers.get_mut(id) {
+            worker.count_sent(1, bytes);
+        }
+    }
+
     /// What is to be written to this connection's socket now; `None` when there is nothing, somebody is at it, or the socket
     /// took no more.
     pub fn transmit(&mut self, id: psock::Id) -> Option<Transmit> {
@@ -283,7 +289,8 @@ impl Mux {
         if psock.blocked {
             out.own();
         }
-        if psock.send_bytes == 0 {
+        // Not the bytes that answers take which wait for an earlier one: the peer cannot take those.
+        if psock.send.is_empty() && !psock.sending {
             psock.progress = self.now;
         }
         let before = psock.send_bytes;
@@ -308,7 +315,7 @@ impl Mux {
             // What is answered next may go on directly from here on.
             let Some(next) = psock.answers.front_mut() else { break };
             let replies = std::mem::take(&mut next.replies);
-            if psock.send_bytes == 0 {
+            if psock.send.is_empty() && !psock.sending {
                 psock.progress = self.now;
             }
             let owned = |(bytes, count)| Outgoing { owned: true, ..Outgoing::new(bytes, count) };

@@ -91,6 +91,14 @@ impl Worker {
         self.in_hand.len() + self.run.as_ref().map_or(0, Held::left)
     }
 
+    /// It has sent so many messages, of so many bytes together; nothing is no message, there as little as at a connection.
+    pub(super) const fn count_sent(&mut self, messages: u32, bytes: usize) {
+        if bytes > 0 {
+            self.stats.tx_msgs += messages as u64;
+            self.stats.tx_bytes += bytes as u64;
+        }
+    }
+
     /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
         // What is done in order is found at once.

@@ -114,6 +114,12 @@ pub struct Stats {
     pub handed_back: u64,
     pub redelivered: u64,
     pub unsent: u64,
+    #[serde(default)]
+    pub resets: u64,
+    #[serde(default)]
+    pub inside: u64,
+    #[serde(default)]
+    pub malformed: u64,
     pub idle: u64,
     pub send_timeouts: u64,
     pub send_full: u64,
@@ -321,6 +327,9 @@ impl Stats {
             handed_back: totals.handed_back,
             redelivered: totals.redelivered,
             unsent: totals.unsent,
+            resets: totals.resets,
+            inside: totals.inside,
+            malformed: totals.malformed,
             idle: totals.idle,
             send_timeouts: totals.send_timeouts,
             send_full: totals.send_full,
@@ -486,6 +495,9 @@ fn show_one(mux: &Mux) -> String {
         (
             "Ends",
             &[
+                ("resets", stats.resets),
+                ("inside", stats.inside),
+                ("malformed", stats.malformed),
                 ("idle", stats.idle),
                 ("send-timeouts", stats.send_timeouts),
                 ("send-full", stats.send_full),

@@ -102,7 +102,7 @@ struct Answer {
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     replies: Vec<Answer>,
-    sends: Vec<(Option<psock::Id>, Bytes)>,
+    sends: Vec<(worker::Id, Option<psock::Id>, Bytes)>,
     done: Vec<(worker::Id, Row)>,
     /// Messages that no ring can take: their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
@@ -137,9 +137,11 @@ impl Returns {
                 // Nobody is there to be answered any more: the core counts that.
                 let _: Result<(), SendError> = mux.reply_row(worker, (first, count), replies, body, now);
             }
-            for (to, bytes) in self.sends.drain(..) {
-                if let Err(error) = super::send(mux, to, bytes, now) {
-                    self.lost.count(&error);
+            for (worker, to, bytes) in self.sends.drain(..) {
+                let length = bytes.len();
+                match super::send(mux, to, bytes, now) {
+                    Ok(()) => mux.count_sent(worker, length),
+                    Err(error) => self.lost.count(&error),
                 }
             }
             for (id, row) in self.done.drain(..) {
@@ -737,7 +739,7 @@ impl TxSink for Answers<'_> {
                 self.copied += bytes.len();
                 let bytes = self.returns.copy(bytes);
                 if header.kind == Kind::MESSAGE {
-                    return self.returns.sends.push((addressee(header), bytes));
+                    return self.returns.sends.push((worker, addressee(header), bytes));
                 }
                 Body::Bytes(bytes)
             }
@@ -831,16 +833,21 @@ mod tests {
         ];
         for (connected, there, named, expected) in rows {
             let mut mux = Mux::new(Config { connected, send_bytes, ..Config::default() });
+            let worker = mux.clone_worker(1, now);
             let psock = mux.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
             if !there {
                 mux.handle_error(psock, 104, now);
             }
             let mut returns = Returns::default();
             for _ in 0..2 {
-                returns.sends.push((named.then_some(psock), Bytes::from_static(b"0123456789")));
+                let bytes = Bytes::from_static(b"0123456789");
+                returns.sends.push((worker, named.then_some(psock), bytes));
             }
             returns.apply(&mut mux, now);
             assert_eq!(returns.lost, expected, "{connected} {there} {named}");
+            let Lost { full, not_connected, gone, .. } = expected;
+            let sent: Vec<_> = mux.show().workers.iter().map(|worker| worker.stats.tx_msgs).collect();
+            assert_eq!(sent, [2 - full - not_connected - gone], "{connected} {there} {named}");
         }
         let (some, more) =
             (Lost { full: 1, ..Lost::default() }, Lost { full: 3, gone: 2, ..Lost::default() });
