@@ -51,6 +51,17 @@ pub(super) enum End {
     Refuse(Arc<str>),
 }
 
+impl Body {
+    fn has_key(&self) -> bool {
+        match self {
+            Self::Rule(rule) => rule.key.is_some(),
+            Self::Choice { cases, otherwise } => {
+                cases.iter().map(|(_, body)| body).chain(otherwise.as_deref()).any(Self::has_key)
+            }
+        }
+    }
+}
+
 /// What of a message's start (or, for a delimiter, end) is not payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Strip {
@@ -72,6 +83,10 @@ impl Declared {
     /// The same for whole messages only, if it is as simple as that.
     pub(super) const fn plain(&self) -> Option<&Plain> {
         self.plain.as_ref()
+    }
+
+    pub(super) fn has_key(&self) -> bool {
+        self.start.iter().chain([&self.body]).any(Body::has_key)
     }
 
     pub(super) fn step(&self, bytes: &[u8], state: &mut State) -> Step {

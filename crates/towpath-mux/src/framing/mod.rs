@@ -287,6 +287,25 @@ impl Framing {
         }
     }
 
+    /// Whether messages may have a hash by which they are ordered. A program or a function may give one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use towpath_mux::framing::Framing;
+    ///
+    /// assert!(Framing::parse("offset=0 length=2 key=4:8")?.may_have_key());
+    /// assert!(!Framing::parse("dns-tcp")?.may_have_key());
+    /// # Ok::<(), towpath_mux::framing::ParseError>(())
+    /// ```
+    pub fn may_have_key(&self) -> bool {
+        match &self.kind {
+            Kind::Declared(declared) => declared.has_key(),
+            Kind::Coded(_) => false,
+            Kind::Program(_) | Kind::Custom(_) => true,
+        }
+    }
+
     /// Whether the framing itself gives up when a length stays unknown for too long. A program or a function does not, so
     /// the caller has to bound the bytes that it is shown.
     pub fn bounds_head(&self) -> bool {

@@ -1,12 +1,12 @@
 //! Listeners: sockets that connections come from.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::admission::{Admission, Admit, Entry, admit};
@@ -32,6 +32,8 @@ pub(super) struct Listeners {
     paused: Option<Time>,
     /// When that is said again at the earliest.
     quiet: Time,
+    /// See [`super::Server::set_descriptor_limit`].
+    pub(super) limit: Option<RawFd>,
 }
 
 /// A socket that connections come from.
@@ -125,10 +127,15 @@ impl Listeners {
 pub(super) fn accept(
     listener: Arc<Listener>,
     admission: Option<&Arc<dyn Admission>>,
+    limit: Option<RawFd>,
     start: Instant,
 ) -> Accepted {
     let (mut passed, mut denied, mut reset, mut failed) = (Vec::new(), 0, 0, None);
     while passed.len() + ((denied + reset) as usize) < BURST {
+        if limit.is_some_and(|limit| !has_below(&listener.fd, limit)) {
+            failed = Some(Errno::MFILE);
+            break;
+        }
         let socket = match accept_with(&listener.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
             Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -154,4 +161,9 @@ pub(super) fn accept(
         passed.push((socket, entry));
     }
     Accepted { listener, passed, denied, reset, failed }
+}
+
+/// Whether a descriptor below this number is free: a new one is the lowest that is (fcntl(2), F_DUPFD).
+fn has_below(fd: &OwnedFd, limit: RawFd) -> bool {
+    fcntl_dupfd_cloexec(fd, 0).is_ok_and(|free| free.as_raw_fd() < limit)
 }

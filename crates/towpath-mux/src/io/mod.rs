@@ -51,7 +51,7 @@ mod worker;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::mpsc::Sender;
@@ -240,6 +240,12 @@ impl Server {
     /// ```
     pub fn set_admission(&self, admission: Arc<dyn Admission>) {
         self.shared.lock().listeners.admission = Some(admission);
+    }
+
+    /// Has listeners accept only while a descriptor with a number below `limit` is free, so that connections leave those from it on to
+    /// whatever else the process opens (see getrlimit(2), RLIMIT_NOFILE). Others wait, as without any descriptor.
+    pub fn set_descriptor_limit(&self, limit: RawFd) {
+        self.shared.lock().listeners.limit = Some(limit);
     }
 
     /// Has long messages leave by `carriers` instead of writev(2), on connections without TLS, from now on. Once.

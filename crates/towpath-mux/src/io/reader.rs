@@ -65,6 +65,7 @@ pub(super) fn read(
     let most = if by.is_some() { state.reads } else { READS };
     let reads = state.take_ready(shared, most);
     let admission = state.listeners.admission.clone().filter(|_| !listeners.is_empty());
+    let limit = state.listeners.limit;
     state.pump(shared, work);
     drop(state);
     shared.perform(std::mem::take(work));
@@ -78,8 +79,8 @@ pub(super) fn read(
         .collect();
     let shaken: Vec<_> = shaking.into_iter().map(|(key, link)| (key, link.shake())).collect();
     let dropped: Vec<_> = lingering.into_iter().map(|(key, link)| (key, link.discard())).collect();
-    let accepted: Vec<_> =
-        listeners.into_iter().map(|listener| accept(listener, admission.as_ref(), shared.start)).collect();
+    let accept = |listener| accept(listener, admission.as_ref(), limit, shared.start);
+    let accepted: Vec<_> = listeners.into_iter().map(accept).collect();
     let now = shared.now();
     let mut state = shared.lock();
     let mut runs = false;

@@ -358,7 +358,9 @@ impl State {
         if let Some(errno) = failed {
             self.arrivals.refused += 1;
             if self.listeners.pause(&shared.epoll, shared.now()) {
-                log::warn!("cannot accept until a connection ends: {errno}");
+                log::warn!(
+                    "cannot accept until a connection ends: {errno}: raise the limit of open files (`ulimit -n`, LimitNOFILE=)"
+                );
             }
         }
     }
@@ -598,12 +600,15 @@ impl State {
         if self.driven {
             self.ring(work);
         }
-        if self.told.len() >= TOLD {
-            // A worker that left is told in any case: there are few.
-            let least = self.told.iter().position(|told| !matches!(told, Told::Left(_)));
+        self.told.push_back(told);
+        if self.told.len() > TOLD {
+            // A worker that left is told in any case: there are few. Handshakes that fail are as many as peers like, and what was given
+            // up has somebody wait for an answer.
+            let first = |least: fn(&Told) -> bool| self.told.iter().position(least);
+            let least = first(|told| matches!(told, Told::NotAttached { .. }));
+            let least = least.or_else(|| first(|told| !matches!(told, Told::Left(_))));
             self.told.remove(least.unwrap_or(0));
         }
-        self.told.push_back(told);
     }
 
     pub(super) fn wake(&mut self, id: worker::Id, work: &mut Work) {

@@ -384,6 +384,47 @@ async fn messages_leave_what_there_is_to_tell() {
     assert!(matches!(server.poll_told(), Some(Told::Room)));
 }
 
+/// Peers that fail to shake hands are as many as they like; somebody waits for what was given up.
+#[test]
+fn what_was_given_up_is_told_however_many_are_not_attached() {
+    let server = server();
+    let mut state = server.shared.lock();
+    let mut work = Work::default();
+    let now = Time::default();
+    let psock = state
+        .mux
+        .attach("line".parse().expect("a framing"), crate::assembler::Limits::default(), now)
+        .expect("it is open");
+    state.mux.handle_bytes(psock, b"x\n", now);
+    let worker = state.mux.clone_worker(1, now);
+    let mut batch = Vec::new();
+    state.mux.poll_batch(worker, now, &mut batch);
+    state.tell(Told::Undone(batch.remove(0)), &mut work);
+    for _ in 0..2 * TOLD {
+        state.tell(Told::NotAttached { peer: None, why: String::new() }, &mut work);
+    }
+    assert_eq!(state.told.len(), TOLD);
+    assert!(matches!(state.told.pop_front(), Some(Told::Undone(_))));
+}
+
+/// Descriptors from some number on are not for connections.
+#[test]
+fn listeners_leave_descriptors_to_others() {
+    let server = server();
+    let address = server.listen("127.0.0.1:0").expect("a port");
+    let mut driver = server.driver().expect("nobody drives it");
+    server.set_descriptor_limit(0);
+    let _peer = TcpStream::connect(address).expect("the kernel has it");
+    while server.arrivals().refused == 0 {
+        driver.wait(None, |_| {}).expect("epoll");
+    }
+    assert_eq!(server.arrivals().accepted, 0);
+    server.set_descriptor_limit(i32::MAX);
+    while server.arrivals().accepted == 0 {
+        driver.wait(None, |_| {}).expect("epoll");
+    }
+}
+
 /// A carrier that reads a part of its error queue at a time.
 #[derive(Debug)]
 struct Parts(Arc<std::sync::atomic::AtomicUsize>);
