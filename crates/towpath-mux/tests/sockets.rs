@@ -341,3 +341,31 @@ fn a_long_message_is_read_in_a_few_pieces() {
     server.drain(None);
     lengths.join().unwrap().unwrap();
 }
+
+/// Peers that come together wait to be accepted, and are not told to try again in a second.
+#[test]
+fn many_wait_to_be_accepted() {
+    let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
+    if allowed.trim().parse().unwrap_or(0) < 400 {
+        println!("skipped: net.core.somaxconn is {allowed}");
+        return;
+    }
+    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    let address = server.listen("127.0.0.1:0").expect("a port");
+    // Nobody accepts: there is no worker yet.
+    let patience = Duration::from_secs(30);
+    let mut clients: Vec<_> = (0..400)
+        .map(|_| TcpStream::connect_timeout(&address, patience).expect("it has room for so many"))
+        .collect();
+    let mut worker = server.worker().expect("a worker");
+    let echo =
+        thread::spawn(move || worker.serve(|message, answer| answer.extend_from_slice(message.bytes())));
+    for client in &mut clients {
+        client.write_all(b"hello\n").expect("it is open");
+        client.read_exact(&mut [0; 6]).expect("an answer");
+    }
+    assert_eq!(server.arrivals().accepted, 400);
+    server.drain(None);
+    drop(clients);
+    echo.join().expect("it does not panic").expect("epoll");
+}

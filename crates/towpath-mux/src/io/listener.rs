@@ -17,6 +17,9 @@ use crate::Time;
 pub(super) const FIRST: u64 = 16;
 /// Connections that are accepted in one go.
 const BURST: usize = 64;
+/// Connections that may wait to be accepted; the system makes less of it if it allows less (net.core.somaxconn, 4096 since Linux 5.4).
+/// Behind these a peer's SYN is dropped, which costs it a second.
+const BACKLOG: i32 = 4096;
 /// How long nothing is accepted after there was no descriptor for it, unless a connection ends before.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often that is said.
@@ -78,6 +81,8 @@ pub(super) struct Accepted {
 impl Listeners {
     pub(super) fn add(&mut self, epoll: &OwnedFd, listener: Listener) -> io::Result<()> {
         let data = epoll::EventData::new_u64(FIRST + self.all.len() as u64);
+        // It listens already, by the standard library and for 128 (listen(2) again sets that anew).
+        rustix::net::listen(&listener.fd, BACKLOG)?;
         epoll::add(epoll, &listener.fd, data, epoll::EventFlags::IN)?;
         self.all.push(Arc::new(listener));
         Ok(())
