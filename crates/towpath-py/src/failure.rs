@@ -1,0 +1,40 @@
+//! Errors as Python has them.
+
+use pyo3::PyErr;
+use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
+use rustix::io::Errno;
+use towpath_ring::{AttachError, Full, RecvError};
+
+/// OSError chooses its subclass by the number: PermissionError for EPERM.
+fn with_errno(errno: i32, text: String) -> PyErr {
+    PyOSError::new_err((errno, text))
+}
+
+pub(crate) fn attach(error: &AttachError) -> PyErr {
+    with_errno(error.errno(), error.to_string())
+}
+
+pub(crate) fn recv(error: &RecvError) -> PyErr {
+    let errno = match error {
+        RecvError::Damaged(_) => Errno::PROTO.raw_os_error(),
+        RecvError::System(source) => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+    };
+    with_errno(errno, error.to_string())
+}
+
+pub(crate) fn full(why: Full) -> PyErr {
+    let (errno, text) = match why {
+        Full::TooLarge => (Errno::MSGSIZE, "it is larger than the other side takes".to_owned()),
+        Full::Dead => (Errno::PIPE, "the other side is gone".to_owned()),
+        Full::Lent | Full::Held | Full::Shared => (Errno::NOBUFS, why.to_string()),
+    };
+    with_errno(errno.raw_os_error(), text)
+}
+
+pub(crate) fn timed_out() -> PyErr {
+    PyTimeoutError::new_err((Errno::TIMEDOUT.raw_os_error(), "nothing came in time"))
+}
+
+pub(crate) fn closed(what: &str) -> PyErr {
+    PyValueError::new_err(format!("the {what} is closed"))
+}

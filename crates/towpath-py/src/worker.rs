@@ -1,0 +1,220 @@
+//! `towpath.Worker`: messages of a mux's connections, answers back.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use towpath_ring::{RecvError, Ticket};
+
+use crate::data::Data;
+use crate::failure;
+use crate::wait::{self, Queue};
+
+/// A worker of a mux, in a process of its own (towpath mux).
+///
+/// Worker(path=None, *, name=None)
+///
+/// Attaches to the mux's socket at path, or to that of the mux that started this program (TOWPATH_SOCKET). The mux shows name to
+/// people. A context manager, and an iterator over messages: each is done when the next one is asked for. If the process ends before
+/// that, another worker gets the message, unless it was answered.
+#[pyclass]
+#[derive(Debug)]
+pub(crate) struct Worker {
+    worker: Option<towpath_ring::Worker>,
+    /// What the iteration gave last.
+    given: Option<Ticket>,
+}
+
+/// Names a connection of the mux; not valid for another one later.
+#[pyclass(eq, frozen, hash, get_all)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Connection {
+    /// Which.
+    index: u32,
+    /// Which of those that had this index.
+    generation: u32,
+}
+
+/// A message of a connection. bytes and payload are copies.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub(crate) struct Message {
+    worker: Py<Worker>,
+    ticket: Ticket,
+    /// All bytes of the message.
+    #[pyo3(get)]
+    bytes: Py<PyBytes>,
+    /// What the framing leaves when it strips a header or delimiter; else all bytes.
+    #[pyo3(get)]
+    payload: Py<PyBytes>,
+    /// The connection that it came from.
+    #[pyo3(get)]
+    connection: Connection,
+    /// When it was whole, in nanoseconds since the epoch.
+    #[pyo3(get)]
+    time: u64,
+    /// The framing's mark; 0 without.
+    #[pyo3(get)]
+    mark: u32,
+    /// The hash of what it is ordered by; 0 without.
+    #[pyo3(get)]
+    hash: u32,
+}
+
+impl Queue for towpath_ring::Worker {
+    type Item = towpath_ring::Message;
+
+    fn receive(&mut self, timeout: Duration) -> Result<Option<Self::Item>, RecvError> {
+        self.recv_timeout(timeout)
+    }
+
+    fn is_ended(&mut self) -> bool {
+        self.queue().is_ended()
+    }
+}
+
+#[pymethods]
+impl Worker {
+    #[new]
+    #[pyo3(signature = (path=None, *, name=None))]
+    fn new(path: Option<PathBuf>, name: Option<&str>) -> PyResult<Self> {
+        let (path, options) = wait::whereto(path, name)?;
+        let attached = towpath_ring::Worker::attach(path, &options);
+        let mut worker = attached.map_err(|error| failure::attach(&error))?;
+        worker.queue().set_interruptible(true);
+        Ok(Self { worker: Some(worker), given: None })
+    }
+
+    /// The next message; waits for it, at most timeout seconds (TimeoutError). None when the mux wants this worker no more. Whoever
+    /// receives says when the message is done.
+    #[pyo3(signature = (timeout=None))]
+    fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Message>> {
+        let mut this = slf.try_borrow_mut()?;
+        let worker = this.worker()?;
+        let found = wait::next(slf.py(), worker, timeout)?;
+        Ok(found.map(|message| Message::new(slf, worker, message)))
+    }
+
+    /// Sends a message on a connection; nothing happens if it has ended. Without one, in connected mode, on the connection that has
+    /// the least to send. Waits while the ring is full.
+    #[pyo3(signature = (data, connection=None))]
+    fn send(&mut self, py: Python<'_>, data: Data, connection: Option<&Connection>) -> PyResult<()> {
+        let worker = self.worker()?;
+        let data = data.get(py)?;
+        let sent = py.detach(|| match connection {
+            Some(&Connection { index, generation }) => {
+                worker.forward(towpath_ring::Connection { index, generation }, &data)
+            }
+            None => worker.send(&data),
+        });
+        sent.map_err(failure::full)
+    }
+
+    /// Wakes the mux if it sleeps and something was done; receiving does it too.
+    fn flush(&mut self) -> PyResult<()> {
+        self.worker()?.queue().flush();
+        Ok(())
+    }
+
+    /// A descriptor for event loops, readable between arm and disarm when there is something. Only to be waited on.
+    fn fileno(&mut self) -> PyResult<RawFd> {
+        Ok(self.worker()?.as_fd().as_raw_fd())
+    }
+
+    /// Before waiting on fileno(). False: there is a message already.
+    fn arm(&mut self) -> PyResult<bool> {
+        Ok(self.worker()?.queue().arm())
+    }
+
+    /// After waiting on fileno(); then recv(0) until it raises TimeoutError.
+    fn disarm(&mut self) -> PyResult<()> {
+        self.worker()?.queue().disarm().map_err(|error| failure::recv(&error))
+    }
+
+    /// Ends it. Messages that are not done go to another worker, unless they were answered.
+    fn close(&mut self) {
+        self.worker = None;
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(&mut self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _trace: &Bound<'_, PyAny>) {
+        self.close();
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(slf: &Bound<'_, Self>) -> PyResult<Option<Message>> {
+        let mut this = slf.try_borrow_mut()?;
+        let given = this.given.take();
+        let worker = this.worker()?;
+        // It may have been said before that it is done.
+        if let Some(message) = given.and_then(|ticket| worker.recall(ticket)) {
+            worker.done(message);
+        }
+        drop(this);
+        let next = Self::recv(slf, None)?;
+        slf.try_borrow_mut()?.given = next.as_ref().map(|message| message.ticket);
+        Ok(next)
+    }
+}
+
+impl Worker {
+    fn worker(&mut self) -> PyResult<&mut towpath_ring::Worker> {
+        self.worker.as_mut().ok_or_else(|| failure::closed("worker"))
+    }
+}
+
+#[pymethods]
+impl Message {
+    /// Answers it on the connection that it came from; waits while the ring is full. There may be several answers. What was answered
+    /// is not given to another worker when this one dies.
+    fn reply(&self, py: Python<'_>, data: Data) -> PyResult<()> {
+        let mut this = self.worker.bind(py).try_borrow_mut()?;
+        let worker = this.worker()?;
+        let message = worker.recall(self.ticket).ok_or_else(done)?;
+        let data = data.get(py)?;
+        py.detach(|| worker.reply(&message, &data)).map_err(failure::full)
+    }
+
+    /// The message is done: its memory goes back, and the mux may give this worker more.
+    fn done(&self, py: Python<'_>) -> PyResult<()> {
+        let mut this = self.worker.bind(py).try_borrow_mut()?;
+        let worker = this.worker()?;
+        let message = worker.recall(self.ticket).ok_or_else(done)?;
+        worker.done(message);
+        Ok(())
+    }
+}
+
+impl Message {
+    fn new(slf: &Bound<'_, Worker>, worker: &towpath_ring::Worker, message: towpath_ring::Message) -> Self {
+        let py = slf.py();
+        let (all, left) = (worker.bytes(&message), worker.payload(&message));
+        let bytes = PyBytes::new(py, all).unbind();
+        let payload =
+            if left.len() == all.len() { bytes.clone_ref(py) } else { PyBytes::new(py, left).unbind() };
+        let towpath_ring::Connection { index, generation } = message.connection();
+        Self {
+            worker: slf.clone().unbind(),
+            bytes,
+            payload,
+            connection: Connection { index, generation },
+            time: message.time(),
+            mark: message.mark(),
+            hash: message.hash(),
+            ticket: message.into_ticket(),
+        }
+    }
+}
+
+fn done() -> PyErr {
+    PyValueError::new_err("the message was done before")
+}
