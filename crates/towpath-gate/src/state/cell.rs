@@ -250,17 +250,24 @@ impl<'a, const N: usize> Cell<'a, N> {
         if packet.proto == UDP {
             return self.refresh_until(packet.at.udp, packet.at.now);
         }
-        self.refresh_other(direction, packet, settings)
+        // Word by word: a packet in memory would be put there for UDP, too.
+        self.refresh_other(direction, packet.proto, packet.segment, packet.at, settings)
     }
 
     #[inline(never)]
-    fn refresh_other(self, direction: Direction, packet: Seen<'_>, settings: &Settings) -> End {
-        let Segment { tcp_flags, tcp_ack, sctp_chunk, .. } = *packet.segment;
-        let now = packet.at.now;
-        match packet.proto {
+    fn refresh_other(
+        self,
+        direction: Direction,
+        proto: u8,
+        segment: &Segment,
+        Moment { now, udp }: Moment,
+        settings: &Settings,
+    ) -> End {
+        let Segment { tcp_flags, tcp_ack, sctp_chunk, .. } = *segment;
+        match proto {
             TCP => self.refresh_tcp(direction, (tcp_flags, tcp_ack), now, settings),
             SCTP if settings.dyn_sctp => self.refresh_sctp(direction, sctp_chunk, now, settings),
-            UDP_LITE => self.refresh_until(packet.at.udp, now),
+            UDP_LITE => self.refresh_until(udp, now),
             _ => self.refresh_until(after(now, settings.dyn_short_lifetime), now),
         }
     }

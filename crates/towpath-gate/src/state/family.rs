@@ -342,7 +342,7 @@ impl<const N: usize> Family<N> {
         let is_it = |spare: &mut Arc<Index>| spare.bits() == bits;
         // Somebody is about to have it ready: a little more fits.
         let soon = spare.as_mut().is_some_and(|spare| is_it(spare) && !spare.is_prepared());
-        if soon && !stashed && states * 16 <= room * 13 {
+        if soon && !stashed && states * 8 <= room * 7 {
             return;
         }
         current.begin(spare.take_if(is_it).unwrap_or_else(|| Arc::new(self.make_index(bits))));

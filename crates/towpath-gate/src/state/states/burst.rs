@@ -174,23 +174,25 @@ impl Burst {
         most: usize,
     ) {
         let (mut v4, mut v6) = (0_u32, 0_u32);
-        let mut count = 0;
-        for (at, bit) in (0..most.min(BURST)).map(|at| (at, 1 << at)) {
-            let Some(packet) = packets.next() else { break };
+        let (mut at, mut bit) = (0, 1_u32);
+        // The iterator calls this, and not this the iterator: so what makes a packet, its parser most often, becomes part of this
+        // loop, and the packet stays in registers. A call of `next` that is made in two places is a call.
+        packets.by_ref().take(most.min(BURST)).for_each(|packet| {
             match packet.map(|(flow, segment)| (states.keyed_whole(flow), segment)) {
                 Some((flow @ Flow { ends: Ends::V4(src, dst), .. }, segment)) => {
-                    self.v4.packets[at].add(states, Key4::new(src, dst, &flow), segment);
+                    self.v4.packets[at % BURST].add(states, Key4::new(src, dst, &flow), segment);
                     v4 |= bit;
                 }
                 Some((flow @ Flow { ends: Ends::V6(src, dst, zone), .. }, segment)) => {
-                    self.v6.packets[at].add(states, Key6::new(src, dst, zone, &flow), segment);
+                    self.v6.packets[at % BURST].add(states, Key6::new(src, dst, zone, &flow), segment);
                     v6 |= bit;
                 }
                 None => {}
             }
-            count = at + 1;
-        }
-        (self.v4.here, self.v6.here, self.count) = (v4, v6, count);
+            at += 1;
+            bit = bit.wrapping_shl(1);
+        });
+        (self.v4.here, self.v6.here, self.count) = (v4, v6, at);
     }
 
     /// The last stage of packets that are of neither family.

@@ -150,7 +150,7 @@ impl States {
             Key::<N>::family(&self.shared).look_sooner(slot, end);
         }
         if !maker.has(REPLIED) && (direction == Direction::Reverse || maker.has(ANSWERED)) {
-            self.answered(cell, direction, packet);
+            self.answered(cell, direction, packet.proto, packet.segment);
         }
         direction
     }
@@ -161,12 +161,16 @@ impl States {
     /// state waits for what its maker says to the answer: with TCP an acknowledgement (RFC 9293, 3.5), with SCTP the cookie that
     /// the other side has found to be its own (RFC 9260, 5.1).
     #[cold]
-    fn answered<const N: usize>(&self, cell: Cell<'_, N>, direction: Direction, packet: Seen<'_>) {
-        let replied = match (packet.proto, direction) {
+    fn answered<const N: usize>(
+        &self,
+        cell: Cell<'_, N>,
+        direction: Direction,
+        proto: u8,
+        segment: &Segment,
+    ) {
+        let replied = match (proto, direction) {
             (TCP, Direction::Reverse) => false,
-            (TCP, Direction::Forward) => {
-                packet.segment.tcp_flags & (SYN | ACK) == ACK && !cell.tcp().was_reset()
-            }
+            (TCP, Direction::Forward) => segment.tcp_flags & (SYN | ACK) == ACK && !cell.tcp().was_reset(),
             (SCTP, _) if self.settings.dyn_sctp => match cell.sctp() {
                 Phase::Unknown => direction == Direction::Reverse,
                 phase => matches!(phase, Phase::Established(_)),
