@@ -349,3 +349,28 @@ fn what_has_ended_is_collected_while_a_table_grows() {
         }
     }
 }
+
+/// What begins with a SYN while the table is nearly full has less time to be answered, if that is asked for.
+#[test]
+fn connections_that_begin_in_a_nearly_full_table_are_short() {
+    let lifetimes = |dyn_adaptive| {
+        let settings = Settings { dyn_max: 10, dyn_adaptive, ..Settings::default() };
+        let mut states = States::new(settings, 7);
+        assert!((0..10).all(|n| syn(&mut states, &flow(n)).is_ok()));
+        // A place becomes free, which is not enough.
+        assert!(states.remove(&flow(0), Name::DEFAULT, NOW));
+        syn(&mut states, &flow(10)).unwrap();
+        // Three more, and it is no longer nearly full.
+        (1..4).for_each(|n| assert!(states.remove(&flow(n), Name::DEFAULT, NOW)));
+        syn(&mut states, &flow(11)).unwrap();
+        // One that is answered is a connection as any other.
+        assert!(states.lookup(&flow(10).reversed(), Lookup::Any, &segment(0x12, 1), NOW).is_some());
+        assert!(states.lookup(&flow(10), Lookup::Any, &segment(0x10, 1), NOW).is_some());
+        [8, 9, 10, 11].map(|n| {
+            let listed = states.list(NOW).find(|listed| listed.flow == flow(n)).unwrap();
+            listed.remaining.as_secs()
+        })
+    };
+    assert_eq!(lifetimes(true), [20, 5, 300, 20]);
+    assert_eq!(lifetimes(false), [20, 20, 300, 20]);
+}

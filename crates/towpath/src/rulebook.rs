@@ -294,12 +294,12 @@ impl Rulebook {
         (events, book.gate.states().events_lost())
     }
 
-    /// The keepalives that are due; looks at `budget` states, or one `share` of all, whatever is more.
-    pub fn keepalives(&self, budget: usize, share: usize) -> Vec<Keepalive> {
+    /// The keepalives that are due; looks at `least` states, or at this `part` of all, whatever is more.
+    pub fn keepalives(&self, least: usize, part: f64) -> Vec<Keepalive> {
         let now = self.clock.now();
         let mut due = Vec::new();
         let gate = &mut self.book().gate;
-        let budget = budget.max(gate.states().peak().div_ceil(share.max(1)));
+        let budget = least.max((gate.states().slots() as f64 * part).ceil() as usize);
         gate.keepalives(now, budget, |keepalive| due.push(keepalive));
         due
     }
@@ -378,18 +378,21 @@ impl Rulebook {
         rows
     }
 
-    /// Changes a setting. Returns its name, and its value before.
+    /// Changes a setting. Returns its name, its value before, and the one that it has now: lifetimes of what was closed are cut short.
     ///
     /// # Errors
     /// There is no such setting, it is read-only, or `value` is out of its range.
-    pub fn set(&self, name: &str, value: u64) -> Result<(String, u64), SettingError> {
+    pub fn set(&self, name: &str, value: u64) -> Result<(String, u64, u64), SettingError> {
         let mut book = self.book();
         let mut settings = Settings::of(&book.gate);
         let short = short(name);
-        let before = settings.rows().into_iter().find(|(row, _)| *row == short).map_or(0, |(_, value)| value);
+        let value_in = |settings: &Settings| {
+            settings.rows().into_iter().find(|(row, _)| *row == short).map_or(0, |(_, value)| value)
+        };
+        let before = value_in(&settings);
         settings.set(name, value)?;
         settings.give(&mut book.gate);
-        Ok((short.to_owned(), before))
+        Ok((short.to_owned(), before, value_in(&Settings::of(&book.gate))))
     }
 }
 
@@ -414,6 +417,7 @@ mod tests {
     use super::*;
     use towpath_gate::gate::{Dir, DropReason, Ports, Step, Walk};
     use towpath_gate::packet::Link;
+    use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
     use towpath_gate::{state, wire};
 
     fn book(rules: &str) -> Rulebook {
@@ -481,6 +485,39 @@ mod tests {
         assert!(!book.rechecks().running && states().is_empty());
     }
 
+    /// Where there were states of one family, and now are such of the other: all of them within the round.
+    #[test]
+    fn parts_of_a_round_are_the_whole() {
+        let book = book("");
+        let (syn, ack) = (2, 16);
+        let segment = |tcp_flags| Segment { tcp_flags, tcp_ack: 1000, ..Segment::default() };
+        let start = Time::from_secs(1);
+        for v6 in [false, true] {
+            let mut book = book.book();
+            let states = book.gate.states_mut();
+            for src_port in 0..50 {
+                let ends = match v6 {
+                    false => Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+                    true => Ends::V6([1; 8].into(), [2; 8].into(), 0),
+                };
+                let flow = Flow { ends, proto: 6, src_port, dst_port: 80, tenant: 0 };
+                let install = Install::default();
+                states.install(&flow, Name::DEFAULT, &segment(syn), RuleId(1), &install, start).unwrap();
+                for (flow, flags) in [(flow.reversed(), syn | ack), (flow, ack)] {
+                    assert!(states.lookup(&flow, Lookup::Any, &segment(flags), start).is_some());
+                }
+                if !v6 {
+                    assert!(states.remove(&flow, Name::DEFAULT, start));
+                }
+            }
+        }
+        book.clock().set(start + std::time::Duration::from_secs(285));
+        let due = [book.keepalives(0, 0.6).len(), book.keepalives(0, 0.4).len()];
+        assert_eq!(due, [10, 40]);
+        // And none twice in a round.
+        assert!(book.keepalives(0, 1.0).is_empty());
+    }
+
     #[test]
     fn commands_are_carried_out_all_or_none() {
         let book =
@@ -527,7 +564,8 @@ mod tests {
         book.command("ipfw -q table t add 10.0.0.0/8 7").unwrap();
         assert_eq!(book.table("t").unwrap(), [("10.0.0.0/8".to_owned(), "7".to_owned())]);
         assert_eq!(book.table("u"), None);
-        assert_eq!(book.set("net.inet.ip.fw.dyn_max", 9).unwrap(), ("dyn_max".to_owned(), 1_048_576));
+        assert_eq!(book.set("net.inet.ip.fw.dyn_max", 9).unwrap(), ("dyn_max".to_owned(), 1_048_576, 9));
+        assert_eq!(book.set("dyn_fin_lifetime", 100).unwrap(), ("dyn_fin_lifetime".to_owned(), 1, 4));
         assert!(book.settings().contains(&("dyn_max", 9)));
         assert!(book.set("dyn_count", 9).is_err());
     }

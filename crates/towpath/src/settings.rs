@@ -44,7 +44,10 @@ impl Settings {
             return Err(SettingError::ReadOnly(name));
         }
         let Some(name) = GATE.into_iter().find(|name| *name == short) else {
-            return self.states.set(name, value);
+            return self.states.set(name, value).map_err(|error| match error {
+                SettingError::Unknown(name, _) => SettingError::Unknown(name, &GATE),
+                other => other,
+            });
         };
         let switch = match value {
             0 => Ok(false),
@@ -114,6 +117,9 @@ mod tests {
         let mut settings = Settings::default();
         assert!(matches!(settings.set("default_rule", 1), Err(SettingError::ReadOnly("default_rule"))));
         assert!(matches!(settings.set("related", 2), Err(SettingError::Range { name: "related", .. })));
-        assert!(matches!(settings.set("fwd", 2), Err(SettingError::Unknown(_))));
+        let error = settings.set("fwd", 2).unwrap_err().to_string();
+        for name in ["dyn_max", "dyn_adaptive", "related", "fragments"] {
+            assert!(error.contains(&format!(", {name}")) || error.contains(&format!(" {name},")), "{error}");
+        }
     }
 }

@@ -80,7 +80,7 @@ use std::ops::BitOr;
 pub use list::{Cursor, Kind, Line, Listed};
 pub use memory::Pages;
 pub use related::Quoted;
-pub use settings::{KEEPALIVE_PERIOD, LIFETIME_MAX, SettingError, Settings};
+pub use settings::{KEEPALIVE_PERIOD, LIFETIME_MAX, SYN_NEARLY_FULL, SettingError, Settings};
 pub(crate) use states::Saved;
 pub use states::{BURST, Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
 pub use watch::{Happened, StateEvent};

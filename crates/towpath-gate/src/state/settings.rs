@@ -58,7 +58,13 @@ pub struct Settings {
     /// Ours, against floods of SYNs from made-up sources: whether the first SYN of a flow that has no state is dropped,
     /// and only its repetition, between 0.2 and 60 s later, makes one. A connection takes a second longer. Default off.
     pub dyn_first_syn: bool,
+    /// Ours, against floods of SYNs too: whether a TCP connection of which only the first SYN was seen lives [`SYN_NEARLY_FULL`]
+    /// seconds, if `dyn_syn_lifetime` is not less, when it begins while the table is nearly full. Default off.
+    pub dyn_adaptive: bool,
 }
+
+/// See [`Settings::dyn_adaptive`]: who has answered a SYN and its repetition after a second, or after three, is in time.
+pub const SYN_NEARLY_FULL: u32 = 5;
 
 impl Default for Settings {
     fn default() -> Self {
@@ -79,6 +85,7 @@ impl Default for Settings {
             dyn_source_max: 0,
             dyn_sctp: false,
             dyn_first_syn: false,
+            dyn_adaptive: false,
         }
     }
 }
@@ -86,8 +93,8 @@ impl Default for Settings {
 /// Why a setting was not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingError {
-    /// There is no setting of that name.
-    Unknown(String),
+    /// There is no setting of that name; there are these besides the states' own.
+    Unknown(String, &'static [&'static str]),
     /// The setting can be read only.
     ReadOnly(&'static str),
     /// The value is not in the setting's range.
@@ -102,9 +109,9 @@ pub enum SettingError {
 impl fmt::Display for SettingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(name) => {
+            Self::Unknown(name, more) => {
                 write!(f, "there is no setting {name:?}; settable are ")?;
-                let mut names = ROWS.iter().map(|row| row.name);
+                let mut names = ROWS.iter().map(|row| row.name).chain(more.iter().copied());
                 f.write_str(names.next().unwrap_or_default())?;
                 names.try_for_each(|name| write!(f, ", {name}"))
             }
@@ -131,7 +138,7 @@ enum Field {
     Switch(fn(&mut Settings) -> &mut bool),
 }
 
-const ROWS: [Row; 16] = [
+const ROWS: [Row; 17] = [
     Row { name: "dyn_max", field: Field::Number(|s| &mut s.dyn_max) },
     Row { name: "dyn_parent_max", field: Field::Number(|s| &mut s.dyn_parent_max) },
     Row { name: "dyn_buckets", field: Field::Number(|s| &mut s.dyn_buckets) },
@@ -148,6 +155,7 @@ const ROWS: [Row; 16] = [
     Row { name: "dyn_source_max", field: Field::Number(|s| &mut s.dyn_source_max) },
     Row { name: "dyn_sctp", field: Field::Switch(|s| &mut s.dyn_sctp) },
     Row { name: "dyn_first_syn", field: Field::Switch(|s| &mut s.dyn_first_syn) },
+    Row { name: "dyn_adaptive", field: Field::Switch(|s| &mut s.dyn_adaptive) },
 ];
 
 impl Settings {
@@ -169,7 +177,7 @@ impl Settings {
             return Err(SettingError::ReadOnly(name));
         }
         let Some(Row { name, field }) = ROWS.iter().find(|row| row.name == short) else {
-            return Err(SettingError::Unknown(name.to_owned()));
+            return Err(SettingError::Unknown(name.to_owned(), &[]));
         };
         match field {
             Field::Number(field) => {
@@ -198,6 +206,11 @@ impl Settings {
             Field::Number(field) | Field::Seconds(field) => (row.name, u64::from(*field(&mut settings))),
             Field::Switch(field) => (row.name, u64::from(*field(&mut settings))),
         })
+    }
+
+    /// What a connection goes by that begins while the table is nearly full.
+    pub(super) fn of_nearly_full(&self) -> Self {
+        Self { dyn_syn_lifetime: self.dyn_syn_lifetime.min(SYN_NEARLY_FULL), ..self.clone() }
     }
 
     /// As ipfw keeps them: a closed connection must be gone before a keepalive could prolong it.

@@ -243,7 +243,7 @@ fn settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {
     for (name, number) in table.all_numbers() {
         match probe.set(name.value, number.value) {
             Ok(()) => settings.push((name.value.to_owned(), number.value)),
-            Err(error @ state::SettingError::Unknown(_)) => {
+            Err(error @ state::SettingError::Unknown(..)) => {
                 let names = Settings::default().rows();
                 match reader::meant(name.value, names.iter().map(|(name, _)| *name)) {
                     Some(hint) => {

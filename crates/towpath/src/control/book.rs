@@ -79,7 +79,7 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
             }
         },
         Request::Set { name, value } => match book.set(name, *value) {
-            Ok((name, before)) => Ok(Answer::Set { name, before, value: *value }),
+            Ok((name, before, value)) => Ok(Answer::Set { name, before, value }),
             Err(error) => Err((Code::Invalid, error.to_string())),
         },
         Request::ShowRings

@@ -51,10 +51,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// Lines of `log` rules that may wait to be printed.
 const LOG_LINES: usize = 1024;
 
-/// States that are looked at for keepalives each tick, or one of so many shares of all if that is more: twenty-five ticks
-/// are a round.
-const KEEPALIVE_BUDGET: usize = 65_536;
-const KEEPALIVE_SHARE: usize = 24;
+/// States that are looked at for keepalives each tick, if there are so many; and how long looking at all of them takes at most, a
+/// little less than the five seconds of a round.
+const KEEPALIVE_LEAST: usize = 65_536;
+const KEEPALIVE_ROUND: Duration = Duration::from_millis(4500);
 
 /// How long others have the rules between two steps of a re-check.
 const BREATH: Duration = Duration::from_millis(1);
@@ -501,11 +501,14 @@ impl Administrator {
 
     /// Sends keepalives, where there are routes to send them by. All states are looked at within five seconds.
     fn keep_alive(&mut self) {
-        if self.config.routes.is_empty() || self.kept_alive.elapsed() < TICK {
+        let since = self.kept_alive.elapsed();
+        if self.config.routes.is_empty() || since < TICK {
             return;
         }
         self.kept_alive = Instant::now();
-        let due = self.rulebook.keepalives(KEEPALIVE_BUDGET, KEEPALIVE_SHARE);
+        // A tick that comes late has more to look at.
+        let part = since.as_secs_f64() / KEEPALIVE_ROUND.as_secs_f64();
+        let due = self.rulebook.keepalives(KEEPALIVE_LEAST, part);
         if !due.is_empty() {
             self.workers[0].say(Order::Keepalives(due));
         }

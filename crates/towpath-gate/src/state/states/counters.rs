@@ -85,6 +85,11 @@ impl States {
         self.shared.peak.load(Ordering::Relaxed) as usize
     }
 
+    /// Slots that were ever in use, of both families: what a round of [`States::keepalives`] looks at.
+    pub fn slots(&self) -> usize {
+        self.shared.v4.slab.len() as usize + self.shared.v6.slab.len() as usize
+    }
+
     /// `curr_max_length`: the most states of one flow, under different names, that have stood beside each other.
     pub fn curr_max_length(&self) -> usize {
         self.shared.v4.longest().max(self.shared.v6.longest())
@@ -120,8 +125,13 @@ impl States {
             states_max: self.settings.dyn_max as usize,
             parents: self.parents(),
             parents_max: self.settings.dyn_parent_max as usize,
-            nearly_full: self.shared.nearly_full.load(Ordering::Relaxed) != 0,
+            nearly_full: self.is_nearly_full(),
         }
+    }
+
+    pub(super) fn is_nearly_full(&self) -> bool {
+        // Relaxed: it is as true a moment later.
+        self.shared.nearly_full.load(Ordering::Relaxed) != 0
     }
 
     /// States that were never replied to.

@@ -123,7 +123,11 @@ impl States {
         let era = self.recent.add(&shared.rules, rule);
         let template = Template { key, side, rule, name, era, marks, parent, lifetime, established };
         family.near.clear(slot, shared.epochs.places());
-        family.cell(slot).write(&template, packet, &self.settings);
+        if self.settings.dyn_adaptive && self.is_nearly_full() {
+            family.cell(slot).write(&template, packet, &self.settings.of_nearly_full());
+        } else {
+            family.cell(slot).write(&template, packet, &self.settings);
+        }
         if strict {
             let mut window = Window::default();
             window.segment(Direction::Forward, packet.segment);
