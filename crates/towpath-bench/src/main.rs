@@ -167,7 +167,7 @@ struct Mux {
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     seconds: Duration,
 
-    /// How often each measurement is made, ours and the peer's in turns
+    /// How often each measurement is made, ours and the peer's in turns; each in four short ones where no high quantile is asked for
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 

@@ -100,12 +100,33 @@ impl Channel {
         parts: impl Iterator<Item = Part<'a>> + Clone,
         meta: &Meta,
     ) -> Result<Seq, Full> {
-        let (count, bytes) =
-            parts.clone().fold((0, 0), |(count, bytes), part| (count + 1, bytes + part.bytes.len()));
-        assert!(count <= BUNDLE_MOST, "{count} messages in a frame");
+        let pieces = parts.clone().map(|part| part.bytes);
+        self.send_bundle_of(parts, pieces, meta)
+    }
+
+    /// The same where messages lie one behind the other: `pieces` are their bytes, in as few pieces as may be.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    ///
+    /// # Panics
+    /// When there are more than [`BUNDLE_MOST`], or the pieces are not as many bytes as the messages.
+    pub fn send_bundle_of<'a>(
+        &mut self,
+        parts: impl Iterator<Item = Part<'a>>,
+        pieces: impl Iterator<Item = &'a [u8]>,
+        meta: &Meta,
+    ) -> Result<Seq, Full> {
+        let (mut entries, mut count, mut bytes) = ([[0; ENTRY]; BUNDLE_MOST], 0, 0);
+        for part in parts {
+            assert!(count < BUNDLE_MOST, "more than {BUNDLE_MOST} messages in a frame");
+            (entries[count], count, bytes) = (part.emit(), count + 1, bytes + part.bytes.len());
+        }
         let mut slot = self.reserve(count * ENTRY + bytes)?;
-        parts.clone().for_each(|part| slot.write(&part.emit()));
-        parts.for_each(|part| slot.write(part.bytes));
+        slot.write(entries[..count].as_flattened());
+        // More bytes than were asked for are the slot's to refuse.
+        let wrote: usize = pieces.map(|piece| (slot.write(piece), piece.len()).1).sum();
+        assert_eq!(wrote, bytes, "bytes of the messages");
         Ok(slot.commit(&Meta { kind: Kind::MESSAGES, mark: count as u32, ..*meta }))
     }
 }

@@ -72,6 +72,11 @@ impl<'a> View<'a> {
         &self.bytes[self.skip..self.bytes.len() - self.trim]
     }
 
+    /// How many bytes the framing strips in front and behind.
+    pub const fn stripped(&self) -> (usize, usize) {
+        (self.skip, self.trim)
+    }
+
     /// The framing's mark; 0 without.
     pub const fn mark(&self) -> u32 {
         self.mark

@@ -27,6 +27,7 @@ mod message;
 mod order;
 mod pool;
 pub mod psock;
+mod ready;
 mod receive;
 mod run;
 mod schedule;
@@ -56,6 +57,7 @@ use crate::Time;
 use order::Lane;
 use pool::Pool;
 use psock::Psock;
+use ready::Ready;
 use worker::Worker;
 
 /// Joins connections to workers. See the module's documentation.
@@ -93,7 +95,7 @@ pub struct Mux {
     psocks: SlotMap<psock::Id, Psock>,
     workers: SlotMap<worker::Id, Worker>,
     /// Messages that any worker may take, the oldest first.
-    ready: VecDeque<Message>,
+    ready: Ready,
     /// [`Order::Key`]: what waits behind a message with the same hash.
     keys: HashMap<u32, Lane>,
     /// Idle workers, the one that asked last at the end.
@@ -152,7 +154,7 @@ impl Mux {
             config,
             psocks: SlotMap::with_key(),
             workers: SlotMap::with_key(),
-            ready: VecDeque::new(),
+            ready: Ready::default(),
             keys: HashMap::new(),
             idle: VecDeque::new(),
             woken: 0,

@@ -296,6 +296,12 @@ impl Psock {
         }
     }
 
+    /// So many of its messages are with a worker from now on.
+    pub(super) fn hold(&mut self, count: usize) {
+        self.stats.reserved += u64::from(self.in_hand == 0);
+        self.in_hand += count;
+    }
+
     pub(super) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }

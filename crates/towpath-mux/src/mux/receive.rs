@@ -55,7 +55,7 @@ impl Found {
         self.start..self.start + self.length
     }
 
-    const fn end(&self) -> usize {
+    pub(super) const fn end(&self) -> usize {
         self.start + self.length
     }
 }
@@ -264,6 +264,11 @@ impl Mux {
         };
         if let Some(by) = self.may_run(found.len(), used) {
             self.give_run(by, id, bytes, memory, found);
+            buffer.into_iter().for_each(|buffer| self.recycle(buffer));
+            return;
+        }
+        if found.len() > 1 && self.config.order == Order::None {
+            self.queue_run(id, bytes, memory, found);
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
         }

@@ -5,14 +5,17 @@
 //! what was answered goes out as one piece. When somebody else is to have some of them, the run is unrolled
 //! ([`Mux::unroll`]): from then on they are messages like others, held by that worker, and can be handed back.
 //!
-//! Invariant: a run is given only when no message waits, order is nobody's concern, and all of it takes less time than
+//! Who takes messages for workers that are elsewhere gets them as runs too, or parts of runs ([`Mux::poll_rows`]): a worker may
+//! hold several of those, and what is said about some of a run's messages parts it there ([`Rows`]).
+//!
+//! Invariant: a run is given to who reads it only when no message waits, order is nobody's concern, and all of it takes less time than
 //! another worker is worth waking for.
+
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-#[cfg(feature = "io")]
-use super::message::View;
-use super::message::{Message, Ticket};
+use super::message::{Message, Ticket, View};
 use super::psock::{self, Outgoing};
 use super::receive::Found;
 use super::worker::{self, InHand};
@@ -30,9 +33,12 @@ pub struct Run {
     number: u64,
     bytes: Bytes,
     found: std::sync::Arc<[Found]>,
-    /// The next one that is to be begun.
+    /// The next one that is to be begun, and behind the last one.
     next: usize,
+    end: usize,
     received: Time,
+    /// How many workers died with the only one.
+    deaths: u8,
     /// Bytes that each is counted with, and the first besides.
     share: usize,
     rest: usize,
@@ -45,10 +51,90 @@ pub(super) struct Held {
     done: usize,
 }
 
+/// Runs that a worker holds, or parts of runs, in the order in which they were given; each with how many of its messages were
+/// answered, from the first on.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    rows: VecDeque<(Run, usize)>,
+    messages: usize,
+}
+
+impl Rows {
+    /// Messages in them.
+    pub(super) const fn len(&self) -> usize {
+        self.messages
+    }
+
+    pub(super) fn push(&mut self, run: Run) {
+        self.messages += run.len();
+        self.rows.push_back((run, 0));
+    }
+
+    /// Something was answered to this message, and to some behind it: to how many of those `count` it was. None when it is not here.
+    pub(super) fn answered(&mut self, first: Ticket, count: usize) -> Option<usize> {
+        let (at, place) = self.find(first)?;
+        let (run, answered) = &mut self.rows[at];
+        let count = count.min(run.len() - place);
+        if place <= *answered {
+            *answered = (*answered).max(place + count);
+        } else {
+            // Those between were not.
+            let (_, answered) = self.part(at, place);
+            *answered = count;
+        }
+        Some(count)
+    }
+
+    /// This message and some behind it are done: those of the `count` that stand here together, and whether something was answered to
+    /// the first. None when it is not here.
+    pub(super) fn take(&mut self, first: Ticket, count: usize) -> Option<(Run, bool)> {
+        let (mut at, place) = self.find(first)?;
+        if place > 0 {
+            self.part(at, place);
+            at += 1;
+        }
+        let (run, answered) = &mut self.rows[at];
+        let (whole, was) = (count >= run.len(), *answered > 0);
+        let taken = if whole {
+            self.rows.remove(at)?.0
+        } else {
+            *answered = answered.saturating_sub(count);
+            run.split_to(count)
+        };
+        self.messages -= taken.len();
+        Some((taken, was))
+    }
+
+    /// All of them.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (Run, usize)> {
+        self.messages = 0;
+        self.rows.drain(..)
+    }
+
+    /// Which of them has this message, and as which of those that it has.
+    fn find(&self, ticket: Ticket) -> Option<(usize, usize)> {
+        let place = |(run, _): &(Run, usize)| {
+            let place = ticket.number.checked_sub(run.number + run.next as u64)? as usize;
+            (run.psock == ticket.psock && place < run.len()).then_some(place)
+        };
+        // What is done in order is found at once.
+        self.rows.iter().enumerate().find_map(|(at, row)| Some((at, place(row)?)))
+    }
+
+    /// Parts a row before this place: the part behind it.
+    fn part(&mut self, at: usize, place: usize) -> &mut (Run, usize) {
+        let (run, answered) = &mut self.rows[at];
+        let first = (run.split_to(place), (*answered).min(place));
+        *answered = answered.saturating_sub(place);
+        self.rows.insert(at, first);
+        &mut self.rows[at + 1]
+    }
+}
+
 impl Run {
     /// How many of its messages are not begun.
     pub fn len(&self) -> usize {
-        self.found.len() - self.next
+        self.end - self.next
     }
 
     /// Whether all are begun.
@@ -67,10 +153,38 @@ impl Run {
         self.message(at)
     }
 
+    /// The name of the next message.
+    pub fn first(&self) -> Option<Ticket> {
+        (!self.is_empty()).then(|| self.ticket(self.next))
+    }
+
+    /// Those that are not begun, where they lie.
+    pub fn views(&self) -> impl Iterator<Item = View<'_>> + Clone {
+        (self.next..self.end).filter_map(|at| self.view(at))
+    }
+
+    /// The next so many messages, one behind the other, where they lie.
+    pub fn bytes(&self, count: usize) -> &[u8] {
+        let places = self.next..self.next + count.min(self.len());
+        let found = &self.found[places];
+        let Some((first, last)) = found.first().zip(found.last()) else { return &[] };
+        &self.bytes[first.start..last.end()]
+    }
+
+    /// The next so many messages are begun.
+    pub fn skip(&mut self, count: usize) {
+        self.advance(count);
+    }
+
+    /// How many workers died with it, if it is one message; no run of several has been with any.
+    pub const fn deaths(&self) -> u8 {
+        self.deaths
+    }
+
     /// The names of those that are not begun.
     pub fn rest(&self) -> impl Iterator<Item = Ticket> {
         let (psock, number) = (self.psock, self.number);
-        (self.next..self.found.len()).map(move |at| Ticket { psock, number: number + at as u64 })
+        (self.next..self.end).map(move |at| Ticket { psock, number: number + at as u64 })
     }
 
     /// The name of the one at this place.
@@ -79,7 +193,6 @@ impl Run {
     }
 
     /// The one at this place, where it lies.
-    #[cfg(feature = "io")]
     pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
         let found = self.found.get(at)?;
         let Found { skip, trim, mark, hash, .. } = *found;
@@ -112,8 +225,44 @@ impl Run {
             hash,
             received: self.received,
             charge: self.charge(at..at + 1),
-            deaths: 0,
+            deaths: self.deaths,
         })
+    }
+
+    /// Bytes of those that are not begun, and what they are counted with.
+    pub(super) fn weight(&self) -> (usize, usize) {
+        (self.bytes(self.len()).len(), self.charge(self.next..self.end))
+    }
+
+    pub(super) const fn received(&self) -> Time {
+        self.received
+    }
+
+    /// How many of those that are not begun, from the first on, are at most so many messages and bytes.
+    pub(super) fn fitting(&self, most: usize, bytes: usize) -> usize {
+        let most = most.min(self.len());
+        if self.bytes(most).len() <= bytes {
+            return most;
+        }
+        let from = self.found[self.next].start;
+        self.found[self.next..self.next + most].partition_point(|found| found.end() - from <= bytes)
+    }
+
+    /// The next so many that are not begun, by themselves; this has the others.
+    pub(super) fn split_to(&mut self, count: usize) -> Self {
+        let end = self.next + count.min(self.len());
+        let first = Self { end, ..self.clone() };
+        self.next = end;
+        first
+    }
+
+    /// A message that waited by itself, as a run of one. What it is counted with is the core's to know.
+    pub(super) fn of_one(message: &Message) -> Self {
+        let Message { ticket, bytes, skip, trim, mark, hash, received, deaths, .. } = message.clone();
+        let found = [Found { start: 0, length: bytes.len(), skip, trim, mark, hash }];
+        let Ticket { psock, number } = ticket;
+        let found = std::sync::Arc::new(found);
+        Self { psock, number, bytes, found, next: 0, end: 1, received, deaths, share: 0, rest: 0 }
     }
 
     /// Bytes that these are counted with.
@@ -125,7 +274,7 @@ impl Run {
 impl Held {
     /// Those that are not done.
     pub(super) fn left(&self) -> usize {
-        self.run.found.len() - self.done
+        self.run.end - self.done
     }
 }
 
@@ -199,11 +348,21 @@ impl Mux {
         self.queue_out(to, Outgoing::new(bytes, messages));
     }
 
+    /// What a worker got as rows are messages like others from now on.
+    pub(super) fn unroll_rows(&mut self, id: worker::Id) {
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        for (run, answered) in worker.rows.drain() {
+            let messages = (run.next..run.end).filter_map(|at| run.message(at));
+            let held = messages.enumerate().map(|(at, message)| InHand { message, answered: at < answered });
+            worker.in_hand.extend(held);
+        }
+    }
+
     /// What is not done of a worker's run are messages like others from now on, which it holds.
     pub fn unroll(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         let Some(Held { run, done }) = worker.run.take() else { return };
-        for message in (done..run.found.len()).filter_map(|at| run.message(at)) {
+        for message in (done..run.end).filter_map(|at| run.message(at)) {
             worker.in_hand_bytes += message.bytes.len();
             worker.in_hand.push_back(InHand { message, answered: false });
         }
@@ -213,7 +372,7 @@ impl Mux {
     pub(super) fn may_run(&self, count: usize, bytes: usize) -> Option<worker::Id> {
         let id = self.reader?;
         let worker = self.workers.get(id)?;
-        let free = worker.enabled && worker.in_hand.is_empty() && worker.run.is_none() && self.run.is_none();
+        let free = worker.enabled && worker.held() == 0 && self.run.is_none();
         let alone = self.config.order == Order::None && self.ready.is_empty();
         let short = self.typical > 0 && !self.is_long(count) && bytes <= self.config.worker_bytes;
         (free && alone && short && count >= LEAST && self.config.batch > 1).then_some(id)
@@ -228,23 +387,11 @@ impl Mux {
         memory: usize,
         found: &[Found],
     ) {
-        let count = found.len();
-        let (share, rest) = (memory / count + size_of::<Message>(), memory % count);
+        let Some(run) = self.receive_run(id, bytes, memory, found) else { return };
+        let (count, length) = (run.len(), run.bytes.len() as u64);
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        let number = psock.next;
-        let run =
-            Run { psock: id, number, found: found.into(), next: 0, received: self.now, share, rest, bytes };
-        let charge = run.charge(0..count);
-        let length = run.bytes.len() as u64;
-        psock.next += count as u64;
-        psock.stats.rx_msgs += count as u64;
-        psock.stats.rx_bytes += length;
         psock.stats.reserved += u64::from(psock.in_hand == 0);
-        psock.outstanding += count;
         psock.in_hand += count;
-        psock.memory += charge;
-        self.message_bytes += charge;
-        self.totals.received += count as u64;
         self.totals.in_hand += count;
         self.queue_wait.saturating_record_n(0, count as u64);
         self.set_activity(by, worker::Activity::Awake);
@@ -255,6 +402,42 @@ impl Mux {
             worker.run = Some(Held { run: run.clone(), done: 0 });
         }
         self.run = Some(run);
+    }
+
+    /// They wait for a worker, whichever.
+    pub(super) fn queue_run(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Found]) {
+        let Some(run) = self.receive_run(id, bytes, memory, found) else { return };
+        self.totals.queued += run.len();
+        self.ready.push_row(run);
+    }
+
+    /// Messages of a read have come, which somebody has from now on.
+    fn receive_run(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Found]) -> Option<Run> {
+        let psock = self.psocks.get_mut(id)?;
+        let count = found.len();
+        let (share, rest) = (memory / count + size_of::<Message>(), memory % count);
+        let (number, received) = (psock.next, self.now);
+        let run = Run {
+            psock: id,
+            number,
+            found: found.into(),
+            next: 0,
+            end: count,
+            received,
+            deaths: 0,
+            share,
+            rest,
+            bytes,
+        };
+        let charge = run.charge(0..count);
+        psock.next += count as u64;
+        psock.stats.rx_msgs += count as u64;
+        psock.stats.rx_bytes += run.bytes.len() as u64;
+        psock.outstanding += count;
+        psock.memory += charge;
+        self.message_bytes += charge;
+        self.totals.received += count as u64;
         self.recount(0, charge);
+        Some(run)
     }
 }

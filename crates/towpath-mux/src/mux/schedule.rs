@@ -17,6 +17,8 @@ use hdrhistogram::Histogram;
 
 use super::event::Event;
 use super::message::{Message, Ticket};
+use super::ready::Waiting;
+use super::run::Run;
 use super::worker::{self, Activity, Worker};
 use super::{Mux, Order};
 use crate::Time;
@@ -51,41 +53,81 @@ impl Mux {
         now: Time,
         batch: &mut Vec<Message>,
     ) -> usize {
-        self.now = self.now.max(now);
-        let now = self.now;
-        self.end_turn(id);
-        let share = self.share(id, most < usize::MAX);
+        let Some(most) = self.begin_turn(id, most, now) else { return 0 };
+        let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
-        if worker.in_hand.is_empty() {
-            worker.since = now;
-        }
-        let mut given = 0;
-        let mut waits = Run::default();
-        let most = worker.credit.min(share).min(most);
-        while worker.enabled
-            && worker.run.is_none()
-            && worker.in_hand.len() < most
-            && (worker.in_hand.is_empty() || worker.in_hand_bytes < self.config.worker_bytes)
-        {
+        while worker.takes_more(most, &self.config) {
             let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };
-            waits.push(&mut self.queue_wait, now.as_nanos().saturating_sub(message.received.as_nanos()));
+            waits.push(&mut self.queue_wait, now.since(message.received), 1);
             batch.push(message.clone());
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
-                psock.stats.reserved += u64::from(psock.in_hand == 0);
-                psock.in_hand += 1;
+                psock.hold(1);
             }
             worker.give(message);
             given += 1;
         }
         waits.end(&mut self.queue_wait);
+        self.end_poll(id, given);
+        given
+    }
+
+    /// The same, but messages of a connection that were read together come together, as far as they may; those that come alone
+    /// are runs of one. What becomes of them is said by [`Mux::reply_row`] and [`Mux::done_row`], of all or some of a run, or one by
+    /// one. Says how many messages that are.
+    pub fn poll_rows(&mut self, id: worker::Id, most: usize, now: Time, rows: &mut Vec<Run>) -> usize {
+        let Some(most) = self.begin_turn(id, most, now) else { return 0 };
+        let (now, mut given, mut waits) = (self.now, 0, Waits::default());
+        let Some(worker) = self.workers.get_mut(id) else { return 0 };
+        while worker.takes_more(most, &self.config) {
+            let room = self.config.worker_bytes.saturating_sub(worker.in_hand_bytes);
+            let pinned = worker.pinned.pop_front().map(Waiting::One);
+            let Some(waiting) = pinned.or_else(|| self.ready.pop_row(most - worker.held(), room)) else {
+                break;
+            };
+            let run = match waiting {
+                Waiting::One(message) => {
+                    let run = Run::of_one(&message);
+                    worker.give(message);
+                    run
+                }
+                Waiting::Row(run) => {
+                    worker.give_row(run.clone());
+                    run
+                }
+            };
+            waits.push(&mut self.queue_wait, now.since(run.received()), run.len() as u64);
+            if let Some(psock) = self.psocks.get_mut(run.psock()) {
+                psock.hold(run.len());
+            }
+            given += run.len();
+            rows.push(run);
+        }
+        waits.end(&mut self.queue_wait);
+        self.end_poll(id, given);
+        given
+    }
+
+    /// A worker asks for messages: how many it may hold.
+    fn begin_turn(&mut self, id: worker::Id, most: usize, now: Time) -> Option<usize> {
+        self.now = self.now.max(now);
+        self.end_turn(id);
+        let share = self.share(id, most < usize::MAX);
+        let worker = self.workers.get_mut(id)?;
+        if worker.in_hand.is_empty() && worker.rows.len() == 0 {
+            worker.since = self.now;
+        }
+        Some(worker.credit.min(share).min(most))
+    }
+
+    /// It was given so many.
+    fn end_poll(&mut self, id: worker::Id, given: usize) {
         self.totals.queued -= given;
         self.totals.in_hand += given;
-        let busy = given > 0 || worker.held() > 0;
+        let busy = given > 0 || self.workers.get(id).is_some_and(|worker| worker.held() > 0);
         self.set_activity(id, if busy { Activity::Awake } else { Activity::Idle });
         if !busy {
             self.recall();
         }
-        given
     }
 
     /// The worker has done this message. `false` when it does not hold it (any more).
@@ -110,9 +152,7 @@ impl Mux {
         }
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
-        let held = tickets.filter_map(|ticket| worker.take(ticket));
-        let (done, charge) =
-            held.fold((0, 0), |(done, charge), held| (done + 1, charge + held.message.charge));
+        let (done, charge) = worker.take_row(first, count);
         if done == 0 {
             return 0;
         }
@@ -138,6 +178,7 @@ impl Mux {
     /// The worker hands back messages that it has not begun: others get them, before what came later.
     pub fn handle_hand_back(&mut self, id: worker::Id, tickets: &[Ticket], now: Time) {
         self.now = self.now.max(now);
+        self.unroll_rows(id);
         let mut back = Vec::with_capacity(tickets.len());
         for &ticket in tickets {
             let Some(worker) = self.workers.get_mut(id) else { return };
@@ -193,6 +234,7 @@ impl Mux {
         worker.enabled = false;
         self.unpin(id);
         self.unroll(id);
+        self.unroll_rows(id);
         self.set_activity(id, Activity::Awake);
         self.awake -= 1;
         let Some(worker) = self.workers.remove(id) else { return };
@@ -517,7 +559,9 @@ impl Mux {
         if self.woken > 0 || self.awake > 0 && !self.is_worth_waking() {
             return None;
         }
-        self.ready.front()?;
+        if self.ready.is_empty() {
+            return None;
+        }
         let idle = self
             .idle
             .iter()
@@ -555,8 +599,8 @@ impl Mux {
 
     /// Whether what is ready would keep those that are awake for longer than waking another takes.
     fn is_worth_waking(&self) -> bool {
-        let Some(oldest) = self.ready.front() else { return false };
-        self.is_long(self.ready.len()) || self.now.since(oldest.received) >= self.config.patience
+        let Some(oldest) = self.ready.oldest() else { return false };
+        self.is_long(self.ready.len()) || self.now.since(oldest) >= self.config.patience
     }
 
     /// Asks the worker that has been longest at its turn for what it has not begun, if somebody is idle.
@@ -584,8 +628,8 @@ impl Mux {
         if self.idle.is_empty() {
             return None;
         }
-        let ready = match self.ready.front() {
-            Some(oldest) if self.woken == 0 => Some(oldest.received + self.config.patience),
+        let ready = match self.ready.oldest() {
+            Some(oldest) if self.woken == 0 => Some(oldest + self.config.patience),
             _ => None,
         };
         let held = self.workers.values().filter(|worker| worker.held() > 1 && !worker.recalled);
@@ -603,20 +647,21 @@ fn put_back(waiting: &mut VecDeque<Message>, message: Message) {
     waiting.insert(before.map_or(0, |before| before + 1), message);
 }
 
-/// Equal values in a row, recorded at once: messages of one read have waited for the same time.
+/// Equal values one behind the other, recorded at once: messages of one read have waited for the same time.
 #[derive(Default)]
-struct Run {
+struct Waits {
     value: u64,
     count: u64,
 }
 
-impl Run {
-    fn push(&mut self, histogram: &mut Histogram<u64>, value: u64) {
+impl Waits {
+    fn push(&mut self, histogram: &mut Histogram<u64>, value: Duration, count: u64) {
+        let value = u64::try_from(value.as_nanos()).unwrap_or(u64::MAX);
         if value != self.value {
             self.end(histogram);
             self.value = value;
         }
-        self.count += 1;
+        self.count += count;
     }
 
     fn end(&mut self, histogram: &mut Histogram<u64>) {

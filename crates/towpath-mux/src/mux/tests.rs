@@ -725,3 +725,51 @@ fn what_a_worker_sent_is_counted_as_its_connections_do() {
     assert_eq!((worker.tx_msgs, worker.tx_bytes), (2, 13));
     assert_eq!((psock.tx_msgs, psock.tx_bytes), (2, 13));
 }
+
+#[test]
+fn a_row_is_parted_where_something_is_said_about_some_of_it() {
+    // What is said, from which message on and about how many; what there is to be done again when the worker dies then.
+    enum Say {
+        Answered,
+        Done,
+    }
+    use Say::{Answered, Done};
+    let rows: [(&[(Say, usize, u32)], &[&str]); 8] = [
+        (&[], &["1", "2", "3", "4", "5", "6"]),
+        (&[(Answered, 0, 2)], &["3", "4", "5", "6"]),
+        (&[(Answered, 0, 2), (Answered, 1, 3)], &["5", "6"]),
+        (&[(Answered, 2, 2)], &["1", "2", "5", "6"]),
+        (&[(Answered, 0, 4), (Done, 0, 2)], &["5", "6"]),
+        (&[(Done, 2, 2)], &["1", "2", "5", "6"]),
+        (&[(Done, 2, 2), (Done, 1, 1), (Answered, 4, 9)], &["1"]),
+        (&[(Answered, 1, 4), (Done, 3, 1), (Done, 0, 9)], &[]),
+    ];
+    for (number, (said, again)) in rows.into_iter().enumerate() {
+        let (mut mux, psock) = lines(Config::default());
+        let worker = mux.clone_worker(64, at(0));
+        (mux.mean, mux.typical) = (1, 1);
+        mux.handle_bytes(psock, b"1\n2\n3\n4\n5\n6\n", at(0));
+        let mut rows = Vec::new();
+        assert_eq!(mux.poll_rows(worker, 2, at(0), &mut rows), 2, "no more than it may have");
+        assert_eq!(mux.poll_rows(worker, 64, at(0), &mut rows), 4, "and what is left");
+        assert_eq!(
+            rows.iter().map(|row| row.bytes(9)).collect::<Vec<_>>(),
+            [&b"1\n2\n"[..], b"3\n4\n5\n6\n"]
+        );
+        let held: Vec<Ticket> = rows.iter().flat_map(Run::rest).collect();
+        for (say, first, count) in said {
+            let row = (held[*first], *count);
+            match say {
+                Answered => {
+                    mux.reply_row(worker, row, 1, bytes::Bytes::from_static(b"x"), at(0)).expect("there")
+                }
+                Done => assert!(mux.done_row(worker, row, at(0)) > 0),
+            }
+            mux.check().unwrap_or_else(|wrong| panic!("row {number}: {wrong}"));
+        }
+        mux.handle_worker_died(worker, at(0));
+        mux.check().unwrap_or_else(|wrong| panic!("row {number}: {wrong}"));
+        let other = mux.clone_worker(64, at(0));
+        assert_eq!(poll(&mut mux, other, at(0)), again, "row {number}");
+    }
+}

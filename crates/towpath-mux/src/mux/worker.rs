@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use super::config::Config;
 use super::message::{Message, Ticket};
-use super::run::Held;
+use super::run::{Held, Rows, Run};
 use crate::Time;
 
 slotmap::new_key_type! {
@@ -34,6 +35,9 @@ pub(super) struct Worker {
     /// Messages for this worker only.
     pub(super) pinned: VecDeque<Message>,
     pub(super) in_hand: VecDeque<InHand>,
+    /// Those that it got as rows.
+    pub(super) rows: Rows,
+    /// Bytes of both.
     pub(super) in_hand_bytes: usize,
     /// Messages that it read itself.
     pub(super) run: Option<Held>,
@@ -77,6 +81,7 @@ impl Worker {
             deadline: None,
             pinned: VecDeque::new(),
             in_hand: VecDeque::new(),
+            rows: Rows::default(),
             in_hand_bytes: 0,
             run: None,
             since: now,
@@ -86,9 +91,18 @@ impl Worker {
         }
     }
 
+    /// Whether it may have more, when it may hold so many.
+    pub(super) fn takes_more(&self, most: usize, config: &Config) -> bool {
+        let held = self.in_hand.len() + self.rows.len();
+        self.enabled
+            && self.run.is_none()
+            && held < most
+            && (held == 0 || self.in_hand_bytes < config.worker_bytes)
+    }
+
     /// Messages that it has.
     pub(super) fn held(&self) -> usize {
-        self.in_hand.len() + self.run.as_ref().map_or(0, Held::left)
+        self.in_hand.len() + self.rows.len() + self.run.as_ref().map_or(0, Held::left)
     }
 
     /// It has sent so many messages, of so many bytes together; nothing is no message, there as little as at a connection.
@@ -101,11 +115,20 @@ impl Worker {
 
     /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
+        let mut told = false;
+        let (mut first, mut left) = (first, count as usize);
+        while let Some(some) = self.rows.answered(first, left) {
+            (told, left) = (true, left - some);
+            first.number += some as u64;
+            if left == 0 {
+                return true;
+            }
+        }
         // What is done in order is found at once.
         let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == first) else {
-            return false;
+            return told;
         };
-        let row = (first.number..first.number + u64::from(count)).map(|number| Ticket { number, ..first });
+        let row = (first.number..first.number + left as u64).map(|number| Ticket { number, ..first });
         // They were given one behind the other, and stand so until they are done.
         for (held, ticket) in self.in_hand.range_mut(at..).zip(row) {
             if held.message.ticket != ticket {
@@ -123,7 +146,39 @@ impl Worker {
         self.in_hand.push_back(InHand { message, answered: false });
     }
 
+    pub(super) fn give_row(&mut self, run: Run) {
+        let (bytes, _) = run.weight();
+        self.in_hand_bytes += bytes;
+        self.stats.rx_msgs += run.len() as u64;
+        self.stats.rx_bytes += bytes as u64;
+        self.rows.push(run);
+    }
+
+    /// Takes so many messages that follow each other from what it holds: how many there were, and what they are counted with.
+    pub(super) fn take_row(&mut self, first: Ticket, count: u32) -> (usize, usize) {
+        let (mut done, mut charge, mut at) = (0, 0, 0);
+        while at < u64::from(count) {
+            let ticket = Ticket { number: first.number + at, ..first };
+            let left = (u64::from(count) - at) as usize;
+            let (step, found, counted) = match self.rows.take(ticket, left) {
+                Some((run, _)) => {
+                    let (bytes, counted) = run.weight();
+                    self.in_hand_bytes -= bytes;
+                    (run.len(), run.len(), counted)
+                }
+                None => self.take(ticket).map_or((1, 0, 0), |held| (1, 1, held.message.charge)),
+            };
+            (done, charge, at) = (done + found, charge + counted, at + step as u64);
+        }
+        (done, charge)
+    }
+
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<InHand> {
+        if let Some((mut run, answered)) = self.rows.take(ticket, 1) {
+            let message = run.begin()?;
+            self.in_hand_bytes -= message.bytes.len();
+            return Some(InHand { message, answered });
+        }
         let held = match self.in_hand.front() {
             Some(held) if held.message.ticket == ticket => self.in_hand.pop_front()?,
             _ => {

@@ -328,9 +328,20 @@ impl World {
         }
     }
 
+    /// Workers in places with odd numbers get rows, as those that are elsewhere do.
     fn poll(&mut self, at: usize) {
-        let mut batch = Vec::new();
-        let given = self.mux.poll_batch(self.hands[at].id, self.now, &mut batch);
+        let (id, now, mut batch) = (self.hands[at].id, self.now, Vec::new());
+        let given = if at % 2 == 0 {
+            self.mux.poll_batch(id, now, &mut batch)
+        } else {
+            let mut rows = Vec::new();
+            let given = self.mux.poll_rows(id, usize::MAX, now, &mut rows);
+            for mut row in rows {
+                assert_eq!(row.bytes(row.len()).len(), row.views().map(|view| view.bytes().len()).sum());
+                batch.extend(std::iter::from_fn(|| row.begin()));
+            }
+            given
+        };
         assert_eq!(given, batch.len());
         self.hands[at].asks = given > 0 || self.hands[at].has_some();
         for message in batch {

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Body, Message, Mux, SendError, Ticket, psock, worker};
+use towpath_mux::mux::{Body, Mux, Run, SendError, Ticket, View, psock, worker};
 use towpath_ring::{
     self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, POLL_BYTES,
     POLL_MESSAGES, Part, Seq, TxPayload, TxSink,
@@ -233,10 +233,10 @@ pub(super) struct Process {
     moves: bool,
     served: bool,
     /// Taken from the core, and not published: there was no room.
-    waiting: VecDeque<Message>,
+    waiting: VecDeque<Run>,
     /// Released, and told the core when all of its replies were read.
     released: Vec<Seq>,
-    batch: Vec<Message>,
+    batch: Vec<Run>,
 }
 
 /// What a look at a process found.
@@ -523,7 +523,7 @@ impl Process {
     /// Takes messages from the core until it has `most`; whether it got any.
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
         let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
-        mux.poll_at_most(id, most, now, &mut self.batch);
+        mux.poll_rows(id, most, now, &mut self.batch);
         self.waiting.extend(self.batch.drain(..));
         !self.waiting.is_empty()
     }
@@ -535,19 +535,19 @@ impl Process {
             return;
         }
         let most = channel.bundle_max();
-        while let Some(message) = self.waiting.front() {
-            let ticket = message.ticket();
-            let mut count = row(self.waiting.iter().take(most));
+        while let Some((first, ticket)) = self.waiting.front().and_then(|run| Some((run, run.first()?))) {
+            let mut count = row(&self.waiting, most);
             let sent = match count {
-                1 => channel.send(message.bytes(), &meta(message, epoch)),
+                1 => send_first(channel, first, epoch),
                 _ => {
-                    let (port, group) = message.psock().parts();
-                    let parts = self.waiting.iter().take(count).map(part);
-                    match channel.send_bundle(parts, &Meta { time: epoch, port, group, ..Meta::default() }) {
+                    let (port, group) = ticket.psock.parts();
+                    let parts = self.waiting.iter().flat_map(Run::views).take(count).map(part);
+                    let meta = Meta { time: epoch, port, group, ..Meta::default() };
+                    match channel.send_bundle_of(parts, pieces(&self.waiting, count), &meta) {
                         // No gap for all of them: the first alone, in a memory of its own if need be.
                         Err(Full::Held | Full::TooLarge) => {
                             count = 1;
-                            channel.send(message.bytes(), &meta(message, epoch))
+                            send_first(channel, first, epoch)
                         }
                         sent => sent,
                     }
@@ -575,7 +575,7 @@ impl Process {
                 }
                 Err(_) => break,
             }
-            self.waiting.drain(..count);
+            pass(&mut self.waiting, count);
         }
         channel.kick();
     }
@@ -599,7 +599,8 @@ impl Process {
         let Some(id) = self.id else { return };
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         self.leaves = Some(now.saturating_add(patience));
-        let back: Vec<Ticket> = self.waiting.drain(..).map(|message| message.ticket()).collect();
+        let back: Vec<Ticket> =
+            self.waiting.drain(..).flat_map(|run| run.rest().collect::<Vec<_>>()).collect();
         driver.change(|mux, now| {
             mux.handle_hand_back(id, &back, now);
             // Not the core's deadline: that blames it for all it has, what it has not begun too.
@@ -629,7 +630,7 @@ impl Process {
                 back.remove(blamed);
             }
             self.out.clear();
-            back.extend(self.waiting.drain(..).map(|message| message.ticket()));
+            self.waiting.drain(..).for_each(|run| back.extend(run.rest()));
             driver.change(|mux, now| {
                 returns.apply(mux, now);
                 mux.handle_hand_back(id, &back, now);
@@ -778,28 +779,69 @@ fn addressee(header: &Header) -> Option<psock::Id> {
     (generation != 0).then(|| psock::Id::from_parts(index, generation))
 }
 
-/// How many of these messages, from the first on, go into one frame: short ones of one connection that follow each other. One that
+/// How many of these messages, `most` at most, go into one frame: short ones of one connection that follow each other. One that
 /// somebody died with goes alone.
-fn row<'a>(messages: impl Iterator<Item = &'a Message>) -> usize {
-    let (mut next, mut bytes): (Option<Ticket>, usize) = (None, 0);
-    let fits = |message: &&Message| {
-        let (ticket, len) = (message.ticket(), message.bytes().len());
-        let follows = next.is_none_or(|next| next == ticket);
-        next = Some(Ticket { number: ticket.number + 1, ..ticket });
-        bytes += len;
-        follows && len <= SHORT && bytes <= BUNDLE && message.deaths() == 0
-    };
-    messages.take_while(fits).count().max(1)
+fn row(waiting: &VecDeque<Run>, most: usize) -> usize {
+    let (mut next, mut bytes, mut count): (Option<Ticket>, usize, usize) = (None, 0, 0);
+    for run in waiting {
+        let Some(first) = run.first().filter(|first| next.is_none_or(|next| next == *first)) else { break };
+        if run.deaths() > 0 {
+            break;
+        }
+        let mut fits = |len: usize| {
+            bytes += len;
+            len <= SHORT && bytes <= BUNDLE
+        };
+        let some = run
+            .views()
+            .take(most - count)
+            .map(|view| view.bytes().len())
+            .take_while(|len| fits(*len))
+            .count();
+        count += some;
+        if some < run.len() {
+            break;
+        }
+        next = Some(Ticket { number: first.number + run.len() as u64, ..first });
+    }
+    count.max(1)
 }
 
-fn part(message: &Message) -> Part<'_> {
+/// The bytes of the first so many messages.
+fn pieces(waiting: &VecDeque<Run>, count: usize) -> impl Iterator<Item = &[u8]> {
+    let pieces = waiting.iter().scan(count, |left, run| {
+        let some = run.len().min(*left);
+        *left -= some;
+        Some(run.bytes(some))
+    });
+    pieces.take_while(|piece| !piece.is_empty())
+}
+
+/// The first so many messages were published.
+fn pass(waiting: &mut VecDeque<Run>, mut count: usize) {
+    while let Some(run) = waiting.front_mut() {
+        if run.len() > count {
+            return run.skip(count);
+        }
+        count -= run.len();
+        waiting.pop_front();
+    }
+}
+
+/// Publishes the first message of a run by itself.
+fn send_first(channel: &mut Channel, run: &Run, epoch: u64) -> Result<Seq, Full> {
+    let first = run.views().next().expect("a run that waits has messages");
+    channel.send(first.bytes(), &meta(&first, epoch))
+}
+
+fn part(message: View<'_>) -> Part<'_> {
     let (skip, trim) = message.stripped();
     let (mark, hash) = (message.mark(), message.hash());
     Part { bytes: message.bytes(), skip: narrow(skip), trim: narrow(trim), mark, hash }
 }
 
 /// What stands before a message in the ring.
-fn meta(message: &Message, time: u64) -> Meta {
+fn meta(message: &View<'_>, time: u64) -> Meta {
     let (port, group) = message.psock().parts();
     let (skip, trim) = message.stripped();
     let layers = Layers { link: 0, network: narrow(skip), payload: narrow(trim) };
