@@ -41,7 +41,18 @@ impl Front {
     }
 
     fn listen(address: &str, worker: &str, more: &[&str]) -> Self {
-        let mut child = towpath()
+        Self::begin(towpath(), address, worker, more)
+    }
+
+    /// Under a limit: a shell's words.
+    fn limited(limit: &str, worker: &str, more: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{limit}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_towpath")]);
+        Self::begin(shell, "127.0.0.1:0", worker, more)
+    }
+
+    fn begin(mut command: Command, address: &str, worker: &str, more: &[&str]) -> Self {
+        let mut child = command
             .args(["mux", address, "--framing", FRAMING, "--worker", worker])
             .args(more)
             .stderr(Stdio::piped())
@@ -417,6 +428,44 @@ fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
 }
 
 #[test]
+fn a_peer_that_has_not_taken_its_answer_is_cut_and_that_is_said() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
+    let mut stream = front.connect();
+    // The kernel takes it, the peer does not.
+    stream.write_all(&message(&vec![0; 600_000])).expect("open");
+    stream.peek(&mut [0]).expect("it is answered");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(1), "{errors}");
+    assert!(errors.contains("1 connections were cut"), "{errors}");
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let front = Front::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
+    let mut clients: Vec<_> = (0..100).map(|_| front.connect()).collect();
+    assert_eq!(split(&ask(clients.last_mut().expect("many"), b"hello")).1, b"hello");
+}
+
+#[test]
+fn connections_leave_workers_the_descriptors_that_they_need() {
+    let mut front = Front::limited("ulimit -n 64", &example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    let mut pid = split(&ask(&mut stream, b"who")).0;
+    // More than there is room for: the last of them wait.
+    let clients: Vec<_> = (0..80).map(|_| front.connect()).collect();
+    let line = front.until("cannot accept until a connection ends");
+    assert!(line.contains("LimitNOFILE="), "{line}");
+    for _ in 0..3 {
+        kill(pid, Signal::KILL);
+        let before = std::mem::replace(&mut pid, split(&ask(&mut stream, b"who")).0);
+        assert_ne!(pid, before, "another one was started");
+    }
+    drop(clients);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
 fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
     let front = Front::start(&example("mux_worker"), &["--workers", "2", "--redeliver", "0"]);
     let mut stream = front.connect();
@@ -431,6 +480,42 @@ fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
     let (code, errors) = front.finish();
     assert_eq!(code, Some(0), "{errors}");
     assert_eq!(counted(&errors), (300, 299, 1, 0), "{errors}");
+}
+
+#[test]
+fn what_is_wrong_with_peers_and_order_is_said_before_anything_begins() {
+    let rows: [(&[&str], &str); 4] = [
+        (&["--connected", "foo"], "--connected foo: a peer is HOST:PORT or unix:PATH"),
+        (&["--connected", "foo:99999"], "--connected foo:99999: a peer is HOST:PORT or unix:PATH"),
+        (&["--connected", "127.0.0.1:1", "--trust", "/nowhere/at-all.pem"], "--trust: "),
+        (&["--order", "key"], "it gives no key; write its clauses with key=OFFSET:LENGTH"),
+    ];
+    for (more, expected) in rows {
+        let worker = example("mux_worker");
+        let mut command = towpath();
+        command.args(["mux", "127.0.0.1:0", "--framing", FRAMING, "--worker", &worker]).args(more);
+        let output = command.output().expect("towpath starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{errors}");
+        assert!(errors.contains(expected) && !errors.contains("listening on"), "{errors}");
+    }
+}
+
+#[test]
+fn a_socket_that_another_front_made_stays() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("front.sock");
+    let address = format!("unix:{}", path.display());
+    let worker = example("mux_worker");
+    let old = Front::listen(&address, &worker, &["--workers", "1"]);
+    std::fs::rename(&path, directory.path().join("old.sock")).expect("it is there");
+    let new = Front::listen(&address, &worker, &["--workers", "1"]);
+    assert_eq!(old.finish().0, Some(0));
+    let mut stream = UnixStream::connect(&path).expect("the new one listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    assert_eq!(new.finish().0, Some(0));
+    assert!(!path.exists(), "its own goes with it");
 }
 
 #[test]

@@ -9,10 +9,10 @@ use clap::builder::ValueHint;
 use clap::{Parser, ValueEnum};
 use rustix::process::DumpableBehavior;
 use towpath::control;
-use towpath::front::{self, Error, Front, Outcome};
+use towpath::front::{self, Error, Front, Outcome, SocketFile};
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
-use towpath_mux::io::{Connect, Connector, Server, Tls};
+use towpath_mux::io::{Connect, Server, Tls};
 use towpath_mux::mux::{self, Order};
 use towpath_send::Choice;
 
@@ -160,6 +160,10 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         .framing
         .parse()
         .map_err(|error| (exit::USAGE, format!("--framing {}: {error}", args.framing)))?;
+    if args.order == OrderArg::Key && !framing.may_have_key() {
+        let why = "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/framing.md)";
+        return Err((exit::USAGE, format!("--order key, --framing {}: {why}", args.framing)));
+    }
     let command = shell_words::split(&args.worker)
         .map_err(|error| (exit::USAGE, format!("--worker {}: {error}", args.worker)))?;
     if command.is_empty() {
@@ -180,16 +184,20 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         rate: 64 << 10,
         ..Limits::default()
     };
+    super::run::open_files();
     // A process of the same user may otherwise read and write our memory through ptrace(2).
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let server = Server::with_limits(framing, limits, config).map_err(failed)?;
     let tls = args.tls.as_ref().map(|(cert, key)| Tls::server(cert, key)).transpose();
     let tls = tls.map_err(|error| (exit::USAGE, format!("--tls: {error}")))?;
-    let mut bound = Bound::default();
+    let peers = args.connected.iter().map(|peer| how(peer, args.trust.as_deref()));
+    let peers = peers.collect::<Result<Vec<_>, _>>()?;
+    // They go with it.
+    let mut sockets = Vec::new();
     for address in &args.listen {
         let listen = front::listen(&server, address, tls.as_ref());
         eprintln!("listening on {}", listen.map_err(|error| (exit::FAILED, error.to_string()))?);
-        bound.0.extend(address.strip_prefix("unix:").map(PathBuf::from));
+        sockets.extend(SocketFile::of(address));
     }
     let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
     let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
@@ -217,24 +225,16 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     };
     let front = Front::new(&server, config, desk).map_err(code)?;
     eprintln!("{workers} workers attached");
-    let connect = |peer: &String| connect(&server, peer, args.trust.as_deref());
-    let _connectors = args.connected.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    let connect = |(peer, how): (&String, Connect)| {
+        let connector = server.connect(peer, how);
+        connector.map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
+    };
+    let _connectors = args.connected.iter().zip(peers).map(connect).collect::<Result<Vec<_>, _>>()?;
     front.run().map_err(code)
 }
 
-/// The files of Unix sockets that it listens on, which go with it.
-#[derive(Debug, Default)]
-struct Bound(Vec<PathBuf>);
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-fn connect(server: &Server, peer: &str, trust: Option<&Path>) -> Result<Connector, (u8, String)> {
+/// How to connect to a peer.
+fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
     let wrong = |error: &dyn std::fmt::Display| (exit::USAGE, format!("--connected {peer}: {error}"));
     let mut how = Connect::default();
     if !peer.starts_with("unix:") {
@@ -244,11 +244,11 @@ fn connect(server: &Server, peer: &str, trust: Option<&Path>) -> Result<Connecto
         let tls = trust.map(|roots| Tls::client(roots, host)).transpose();
         how.tls = tls.map_err(|error| (exit::USAGE, format!("--trust: {error}")))?;
     }
-    server.connect(peer, how).map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
+    Ok(how)
 }
 
 fn tell(outcome: &Outcome) -> u8 {
-    let Outcome { drained, totals, restarts } = outcome;
+    let Outcome { drained, cut, totals, restarts } = outcome;
     eprintln!(
         "{} connections, {} messages: {} done, {} given up, {} not begun; {} given again, {restarts} workers started again",
         totals.attach,
@@ -260,7 +260,9 @@ fn tell(outcome: &Outcome) -> u8 {
     );
     match drained {
         true => exit::OK,
-        false => fail(exit::FAILED, "ended before everything was drained"),
+        false => {
+            fail(exit::FAILED, format!("ended before everything was drained: {cut} connections were cut"))
+        }
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Run) -> u8 {
 }
 
 /// Raises the limit of open files as far as it may be: every connection of a mux is one.
-fn open_files() {
+pub(super) fn open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })

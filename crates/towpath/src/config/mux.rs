@@ -106,15 +106,6 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
     table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
     let framing = table.text("framing");
-    if let Some(text) = &framing
-        && let Err(error) = text.value.parse::<Framing>()
-    {
-        table.wrong(
-            &text.span,
-            format!("`{}` is no framing: {error}", text.value),
-            "docs/framing.md has them",
-        );
-    }
     let worker = table.text("worker").and_then(|text| command(table, &text));
     let orders = [
         ("none", Order::None),
@@ -123,6 +114,22 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         ("sticky", Order::Sticky),
         ("key", Order::Key),
     ];
+    let order = table.word("order", &orders).unwrap_or(Order::None);
+    match framing.as_ref().map(|text| (text, text.value.parse::<Framing>())) {
+        Some((text, Err(error))) => {
+            let message = format!("`{}` is no framing: {error}", text.value);
+            table.wrong(&text.span, message, "docs/framing.md has them");
+        }
+        Some((text, Ok(framing))) if order == Order::Key && !framing.may_have_key() => {
+            let message = format!("`{}` gives no key, and the order is by key", text.value);
+            table.wrong(
+                &text.span,
+                message,
+                "write its clauses with key=OFFSET:LENGTH: docs/framing.md has them",
+            );
+        }
+        _ => {}
+    }
     let sends = [("adaptive", Choice::Adaptive), ("zerocopy", Choice::Zerocopy), ("plain", Choice::Plain)];
     let seconds = |key| table.seconds(key, 0.001..=86_400.0);
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
@@ -131,7 +138,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         listen,
         workers: table.number("workers", 1..=64).map_or(processors.min(64), |count| count as usize),
         thread: thread(table, threads),
-        order: table.word("order", &orders).unwrap_or(Order::None),
+        order,
         drain: seconds("drain").unwrap_or(Duration::from_secs(10)),
         timeout: seconds("timeout"),
         idle: seconds("idle"),

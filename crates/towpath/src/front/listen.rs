@@ -1,9 +1,9 @@
 //! Where a front listens.
 
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use towpath_mux::io::{Server, Tls};
@@ -37,6 +37,36 @@ pub fn listen(server: &Server, address: &str, tls: Option<&Tls>) -> Result<Strin
         None => server.listen(address),
     };
     at.map(|at| at.to_string()).map_err(wrong)
+}
+
+/// The file of a Unix socket that was listened on, which goes with this, unless there is another's by then.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// What it is (stat(2)): its device and its number there.
+    file: (u64, u64),
+}
+
+impl SocketFile {
+    /// That of an address that was listened on; there is none of HOST:PORT.
+    pub fn of(address: &str) -> Option<Self> {
+        let path = PathBuf::from(address.strip_prefix("unix:")?);
+        let file = identity(&path)?;
+        Some(Self { path, file })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path) == Some(self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 fn hint(address: &str, error: &io::Error) -> &'static str {

@@ -32,19 +32,19 @@ mod signals;
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Server, Told};
-use towpath_mux::mux::{Cause, Mux, Order, SendError};
+use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
 use deal::Deal;
-pub use listen::{ListenError, listen};
+pub use listen::{ListenError, SocketFile, listen};
 use pace::Pace;
 pub use process::Ending;
 use process::Returns;
@@ -112,8 +112,10 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
 /// What a front did, when it has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Connections were drained in time.
+    /// Connections were drained in time, and their peers have taken everything, or the kernel has it for them.
     pub drained: bool,
+    /// Connections of which, while it drained, something was not answered or not taken in time.
+    pub cut: u64,
     /// What the multiplexor counted.
     pub totals: towpath_mux::mux::Totals,
     /// Worker processes that were started again.
@@ -146,9 +148,9 @@ pub struct Front {
     senders: Senders,
     /// Who is next to be replaced, while that goes on.
     replacing: Option<usize>,
-    /// It was told to end: when it does so at the latest, and whether that has cut something.
+    /// It was told to end: when it does so at the latest, and how many connections had been cut before.
     draining: Option<Instant>,
-    cut: bool,
+    cut_before: u64,
     /// Ends told in this second, those that were not, and when it began.
     told: (u32, u64, Instant),
     /// Workers' messages that were not sent, as far as that was told, and when.
@@ -199,6 +201,9 @@ impl Front {
         // tempdir gives it mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
+        if let Some(limit) = descriptor_limit(config.workers.get()) {
+            server.set_descriptor_limit(limit);
+        }
         let start = Instant::now();
         let senders = Senders::new(config.send, config.send_check);
         server.set_carriers(Arc::new(senders.clone()));
@@ -218,7 +223,7 @@ impl Front {
             senders,
             replacing: None,
             draining: None,
-            cut: false,
+            cut_before: 0,
             told: (0, 0, start),
             lost: (mux::Lost::default(), None),
             desk,
@@ -283,9 +288,10 @@ impl Front {
     pub fn end(mut self, drained: bool) -> Outcome {
         let totals = self.driver.change(|mux, _| *mux.totals());
         let restarts = self.seats.iter().map(Seat::restarts).sum();
+        let cut = self.cut();
         // Every channel ends before any process is waited for.
         self.seats.iter_mut().for_each(Seat::close);
-        Outcome { drained, totals, restarts }
+        Outcome { drained, cut, totals, restarts }
     }
 
     /// Messages, answers and questions; whether there was anything to do.
@@ -311,7 +317,7 @@ impl Front {
         self.tell_ends();
         self.tell_lost();
         if self.driver.is_drained() {
-            return Some(!self.cut);
+            return Some(self.cut() == 0);
         }
         // A worker that is stuck in a message is not waited for, since nobody is there any more to be answered.
         let late = self.draining.is_some_and(|latest| Instant::now() >= latest);
@@ -409,6 +415,7 @@ impl Front {
                 Signal::End if self.draining.is_some() => return true,
                 Signal::End => {
                     self.draining = Some(Instant::now() + self.config.drain + MOMENT);
+                    self.cut_before = cut(&self.driver.server());
                     // One that has been begun comes to its end.
                     self.replacing = None;
                     self.driver.server().drain(Some(self.config.drain));
@@ -445,6 +452,11 @@ impl Front {
         }
     }
 
+    /// Connections that were cut since it was told to end.
+    fn cut(&self) -> u64 {
+        if self.draining.is_some() { cut(&self.driver.server()) - self.cut_before } else { 0 }
+    }
+
     /// Workers' messages that were not sent, at most once a second.
     fn tell_lost(&mut self) {
         let (before, since) = &mut self.lost;
@@ -460,7 +472,6 @@ impl Front {
     /// Connections that ended badly, with the cause.
     fn tell_ends(&mut self) {
         while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
-            self.cut |= self.draining.is_some() && cause == Cause::DrainTimeout;
             if cause.is_clean() {
                 continue;
             }
@@ -542,6 +553,23 @@ impl Observed for Front {
     fn ports(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// From which descriptor on they are not for connections, which would otherwise take what a worker needs that is started again: it has
+/// five, and twelve for a moment. At most half of all.
+fn descriptor_limit(workers: usize) -> Option<RawFd> {
+    let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
+    let kept = (8 * workers as u64 + 24).min(all / 2);
+    RawFd::try_from(all - kept).ok()
+}
+
+/// Connections whose peers were not waited for any longer, though they had not been answered or had not taken what was sent.
+fn cut(server: &Server) -> u64 {
+    let ended = |mux: &Mux| {
+        let totals = mux.totals();
+        totals.drain_timeouts + totals.send_timeouts + totals.send_full
+    };
+    server.look(ended) + server.arrivals().cut_short
 }
 
 /// Nanoseconds since the epoch.

@@ -20,7 +20,7 @@ use super::muxes::{Gone, Served};
 use super::order::Bell;
 use crate::config::Mux;
 use crate::control::Desk;
-use crate::front::{self, Front, Orders, Outcome};
+use crate::front::{self, Front, Orders, Outcome, SocketFile};
 use crate::queue::DefaultVerdict;
 
 /// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
@@ -30,6 +30,8 @@ const CHANNELS: u32 = 1_000_000;
 pub(super) struct Listening {
     server: Server,
     config: Mux,
+    /// Of the Unix sockets among where it listens.
+    unix: Vec<SocketFile>,
 }
 
 /// A mux that runs.
@@ -42,7 +44,7 @@ pub(super) struct Service {
     runs: Option<Runs>,
     /// Whether it ended well, once it has ended.
     ended: Option<bool>,
-    unix: Vec<String>,
+    unix: Vec<SocketFile>,
 }
 
 /// Who serves a mux.
@@ -76,12 +78,14 @@ impl Listening {
         let server = Server::with_limits(framing, limits, core).map_err(failed)?;
         let tls = config.tls.as_ref().map(|(chain, key)| Tls::server(chain, key)).transpose();
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
+        let mut unix = Vec::new();
         for address in &config.listen {
             let at = front::listen(&server, address, tls.as_ref())
                 .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
             log::info!("mux {}: listens on {at}", config.name);
+            unix.extend(SocketFile::of(address));
         }
-        Ok(Self { server, config: config.clone() })
+        Ok(Self { server, config: config.clone(), unix })
     }
 
     /// Starts its workers, and when they have attached, or it is `stopped` meanwhile, its thread; or gives back what is for a thread of
@@ -95,8 +99,8 @@ impl Listening {
         done: Bell,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
-        let Self { server, config } = self;
-        let Mux { name, listen, .. } = config;
+        let Self { server, config, unix } = self;
+        let Mux { name, .. } = config;
         let door = Arc::new(door);
         server.set_admission(Arc::clone(&door) as Arc<_>);
         let front = front::Config {
@@ -112,8 +116,6 @@ impl Listening {
         };
         let (front, orders) = Front::ordered(&server, front, desk, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
-        let unix = listen.iter().filter_map(|address| address.strip_prefix("unix:"));
-        let unix = unix.map(str::to_owned).collect();
         let (runs, served) = if engine {
             let (end, gone) = channel();
             (Runs::Engine(gone), Some(Served { front, end, done }))
@@ -173,9 +175,7 @@ impl Service {
 
     /// Waits for its end. Whether it ended well.
     pub(super) fn join(mut self) -> bool {
-        for path in &self.unix {
-            let _ = std::fs::remove_file(path);
-        }
+        self.unix.clear();
         match self.runs.take() {
             Some(Runs::Own(thread)) => self.settle(thread.join().ok()),
             Some(Runs::Engine(gone)) => self.settle(gone.recv().ok().map(end)),
@@ -187,7 +187,8 @@ impl Service {
     /// What it came to; nothing when its thread panicked.
     fn settle(&mut self, outcome: Option<Result<Outcome, front::Error>>) {
         self.ended = Some(match outcome {
-            Some(Ok(Outcome { drained, totals, restarts })) => {
+            Some(Ok(Outcome { drained, cut, totals, restarts })) => {
+                let left = format!("; ended before everything was drained: {cut} connections were cut");
                 log::info!(
                     "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
                      started again{}",
@@ -197,7 +198,7 @@ impl Service {
                     totals.done,
                     totals.undone,
                     totals.queued + totals.in_hand,
-                    if drained { "" } else { "; ended before everything was drained" },
+                    if drained { "" } else { &left },
                 );
                 true
             }
