@@ -18,7 +18,8 @@ impl Kind {
     pub const DUMP: Self = Self(3);
     /// End of a dump (`NLMSG_DONE`).
     pub const DONE: Self = Self(4);
-    /// A request was refused: [`Header::mark`] is the error's number (errno(3)).
+    /// A request was refused: [`Header::mark`] is the error's number (errno(3)). To a worker: nobody took a message that it sent,
+    /// whose bytes these are, and whose address is in [`Header::port`] and [`Header::group`].
     pub const ERROR: Self = Self(5);
     /// TX only: the payload that takes the place of a packet's.
     pub const REPLACEMENT: Self = Self(6);

@@ -130,4 +130,4 @@ pub use verdict::{Answer, Flags, Verdict};
 #[cfg(not(loom))]
 pub use verdicts::{Cause, Decision};
 #[cfg(not(loom))]
-pub use worker::{Connection, Message, Reply, ServeError, View, Worker};
+pub use worker::{Connection, Message, Reply, ServeError, Unsent, View, Worker};

@@ -1,5 +1,6 @@
 //! A mux's worker in a process of its own: receives messages of connections, answers them.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -17,6 +18,8 @@ use crate::verdict::Verdict;
 
 /// Messages that [`Worker::serve`] does, if there are so many, before it sees whether the multiplexor sleeps.
 const BURST: u32 = 256;
+/// Messages that came back which are kept for whoever asks.
+const UNSENT: usize = 1024;
 /// Bytes of answers from which on those of a frame's messages do not wait for each other.
 const SMALL: usize = 16 << 10;
 
@@ -44,6 +47,19 @@ pub struct Worker {
     /// Messages that it takes in a frame.
     bundle: usize,
     reply: Reply,
+    unsent: VecDeque<Unsent>,
+}
+
+/// A message of a worker that nobody took, see [`Worker::poll_unsent`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsent {
+    /// The connection that it was for; `None` for any.
+    pub connection: Option<Connection>,
+    /// Why, as error number: EPIPE (32) that connection had ended, or ended before all of it had left; ENOTCONN (107) none was open;
+    /// EAGAIN (11) all had as much to send as may wait.
+    pub errno: i32,
+    /// All of it.
+    pub bytes: Vec<u8>,
 }
 
 /// A message that this worker has. Its bytes stay in the ring, see [`Worker::bytes`].
@@ -207,7 +223,7 @@ impl Worker {
 
     fn over(mut queue: Consumer) -> Self {
         queue.learn();
-        Self { queue, bundle: 1, reply: Reply::default() }
+        Self { queue, bundle: 1, reply: Reply::default(), unsent: VecDeque::new() }
     }
 
     /// Has [`serve`](Self::serve) take up to so many short messages of a connection at once, [`BUNDLE_MOST`] at most: less is to
@@ -266,8 +282,10 @@ impl Worker {
         let count = match frame.header().kind {
             Kind::MESSAGE => 1,
             Kind::MESSAGES => frame.header().mark,
-            // Nothing that this version knows of.
-            _ => 0,
+            _ => {
+                self.note(&frame);
+                0
+            }
         };
         let mut turn = Turn {
             queue: &mut self.queue,
@@ -322,11 +340,34 @@ impl Worker {
                 Kind::MESSAGES => {
                     return Err(RecvError::Damaged("a frame of messages, which serve asks for".into()));
                 }
-                // Nothing that this version knows of.
-                _ => self.queue.verdict(frame, Verdict::Pass),
+                _ => {
+                    self.note(&frame);
+                    self.queue.verdict(frame, Verdict::Pass);
+                }
             }
         }
         Ok(None)
+    }
+
+    /// The next of the messages that this worker sent ([`send`](Self::send), [`forward`](Self::forward)) and that nobody took, oldest first,
+    /// as far as is known: they come with the messages that are received, up to 1,024 are kept, and 64 are on their way at once. The
+    /// multiplexor counts all of them. One whose connection ended before all of it had left comes back to any of its workers.
+    pub fn poll_unsent(&mut self) -> Option<Unsent> {
+        self.unsent.pop_front()
+    }
+
+    /// Keeps what a frame says about a message that was not sent. Others say nothing that this version knows of.
+    fn note(&mut self, frame: &Frame) {
+        let header = frame.header();
+        if header.kind != Kind::ERROR {
+            return;
+        }
+        if self.unsent.len() == UNSENT {
+            self.unsent.pop_front();
+        }
+        let connection = Some(connection(frame)).filter(|connection| connection.generation != 0);
+        let errno = i32::try_from(header.mark).unwrap_or(i32::MAX);
+        self.unsent.push_back(Unsent { connection, errno, bytes: self.queue.payload(frame).to_vec() });
     }
 
     /// The message that the ticket names, see [`Consumer::recall`]: its bytes are there, what its header said is not.
@@ -364,7 +405,8 @@ impl Worker {
         self.queue.reply(&message.frame, bytes, &meta)
     }
 
-    /// Sends a message on another connection; waits while the ring is full. If that connection has ended, nothing happens.
+    /// Sends a message on another connection; waits while the ring is full. If that connection has ended, the message
+    /// comes back ([`poll_unsent`](Self::poll_unsent)).
     ///
     /// # Errors
     /// As [`reply`](Self::reply).

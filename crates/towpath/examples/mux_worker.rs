@@ -4,6 +4,7 @@
 //! `die` is gone without a word; `die once FILE` too, unless the file is there, which it makes;
 //! `wait ADDRESS` connects there and answers when that connection ends;
 //! `stop` answers never;
+//! `send TEXT` sends that text to any connection, and then answers; `unsent` answers with what came back of it;
 //! `scribble` writes over everything that it has answered, where that lies in memory, and then answers.
 //!
 //! With a number as its argument it takes so many short messages at once.
@@ -12,7 +13,7 @@ use std::error::Error;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
 
-use towpath_ring::Worker;
+use towpath_ring::{Unsent, Worker};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut worker = Worker::attach_env()?;
@@ -21,7 +22,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(worker.serve(|message, reply| reply.extend_from_slice(&answer(&message.bytes()[4..])))?);
     }
     while let Some(message) = worker.recv()? {
-        let answer = answer(&worker.bytes(&message)[4..]);
+        let body = worker.bytes(&message)[4..].to_vec();
+        if let Some(text) = body.strip_prefix(b"send ") {
+            worker.send(text)?;
+        }
+        let answer = match &body[..] {
+            b"unsent" => {
+                let back = std::iter::from_fn(|| worker.poll_unsent());
+                let said = |it: Unsent| {
+                    format!("{} {:?} {}", it.errno, it.connection, String::from_utf8_lossy(&it.bytes))
+                };
+                answer(back.map(said).collect::<Vec<_>>().join(", ").as_bytes())
+            }
+            body => answer(body),
+        };
         worker.reply(&message, &answer)?;
         worker.done(message);
     }

@@ -224,6 +224,25 @@ fn answers_keep_the_order_that_was_asked_for() {
 }
 
 #[test]
+fn a_worker_hears_what_nobody_took() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    for text in ["one", "two"] {
+        ask(&mut stream, format!("send {text}").as_bytes());
+    }
+    // ENOTCONN: it is not in connected mode.
+    let mut heard = Vec::new();
+    while heard.len() < 2 {
+        let answer = ask(&mut stream, b"unsent");
+        let said = String::from_utf8_lossy(split(&answer).1);
+        heard.extend(said.split(", ").filter(|said| !said.is_empty()).map(str::to_owned));
+    }
+    assert_eq!(heard, ["107 None one", "107 None two"]);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
 fn a_message_whose_worker_dies_goes_to_another() {
     let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
     let mut stream = front.connect();

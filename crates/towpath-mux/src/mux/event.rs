@@ -153,6 +153,17 @@ pub enum SendError {
     Full,
 }
 
+impl SendError {
+    /// The error's number, positive (Linux, include/uapi/asm-generic/errno.h).
+    pub const fn errno(self) -> i32 {
+        match self {
+            Self::Gone => 32,
+            Self::NotConnected => 107,
+            Self::Full => 11,
+        }
+    }
+}
+
 impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

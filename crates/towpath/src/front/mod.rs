@@ -446,7 +446,7 @@ impl Front {
                     Some(peer) => self.warn(|| format!("{peer} was not attached: {why}")),
                     None => self.warn(|| format!("a connection was not attached: {why}")),
                 },
-                Told::Undelivered(_) => self.returns.lost.undelivered += 1,
+                Told::Undelivered(undelivered) => self.returns.undelivered(undelivered.bytes),
                 Told::Room => {}
             }
         }

@@ -39,6 +39,9 @@ const SHORT: usize = 4 << 10;
 const BUNDLE: usize = 32 << 10;
 /// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
 const ROUNDS: usize = 16;
+/// Messages that were not sent: so many wait for their worker to be told, and so many it is told of at once.
+const UNSENT: usize = 1024;
+const NOTICES: usize = 64;
 /// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
 const BLOCK: usize = 64 << 10;
 
@@ -103,6 +106,8 @@ struct Answer {
 pub(super) struct Returns {
     replies: Vec<Answer>,
     sends: Vec<(worker::Id, Option<psock::Id>, Bytes)>,
+    /// Those that nobody took, whose workers are to hear of it.
+    unsent: VecDeque<Unsent>,
     done: Vec<(worker::Id, Row)>,
     /// Messages that no ring can take: their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
@@ -130,6 +135,12 @@ impl Returns {
         self.block.split().freeze()
     }
 
+    /// A worker's message came back: its connection ended before all of it had left, and there is no other.
+    pub(super) fn undelivered(&mut self, bytes: Bytes) {
+        self.lost.undelivered += 1;
+        push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
+    }
+
     /// Tells the core: first what was answered, then what is done.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
         mux.together(|mux| {
@@ -139,9 +150,12 @@ impl Returns {
             }
             for (worker, to, bytes) in self.sends.drain(..) {
                 let length = bytes.len();
-                match super::send(mux, to, bytes, now) {
+                match super::send(mux, to, bytes.clone(), now) {
                     Ok(()) => mux.count_sent(worker, length),
-                    Err(error) => self.lost.count(&error),
+                    Err(error) => {
+                        self.lost.count(&error);
+                        push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
+                    }
                 }
             }
             for (id, row) in self.done.drain(..) {
@@ -153,6 +167,24 @@ impl Returns {
             mux.done(id, ticket, now);
         }
     }
+}
+
+/// A message that was not sent.
+#[derive(Debug)]
+struct Unsent {
+    /// Who sent it, as far as that is known; any worker may hear of it otherwise.
+    worker: Option<worker::Id>,
+    to: Option<psock::Id>,
+    error: SendError,
+    bytes: Bytes,
+}
+
+/// The oldest make room.
+fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
+    if unsent.len() == UNSENT {
+        unsent.pop_front();
+    }
+    unsent.push_back(last);
 }
 
 /// Messages of one connection that follow each other: those of a frame.
@@ -236,6 +268,8 @@ pub(super) struct Process {
     waiting: VecDeque<Run>,
     /// Released, and told the core when all of its replies were read.
     released: Vec<Seq>,
+    /// Frames that say what was not sent, which it has not given back.
+    notices: VecDeque<Seq>,
     batch: Vec<Run>,
 }
 
@@ -318,6 +352,7 @@ impl Process {
             served: false,
             waiting: VecDeque::new(),
             released: Vec::new(),
+            notices: VecDeque::new(),
             batch: Vec::new(),
         })
     }
@@ -479,6 +514,10 @@ impl Process {
     /// What was released is done.
     fn settle(&mut self, returns: &mut Returns, id: worker::Id, now: u64) {
         for seq in self.released.drain(..) {
+            if let Some(at) = self.notices.iter().position(|notice| *notice == seq) {
+                self.notices.remove(at);
+                continue;
+            }
             let Some(slot) = place(self.first, seq).and_then(|at| self.out.get_mut(at)) else { continue };
             if let Some(held) = slot.take() {
                 self.working -= held.row.count as usize;
@@ -528,8 +567,37 @@ impl Process {
         !self.waiting.is_empty()
     }
 
+    /// Tells it what it sent and nobody took, as far as there is room.
+    fn tell_unsent(&mut self, unsent: &mut VecDeque<Unsent>) {
+        let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
+        let mut told = false;
+        unsent.retain(|unsent| {
+            if unsent.worker.is_some_and(|worker| worker != id) || self.notices.len() >= NOTICES {
+                return true;
+            }
+            let (port, group) = unsent.to.map_or((0, 0), psock::Id::parts);
+            let mark = unsent.error.errno().unsigned_abs();
+            match channel
+                .send(&unsent.bytes, &Meta { kind: Kind::ERROR, port, group, mark, ..Meta::default() })
+            {
+                Ok(seq) => self.notices.push_back(seq),
+                // It was counted.
+                Err(Full::TooLarge) => return false,
+                Err(_) => return true,
+            }
+            told = true;
+            false
+        });
+        if told {
+            channel.kick();
+        }
+    }
+
     /// Publishes what it was given.
     pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
+        if !returns.unsent.is_empty() {
+            self.tell_unsent(&mut returns.unsent);
+        }
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
         if self.waiting.is_empty() && !std::mem::take(&mut self.gave_room) {
             return;
@@ -890,6 +958,7 @@ mod tests {
             let Lost { full, not_connected, gone, .. } = expected;
             let sent: Vec<_> = mux.show().workers.iter().map(|worker| worker.stats.tx_msgs).collect();
             assert_eq!(sent, [2 - full - not_connected - gone], "{connected} {there} {named}");
+            assert_eq!(returns.unsent.len() as u64, full + not_connected + gone, "all are to be told");
         }
         let (some, more) =
             (Lost { full: 1, ..Lost::default() }, Lost { full: 3, gone: 2, ..Lost::default() });
