@@ -217,6 +217,73 @@ int towpath_worker_arm(towpath_worker *worker);
 int towpath_worker_disarm(towpath_worker *worker);
 int towpath_worker_stats(const towpath_worker *worker, struct towpath_ring_stats *stats);
 
+/* ---- Senders: TCP and UDP without copying what is sent (docs/send.md) ---------------------------------------------------- */
+
+typedef struct towpath_sender towpath_sender;
+
+/* towpath_sender_options.choice. */
+enum towpath_choice {
+    TOWPATH_ADAPTIVE = 0, /* zero copy where probes show that it works, plain elsewhere */
+    TOWPATH_ZEROCOPY = 1, /* zero copy for all that is long enough */
+    TOWPATH_PLAIN = 2     /* plain sends */
+};
+
+/* Zeros are the defaults. */
+struct towpath_sender_options {
+    uint32_t choice;       /* enum towpath_choice */
+    uint16_t segment;      /* UDP: each buffer is cut into datagrams of so many bytes (UDP_SEGMENT) */
+    uint16_t tamper_check; /* 1: compares checksums at send and completion; costs a reading of every byte, twice */
+    uint32_t stall;        /* milliseconds that a peer may take nothing before a call gives up; 0: for ever */
+    uint32_t max_buffers;  /* most buffers that it holds */
+    uint64_t max_pinned;   /* most bytes that it pins */
+};
+
+struct towpath_sender_counters {
+    uint64_t zerocopy_bytes; /* that left without a copy */
+    uint64_t copied_bytes;   /* that were to, and the kernel copied */
+    uint64_t plain_bytes;    /* that were sent plain */
+    uint64_t calls;          /* zero-copy calls */
+    uint64_t completed;      /* of these, completed */
+    uint64_t copied;         /* of these, reported as copied */
+    uint64_t no_buffers;     /* calls that the kernel had no memory for (ENOBUFS); they went plain */
+    uint64_t tampered;       /* buffers that were changed while they were lent, where that is checked */
+};
+
+/* A sender for a connected TCP or UDP socket; options may be NULL. The descriptor is duplicated: close yours when you like; the
+ * socket is closed when both are. Nobody else sends with MSG_ZEROCOPY on it, or reads its error queue. -ENOTSOCK, -EBADF;
+ * -EOPNOTSUPP: TOWPATH_ZEROCOPY, and the socket does not do it. */
+int towpath_sender_open(int fd, const struct towpath_sender_options *options, towpath_sender **sender);
+
+/* Queues a buffer, to be sent together with those after it. From now on it is lent: do not write to it, nor free it, until
+ * towpath_sender_reclaim gives its id, or close its end. Never waits. -EAGAIN: max_buffers are lent: reclaim some, drain if
+ * there are none; this one is not lent. -EMSGSIZE: a datagram that is longer than the socket takes; others can be sent.
+ * -EPIPE, -ECONNRESET and others of send(2): the connection is over, close it; the buffer may be lent all the same. */
+int towpath_sender_queue(towpath_sender *sender, uint64_t id, const void *bytes, size_t len);
+
+/* Waits until the kernel has taken everything that is queued; it may read it still. -ETIMEDOUT: the peer took nothing for
+ * options.stall; else as queue. */
+int towpath_sender_flush(towpath_sender *sender);
+
+/* Writes the ids of at most max buffers that the kernel is done with, and that are yours again; how many. Never waits. */
+int towpath_sender_reclaim(towpath_sender *sender, uint64_t *ids, size_t max);
+
+/* Waits until everything is sent and the kernel done with it, at most timeout milliseconds (-1: for ever). 1: so it is, and all
+ * buffers can be reclaimed; 0: not in time; else as flush. */
+int towpath_sender_drain(towpath_sender *sender, int timeout);
+
+/* The socket, to poll for POLLERR: then buffers may have come back. Valid until close. */
+int towpath_sender_fd(const towpath_sender *sender);
+
+/* What was counted. */
+int towpath_sender_counters(const towpath_sender *sender, struct towpath_sender_counters *counters);
+
+/* Ends the connection: sends what is queued, announces the end (shutdown(2)), waits for completions, at most timeout milliseconds
+ * (0 and more), and frees the sender, whatever comes of it. 1: everything was sent, and every buffer is yours again. 0: the
+ * connection was reset; the kernel may still read some buffers, whose ids are written, max at most, and their number to pinned:
+ * leave these alone for a minute; all others are yours. ids and pinned may be NULL. After a failure, so it is with all that
+ * were lent. */
+int towpath_sender_close(towpath_sender *sender, int timeout, uint64_t *ids, size_t max, size_t *pinned);
+
 #ifdef __cplusplus
 }
 #endif

@@ -7,15 +7,17 @@ use std::path::Path;
 use std::process::Command;
 
 use towpath_ring::{Kind, Loss, Ticket};
+use towpath_send::Choice;
 
 use crate::ring::RingStats;
-use crate::{inspector, worker};
+use crate::{inspector, sender, worker};
 
 const HEADER: &str = include_str!("../include/towpath.h");
 const SOURCES: &[&str] = &[
     include_str!("lib.rs"),
     include_str!("failure.rs"),
     include_str!("inspector.rs"),
+    include_str!("sender.rs"),
     include_str!("worker.rs"),
 ];
 
@@ -69,7 +71,32 @@ fn numbers() -> Vec<(String, u64)> {
         hash,
         ticket
     );
+    layout!(
+        "towpath_sender_options",
+        sender::Options,
+        choice,
+        segment,
+        tamper_check,
+        stall,
+        max_buffers,
+        max_pinned
+    );
+    layout!(
+        "towpath_sender_counters",
+        sender::Counters,
+        zerocopy_bytes,
+        copied_bytes,
+        plain_bytes,
+        calls,
+        completed,
+        copied,
+        no_buffers,
+        tampered
+    );
     let constants = [
+        ("TOWPATH_ADAPTIVE", Choice::Adaptive as u64),
+        ("TOWPATH_ZEROCOPY", Choice::Zerocopy as u64),
+        ("TOWPATH_PLAIN", Choice::Plain as u64),
         ("TOWPATH_PACKET", Kind::PACKET.0.into()),
         ("TOWPATH_MESSAGE", Kind::MESSAGE.0.into()),
         ("TOWPATH_EVENT", Kind::EVENT.0.into()),
@@ -142,7 +169,12 @@ fn the_header_has_every_function_and_no_other() {
 
 #[test]
 fn the_examples_are_short() {
-    for example in [include_str!("../examples/inspector.c"), include_str!("../examples/worker.c")] {
+    let examples = [
+        include_str!("../examples/inspector.c"),
+        include_str!("../examples/sender.c"),
+        include_str!("../examples/worker.c"),
+    ];
+    for example in examples {
         assert!(example.lines().count() < 100);
     }
 }

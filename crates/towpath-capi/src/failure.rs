@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::io::Errno;
 use towpath_ring::{AttachError, Full, RecvError, ServeError};
+use towpath_send::SendError;
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
@@ -62,8 +64,20 @@ impl From<AttachError> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+        let errno = error.raw_os_error().unwrap_or_else(|| of_kind(error.kind()).raw_os_error());
         Self { errno, text: error.to_string().into() }
+    }
+}
+
+/// The number of an error that the system did not make.
+fn of_kind(kind: ErrorKind) -> Errno {
+    match kind {
+        ErrorKind::ConnectionReset => Errno::CONNRESET,
+        ErrorKind::Unsupported => Errno::OPNOTSUPP,
+        ErrorKind::InvalidInput => Errno::INVAL,
+        ErrorKind::NotConnected => Errno::NOTCONN,
+        ErrorKind::AlreadyExists => Errno::EXIST,
+        _ => Errno::IO,
     }
 }
 
@@ -94,6 +108,21 @@ impl From<ServeError> for Failure {
         match error {
             ServeError::Recv(why) => why.into(),
             ServeError::Reply { why, .. } => Self { text, ..why.into() },
+        }
+    }
+}
+
+impl From<SendError> for Failure {
+    fn from(error: SendError) -> Self {
+        let text = error.to_string().into();
+        match error {
+            SendError::NotSupported { .. } => Self::new(Errno::OPNOTSUPP, text),
+            SendError::TooLong { .. } => Self::new(Errno::MSGSIZE, text),
+            SendError::Stalled(_) => Self::new(Errno::TIMEDOUT, text),
+            SendError::NotASocket(why) | SendError::Segmentation(why) => Self { text, ..why.into() },
+            SendError::Gone(why) => Self { text, ..why.into() },
+            SendError::Queue(why) | SendError::Io(why) => Self { text, ..why.into() },
+            _ => Self::new(Errno::IO, text),
         }
     }
 }

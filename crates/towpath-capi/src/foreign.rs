@@ -1,6 +1,7 @@
 //! Bare pointers of C's: arguments that nobody else can make, so that C's promise about them (`towpath.h`) is theirs, for the call.
 
-use std::ffi::{CStr, OsStr, c_char};
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
@@ -44,6 +45,44 @@ impl Bytes {
         // SAFETY: not NULL; C promises so many bytes that stay as they are during the call, and only C makes Bytes.
         Ok(unsafe { std::slice::from_raw_parts(self.0, len) })
     }
+}
+
+/// Bytes that C lends for longer than the call: until it is told that they are its own again.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    at: *const u8,
+    len: usize,
+}
+
+impl Bytes {
+    /// These bytes, for a function whose comment says for how long C keeps them as they are.
+    pub(crate) fn lend(self, len: usize) -> Result<Borrowed, Failure> {
+        let bytes = self.get(len)?;
+        Ok(Borrowed { at: bytes.as_ptr(), len })
+    }
+}
+
+impl AsRef<[u8]> for Borrowed {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: checked by `Bytes::get`; C promises that they stay there and as they are until they are given back, which is when
+        // this is dropped.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+// SAFETY: bytes that nobody writes while they are lent; which thread reads them does not matter.
+unsafe impl Send for Borrowed {}
+// SAFETY: likewise.
+unsafe impl Sync for Borrowed {}
+
+/// Another descriptor of the same file as C's `fd`, which stays C's.
+pub(crate) fn duplicate(fd: c_int) -> Result<OwnedFd, Failure> {
+    if fd < 0 {
+        return Err(Failure::new(Errno::BADF, "a descriptor is not negative"));
+    }
+    // SAFETY: not -1; C promises that it is open, and it is used during this call only. Of one that is not, the system says EBADF.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(fd.try_clone_to_owned()?)
 }
 
 /// Where there is room for as many `T` as the next argument says, which need not be initialised.

@@ -18,6 +18,7 @@ pub mod failure;
 mod foreign;
 pub mod inspector;
 mod ring;
+pub mod sender;
 pub mod worker;
 
 use std::ffi::{CStr, c_char};

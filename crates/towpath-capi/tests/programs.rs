@@ -1,7 +1,7 @@
 //! Programs in C, compiled against the header and the library, with real engines at the other end.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
@@ -291,4 +291,65 @@ fn what_is_installed_is_enough() {
     let status =
         Command::new(program).env("LD_LIBRARY_PATH", prefix.join("lib")).status().expect("it starts");
     assert!(status.success());
+}
+
+#[test]
+fn buffers_are_lent_to_a_sender_and_come_back() {
+    let Some(bench) = Bench::new() else { return };
+    let program = bench.program("tests/lending.c");
+    for choice in ["0", "1", "2"] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port().to_string();
+        let lending = Command::new(&program)
+            .args([&port, choice, "100"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut all = Vec::new();
+        listener.accept().expect("it connects").0.read_to_end(&mut all).expect("bytes");
+        let output = lending.wait_with_output().expect("its end");
+        assert!(output.status.success(), "{choice}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(all.len(), 100 * 100_000);
+        assert!(all.chunks(100_000).enumerate().all(|(n, bytes)| bytes.iter().all(|&byte| byte == n as u8)));
+    }
+}
+
+#[test]
+fn a_sender_whose_peer_is_gone() {
+    let Some(bench) = Bench::new() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    let program = bench.program("tests/lending.c");
+    let lending = Command::new(program)
+        .args([&port, "1"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let (stream, _) = listener.accept().expect("it connects");
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).expect("SO_LINGER");
+    drop(stream);
+    let output = lending.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_example_of_a_sender() {
+    let Some(bench) = Bench::new() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    let file = bench.directory.path().join("libtowpath.so");
+    let program = bench.program("examples/sender.c");
+    let sending = Command::new(program)
+        .args(["127.0.0.1", &port])
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut all = Vec::new();
+    listener.accept().expect("it connects").0.read_to_end(&mut all).expect("bytes");
+    let output = sending.wait_with_output().expect("its end");
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains(" plain"));
+    assert!(all == std::fs::read(file).expect("the file"));
 }

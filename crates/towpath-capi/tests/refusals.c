@@ -67,5 +67,17 @@ int main(void)
     EXPECT(towpath_worker_disarm(NULL), -EINVAL, "handle is NULL");
     EXPECT(towpath_worker_stats(NULL, &stats), -EINVAL, "handle is NULL");
     towpath_worker_close(NULL);
+
+    uint64_t id;
+    struct towpath_sender_counters counters;
+    EXPECT(towpath_sender_open(0, NULL, NULL), -EINVAL, "no place");
+    EXPECT(towpath_sender_queue(NULL, 0, "x", 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_sender_flush(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_sender_reclaim(NULL, &id, 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_sender_drain(NULL, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_sender_fd(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_sender_counters(NULL, &counters), -EINVAL, "handle is NULL");
+    if (towpath_sender_close(NULL, 0, NULL, 0, NULL) != 1)
+        failures++;
     return failures != 0;
 }
