@@ -1,4 +1,4 @@
-//! Another way for bytes to leave than writev(2): a hook for sends without a copy, which need a socket's error queue and keep
+//! Another way for bytes to leave than sendmsg(2): a hook for sends without a copy, which need a socket's error queue and keep
 //! what was sent until the kernel is done with it.
 
 use std::fmt;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, shutdown};
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use super::admission::{Entry, Peer};
 use super::carrier::{Carrier, Carriers};
@@ -14,7 +14,7 @@ use super::sys::unacknowledged;
 use super::tls::{Session, Shake};
 use crate::mux::{Cause, Outcome, Transmit};
 
-/// Buffers in one writev(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
+/// Buffers in one sendmsg(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
 const IOV: usize = 1024;
 /// Bytes that are dropped at once.
 const DROPPED: usize = 64 << 10;
@@ -125,7 +125,8 @@ impl Link {
         }
         while !transmit.is_empty() {
             let slices: Vec<_> = transmit.slices().take(IOV).map(IoSlice::new).collect();
-            let wrote = rustix::io::writev(&self.fd, &slices);
+            // As writev(2), but a peer that is gone is no signal: whoever embeds this may not ignore SIGPIPE.
+            let wrote = sendmsg(&self.fd, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
             drop(slices);
             match wrote {
                 Ok(bytes) => transmit.advance(bytes),

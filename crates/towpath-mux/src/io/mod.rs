@@ -248,7 +248,7 @@ impl Server {
         self.shared.lock().listeners.limit = Some(limit);
     }
 
-    /// Has long messages leave by `carriers` instead of writev(2), on connections without TLS, from now on. Once.
+    /// Has long messages leave by `carriers` instead of sendmsg(2), on connections without TLS, from now on. Once.
     pub fn set_carriers(&self, carriers: Arc<dyn Carriers>) {
         // Those who set it twice keep the first.
         let _ = self.shared.carriers.set(carriers);

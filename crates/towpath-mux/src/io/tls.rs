@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
@@ -333,11 +334,11 @@ impl Read for Socket<'_> {
 
 impl Write for Socket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(self.0, bytes)?)
+        Ok(send(self.0, bytes, SendFlags::NOSIGNAL)?)
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        Ok(rustix::io::writev(self.0, slices)?)
+        Ok(sendmsg(self.0, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -41,7 +41,7 @@ impl Transmit {
         self.psock
     }
 
-    /// The bytes to write, in order, for writev(2). What is lent is copied before.
+    /// The bytes to write, in order, for sendmsg(2). What is lent is copied before.
     pub fn slices(&mut self) -> impl Iterator<Item = &[u8]> {
         for out in &mut self.queue {
             out.bytes.copy_lent();
