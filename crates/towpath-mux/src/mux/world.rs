@@ -331,7 +331,7 @@ impl World {
     /// Workers in places with odd numbers get rows, as those that are elsewhere do.
     fn poll(&mut self, at: usize) {
         let (id, now, mut batch) = (self.hands[at].id, self.now, Vec::new());
-        let given = if at % 2 == 0 {
+        let given = if at.is_multiple_of(2) {
             self.mux.poll_batch(id, now, &mut batch)
         } else {
             let mut rows = Vec::new();
