@@ -192,7 +192,7 @@ struct Send {
     #[arg(long)]
     json: bool,
 
-    /// How much each repetition sends in each way, MiB, in transfers of 1024 at most that take turns
+    /// How much each repetition sends in each way, MiB, in transfers of 256 at most that take turns
     #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=65536))]
     megabytes: u64,
 

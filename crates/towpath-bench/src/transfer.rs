@@ -33,6 +33,11 @@ const PORT: u16 = 9000;
 const AREA: usize = 16 << 20;
 const SNDBUF: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Datagrams: so many bytes may be on their way, and the receiver says what has come whenever it has a quarter of that more. The ring between
+/// the ends of the pair has room for 256 datagrams (VETH_RING_SIZE, drivers/net/veth.c), and drops what is beyond.
+const WINDOW: u64 = 192 * SEGMENT as u64;
+/// Bytes of each datagram.
+pub(crate) const SEGMENT: u16 = 8192;
 /// After so many bytes the pattern begins again: what is read last is compared with what stays in the first cache, so that the
 /// receiver's checking takes as little as can be of the caches that are measured. No multiple of a page, so that no two pages of a
 /// message are alike.
@@ -134,8 +139,8 @@ pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
     pin::to(cpu)?;
     let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
     let (listener, datagrams) = (TcpListener::bind(any)?, UdpSocket::bind(any)?);
-    // Drops are no fault of the sender; a long queue makes them few.
-    let _ = sockopt::set_socket_recv_buffer_size_force(&datagrams, 32 << 20);
+    // Each datagram counts with what it lies in: a window of them has room.
+    sockopt::set_socket_recv_buffer_size_force(&datagrams, 32 << 20).context("SO_RCVBUFFORCE")?;
     say("ready")?;
     while let Some(line) = next()? {
         let run: Run = serde_json::from_str(&line)?;
@@ -173,24 +178,30 @@ fn take(listener: &TcpListener, run: Run, napi: &[Pid]) -> Result<Told> {
     Ok(Told { bytes: bytes - run.warm, cpu, napi, ..Told::default() })
 }
 
-/// Until an empty datagram comes, or nothing for a while. Each one is the part of a message that its place says.
+/// Until an empty datagram comes, or nothing for a while; one of a byte is answered. Each one is the part of a message that its place says.
 fn take_datagrams(socket: &UdpSocket, run: Run, napi: &[Pid]) -> Result<Told> {
     let segment = usize::from(run.segment.unwrap_or(1));
     let expected = pattern(run.message);
     let mut buffer = vec![0; 1 << 16];
     socket.set_read_timeout(Some(Duration::from_secs(3)))?;
     let before = (cpu_time(ClockId::ProcessCPUTime), spent(napi));
-    let mut bytes = 0;
-    while let Ok(len) = socket.recv(&mut buffer) {
-        if len == 0 {
-            break;
+    let (mut bytes, mut said) = (0_u64, 0);
+    while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+        if len <= 1 {
+            socket.send_to(&bytes.to_ne_bytes(), from)?;
+            if len == 0 { break } else { continue }
         }
         // Which segment it is, is told by its first bytes; messages are all the same.
         let found = expected.chunks(segment).find(|chunk| chunk[..8.min(len)] == buffer[..8.min(len)]);
         ensure!(found.is_some_and(|chunk| *chunk == buffer[..len]), "a datagram that nobody sent");
         bytes += len as u64;
+        if bytes - said >= WINDOW / 4 {
+            said = bytes;
+            socket.send_to(&bytes.to_ne_bytes(), from)?;
+        }
     }
     let cpu = cpu_time(ClockId::ProcessCPUTime) - before.0;
+    ensure!(bytes == run.total, "of {} bytes in datagrams {bytes} came", run.total);
     Ok(Told { bytes, cpu, napi: spent(napi) - before.1, ..Told::default() })
 }
 
@@ -242,10 +253,16 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         frame.put(&expected);
     }
     drop(all);
+    let mut answers = None;
     let socket: OwnedFd = if run.segment.is_some() {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
         socket.connect(to)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        // Until the other end's address is known, the kernel keeps few datagrams for it, and drops the others.
+        socket.send(&[0])?;
+        socket.recv(&mut [0; 8]).context("the receiver of datagrams does not answer")?;
+        answers = Some(socket.try_clone()?);
         socket.into()
     } else {
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -264,7 +281,7 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         });
         send_bare(socket, all.collect(), run)?
     } else {
-        send(socket, &mut pool, &expected, run)?
+        send(socket, answers.as_ref(), &mut pool, &expected, run)?
     };
     let preempted = preemptions() - before;
     Ok(Told { huge: pool.pages() == Pages::Huge, preempted, ..told })
@@ -287,7 +304,14 @@ fn send_bare(socket: OwnedFd, frames: Vec<Frame>, run: Run) -> Result<Told> {
     })
 }
 
-fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<Told> {
+/// `answers`: where the receiver of datagrams says what has come.
+fn send(
+    socket: OwnedFd,
+    answers: Option<&UdpSocket>,
+    pool: &mut Pool,
+    expected: &[u8],
+    run: Run,
+) -> Result<Told> {
     let choice = match run.how {
         How::Plain => Choice::Plain,
         How::Zerocopy => Choice::Zerocopy,
@@ -306,9 +330,14 @@ fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<T
         ..Options::default()
     };
     let mut sender = Sender::new(socket, options)?;
-    let mut sent = 0;
+    let (mut sent, mut came) = (0, 0);
     let mut fill = |sender: &mut Sender, until: u64| -> Result<()> {
         while sent < until {
+            while let Some(answers) = answers.filter(|_| sent - came >= WINDOW) {
+                let mut bytes = [0; 8];
+                answers.recv(&mut bytes).context("datagrams were lost")?;
+                came = u64::from_ne_bytes(bytes);
+            }
             let mut frame = pool.take().context("a free frame")?;
             // It has the bytes that it had before: they are the same in every message.
             frame.filled(run.message);
@@ -330,6 +359,11 @@ fn send(socket: OwnedFd, pool: &mut Pool, expected: &[u8], run: Run) -> Result<T
     let closed = sender.close(PATIENCE)?;
     let cpu = cpu_time(ClockId::ProcessCPUTime) - before;
     ensure!(closed.finished, "the receiver did not take everything");
+    while let Some(answers) = answers.filter(|_| came < run.total) {
+        let mut bytes = [0; 8];
+        answers.recv(&mut bytes).context("datagrams were lost")?;
+        came = u64::from_ne_bytes(bytes);
+    }
     Ok(Told {
         bytes: run.total - run.warm,
         cpu,
