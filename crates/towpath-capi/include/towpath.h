@@ -1,4 +1,4 @@
-/* towpath.h: inspectors, workers and senders of Towpath in C. libtowpath 0.1; the guide is docs/c.md.
+/* towpath.h: inspectors, workers, senders and the multiplexor of Towpath in C. libtowpath 0.1; the guide is docs/c.md.
  *
  * Results    Functions return 0 or a number that their comment explains, and on failure a negative number of errno(3); what
  *            happened, in words, is towpath_error()'s. -EINVAL: a NULL or a value that the comment does not allow.
@@ -283,6 +283,70 @@ int towpath_sender_counters(const towpath_sender *sender, struct towpath_sender_
  * leave these alone for a minute; all others are yours. ids and pinned may be NULL. After a failure, so it is with all that
  * were lent. */
 int towpath_sender_close(towpath_sender *sender, int timeout, uint64_t *ids, size_t max, size_t *pinned);
+
+/* ---- A multiplexor in this process: handles with a socket's calls, as Linux's KCM has them (docs/mux.md) ----------------- */
+
+/* A handle of a mux, as a KCM socket is: messages of all its connections come to whichever handle asks. For several threads, clone
+ * it. Waits are not ended by signals. */
+typedef struct towpath_mux towpath_mux;
+
+/* Flag of towpath_mux_socket: all connections lead to one equivalent peer, so that a message may go to any. */
+#define TOWPATH_CONNECTED 1u
+
+/* What a read brought. */
+struct towpath_mux_message {
+    size_t length;                        /* bytes of the message from the first of those read on: a datagram's real length */
+    size_t skip, trim;                    /* bytes of the message that the framing strips in front and behind; they are read too */
+    struct towpath_connection connection; /* where it came from */
+    uint32_t flags;                       /* MSG_TRUNC: the rest was dropped; MSG_EOR: these bytes end the message */
+    uint32_t mark, hash;                  /* the framing's; 0 without */
+    uint32_t reserved;
+};
+
+/* A mux and its first handle. type: SOCK_DGRAM (each send is a message unless it says MSG_MORE; a read that is shorter than the
+ * message drops the rest) or SOCK_SEQPACKET (the send that says MSG_EOR ends a message; a shorter read leaves the rest to the next).
+ * framing: a preset or description (docs/framing.md). -EINVAL: the framing, and where it is wrong; -EPROTONOSUPPORT: the type. */
+int towpath_mux_socket(int type, const char *framing, uint32_t flags, towpath_mux **mux);
+
+/* Another handle of the same mux and type. -ENOTCONN: it drains. */
+int towpath_mux_clone(const towpath_mux *mux, towpath_mux **clone);
+
+/* Closes the handle. Messages that it has not read to their end go to others. Behind the last handle, waits until what is to be
+ * sent is sent, at most timeout milliseconds (0 and more). 1: so it is, or there are other handles; 0: not in time. */
+int towpath_mux_close(towpath_mux *mux, int timeout);
+
+/* Listens at "HOST:PORT" and attaches what connects; the port is written (port may be NULL). */
+int towpath_mux_listen(const towpath_mux *mux, const char *address, uint16_t *port);
+
+/* Attaches a connected stream socket, with a framing of its own or (NULL) the mux's. The descriptor is duplicated: close yours.
+ * connection may be NULL. -ESHUTDOWN: the mux has drained. */
+int towpath_mux_attach(const towpath_mux *mux, int fd, const char *framing, struct towpath_connection *connection);
+
+/* Takes a connection back: waits until its messages are done and answered, at most timeout milliseconds (-1: for ever). The
+ * descriptor, which is yours and non-blocking. Bytes that were read behind the last message are written to rest, room at most, and
+ * their number to length (which may be NULL). -ENOENT: it is not attached; -ENOTCONN: it ended otherwise. */
+int towpath_mux_unattach(towpath_mux *mux, const struct towpath_connection *connection, int timeout, void *rest, size_t room,
+                         size_t *length);
+
+/* 0: receives no more; what it has not begun to read goes to other handles (KCM's RECV_DISABLE). 1: again. */
+int towpath_mux_set_receive(towpath_mux *mux, int receives);
+
+/* Milliseconds that recv and send wait at most (SO_RCVTIMEO, SO_SNDTIMEO); -1: for ever. */
+int towpath_mux_set_timeouts(towpath_mux *mux, int recv, int send);
+
+/* Reads the next message, or goes on with one that was read in part; how many bytes. Waits for it. Messages that were read before are
+ * done. flags: MSG_PEEK, MSG_DONTWAIT. message may be NULL. -EAGAIN: nothing in time, or it does not receive; -ESHUTDOWN: the mux
+ * has drained. */
+int towpath_mux_recv(towpath_mux *mux, void *buffer, size_t len, int flags, struct towpath_mux_message *message);
+
+/* Sends a message or a part of one; how many bytes, all of them. to: a connection; NULL: who asked (the connection of the message
+ * that this handle read last), or with TOWPATH_CONNECTED the connection that has the least to send. flags: MSG_MORE, MSG_EOR,
+ * MSG_DONTWAIT, and MSG_BATCH (0x40000): more messages follow, this one may leave with them. -EAGAIN: no room now, nothing was
+ * taken; -EMSGSIZE; -EPIPE: that connection or message is gone; -ENOTCONN: no connection is open; -EDESTADDRREQ: nobody asked. */
+int towpath_mux_send(towpath_mux *mux, const struct towpath_connection *to, const void *bytes, size_t len, int flags);
+
+/* The messages that this handle has read are done: their connections go on where they waited for that. */
+int towpath_mux_done(towpath_mux *mux);
 
 #ifdef __cplusplus
 }

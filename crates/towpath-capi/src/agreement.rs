@@ -10,13 +10,14 @@ use towpath_ring::{Kind, Loss, Ticket};
 use towpath_send::Choice;
 
 use crate::ring::RingStats;
-use crate::{inspector, sender, worker};
+use crate::{inspector, mux, sender, worker};
 
 const HEADER: &str = include_str!("../include/towpath.h");
 const SOURCES: &[&str] = &[
     include_str!("lib.rs"),
     include_str!("failure.rs"),
     include_str!("inspector.rs"),
+    include_str!("mux.rs"),
     include_str!("sender.rs"),
     include_str!("worker.rs"),
 ];
@@ -93,7 +94,20 @@ fn numbers() -> Vec<(String, u64)> {
         no_buffers,
         tampered
     );
+    layout!(
+        "towpath_mux_message",
+        mux::Received,
+        length,
+        skip,
+        trim,
+        connection,
+        flags,
+        mark,
+        hash,
+        reserved
+    );
     let constants = [
+        ("TOWPATH_CONNECTED", mux::CONNECTED.into()),
         ("TOWPATH_ADAPTIVE", Choice::Adaptive as u64),
         ("TOWPATH_ZEROCOPY", Choice::Zerocopy as u64),
         ("TOWPATH_PLAIN", Choice::Plain as u64),
@@ -171,6 +185,7 @@ fn the_header_has_every_function_and_no_other() {
 fn the_examples_are_short() {
     let examples = [
         include_str!("../examples/inspector.c"),
+        include_str!("../examples/mux.c"),
         include_str!("../examples/sender.c"),
         include_str!("../examples/worker.c"),
     ];

@@ -26,6 +26,10 @@ impl Failure {
         Self { errno: errno.raw_os_error(), text: text.into() }
     }
 
+    pub(crate) fn of_errno(errno: i32, text: String) -> Self {
+        Self { errno, text: text.into() }
+    }
+
     pub(crate) const NULL_HANDLE: Self = Self::null("the handle is NULL");
     pub(crate) const NULL_FRAME: Self = Self::null("the frame or message is NULL");
 

@@ -100,3 +100,18 @@ impl<T: Copy> Room<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0.cast(), max) })
     }
 }
+
+impl Room<u8> {
+    /// The first `len` of them, which become zeros; none of NULL.
+    pub(crate) fn zeroed(&mut self, len: usize) -> Result<&mut [u8], Failure> {
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        let room = self.get(len)?;
+        room.iter_mut().for_each(|byte| {
+            byte.write(0);
+        });
+        // SAFETY: all were just written, and the room is C's promise, as in `get`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.0, len) })
+    }
+}

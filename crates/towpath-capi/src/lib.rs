@@ -17,6 +17,7 @@
 pub mod failure;
 mod foreign;
 pub mod inspector;
+pub mod mux;
 mod ring;
 pub mod sender;
 pub mod worker;

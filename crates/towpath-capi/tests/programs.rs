@@ -353,3 +353,35 @@ fn the_example_of_a_sender() {
     assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains(" plain"));
     assert!(all == std::fs::read(file).expect("the file"));
 }
+
+#[test]
+fn a_mux_with_a_sockets_calls() {
+    let Some(bench) = Bench::new() else { return };
+    let output = Command::new(bench.program("tests/handles.c")).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_example_of_a_mux() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = Command::new(bench.program("examples/mux.c"))
+        .arg("127.0.0.1:0")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = String::new();
+    BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut said).expect("a line");
+    let port = said.trim().strip_prefix("port ").expect("its port");
+    let stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    let mut stream = BufReader::new(stream);
+    let answers: Vec<String> = ["hello", "world"]
+        .map(|text| {
+            writeln!(stream.get_mut(), "{text}").expect("it is open");
+            line(&mut stream)
+        })
+        .into();
+    server.kill().expect("it runs");
+    server.wait().expect("its end");
+    assert_eq!(answers, ["HELLO\n", "WORLD\n"]);
+}

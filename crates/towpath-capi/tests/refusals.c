@@ -79,5 +79,24 @@ int main(void)
     EXPECT(towpath_sender_counters(NULL, &counters), -EINVAL, "handle is NULL");
     if (towpath_sender_close(NULL, 0, NULL, 0, NULL) != 1)
         failures++;
+
+    towpath_mux *mux = NULL;
+    struct towpath_connection connection = {0, 0};
+    EXPECT(towpath_mux_socket(1, "line", 0, &mux), -EPROTONOSUPPORT, "SOCK_DGRAM");
+    EXPECT(towpath_mux_socket(2, "lime", 0, &mux), -EINVAL, "line");
+    EXPECT(towpath_mux_socket(2, NULL, 0, &mux), -EINVAL, "framing is NULL");
+    EXPECT(towpath_mux_socket(2, "line", 2, &mux), -EINVAL, "flags");
+    EXPECT(towpath_mux_socket(2, "line", 0, NULL), -EINVAL, "no place");
+    EXPECT(towpath_mux_clone(NULL, &mux), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_listen(NULL, "127.0.0.1:0", NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_attach(NULL, 0, NULL, NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_unattach(NULL, &connection, 0, NULL, 0, NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_set_receive(NULL, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_set_timeouts(NULL, 0, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_recv(NULL, NULL, 0, 0, NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_send(NULL, NULL, "x", 1, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_done(NULL), -EINVAL, "handle is NULL");
+    if (mux != NULL || towpath_mux_close(NULL, 0) != 1)
+        failures++;
     return failures != 0;
 }

@@ -1,0 +1,299 @@
+//! `towpath_mux_*`: a multiplexor in this process, by handles with a socket's calls, as Linux's KCM has them.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::IntoRawFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use towpath_mux::framing::Framing;
+use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
+use towpath_mux::mux::{Config, psock};
+
+use crate::failure::{Failure, guard};
+use crate::foreign::{Bytes, Room, Text, duplicate};
+use crate::ring::Wait;
+use crate::worker::Connection;
+
+/// `towpath_mux`.
+#[derive(Debug)]
+pub struct Mux {
+    socket: Socket,
+    /// Of the connections that are attached without one of their own.
+    framing: Framing,
+    connected: bool,
+}
+
+/// `struct towpath_mux_message`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Received {
+    /// Bytes that the message has from the first of those read on.
+    pub length: usize,
+    /// Bytes that the framing strips in front.
+    pub skip: usize,
+    /// And behind.
+    pub trim: usize,
+    /// The connection that it came from.
+    pub connection: Connection,
+    /// MSG_TRUNC, MSG_EOR.
+    pub flags: u32,
+    /// The framing's mark.
+    pub mark: u32,
+    /// The framing's hash.
+    pub hash: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// `TOWPATH_CONNECTED`.
+pub(crate) const CONNECTED: u32 = 1;
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_socket(
+    kind: c_int,
+    framing: Text,
+    flags: u32,
+    mux: Option<&mut MaybeUninit<*mut Mux>>,
+) -> c_int {
+    guard(|| {
+        let into = mux.ok_or(NO_PLACE)?;
+        let kind = match kind as u32 {
+            libc_type::DGRAM => Kind::Dgram,
+            libc_type::SEQPACKET => Kind::Seqpacket,
+            _ => return Err(Failure::new(Errno::PROTONOSUPPORT, "a mux has SOCK_DGRAM and SOCK_SEQPACKET")),
+        };
+        if flags & !CONNECTED != 0 {
+            return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+        }
+        let framing = framing_of(&framing)?.ok_or(Failure::null("the framing is NULL"))?;
+        let connected = flags & CONNECTED != 0;
+        let server = Server::new(framing.clone(), Config { connected, ..Config::default() })?;
+        give(into, Mux { socket: server.socket(kind)?, framing, connected })
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_clone(mux: Option<&Mux>, clone: Option<&mut MaybeUninit<*mut Mux>>) -> c_int {
+    guard(|| {
+        let Mux { socket, framing, connected } = mux.ok_or(Failure::NULL_HANDLE)?;
+        let into = clone.ok_or(NO_PLACE)?;
+        give(into, Mux { socket: socket.try_clone()?, framing: framing.clone(), connected: *connected })
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_close(mux: Option<Box<Mux>>, timeout: c_int) -> c_int {
+    guard(|| {
+        let Some(mux) = mux else { return Ok(1) };
+        let Wait::Most(patience) = Wait::from_millis(timeout)? else {
+            return Err(Failure::new(Errno::INVAL, "a close does not wait for ever"));
+        };
+        Ok(mux.socket.close(patience).into())
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_listen(
+    mux: Option<&Mux>,
+    address: Text,
+    port: Option<&mut MaybeUninit<u16>>,
+) -> c_int {
+    guard(|| {
+        let server = mux.ok_or(Failure::NULL_HANDLE)?.socket.server();
+        let address = address.get().and_then(|text| text.to_str());
+        let bound = server.listen(address.ok_or(Failure::null("the address is NULL or no text"))?)?;
+        if let Some(port) = port {
+            port.write(bound.port());
+        }
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_attach(
+    mux: Option<&Mux>,
+    fd: c_int,
+    framing: Text,
+    connection: Option<&mut MaybeUninit<Connection>>,
+) -> c_int {
+    guard(|| {
+        let mux = mux.ok_or(Failure::NULL_HANDLE)?;
+        let framing = framing_of(&framing)?.unwrap_or_else(|| mux.framing.clone());
+        let id = mux.socket.attach(duplicate(fd)?, framing)?;
+        if let Some(connection) = connection {
+            connection.write(id.into());
+        }
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_unattach(
+    mux: Option<&mut Mux>,
+    connection: Option<&Connection>,
+    timeout: c_int,
+    mut rest: Room<u8>,
+    room: usize,
+    length: Option<&mut MaybeUninit<usize>>,
+) -> c_int {
+    guard(|| {
+        let mux = some(mux)?;
+        let &Connection { index, generation } = connection.ok_or(NO_CONNECTION)?;
+        let patience = match Wait::from_millis(timeout)? {
+            Wait::Ever => None,
+            Wait::Most(patience) => Some(patience),
+        };
+        let rest = if room > 0 { rest.get(room)? } else { &mut [] };
+        let ended = mux.socket.unattach(psock::Id::from_parts(index, generation), patience)?;
+        let Some(fd) = ended.socket else {
+            return Err(Failure::new(Errno::NOTCONN, format!("the connection has ended: {}", ended.cause)));
+        };
+        for (into, byte) in rest.iter_mut().zip(&ended.rest) {
+            into.write(*byte);
+        }
+        if let Some(length) = length {
+            length.write(ended.rest.len());
+        }
+        Ok(fd.into_raw_fd())
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_set_receive(mux: Option<&mut Mux>, receives: c_int) -> c_int {
+    guard(|| {
+        some(mux)?.socket.set_receive(receives != 0);
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_set_timeouts(mux: Option<&mut Mux>, recv: c_int, send: c_int) -> c_int {
+    guard(|| {
+        let socket = &mut some(mux)?.socket;
+        let (recv, send) = (limit(recv)?, limit(send)?);
+        socket.set_recv_timeout(recv);
+        socket.set_send_timeout(send);
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_recv(
+    mux: Option<&mut Mux>,
+    mut buffer: Room<u8>,
+    len: usize,
+    flags: c_int,
+    message: Option<&mut MaybeUninit<Received>>,
+) -> c_int {
+    guard(|| {
+        let socket = &mut some(mux)?.socket;
+        let flags = flags_of(flags, Flags::PEEK | Flags::DONTWAIT)?;
+        // C's room may hold anything; as much of it as the message needs is made bytes.
+        let needs = socket.recv(&mut [], flags | Flags::PEEK)?.length.min(len).min(c_int::MAX as usize);
+        let read = socket.recv(buffer.zeroed(needs)?, flags)?;
+        if let Some(message) = message {
+            message.write(Received {
+                length: read.length,
+                skip: read.stripped.0,
+                trim: read.stripped.1,
+                connection: read.ticket.psock.into(),
+                flags: read.flags.bits(),
+                mark: read.mark,
+                hash: read.hash,
+                reserved: 0,
+            });
+        }
+        Ok(read.bytes as c_int)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_send(
+    mux: Option<&mut Mux>,
+    to: Option<&Connection>,
+    bytes: Bytes,
+    len: usize,
+    flags: c_int,
+) -> c_int {
+    guard(|| {
+        let Mux { socket, connected, .. } = some(mux)?;
+        let bytes = bytes.get(len.min(c_int::MAX as usize))?;
+        let flags = flags_of(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
+        let to = match to {
+            Some(&Connection { index, generation }) => To::Psock(psock::Id::from_parts(index, generation)),
+            None if *connected => To::Any,
+            None => To::Asker,
+        };
+        Ok(socket.send(to, bytes, flags)? as c_int)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_done(mux: Option<&mut Mux>) -> c_int {
+    guard(|| {
+        some(mux)?.socket.done();
+        Ok(0)
+    })
+}
+
+/// Linux's numbers of the socket types (include/linux/net.h).
+mod libc_type {
+    pub(super) const DGRAM: u32 = 2;
+    pub(super) const SEQPACKET: u32 = 5;
+}
+
+const NO_PLACE: Failure = Failure::null("there is no place for the handle");
+const NO_CONNECTION: Failure = Failure::null("the connection is NULL");
+
+fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {
+    mux.ok_or(Failure::NULL_HANDLE)
+}
+
+fn give(into: &mut MaybeUninit<*mut Mux>, mux: Mux) -> Result<c_int, Failure> {
+    into.write(Box::into_raw(Box::new(mux)));
+    Ok(0)
+}
+
+/// The framing that a text names; none for NULL.
+fn framing_of(text: &Text) -> Result<Option<Framing>, Failure> {
+    let Some(text) = text.get() else { return Ok(None) };
+    let framing = Framing::parse(&text.to_string_lossy());
+    framing.map(Some).map_err(|error| Failure::new(Errno::INVAL, error.to_string()))
+}
+
+fn flags_of(flags: c_int, known: Flags) -> Result<Flags, Failure> {
+    let flags = Flags::from_bits(flags as u32).filter(|flags| known.contains(*flags));
+    flags.ok_or_else(|| Failure::new(Errno::INVAL, "flags that this call does not know"))
+}
+
+fn limit(timeout: c_int) -> Result<Option<Duration>, Failure> {
+    Ok(match Wait::from_millis(timeout)? {
+        Wait::Ever => None,
+        Wait::Most(timeout) => Some(timeout),
+    })
+}
+
+impl From<psock::Id> for Connection {
+    fn from(id: psock::Id) -> Self {
+        let (index, generation) = id.parts();
+        Self { index, generation }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::of_errno(error.errno(), error.to_string())
+    }
+}

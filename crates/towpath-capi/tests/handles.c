@@ -1,0 +1,122 @@
+/* A mux in this process, with KCM's calls, over pairs of sockets; no engine is needed. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <towpath.h>
+
+static void check(int fits, const char *what)
+{
+    if (!fits) {
+        fprintf(stderr, "handles: %s: %s\n", what, towpath_error());
+        exit(1);
+    }
+}
+#define CHECK(what) check(what, #what)
+
+static void says(int fd, const char *text)
+{
+    CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+}
+
+static void hears(int fd, const char *text)
+{
+    char bytes[100];
+    size_t length = strlen(text), at = 0;
+    while (at < length) {
+        ssize_t got = read(fd, bytes + at, length - at);
+        CHECK(got > 0);
+        at += (size_t)got;
+    }
+    CHECK(memcmp(bytes, text, length) == 0);
+}
+
+static void datagrams(void)
+{
+    int pair[2];
+    towpath_mux *mux, *other;
+    struct towpath_connection connection;
+    struct towpath_mux_message message;
+    char buffer[100];
+    size_t length = 9;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(towpath_mux_socket(SOCK_DGRAM, "delimiter=\"\\n\"", 0, &mux) == 0);
+    CHECK(towpath_mux_attach(mux, pair[0], "lime", NULL) == -EINVAL);
+    CHECK(towpath_mux_attach(mux, -1, NULL, NULL) == -EBADF);
+    CHECK(towpath_mux_attach(mux, pair[0], NULL, &connection) == 0);
+    close(pair[0]);
+
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, MSG_DONTWAIT, NULL) == -EAGAIN);
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, MSG_OOB, NULL) == -EINVAL);
+    CHECK(towpath_mux_send(mux, NULL, "x\n", 2, 0) == -EDESTADDRREQ);
+    CHECK(towpath_mux_set_timeouts(mux, -2, 0) == -EINVAL && towpath_mux_set_timeouts(mux, 1, -1) == 0);
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == -EAGAIN);
+    CHECK(towpath_mux_set_timeouts(mux, -1, -1) == 0);
+
+    says(pair[1], "hello\nworld\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, MSG_PEEK, &message) == 6 && message.length == 6);
+    CHECK(message.connection.index == connection.index && message.connection.generation == connection.generation);
+    CHECK(towpath_mux_recv(mux, NULL, 5, 0, NULL) == -EINVAL);
+    CHECK(towpath_mux_recv(mux, buffer, 3, 0, &message) == 3 && memcmp(buffer, "hel", 3) == 0);
+    CHECK(message.flags & MSG_TRUNC && message.length == 6);
+    CHECK(towpath_mux_send(mux, NULL, "an", 2, MSG_MORE) == 2);
+    CHECK(towpath_mux_send(mux, NULL, "swer\n", 5, 0) == 5);
+    hears(pair[1], "answer\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, &message) == 6 && memcmp(buffer, "world\n", 6) == 0);
+    CHECK(towpath_mux_send(mux, &connection, "named\n", 6, 0) == 6);
+    hears(pair[1], "named\n");
+    CHECK(towpath_mux_done(mux) == 0);
+
+    /* What one handle does not receive another does. */
+    CHECK(towpath_mux_clone(mux, &other) == 0 && towpath_mux_set_receive(mux, 0) == 0);
+    says(pair[1], "other\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == -EAGAIN);
+    CHECK(towpath_mux_recv(other, buffer, sizeof buffer, 0, NULL) == 6 && memcmp(buffer, "other\n", 6) == 0);
+    CHECK(towpath_mux_set_receive(mux, 1) == 0 && towpath_mux_close(other, 1000) == 1);
+
+    says(pair[1], "last\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == 5);
+    says(pair[1], "begun");
+    int fd = towpath_mux_unattach(mux, &connection, -1, buffer, sizeof buffer, &length);
+    CHECK(fd >= 0 && length <= 5 && memcmp(buffer, "begun", length) == 0);
+    CHECK(towpath_mux_unattach(mux, &connection, -1, NULL, 0, NULL) == -ENOENT);
+    CHECK(towpath_mux_send(mux, &connection, "gone\n", 5, 0) == -EPIPE);
+    says(fd, "raw");
+    hears(pair[1], "raw");
+    close(fd);
+    close(pair[1]);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+}
+
+static void packets(void)
+{
+    int pair[2];
+    towpath_mux *mux;
+    struct towpath_mux_message message;
+    char buffer[100];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(towpath_mux_socket(SOCK_SEQPACKET, "line", TOWPATH_CONNECTED, &mux) == 0);
+    CHECK(towpath_mux_send(mux, NULL, "x\n", 2, MSG_EOR) == -ENOTCONN);
+    CHECK(towpath_mux_attach(mux, pair[0], "delimiter=\"\\n\"", NULL) == 0);
+    close(pair[0]);
+    says(pair[1], "hello\n");
+    CHECK(towpath_mux_recv(mux, buffer, 3, 0, &message) == 3 && memcmp(buffer, "hel", 3) == 0);
+    CHECK(!(message.flags & (MSG_TRUNC | MSG_EOR)) && message.length == 6);
+    CHECK(towpath_mux_recv(mux, buffer, 100, 0, &message) == 3 && memcmp(buffer, "lo\n", 3) == 0);
+    CHECK(message.flags & MSG_EOR && message.length == 3);
+    CHECK(towpath_mux_send(mux, NULL, "an", 2, 0) == 2);
+    CHECK(towpath_mux_send(mux, NULL, "swer\n", 5, MSG_EOR) == 5);
+    hears(pair[1], "answer\n");
+    close(pair[1]);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+}
+
+int main(void)
+{
+    datagrams();
+    packets();
+    return 0;
+}
