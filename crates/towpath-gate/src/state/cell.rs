@@ -175,8 +175,9 @@ impl<'a, const N: usize> Cell<'a, N> {
 
     /// Sets a mark; whether it was not set before.
     pub(super) fn mark(self, mark: u64) -> bool {
-        // Relaxed: a mark publishes nothing.
-        self.0.word(Self::MAKER).fetch_or(mark, Ordering::Relaxed) & mark == 0
+        // Acquire and release: who marks a state after the one that took it away sees that it was (`States::spill`). A mark
+        // publishes nothing else.
+        self.0.word(Self::MAKER).fetch_or(mark, Ordering::AcqRel) & mark == 0
     }
 
     #[inline]

@@ -309,7 +309,8 @@ impl Index {
         for (entry, (slot, probe)) in moving.into_iter().enumerate().filter_map(|(at, is)| Some((at, is?))) {
             // No line of the next index moves on before all lines here have moved.
             if let Some(mut locked) = next.lock(probe) {
-                // It has twice the room, or as much and another secret, and a stash.
+                // It has twice the room, or as much and another secret, and a stash. Were there none, the state would be found by
+                // no packet, and taken out when it has ended ([`Family::unlink`](super::family::Family::unlink)).
                 let added = locked.add(slot);
                 debug_assert!(added, "no room in the next index");
             }

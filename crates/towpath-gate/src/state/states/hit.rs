@@ -308,6 +308,11 @@ impl States {
     #[inline]
     pub(super) fn keyed<'a>(&self, flow: &'a Flow) -> Cow<'a, Flow> {
         if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
+        // Somebody took the state away: either he finds the mark and takes the counts away too, or it came too late for him, and
+        // then it is seen here that there is no state any more. The slot is nobody else's before this call is over.
+        if Key::<N>::family(&self.shared).slab.tick(slot).is_none() {
+            spilled.remove(&(Key::<N>::V6, slot));
+        }
             return Cow::Owned(Flow { src_port: 0, dst_port: 0, ..*flow });
         }
         Cow::Borrowed(flow)
