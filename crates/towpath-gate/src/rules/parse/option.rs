@@ -105,6 +105,14 @@ fn unknown(token: &Token<'_>, word: &str) -> Fault {
         Some((reason, instead)) => {
             Fault::new(at, format!("option \"{word}\" is not supported: {reason}")).hint(instead)
         }
+        None if word == "shared" => Fault::new(at, "\"shared\" stands behind the number of a limit")
+            .hint("limit FIELDS N shared NAME, and behind that :NAME of the states"),
+        None if word.starts_with(':') => {
+            Fault::new(at, format!("{} stands behind no state option", quoted(word))).hint(
+                "a name comes last of what belongs to the option, and before other options: keep-state :NAME, limit FIELDS N \
+                 shared NAME :NAME",
+            )
+        }
         None => Fault::new(at, format!("unknown option {}", quoted(word)))
             .did_you_mean(word, OPTIONS.iter().copied()),
     }
@@ -169,6 +177,7 @@ fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {
         let at = cursor.here();
         match (nets, net) {
             (None, _) => break,
+            (Some((true, _)), _) => return Err(Fault::new(at, format!("\"{field}\" twice"))),
             (Some((asked, _)), None) => *asked = true,
             (Some((asked, Some(lengths))), Some(net)) => {
                 let read = prefix_lengths(net).ok_or_else(|| {
