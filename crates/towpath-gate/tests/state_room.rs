@@ -264,6 +264,51 @@ fn what_one_takes_away_that_goes_away_is_the_others_to_free() {
     (0..100).for_each(|n| assert_eq!(syn(&mut states, &flow(n)), Ok(Installed::New), "{n}"));
 }
 
+/// Room for more would take more than one that goes for each that comes: nobody is thrown out for nothing.
+#[test]
+fn fewer_allowed_than_there_are_costs_no_connection() {
+    for make in [flow, flow6] {
+        let mut states = evicting(300);
+        (0..200).for_each(|n| connect(&mut states, &make(n)));
+        (200..300).for_each(|n| assert!(syn(&mut states, &make(n)).is_ok()));
+        states.set_settings(Settings { dyn_max: 20, ..states.settings().clone() });
+        (0..500).for_each(|n| assert_eq!(syn(&mut states, &make(1000 + n)), Err(Refused::Full)));
+        assert_eq!((states.len(), states.counters().evicted), (300, 0));
+        // Of those that are left the first is one too many.
+        states.set_settings(Settings { dyn_max: 199, ..states.settings().clone() });
+        states.expire_all(NOW + Duration::from_secs(20));
+        let late = |states: &mut States, n| {
+            let now = NOW + Duration::from_secs(20);
+            states.install(&make(n), Name::DEFAULT, &segment(2, 0), RuleId(1), &Install::default(), now)
+        };
+        assert_eq!((states.len(), late(&mut states, 2000)), (200, Err(Refused::Full)));
+        states.remove(&make(0), Name::DEFAULT, NOW);
+        assert_eq!((late(&mut states, 2000), states.counters().evicted), (Ok(Installed::New), 1));
+    }
+}
+
+/// What is gone counts for a moment: no packet waits until all of it is taken out.
+#[test]
+fn who_is_over_a_limit_takes_out_some_of_what_is_gone() {
+    let mut states = States::new(Settings { dyn_source_max: 1, ..Settings::default() }, 7);
+    (0..5000).for_each(|n| connect(&mut states, &flow(n)));
+    assert_eq!(states.remove_where(|_| true), 5000);
+    let mut asked = 0;
+    for source in [0, 2500, 4999] {
+        let again = Flow { src_port: 1, ..flow(source) };
+        loop {
+            let made = syn(&mut states, &again);
+            asked += 1;
+            assert!(5000 - states.len() <= 512 * asked, "{} after {asked}", states.len());
+            match made {
+                Ok(_) => break,
+                Err(refusal) => assert_eq!(refusal, Refused::OverSource),
+            }
+        }
+    }
+    assert!((4..=13).contains(&asked), "{asked}");
+}
+
 /// A datagram of flow `n`.
 fn datagram(n: u32) -> [u8; 28] {
     let mut frame = [0; 28];

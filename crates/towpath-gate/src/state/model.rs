@@ -424,7 +424,8 @@ impl Model {
     /// Makes room: one that was never replied to goes, or else, of all, the one that would end first.
     fn evict(&mut self, kept: &[(Flow, Name)]) {
         for _ in 0..64 {
-            if self.states.len() < self.settings.dyn_max as usize || self.states.is_empty() {
+            // One for one: where there are more, as the setting was lowered, the others end by themselves.
+            if self.states.len() != self.settings.dyn_max as usize || self.states.is_empty() {
                 return;
             }
             let order =

@@ -518,7 +518,8 @@ impl States {
     }
 
     /// Changes the settings, for all workers from their next call on. States that are there keep the expiry that they
-    /// have until their next packet, and are kept when `dyn_max` falls below their number.
+    /// have until their next packet, and are kept when `dyn_max` falls below their number: new ones are refused until enough of
+    /// them have ended.
     pub fn set_settings(&mut self, settings: Settings) {
         *locked(&self.shared.settings) = settings.clamped();
         self.shared.news.fetch_add(1, Ordering::Release);

@@ -116,16 +116,11 @@ impl States {
         self.gauge_moved();
     }
 
-    /// [`States::reclaim`] for who is over a limit: what is gone counts until it is taken out, and nobody is refused for that.
-    /// Costs a look at every slot once for the rules that were removed together; then nothing is gone.
+    /// [`States::reclaim`] for who is over a limit. What is gone counts until it is taken out: in a large table some are refused
+    /// for that, as a packet waits for no look at every slot; each of them has some more slots looked at.
     pub(super) fn reclaim_counts(&mut self, now: Time) {
-        if self.gone.is_empty() {
-            return self.reclaim(now);
-        }
-        self.sweep::<2>(None, now, &mut usize::MAX.clone());
-        self.sweep::<6>(None, now, &mut usize::MAX.clone());
+        self.reclaim(now);
         self.forget_gone();
-        self.free();
     }
 
     /// Forgets rules all of whose states are taken out, when all of those are that this worker knows.

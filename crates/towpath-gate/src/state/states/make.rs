@@ -264,7 +264,7 @@ impl States {
                 self.evict_ahead(now);
                 return Ok(());
             }
-            if !self.settings.dyn_evict || !self.evict(now) {
+            if !self.settings.dyn_evict || self.is_overfull() || !self.evict(now) {
                 break;
             }
             if self.free() == 0 {
@@ -356,6 +356,11 @@ impl States {
             family.candidates_after(last);
         }
         replied
+    }
+
+    /// Whether there are more than `dyn_max`, as it was lowered: one that goes makes no room, so none has to.
+    fn is_overfull(&self) -> bool {
+        self.shared.held.load(Ordering::Relaxed) > u64::from(self.settings.dyn_max)
     }
 
     fn is_full(&self) -> bool {
