@@ -111,6 +111,23 @@ fn strict_and_loose_decide_otherwise() {
             assert_eq!(walk(&mut gate, &frame(packet)), wants[at], "{option}: {packet}");
         }
     }
+    // Each time one lookup passes its state by; the rule that would have made the state refuses, and nobody counts it twice.
+    for (rules, want, invalid) in [
+        ("add check-state\nadd allow tcp from any to any keep-state strict", invalid, 1),
+        ("add allow tcp from any to any keep-state strict", invalid, 1),
+        ("add check-state\nadd allow tcp from any to any setup keep-state strict", DENY, 0),
+        (
+            "add allow tcp from any to any setup keep-state strict\nadd allow tcp from any to any",
+            Step::Pass,
+            0,
+        ),
+    ] {
+        let mut gate = gate(rules);
+        assert!(story[..3].iter().all(|(packet, _)| walk(&mut gate, &frame(packet)) == Step::Pass));
+        assert_eq!(walk(&mut gate, &frame(&story[3].0)), want, "{rules}");
+        let counters = gate.states().counters();
+        assert_eq!((counters.unfit, counters.invalid), (1, invalid), "{rules}");
+    }
     // A connection whose beginning was not seen: none with strict; gone after a second, or not.
     let middle = forth("ack seq 101 ackno 501");
     for (option, want, after) in [("", Step::Pass, 0), (" strict", invalid, 0), (" loose", Step::Pass, 1)] {

@@ -24,14 +24,14 @@ fn everything_happens() {
     let mut world = World::default();
     let mut random = 1_u64;
     let mut happened = BTreeMap::new();
-    for n in 0..60_000 {
+    for n in 0..240_000 {
         let bytes = std::array::from_fn(|_| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 56) as u8
         });
         // Then its table is a large one for a while.
-        if n % 20_000 == 19_000 {
-            world.grow(4_500, n > 20_000);
+        if n % 60_000 == 59_000 {
+            world.grow(4_500, n > 60_000);
         }
         world.step(&Op::new(&bytes));
     }
@@ -54,6 +54,9 @@ fn add(happened: &mut BTreeMap<&'static str, u64>, counters: &Counters) {
         ("parents full", counters.parents_full),
         ("over source", counters.over_source),
         ("invalid", counters.invalid),
+        ("unfit", counters.unfit),
+        ("first SYN", counters.first_syn),
+        ("nearly full", counters.nearly_full),
         ("related", counters.related),
     ];
     for (what, times) in rows {

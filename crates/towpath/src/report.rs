@@ -92,12 +92,22 @@ pub struct States {
     /// Whether they have come to 9/10 of that, and not fallen below 8/10 since.
     #[serde(default)]
     pub nearly_full: bool,
+    /// States whose time was over. `created = left + expired + removed + evicted`.
+    #[serde(default)]
+    pub expired: u64,
+    /// States that were removed, with their rule or by themselves.
+    #[serde(default)]
+    pub removed: u64,
     /// States that had to make room (`dyn_evict`).
     #[serde(default)]
     pub evicted: u64,
     /// Packets that were dropped because they could not have their state.
     #[serde(default)]
     pub refused: RefusedStates,
+    /// How often a packet that looked for a state did not have that of its flow, as it does not fit into the connection
+    /// (`strict`). The rules behind say what becomes of it.
+    #[serde(default)]
+    pub unfit: u64,
 }
 
 /// What became of a snapshot's states.
@@ -133,7 +143,7 @@ pub struct RefusedStates {
     pub limits_full: u64,
     /// The source had `dyn_source_max`.
     pub over_source: u64,
-    /// They did not fit into their connection (`strict`).
+    /// They did not fit into their connection, or began none (`strict`).
     pub invalid: u64,
     /// First SYNs, which have to be repeated (`dyn_first_syn`).
     pub first_syn: u64,
@@ -166,7 +176,10 @@ impl States {
             waiting: gauge.waiting as u64,
             max: gauge.states_max as u64,
             nearly_full: gauge.nearly_full,
+            expired: counters.expired,
+            removed: counters.removed,
             evicted: counters.evicted,
+            unfit: counters.unfit,
             refused: RefusedStates {
                 full: counters.full,
                 over_limit: counters.over_limit,
@@ -492,7 +505,7 @@ mod tests {
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
         assert_eq!(
             keys(&value["states"]),
-            "created evicted left max nearly_full peak refused unreplied waiting"
+            "created evicted expired left max nearly_full peak refused removed unfit unreplied waiting"
         );
         assert_eq!(keys(&value["conversations"]), "tcp udp");
         assert_eq!(keys(&value["replies"]), "limited sent silent unsent");

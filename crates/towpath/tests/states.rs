@@ -142,11 +142,11 @@ fn strict_tracking_takes_real_connections() {
         for_each_segment(&path, |packet, time| {
             now = now.max(time);
             let (flow, segment): (_, Segment) = (packet.flow().expect("TCP is IP"), packet.segment());
-            let before = states.counters().invalid;
+            let before = states.counters().unfit;
             let hit = states.lookup(&flow, Lookup::Any, &segment, now);
             if hit.is_some() {
                 segments += 1;
-            } else if states.counters().invalid > before {
+            } else if states.counters().unfit > before {
                 let name = path.strip_prefix(&captures).unwrap().to_str().unwrap().to_owned();
                 *misfits.entry(name).or_insert(0) += 1;
             } else {

@@ -72,6 +72,8 @@ pub struct Model {
     states: Vec<State>,
     parents: Vec<Parent>,
     datagrams: Vec<Datagram>,
+    /// Flows, either way round, and when the SYN came that was their first.
+    first_syns: Vec<(Flow, Time)>,
     /// States of before a restart, until they are taken over.
     saved: Vec<State>,
     counters: Counters,
@@ -85,6 +87,7 @@ impl Model {
             states: Vec::new(),
             parents: Vec::new(),
             datagrams: Vec::new(),
+            first_syns: Vec::new(),
             saved: Vec::new(),
             counters: Counters::default(),
         };
@@ -94,7 +97,9 @@ impl Model {
 
     /// See [`States::lookup`](super::States::lookup).
     pub fn lookup(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Option<Hit> {
-        self.find(flow, lookup, segment, now).ok().flatten()
+        let found = self.find(flow, lookup, segment, now);
+        self.counters.unfit += u64::from(found.is_err());
+        found.ok().flatten()
     }
 
     /// The error is a packet that does not fit.
@@ -122,7 +127,6 @@ impl Model {
             let hit = Hit { rule: state.rule, direction };
             let fit = fit(state, direction, segment);
             if fit == Fit::Invalid {
-                self.counters.invalid += 1;
                 return Err(Refused::Invalid);
             }
             count(state, direction, segment);
@@ -176,13 +180,23 @@ impl Model {
         kept: &[(Flow, Name)],
     ) -> Result<Installed, Refused> {
         self.expire(now);
-        if self.find(flow, Lookup::Named(name), segment, now)?.is_some() {
-            return Ok(Installed::Existing);
+        match self.find(flow, Lookup::Named(name), segment, now) {
+            Ok(None) => {}
+            Ok(Some(_)) => return Ok(Installed::Existing),
+            Err(refused) => {
+                self.count_refused(refused);
+                return Err(refused);
+            }
+        }
+        let opens = flow.proto == 6 && segment.tcp_flags & 0b1_0111 == 2;
+        if opens && self.settings.dyn_first_syn && !self.is_repeated(flow, now) {
+            self.count_refused(Refused::FirstSyn);
+            return Err(Refused::FirstSyn);
         }
         let flow = &self.keyed(flow);
         let strict = install.tracking == Tracking::Strict && flow.proto == 6;
         if strict && segment.tcp_flags & 0b1_0111 != 2 {
-            self.counters.invalid += 1;
+            self.count_refused(Refused::Invalid);
             return Err(Refused::Invalid);
         }
         let counted = match self.admit((flow, name), rule, install.limit, now, kept) {
@@ -279,15 +293,33 @@ impl Model {
         Ok(counted)
     }
 
+    /// Whether a SYN is one that was sent again, neither at once nor much later.
+    fn is_repeated(&mut self, flow: &Flow, now: Time) -> bool {
+        let same = |first: &&mut (Flow, Time)| first.0 == *flow || first.0 == flow.reversed();
+        let Some((_, first)) = self.first_syns.iter_mut().find(same) else {
+            self.first_syns.push((*flow, now));
+            return false;
+        };
+        // Milliseconds, and the 2^32nd is the first again.
+        let millis = |time: Time| time.as_nanos() / 1_000_000;
+        let age = (millis(now) - millis(*first)) % (1 << 32);
+        if age >= 60_000 {
+            *first = now;
+        }
+        (200..60_000).contains(&age)
+    }
+
     fn count_refused(&mut self, refused: Refused) {
-        let Counters { full, over_limit, over_rate, parents_full, over_source, .. } = &mut self.counters;
+        let Counters { full, over_limit, over_rate, parents_full, over_source, invalid, first_syn, .. } =
+            &mut self.counters;
         match refused {
             Refused::Full => *full += 1,
             Refused::OverLimit => *over_limit += 1,
             Refused::OverRate => *over_rate += 1,
             Refused::ParentsFull => *parents_full += 1,
             Refused::OverSource => *over_source += 1,
-            Refused::Invalid | Refused::FirstSyn => {}
+            Refused::Invalid => *invalid += 1,
+            Refused::FirstSyn => *first_syn += 1,
         }
     }
 
@@ -332,6 +364,7 @@ impl Model {
         self.expire(now);
         self.saved = std::mem::take(&mut self.states);
         (self.parents, self.datagrams, self.counters) = (Vec::new(), Vec::new(), Counters::default());
+        self.first_syns = Vec::new();
     }
 
     /// The limit by which a state of the snapshot was made.

@@ -276,14 +276,25 @@ impl World {
         let (is, should) = (states.counters(), model.counters());
         assert_eq!(is.created, should.created, "created");
         assert_eq!(
-            (is.full, is.over_limit, is.over_rate, is.parents_full, is.over_source, is.invalid),
+            (
+                is.full,
+                is.over_limit,
+                is.over_rate,
+                is.parents_full,
+                is.over_source,
+                is.invalid,
+                is.unfit,
+                is.first_syn
+            ),
             (
                 should.full,
                 should.over_limit,
                 should.over_rate,
                 should.parents_full,
                 should.over_source,
-                should.invalid
+                should.invalid,
+                should.unfit,
+                should.first_syn
             ),
             "refused"
         );
@@ -329,7 +340,7 @@ fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
 const RULES: u8 = 3;
 
 /// Settings that the operations change, and to what.
-const SETTINGS: [(&str, [u64; 3]); 16] = [
+const SETTINGS: [(&str, [u64; 3]); 17] = [
     ("dyn_max", [12, 3, 40]),
     ("dyn_parent_max", [3, 0, 10]),
     ("dyn_ack_lifetime", [300, 2, 1000]),
@@ -345,6 +356,7 @@ const SETTINGS: [(&str, [u64; 3]); 16] = [
     ("dyn_evict", [1, 0, 1]),
     ("dyn_source_max", [2, 0, 4]),
     ("dyn_sctp", [1, 0, 1]),
+    ("dyn_first_syn", [0, 1, 0]),
     ("dyn_max", [12, 3, 40]),
 ];
 

@@ -18,6 +18,7 @@ pub(super) enum Event {
     ParentsFull,
     OverSource,
     Invalid,
+    Unfit,
     FirstSyn,
     /// A state has its first reply.
     Replied,

@@ -225,7 +225,10 @@ pub fn stats(stats: &Stats) -> String {
         ("  most", stats.states.peak),
         ("  made", stats.states.created),
         ("  unreplied", stats.states.unreplied),
+        ("  expired", stats.states.expired),
+        ("  removed", stats.states.removed),
         ("  evicted", stats.states.evicted),
+        ("  unfit", stats.states.unfit),
         ("  waiting", stats.states.waiting),
         ("  at most", stats.states.max),
     ];

@@ -33,8 +33,10 @@ pub struct Counters {
     pub parents_full: u64,
     /// Installs refused with [`Refused::OverSource`](crate::state::Refused::OverSource).
     pub over_source: u64,
-    /// Packets of a state with strict tracking that did not fit into its connection.
+    /// Installs refused with [`Refused::Invalid`](crate::state::Refused::Invalid).
     pub invalid: u64,
+    /// Lookups that did not have the state of their flow, as the packet does not fit into its connection (strict tracking).
+    pub unfit: u64,
     /// Installs refused with [`Refused::FirstSyn`](crate::state::Refused::FirstSyn).
     pub first_syn: u64,
 }
@@ -112,6 +114,7 @@ impl States {
             parents_full: sum(Event::ParentsFull),
             over_source: sum(Event::OverSource),
             invalid: sum(Event::Invalid),
+            unfit: sum(Event::Unfit),
             first_syn: sum(Event::FirstSyn),
         }
     }

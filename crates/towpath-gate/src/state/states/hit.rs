@@ -289,7 +289,7 @@ impl States {
             Found::Hit(hit) => Some(hit),
             Found::Miss => None,
             Found::Invalid => {
-                self.count(Event::Invalid);
+                self.count(Event::Unfit);
                 None
             }
         }
