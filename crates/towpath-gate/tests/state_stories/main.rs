@@ -557,6 +557,21 @@ fn strict_tracking_believes_what_fits() {
 }
 
 #[test]
+fn who_renews_a_state_counts_no_packet() {
+    let mut world = World::new(Settings::default());
+    let (flow, first) = tcp_segment('>', "S", 0, 0);
+    let install = tracked(Tracking::Ipfw);
+    world.states.install(&flow, Name::DEFAULT, &first, RULE, &install, world.now).unwrap();
+    for (direction, letters) in [('<', "SA"), ('>', "A"), ('<', "A")] {
+        let (flow, segment) = tcp_segment(direction, letters, 1, 1);
+        assert!(world.states.renew(&flow, Lookup::Any, &segment, world.now));
+    }
+    let state = only(&world.states, world.now).unwrap();
+    assert_eq!((state.packets, state.seconds(), world.states.gauge().unreplied), ([1, 0], 300, 0));
+    assert!(!world.states.renew(&Flow { src_port: 9, ..flow }, Lookup::Any, &first, world.now));
+}
+
+#[test]
 fn strict_tracking_refuses_what_does_not_fit() {
     let mut world = World::new(Settings::default());
     let mut install = |direction, letters, seq, ack, tracking| {

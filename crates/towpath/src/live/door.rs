@@ -201,7 +201,7 @@ impl Inside {
         let flow = flow(peer);
         let answer = Segment { tcp_flags: SYN | ACK, tcp_ack: 1, tcp_window: u16::MAX, ..Segment::default() };
         let states = self.walker.states_mut();
-        states.lookup(&flow.reversed(), Lookup::Any, &answer, now).is_some() && self.refresh(peer, now)
+        states.renew(&flow.reversed(), Lookup::Any, &answer, now) && self.refresh(peer, now)
     }
 
     /// Both sides are there. False when the connection has no state any more.
@@ -210,8 +210,8 @@ impl Inside {
         let there =
             Segment { tcp_flags: ACK, tcp_seq: 1, tcp_ack: 1, tcp_window: u16::MAX, ..Segment::default() };
         let states = self.walker.states_mut();
-        states.lookup(&flow, Lookup::Any, &there, now).is_some()
-            && states.lookup(&flow.reversed(), Lookup::Any, &there, now).is_some()
+        states.renew(&flow, Lookup::Any, &there, now)
+            && states.renew(&flow.reversed(), Lookup::Any, &there, now)
     }
 
     /// Hands the lines of `log` rules over. Nobody waits for who prints them.

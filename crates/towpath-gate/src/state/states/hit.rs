@@ -25,6 +25,41 @@ pub(super) enum Found {
 }
 
 impl States {
+    /// Does what [`States::lookup`] does for a packet that nobody sent, and counts none: for those who know by other means that
+    /// a connection is alive. Whether its flow has a live state, into which the packet would fit.
+    pub fn renew(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> bool {
+        self.begin(now);
+        let flow = &*self.keyed(flow);
+        let at = Moment::new(now, &self.settings);
+        let packet = Seen { proto: flow.proto, bytes: 0, segment, at };
+        match flow.ends {
+            Ends::V4(src, dst) => {
+                let (key, side) = Key4::new(src, dst, flow);
+                self.renew_by(&key, side, lookup, packet)
+            }
+            Ends::V6(src, dst, zone) => {
+                let (key, side) = Key6::new(src, dst, zone, flow);
+                self.renew_by(&key, side, lookup, packet)
+            }
+        }
+    }
+
+    fn renew_by<const N: usize>(&self, key: &Key<N>, side: Side, lookup: Lookup, packet: Seen<'_>) -> bool
+    where
+        Key<N>: Own<N>,
+    {
+        let probe = Key::<N>::local(self).index.probe(key);
+        let Some((slot, cell)) = self.live(probe, key, lookup, packet.at.now) else { return false };
+        let maker = cell.maker();
+        let direction = side.direction(maker.forward());
+        let strict = maker.has(STRICT);
+        let fit = if strict { self.fit(cell, slot, direction, *packet.segment) } else { Fit::Fits };
+        if fit == Fit::Fits {
+            self.refresh(cell, maker, slot, direction, packet);
+        }
+        fit != Fit::Invalid
+    }
+
     #[inline]
     pub(super) fn find(&self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> Found {
         let flow = &*self.keyed(flow);
@@ -146,13 +181,28 @@ impl States {
     {
         let direction = side.direction(maker.forward());
         self.count_packet(cell, slot, direction, packet.bytes);
+        self.refresh(cell, maker, slot, direction, packet);
+        direction
+    }
+
+    /// What a packet does to its state, but for being counted.
+    #[inline(always)]
+    fn refresh<const N: usize>(
+        &self,
+        cell: Cell<'_, N>,
+        maker: Maker,
+        slot: u32,
+        direction: Direction,
+        packet: Seen<'_>,
+    ) where
+        Key<N>: Own<N>,
+    {
         if let End::Sooner(end) = cell.refresh(direction, packet, &self.settings) {
             Key::<N>::family(&self.shared).look_sooner(slot, end);
         }
         if !maker.has(REPLIED) && (direction == Direction::Reverse || maker.has(ANSWERED)) {
             self.answered(cell, direction, packet.proto, packet.segment);
         }
-        direction
     }
 
     /// Takes a packet in of a state that counts as never replied to: one from the other side, or one after that.
@@ -161,6 +211,7 @@ impl States {
     /// state waits for what its maker says to the answer: with TCP an acknowledgement (RFC 9293, 3.5), with SCTP the cookie that
     /// the other side has found to be its own (RFC 9260, 5.1).
     #[cold]
+    #[inline(never)]
     fn answered<const N: usize>(
         &self,
         cell: Cell<'_, N>,
@@ -253,6 +304,11 @@ impl States {
                 wide[2 * at + 1] += bytes;
             }
         }
+        // Somebody took the state away: either he finds the mark and takes the counts away too, or it came too late for him, and
+        // then it is seen here that there is no state any more. The slot is nobody else's before this call is over.
+        if Key::<N>::family(&self.shared).slab.tick(slot).is_none() {
+            spilled.remove(&(Key::<N>::V6, slot));
+        }
     }
 
     pub(super) fn related<const N: usize>(
@@ -308,11 +364,6 @@ impl States {
     #[inline]
     pub(super) fn keyed<'a>(&self, flow: &'a Flow) -> Cow<'a, Flow> {
         if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
-        // Somebody took the state away: either he finds the mark and takes the counts away too, or it came too late for him, and
-        // then it is seen here that there is no state any more. The slot is nobody else's before this call is over.
-        if Key::<N>::family(&self.shared).slab.tick(slot).is_none() {
-            spilled.remove(&(Key::<N>::V6, slot));
-        }
             return Cow::Owned(Flow { src_port: 0, dst_port: 0, ..*flow });
         }
         Cow::Borrowed(flow)
