@@ -103,7 +103,7 @@ const SWEPT: usize = 1 << 16;
 const PREPARED: usize = 16;
 
 /// Events that may wait at each thread until they are taken.
-const EVENTS: usize = 65_536;
+pub(crate) const EVENTS: usize = 65_536;
 
 impl StateLine {
     fn new(state: Listed, gate: &Gate, verbose: bool) -> Self {

@@ -331,7 +331,8 @@ impl House {
         }
         let (events, lost) = book::events(book);
         for part in events.chunks(EVENTS) {
-            self.clients.iter_mut().for_each(|client| client.session.handle_events(part, lost));
+            let part = Arc::from(part);
+            self.clients.iter_mut().for_each(|client| client.session.handle_events(&part, lost));
         }
     }
 

@@ -1,9 +1,12 @@
 //! One client of the control socket: bytes and replies in, requests and bytes out. No IO.
 //!
 //! One request at a time: the next is read when the answer to the last has been taken. What is kept for a client is
-//! bounded: a request ([`REQUEST_MAX`]), [`PENDING`] bytes of answer, and what a trace holds ([`Tap`](super::Tap)).
+//! bounded: a request ([`REQUEST_MAX`]), [`PENDING`] bytes of answer, what a trace holds ([`Tap`](super::Tap)), and [`EVENTS`]
+//! events, of which all who watch share one copy.
 //! Who says nothing for [`IDLE`], or takes nothing of what is there for it for [`SLOW`], is cut off.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
 
@@ -20,6 +23,9 @@ const PENDING: usize = 256 << 10;
 
 /// Frames of one answer.
 const FRAMES: usize = 2048;
+
+/// Events that wait until a client takes them; as many as wait at each thread for the look in which they come here.
+const EVENTS: usize = crate::rulebook::EVENTS;
 
 /// Nanoseconds that a client may say nothing.
 const IDLE: u64 = 60_000_000_000;
@@ -59,10 +65,21 @@ enum State {
         next: usize,
     },
     Tracing(Box<Trace>),
-    /// It gets events; so many it was too slow for.
-    Watching(u64),
+    Watching(Events),
     /// Nothing comes after what is pending.
     Closing,
+}
+
+/// What happened to states, and was not put into an answer yet.
+#[derive(Debug, Default)]
+struct Events {
+    waiting: VecDeque<Arc<[Event]>>,
+    /// How many events these are.
+    count: usize,
+    /// So many the client was too slow for.
+    missed: u64,
+    /// So many have found no room before they came here.
+    lost: u64,
 }
 
 #[derive(Debug)]
@@ -229,8 +246,11 @@ impl Session {
         self.answer(&Answer::Error { code, message });
     }
 
-    /// Nothing more is said after what is pending.
+    /// Nothing more is said after what is pending, and what there is room for of the events that wait.
     pub fn close(&mut self) {
+        if self.is_watching() {
+            self.poll_output();
+        }
         self.state = State::Closing;
     }
 
@@ -283,19 +303,19 @@ impl Session {
     pub(super) fn watch(&mut self, now: u64) {
         self.active = now;
         self.answer(&Answer::Watching {});
-        self.state = State::Watching(0);
+        self.state = State::Watching(Events::default());
     }
 
     /// Events have happened; `lost` others have found no room before they came here. Who is too slow misses some.
-    pub(super) fn handle_events(&mut self, events: &[Event], lost: u64) {
-        let full = self.pending().len() >= PENDING;
-        let State::Watching(missed) = &mut self.state else { return };
-        if full {
-            *missed += events.len() as u64;
+    pub(super) fn handle_events(&mut self, events: &Arc<[Event]>, lost: u64) {
+        let State::Watching(watched) = &mut self.state else { return };
+        watched.lost = lost;
+        if watched.count + events.len() > EVENTS {
+            watched.missed += events.len() as u64;
             return;
         }
-        let lost = lost + *missed;
-        self.answer(&Answer::Events { events: events.to_vec(), lost });
+        watched.count += events.len();
+        watched.waiting.push_back(Arc::clone(events));
     }
 
     /// Whether the engine was asked.
@@ -341,7 +361,14 @@ impl Session {
     /// Makes the next part of an answer, if there is one.
     fn produce(&mut self) -> bool {
         match &mut self.state {
-            State::Idle | State::Asked | State::Watching(_) | State::Closing => false,
+            State::Idle | State::Asked | State::Closing => false,
+            State::Watching(events) => {
+                let Some(part) = events.waiting.pop_front() else { return false };
+                events.count -= part.len();
+                let lost = events.lost + events.missed;
+                self.answer(&Answer::Events { events: part.to_vec(), lost });
+                true
+            }
             State::Listing { channel, frames, next } => {
                 let end = frames.len().min(*next + FRAMES);
                 let more = end < frames.len();
@@ -494,6 +521,26 @@ mod tests {
             rest = after;
         }
         (answers, capture)
+    }
+
+    #[test]
+    fn events_wait_until_they_are_taken() {
+        let mut session = Session::new(0);
+        ask(&mut session, Request::Events);
+        session.watch(0);
+        let event = Event { at: 1, what: "expired".to_owned(), state: None };
+        let part: Arc<[Event]> = vec![event; 500].into();
+        // 131 of them fit.
+        (0..140).for_each(|_| session.handle_events(&part, 3));
+        let (answers, _) = take(&mut session);
+        let told = |answer: &Answer| match answer {
+            Answer::Events { events, lost } => (events.len(), *lost),
+            _ => (0, 0),
+        };
+        assert_eq!(answers.iter().map(|answer| told(answer).0).sum::<usize>(), 131 * 500);
+        assert_eq!(answers.last().map(told), Some((500, 9 * 500 + 3)));
+        session.handle_events(&part, 3);
+        assert_eq!(take(&mut session).0.iter().map(told).collect::<Vec<_>>(), [(500, 9 * 500 + 3)]);
     }
 
     #[test]
