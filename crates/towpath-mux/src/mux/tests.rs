@@ -734,7 +734,8 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
         Done,
     }
     use Say::{Answered, Done};
-    let rows: [(&[(Say, usize, u32)], &[&str]); 8] = [
+    type Case<'a> = (&'a [(Say, usize, u32)], &'a [&'a str]);
+    let rows: [Case<'_>; 8] = [
         (&[], &["1", "2", "3", "4", "5", "6"]),
         (&[(Answered, 0, 2)], &["3", "4", "5", "6"]),
         (&[(Answered, 0, 2), (Answered, 1, 3)], &["5", "6"]),
