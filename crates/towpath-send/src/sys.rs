@@ -220,3 +220,47 @@ pub(crate) fn reactor(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     Ok(registered?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Choice, Options, SendError, Sender, Unarmed};
+
+    #[test]
+    fn a_socket_of_ktls_is_sent_plain() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        assert!(!has_ulp(stream.as_fd()));
+        let name = b"tls";
+        // SAFETY: the kernel reads three bytes of `name`, which lives until the call returns.
+        let done = unsafe {
+            let value = name.as_ptr().cast();
+            libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_ULP, value, name.len() as socklen_t)
+        };
+        if done < 0 {
+            return println!("skipped: this kernel has no kTLS: {}", io::Error::last_os_error());
+        }
+        assert!(has_ulp(stream.as_fd()));
+        let zerocopy = Options { choice: Choice::Zerocopy, ..Options::default() };
+        let refused = Sender::new(stream.try_clone().unwrap(), zerocopy);
+        assert!(matches!(refused, Err(SendError::NotSupported { why: Unarmed::KernelTls })), "{refused:?}");
+        let mut sender = Sender::new(stream, Options::default()).unwrap();
+        assert_eq!(sender.unarmed(), Some(Unarmed::KernelTls));
+        // It has no keys yet, and passes everything on as it is.
+        sender.send(vec![7; 100_000]).unwrap();
+        let mut got = vec![0; 100_000];
+        peer.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == 7));
+        let closed = sender.close(Duration::from_secs(5)).unwrap();
+        assert_eq!(
+            (closed.finished, closed.counters.numbers, closed.counters.plain_bytes()),
+            (true, 0, 100_000)
+        );
+    }
+}

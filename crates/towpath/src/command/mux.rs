@@ -260,9 +260,10 @@ fn tell(outcome: &Outcome) -> u8 {
     );
     match drained {
         true => exit::OK,
-        false => {
-            fail(exit::FAILED, format!("ended before everything was drained: {cut} connections were cut"))
-        }
+        false => fail(
+            exit::FAILED,
+            format!("ended before everything was drained; {cut} connections were not done"),
+        ),
     }
 }
 

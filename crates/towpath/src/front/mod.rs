@@ -114,7 +114,7 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
 pub struct Outcome {
     /// Connections were drained in time, and their peers have taken everything, or the kernel has it for them.
     pub drained: bool,
-    /// Connections of which, while it drained, something was not answered or not taken in time.
+    /// Connections of which something was not answered or not taken when they were waited for no longer, since it was told to end.
     pub cut: u64,
     /// What the multiplexor counted.
     pub totals: towpath_mux::mux::Totals,
@@ -288,7 +288,8 @@ impl Front {
     pub fn end(mut self, drained: bool) -> Outcome {
         let totals = self.driver.change(|mux, _| *mux.totals());
         let restarts = self.seats.iter().map(Seat::restarts).sum();
-        let cut = self.cut();
+        let open = if drained { 0 } else { totals.attach - totals.unattach };
+        let cut = self.cut() + open;
         // Every channel ends before any process is waited for.
         self.seats.iter_mut().for_each(Seat::close);
         Outcome { drained, cut, totals, restarts }

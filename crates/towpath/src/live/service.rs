@@ -188,7 +188,7 @@ impl Service {
     fn settle(&mut self, outcome: Option<Result<Outcome, front::Error>>) {
         self.ended = Some(match outcome {
             Some(Ok(Outcome { drained, cut, totals, restarts })) => {
-                let left = format!("; ended before everything was drained: {cut} connections were cut");
+                let left = format!("; ended before everything was drained; {cut} connections were not done");
                 log::info!(
                     "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
                      started again{}",
