@@ -154,10 +154,10 @@ impl Rulebook {
     /// to need. To be called from time to time: it takes some milliseconds at most.
     pub fn tidy(&self) {
         let now = self.clock.now();
-        let mut book = self.book();
-        book.gate.expire(now, SWEPT);
+        self.book().gate.expire(now, SWEPT);
         for _ in 0..PREPARED {
-            if !book.gate.prepare() {
+            // Pages of a machine that is short of them take milliseconds: whoever asks something meanwhile has its turn in between.
+            if !self.book().gate.prepare() {
                 break;
             }
         }

@@ -366,7 +366,7 @@ impl Gate {
     }
 
     /// Makes and touches memory that states are going to need, and lets growth go on ([`States::prepare`]). Whether there is
-    /// more to do now. For who does not take packets: it takes up to about a millisecond.
+    /// more to do now. For who does not take packets: it takes a millisecond or, with huge pages, several.
     pub fn prepare(&mut self) -> bool {
         self.beside(|gate| gate.walker.states.prepare())
     }

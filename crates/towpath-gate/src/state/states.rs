@@ -287,8 +287,8 @@ impl States {
     }
 
     /// Makes and touches memory that growth is going to need, lets growth that has begun go on, and gives memory back that it
-    /// needs no more: some of it, for at most about a millisecond. Whether there is more to do now. To be called outside the packets' path, from time to
-    /// time or by a thread of its own; who does not call it has the same work in [`States::install`] when it is needed.
+    /// needs no more: some of it, for a millisecond or, with huge pages, several. Whether there is more to do now. To be called outside the
+    /// packets' path, from time to time or by a thread of its own; who does not call it has the same work in [`States::install`] when it is needed.
     pub fn prepare(&mut self) -> bool {
         self.stamp();
         let Shared { v4, v6, .. } = &*self.shared;
