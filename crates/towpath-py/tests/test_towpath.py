@@ -79,8 +79,8 @@ def loop(queue):
 
 def answer(message):
     assert message.bytes == message.payload + b"\n" and message.time > 0
-    message.reply(b"a ")
-    message.reply(bytearray(message.bytes))
+    # In one piece: what others send may come between two answers.
+    message.reply(bytearray(b"a " + message.bytes))
 
 
 def iterate(worker):
@@ -219,15 +219,15 @@ class Engine:
         )
         line = self.process.stderr.readline()
         self.address = line.removeprefix("listening on ").strip()
-        self.until("workers attached")
-        for _ in range(2 if part == "interrupted" else 0):
-            self.until("interrupted")
-
-    def until(self, what):
-        while line := self.process.stderr.readline():
-            if what in line:
-                return
-        raise AssertionError(f"it ended without: {what}")
+        # In whatever order they are said.
+        awaited = ["workers attached"] + ["interrupted"] * (2 if part == "interrupted" else 0)
+        while awaited:
+            line = self.process.stderr.readline()
+            if not line:
+                raise AssertionError(f"it ended without: {awaited}")
+            said = next((word for word in awaited if word in line), None)
+            if said:
+                awaited.remove(said)
 
     def connect(self):
         host, port = self.address.rsplit(":", 1)
