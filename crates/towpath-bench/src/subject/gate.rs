@@ -114,7 +114,9 @@ fn cases() -> Vec<Case> {
         Case::new("bytes per IPv4 state at 5M", |name, s| {
             pin::to(s.cpus.engine)?;
             let before = memory::resident()?;
-            let load = Load::new(Family::V4, MANY, Pages::Base)?;
+            let mut load = Load::new(Family::V4, MANY, Pages::Base)?;
+            // The index that flows moved away from last is given back by whoever goes.
+            load.states.idle();
             let bytes = memory::resident()? - before;
             let each = bytes as f64 / load.states.len() as f64;
             Ok(Bar::new(name, each, 92.0, "B", Better::Lower, 1.0))

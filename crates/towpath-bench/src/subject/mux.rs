@@ -159,11 +159,11 @@ type All = Vec<(Kind, Result<Vec<Measured>, String>)>;
 const TURNS: u32 = 4;
 
 impl Workload {
-    /// How many turns each server has, and how long they are: a high quantile needs the whole time.
+    /// How many turns each server has, and how long they are: a high quantile, and queues that are to fill, need the whole time.
     fn turns(self, reps: u32, time: Duration) -> (u32, Duration) {
         match self {
-            Self::D | Self::Idle => (reps, time),
-            Self::AWaits | Self::AComputes | Self::B | Self::C => (reps * TURNS, time / TURNS),
+            Self::AWaits | Self::D | Self::Idle => (reps, time),
+            Self::AComputes | Self::B | Self::C => (reps * TURNS, time / TURNS),
         }
     }
 }

@@ -308,6 +308,13 @@ impl<const N: usize> Family<N> {
         index.next().is_some_and(|next| self.move_to(next, index, lines))
     }
 
+    /// The same behind a burst: a packet is not to wait for memory that somebody is just making. (Each install moves its line all the same,
+    /// so growth is over in time without him.)
+    #[inline]
+    pub(super) fn move_behind(&self, index: &Arc<Index>) -> bool {
+        index.next().is_some_and(|next| !next.is_being_prepared() && self.move_to(next, index, MOVE))
+    }
+
     #[cold]
     fn move_to(&self, next: &Arc<Index>, index: &Arc<Index>, lines: u64) -> bool {
         if index.move_some(lines, |slot| self.cell(slot).key()) == Moved::Some {
@@ -531,6 +538,11 @@ mod tests {
         }
         assert!(index.stashed());
         family.grow();
+        let next = index.next().expect("it grows");
+        assert!(next.prepare(1) && next.is_being_prepared());
+        assert!(!family.move_behind(&index) && index.moved() == 0, "somebody is at it");
+        while next.prepare(1) {}
+        assert!(!family.move_behind(&index) && index.moved() == MOVE);
         while !family.move_some(&index, MOVE) {}
         let next = family.index();
         assert_eq!((next.bits(), next.stashed()), (index.bits(), false));

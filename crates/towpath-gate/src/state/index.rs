@@ -151,6 +151,17 @@ impl Index {
         self.touched.load(Ordering::Relaxed) >= self.lines.len() as u64
     }
 
+    /// Lines that have moved to the next index.
+    #[cfg(test)]
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody has begun to touch its memory, and is not done.
+    pub(super) fn is_being_prepared(&self) -> bool {
+        self.touched.load(Ordering::Relaxed) > 0 && !self.is_prepared()
+    }
+
     #[inline]
     pub(super) fn probe<const N: usize>(&self, key: &Key<N>) -> Probe {
         let hash = self.secret.hash(&key.0);

@@ -482,7 +482,9 @@ impl States {
         if self.shared.parents_held.load(Ordering::Relaxed) > 0 {
             self.collect_parents(now, &mut budget);
         }
-        self.move_some(MOVE);
+        let Shared { v4, v6, .. } = &*self.shared;
+        let done = v4.move_behind(&self.v4.index) | v6.move_behind(&self.v6.index);
+        self.moved(done);
         self.free();
     }
 
@@ -619,12 +621,18 @@ impl States {
     fn move_some(&mut self, lines: u64) -> bool {
         let Shared { v4, v6, .. } = &*self.shared;
         let done = v4.move_some(&self.v4.index, lines) | v6.move_some(&self.v6.index, lines);
+        self.moved(done);
+        self.v4.index.next().is_some() || self.v6.index.next().is_some()
+    }
+
+    /// Some flows have moved: if these were the last, all workers go by the next index.
+    #[inline]
+    fn moved(&mut self, done: bool) {
         if done {
             // Release: pairs with the acquire in stamp().
             self.shared.news.fetch_add(1, Ordering::Release);
             self.catch_up();
         }
-        self.v4.index.next().is_some() || self.v6.index.next().is_some()
     }
 
     fn grow(&self) {
