@@ -82,7 +82,9 @@ impl Random {
     }
 }
 
-/// A table with the flows 0 to `flows`, of which a worker looks at those from `first` on.
+/// A table with the flows 0 to `flows`, of which a worker looks at those from `first` on. On cache lines of its own (two, as
+/// processors fetch pairs): workers of several threads are made side by side.
+#[repr(align(128))]
 pub(crate) struct Load {
     pub(crate) states: States,
     pub(crate) family: Family,
@@ -106,11 +108,17 @@ pub(crate) enum Work {
 
 impl Load {
     pub(crate) fn new(family: Family, flows: u32, pages: Pages) -> Result<Self> {
+        let mut load = Self::filled(family, flows, pages)?;
+        load.settle();
+        Ok(load)
+    }
+
+    /// The same without memory made ahead for states that may come.
+    pub(crate) fn filled(family: Family, flows: u32, pages: Pages) -> Result<Self> {
         let mut load = Self::empty(family, flows, pages, 100_000);
         for n in 0..flows {
             ensure!(load.install(n, load.now) == Some(Installed::New), "flow {n} found no room");
         }
-        load.settle();
         Ok(load)
     }
 
