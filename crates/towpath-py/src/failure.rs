@@ -1,12 +1,15 @@
 //! Errors as Python has them.
 
+use std::io::{self, ErrorKind};
+
 use pyo3::PyErr;
 use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
 use rustix::io::Errno;
+use towpath_mux::io::Error;
 use towpath_ring::{AttachError, Full, RecvError};
 
 /// OSError chooses its subclass by the number: PermissionError for EPERM.
-fn with_errno(errno: i32, text: String) -> PyErr {
+pub(crate) fn with_errno(errno: i32, text: String) -> PyErr {
     PyOSError::new_err((errno, text))
 }
 
@@ -31,8 +34,25 @@ pub(crate) fn full(why: Full) -> PyErr {
     with_errno(errno.raw_os_error(), text)
 }
 
-pub(crate) fn timed_out() -> PyErr {
-    PyTimeoutError::new_err((Errno::TIMEDOUT.raw_os_error(), "nothing came in time"))
+pub(crate) fn mux(error: &Error) -> PyErr {
+    with_errno(error.errno(), error.to_string())
+}
+
+/// What the system, or a mux that ends, does not let happen.
+pub(crate) fn system(error: &io::Error) -> PyErr {
+    let errno = error.raw_os_error().unwrap_or_else(|| {
+        let errno = match error.kind() {
+            ErrorKind::InvalidInput => Errno::INVAL,
+            ErrorKind::NotConnected => Errno::SHUTDOWN,
+            _ => Errno::IO,
+        };
+        errno.raw_os_error()
+    });
+    with_errno(errno, error.to_string())
+}
+
+pub(crate) fn timed_out(text: &'static str) -> PyErr {
+    PyTimeoutError::new_err((Errno::TIMEDOUT.raw_os_error(), text))
 }
 
 pub(crate) fn closed(what: &str) -> PyErr {

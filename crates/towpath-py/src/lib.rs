@@ -1,18 +1,21 @@
 //! Towpath for Python: the module `towpath`. Its documentation is in the docstrings and in `docs/python.md`; its types are in
 //! `towpath.pyi`.
 //!
-//! What: each class has one of `towpath-ring`'s clients. Whatever may wait does so without the interpreter's lock, and looks for
-//! signals when one came, so that ^C works. What arrives is copied into `bytes` once; what is sent is read where Python has it, if
-//! that is `bytes`. An object is used by one thread at a time: another gets a RuntimeError.
+//! What: each class has one of `towpath-ring`'s clients, or a handle of `towpath-mux`'s. Whatever may wait does so without the
+//! interpreter's lock, and looks for signals when one came, or ten times a second where none ends the wait, so that ^C works. What arrives
+//! is copied into `bytes` once; what is sent is read where Python has it, if that is `bytes`. An object is used by one thread at a time:
+//! another gets a RuntimeError.
 #![forbid(unsafe_code)]
 
 mod data;
+mod descriptor;
 mod failure;
 mod inspector;
+mod mux;
 mod wait;
 mod worker;
 
-/// Inspectors and workers of Towpath, a network data plane in user space.
+/// Inspectors, workers and multiplexors of Towpath, a network data plane in user space.
 ///
 /// What fails raises OSError with the number of errno(3) (PermissionError, FileNotFoundError, TimeoutError and so on), what is used
 /// when it is closed or decided ValueError.
@@ -21,9 +24,12 @@ mod towpath {
     #[pymodule_export]
     use crate::inspector::{Frame, Inspector, Verdict};
     #[pymodule_export]
+    use crate::mux::{Mux, Received};
+    #[pymodule_export]
     use crate::worker::{Connection, Message, Worker};
     use pyo3::prelude::*;
     use pyo3::types::PyModule;
+    use towpath_mux::io::Flags;
     use towpath_ring::Kind;
 
     #[pymodule_export]
@@ -34,6 +40,9 @@ mod towpath {
     const EVENT: u16 = Kind::EVENT.0;
     #[pymodule_export]
     const GAP: u16 = Kind::GAP.0;
+
+    #[pymodule_export]
+    const MSG_BATCH: u32 = Flags::BATCH.bits();
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -33,9 +33,9 @@ pub(crate) struct Worker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Connection {
     /// Which.
-    index: u32,
+    pub(crate) index: u32,
     /// Which of those that had this index.
-    generation: u32,
+    pub(crate) generation: u32,
 }
 
 /// A message of a connection. bytes and payload are copies.

@@ -1,6 +1,7 @@
 """The module towpath. tests/python.rs runs this with the module in PYTHONPATH and the command line in TOWPATH."""
 
 import ast
+import errno
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import threading
 import unittest
 
 import towpath
-from towpath import Inspector, Verdict, Worker
+from towpath import Inspector, Mux, Verdict, Worker
 
 HERE = pathlib.Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -270,6 +271,198 @@ class Messages(unittest.TestCase):
             with stream, lines:
                 stream.sendall(b"hello\n")
                 self.assertEqual(lines.readline(), b"HELLO\n")
+
+
+class Multiplexor(unittest.TestCase):
+    def client(self, mux):
+        stream = socket.create_connection(mux.listen("127.0.0.1:0"), timeout=30)
+        lines = stream.makefile("rb")
+        self.addCleanup(stream.close)
+        self.addCleanup(lines.close)
+        return stream, lines
+
+    def test_datagrams(self):
+        with Mux(r'delimiter="\n" strip=delimiter') as mux:
+            stream, lines = self.client(mux)
+            self.assertRaises(BlockingIOError, mux.recv, flags=socket.MSG_DONTWAIT)
+            self.assertRaises(TimeoutError, mux.recv, timeout=0)
+            self.assertRaises(TimeoutError, mux.recv, timeout=0.15)
+            with self.assertRaises(OSError) as nobody:
+                mux.send(b"x\n")
+            self.assertEqual(nobody.exception.errno, errno.EDESTADDRREQ)
+
+            stream.sendall(b"hello\nworld\n")
+            peeked = mux.recv(2, socket.MSG_PEEK)
+            self.assertEqual((peeked.bytes, peeked.length, peeked.truncated), (b"he", 6, True))
+            short = mux.recv(3)
+            self.assertEqual((short.bytes, short.length, short.truncated, short.end), (b"hel", 6, True, True))
+            self.assertEqual((short.stripped, short.mark, short.hash), ((0, 1), 0, 0))
+            mux.send(b"an", flags=socket.MSG_MORE)
+            mux.send(bytearray(b"swer\n"))
+            self.assertEqual(lines.readline(), b"answer\n")
+            whole = mux.recv(timeout=30)
+            self.assertEqual((whole.bytes, whole.length, whole.truncated, whole.end), (b"world\n", 6, False, True))
+            self.assertEqual(whole.connection, short.connection)
+            self.assertRaises(BrokenPipeError, mux.send, b"done\n", short)
+            mux.send(b"first\n", whole, towpath.MSG_BATCH)
+            mux.send(b"second\n", whole.connection)
+            self.assertEqual([lines.readline(), lines.readline()], [b"first\n", b"second\n"])
+            mux.done()
+            self.assertRaises(BrokenPipeError, mux.send, b"done\n", whole)
+            # It is longer than what any read brings, and than sockets hold.
+            stream.sendall(b"x" * 1_000_000 + b"\n")
+            long = mux.recv()
+            mux.send(long.bytes, long)
+            self.assertEqual(lines.readline(), long.bytes)
+        self.assertEqual(lines.read(), b"")
+
+    def test_packets(self):
+        with Mux("line", "seqpacket", connected=True) as mux:
+            with self.assertRaises(OSError) as nobody:
+                mux.send(b"x\n", flags=socket.MSG_EOR)
+            self.assertEqual(nobody.exception.errno, errno.ENOTCONN)
+            stream, lines = self.client(mux)
+            stream.sendall(b"hello\n")
+            parts = [mux.recv(3), mux.recv(1, socket.MSG_PEEK), mux.recv(100)]
+            self.assertEqual([part.bytes for part in parts], [b"hel", b"l", b"lo\n"])
+            self.assertEqual([part.length for part in parts], [6, 3, 3])
+            self.assertEqual([part.end for part in parts], [False, False, True])
+            self.assertFalse(any(part.truncated for part in parts))
+            mux.send(b"an", flags=socket.MSG_DONTWAIT)
+            with self.assertRaisesRegex(OSError, "for one address"):
+                mux.send(b"x", parts[0])
+            mux.send(b"swer\n", flags=socket.MSG_EOR)
+            self.assertEqual(lines.readline(), b"answer\n")
+
+    def test_handles(self):
+        with Mux("line") as mux:
+            other = mux.clone()
+            stream, lines = self.client(mux)
+            mux.set_receive(False)
+            stream.sendall(b"hello\n")
+            self.assertRaisesRegex(BlockingIOError, "disabled", mux.recv)
+            message = other.recv()
+            self.assertEqual(message.bytes, b"hello\n")
+            self.assertRaisesRegex(ValueError, "another handle", mux.send, b"x\n", message)
+            other.send(b"from the other\n", message)
+            self.assertEqual(lines.readline(), b"from the other\n")
+            self.assertTrue(other.close())
+            mux.set_receive(True)
+
+            def serve(handle):
+                with handle:
+                    for message in handle:
+                        handle.send(message.bytes, message)
+
+            threads = [threading.Thread(target=serve, args=(mux.clone(),)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            # They wait without the interpreter's lock, or this is not said.
+            sent = [b"%d\n" % number for number in range(300)]
+            stream.sendall(b"".join(sent))
+            # In whatever order they are done.
+            self.assertEqual(sorted(lines.readline() for _ in sent), sorted(sent))
+            mux.drain()
+            for thread in threads:
+                thread.join()
+            self.assertIsNone(mux.recv())
+            self.assertEqual(list(mux), [])
+            with self.assertRaises(BrokenPipeError) as drained:
+                mux.clone()
+            self.assertEqual(drained.exception.errno, errno.ESHUTDOWN)
+        self.assertEqual(lines.read(), b"")
+
+    def test_attached_and_given_back(self):
+        with Mux("line") as mux:
+            ours, theirs = socket.socketpair()
+            with ours:
+                self.assertRaisesRegex(ValueError, "line", mux.attach, ours, "lime")
+                connection = mux.attach(ours, 'delimiter="$"')
+            with self.assertRaises(OSError) as bad:
+                mux.attach(ours)
+            self.assertEqual(bad.exception.errno, errno.EBADF)
+            with theirs:
+                theirs.sendall(b"one$two$beg")
+                self.assertEqual([next(mux).bytes, next(mux).bytes], [b"one$", b"two$"])
+                mux.send(b"answered$")
+                back, rest = mux.unattach(connection)
+                self.assertRaises(FileNotFoundError, mux.unattach, connection)
+                self.assertRaises(BrokenPipeError, mux.send, b"x$", connection)
+                with back:
+                    theirs.sendall(b"un")
+                    self.assertTrue(back.getblocking())
+                    while len(rest) < len(b"begun"):
+                        rest += back.recv(5)
+                    self.assertEqual(rest, b"begun")
+                    back.sendall(b"raw")
+                with theirs.makefile("rb") as lines:
+                    self.assertEqual(lines.read(), b"answered$raw")
+
+            # By its number.
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                connection = mux.attach(ours.fileno())
+                theirs.sendall(b"last\n")
+                self.assertEqual(mux.recv().connection, connection)
+
+    def test_interrupted(self):
+        class Rang(Exception):
+            pass
+
+        def ring(number, frame):
+            raise Rang
+
+        before = signal.signal(signal.SIGALRM, ring)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        with Mux("line") as mux:
+            stream, lines = self.client(mux)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            self.assertRaises(Rang, mux.recv)
+            stream.sendall(b"hello\n")
+            mux.send(mux.recv().bytes.upper())
+            self.assertEqual(lines.readline(), b"HELLO\n")
+
+    def test_refusals(self):
+        self.assertRaisesRegex(ValueError, "did you mean", Mux, "lime")
+        self.assertRaisesRegex(ValueError, "seqpacket", Mux, "line", "stream")
+        mux = Mux("line")
+        self.assertRaisesRegex(OSError, "address", mux.listen, "nowhere")
+        host, port = mux.listen("127.0.0.1:0")
+        with self.assertRaises(OSError) as used:
+            mux.listen(f"{host}:{port}")
+        self.assertEqual(used.exception.errno, errno.EADDRINUSE)
+        self.assertRaisesRegex(ValueError, "flags", mux.recv, flags=socket.MSG_OOB)
+        self.assertRaisesRegex(ValueError, "flags", mux.send, b"x\n", flags=socket.MSG_PEEK)
+        for wrong in (-1.0, float("nan")):
+            self.assertRaisesRegex(ValueError, "not negative", mux.recv, timeout=wrong)
+            self.assertRaisesRegex(ValueError, "not negative", mux.close, wrong)
+        for wrong in (7, "all"):
+            self.assertRaises(TypeError, mux.send, b"x\n", wrong)
+        self.assertTrue(mux.close())
+        self.assertTrue(mux.close())
+        uses = (mux.recv, mux.done, mux.clone, mux.drain, lambda: mux.send(b"x\n"), lambda: mux.listen("127.0.0.1:0"))
+        for use in uses:
+            self.assertRaisesRegex(ValueError, "the mux is closed", use)
+
+    def test_the_example(self):
+        command = [sys.executable, "-B", EXAMPLES / "mux.py", "127.0.0.1:0"]
+
+        def hear():
+            """Whoever runs this in the background has it ignored."""
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear) as server:
+            try:
+                host, port = server.stdout.readline().removeprefix("listening on ").strip().rsplit(":", 1)
+                with socket.create_connection((host, int(port)), timeout=30) as stream, stream.makefile("rb") as lines:
+                    for _ in range(10):
+                        stream.sendall(b"hello\n")
+                        self.assertEqual(lines.readline(), b"HELLO\n")
+                    server.send_signal(signal.SIGINT)
+                    self.assertEqual(lines.read(), b"")
+                self.assertEqual(server.wait(), 0)
+            finally:
+                server.kill()
 
 
 class Packets(unittest.TestCase):

@@ -1,0 +1,300 @@
+//! `towpath.Mux`: a multiplexor in this process, by handles with a socket's calls, as Linux's KCM has them.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use rustix::io::Errno;
+use towpath_mux::framing::Framing;
+use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
+use towpath_mux::mux::{Config, Ticket, psock};
+
+use crate::data::Data;
+use crate::worker::Connection;
+use crate::{descriptor, failure, wait};
+
+/// How long the end of a `with` waits, in seconds.
+const PATIENCE: f64 = 10.0;
+
+/// A handle of a multiplexor in this process, for one thread.
+///
+/// Mux(framing, kind="dgram", *, connected=False)
+///
+/// Makes a multiplexor; clone() gives other threads their handles. A message goes to the handle that asks, whichever connection it comes
+/// from. kind is what ends a message: "dgram", the send itself unless it says MSG_MORE, and a short read drops the rest; "seqpacket", the
+/// send that says MSG_EOR, and a short read leaves the rest to the next one. Flags are those of the module socket. A context manager,
+/// and an iterator over messages. What was read is done when the next is asked for.
+#[pyclass]
+#[derive(Debug)]
+pub(crate) struct Mux {
+    socket: Option<Socket>,
+    /// Of the connections that are attached without one of their own.
+    framing: Framing,
+    connected: bool,
+}
+
+/// A message of a connection, or a part of one. bytes is a copy.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub(crate) struct Received {
+    mux: Py<Mux>,
+    ticket: Ticket,
+    /// The bytes that were read.
+    #[pyo3(get)]
+    bytes: Py<PyBytes>,
+    /// Bytes that the message has from the first of these on: a datagram's real length.
+    #[pyo3(get)]
+    length: usize,
+    /// The rest was dropped (MSG_TRUNC).
+    #[pyo3(get)]
+    truncated: bool,
+    /// These bytes end the message (MSG_EOR).
+    #[pyo3(get)]
+    end: bool,
+    /// The connection that it came from.
+    #[pyo3(get)]
+    connection: Connection,
+    /// The framing's mark; 0 without.
+    #[pyo3(get)]
+    mark: u32,
+    /// The framing's hash; 0 without.
+    #[pyo3(get)]
+    hash: u32,
+    /// How many bytes of the message the framing strips in front and behind; they are read like all others.
+    #[pyo3(get)]
+    stripped: (usize, usize),
+}
+
+/// Whom a message is for.
+#[derive(FromPyObject)]
+enum Whom<'py> {
+    #[pyo3(transparent)]
+    Asker(Bound<'py, Received>),
+    #[pyo3(transparent)]
+    Connection(Bound<'py, Connection>),
+}
+
+#[pymethods]
+impl Mux {
+    #[new]
+    #[pyo3(signature = (framing, kind="dgram", *, connected=false))]
+    fn new(framing: &str, kind: &str, connected: bool) -> PyResult<Self> {
+        let kind = match kind {
+            "dgram" => Kind::Dgram,
+            "seqpacket" => Kind::Seqpacket,
+            _ => return Err(PyValueError::new_err(r#"a kind is "dgram" or "seqpacket""#)),
+        };
+        let framing = parse(framing)?;
+        let server = Server::new(framing.clone(), Config { connected, ..Config::default() });
+        let socket =
+            server.and_then(|server| server.socket(kind)).map_err(|error| failure::system(&error))?;
+        Ok(Self { socket: Some(socket), framing, connected })
+    }
+
+    /// Another handle of the same multiplexor and kind, for another thread (KCM's SIOCKCMCLONE).
+    fn clone(&self) -> PyResult<Self> {
+        let socket = self.open()?.try_clone().map_err(|error| failure::system(&error))?;
+        Ok(Self { socket: Some(socket), framing: self.framing.clone(), connected: self.connected })
+    }
+
+    /// Accepts TCP connections at "HOST:PORT", port 0 for any; the (host, port) that it is.
+    fn listen(&self, py: Python<'_>, address: &str) -> PyResult<(String, u16)> {
+        let server = self.open()?.server();
+        let bound = py.detach(|| server.listen(address)).map_err(|error| failure::system(&error))?;
+        Ok((bound.ip().to_string(), bound.port()))
+    }
+
+    /// Attaches a connected stream socket, or the descriptor of one, with a framing of its own or the multiplexor's (KCM's
+    /// SIOCKCMATTACH). The descriptor is duplicated: close yours, and do not read or write it; both are non-blocking from here on.
+    #[pyo3(signature = (socket, framing=None))]
+    fn attach(&self, socket: &Bound<'_, PyAny>, framing: Option<&str>) -> PyResult<Connection> {
+        let handle = self.open()?;
+        let framing = framing.map(parse).transpose()?.unwrap_or_else(|| self.framing.clone());
+        let fd = descriptor::duplicate(socket)?;
+        handle.attach(fd, framing).map(Connection::from).map_err(|error| failure::mux(&error))
+    }
+
+    /// Takes a connection back (KCM's SIOCKCMUNATTACH): waits until its messages are done and answered, at most patience seconds. What
+    /// this handle has read is done thereby. A blocking socket, and the bytes that were read behind the last message.
+    #[pyo3(signature = (connection, patience=10.0))]
+    fn unattach<'py>(
+        &mut self,
+        py: Python<'py>,
+        connection: &Connection,
+        patience: f64,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyBytes>)> {
+        let patience = wait::patience(patience)?;
+        let handle = self.open_mut()?;
+        let id = psock::Id::from(*connection);
+        let ended =
+            py.detach(|| handle.unattach(id, Some(patience))).map_err(|error| failure::mux(&error))?;
+        let Some(fd) = ended.socket else {
+            return Err(failure::with_errno(
+                Errno::NOTCONN.raw_os_error(),
+                format!("the connection has ended: {}", ended.cause),
+            ));
+        };
+        let socket = descriptor::give(py, fd)?;
+        socket.call_method1("setblocking", (true,))?;
+        Ok((socket, PyBytes::new(py, &ended.rest)))
+    }
+
+    /// False: it receives no more, and what it has not begun to read goes to other handles (KCM_RECV_DISABLE). True: again.
+    fn set_receive(&mut self, receives: bool) -> PyResult<()> {
+        self.open_mut()?.set_receive(receives);
+        Ok(())
+    }
+
+    /// Reads the next message, or goes on with one that was read in part: max bytes, or all. Waits for it, at most timeout seconds
+    /// (TimeoutError). None when the multiplexor has drained. flags: MSG_PEEK, MSG_DONTWAIT (BlockingIOError).
+    #[pyo3(signature = (max=None, flags=0, timeout=None))]
+    fn recv(
+        slf: &Bound<'_, Self>,
+        max: Option<usize>,
+        flags: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Received>> {
+        let py = slf.py();
+        let flags = known(flags, Flags::PEEK | Flags::DONTWAIT)?;
+        let mut this = slf.try_borrow_mut()?;
+        let socket = this.open_mut()?;
+        let found = wait::pieces(py, flags, timeout, |most| {
+            socket.set_recv_timeout(Some(most));
+            socket.recv_bytes(flags | Flags::PEEK)
+        })?;
+        let all = match found {
+            Ok((_, all)) => all,
+            Err(Error::Drained) => return Ok(None),
+            Err(error) => return Err(failure::mux(&error)),
+        };
+        let bytes = &all[..max.unwrap_or(all.len()).min(all.len())];
+        // It is there: neither waits.
+        let read = if bytes.len() == all.len() {
+            socket.recv_bytes(flags).map(|(read, _)| read)
+        } else {
+            socket.recv(&mut vec![0; bytes.len()], flags)
+        };
+        let read = read.map_err(|error| failure::mux(&error))?;
+        Ok(Some(Received {
+            mux: slf.clone().unbind(),
+            ticket: read.ticket,
+            bytes: PyBytes::new(py, bytes).unbind(),
+            length: read.length,
+            truncated: read.flags.contains(Flags::TRUNC),
+            end: read.flags.contains(Flags::EOR),
+            connection: read.ticket.psock.into(),
+            mark: read.mark,
+            hash: read.hash,
+            stripped: read.stripped,
+        }))
+    }
+
+    /// Sends a message or a part of one, all of it. to: a message that this handle has read and that is not done, which this answers; a
+    /// connection; None: who asked last, or with connected=True the connection that has the least to send. Waits for room, at most
+    /// timeout seconds (TimeoutError). flags: MSG_MORE, MSG_EOR, MSG_DONTWAIT (BlockingIOError), and this module's MSG_BATCH: more
+    /// messages follow, this one may leave with them.
+    #[pyo3(signature = (data, to=None, flags=0, timeout=None))]
+    fn send(
+        slf: &Bound<'_, Self>,
+        data: Data,
+        to: Option<Whom<'_>>,
+        flags: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let flags = known(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
+        let mut this = slf.try_borrow_mut()?;
+        let to = match to {
+            Some(Whom::Asker(message)) if !message.get().mux.is(slf) => {
+                return Err(PyValueError::new_err("another handle has read that message"));
+            }
+            Some(Whom::Asker(message)) => To::Message(message.get().ticket),
+            Some(Whom::Connection(connection)) => To::Psock((*connection.get()).into()),
+            None if this.connected => To::Any,
+            None => To::Asker,
+        };
+        let socket = this.open_mut()?;
+        let data = data.get(py)?;
+        let sent = wait::pieces(py, flags, timeout, |most| {
+            socket.set_send_timeout(Some(most));
+            socket.send(to, &data, flags)
+        })?;
+        sent.map(drop).map_err(|error| failure::mux(&error))
+    }
+
+    /// The messages that this handle has read are done: their connections go on where they waited for that.
+    fn done(&mut self) -> PyResult<()> {
+        self.open_mut()?.done();
+        Ok(())
+    }
+
+    /// Ends the multiplexor for all handles: it accepts and reads no more; what was read is still answered and sent, for at most patience
+    /// seconds; then recv gives None. Does not wait for that.
+    #[pyo3(signature = (patience=10.0))]
+    fn drain(&self, patience: f64) -> PyResult<()> {
+        self.open()?.server().drain(Some(wait::patience(patience)?));
+        Ok(())
+    }
+
+    /// Ends the handle. If it was the last one, waits until what is to be sent has been, at most patience seconds. Whether that is so, or
+    /// others are open.
+    #[pyo3(signature = (patience=10.0))]
+    fn close(&mut self, py: Python<'_>, patience: f64) -> PyResult<bool> {
+        let patience = wait::patience(patience)?;
+        let Some(socket) = self.socket.take() else { return Ok(true) };
+        Ok(py.detach(|| socket.close(patience)))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &mut self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py, PATIENCE).map(drop)
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(slf: &Bound<'_, Self>) -> PyResult<Option<Received>> {
+        Self::recv(slf, None, 0, None)
+    }
+}
+
+impl Mux {
+    fn open(&self) -> PyResult<&Socket> {
+        self.socket.as_ref().ok_or_else(|| failure::closed("mux"))
+    }
+
+    fn open_mut(&mut self) -> PyResult<&mut Socket> {
+        self.socket.as_mut().ok_or_else(|| failure::closed("mux"))
+    }
+}
+
+fn parse(framing: &str) -> PyResult<Framing> {
+    Framing::parse(framing).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+fn known(flags: u32, known: Flags) -> PyResult<Flags> {
+    let flags = Flags::from_bits(flags).filter(|flags| known.contains(*flags));
+    flags.ok_or_else(|| PyValueError::new_err("flags that this call does not know"))
+}
+
+impl From<psock::Id> for Connection {
+    fn from(id: psock::Id) -> Self {
+        let (index, generation) = id.parts();
+        Self { index, generation }
+    }
+}
+
+impl From<Connection> for psock::Id {
+    fn from(Connection { index, generation }: Connection) -> Self {
+        Self::from_parts(index, generation)
+    }
+}
