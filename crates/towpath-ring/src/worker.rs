@@ -20,6 +20,8 @@ use crate::verdict::Verdict;
 const BURST: u32 = 256;
 /// Messages that came back which are kept for whoever asks.
 const UNSENT: usize = 1024;
+/// Bytes of these, whatever their number.
+const UNSENT_BYTES: usize = 4 << 20;
 /// Bytes of answers from which on those of a frame's messages do not wait for each other.
 const SMALL: usize = 16 << 10;
 
@@ -350,7 +352,7 @@ impl Worker {
     }
 
     /// The next of the messages that this worker sent ([`send`](Self::send), [`forward`](Self::forward)) and that nobody took, oldest first,
-    /// as far as is known: they come with the messages that are received, up to 1,024 are kept, and 64 are on their way at once. The
+    /// as far as is known: they come with the messages that are received, up to 1,024 of 4 MiB together are kept, and 64 are on their way at once. The
     /// multiplexor counts all of them. One whose connection ended before all of it had left comes back to any of its workers.
     pub fn poll_unsent(&mut self) -> Option<Unsent> {
         self.unsent.pop_front()
@@ -362,12 +364,14 @@ impl Worker {
         if header.kind != Kind::ERROR {
             return;
         }
-        if self.unsent.len() == UNSENT {
-            self.unsent.pop_front();
-        }
         let connection = Some(connection(frame)).filter(|connection| connection.generation != 0);
         let errno = i32::try_from(header.mark).unwrap_or(i32::MAX);
         self.unsent.push_back(Unsent { connection, errno, bytes: self.queue.payload(frame).to_vec() });
+        // The oldest make room.
+        let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();
+        while self.unsent.len() > UNSENT || self.unsent.len() > 1 && bytes(&self.unsent) > UNSENT_BYTES {
+            self.unsent.pop_front();
+        }
     }
 
     /// The message that the ticket names, see [`Consumer::recall`]: its bytes are there, what its header said is not.

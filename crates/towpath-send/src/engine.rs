@@ -626,9 +626,7 @@ impl<T> Engine<T> {
             }
         }
         let room = self.budget.room(ahead, now);
-        // A part goes without a copy when it is most of the call: else it would be two calls where a plain one does.
-        let stream = self.config.kind == Kind::Stream;
-        let fits = if stream { room >= least.max(bytes / 2) } else { room >= bytes };
+        let fits = if self.config.kind == Kind::Stream { room >= least } else { room >= bytes };
         if !fits || self.flight.window() + ahead.calls >= self.config.max_numbers {
             return plain(PlainCause::Budget);
         }

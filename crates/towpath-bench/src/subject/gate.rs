@@ -115,8 +115,8 @@ fn cases() -> Vec<Case> {
             pin::to(s.cpus.engine)?;
             let before = memory::resident()?;
             let mut load = Load::filled(Family::V4, MANY, Pages::Base)?;
-            // The index that flows moved away from last is given back by whoever goes.
-            load.states.idle();
+            // Gives back the index that flows moved away from last.
+            load.states.prepare();
             let each =
                 |load: &Load| anyhow::Ok((memory::resident()? - before) as f64 / load.states.len() as f64);
             let bytes = each(&load)?;

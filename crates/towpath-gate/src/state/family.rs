@@ -330,7 +330,8 @@ impl<const N: usize> Family<N> {
         let old = Arc::ptr_eq(&current, index).then(|| std::mem::replace(&mut *current, Arc::clone(next)));
         drop(current);
         if old.is_some() {
-            *locked(&self.old) = old;
+            let before = std::mem::replace(&mut *locked(&self.old), old);
+            drop(before);
         }
         true
     }
@@ -361,7 +362,9 @@ impl<const N: usize> Family<N> {
 
     /// Gives memory back that nobody reads any more.
     pub(super) fn release(&self) {
-        drop(locked(&self.old).take_if(|old| Arc::strong_count(old) == 1));
+        let old = locked(&self.old).take_if(|old| Arc::strong_count(old) == 1);
+        // Nobody waits for the lock meanwhile.
+        drop(old);
     }
 
     /// Makes and touches memory that is going to be needed when there are more states, some of it. Whether there is more
@@ -541,8 +544,12 @@ mod tests {
         let next = index.next().expect("it grows");
         assert!(next.prepare(1) && next.is_being_prepared());
         assert!(!family.move_behind(&index) && index.moved() == 0, "somebody is at it");
+        // Who began has stopped.
+        while index.moved() == 0 {
+            assert!(!family.move_behind(&index));
+        }
         while next.prepare(1) {}
-        assert!(!family.move_behind(&index) && index.moved() == MOVE);
+        assert!(!family.move_behind(&index) && index.moved() == 2 * MOVE);
         while !family.move_some(&index, MOVE) {}
         let next = family.index();
         assert_eq!((next.bits(), next.stashed()), (index.bits(), false));

@@ -36,6 +36,12 @@ use super::key::Key;
 use super::memory::{Line, Lines, Pages, WORDS, same_lanes};
 use super::sync::{Apart, AtomicU64, Ordering, wait};
 
+/// Bursts that leave moving to whoever touches memory, from one touch to the next.
+#[cfg(not(any(loom, test)))]
+const PATIENCE: u64 = 1 << 20;
+#[cfg(any(loom, test))]
+const PATIENCE: u64 = 8;
+
 /// Entries of a line.
 pub(super) const ENTRIES: usize = 10;
 
@@ -72,6 +78,8 @@ pub(super) struct Index {
     stashed: AtomicU64,
     /// Lines whose memory was touched ahead of use.
     touched: AtomicU64,
+    /// How often a burst has waited since.
+    waited: Apart<AtomicU64>,
     /// Whether there is a next one; the lines that were moved there, and the next that somebody is to move.
     begun: AtomicU64,
     moved: Apart<AtomicU64>,
@@ -113,6 +121,7 @@ impl Index {
             secret,
             stashed: AtomicU64::new(0),
             touched: AtomicU64::new(0),
+            waited: Apart(AtomicU64::new(0)),
             begun: AtomicU64::new(0),
             moved: Apart(AtomicU64::new(0)),
             to_move: Apart(AtomicU64::new(0)),
@@ -141,6 +150,7 @@ impl Index {
         // Relaxed, here and below: whoever touches what was touched, or begins too early, loses nothing.
         if self.touched.load(Ordering::Relaxed) < all {
             let from = self.touched.fetch_add(most, Ordering::Relaxed);
+            self.waited.store(0, Ordering::Relaxed);
             self.lines.touch(from.min(all) as usize..from.saturating_add(most).min(all) as usize);
         }
         !self.is_prepared()
@@ -157,9 +167,11 @@ impl Index {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has begun to touch its memory, and is not done.
+    /// Whether somebody has begun to touch its memory, and is not done. Whoever asks waits for that; so it is no more true when it was
+    /// asked very often since memory was touched last: who began may have stopped.
     pub(super) fn is_being_prepared(&self) -> bool {
-        self.touched.load(Ordering::Relaxed) > 0 && !self.is_prepared()
+        let begun = self.touched.load(Ordering::Relaxed) > 0 && !self.is_prepared();
+        begun && self.waited.fetch_add(1, Ordering::Relaxed) < PATIENCE
     }
 
     #[inline]

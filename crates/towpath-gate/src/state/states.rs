@@ -270,8 +270,6 @@ impl States {
     pub fn idle(&mut self) {
         self.free();
         self.set_adrift();
-        self.shared.v4.release();
-        self.shared.v6.release();
         self.shared.epochs.go(self.worker);
         self.seen = 0;
     }

@@ -681,6 +681,26 @@ fn what_is_left_of_a_row_when_its_worker_dies_goes_to_another() {
 }
 
 #[test]
+fn one_answer_to_what_came_alone_and_what_came_together_answers_all() {
+    let (mut mux, psock) = lines(Config::default());
+    let worker = mux.clone_worker(64, at(0));
+    // Short ones: a turn has several.
+    (mux.mean, mux.typical) = (1, 1);
+    let mut rows = Vec::new();
+    for read in [&b"1\n"[..], b"2\n3\n", b"4\n", b"5\n6\n"] {
+        mux.handle_bytes(psock, read, at(0));
+        mux.poll_rows(worker, 64, at(0), &mut rows);
+    }
+    let first = rows[0].first().expect("a message");
+    let all: usize = rows.iter().map(|run| run.views().count()).sum();
+    assert_eq!((rows.len(), all), (4, 6));
+    mux.reply_row(worker, (first, 6), 1, bytes::Bytes::from_static(b"x"), at(0)).expect("it holds them");
+    mux.handle_worker_died(worker, at(0));
+    assert_eq!((mux.totals().done, mux.totals().redelivered), (6, 0));
+    mux.check().expect("it counted right");
+}
+
+#[test]
 fn ends_are_counted_by_their_cause() {
     let mut mux = Mux::new(Config::default());
     let attach = |mux: &mut Mux, framing: &str| {

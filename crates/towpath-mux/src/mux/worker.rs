@@ -115,28 +115,25 @@ impl Worker {
 
     /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
-        let mut told = false;
-        let (mut first, mut left) = (first, count as usize);
-        while let Some(some) = self.rows.answered(first, left) {
-            (told, left) = (true, left - some);
-            first.number += some as u64;
-            if left == 0 {
-                return true;
+        let (mut next, end) = (first, first.number + u64::from(count));
+        // Rows and single messages may stand between each other.
+        while next.number < end {
+            if let Some(some) = self.rows.answered(next, (end - next.number) as usize) {
+                next.number += some as u64;
+                continue;
+            }
+            // What is done in order is found at once.
+            let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == next) else { break };
+            // They were given one behind the other, and most stand so until they are done.
+            for held in self.in_hand.range_mut(at..) {
+                if next.number == end || held.message.ticket != next {
+                    break;
+                }
+                held.answered = true;
+                next.number += 1;
             }
         }
-        // What is done in order is found at once.
-        let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == first) else {
-            return told;
-        };
-        let row = (first.number..first.number + left as u64).map(|number| Ticket { number, ..first });
-        // They were given one behind the other, and stand so until they are done.
-        for (held, ticket) in self.in_hand.range_mut(at..).zip(row) {
-            if held.message.ticket != ticket {
-                break;
-            }
-            held.answered = true;
-        }
-        true
+        next.number > first.number
     }
 
     pub(super) fn give(&mut self, message: Message) {

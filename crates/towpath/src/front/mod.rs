@@ -335,7 +335,7 @@ impl Front {
         }
         let room = seats.iter().any(Seat::has_room);
         let more = || room && driver.server().look(|mux| mux.queued() > 0);
-        if !busy && returns.refused.is_empty() && !more() {
+        if !busy && returns.refused.is_empty() && returns.is_all_told() && !more() {
             deal.rest();
             return false;
         }

@@ -41,6 +41,8 @@ const BUNDLE: usize = 32 << 10;
 const ROUNDS: usize = 16;
 /// Messages that were not sent: so many wait for their worker to be told, and so many it is told of at once.
 const UNSENT: usize = 1024;
+/// Bytes of these, whatever their number.
+const UNSENT_BYTES: usize = 4 << 20;
 const NOTICES: usize = 64;
 /// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
 const BLOCK: usize = 64 << 10;
@@ -141,6 +143,16 @@ impl Returns {
         push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
     }
 
+    /// Whether no worker is to hear of a message that nobody took.
+    pub(super) fn is_all_told(&self) -> bool {
+        self.unsent.is_empty()
+    }
+
+    /// That worker is gone: nobody is there to hear of what it sent.
+    pub(super) fn forget(&mut self, id: worker::Id) {
+        self.unsent.retain(|unsent| unsent.worker != Some(id));
+    }
+
     /// Tells the core: first what was answered, then what is done.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
         mux.together(|mux| {
@@ -181,10 +193,11 @@ struct Unsent {
 
 /// The oldest make room.
 fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
-    if unsent.len() == UNSENT {
+    unsent.push_back(last);
+    let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();
+    while unsent.len() > UNSENT || unsent.len() > 1 && bytes(unsent) > UNSENT_BYTES {
         unsent.pop_front();
     }
-    unsent.push_back(last);
 }
 
 /// Messages of one connection that follow each other: those of a frame.
@@ -704,6 +717,7 @@ impl Process {
                 mux.handle_hand_back(id, &back, now);
                 mux.handle_worker_died(id, now);
             });
+            returns.forget(id);
         }
         self.working = 0;
         self.close();

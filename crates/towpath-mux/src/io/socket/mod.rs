@@ -235,6 +235,13 @@ impl Socket {
     pub fn unattach(&mut self, id: psock::Id, patience: Option<Duration>) -> Result<Ended, Error> {
         let shared = Arc::clone(&self.shared);
         let mut first = true;
+        // One of it that is read in part would be waited for as well.
+        let current = self.current.take_if(|(message, _)| message.ticket().psock == id);
+        if let Some(ticket) = current.map(|(message, _)| message.ticket())
+            && !self.held.contains(&ticket)
+        {
+            self.held.push(ticket);
+        }
         loop {
             let mut work = Work::default();
             let mut state = shared.lock();
@@ -548,7 +555,14 @@ impl Socket {
     /// What was not begun goes to others; and (`all`) what was not read to its end, unless it is answered already.
     fn hand_back(&mut self, state: &mut State, now: Time, all: bool) {
         let current = self.current.take_if(|(_, at)| all || *at == 0).map(|(message, _)| message);
-        let current = current.filter(|message| self.answered != Some(message.ticket()));
+        let current = current.filter(|message| {
+            let (ticket, answered) = (message.ticket(), self.answered == Some(message.ticket()));
+            // Peeked and answered: it is done, when this handle next finishes something.
+            if answered && !self.held.contains(&ticket) {
+                self.held.push(ticket);
+            }
+            !answered
+        });
         let back = current.into_iter().chain(self.next.drain(..));
         let back: Vec<_> = back.map(|message| message.ticket()).collect();
         self.held.retain(|ticket| !back.contains(ticket));
@@ -585,21 +599,29 @@ impl Socket {
         if whole.is_empty() { Ok(()) } else { transmit(state, self.id, to, whole, now) }
     }
 
-    /// Sends what is batched, as far as there is room for it. The first error ends that.
+    /// Sends what is batched, as far as there is room for it. One that cannot be sent holds up no other; the first error is told.
     fn flush(&mut self, state: &mut State, now: Time) -> Result<(), Error> {
-        let mut blocked = false;
+        let (mut blocked, mut wrong) = (false, None);
         for _ in 0..self.batch.len() {
             let Some((to, bytes)) = self.batch.pop_front() else { break };
-            match room(state, to) {
-                Ok(()) => transmit(state, self.id, to, bytes, now)?,
+            let sent = match room(state, to) {
+                Ok(()) => transmit(state, self.id, to, bytes, now),
                 Err(SendError::Full) => {
                     blocked = true;
                     self.batch.push_back((to, bytes));
+                    Ok(())
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = sent {
+                wrong.get_or_insert(error);
             }
         }
-        if blocked { Err(Error::WouldBlock) } else { Ok(()) }
+        match wrong {
+            Some(error) => Err(error),
+            None if blocked => Err(Error::WouldBlock),
+            None => Ok(()),
+        }
     }
 }
 
