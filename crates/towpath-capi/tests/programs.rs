@@ -1,5 +1,7 @@
 //! Programs in C, compiled against the header and the library, with real engines at the other end.
 
+mod engine;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -8,6 +10,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use engine::towpath;
 
 /// A directory with the library under the name that programs link, and what is compiled.
 struct Bench {
@@ -62,24 +66,6 @@ impl Bench {
     fn program(&self, source: &str) -> PathBuf {
         self.compile(source, &[&format!("-L{}", self.directory.path().display()), "-ltowpath"])
     }
-}
-
-/// The command line, which cargo builds where this crate's tests are; made if it is not there yet.
-fn towpath() -> Command {
-    let deps = std::env::current_exe().expect("this test");
-    let profile = deps.ancestors().nth(2).expect("target/PROFILE");
-    let program = profile.join("towpath");
-    if !program.exists() {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "towpath", "--bin", "towpath", "--target-dir"]);
-        cargo.arg(profile.parent().expect("target"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo starts");
-        assert!(status.success() && program.exists(), "towpath can be built");
-    }
-    Command::new(program)
 }
 
 #[test]

@@ -1,25 +1,10 @@
 //! The module in a real Python, with real engines at the other end: runs `tests/test_towpath.py`.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+#[path = "../../towpath-capi/tests/engine/mod.rs"]
+mod engine;
 
-/// The command line, which cargo builds where this crate's tests are; made if it is not there yet.
-fn towpath() -> PathBuf {
-    let deps = std::env::current_exe().expect("this test");
-    let profile = deps.ancestors().nth(2).expect("target/PROFILE");
-    let program = profile.join("towpath");
-    if !program.exists() {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "towpath", "--bin", "towpath", "--target-dir"]);
-        cargo.arg(profile.parent().expect("target"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo starts");
-        assert!(status.success() && program.exists(), "towpath can be built");
-    }
-    program
-}
+use std::path::Path;
+use std::process::Command;
 
 #[test]
 fn the_module_in_python() {
@@ -37,7 +22,7 @@ fn the_module_in_python() {
         .args(["-B", "-X", "dev", "-m", "unittest", "-v", "test_towpath"])
         .current_dir(here.join("tests"))
         .env("PYTHONPATH", directory.path())
-        .env("TOWPATH", towpath())
+        .env("TOWPATH", engine::towpath().get_program())
         .output()
         .expect("python3 starts");
     let said = String::from_utf8_lossy(&output.stderr);

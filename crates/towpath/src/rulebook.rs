@@ -31,6 +31,7 @@ struct Book {
     default_allow: bool,
     /// Where the next step of a re-check begins, while there is one.
     recheck: Option<Cursor>,
+    /// What it came to so far; whether it goes on is said by `recheck` alone.
     rechecks: Rechecks,
 }
 
@@ -117,7 +118,7 @@ impl StateLine {
 impl Book {
     fn begin_recheck(&mut self) {
         self.recheck = Some(Cursor::default());
-        self.rechecks = Rechecks { running: true, ..Rechecks::default() };
+        self.rechecks = Rechecks::default();
     }
 }
 
@@ -187,7 +188,7 @@ impl Rulebook {
         let diff = book.gate.reload_routed(ruleset, routes, policy, now);
         match policy {
             StatePolicy::RecheckLater => book.begin_recheck(),
-            StatePolicy::Drop => (book.recheck, book.rechecks.running) = (None, false),
+            StatePolicy::Drop => book.recheck = None,
             _ => {}
         }
         self.changed();
@@ -348,7 +349,6 @@ impl Rulebook {
         let Some(from) = book.recheck else { return false };
         let step = book.gate.recheck_some(from, now);
         book.recheck = step.next;
-        book.rechecks.running = step.next.is_some();
         book.rechecks.looked += step.looked as u64;
         book.rechecks.dropped += step.dropped as u64;
         step.next.is_some()
@@ -356,7 +356,8 @@ impl Rulebook {
 
     /// How far re-checks are.
     pub fn rechecks(&self) -> Rechecks {
-        self.book().rechecks
+        let book = self.book();
+        Rechecks { running: book.recheck.is_some(), ..book.rechecks }
     }
 
     /// How full the table of states is.

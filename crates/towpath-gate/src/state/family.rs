@@ -312,7 +312,7 @@ impl<const N: usize> Family<N> {
     /// so growth is over in time without him.)
     #[inline]
     pub(super) fn move_behind(&self, index: &Arc<Index>) -> bool {
-        index.next().is_some_and(|next| !next.is_being_prepared() && self.move_to(next, index, MOVE))
+        index.next().is_some_and(|next| !next.waits_for_memory() && self.move_to(next, index, MOVE))
     }
 
     #[cold]
@@ -542,7 +542,7 @@ mod tests {
         assert!(index.stashed());
         family.grow();
         let next = index.next().expect("it grows");
-        assert!(next.prepare(1) && next.is_being_prepared());
+        assert!(next.prepare(1) && next.waits_for_memory());
         assert!(!family.move_behind(&index) && index.moved() == 0, "somebody is at it");
         // Who began has stopped.
         while index.moved() == 0 {

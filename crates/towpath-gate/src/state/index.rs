@@ -167,9 +167,9 @@ impl Index {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has begun to touch its memory, and is not done. Whoever asks waits for that; so it is no more true when it was
-    /// asked very often since memory was touched last: who began may have stopped.
-    pub(super) fn is_being_prepared(&self) -> bool {
+    /// Has a burst wait, if somebody has begun to touch its memory and is not done. It waits so often and no more, from one touch to
+    /// the next: who began may have stopped.
+    pub(super) fn waits_for_memory(&self) -> bool {
         let begun = self.touched.load(Ordering::Relaxed) > 0 && !self.is_prepared();
         begun && self.waited.fetch_add(1, Ordering::Relaxed) < PATIENCE
     }

@@ -1,29 +1,11 @@
 //! What a handle with a queue of its own asks of the core, beside what every worker does (feature `io`).
 
 use super::event::{Event, SendError};
-use super::message::{Message, Ticket};
+use super::message::Ticket;
 use super::{Mux, psock, worker};
 use crate::Time;
 
 impl Mux {
-    /// As [`Mux::poll_batch`], but the worker holds `most` messages afterwards, or what it held before.
-    pub(crate) fn poll_few(
-        &mut self,
-        id: worker::Id,
-        most: usize,
-        now: Time,
-        batch: &mut Vec<Message>,
-    ) -> usize {
-        let Some(worker) = self.workers.get_mut(id) else { return 0 };
-        let credit = worker.credit;
-        worker.credit = credit.min(most);
-        let given = self.poll_batch(id, now, batch);
-        if let Some(worker) = self.workers.get_mut(id) {
-            worker.credit = credit;
-        }
-        given
-    }
-
     /// Whether a message may be sent now to this connection, or in connected mode to any. When it may not be because too much
     /// waits, [`Event::Room`] says that one of any has room again.
     ///

@@ -41,7 +41,7 @@ impl Mux {
     /// Gives a worker what it is to do now, oldest first, and says how many messages that are. With none it is idle, and
     /// [`Event::Wake`] says when to ask again. A worker that asks while it holds some gets as many as fill up its turn.
     pub fn poll_batch(&mut self, id: worker::Id, now: Time, batch: &mut Vec<Message>) -> usize {
-        self.poll_at_most(id, usize::MAX, now, batch)
+        self.poll(id, (usize::MAX, false), now, batch)
     }
 
     /// As [`Mux::poll_batch`], for who sees to it that others get their part at the same time: the worker holds `most` messages
@@ -53,7 +53,29 @@ impl Mux {
         now: Time,
         batch: &mut Vec<Message>,
     ) -> usize {
-        let Some(most) = self.begin_turn(id, most, now) else { return 0 };
+        self.poll(id, (most, true), now, batch)
+    }
+
+    /// As [`Mux::poll_batch`], but the worker holds `most` messages afterwards, or what it held before.
+    #[cfg(feature = "io")]
+    pub(crate) fn poll_few(
+        &mut self,
+        id: worker::Id,
+        most: usize,
+        now: Time,
+        batch: &mut Vec<Message>,
+    ) -> usize {
+        self.poll(id, (most, false), now, batch)
+    }
+
+    fn poll(
+        &mut self,
+        id: worker::Id,
+        (most, others): (usize, bool),
+        now: Time,
+        batch: &mut Vec<Message>,
+    ) -> usize {
+        let Some(most) = self.begin_turn(id, most, others, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
@@ -75,7 +97,7 @@ impl Mux {
     /// are runs of one. What becomes of them is said by [`Mux::reply_row`] and [`Mux::done_row`], of all or some of a run, or one by
     /// one. Says how many messages that are.
     pub fn poll_rows(&mut self, id: worker::Id, most: usize, now: Time, rows: &mut Vec<Run>) -> usize {
-        let Some(most) = self.begin_turn(id, most, now) else { return 0 };
+        let Some(most) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
@@ -107,11 +129,11 @@ impl Mux {
         given
     }
 
-    /// A worker asks for messages: how many it may hold.
-    fn begin_turn(&mut self, id: worker::Id, most: usize, now: Time) -> Option<usize> {
+    /// A worker asks for messages: how many it may hold. `others`: they get their part at the same time.
+    fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<usize> {
         self.now = self.now.max(now);
         self.end_turn(id);
-        let share = self.share(id, most < usize::MAX);
+        let share = self.share(id, others);
         let worker = self.workers.get_mut(id)?;
         if worker.in_hand.is_empty() && worker.rows.len() == 0 {
             worker.since = self.now;
