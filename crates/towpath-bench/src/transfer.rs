@@ -12,7 +12,6 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -107,11 +106,7 @@ pub(crate) struct Told {
 /// The receiving process: sets its end up when told to, then takes one transfer for each line.
 pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
     if veth {
-        netns::unshare_with_mounts()?;
-        // sysfs shows the devices of the namespace in which it was mounted.
-        mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
-            .context("own mounts")?;
-        mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).context("mounting sysfs")?;
+        netns::unshare_with_sysfs()?;
     } else {
         netns::unshare()?;
     }

@@ -42,6 +42,11 @@ impl Home {
         count.parse().with_context(|| format!("{count:?} packets at {device}"))
     }
 
+    /// Has one CPU receive what comes to `device` (RPS, Documentation/networking/scaling.rst).
+    pub(crate) fn receive_on(&mut self, device: &str, cpu: usize) -> Result<()> {
+        self.ask(&format!("receive {device} {}", mask(cpu))).map(drop)
+    }
+
     fn ask(&mut self, line: &str) -> Result<String> {
         self.0.tell(line)?;
         let answer = self.0.line()?;
@@ -55,7 +60,7 @@ impl Home {
 
 /// The process itself.
 pub(crate) fn side() -> Result<()> {
-    netns::unshare()?;
+    netns::unshare_with_sysfs()?;
     say("ready")?;
     for line in stdin().lock().lines() {
         match obey(&line?) {
@@ -76,6 +81,10 @@ fn obey(line: &str) -> Result<String> {
             let path = format!("/proc/sys/net/{name}");
             fs::write(&path, value).with_context(|| format!("writing {value} to {path}"))?;
         }
+        ["receive", device, cpus] => {
+            let path = format!("/sys/class/net/{device}/queues/rx-0/rps_cpus");
+            fs::write(&path, cpus).with_context(|| format!("writing {cpus} to {path}"))?;
+        }
         ["received", device] => {
             let table = fs::read_to_string("/proc/self/net/dev")?;
             return received(&table, device).with_context(|| format!("no interface {device}"));
@@ -91,6 +100,11 @@ fn received(table: &str, device: &str) -> Option<String> {
     line.split_whitespace().nth(1).map(str::to_owned)
 }
 
+/// One CPU as the kernel reads sets of them: hexadecimal, in groups of 32.
+fn mask(cpu: usize) -> String {
+    format!("{:x}", 1_u32 << (cpu % 32)) + &",00000000".repeat(cpu / 32)
+}
+
 /// Becomes a program, in the namespace of the process `home`.
 pub(crate) fn within(home: u32, words: &[String]) -> Result<()> {
     let (program, words) = words.split_first().context("no program")?;
@@ -100,7 +114,16 @@ pub(crate) fn within(home: u32, words: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::received;
+    use super::{mask, received};
+
+    #[test]
+    fn a_set_of_one_cpu() {
+        for (cpu, expected) in
+            [(0, "1"), (5, "20"), (31, "80000000"), (33, "2,00000000"), (64, "1,00000000,00000000")]
+        {
+            assert_eq!(mask(cpu), expected, "{cpu}");
+        }
+    }
 
     #[test]
     fn the_second_number_of_a_device_is_its_packets() {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::flood::Order;
-use super::world::World;
+use super::world::{MIDDLE, World};
 use crate::packet::DESTINATION;
 use crate::peer::Skipped;
 use crate::pin::Cpus;
@@ -159,7 +159,12 @@ struct Sum {
 const CONGESTION: &str = "cubic";
 
 /// Both ends on the generator's CPU: where the scheduler put them made half of the figure, and was another place in each run.
-fn tcp(world: &World, cpus: Cpus, time: Duration) -> Result<f64> {
+///
+/// One CPU receives for the middle, as a device's queue has one receive all of a connection. Without that the sender's process sends from its CPU,
+/// and each acknowledgement that comes has more sent from the middle's; two CPUs forward then, and change the order of what they carry.
+/// By how often, a stream had half its rate or all of it.
+fn tcp(world: &mut World, cpus: Cpus, time: Duration) -> Result<f64> {
+    world.middle.receive_on(MIDDLE[0], cpus.engine)?;
     let within = |home: u32, rest: &[&str]| -> Vec<String> {
         let words = ["within", &home.to_string(), "--", "iperf3"].map(str::to_owned);
         words.into_iter().chain(rest.iter().map(ToString::to_string)).collect()

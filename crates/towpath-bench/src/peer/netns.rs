@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::packet::{DESTINATION, DESTINATION_MAC};
@@ -25,10 +26,14 @@ pub(crate) fn unshare() -> Result<()> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.context("making a network namespace")
 }
 
-/// Gives this process a network namespace and a mount namespace of its own.
-pub(crate) fn unshare_with_mounts() -> Result<()> {
+/// Gives this process a network namespace and a mount namespace of its own, with the devices of the former in /sys: sysfs shows those of
+/// the namespace in which it was mounted.
+pub(crate) fn unshare_with_sysfs() -> Result<()> {
     // SAFETY: as above; NEWNS does not touch it either.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.context("making namespaces")
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.context("making namespaces")?;
+    let whole = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", whole).context("making mounts private")?;
+    mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).context("mounting sysfs")
 }
 
 /// Moves this process into the network namespace of `pid`.

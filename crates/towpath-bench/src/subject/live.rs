@@ -26,9 +26,9 @@ struct Case {
 /// Of a bare forwarder's rate, what is sent when nothing may be lost.
 const PACE: f64 = 0.6;
 
-/// So many turns of a load whose figure is one of several levels in each turn: iperf3's stream settles at one or another, and a request
-/// meets a packet ring's timer at the moment at which the two rings were opened. The median of three such turns is either level.
-const MANY: u32 = 3;
+/// A repetition is so many turns, as much shorter: what else the machine does lasts longer than one, and meets ours and the peer's alike. (A
+/// stream has its whole time in each: iperf3 takes whole seconds.)
+const TURNS: u32 = 3;
 
 const SMALL: Load = Load::Flood { len: 64, flows: 2000 };
 
@@ -60,14 +60,13 @@ impl Case {
         if let Load::Paced { len, flows } = self.load {
             return self.measure_paced(cpus, (len, flows), time, reps);
         }
-        let (turns, time) = match self.load {
-            Load::Tcp => (reps * MANY, time),
-            Load::RoundTrip => (reps * MANY, time / MANY),
-            Load::Flood { .. } | Load::Paced { .. } => (reps, time),
-        };
+        let time = if matches!(self.load, Load::Tcp) { time } else { time / TURNS };
         let (mut ours, mut peer, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..turns {
+        for _ in 0..reps * TURNS {
             let turn = (self.through(self.ours, cpus, time)?, self.through(self.peer, cpus, time)?);
+            if std::env::var_os("TURNS").is_some() {
+                eprintln!("  turn {:.0} {:.0} {:.3}", turn.0, turn.1, turn.0 / turn.1);
+            }
             ours.push(turn.0);
             peer.push(turn.1);
             ratios.push(turn.0 / turn.1);
@@ -149,22 +148,32 @@ fn cases() -> Vec<Case> {
             ));
         }
     }
-    for len in [64, 512, 1500, 4500, 9000, 65_000] {
-        let bar = if len == 64 { 1.6 } else { 1.3 };
-        cases.push(inspected(&format!("an inspector, {len} B, over NFQUEUE"), len, 1, 64, bar));
+    for (driver, name) in [(Driver::AfPacket, "AF_PACKET"), (Driver::AfXdp, "AF_XDP")] {
+        for len in [64, 512, 1500, 4500, 9000, 65_000] {
+            let bar = if len == 64 { 1.6 } else { 1.3 };
+            let name = format!("{name}, an inspector, {len} B, over NFQUEUE");
+            cases.push(inspected(&name, driver, (len, 64), 1, bar));
+        }
+        let name = |rest| format!("{name}, {rest}");
+        cases.push(inspected(
+            &name("an inspector, 64 B, over NFQUEUE, a verdict each"),
+            driver,
+            (64, 1),
+            1,
+            1.6,
+        ));
+        cases.push(inspected(&name("six inspectors, 1500 B, over NFQUEUE"), driver, (1500, 25), 6, 1.5));
     }
-    cases.push(inspected("an inspector, 64 B, over NFQUEUE, a verdict each", 64, 1, 1, 1.6));
-    cases.push(inspected("six inspectors, 1500 B, over NFQUEUE", 1500, 6, 25, 1.5));
     cases
 }
 
-/// Packets that other processes decide.
-fn inspected(name: &str, len: usize, inspectors: u16, batch: usize, bar: f64) -> Case {
+/// Packets of `len` bytes that other processes decide: NFQUEUE's `batch` at a time.
+fn inspected(name: &str, driver: Driver, (len, batch): (usize, usize), inspectors: u16, bar: f64) -> Case {
     Case {
         name: name.to_owned(),
         load: Load::Flood { len, flows: 2000 },
         // Parked, as those who share a CPU are.
-        ours: Middle::Towpath { driver: Driver::AfPacket, park: true, inspectors },
+        ours: Middle::Towpath { driver, park: true, inspectors },
         peer: Middle::Nfqueue { accept: inspectors, batch },
         bar,
     }
