@@ -55,6 +55,10 @@ pub struct Burst {
     max_bytes: usize,
 }
 
+/// Bytes that a live port hands over at once, or a frame more: what is copied from them, and read there, is still in the cache when they
+/// are sent. It is long frames that it is about: of 9,000 bytes a burst of 256 would not fit in there, nor one of 64 that is copied.
+pub(crate) const NEAR: usize = 256 << 10;
+
 /// Memory that a port shares with the kernel, lent to one burst.
 #[derive(Debug)]
 #[expect(

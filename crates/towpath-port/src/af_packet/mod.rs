@@ -19,7 +19,7 @@ mod tests;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::burst::Lent;
+use crate::burst::{Lent, NEAR};
 use crate::interface::Interface;
 use crate::stage::{Medium, Piece, Stage};
 use crate::{Burst, Caps, Error, Frame, Port, Received, Segmentation, State, Stats, stage, sys};
@@ -29,9 +29,6 @@ pub(crate) use ring::Lease;
 use ring::Ring;
 
 const ETH_P_ALL: u16 = 3;
-/// Bytes of a block that are lent at once, or a frame more: what is copied from them, and read there, is still in the cache when they are
-/// sent. Long frames: a burst of 256 of 9,000 bytes would not fit in there.
-const NEAR: usize = 256 << 10;
 /// Messages of one sendmmsg(2).
 const BATCH: usize = stage::BATCH;
 

@@ -23,7 +23,7 @@ mod umem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::burst::Lent;
+use crate::burst::{Lent, NEAR};
 use crate::clock;
 use crate::interface::Interface;
 use crate::stage::{Medium, Stage};
@@ -214,8 +214,15 @@ impl Socket {
         self.completion.advance(count);
     }
 
-    /// Takes one frame out of the RX ring: `buffers` descriptors from `ahead` on.
-    fn take(&mut self, ahead: u32, buffers: u32, burst: &mut Burst, lent: &mut Chunks, time_ns: u64) {
+    /// Takes one frame out of the RX ring: `buffers` descriptors from `ahead` on. Says how many bytes it has.
+    fn take(
+        &mut self,
+        ahead: u32,
+        buffers: u32,
+        burst: &mut Burst,
+        lent: &mut Chunks,
+        time_ns: u64,
+    ) -> usize {
         let meta = Meta { queue: self.queue as u16, ..Meta::default() };
         let (link, interface) = (LinkType::ETHERNET, self.interface.index);
         let mut frame = Frame { bytes: &[], wire_len: 0, time_ns, link, interface, meta };
@@ -225,18 +232,19 @@ impl Socket {
             let range = start..start + descriptor.len as usize;
             let Some(chunk) = self.umem.taken(descriptor.address) else {
                 self.stats.dropped.rx_invalid += 1;
-                return;
+                return 0;
             };
             let Some(bytes) = self.umem.bytes(&chunk, range.clone()) else {
                 self.stats.dropped.rx_invalid += 1;
                 self.free.push(chunk);
-                return;
+                return 0;
             };
             frame.meta.offload = self.unfinished(bytes);
-            self.stats.count_received(range.len());
+            let len = range.len();
+            self.stats.count_received(len);
             let number = lent.add(chunk);
             burst.add_chunk(number, range, frame);
-            return;
+            return len;
         }
         // Several buffers become one frame: a copy.
         let begin = burst.used();
@@ -252,8 +260,10 @@ impl Socket {
         }
         let range = begin..burst.used();
         frame.meta.offload = self.unfinished(burst.used_bytes(range.clone()));
-        self.stats.count_received(range.len());
+        let len = range.len();
+        self.stats.count_received(len);
         burst.add_own(range, frame);
+        len
     }
 
     /// What a host on this machine left undone, of which XDP does not tell: a checksum; and segments that are not cut, which are
@@ -363,10 +373,10 @@ impl Port for Socket {
         let time_ns = clock::now_ns();
         let mut lent = Chunks::new(self.umem.clone());
         let most = burst.vacancies().min(LENT);
-        let mut ahead = 0;
-        while burst.len() < most {
+        let (mut ahead, mut bytes) = (0, 0);
+        while burst.len() < most && bytes < NEAR {
             let Some(buffers) = self.buffers(ahead, count) else { break };
-            self.take(ahead, buffers, burst, &mut lent, time_ns);
+            bytes += self.take(ahead, buffers, burst, &mut lent, time_ns);
             ahead += buffers;
             if ahead == count {
                 break;
