@@ -180,6 +180,9 @@ pub(crate) const fn pages(words: usize) -> usize {
     (words * 8).next_multiple_of(PAGE as usize)
 }
 
+/// First word of a header that no message was written to: no number is so large.
+pub(crate) const NO_MESSAGE: u64 = u64::MAX;
+
 /// `seq | at << 32`: the word that says where message `seq` is when it is not where it would be expected.
 pub(crate) const fn note(seq: Seq, at: u32) -> u64 {
     seq.0 as u64 | (at as u64) << 32

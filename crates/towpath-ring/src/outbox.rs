@@ -36,9 +36,11 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// An outbox whose first message gets the number `first`.
-    pub(crate) fn new(layout: &Layout, first: Seq) -> Self {
-        Self { tx: Producer::new(layout.tx_place(), first), under_way: Vec::new(), oneshots: 0 }
+    /// An outbox whose first message gets the number `first`, in memory that is new.
+    pub(crate) fn new(layout: &Layout, own: &Words, first: Seq) -> Self {
+        let tx = Producer::new(layout.tx_place(), first);
+        tx.clear(own);
+        Self { tx, under_way: Vec::new(), oneshots: 0 }
     }
 
     /// Publishes a message; returns its first frame. What is larger than the ring, or than every gap in it, goes in a

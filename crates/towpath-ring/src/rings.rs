@@ -126,6 +126,7 @@ impl Rings {
         // Relaxed: the message with the descriptors orders it.
         own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
         let mut rx = Producer::new(layout.rx_place(), first.rx);
+        rx.clear(&own);
         if area.is_some() {
             rx.frames.note_freed();
         }

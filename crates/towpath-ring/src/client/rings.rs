@@ -63,7 +63,7 @@ impl Rings {
         Self {
             generation,
             rx: Consumer::new(layout.rx_place(), rx),
-            outbox: Outbox::new(&layout, tx),
+            outbox: Outbox::new(&layout, &memory.own, tx),
             mine: vec![none; layout.rx.frame_nr as usize].into(),
             undecided: VecDeque::new(),
             oneshots: Vec::new(),
@@ -132,10 +132,11 @@ impl Rings {
     /// The rings that follow: their numbers go on. What we send from now on is there, and the engine is told so.
     pub(crate) fn followed_by(&mut self, generation: u16, memory: Memory) -> Self {
         let next = self.outbox.next_seq();
+        let rings = Self::new(generation, memory, self.rx.expected(), next);
         // Release: pairs with the acquire load in Consumer::is_over, in the engine. Who sees it finds every message before
-        // `next` in the ring that is left.
+        // `next` in the ring that is left, and none in the new one yet.
         self.memory.own.word(abi::MOVED).store(abi::moved(next), Ordering::Release);
-        Self::new(generation, memory, self.rx.expected(), next)
+        rings
     }
 
     /// Whether a frame in them is ours.
@@ -238,4 +239,198 @@ fn nonsense(what: Nonsense) -> RecvError {
 #[cold]
 fn came_again(at: u32) -> RecvError {
     RecvError::Damaged(format!("frame {at} came again while it was ours"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::attach;
+    use crate::header::{Kind, Meta};
+    use crate::inbox::Inbox;
+    use crate::lane::producer::Entry;
+    use crate::mock;
+    use crate::outbox::Way;
+    use crate::rings::{self, First};
+    use crate::transmit::{Next, Taken};
+
+    /// Both ends of a lane, without a channel around them.
+    struct World {
+        engine: rings::Rings,
+        client: Rings,
+        inbox: Inbox,
+        socket: OwnedFd,
+    }
+
+    /// A lane of 32 frames to the client and 16 back, 256 bytes each, whose numbers begin with `first`.
+    fn world(first: Seq) -> World {
+        let config = mock::config();
+        let numbers = First { generation: 0, rx: first, tx: first };
+        let (engine, _, memory) = rings::Rings::make(&config, config.layout(), numbers, None).unwrap();
+        let fds = memory.fds().map(|fd| fd.try_clone_to_owned().unwrap());
+        let (_, memory) = attach::map(config.layout(), fds).unwrap();
+        let (ours, socket) = mock::sockets();
+        World {
+            engine,
+            client: Rings::new(0, memory, first, first),
+            inbox: Inbox::new(ours, 4, 1000),
+            socket,
+        }
+    }
+
+    impl World {
+        /// The engine publishes `bytes`; false when there is no room.
+        fn send(&mut self, bytes: &[u8]) -> bool {
+            let Ok(room) = self.engine.rx.room(bytes.len()) else { return false };
+            let offset = self.engine.rx.payload_offset(room.at);
+            self.engine.payload.bytes_mut(offset, bytes.len()).copy_from_slice(bytes);
+            let header = Meta::default().header(bytes.len(), 0);
+            self.engine.rx.publish(&self.engine.own, room, &header, &[]);
+            true
+        }
+
+        /// The next message that the client finds.
+        fn receive(&mut self) -> Option<Found> {
+            let mut found = None;
+            let ready = self.client.rx.is_ready(&self.client.memory.theirs);
+            let there = self.client.next(|_, _| unreachable!(), |f| found = Some(f)).unwrap();
+            assert_eq!((ready, there), (found.is_some(), found.is_some()));
+            found
+        }
+
+        /// The engine takes back what the client has said something about.
+        fn reclaim(&mut self) {
+            let rings::Rings { rx, theirs, .. } = &mut self.engine;
+            let (oldest, next) = (rx.frames.oldest(), rx.frames.next_seq());
+            let window = std::iter::successors(Some(oldest), |seq| Some(seq.next()));
+            let mut out: Vec<u32> =
+                window.take(next.since(oldest) as usize).filter_map(|seq| rx.frames.find(seq)).collect();
+            out.extend(rx.frames.aside());
+            for at in out {
+                match rx.entry(theirs, at) {
+                    Entry::Nothing => {}
+                    Entry::Says(word) if word.verdict == Verdict::Hold => rx.frames.hold(at),
+                    Entry::Says(_) => rx.frames.release(at),
+                    other => panic!("{other:?} at {at}"),
+                }
+            }
+        }
+
+        /// The client publishes `bytes`.
+        fn reply(&mut self, bytes: &[u8]) {
+            let memory = &mut self.client.memory;
+            let way = Way {
+                own: &memory.own,
+                theirs: &memory.theirs,
+                payload: &mut memory.tx_payload,
+                socket: &self.socket,
+                generation: 0,
+                oneshot_max: 1000,
+            };
+            let meta = Meta { kind: Kind::MESSAGE, ..Meta::default() };
+            self.client.outbox.send(way, bytes, &meta).unwrap();
+        }
+
+        /// The next message that the engine finds, held if `hold` says so.
+        fn take(&mut self, hold: bool) -> Option<(Seq, Taken)> {
+            let rings::Rings { own, theirs, transmit, .. } = &mut self.engine;
+            let ready = transmit.is_ready(theirs);
+            match transmit.next(own, theirs, &mut self.inbox, |_| hold).unwrap() {
+                Next::Nothing => {
+                    assert!(!ready);
+                    None
+                }
+                Next::Message(found, taken) => Some((found.seq, taken)),
+                Next::Missing => panic!("no payload"),
+            }
+        }
+    }
+
+    const BEGINS: [Seq; 3] = [Seq(u32::MAX - 3), Seq(u32::MAX - 60), Seq(0)];
+
+    /// The client looks before each message is there, as one does that has caught up.
+    #[test]
+    fn a_lane_to_the_client_goes_on_when_its_numbers_begin_again() {
+        for (first, len) in BEGINS.into_iter().flat_map(|first| [(first, 200), (first, 300), (first, 600)]) {
+            let mut w = world(first);
+            let mut held = None;
+            for n in 0..200u32 {
+                assert!(w.receive().is_none(), "there is no message {n} yet, from {first} on");
+                assert!(w.send(&vec![n as u8; len]), "room for message {n}");
+                let found = w.receive().expect("the message");
+                assert_eq!(found.seq, Seq(first.0.wrapping_add(n)));
+                assert!(w.client.payload(found.seq, found.at) == Some(&vec![n as u8; len][..]));
+                // Now and then one is held for a while, and the engine goes round it.
+                if n % 40 == 5 {
+                    w.client.hold(found.seq, found.at);
+                    held = Some(found);
+                } else {
+                    w.client.answer(found.seq, found.at, Verdict::Pass.into());
+                }
+                if n % 40 == 35
+                    && let Some(found) = held.take()
+                {
+                    w.client.answer(found.seq, found.at, Verdict::Drop.into());
+                }
+                w.reclaim();
+            }
+        }
+    }
+
+    /// The same for what the client sends.
+    #[test]
+    fn a_lane_to_the_engine_goes_on_when_its_numbers_begin_again() {
+        for (first, len) in BEGINS.into_iter().flat_map(|first| [(first, 200), (first, 300), (first, 600)]) {
+            let mut w = world(first);
+            let mut held = None;
+            for n in 0..200u32 {
+                assert!(w.take(false).is_none(), "there is no message {n} yet, from {first} on");
+                w.reply(&vec![n as u8; len]);
+                let (seq, taken) = w.take(n % 40 == 5).expect("the message");
+                assert_eq!(seq, Seq(first.0.wrapping_add(n)));
+                match taken {
+                    Taken::Held(frame) => held = Some(frame),
+                    Taken::Copied(bytes) => assert!(bytes == vec![n as u8; len]),
+                }
+                if n % 40 == 35
+                    && let Some(frame) = held.take()
+                {
+                    assert!(w.engine.transmit.give_back(&w.engine.own, &frame));
+                }
+            }
+        }
+    }
+
+    /// Numbers that begin again come to notes that were left 2^32 messages ago.
+    #[test]
+    fn a_note_from_long_ago_is_none() {
+        use crate::sync::Ordering;
+        let mut w = world(Seq(7));
+        for n in 7..40 {
+            let note = w.engine.layout.rx_notes() + (n & 31) as usize;
+            w.engine.own.word(note).store(abi::note(Seq(n), (n * 5) % 32), Ordering::Release);
+            assert!(w.receive().is_none(), "message {n}");
+            assert!(w.send(&[1; 100]));
+            let found = w.receive().expect("the message");
+            assert_eq!(found.seq, Seq(n));
+            w.client.answer(found.seq, found.at, Verdict::Pass.into());
+            w.reclaim();
+        }
+    }
+
+    /// The header behind the last message was never written: all before were of two frames, and then came one of one.
+    #[test]
+    fn a_header_that_was_never_written_is_no_message() {
+        let mut w = world(Seq(u32::MAX - 2));
+        for len in [400, 400, 100] {
+            assert!(w.send(&vec![1; len]));
+            assert!(w.receive().is_some());
+            w.reply(&vec![1; len]);
+            assert!(w.take(false).is_some());
+        }
+        assert_eq!((w.client.rx.expected(), w.client.outbox.next_seq()), (Seq(0), Seq(0)));
+        assert!(w.receive().is_none());
+        assert!(w.take(false).is_none());
+    }
 }

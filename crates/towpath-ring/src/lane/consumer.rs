@@ -22,7 +22,7 @@ pub(crate) struct Found {
 /// What the producer wrote makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nonsense {
-    /// A note that points outside of the ring, or to where the message is not.
+    /// A note that points outside of the ring.
     Note,
     /// A length beyond the area, or beyond what fits beside a header.
     Length(u32),
@@ -54,7 +54,7 @@ impl Consumer {
 
     /// Whether the next message is there.
     pub(crate) fn is_ready(&self, theirs: &Words) -> bool {
-        self.is_here(theirs) || self.cursor.is_noted(self.note(theirs))
+        self.is_here(theirs) || self.elsewhere(theirs).is_ok_and(|at| at.is_some())
     }
 
     /// Whether the producer says, at `word` of its memory, that this message and all after it are in another ring. Asked when
@@ -103,14 +103,25 @@ impl Consumer {
     /// does not make room in the way of what is.
     #[inline(never)]
     fn look_elsewhere(&mut self, theirs: &Words) -> Result<bool, Nonsense> {
+        if let Some(at) = self.elsewhere(theirs)? {
+            self.cursor.jump(at);
+            return Ok(true);
+        }
+        // Both lines of a small message then come at once.
+        theirs.prefetch(self.inline_index(self.cursor.position()), Use::Read);
+        Ok(false)
+    }
+
+    /// Where the note says that the next message is, if it is there.
+    fn elsewhere(&self, theirs: &Words) -> Result<Option<u32>, Nonsense> {
         let note = self.note(theirs);
         if !self.cursor.is_noted(note) {
-            // Both lines of a small message then come at once.
-            theirs.prefetch(self.inline_index(self.cursor.position()), Use::Read);
-            return Ok(false);
+            return Ok(None);
         }
-        // The message is published before its note, so a note that leads to something else lies.
-        if self.cursor.jump(note) && self.is_here(theirs) { Ok(true) } else { Err(Nonsense::Note) }
+        let at = self.cursor.noted(note).ok_or(Nonsense::Note)?;
+        // The message is published before its note. A note that leads to something else is no lie: it is 2^32 messages old, or
+        // was never written and the number is 0.
+        Ok(self.is_at(theirs, at).then_some(at))
     }
 
     /// The message that is there, its length not checked.
@@ -126,6 +137,12 @@ impl Consumer {
         let frames = self.frames(&found.header)?;
         self.cursor.step(frames);
         Ok(())
+    }
+
+    /// Has the message that was received last be the next one again.
+    #[cold]
+    pub(crate) fn back(&mut self, found: &Found) {
+        self.cursor.back(found.seq, found.at);
     }
 
     /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.
@@ -182,8 +199,15 @@ impl Consumer {
 
     #[inline(always)]
     fn is_here(&self, theirs: &Words) -> bool {
+        self.is_at(theirs, self.cursor.position())
+    }
+
+    /// Whether the next message is in frame `at`.
+    #[inline(always)]
+    fn is_at(&self, theirs: &Words, at: u32) -> bool {
+        let words: &[_; HEADER_WORDS] = theirs.line(self.headers + at as usize * HEADER_WORDS);
         // Acquire: pairs with the release store in Producer::publish.
-        self.cursor.is_here(self.header_words(theirs)[0].load(Ordering::Acquire))
+        self.cursor.is_here(words[0].load(Ordering::Acquire))
     }
 
     fn note(&self, theirs: &Words) -> u64 {

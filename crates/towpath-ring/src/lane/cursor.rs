@@ -3,6 +3,9 @@
 //! The producer goes round frames that are held, so number and frame are not tied to each other. The consumer looks
 //! where the message would be if nothing was gone round; when the producer did go round something it left a note, in
 //! a word that belongs to the number: "number n is at frame f".
+//!
+//! A note alone says little: numbers begin again after 2^32, so one may be left from so long ago, and one that was never written
+//! is about number 0. It counts when the message is there.
 
 use crate::Seq;
 
@@ -36,14 +39,21 @@ impl Cursor {
         note as u32 == self.expected.0
     }
 
-    /// Follows the note; false when it points outside of the ring.
-    pub(crate) fn jump(&mut self, note: u64) -> bool {
+    /// The frame that the note points to; none when that is outside of the ring.
+    pub(crate) fn noted(&self, note: u64) -> Option<u32> {
         let to = (note >> 32) as u32;
-        let inside = to < self.frame_nr;
-        if inside {
-            self.position = to;
-        }
-        inside
+        (to < self.frame_nr).then_some(to)
+    }
+
+    /// Goes to where the expected message is.
+    pub(crate) fn jump(&mut self, to: u32) {
+        debug_assert!(to < self.frame_nr);
+        self.position = to;
+    }
+
+    /// Goes back to a message that was stepped over.
+    pub(crate) fn back(&mut self, seq: Seq, position: u32) {
+        (self.expected, self.position) = (seq, position);
     }
 
     /// Steps over a message of `frames` frames, at most all of them.
@@ -68,10 +78,12 @@ mod tests {
         assert!(!c.is_here(0) && !c.is_noted(0));
         assert!(c.is_here(1) && !c.is_here(2));
         assert!(c.is_noted(note(Seq(1), 3)) && !c.is_noted(note(Seq(2), 3)));
-        assert!(!c.jump(note(Seq(1), 4)));
-        assert!(!c.jump(u64::MAX));
-        assert!(c.jump(note(Seq(1), 3)));
+        assert_eq!((c.noted(note(Seq(1), 4)), c.noted(u64::MAX)), (None, None));
+        assert_eq!(c.noted(note(Seq(1), 3)), Some(3));
+        c.jump(3);
         assert_eq!((c.step(2), c.position(), c.expected()), (Seq(1), 1, Seq(2)));
         assert_eq!((c.step(4), c.position()), (Seq(2), 1));
+        c.back(Seq(2), 1);
+        assert_eq!((c.step(1), c.position()), (Seq(2), 2));
     }
 }

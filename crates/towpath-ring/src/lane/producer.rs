@@ -50,6 +50,14 @@ impl Producer {
         }
     }
 
+    /// Writes into each header that no message is there: new memory is zero, and so is a number once in 2^32.
+    pub(crate) fn clear(&self, own: &Words) {
+        for at in 0..self.geometry.frame_nr as usize {
+            // Relaxed: who has this memory and looks for number 0 was told afterwards to look here.
+            own.word(self.headers + at * HEADER_WORDS).store(abi::NO_MESSAGE, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
