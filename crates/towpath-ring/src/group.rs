@@ -35,7 +35,7 @@ use crate::member::{Member, Quarantined, share_out};
 use crate::park::Ringer;
 use crate::region::{Access, Payload, Words};
 use crate::rings::Area;
-use crate::sys::{self, Sent};
+use crate::sys::{self, Received, Sent};
 use crate::taplog::{Shape, Writer};
 use crate::verdicts::Decision;
 
@@ -71,13 +71,16 @@ pub struct GroupStats {
     pub no_listener: u64,
     /// Listeners now.
     pub listeners: usize,
-    /// Taps now.
+    /// Taps now, as far as was looked: see [`Group::poll_verdicts`].
     pub taps: usize,
     /// Whether the area is in huge pages.
     pub huge_pages: bool,
     /// Messages that a listener had which was detached and whose process lives: it may be reading them.
     pub quarantined: usize,
 }
+
+/// Most messages read from a tap's socket at a time; it has no reason to send any.
+const SAID: usize = 64;
 
 /// The memory that all of a group share.
 #[derive(Debug)]
@@ -90,6 +93,8 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) socket: OwnedFd,
+    /// The end of its process; none where it cannot be seen.
+    pub(crate) pidfd: Option<OwnedFd>,
     /// The page that the tap writes.
     pub(crate) theirs: Words,
     pub(crate) ringer: Ringer,
@@ -118,7 +123,21 @@ impl Seat {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }
         let ringer = Ringer::new(abi::CLIENT_NEED_WAKEUP, terms.fences, std::sync::Arc::default());
-        Ok(Self { socket, theirs, ringer, peer, name, _share: share })
+        Ok(Self { socket, pidfd: sys::pidfd(peer.pid), theirs, ringer, peer, name, _share: share })
+    }
+
+    /// Whether the tap is gone: it has closed its end, or its process has ended.
+    fn is_gone(&self) -> bool {
+        // Read to the end of what it has sent, if it does that: the end of the socket comes behind it.
+        for _ in 0..SAID {
+            match sys::recv(&self.socket, &mut [0; 8]) {
+                Ok(Received::Message(..)) => {}
+                Ok(Received::Nothing) => break,
+                Ok(Received::End) | Err(_) => return true,
+            }
+        }
+        let ended = |pidfd: &OwnedFd| sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false);
+        self.pidfd.as_ref().is_some_and(ended)
     }
 }
 
@@ -163,9 +182,9 @@ pub struct Group {
     refs: Box<[u32]>,
     members: Vec<Member>,
     quarantine: Vec<Quarantined>,
-    /// When they were last looked at.
-    looked: u64,
     taps: Vec<Seat>,
+    /// When these and the quarantine were last looked at.
+    looked: u64,
     log: Words,
     writer: Writer,
     next_id: u64,
@@ -224,6 +243,10 @@ impl Group {
     /// As [`Endpoint::accept`].
     pub fn accept(&mut self) -> std::io::Result<Option<Joined>> {
         self.look_at_quarantine();
+        // Who is gone must not count against who comes.
+        if !self.taps.is_empty() && sys::wait(&[self.endpoint.as_fd()], Some(Duration::ZERO))? {
+            self.look_at_taps();
+        }
         Ok(match self.endpoint.newcomer()? {
             None => None,
             Some(Newcomer::Client(channel)) => {
@@ -373,14 +396,15 @@ impl Group {
         });
     }
 
-    /// Each listener's verdicts, as [`Channel::poll_verdicts`].
+    /// Each listener's verdicts, as [`Channel::poll_verdicts`]. Taps that are gone are seen here, every 5 ms of its clock, and in
+    /// [`accept`](Self::accept) when somebody comes.
     pub fn poll_verdicts(&mut self, now: u64, mut f: impl FnMut(MemberId, Seq, Decision<'_>)) -> usize {
         let mut found = 0;
         for Member { id, channel, .. } in &mut self.members {
             found += channel.poll_verdicts(now, |seq, decision| f(*id, seq, decision));
         }
         self.reclaim();
-        self.look_at_quarantine_at(now);
+        self.look_around(now);
         found
     }
 
@@ -430,13 +454,21 @@ impl Group {
         }
     }
 
-    /// Looks at the quarantine if that was not done for some milliseconds: it is a system call for each who is in it.
-    pub(crate) fn look_at_quarantine_at(&mut self, now: u64) {
-        if !self.quarantine.is_empty() && (self.looked == 0 || now >= self.looked.saturating_add(PEER_CHECK))
-        {
+    /// Looks at the quarantine and the taps if that was not done for some milliseconds: it is system calls for each of them.
+    pub(crate) fn look_around(&mut self, now: u64) {
+        if self.quarantine.is_empty() && self.taps.is_empty() {
+            return;
+        }
+        if self.looked == 0 || now >= self.looked.saturating_add(PEER_CHECK) {
             self.looked = now.max(1);
             self.look_at_quarantine();
+            self.look_at_taps();
         }
+    }
+
+    /// Lets go of the taps that are gone. One that did not sleep is rung by nobody, so its doorbell does not tell.
+    fn look_at_taps(&mut self) {
+        self.taps.retain(|tap| !tap.is_gone());
     }
 
     /// Frees what those had who read their frames no more.

@@ -206,7 +206,7 @@ mod tests {
         assert!(first <= 1, "{first} calls");
         for (now, looks) in [(2_000_000, 0), (6_000_000, 1), (7_000_000, 0), (11_000_000, 1)] {
             let waits = sys::WAITS.get();
-            w.group.look_at_quarantine_at(now);
+            w.group.look_around(now);
             assert_eq!(sys::WAITS.get() - waits, looks, "at {now}");
         }
 

@@ -4,12 +4,14 @@ mod world;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::thread;
+use std::time::Instant;
 
 use proptest::prelude::*;
 use towpath_ring::{
     Allow, AttachError, BindError, Config, Consumer, Death, Endpoint, Frame, Full, Gap, Geometry, Group,
-    Joined, Loss, MemberId, Meta, Tap, Verdict,
+    Joined, Limits, Loss, MemberId, Meta, Tap, Verdict,
 };
 use world::{PATIENCE, assert_conserved, message};
 
@@ -274,6 +276,70 @@ fn what_a_tap_gets_is_whole() {
     }
     let (next, (received, lost)) = reader.join().expect("the tap");
     assert_eq!((next, received + lost), (COUNT, u64::from(COUNT)));
+}
+
+/// None of them ever slept, so none is ever rung.
+#[test]
+fn a_tap_that_is_gone_leaves_nothing_behind() {
+    // Some more than one: a child of another test may have a socket until it executes its program.
+    let limits = Limits { channels_per_user: 3, ..Limits::default() };
+    let mut w = world(Config { limits, ..config(8) });
+    let mut now = 0;
+    let mut poll = |group: &mut Group| {
+        now += 5_000_000;
+        group.send(b"to all", &Meta::default());
+        group.kick();
+        group.poll_verdicts(now, |_, _, _| {});
+    };
+    for _ in 0..8 {
+        drop(w.tap());
+    }
+    let end = Instant::now() + PATIENCE;
+    while w.group.stats().taps > 0 {
+        assert!(Instant::now() < end, "{:?} are still there", w.group.taps().collect::<Vec<_>>());
+        poll(&mut w.group);
+    }
+    // One that is awake stays.
+    let mut tap = w.tap();
+    for _ in 0..5 {
+        poll(&mut w.group);
+    }
+    assert_eq!(w.group.stats().taps, 1);
+    assert_eq!(tap.try_recv().expect("received").expect("a message").payload, b"to all");
+}
+
+/// It is killed while it is awake.
+#[test]
+fn a_tap_that_was_killed_leaves_nothing_behind() {
+    let mut w = world(config(8));
+    let exe = std::env::current_exe().expect("our own path");
+    let mut child = Command::new(exe)
+        .args(["--exact", "client_that_taps", "--ignored", "--nocapture", "--test-threads=1"])
+        .env("TOWPATH_SOCKET", &w.path)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a client process");
+    while w.group.accept().expect("accept").is_none() {
+        w.group.wait(Some(PATIENCE)).expect("wait");
+    }
+    assert_eq!(w.group.stats().taps, 1);
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    // At once: the end of the process is seen, whoever has the socket.
+    w.group.poll_verdicts(1, |_, _, _| {});
+    assert_eq!(w.group.stats().taps, 0);
+}
+
+#[test]
+#[ignore = "the client of a_tap_that_was_killed_leaves_nothing_behind"]
+fn client_that_taps() {
+    let path = std::env::var_os("TOWPATH_SOCKET").expect("a socket");
+    let mut tap = Tap::attach(path).expect("attached");
+    let end = Instant::now() + 2 * PATIENCE;
+    while Instant::now() < end {
+        let _ = tap.try_recv().expect("received");
+        thread::yield_now();
+    }
 }
 
 #[test]
