@@ -175,6 +175,7 @@ fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Atta
             .map_err(system("waiting for the engine"))?
         {
             Received::Message(len, fds) => return Ok((len, fds)),
+            Received::Short(_) => return Err(system("taking the engine's memory")(sys::no_descriptor())),
             Received::End => return Err(AttachError::Closed),
             Received::Nothing => {}
         }

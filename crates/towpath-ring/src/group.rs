@@ -131,7 +131,7 @@ impl Seat {
         // Read to the end of what it has sent, if it does that: the end of the socket comes behind it.
         for _ in 0..SAID {
             match sys::recv(&self.socket, &mut [0; 8]) {
-                Ok(Received::Message(..)) => {}
+                Ok(Received::Message(..) | Received::Short(_)) => {}
                 Ok(Received::Nothing) => break,
                 Ok(Received::End) | Err(_) => return true,
             }

@@ -18,11 +18,15 @@ type OneShot = (u16, Seq);
 #[derive(Debug)]
 pub(crate) struct Inbox {
     socket: OwnedFd,
-    /// By generation of the rings and number.
-    announced: Vec<(OneShot, u64, OwnedFd)>,
+    /// By generation of the rings and number; without its memory if this process had no descriptor left for it.
+    announced: Vec<(OneShot, u64, Option<OwnedFd>)>,
     descriptors_max: usize,
     oneshot_max: u64,
     strangers: u64,
+    /// Memories that this process had no descriptor for.
+    shortages: u64,
+    /// A message was not there because of that.
+    short: bool,
     full: bool,
     /// A doorbell was read since this was last set back.
     pub(crate) rung: bool,
@@ -37,6 +41,8 @@ impl Inbox {
             descriptors_max,
             oneshot_max,
             strangers: 0,
+            shortages: 0,
+            short: false,
             full: false,
             rung: false,
             ended: false,
@@ -50,6 +56,7 @@ impl Inbox {
             let mut message = [0; NOTICE];
             match sys::recv_with_fds::<1>(&self.socket, &mut message) {
                 Ok(Received::Message(len, fds)) => self.handle(&message[..len], fds),
+                Ok(Received::Short(len)) => self.handle_short(&message[..len]),
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) | Err(_) => {
                     self.ended = true;
@@ -68,9 +75,27 @@ impl Inbox {
             (Ok(Notice::OneShot { generation, seq, len }), Some(fd))
                 if count == 1 && self.announced.len() < self.descriptors_max =>
             {
-                self.announced.push(((generation, seq), len, fd));
+                self.announced.push(((generation, seq), len, Some(fd)));
             }
             // What came with it is closed here.
+            _ => self.strangers += 1,
+        }
+    }
+
+    /// A message whose descriptor there was no room for: that is our fault and not the client's.
+    #[cold]
+    fn handle_short(&mut self, message: &[u8]) {
+        match Notice::parse(message) {
+            Ok(Notice::OneShot { generation, seq, len }) if self.announced.len() < self.descriptors_max => {
+                self.announced.push(((generation, seq), len, None));
+                self.shortages += 1;
+                let count = self.shortages;
+                if count.is_power_of_two() {
+                    log::warn!(
+                        "a message of {len} bytes is lost: too many files are open here for its memory ({count} so far)"
+                    );
+                }
+            }
             _ => self.strangers += 1,
         }
     }
@@ -99,6 +124,10 @@ impl Inbox {
     /// as it should be.
     pub(crate) fn oneshot(&mut self, which: OneShot, len: u32, into: &mut Vec<u8>) -> bool {
         let Some((announced, fd)) = self.take(which) else { return false };
+        let Some(fd) = fd else {
+            self.short = true;
+            return false;
+        };
         let Ok((seals, size)) = sys::sealed(fd.as_fd()) else { return false };
         // Not sealed, it could change between a check of what it says and the use of it; without seals it may be a file
         // of any kind, whose reading blocks.
@@ -108,15 +137,20 @@ impl Inbox {
             && sys::read_exactly(&fd, len as usize, into).is_ok()
     }
 
+    /// Whether the message that was not there is one that this process had no descriptor for, since this was last asked.
+    pub(crate) fn take_short(&mut self) -> bool {
+        std::mem::take(&mut self.short)
+    }
+
     /// Closes the memory of a message that is not wanted.
     pub(crate) fn forget(&mut self, which: OneShot) {
         drop(self.take(which));
     }
 
     /// What was announced for that message: its length and its memory.
-    fn take(&mut self, which: OneShot) -> Option<(u64, OwnedFd)> {
+    fn take(&mut self, which: OneShot) -> Option<(u64, Option<OwnedFd>)> {
         let position =
-            |announced: &[(OneShot, u64, OwnedFd)]| announced.iter().position(|(w, ..)| *w == which);
+            |announced: &[(OneShot, u64, Option<OwnedFd>)]| announced.iter().position(|(w, ..)| *w == which);
         let index = position(&self.announced).or_else(|| {
             self.listen();
             position(&self.announced)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::thread::MembarrierCommand;
@@ -225,6 +225,8 @@ pub(crate) fn send(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> 
 pub(crate) enum Received {
     /// A message of this many bytes, with these descriptors.
     Message(usize, Vec<OwnedFd>),
+    /// A message of this many bytes that came with descriptors for which this process had no room (EMFILE). They are lost.
+    Short(usize),
     Nothing,
     /// The peer is gone.
     End,
@@ -243,7 +245,7 @@ pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8])
         got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
     }
     let got = match got {
-        Ok(got) => got.bytes,
+        Ok(got) => got,
         Err(e) => return no_message(e),
     };
     let mut fds = Vec::new();
@@ -253,7 +255,12 @@ pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8])
         }
     }
     // A message of no bytes is how a closed seqpacket socket reads (socket(7)); this protocol sends none.
-    Ok(if got == 0 { Received::End } else { Received::Message(got, fds) })
+    Ok(match got.bytes {
+        0 => Received::End,
+        // What is said of a message with more than were asked for, too, but that has those.
+        bytes if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS => Received::Short(bytes),
+        bytes => Received::Message(bytes, fds),
+    })
 }
 
 /// Receives one message; descriptors with it never enter this process. Never blocks.
@@ -263,6 +270,11 @@ pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
         Ok((n, _)) => Ok(Received::Message(n, Vec::new())),
         Err(e) => no_message(e),
     }
+}
+
+/// The error of who has no descriptor left.
+pub(crate) fn no_descriptor() -> io::Error {
+    rustix::io::Errno::MFILE.into()
 }
 
 fn no_message(e: rustix::io::Errno) -> io::Result<Received> {

@@ -178,7 +178,7 @@ impl Tap {
         // Bounded: an engine that keeps ringing could otherwise keep us here.
         for _ in 0..NOTICES {
             match sys::recv(&self.ring.socket, &mut message)? {
-                Received::Message(..) => {}
+                Received::Message(..) | Received::Short(_) => {}
                 Received::Nothing => break,
                 Received::End => {
                     self.ended = true;

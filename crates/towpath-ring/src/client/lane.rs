@@ -22,7 +22,7 @@ use crate::verdict::Answer;
 
 /// Most messages read from the engine's socket at a time.
 const NOTICES: usize = 64;
-/// Most descriptors that wait for their frames; an engine has no reason for so many.
+/// Most descriptors that wait for their frames: no more are read ahead.
 const ANNOUNCED: usize = 512;
 /// Most generations of rings that are left and in which frames are still ours; an engine makes one at a time.
 const OLD: usize = 4;
@@ -90,10 +90,7 @@ impl Lane {
         let Self { number, rings, post, socket, ended, stats, .. } = self;
         let (lane, generation) = (*number, rings.generation);
         rings.next(
-            |seq, len| {
-                post.listen(socket, ended)?;
-                post.memory_of((generation, seq), len)
-            },
+            |seq, len| post.memory_of(socket, ended, (generation, seq), len),
             |Found { seq, at, header }| {
                 stats.received += 1;
                 stats.lost += u64::from(header.lost);
@@ -314,27 +311,40 @@ fn transmit(
 /// What the engine sent over the socket and was not used yet.
 #[derive(Debug, Default)]
 struct Post {
-    /// Descriptors that came before the frames they belong to were received.
-    announced: VecDeque<(u16, Seq, u64, OwnedFd)>,
+    /// Descriptors that came before the frames they belong to were received: generation of the rings, number, length. Without one if this
+    /// process had no room for it.
+    announced: VecDeque<(u16, Seq, u64, Option<OwnedFd>)>,
     /// The memory of larger rings.
     offers: VecDeque<(Offer, [OwnedFd; 4])>,
 }
 
 impl Post {
+    /// Reads what has come, but not more descriptors than may wait, and none behind one that there was no room for: the rest is read
+    /// with their frames.
     fn listen(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<(), RecvError> {
-        let mut message = [0; OFFER];
         // Bounded: an engine that keeps ringing could otherwise keep us here.
         for _ in 0..NOTICES {
-            match sys::recv_with_fds::<4>(socket, &mut message)? {
-                Received::Message(len, fds) => self.handle(&message[..len], fds)?,
-                Received::Nothing => return Ok(()),
-                Received::End => {
-                    *ended = true;
-                    return Ok(());
-                }
+            let lost = self.announced.back().is_some_and(|(.., memory)| memory.is_none());
+            if lost || self.announced.len() >= ANNOUNCED || !self.hear(socket, ended)? {
+                break;
             }
         }
         Ok(())
+    }
+
+    /// Reads the next message; whether there was one.
+    fn hear(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<bool, RecvError> {
+        let mut message = [0; OFFER];
+        match sys::recv_with_fds::<4>(socket, &mut message)? {
+            Received::Message(len, fds) => self.handle(&message[..len], fds)?,
+            Received::Short(len) => self.handle_short(&message[..len])?,
+            Received::Nothing => return Ok(false),
+            Received::End => {
+                *ended = true;
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) -> Result<(), RecvError> {
@@ -350,25 +360,58 @@ impl Post {
         }
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), _) => {}
-            (Ok(Notice::OneShot { generation, seq, len }), Some(fd)) if self.announced.len() < ANNOUNCED => {
-                self.announced.push_back((generation, seq, len, fd));
+            (Ok(Notice::OneShot { generation, seq, len }), Some(fd)) => {
+                self.announced.push_back((generation, seq, len, Some(fd)));
             }
             _ => return Err(meaningless()),
         }
         Ok(())
     }
 
-    /// The memory of message `which`, which was announced on the socket before it was published.
-    fn memory_of(&mut self, which: (u16, Seq), len: u32) -> Result<Payload, RecvError> {
+    /// A message whose descriptors this process had no room for.
+    #[cold]
+    fn handle_short(&mut self, message: &[u8]) -> Result<(), RecvError> {
+        let Ok(Notice::OneShot { generation, seq, len }) = Notice::parse(message) else {
+            return Err(sys::no_descriptor().into());
+        };
+        // Said when its frame is received.
+        self.announced.push_back((generation, seq, len, None));
+        Ok(())
+    }
+
+    /// The memory of message `which`, which was announced on the socket before it was published; none when it was lost because
+    /// this process had too many files open.
+    fn memory_of(
+        &mut self,
+        socket: &OwnedFd,
+        ended: &mut bool,
+        which: (u16, Seq),
+        len: u32,
+    ) -> Result<Option<Payload>, RecvError> {
         let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {}: {what}", which.1));
-        let index = self.announced.iter().position(|(generation, seq, ..)| (*generation, *seq) == which);
-        let announced = index.and_then(|i| self.announced.remove(i));
-        let (.., told, fd) = announced.ok_or_else(|| damaged("no descriptor came with it"))?;
+        let is_it = |(generation, seq, ..): &(u16, Seq, u64, _)| (*generation, *seq) == which;
+        let mut index = self.announced.iter().position(is_it);
+        // Those before it were taken with their frames, so it is the next if it was not read yet, but for doorbells. Bounded, as in
+        // `listen`.
+        for _ in 0..ANNOUNCED {
+            if index.is_some() || self.announced.len() >= ANNOUNCED || !self.hear(socket, ended)? {
+                break;
+            }
+            index = self.announced.back().is_some_and(is_it).then(|| self.announced.len() - 1);
+        }
+        let index = index.ok_or_else(|| damaged("no descriptor came with it"))?;
+        let (.., told, fd) = &self.announced[index];
+        let Some(fd) = fd else {
+            self.announced.remove(index);
+            return Ok(None);
+        };
         let (seals, size) = sys::sealed(fd.as_fd()).map_err(|_| damaged("no memfd"))?;
         // It could otherwise shrink or change while it is read.
-        if !seals.contains(sys::FROZEN) || told != u64::from(len) || size < told || len == 0 {
+        if !seals.contains(sys::FROZEN) || *told != u64::from(len) || size < *told || len == 0 {
             return Err(damaged("seals or size are not what they should be"));
         }
-        Ok(Payload::map_once(fd.as_fd(), len as usize, Access::Lent)?)
+        let memory = Payload::map_once(fd.as_fd(), len as usize, Access::Lent)?;
+        self.announced.remove(index);
+        Ok(Some(memory))
     }
 }

@@ -12,6 +12,7 @@ use crate::lane::records;
 use crate::outbox::Outbox;
 use crate::region::{Payload, Use};
 use crate::sync::Ordering;
+use crate::sys;
 use crate::verdict::{Answer, Verdict, Word};
 
 /// The rings of a lane: one generation of them.
@@ -75,11 +76,12 @@ impl Rings {
         }
     }
 
-    /// Gives the next message to `give`, if it is there; `oneshot` finds the memory of one that has its own.
+    /// Gives the next message to `give`, if it is there; `oneshot` finds the memory of one that has its own, unless that is lost for
+    /// want of a descriptor. What is damaged is so again the next time.
     #[inline(always)]
     pub(crate) fn next(
         &mut self,
-        oneshot: impl FnOnce(Seq, u32) -> Result<Payload, RecvError>,
+        oneshot: impl FnOnce(Seq, u32) -> Result<Option<Payload>, RecvError>,
         give: impl FnOnce(Found),
     ) -> Result<bool, RecvError> {
         let found = match self.rx.next(&self.memory.theirs) {
@@ -89,10 +91,19 @@ impl Rings {
         };
         let Found { seq, at, header } = found;
         let Some(mine) = self.mine.get_mut(at as usize).filter(|mine| mine.place == Place::NotMine) else {
+            self.rx.back(seq, at);
             return Err(came_again(at));
         };
         let place = if header.flags & FLAG_ONESHOT != 0 {
-            self.oneshots.push((at, oneshot(seq, header.len)?));
+            match oneshot(seq, header.len) {
+                Ok(Some(memory)) => self.oneshots.push((at, memory)),
+                // It is stepped over: it can not be had any more, and what is behind it can.
+                Ok(None) => return Err(sys::no_descriptor().into()),
+                Err(e) => {
+                    self.rx.back(seq, at);
+                    return Err(e);
+                }
+            }
             Place::OneShot
         } else if header.flags & FLAG_INLINE != 0 {
             Place::Inline

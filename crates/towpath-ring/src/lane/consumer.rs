@@ -139,10 +139,10 @@ impl Consumer {
         Ok(())
     }
 
-    /// Has the message that was received last be the next one again.
+    /// Has message `seq` at `at`, which was received last, be the next one again.
     #[cold]
-    pub(crate) fn back(&mut self, found: &Found) {
-        self.cursor.back(found.seq, found.at);
+    pub(crate) fn back(&mut self, seq: Seq, at: u32) {
+        self.cursor.back(seq, at);
     }
 
     /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.
