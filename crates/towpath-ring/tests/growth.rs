@@ -3,7 +3,7 @@
 mod world;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_ring::{Config, Consumer, Full, Geometry, Growth, Limits, Meta, Seq, Verdict};
 use world::{World, assert_conserved, consumer, message, pair, send, settle};
@@ -226,7 +226,8 @@ fn a_client_that_dies_between_two_rings_leaves_nothing() {
     });
 }
 
-/// It sends without ever receiving.
+/// It sends without ever receiving, and nothing is taken before its ring was full: at its ninth message it waits, and only larger rings
+/// let it go on.
 #[test]
 fn a_client_that_waits_for_room_goes_on_in_larger_rings() {
     world::each_first(|| {
@@ -238,6 +239,11 @@ fn a_client_that_waits_for_room_goes_on_in_larger_rings() {
             client.flush();
             client
         });
+        let end = Instant::now() + world::PATIENCE;
+        while channel.stats().grown == 0 {
+            assert!(channel.check_peer() && Instant::now() < end, "{:?}", channel.stats());
+            std::thread::yield_now();
+        }
         let mut got = 0;
         while got < 500 {
             let found = channel.poll_messages(|_, payload| {
