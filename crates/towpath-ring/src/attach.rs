@@ -11,7 +11,7 @@ use crate::error::AttachError;
 use crate::geometry::PAGE;
 use crate::hello::{Hello, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
 use crate::park::Fences;
-use crate::region::{Access, Payload, Words};
+use crate::region::{Access, Payload, Words, in_huge_pages};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
 use crate::tap;
@@ -93,7 +93,7 @@ pub(crate) fn tap(path: &Path, options: &Options) -> Result<tap::Attached, Attac
     area.check()?;
     let [log, payload, own] = descriptors(fds)?;
     verify("log", &log, sys::READ_ONLY, Shape { area }.bytes())?;
-    verify("payload", &payload, sys::READ_ONLY, area.bytes())?;
+    verify_area("payload", &payload, sys::READ_ONLY, area.bytes())?;
     verify("tap's", &own, sys::WRITABLE, abi::TAP_BYTES)?;
     tap::map(socket, terms, log.as_fd(), payload.as_fd(), own.as_fd()).map_err(system("mapping the log"))
 }
@@ -195,7 +195,7 @@ pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<(Page, Memory), A
     }
     let [engine, rx, client, tx] = fds;
     verify("header", &engine, sys::READ_ONLY, layout.engine_bytes())?;
-    verify("payload", &rx, sys::READ_ONLY, layout.rx.bytes())?;
+    verify_area("payload", &rx, sys::READ_ONLY, layout.rx.bytes())?;
     verify("client", &client, sys::WRITABLE, layout.client_bytes())?;
     verify("transmit", &tx, sys::WRITABLE, layout.tx.bytes())?;
     let mapping = system("mapping the ring");
@@ -215,8 +215,18 @@ pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<(Page, Memory), A
     Ok((page, Memory { layout, theirs, own, rx_payload, tx_payload }))
 }
 
-/// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes.
+/// What is mapped with a length that is no multiple of a huge page would be mapped beyond it, over something else of ours; and a hole that
+/// the engine makes in huge pages that we write would kill us with SIGBUS when there is none to fill it.
 fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
+    verify_area(which, fd, seals, bytes)?;
+    if in_huge_pages(fd.as_fd()).map_err(system("looking at the ring's memory"))? {
+        return Err(AttachError::Unsafe(format!("the {which} memory is in huge pages")));
+    }
+    Ok(())
+}
+
+/// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes. It may be in huge pages.
+fn verify_area(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
     let (found, size) = sys::sealed(fd.as_fd())
         .map_err(|e| AttachError::Unsafe(format!("the {which} memory is no memfd: {e}")))?;
     if !found.contains(seals) {
@@ -233,4 +243,18 @@ fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(
 
 fn system(doing: &'static str) -> impl Fn(std::io::Error) -> AttachError {
     move |source| AttachError::System { doing, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_payload_may_be_in_huge_pages() {
+        let Some(fd) = sys::tests::hugetlb(2 << 20) else { return };
+        sys::seal(&fd, sys::READ_ONLY).unwrap();
+        verify_area("payload", &fd, sys::READ_ONLY, 2 << 20).unwrap();
+        let refused = verify("header", &fd, sys::READ_ONLY, 2 << 20).unwrap_err();
+        assert!(matches!(&refused, AttachError::Unsafe(why) if why.contains("huge pages")), "{refused}");
+    }
 }

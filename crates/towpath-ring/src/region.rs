@@ -26,6 +26,8 @@ const LINE_BYTES: usize = 64;
 const PREFETCH: usize = 2048;
 /// Largest page that a mapping is aligned to.
 const MAX_PAGE: usize = 2 << 20;
+/// What fstatfs(2) says of memory in huge pages (linux/magic.h).
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
 /// Whose memory a mapping is, and what may be done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,12 @@ fn prefetch(line: *const u8, what_for: Use) {
     let _ = (line, what_for);
 }
 
+/// Whether the memory is in huge pages (hugetlbfs). st_blksize does not tell: it is as large for ordinary memory where the system makes
+/// transparent huge pages of it, which can be mapped at any length and place.
+pub(crate) fn in_huge_pages(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::fs::fstatfs(fd)?.f_type as u32 == HUGETLBFS_MAGIC)
+}
+
 /// A range of addresses that stays ours until it is dropped.
 #[derive(Debug)]
 struct Mapping {
@@ -86,6 +94,10 @@ impl Mapping {
         // Huge pages are mapped at multiples of their size only.
         let page = usize::try_from(rustix::fs::fstat(fd)?.st_blksize).unwrap_or(0);
         let align = page.clamp(4096, MAX_PAGE).next_power_of_two();
+        // The kernel maps whole huge pages, whatever length it is asked for (mmap(2)): beyond our reservation, over what is there.
+        if page > 4096 && in_huge_pages(fd)? && (page > MAX_PAGE || !len.is_multiple_of(page)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let room = if align > 4096 { total.checked_add(align) } else { Some(total) };
         let room = room.ok_or(io::ErrorKind::InvalidInput)?;
         let reserve = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -316,6 +328,22 @@ mod tests {
         assert_eq!(out, b"\0\0\0\0\0\0abcd\0\0\0");
         let reader = Payload::map(fd.as_fd(), 8192, Access::Lent).unwrap();
         assert_eq!(reader.lent(8190, 4), b"abcd");
+    }
+
+    #[test]
+    fn part_of_a_huge_page_is_not_mapped() {
+        let Some(fd) = sys::tests::hugetlb(4 << 20) else { return };
+        assert!(in_huge_pages(fd.as_fd()).unwrap());
+        assert!(!in_huge_pages(sys::memfd("ordinary", 4096).unwrap().as_fd()).unwrap());
+        // Whether the system has such pages to give or not: it is not asked.
+        for len in [4096, (2 << 20) - 4096, (2 << 20) + 4096] {
+            for access in [Access::Lent, Access::Own] {
+                let refused = Words::map(fd.as_fd(), len, access).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{len} bytes: {refused}");
+                let refused = Payload::map(fd.as_fd(), len, access).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{len} bytes: {refused}");
+            }
+        }
     }
 
     #[test]

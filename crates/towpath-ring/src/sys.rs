@@ -331,3 +331,18 @@ pub(crate) fn wait_interruptibly(fds: &[BorrowedFd<'_>], timeout: Option<Duratio
     });
     Ok(poll(&mut set, timeout.as_ref())? > 0)
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A memfd of huge pages, none of which is there yet; a line that says why, where the system knows no such.
+    pub(crate) fn hugetlb(bytes: u64) -> Option<OwnedFd> {
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let fd = rustix::fs::memfd_create("huge", flags).and_then(|fd| {
+            rustix::fs::ftruncate(&fd, bytes)?;
+            Ok(fd)
+        });
+        fd.inspect_err(|e| println!("not tested: this system gives no memory in huge pages: {e}")).ok()
+    }
+}

@@ -15,7 +15,7 @@ use crate::hello::{Notice, OFFER, Offer};
 use crate::lane::consumer::Found;
 use crate::outbox;
 use crate::park::{Answered, Ringer};
-use crate::region::{Access, Payload, Words};
+use crate::region::{Access, Payload, Words, in_huge_pages};
 use crate::sync::Ordering;
 use crate::sys::{self, Received, Sent};
 use crate::verdict::Answer;
@@ -409,6 +409,10 @@ impl Post {
         // It could otherwise shrink or change while it is read.
         if !seals.contains(sys::FROZEN) || *told != u64::from(len) || size < *told || len == 0 {
             return Err(damaged("seals or size are not what they should be"));
+        }
+        // As in `attach`: it is mapped with its own length.
+        if in_huge_pages(fd.as_fd())? {
+            return Err(damaged("it is in huge pages"));
         }
         let memory = Payload::map_once(fd.as_fd(), len as usize, Access::Lent)?;
         self.announced.remove(index);
