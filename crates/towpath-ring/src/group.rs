@@ -119,6 +119,7 @@ impl Seat {
         let theirs = Words::map(page.as_fd(), abi::TAP_BYTES, Access::Foreign)?;
         let welcome = Welcome { version: abi::VERSION, answer: Reply::Attached(terms) };
         let fds = [shared.log.as_fd(), shared.payload.as_fd(), page.as_fd()];
+        share.lend();
         if sys::send(&socket, &welcome.emit(), &fds)? != Sent::Yes {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }

@@ -121,7 +121,7 @@ impl Channel {
             return false;
         }
         let Some(layout) = larger(&self.rings.layout, growing.growth.max_bytes, len) else { return false };
-        let more = match self.life.share.more(layout.total_bytes()) {
+        let mut more = match self.life.share.more(layout.total_bytes()) {
             Ok(more) => more,
             Err(over) => {
                 log::warn!("the rings of client {:?} do not grow: {over}", self.life.name);
@@ -147,6 +147,7 @@ impl Channel {
                 return false;
             }
         };
+        more.lend();
         growing.pressed = 0;
         growing.asked = false;
         let before = growing.more.replace(more);

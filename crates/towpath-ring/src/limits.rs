@@ -1,15 +1,27 @@
 //! What each user may have of an endpoint, and who has it.
+//!
+//! The end of a channel gives its memory back only if the client lets go of it too: nobody can take memory from a process that has
+//! mapped it. What was in the hands of another user's process therefore counts until that has ended; to attach, close and keep
+//! would otherwise be a way to all of the system's memory. (A process can still pass it on to one that lives longer.) Of our own
+//! user, and of root, nothing is kept count of: they could end us, too.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::header::Credentials;
+use crate::sys;
+
+/// How long memory counts that is with a process whose end cannot be seen.
+const UNSEEN: Duration = Duration::from_secs(3600);
 
 /// What each user may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes of shared memory of all channels of one user. The default is 256 MiB.
+    /// Most bytes of shared memory of all channels of one user. Of a user who is neither the engine's own nor root, what a channel had counts
+    /// until the client's process has ended, or for an hour where that cannot be seen. The default is 256 MiB.
     pub bytes_per_user: u64,
     /// Most channels of one user. The default is 64.
     pub channels_per_user: usize,
@@ -25,24 +37,47 @@ impl Default for Limits {
     }
 }
 
-/// One channel's part; given back when it is dropped.
+/// One channel's part; given back when it is dropped, unless somebody else may still have it.
 #[derive(Debug)]
 pub(crate) struct Share {
     shares: Shares,
     number: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Holder {
     uid: u32,
     pid: u32,
     name: String,
     bytes: u64,
+    /// The end of its process, if that counts and can be seen.
+    pidfd: Option<OwnedFd>,
+    /// The memory was handed over.
+    lent: bool,
+}
+
+/// What a process may have kept of channels that have ended.
+#[derive(Debug)]
+struct Kept {
+    uid: u32,
+    pid: u32,
+    name: String,
+    bytes: u64,
+    until: Until,
+}
+
+#[derive(Debug)]
+enum Until {
+    /// This process has ended.
+    Ended(OwnedFd),
+    Then(Instant),
 }
 
 #[derive(Debug, Default)]
 struct Book {
     holders: BTreeMap<u64, Holder>,
+    /// One for each process.
+    kept: Vec<Kept>,
     next: u64,
 }
 
@@ -60,28 +95,96 @@ impl Shares {
 
     /// Takes a share of `bytes`, or says which limit stands against it and who holds what.
     pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Share, String> {
-        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        let Limits { bytes_per_user, channels_per_user, channels, .. } = self.limits;
+        let mut book = self.lock();
+        let Limits { channels_per_user, channels, .. } = self.limits;
         let uid = peer.uid;
-        let theirs: Vec<&Holder> = book.holders.values().filter(|h| h.uid == uid).collect();
-        let held: u64 = theirs.iter().map(|h| h.bytes).sum();
         if book.holders.len() >= channels {
             return Err(format!("{channels} channels; {}", holders(book.holders.values())));
         }
-        if theirs.len() >= channels_per_user {
-            return Err(format!(
-                "{channels_per_user} channels for user {uid}; {}",
-                holders(theirs.into_iter())
-            ));
+        if book.holders.values().filter(|h| h.uid == uid).count() >= channels_per_user {
+            return Err(format!("{channels_per_user} channels for user {uid}; {}", book.theirs(uid)));
         }
-        if held + bytes > bytes_per_user {
-            let theirs = holders(theirs.into_iter());
-            return Err(format!("{bytes_per_user} bytes for user {uid}, {bytes} more asked for; {theirs}"));
+        book.forget(uid, Instant::now());
+        // Each is a descriptor of ours.
+        if book.kept.iter().filter(|k| k.uid == uid).count() >= channels_per_user {
+            return Err(format!("{channels_per_user} processes of user {uid}; {}", book.theirs(uid)));
         }
+        self.has_room(&book, uid, bytes)?;
         let number = book.next;
         book.next += 1;
-        book.holders.insert(number, Holder { uid, pid: peer.pid, name: name.into(), bytes });
+        let pidfd = if is_trusted(uid) { None } else { sys::pidfd(peer.pid) };
+        let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, pidfd, lent: false };
+        book.holders.insert(number, holder);
         Ok(Share { shares: self.clone(), number })
+    }
+
+    fn has_room(&self, book: &Book, uid: u32, bytes: u64) -> Result<(), String> {
+        let most = self.limits.bytes_per_user;
+        if book.bytes_of(uid).saturating_add(bytes) <= most {
+            return Ok(());
+        }
+        Err(format!("{most} bytes for user {uid}, {bytes} more asked for; {}", book.theirs(uid)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the user is our own, or root.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+impl Book {
+    fn bytes_of(&self, uid: u32) -> u64 {
+        let held = self.holders.values().filter(|h| h.uid == uid).map(|h| h.bytes);
+        held.chain(self.kept.iter().filter(|k| k.uid == uid).map(|k| k.bytes)).sum()
+    }
+
+    /// What the user has, for people.
+    fn theirs(&self, uid: u32) -> String {
+        let mut text = holders(self.holders.values().filter(|h| h.uid == uid));
+        let kept = self.kept.iter().filter(|k| k.uid == uid);
+        for (n, Kept { pid, name, bytes, .. }) in kept.take(8).enumerate() {
+            let before = if n == 0 { "; of channels that have ended, until the process ends:" } else { "" };
+            let _ = write!(text, "{before} {name}[{pid}] {bytes}");
+        }
+        text
+    }
+
+    /// Counts no more what processes of the user had that have ended.
+    fn forget(&mut self, uid: u32, now: Instant) {
+        self.kept.retain(|kept| kept.uid != uid || !kept.until.has_come(now));
+    }
+
+    /// The channel has ended. What its client may have kept counts on.
+    fn end(&mut self, number: u64, now: Instant) {
+        let Some(Holder { uid, pid, name, bytes, pidfd, lent }) = self.holders.remove(&number) else {
+            return;
+        };
+        if is_trusted(uid) || !lent {
+            return;
+        }
+        let until = pidfd.map_or(Until::Then(now + UNSEEN), Until::Ended);
+        if until.has_come(now) {
+            return;
+        }
+        self.forget(uid, now);
+        match self.kept.iter_mut().find(|kept| (kept.uid, kept.pid) == (uid, pid)) {
+            // As long as a process is there, no other has its number.
+            Some(kept) => (kept.bytes, kept.until) = (kept.bytes + bytes, until),
+            None => self.kept.push(Kept { uid, pid, name, bytes, until }),
+        }
+    }
+}
+
+impl Until {
+    fn has_come(&self, now: Instant) -> bool {
+        match self {
+            Self::Ended(pidfd) => sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false),
+            Self::Then(then) => now >= *then,
+        }
     }
 }
 
@@ -94,38 +197,50 @@ fn holders<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
 }
 
 impl Share {
+    /// From now on the client has the memory.
+    pub(crate) fn lend(&self) {
+        if let Some(holder) = self.shares.lock().holders.get_mut(&self.number) {
+            holder.lent = true;
+        }
+    }
+
     /// Counts `bytes` more, or says which limit stands against it and who holds what.
     pub(crate) fn more(&self, bytes: u64) -> Result<More, String> {
-        let mut book = self.shares.book.lock().unwrap_or_else(PoisonError::into_inner);
-        let most = self.shares.limits.bytes_per_user;
+        let mut book = self.shares.lock();
         let uid = book.holders.get(&self.number).map_or(0, |h| h.uid);
-        let theirs = || book.holders.values().filter(|h| h.uid == uid);
-        if theirs().map(|h| h.bytes).sum::<u64>() + bytes > most {
-            return Err(format!(
-                "{most} bytes for user {uid}, {bytes} more asked for; {}",
-                holders(theirs())
-            ));
-        }
+        book.forget(uid, Instant::now());
+        self.shares.has_room(&book, uid, bytes)?;
         if let Some(holder) = book.holders.get_mut(&self.number) {
             holder.bytes += bytes;
         }
-        Ok(More { shares: self.shares.clone(), number: self.number, bytes })
+        Ok(More { shares: self.shares.clone(), number: self.number, bytes, lent: false })
     }
 }
 
-/// What a channel has taken beyond its share; given back when it is dropped.
+/// What a channel has taken beyond its share; given back when it is dropped, unless somebody else may still have it: then it
+/// counts as the channel's.
 #[derive(Debug)]
 pub(crate) struct More {
     shares: Shares,
     number: u64,
     bytes: u64,
+    lent: bool,
+}
+
+impl More {
+    /// From now on the client has the memory.
+    pub(crate) fn lend(&mut self) {
+        self.lent = true;
+    }
 }
 
 impl Drop for More {
     fn drop(&mut self) {
-        let mut book = self.shares.book.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut book = self.shares.lock();
         // When the channel is gone, so is its entry.
-        if let Some(holder) = book.holders.get_mut(&self.number) {
+        if let Some(holder) = book.holders.get_mut(&self.number)
+            && (!self.lent || is_trusted(holder.uid))
+        {
             holder.bytes -= self.bytes;
         }
     }
@@ -133,12 +248,14 @@ impl Drop for More {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.shares.book.lock().unwrap_or_else(PoisonError::into_inner).holders.remove(&self.number);
+        self.shares.lock().end(self.number, Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -151,26 +268,92 @@ mod tests {
         });
         let peer = |uid, pid| Credentials { pid, uid, gid: 0 };
         let take = |uid, pid, bytes| shares.take(&peer(uid, pid), "ids", bytes);
-        let first = take(7, 11, 60).unwrap();
+        let us = rustix::process::geteuid().as_raw();
+        let first = take(us, 11, 60).unwrap();
         assert_eq!(
-            take(7, 12, 41).unwrap_err(),
-            "100 bytes for user 7, 41 more asked for; held by: ids[11] 60"
+            take(us, 12, 41).unwrap_err(),
+            format!("100 bytes for user {us}, 41 more asked for; held by: ids[11] 60")
         );
-        let _second = take(7, 12, 40).unwrap();
-        assert_eq!(take(7, 13, 0).unwrap_err(), "2 channels for user 7; held by: ids[11] 60 ids[12] 40");
-        let _third = take(8, 14, 1).unwrap();
-        assert!(take(9, 15, 1).unwrap_err().starts_with("3 channels; held by:"));
+        let _second = take(us, 12, 40).unwrap();
+        assert_eq!(
+            take(us, 13, 0).unwrap_err(),
+            format!("2 channels for user {us}; held by: ids[11] 60 ids[12] 40")
+        );
+        let _third = take(us + 8, 14, 1).unwrap();
+        assert!(take(us + 9, 15, 1).unwrap_err().starts_with("3 channels; held by:"));
+        first.lend();
         drop(first);
-        let third = take(7, 13, 50).unwrap();
+        let third = take(us, 13, 50).unwrap();
         let more = third.more(10).unwrap();
         assert_eq!(
             third.more(1).unwrap_err(),
-            "100 bytes for user 7, 1 more asked for; held by: ids[12] 40 ids[13] 60"
+            format!("100 bytes for user {us}, 1 more asked for; held by: ids[12] 40 ids[13] 60")
         );
         drop(more);
         let more = third.more(10).unwrap();
         drop(third);
         drop(more);
-        take(7, 13, 60).unwrap();
+        take(us, 13, 60).unwrap();
+    }
+
+    /// Memory that another user's process was handed, and may have mapped still, is no less than it was.
+    #[test]
+    fn what_a_process_of_another_user_had_counts_until_it_ends() {
+        let Ok(mut child) = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn() else {
+            println!("not tested: there is no cat(1)");
+            return;
+        };
+        let shares = Shares::new(Limits { bytes_per_user: 100, ..Limits::default() });
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let (pid, us) = (child.id(), std::process::id());
+        let take = |pid, bytes| {
+            let share = shares.take(&Credentials { pid, uid, gid: 0 }, "ids", bytes)?;
+            share.lend();
+            Ok::<_, String>(share)
+        };
+        // Again and again: no more than it may have at a time.
+        for _ in 0..3 {
+            drop(take(pid, 20).unwrap());
+        }
+        let live = take(us, 40).unwrap();
+        assert_eq!(
+            take(us, 1).unwrap_err(),
+            format!(
+                "100 bytes for user {uid}, 1 more asked for; held by: ids[{us}] 40; of channels that have ended, until the \
+                 process ends: ids[{pid}] 60"
+            )
+        );
+        assert!(live.more(1).is_err());
+        // Nothing was handed over, so nothing is kept.
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        drop(shares.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60).unwrap());
+        drop(live.more(60).unwrap());
+        // Rings that were replaced by larger ones are with the client, too.
+        let mut more = live.more(60).unwrap();
+        more.lend();
+        drop(more);
+        assert!(live.more(1).is_err());
+        drop(live);
+        assert!(take(us, 1).is_err());
+    }
+
+    #[test]
+    fn what_a_process_had_whose_end_cannot_be_seen_counts_for_an_hour() {
+        let shares = Shares::new(Limits { bytes_per_user: 100, ..Limits::default() });
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let outside = Credentials { pid: 0, uid, gid: 0 };
+        for _ in 0..2 {
+            let share = shares.take(&outside, "ids", 50).unwrap();
+            share.lend();
+        }
+        assert!(shares.take(&outside, "ids", 1).is_err());
+        let now = Instant::now();
+        let left = |later| {
+            let mut book = shares.lock();
+            book.forget(uid, now + later);
+            book.bytes_of(uid)
+        };
+        assert_eq!((left(UNSEEN - Duration::from_secs(60)), left(UNSEEN)), (100, 0));
     }
 }
