@@ -576,7 +576,7 @@ impl Channel {
             );
             self.stats.violations += strangers;
         }
-        if self.inbox.take_full() {
+        if self.inbox.take_full() || self.growing.as_ref().is_some_and(|growing| growing.is_put_off()) {
             self.asked_to_grow();
         }
         if self.inbox.is_ended() {

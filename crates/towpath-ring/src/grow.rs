@@ -27,6 +27,11 @@ use crate::rings::{First, Rings};
 use crate::sync::Ordering;
 use crate::sys::{self, Sent};
 
+/// Occasions to grow that are let pass when the client did not take an offer; twice as many each time.
+const PATIENCE: u32 = 64;
+/// Most of them.
+const MOST_PATIENCE: u32 = 1 << 16;
+
 /// How a lane grows. It begins with [`Config::rx`] and [`Config::tx`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
@@ -56,6 +61,13 @@ pub(crate) struct Growing {
     asked: bool,
     /// A limit or the system has refused: not asked again.
     refused: bool,
+    /// The client did not take the last offer: so many occasions are let pass before the next, and
+    put_off: u32,
+    /// so many when that comes to nothing, too.
+    patience: u32,
+    /// Rings that were made.
+    #[cfg(test)]
+    tried: u64,
     /// What the present rings count beyond the lane's first ones.
     more: Option<More>,
 }
@@ -80,9 +92,34 @@ impl Growing {
             full: false,
             asked: false,
             refused: false,
+            put_off: 0,
+            patience: PATIENCE,
+            #[cfg(test)]
+            tried: 0,
             more: None,
         }))
     }
+
+    /// Whether the client waits for larger rings that it had no room to be offered.
+    pub(crate) fn is_put_off(&self) -> bool {
+        self.asked && self.patience > PATIENCE
+    }
+
+    /// The client reads nothing of what it is sent. To make rings takes long, and would be in vain for each message again.
+    #[cold]
+    fn put_off(&mut self) {
+        self.put_off = self.patience;
+        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+    }
+}
+
+/// Which ring is short of room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Short {
+    /// The one towards the client, for a message of so many bytes.
+    Rx(usize),
+    /// The one towards us.
+    Tx,
 }
 
 impl Channel {
@@ -101,7 +138,7 @@ impl Channel {
         let again = std::mem::replace(&mut growing.full, true);
         growing.pressed += u32::from(!again);
         let due = why == Full::TooLarge || growing.pressed >= growing.growth.after;
-        due && self.grow(len)
+        due && self.grow(Short::Rx(len))
     }
 
     /// The client's own ring is full.
@@ -109,18 +146,26 @@ impl Channel {
     pub(crate) fn asked_to_grow(&mut self) {
         if let Some(growing) = &mut self.growing {
             growing.asked = true;
-            self.grow(0);
+            self.grow(Short::Tx);
         }
     }
 
-    /// Replaces the rings by larger ones, in which a message of `len` bytes has room.
-    pub(crate) fn grow(&mut self, len: usize) -> bool {
+    /// Replaces the rings by larger ones, in which there is room.
+    fn grow(&mut self, short: Short) -> bool {
         let Some(growing) = &mut self.growing else { return false };
         let next = self.rings.rx.frames.next_seq();
         if growing.refused || self.old.is_some() || self.life.is_over() {
             return false;
         }
-        let Some(layout) = larger(&self.rings.layout, growing.growth.max_bytes, len) else { return false };
+        let Some(layout) = larger(&self.rings.layout, growing.growth.max_bytes, short) else { return false };
+        if growing.put_off > 0 {
+            growing.put_off -= 1;
+            return false;
+        }
+        #[cfg(test)]
+        {
+            growing.tried += 1;
+        }
         let mut more = match self.life.share.more(layout.total_bytes()) {
             Ok(more) => more,
             Err(over) => {
@@ -139,7 +184,10 @@ impl Channel {
         let rings = match made {
             Ok((rings, Sent::Yes)) => rings,
             // It does not read what it is sent: later, perhaps.
-            Ok((_, Sent::Full | Sent::Gone)) => return false,
+            Ok((_, Sent::Full | Sent::Gone)) => {
+                growing.put_off();
+                return false;
+            }
             Err(e) => {
                 log::warn!("the rings of client {:?} do not grow: {e}", self.life.name);
                 growing.refused = true;
@@ -150,6 +198,7 @@ impl Channel {
         more.lend();
         growing.pressed = 0;
         growing.asked = false;
+        growing.patience = PATIENCE;
         let before = growing.more.replace(more);
         let old = std::mem::replace(&mut self.rings, rings);
         // Release: pairs with the acquire load in Consumer::is_over, in the client. Whoever sees it finds every message before
@@ -181,14 +230,15 @@ impl Channel {
         if drained && (!self.demands.messages || self.has_tx_moved()) {
             self.old = None;
             if self.growing.as_ref().is_some_and(|growing| growing.asked) {
-                self.grow(0);
+                self.grow(Short::Tx);
             }
         }
     }
 }
 
-/// Twice the rings, or as much as a message of `len` bytes needs to find room twice; none when that is not more.
-fn larger(layout: &Layout, max_bytes: u32, len: usize) -> Option<Layout> {
+/// Twice the rings, or as much as the message that is too long needs to find room twice; none when the one that is short cannot be more.
+fn larger(layout: &Layout, max_bytes: u32, short: Short) -> Option<Layout> {
+    let len = if let Short::Rx(len) = short { len } else { 0 };
     let max = u64::from(max_bytes).min(Geometry::MAX_BYTES);
     let grown = |ring: Geometry, len: u64| {
         let block = u64::from(ring.block_size);
@@ -198,12 +248,16 @@ fn larger(layout: &Layout, max_bytes: u32, len: usize) -> Option<Layout> {
         Geometry { block_nr, frame_nr: ring.block_size / ring.frame_size * block_nr, ..ring }
     };
     let larger = Layout { rx: grown(layout.rx, len as u64), tx: grown(layout.tx, 0), ..*layout };
-    (larger != *layout && larger.check().is_ok()).then_some(larger)
+    let helps = if short == Short::Tx { larger.tx != layout.tx } else { larger.rx != layout.rx };
+    (helps && larger.check().is_ok()).then_some(larger)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hello::Notice;
+    use crate::sys::Received;
+    use crate::{Meta, mock};
 
     #[test]
     fn rings_double_until_they_are_as_large_as_they_may_be() {
@@ -214,16 +268,49 @@ mod tests {
         };
         let mut sizes = Vec::new();
         let mut now = layout;
-        while let Some(next) = larger(&now, 300 << 10, 0) {
+        while let Some(next) = larger(&now, 300 << 10, Short::Tx) {
+            // The ring towards the client is as large as it may be before the other one is: nothing more is done for it.
+            let most = larger(&now, 300 << 10, Short::Rx(0));
+            assert_eq!(most, (now.rx.bytes() < 256 << 10).then_some(next));
+            assert_eq!(larger(&now, 300 << 10, Short::Rx(1 << 30)).is_some(), most.is_some());
             sizes.push((next.rx.bytes() >> 10, next.tx.bytes() >> 10));
             now = next;
         }
         // In blocks of 64 KiB and of pages.
         assert_eq!(sizes, [(128, 16), (256, 32), (256, 64), (256, 128), (256, 256), (256, 300)]);
         // A message that is larger than the ring fits twice.
-        assert_eq!(larger(&layout, 16 << 20, 1 << 20).unwrap().rx.bytes(), 2 << 20);
+        assert_eq!(larger(&layout, 16 << 20, Short::Rx(1 << 20)).unwrap().rx.bytes(), 2 << 20);
         // An argument of a verdict can name each frame.
         let most = Layout { rx: Geometry::with(64 << 20, 1024).unwrap(), ..layout };
-        assert_eq!(larger(&most, u32::MAX, 0).unwrap().rx, most.rx);
+        assert_eq!(larger(&most, u32::MAX, Short::Tx).unwrap().rx, most.rx);
+    }
+
+    /// Each message that finds no room would make rings that nobody takes.
+    #[test]
+    fn a_client_that_reads_nothing_is_offered_rings_seldom() {
+        let growth = Some(Growth { max_bytes: 64 << 10, after: 1 });
+        let config = Config { growth, deadline: None, ..mock::config() };
+        let (mut lanes, clients) = mock::channel(&config);
+        let (channel, client) = (&mut lanes[0], &clients[0]);
+        while sys::send(channel.life.socket(0), &Notice::Doorbell.emit(), &[]).unwrap() == Sent::Yes {}
+        while channel.send(&[1; 200], &Meta::default()).is_ok() {}
+        for _ in 0..10_000 {
+            assert_eq!(channel.send(&[1; 200], &Meta::default()), Err(Full::Lent));
+        }
+        let tried = channel.growing.as_ref().unwrap().tried;
+        assert!((2..10).contains(&tried), "{tried} times");
+        // What it asks for itself is no other matter.
+        for _ in 0..100 {
+            sys::send(&client.socket, &Notice::Full.emit(), &[]).unwrap();
+            assert!(channel.check_peer());
+        }
+        assert!(channel.growing.as_ref().unwrap().tried < 10);
+        // But it is offered some in the end, though it does not ask again.
+        while !matches!(sys::recv(&client.socket, &mut [0; 8]), Ok(Received::Nothing)) {}
+        for _ in 0..=MOST_PATIENCE {
+            assert!(channel.check_peer());
+        }
+        assert_eq!(channel.stats().grown, 1);
+        assert!(channel.send(&[1; 200], &Meta::default()).is_ok());
     }
 }

@@ -116,7 +116,7 @@ pub(crate) fn hello() -> Hello {
 }
 
 /// Both ends of a channel, without an endpoint.
-fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
+pub(crate) fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
     let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
