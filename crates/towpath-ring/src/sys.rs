@@ -66,8 +66,14 @@ pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     // MFD_NOEXEC_SEAL came with Linux 6.3; an older kernel says EINVAL.
     let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
+    allocate(&fd, bytes)?;
     Ok(fd)
+}
+
+/// Makes `bytes` of it there. Any signal may end that with EINTR and nothing done (fallocate(2)), also one that no handler sees.
+fn allocate(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
+    let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, bytes as u64);
+    Ok(rustix::io::retry_on_intr(allocate)?)
 }
 
 /// Bytes of a huge page, the smallest that x86-64 and most others have.
@@ -77,7 +83,7 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 pub(crate) fn huge_memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let fd = rustix::fs::memfd_create(name, flags)?;
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
+    allocate(&fd, bytes)?;
     Ok(fd)
 }
 
@@ -85,7 +91,7 @@ pub(crate) fn huge_memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
 pub(crate) fn frozen(mut bytes: &[u8]) -> io::Result<OwnedFd> {
     let fd = memfd("towpath-message", bytes.len())?;
     while !bytes.is_empty() {
-        let written = rustix::io::write(&fd, bytes)?;
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&fd, bytes))?;
         bytes = &bytes[written..];
     }
     seal(&fd, FROZEN)?;

@@ -2,6 +2,7 @@
 
 mod world;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -123,4 +124,36 @@ fn engine_without_descriptors() {
     });
     assert_eq!((channel.death(), channel.stats().violations), (None, 0));
     assert_conserved(&channel);
+}
+
+/// Signals end what makes the memory of a message. In a process of its own, because it is stopped again and again.
+#[test]
+fn signals_make_no_message_too_large() {
+    World::new(config()).spawn("engine_that_is_stopped").succeeds();
+}
+
+#[test]
+#[ignore = "the engine of signals_make_no_message_too_large"]
+fn engine_that_is_stopped() {
+    let (_world, mut channel, mut client) = pair(config());
+    let us = std::process::id().to_string();
+    // It ends by itself: killed, it could leave us stopped.
+    let script = "for i in 1 2 3 4 5 6 7 8 9 0; do for j in 1 2 3 4 5 6 7 8 9 0; do \
+                  kill -STOP $0; kill -CONT $0; sleep 0.002; done; done";
+    let Ok(mut shell) = Command::new("sh").args(["-c", script, &us]).spawn() else {
+        println!("not tested: there is no sh(1)");
+        return;
+    };
+    let bytes = message(1, 4 << 20);
+    let mut failed = Vec::new();
+    while shell.try_wait().expect("wait").is_none() {
+        if let Err(why) = channel.send(&bytes, &Meta::default()) {
+            failed.push(why);
+        }
+        while let Some(frame) = client.try_recv().expect("received") {
+            client.verdict(frame, Verdict::Pass);
+        }
+        channel.poll_verdicts(0, |_, _| {});
+    }
+    assert_eq!(failed, []);
 }
