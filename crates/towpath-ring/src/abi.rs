@@ -180,7 +180,7 @@ pub(crate) const fn pages(words: usize) -> usize {
     (words * 8).next_multiple_of(PAGE as usize)
 }
 
-/// First word of a header that no message was written to: no number is so large.
+/// First word of a header that no message was written to, or that is being written: no number is so large.
 pub(crate) const NO_MESSAGE: u64 = u64::MAX;
 
 /// `seq | at << 32`: the word that says where message `seq` is when it is not where it would be expected.

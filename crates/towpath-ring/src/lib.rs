@@ -85,6 +85,8 @@ mod verdict;
 mod verdicts;
 #[cfg(not(loom))]
 mod worker;
+#[cfg(all(test, not(loom)))]
+mod wrap;
 
 pub use abi::{INLINE_BYTES, VERSION};
 #[cfg(all(feature = "tokio", not(loom)))]

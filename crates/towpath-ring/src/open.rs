@@ -19,9 +19,6 @@ use crate::rings::{First, Rings};
 use crate::stats::ChannelStats;
 use crate::sys::{self, Sent};
 
-/// Numbers of a lane that is new.
-const NEW: First = First { generation: 0, rx: Seq::FIRST, tx: Seq::FIRST };
-
 /// Makes the memory of each lane, seals it and hands it over. The lanes of a group's listener share its `area`.
 pub(crate) fn open(
     config: &Config,
@@ -39,7 +36,8 @@ pub(crate) fn open(
         return Err(std::io::Error::other(why));
     }
     let layout = config.layout();
-    let made = (0..config.lanes).map(|_| Rings::make(config, layout, NEW, area));
+    let first = First { generation: 0, rx: Seq::begin(), tx: Seq::begin() };
+    let made = (0..config.lanes).map(|_| Rings::make(config, layout, first, area));
     let made = made.collect::<std::io::Result<Vec<_>>>()?;
     let mut sockets = vec![socket.try_clone()?];
 

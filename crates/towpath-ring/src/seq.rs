@@ -1,5 +1,11 @@
 use std::fmt;
 
+#[cfg(test)]
+thread_local! {
+    /// Numbers with which new lanes of this thread begin.
+    pub(crate) static BEGIN: std::cell::Cell<Seq> = const { std::cell::Cell::new(Seq::FIRST) };
+}
+
 /// The number of a frame: dense per lane, given at publication, starting at 1 and wrapping after 2^32 frames.
 ///
 /// Comparison is serial-number arithmetic (RFC 1982): at most 2^31 frames lie between two numbers that are compared.
@@ -9,6 +15,18 @@ pub struct Seq(pub u32);
 impl Seq {
     /// The number that the first frame of a lane gets.
     pub const FIRST: Self = Self(1);
+
+    /// The number with which a new lane begins.
+    #[cfg(not(test))]
+    pub(crate) const fn begin() -> Self {
+        Self::FIRST
+    }
+
+    /// The same, as a test has it: its numbers may begin again soon.
+    #[cfg(test)]
+    pub(crate) fn begin() -> Self {
+        BEGIN.get()
+    }
 
     /// The number after this one.
     #[must_use]

@@ -91,7 +91,7 @@ impl Writer {
         let seq = self.next;
         let words: &[_; HEADER_WORDS] = own.line(self.shape.slot(seq));
         // Relaxed: ordered by the fence, which pairs with the one in Reader::next.
-        words[0].store(0, Ordering::Relaxed);
+        words[0].store(abi::NO_MESSAGE, Ordering::Relaxed);
         fence(Ordering::Release);
         abi::store_header(words, header);
         if header.flags & FLAG_INLINE != 0 {
@@ -162,7 +162,7 @@ impl Reader {
         let inline = abi::load_inline(words);
         // Relaxed: checked below, like the rest of the slot.
         let at = words[abi::INLINE].load(Ordering::Relaxed);
-        // Acquire: pairs with the fence in Writer::publish: if anything above is of a later message, its zero is seen.
+        // Acquire: pairs with the fence in Writer::publish: if anything above is of a later message, its mark is seen.
         fence(Ordering::Acquire);
         // Relaxed: ordered by the fence.
         if words[0].load(Ordering::Relaxed) != u64::from(seq.0) {

@@ -55,7 +55,7 @@ impl Lane {
             number,
             socket,
             page,
-            rings: Rings::new(0, memory, Seq::FIRST, Seq::FIRST),
+            rings: Rings::new(0, memory, Seq::begin(), Seq::begin()),
             old: Vec::new(),
             post: Post::default(),
             ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, fences, Answered::default()),
