@@ -379,13 +379,15 @@ pub(super) fn in_set(ports: &[u64], port: Option<PortId>) -> bool {
     })
 }
 
-/// `frag`: with flags those of IPv4's fragment word (and `offset`), without any a fragment offset.
+/// `frag`: without flags, and of IPv6 with none but `offset`, a fragment offset; other flags are those of IPv4's fragment
+/// word, and no IPv6 packet has them as asked, set or clear (ipfw: a bare `frag` alone is of both families).
 fn frag(p: &Packet<'_>, flags: Flags) -> bool {
+    const OFFSET: Flags = Flags { set: 0x01, clear: 0 };
     let offset = p.fragment_offset != 0;
-    if flags == Flags::default() {
+    if flags == Flags::default() || flags == OFFSET {
         return offset;
     }
-    flags.holds(p.ipoff_flags() | u8::from(offset))
+    is_ip4(p) && flags.holds(p.ipoff_flags() | u8::from(offset))
 }
 
 /// The type of service byte, as an earlier rule may have set it.
