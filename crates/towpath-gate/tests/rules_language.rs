@@ -37,6 +37,17 @@ fn every_error_says_what_to_do() {
 }
 
 #[test]
+fn what_is_harmless_is_said_and_no_error() {
+    let rows: &[(&str, &[&str])] = include!("rows/warnings.in");
+    for (text, expected) in rows {
+        let parsed = Ruleset::parse("t", text);
+        parsed.ruleset.unwrap_or_else(|errors| panic!("{text}: {}", errors[0]));
+        let found: Vec<_> = parsed.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(&found, expected, "{text}");
+    }
+}
+
+#[test]
 fn files_are_written_as_they_were_understood() {
     let rows: &[(&str, &str)] = include!("rows/files.in");
     for (text, expected) in rows {

@@ -50,16 +50,17 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Par
         "add" => add(builder, &name, cursor),
         "atomic" if cursor.eat("add") => add(builder, &name, cursor),
         "delete" => delete(builder, &name, at, cursor),
-        "destroy" => {
-            existing(builder, &name, at)?;
-            builder.ruleset.tables.remove(&name);
+        "destroy" | "flush" => {
             builder.label_values.remove(&name);
-            cursor.nothing_left("\"destroy\"")
-        }
-        "flush" => {
-            existing(builder, &name, at)?.flush();
-            builder.label_values.remove(&name);
-            cursor.nothing_left("\"flush\"")
+            let there = match &*word.text {
+                "destroy" => tables.remove(&name).is_some(),
+                _ => tables.get_mut(&name).map(Table::flush).is_some(),
+            };
+            // As in ipfw no error: it is how a file begins that may be read again.
+            if !there {
+                builder.warnings.push(Fault::new(at, format!("there is no table {name}")));
+            }
+            cursor.nothing_left("the command")
         }
         "swap" => {
             let other = cursor.need("the other table's name")?;
