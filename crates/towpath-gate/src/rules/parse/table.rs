@@ -270,11 +270,14 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<
     Ok(())
 }
 
-/// The type of a table that nobody has created, from its first key, as ipfw guesses it.
+/// The type of a table that nobody has created, from its first key, as ipfw guesses it. What has a dot is to ipfw an address
+/// or a host's name; but a name that ends in a number is no host's, and many a port's (em0.100).
 fn guessed(key: &str) -> Kind {
+    let digit = key.starts_with(|c: char| c.is_ascii_digit());
+    let dotted = key.rsplit_once('.').is_some_and(|(_, last)| digit || number(last).is_none());
     if number(key).is_some() {
         Kind::Number
-    } else if key.contains(['.', ':', '/']) {
+    } else if dotted || key.contains([':', '/']) {
         Kind::Addr
     } else {
         Kind::Iface
@@ -327,7 +330,8 @@ fn parse_key(token: &Token<'_>, kind: Kind) -> Parse<Key> {
                 Some(len) => Ok(Key::Net6(net.addr, len)),
                 None => Err(wrong("prefix").hint("a table's mask has no gaps")),
             },
-            _ => Err(wrong("address or prefix")),
+            Err(no) => Err(Fault { hint: no.hint.map(str::to_owned), ..wrong("address or prefix") }),
+            Ok(_) => Err(wrong("address or prefix")),
         },
         Kind::Iface => Ok(Key::Iface(text.into())),
         Kind::Number => number(text).map(Key::Number).ok_or_else(|| wrong("number")),
