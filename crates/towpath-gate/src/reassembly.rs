@@ -63,8 +63,8 @@ struct Datagram {
 pub struct Added {
     /// The datagram, if this fragment made it whole.
     pub whole: Option<Whole>,
-    /// Fragments that were dropped for it: this one and those before, because they do not fit together; or the oldest
-    /// datagram's, because there was no room.
+    /// Fragments that were dropped for it: this one and those before, because they do not fit together; those before, because
+    /// they have waited too long; or the oldest datagram's, because there was no room.
     pub dropped: u32,
 }
 
@@ -94,7 +94,9 @@ impl Reassembler {
     /// `parts` is how many packets it stands for: 1, unless it was itself put together from fragments.
     pub fn add(&mut self, packet: &Packet<'_>, parts: u32, now: Time) -> Added {
         let Some((key, piece)) = piece(packet) else { return Added { whole: None, dropped: parts } };
-        let mut dropped = 0;
+        // The caller looks for what is late now and then only; which fragments go together must not depend on when.
+        let late = |datagram: &Datagram| now.since(datagram.since) > LIFETIME;
+        let mut dropped = if self.waiting.get(&key).is_some_and(late) { self.give_up(&key) } else { 0 };
         while !self.waiting.contains_key(&key) && self.waiting.len() >= MAX_DATAGRAMS
             || self.bytes + piece.payload.len() > MAX_BYTES
         {
@@ -141,7 +143,12 @@ impl Reassembler {
 
     fn drop_oldest(&mut self) -> u32 {
         let oldest = self.waiting.iter().min_by_key(|(_, datagram)| datagram.since).map(|(key, _)| *key);
-        let Some(datagram) = oldest.and_then(|key| self.waiting.remove(&key)) else { return 0 };
+        oldest.map_or(0, |key| self.give_up(&key))
+    }
+
+    /// Drops a datagram; returns how many fragments that were.
+    fn give_up(&mut self, key: &Key) -> u32 {
+        let Some(datagram) = self.waiting.remove(key) else { return 0 };
         self.bytes -= datagram.bytes;
         datagram.parts
     }
@@ -324,6 +331,20 @@ mod tests {
         }
         assert_eq!(reassembler.waiting(), MAX_DATAGRAMS as u32);
         assert_eq!(reassembler.drain(), MAX_DATAGRAMS as u32);
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_fragment_does_not_join_others_that_have_waited_too_long() {
+        let (whole, pieces) = fragments(&[1; 40], 24, 5);
+        let [first, last] = &pieces[..] else { panic!("two fragments") };
+        let mut reassembler = Reassembler::new();
+        add(&mut reassembler, first, 1);
+        // Nobody has asked for what is late meanwhile, as within a burst.
+        assert_eq!(add(&mut reassembler, last, 32), Added { whole: None, dropped: 1 });
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (1, 24));
+        let whole = Some(Whole { frame: whole, parts: 2 });
+        assert_eq!(add(&mut reassembler, first, 62), Added { whole, dropped: 0 }, "30 s, not more");
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
     }
 
