@@ -76,6 +76,22 @@ const DNS: &str = "udp 10.0.0.1:1000 > 10.0.0.2:53";
 const ANSWER: &str = "udp 10.0.0.2:53 > 10.0.0.1:1000";
 
 #[test]
+fn labels_stand_between_rules_of_one_number() {
+    // Into the middle of a number, from before it and from within; a call comes back by it.
+    let rows = [
+        "add 200 skipto :T udp from any to any\nadd 300 deny ip from any to any\n:T\nadd 300 allow ip from any to any",
+        "add 300 skipto :T udp from any to any\nadd 300 deny ip from any to any\n:T\nadd 300 allow ip from any to any",
+        "add 200 call :T ip from any to any\nadd 250 allow ip from any to any\n\
+         add 300 deny ip from any to any\n:T\nadd 300 count udp from any to any\nadd 310 return ip from any to any",
+        "set disable 3\nadd 200 skipto :T udp from any to any\nadd 300 deny ip from any to any\n:T\n\
+         add 300 set 3 deny ip from any to any\nadd 300 allow ip from any to any",
+    ];
+    for rules in rows {
+        assert_eq!(Story::new(rules).first(DNS), Step::Pass, "{rules}");
+    }
+}
+
+#[test]
 fn keep_state_lets_the_answer_in_and_counts_at_the_parent() {
     let mut story = Story::new("add allow udp from any to any 53 keep-state\nadd deny ip from any to any");
     assert_eq!(story.first(ANSWER), DENY);

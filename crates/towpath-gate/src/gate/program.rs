@@ -346,19 +346,21 @@ fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
 
 fn act(rule: &Rule, numbers: &[u32]) -> Act {
     let order = crate::rules::order;
-    let from = |number: u32| {
-        let last = numbers.len().saturating_sub(1);
-        numbers[..last].partition_point(|n| order(*n) < order(number)) as u32
-    };
+    let before_default = &numbers[..numbers.len().saturating_sub(1)];
+    let from = |number: u32| before_default.partition_point(|n| order(*n) < order(number)) as u32;
     let jump = |target: &Target, forward: bool| match target {
         Target::Tablearg => Jump::Tablearg,
         // ipfw: what does not go forward goes to the next rule number.
-        Target::Number(number) | Target::Label { number, .. }
-            if forward && order(*number) <= order(rule.number) =>
-        {
+        Target::Number(number) if forward && order(*number) <= order(rule.number) => {
             Jump::To(from(rule.number.saturating_add(1)))
         }
-        Target::Number(number) | Target::Label { number, .. } => Jump::To(from(*number)),
+        Target::Number(number) => Jump::To(from(*number)),
+        // That it goes forward was seen to when it was read.
+        Target::Label { number, above, .. } => {
+            // Of a rule that only states have, the others may have changed: never beyond the number.
+            let behind = before_default.partition_point(|n| order(*n) <= order(*number)) as u32;
+            Jump::To((from(*number) + above).min(behind))
+        }
     };
     match &rule.action {
         Action::Allow => Act::Allow,

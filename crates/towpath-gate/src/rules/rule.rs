@@ -171,12 +171,14 @@ pub enum Target {
     Number(u32),
     /// The rule that the table entry names.
     Tablearg,
-    /// The rule below `:NAME`; resolved to `number` when the whole file is read.
+    /// The rule below `:NAME`; resolved when the whole file is read.
     Label {
         /// The label's name, without the colon.
         name: Box<str>,
         /// Number of the rule below it.
         number: u32,
+        /// How many rules with this number stand above it.
+        above: u32,
     },
 }
 

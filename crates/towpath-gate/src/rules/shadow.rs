@@ -88,8 +88,9 @@ impl Ruleset {
         for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| self.set_enabled(rule.set)) {
             match &rule.action {
                 Action::Skipto(target) | Action::Call(target) => match target {
-                    Target::Number(number) | Target::Label { number, .. } => {
-                        jumps.push((at, position(*number)))
+                    Target::Number(number) => jumps.push((at, position(*number))),
+                    Target::Label { number, above, .. } => {
+                        jumps.push((at, position(*number) + *above as usize))
                     }
                     Target::Tablearg => jumps.push((at, ANYWHERE)),
                 },

@@ -141,7 +141,7 @@ fn target(cursor: &mut Cursor<'_, '_>) -> Parse<Target> {
     }
     if let Some(label) = text.strip_prefix(':') {
         let name = check_name(label, "label").map_err(|message| Fault::new(token.position(), message))?;
-        return Ok(Target::Label { name, number: 0 });
+        return Ok(Target::Label { name, number: 0, above: 0 });
     }
     match number(text) {
         Some(number) if (1..u32::MAX).contains(&number) => Ok(Target::Number(number)),

@@ -68,6 +68,11 @@ impl Drafts {
         self.rules.push((rule, unit));
     }
 
+    /// How many rules were added, those among them that are deleted again.
+    pub(super) fn added(&self) -> u32 {
+        self.rules.len() as u32
+    }
+
     /// The highest number in use; 0 when there is no rule.
     pub(super) fn last_number(&mut self) -> u32 {
         while let Some(mut entry) = self.by_number.last_entry() {
@@ -166,22 +171,26 @@ impl Drafts {
         units[first as usize].group = Some(group);
     }
 
-    /// The rules that are there, in order, each in the set that it ended in.
-    pub(super) fn finish(mut self) -> Vec<Rule> {
+    /// The rules that are there, in order, each in the set that it ended in; and what that order is by: the number, and how
+    /// many were added before.
+    pub(super) fn finish(mut self) -> (Vec<Rule>, Vec<(u64, u32)>) {
         let mut set_of = vec![None; self.groups.len()];
         for (set, bin) in self.bin_of_set.0.iter().enumerate() {
             self.bins[usize::from(*bin)].iter().for_each(|group| set_of[*group as usize] = Some(set as u8));
         }
         let mut rules = Vec::with_capacity(self.rules.len() + 1);
-        for (rule, unit) in std::mem::take(&mut self.rules) {
+        let mut places = Vec::with_capacity(self.rules.len());
+        for ((rule, unit), added) in std::mem::take(&mut self.rules).into_iter().zip(0u32..) {
             let unit = self.joined(unit);
             let group = self.units[unit as usize].group;
             if let Some(set) = group.and_then(|group| set_of[group as usize]) {
+                places.push((order(rule.number), added));
                 rules.push(Rule { set, ..rule });
             }
         }
         rules.sort_by_key(|rule| order(rule.number));
-        rules
+        places.sort_unstable();
+        (rules, places)
     }
 
     /// The unit that a unit is in now.

@@ -60,12 +60,12 @@ pub(super) fn label_lines(rules: &[Rule]) -> BTreeMap<usize, Vec<Box<str>>> {
     let mut seen = HashSet::new();
     let mut at: BTreeMap<usize, Vec<Box<str>>> = BTreeMap::new();
     for rule in rules {
-        if let Action::Skipto(Target::Label { name, number }) | Action::Call(Target::Label { name, number }) =
-            &rule.action
+        if let Action::Skipto(target) | Action::Call(target) = &rule.action
+            && let Target::Label { name, number, above } = target
             && seen.insert(name)
         {
             let index = rules.partition_point(|rule| order(rule.number) < order(*number));
-            at.entry(index).or_default().push(name.clone());
+            at.entry(index + *above as usize).or_default().push(name.clone());
         }
     }
     at
@@ -198,6 +198,32 @@ struct LabelValue {
     at: Position,
 }
 
+/// Where a label stands: above the rule that was added next.
+#[derive(Clone, Copy)]
+struct Place {
+    number: u32,
+    /// How many rules had been added before it, in the whole file.
+    added: u32,
+}
+
+/// The rule below a label.
+struct Found {
+    number: u32,
+    /// How many rules with this number stand above the label.
+    above: u32,
+    /// Its place among all rules.
+    index: usize,
+}
+
+impl Found {
+    /// Of a label among the rules that are left.
+    fn new(Place { number, added }: Place, rules: &[(u64, u32)]) -> Self {
+        let index = rules.partition_point(|place| *place < (order(number), added));
+        let first = rules.partition_point(|(other, _)| *other < order(number));
+        Self { number, above: (index - first) as u32, index }
+    }
+}
+
 /// The configuration so far.
 struct Builder {
     /// The default rule, tables and pipes; the rules join at the end.
@@ -205,8 +231,8 @@ struct Builder {
     drafts: Drafts,
     /// Highest rule number so far.
     last: u32,
-    /// Labels: the number of the rule below; `None` while there is none yet.
-    labels: HashMap<Box<str>, Option<u32>>,
+    /// Labels: the rule below; `None` while there is none yet.
+    labels: HashMap<Box<str>, Option<Place>>,
     open_labels: Vec<Box<str>>,
     /// By table and key.
     label_values: HashMap<Box<str>, HashMap<Key, Vec<LabelValue>>>,
@@ -294,8 +320,9 @@ impl Builder {
         let set = if cursor.eat("set") { cursor.number("set", 0, 31)? as u8 } else { 0 };
         // Even a rule that turns out to be wrong has taken its number and its labels: one error, not two.
         self.last = self.last.max(number);
+        let place = Place { number, added: self.drafts.added() };
         for label in self.open_labels.drain(..) {
-            self.labels.insert(label, Some(number));
+            self.labels.insert(label, Some(place));
         }
         let rule = rule(cursor, number, set, at)?;
         self.drafts.add(rule);
@@ -459,12 +486,13 @@ impl Builder {
     fn finish(mut self) -> (Ruleset, Vec<Fault>, Vec<Fault>) {
         let mut faults = Vec::new();
         // Behind them, the default rule.
-        self.ruleset.rules.splice(0..0, self.drafts.finish());
+        let (rules, places) = self.drafts.finish();
+        self.ruleset.rules.splice(0..0, rules);
         for label in self.open_labels.drain(..) {
-            self.labels.insert(label, Some(DEFAULT_RULE));
+            self.labels.insert(label, Some(Place { number: DEFAULT_RULE, added: u32::MAX }));
         }
-        let labels = &self.labels;
-        let find = |name: &str| labels.get(name).copied().flatten();
+        let found = |(name, place): (Box<str>, Option<Place>)| Some((name, Found::new(place?, &places)));
+        let labels: HashMap<Box<str>, Found> = self.labels.into_iter().filter_map(found).collect();
         let mut suggestions = if labels.len() > MAX_SUGGESTED_FROM { 0 } else { MAX_SUGGESTIONS };
         let mut unknown = |name: &str, at: Position| {
             let fault = Fault::new(at, format!("there is no label \":{name}\""));
@@ -474,7 +502,7 @@ impl Builder {
             suggestions -= 1;
             fault.did_you_mean(name, labels.keys().map(|label| &**label))
         };
-        for rule in &mut self.ruleset.rules {
+        for (at, rule) in self.ruleset.rules.iter_mut().enumerate() {
             let state = rule.state.as_ref();
             if let Some(word) = state.and_then(|state| state.tracking.word())
                 && !may_be_tcp(&rule.body.proto)
@@ -490,12 +518,12 @@ impl Builder {
                 _ => continue,
             };
             match target {
-                Target::Label { name, number } => match find(name) {
-                    Some(found) if forward && order(found) <= order(own) => {
+                Target::Label { name, number, above } => match labels.get(&**name) {
+                    Some(found) if forward && found.index <= at => {
                         let message = format!("the label \":{name}\" stands before this rule");
                         faults.push(Fault::new(rule.at, message).hint("skipto goes forward only"));
                     }
-                    Some(found) => *number = found,
+                    Some(found) => (*number, *above) = (found.number, found.above),
                     None => faults.push(unknown(name, rule.at)),
                 },
                 Target::Number(number) if forward && order(*number) <= order(own) => {
@@ -511,11 +539,19 @@ impl Builder {
             for (key, LabelValue { column, label, at }) in
                 keys.iter().flat_map(|(key, values)| values.iter().map(move |value| (key, value)))
             {
-                let Some(number) = find(label) else {
-                    faults.push(unknown(label, *at));
-                    continue;
-                };
-                table.set_number(key, *column, number);
+                match labels.get(label) {
+                    None => faults.push(unknown(label, *at)),
+                    // The value would send packets to the rules above the label too.
+                    Some(found) if found.above > 0 => {
+                        let message = format!(
+                            "the label \":{label}\" stands below another rule with the number {}",
+                            found.number
+                        );
+                        let hint = "values are rule numbers: give the rule below the label one of its own";
+                        faults.push(Fault::new(*at, message).hint(hint));
+                    }
+                    Some(found) => table.set_number(key, *column, found.number),
+                }
             }
         }
         self.ruleset.tables.values_mut().for_each(Table::settle);
