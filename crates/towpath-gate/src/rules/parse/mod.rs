@@ -262,7 +262,7 @@ impl Builder {
         {
             cursor.take();
         }
-        flags(cursor)?;
+        let quiet = flags(cursor)?;
         let at = cursor.here();
         let Some(word) = cursor.peek() else { return Ok(()) };
         if let Some(label) = word.strip_prefix(':') {
@@ -288,7 +288,7 @@ impl Builder {
             // A file that is read has no counters yet.
             "zero" | "resetlog" => Ok(()),
             "set" => self.set(cursor),
-            "table" => table::command(self, cursor),
+            "table" => table::command(self, cursor, quiet),
             "pipe" => pipe::command(&mut self.ruleset.pipes, cursor),
             "enable" | "disable" => self.switch(cursor, whole),
             other => Err(match refused(NO_COMMANDS, other) {
@@ -562,8 +562,10 @@ impl Builder {
     }
 }
 
-/// The flags of ipfw(8) in front of a command: those about what it prints change nothing here.
-fn flags(cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+/// The flags of ipfw(8) in front of a command: those about what it prints change nothing here. Whether `-q` is among them,
+/// which has commands for tables do with what is there, and what is not.
+fn flags(cursor: &mut Cursor<'_, '_>) -> Parse<bool> {
+    let mut quiet = false;
     while let Some(flags) = cursor.peek().and_then(|word| word.strip_prefix('-')) {
         let at = cursor.here();
         if flags.contains('n') {
@@ -574,9 +576,10 @@ fn flags(cursor: &mut Cursor<'_, '_>) -> Parse<()> {
             return Err(Fault::new(at, format!("unknown flag \"-{flags}\""))
                 .hint("\"-q\" and \"-f\" are enough; a preprocessor runs before, over the whole file"));
         }
+        quiet |= flags.contains('q');
         cursor.take();
     }
-    Ok(())
+    Ok(quiet)
 }
 
 /// The command that a word begins, as ipfw still takes it: "del" for "delete".

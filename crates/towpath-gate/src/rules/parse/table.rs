@@ -13,7 +13,9 @@ const COMMANDS: &[&str] = &[
     "info", "detail", "lookup",
 ];
 
-pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+/// Reads and does a command. With `quiet` (`-q`) an entry that is there is changed by `add`, and one that is not there is no
+/// error for `delete`.
+pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet: bool) -> Parse<()> {
     let token = cursor.need("the table's name")?;
     let at = token.position();
     if token.text == "all" {
@@ -47,9 +49,9 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Par
             }
             Ok(())
         }
-        "add" => add(builder, &name, cursor),
-        "atomic" if cursor.eat("add") => add(builder, &name, cursor),
-        "delete" => delete(builder, &name, at, cursor),
+        "add" => add(builder, &name, cursor, quiet),
+        "atomic" if cursor.eat("add") => add(builder, &name, cursor, quiet),
+        "delete" => delete(builder, &name, at, cursor, quiet),
         "destroy" | "flush" => {
             builder.label_values.remove(&name);
             let there = match &*word.text {
@@ -57,7 +59,7 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Par
                 _ => tables.get_mut(&name).map(Table::flush).is_some(),
             };
             // As in ipfw no error: it is how a file begins that may be read again.
-            if !there {
+            if !there && !quiet {
                 builder.warnings.push(Fault::new(at, format!("there is no table {name}")));
             }
             cursor.nothing_left("the command")
@@ -230,7 +232,7 @@ fn valtype(token: &Token<'_>) -> Parse<Vec<Column>> {
     Ok(columns)
 }
 
-fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>, quiet: bool) -> Parse<()> {
     if cursor.peek().is_none() {
         return Err(Fault::new(cursor.here(), "the entry is missing"));
     }
@@ -259,12 +261,15 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>) -> Parse<
                 continue;
             }
         };
-        if let Err(refused) = table.add(&key, value) {
+        let added = if quiet { table.replace(&key, value) } else { table.add(&key, value) };
+        if let Err(refused) = added {
             cursor.note(Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text))));
             continue;
         }
         if !labels.is_empty() {
             builder.label_values.entry(name.into()).or_default().insert(key, labels);
+        } else if quiet && let Some(of) = builder.label_values.get_mut(name) {
+            of.remove(&key);
         }
     }
     Ok(())
@@ -284,7 +289,13 @@ fn guessed(key: &str) -> Kind {
     }
 }
 
-fn delete(builder: &mut Builder, name: &str, at: Position, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+fn delete(
+    builder: &mut Builder,
+    name: &str,
+    at: Position,
+    cursor: &mut Cursor<'_, '_>,
+    quiet: bool,
+) -> Parse<()> {
     existing(builder, name, at)?;
     if cursor.peek().is_none() {
         return Err(Fault::new(cursor.here(), "the entry is missing"));
@@ -303,8 +314,8 @@ fn delete(builder: &mut Builder, name: &str, at: Position, cursor: &mut Cursor<'
         });
         match outcome {
             Err(fault) => cursor.note(fault),
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => {
+            Ok(Ok(there)) if there || quiet => {}
+            Ok(Ok(_)) => {
                 cursor
                     .note(Fault::new(token.position(), format!("there is no entry {}", quoted(&token.text))));
             }
