@@ -26,7 +26,8 @@ pub(crate) struct Wiring {
 
     /// Send packets to PREFIX out of port NAME: they also walk the rules once with direction out
     ///
-    /// The longest matching prefix wins; a packet that no prefix matches is not walked a second time.
+    /// The longest matching prefix wins; a packet that no prefix matches is not walked a second time. For `antispoof` each PREFIX
+    /// is NAME's own net, but not 0.0.0.0/0 and ::/0.
     #[arg(long = "route", value_name = "PREFIX=NAME", value_parser = route)]
     pub(crate) routes: Vec<RouteArg>,
 
@@ -85,7 +86,8 @@ impl Wiring {
         let mut routes = Routes::new();
         for route in &self.routes {
             let port = ids[known(&route.port)?];
-            routes.add(route.net, route.len, Route { port, connected: true });
+            // The command line names no gateways. The default route has one: what lies behind it is nobody's own net.
+            routes.add(route.net, route.len, Route { port, connected: route.len > 0 });
         }
         Ok((ports, arrivals, routes))
     }
@@ -158,4 +160,41 @@ pub(crate) fn read(file: &Path) -> Result<String, String> {
     }
     // Comments may be in any encoding; a word that is not UTF-8 is unknown and will be named with its place.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_gate::gate::Written;
+    use towpath_gate::wire;
+
+    use super::*;
+
+    #[test]
+    fn what_lies_behind_the_default_route_is_no_ports_own_net() {
+        let routes = ["10.0.0.0/24=a", "0.0.0.0/0=b", "2001:db8::/64=a", "::/0=b"];
+        let wiring = Wiring {
+            ports: ["a=vlan:100", "b=vlan:200"].map(|port| vlan_port(port).unwrap()).into(),
+            routes: routes.map(|text| route(text).unwrap()).into(),
+            addresses: Vec::new(),
+        };
+        let rules = "add deny ip from any to any not antispoof in\nadd allow ip from any to any";
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let Ok((mut gate, _)) = wiring.gate_with(ruleset, None) else { panic!("the wiring is right") };
+        let rows = [
+            ("in a udp 10.0.0.1:1 > 1.1.1.1:1", true),
+            ("in b udp 10.0.0.1:1 > 1.1.1.1:1", false),
+            ("in a udp 8.8.8.8:1 > 1.1.1.1:1", true),
+            ("in b udp 8.8.8.8:1 > 1.1.1.1:1", true),
+            ("in b udp [2001:db8::1]:1 > [2001:db8:1::1]:1", false),
+            ("in a udp [2001:db8:1::1]:1 > [2001:db8::1]:1", true),
+        ];
+        for (text, passes) in rows {
+            let written = Written::parse(text).unwrap();
+            let packet = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+            let port = written.port.as_deref().and_then(|name| gate.ports().find(name));
+            let mut walk = Walk::new(Dir::In, port, None);
+            let step = gate.walk(&mut walk, &packet, Time::from_secs(1));
+            assert_eq!(step == Step::Pass, passes, "{text}: {step:?}");
+        }
+    }
 }

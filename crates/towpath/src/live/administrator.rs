@@ -735,7 +735,9 @@ fn routes(config: &Config) -> Routes {
     let mut routes = Routes::new();
     for route in &config.routes {
         let port = PortId(route.port as u16);
-        routes.add(route.net, route.len, towpath_gate::gate::Route { port, connected: true });
+        // Where a gateway is named, or it is the default route, what lies behind is no port's own net.
+        let connected = route.via.is_none() && route.len > 0;
+        routes.add(route.net, route.len, towpath_gate::gate::Route { port, connected });
     }
     routes
 }
@@ -793,6 +795,21 @@ fn doze(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_owns_the_nets_without_a_gateway() {
+        let head = "rules = \"r\"\n[port.lan]\ndriver = \"tun\"\n";
+        let route = |(to, more): (&str, &str)| format!("[[route]]\nto = \"{to}\"\nport = \"lan\"\n{more}\n");
+        let rows =
+            [("10.0.0.0/24", ""), ("10.9.0.0/16", "via = \"10.0.0.9\""), ("0.0.0.0/0", ""), ("::/0", "")];
+        let text = head.to_owned() + &rows.map(route).concat();
+        let routes = routes(&Config::parse("t", &text).unwrap());
+        let addresses = [("10.0.0.7", true), ("10.9.0.7", false), ("8.8.8.8", false), ("2001:db8::1", false)];
+        for (address, connected) in addresses {
+            let (route, _) = routes.lookup(address.parse().unwrap()).unwrap();
+            assert_eq!(route.connected, connected, "{address}");
+        }
+    }
 
     #[test]
     fn a_thread_that_panicked_is_noticed() {
