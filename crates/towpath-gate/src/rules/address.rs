@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::parse::number;
+
 /// An IPv4 net: the bits of `mask` must be those of `addr`. The mask may have gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Net4 {
@@ -199,10 +201,10 @@ pub(crate) fn table_ref(text: &str) -> Option<Result<TableRef, NoAddress>> {
         None => (inner.trim(), None),
     };
     Some(table_name(name).and_then(|name| {
-        let value = match value.map(str::parse) {
+        let value = match value.map(number) {
             None => None,
-            Some(Ok(value)) => Some(value),
-            Some(Err(_)) => return Err(no("the value in table(name,value) is a number")),
+            Some(Some(value)) => Some(value),
+            Some(None) => return Err(no("the value in table(name,value) is a number")),
         };
         Ok(TableRef { name, value })
     }))
@@ -362,6 +364,7 @@ mod tests {
             ("192.168.2.64/26{64,127}", "192.168.2.64/26{64,127}"),
             ("table(t)", "table(t)"),
             ("table(t, 7)", "table(t,7)"),
+            ("table(t,0x10)", "table(t,16)"),
         ];
         for (text, printed) in rows {
             let address = parse(text).unwrap_or_else(|e| panic!("{text}: {e:?}"));

@@ -13,6 +13,7 @@ mod words;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+pub(super) use self::cursor::number;
 use self::cursor::{Cursor, Parse};
 use self::drafts::Drafts;
 use self::words::{COMMANDS, NO_COMMANDS, refused};
