@@ -8,7 +8,7 @@ use super::action::{arg, check_name, dscp, state_name};
 use super::body::{addresses, ranges};
 use super::cursor::{Cursor, Parse, bad_number, elements, number};
 use super::words::{NO_OPTIONS, OPTIONS, refused};
-use crate::rules::address::{Address, Net6, table_name, table_ref};
+use crate::rules::address::{Address, Net6, TableRef, table_name, table_ref};
 use crate::rules::diagnostic::{Fault, quoted};
 use crate::rules::option::*;
 use crate::rules::ports::{decimal, ethertype, port};
@@ -67,18 +67,7 @@ pub(crate) fn test(cursor: &mut Cursor<'_, '_>) -> Parse<Parsed> {
         "dst-port" => Test::DstPort(list(cursor, "port", port)?),
         "proto" => Test::Proto(proto(cursor)?),
         "lookup" => lookup(cursor)?,
-        "flow" => {
-            let token = cursor.need("table(NAME)")?;
-            match table_ref(&token.text) {
-                Some(Ok(table)) => Test::Flow(table),
-                _ => {
-                    return Err(Fault::new(
-                        token.position(),
-                        "\"flow\" needs table(NAME) or table(NAME,VALUE)",
-                    ));
-                }
-            }
-        }
+        "flow" => Test::Flow(flow(cursor)?),
         "tagged" if cursor.eat("tablearg") => Test::Tagged(TagArg::Tablearg),
         "tagged" => Test::Tagged(TagArg::Tags(list(cursor, "tag", |t| {
             decimal(t).filter(|n| (1..65535).contains(n))
@@ -439,6 +428,15 @@ fn lookup(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
             .map_err(|no| Fault::new(table.position(), format!("{} is {}", quoted(&table.text), no.message))),
     }?;
     Ok(Test::Lookup { key: *key, mask, table: name })
+}
+
+/// What stands behind `flow`: `table(NAME)`, `table(NAME,VALUE)`, or the table's name alone.
+fn flow(cursor: &mut Cursor<'_, '_>) -> Parse<TableRef> {
+    let token = cursor.need("table(NAME)")?;
+    let alone = || table_name(&token.text).map(|name| TableRef { name, value: None });
+    table_ref(&token.text)
+        .unwrap_or_else(alone)
+        .map_err(|_| Fault::new(token.position(), "\"flow\" needs table(NAME) or table(NAME,VALUE)"))
 }
 
 fn lookup_mask(key: LookupKey, text: &str) -> Option<LookupMask> {
