@@ -241,6 +241,20 @@ pub(crate) const SERVICES: &[(&str, u16)] = &[
     ("mqtt", 1883),
     ("webcache", 8080),
     ("natd", 8668),
+    ("systat", 11),
+    ("qotd", 17),
+    ("mail", 25),
+    ("nameserver", 42),
+    ("hostname", 101),
+    ("hostnames", 101),
+    ("rpcbind", 111),
+    ("sftp", 115),
+    ("imap4", 143),
+    ("cmd", 514),
+    ("spooler", 515),
+    ("routed", 520),
+    ("kerberos-adm", 749),
+    ("eklogin", 2105),
     ("zabbix-agent", 10050),
     ("zabbix-trapper", 10051),
 ];
@@ -287,6 +301,7 @@ mod tests {
             ("ftp\\-data-ssh", "20-22"),
             ("ftp-data", "20"),
             ("0x50", "80"),
+            ("rpcbind,cmd", "111,514"),
         ];
         for (text, printed) in rows {
             let ranges = parse(text, "port", port).unwrap();

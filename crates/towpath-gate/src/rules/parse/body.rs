@@ -227,7 +227,9 @@ fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Opt
     let numeric = first.starts_with(|c: char| c.is_ascii_digit());
     let named = ports::port(word.split(',').next().unwrap_or_default()).is_some()
         || ports::port(first).is_some()
-        || word.contains("\\-");
+        || word.contains("\\-")
+        // No option has a comma: what is wrong with a list is said of its elements.
+        || word.contains(',');
     if is_option(word) || !(numeric || named) {
         return Ok(None);
     }
