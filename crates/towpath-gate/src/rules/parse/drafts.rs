@@ -73,6 +73,13 @@ impl Drafts {
         self.rules.len() as u32
     }
 
+    /// Whether the rule that was added behind so many others is there still.
+    pub(super) fn has(&mut self, added: u32) -> bool {
+        let Some(&(_, unit)) = self.rules.get(added as usize) else { return false };
+        let unit = self.joined(unit);
+        self.units[unit as usize].group.is_some_and(|group| self.groups[group as usize].there)
+    }
+
     /// The highest number in use; 0 when there is no rule.
     pub(super) fn last_number(&mut self) -> u32 {
         while let Some(mut entry) = self.by_number.last_entry() {

@@ -232,7 +232,8 @@ struct Builder {
     drafts: Drafts,
     /// Highest rule number so far.
     last: u32,
-    /// Labels: the rule below; `None` while there is none yet.
+    /// Labels: the rule below; `None` while there is none yet. Those of rules that a flush has deleted are gone with them; one
+    /// without a rule stays open, and may be written once more.
     labels: HashMap<Box<str>, Option<Place>>,
     open_labels: Vec<Box<str>>,
     /// By table and key.
@@ -284,6 +285,8 @@ impl Builder {
                 cursor.nothing_left("\"flush\"")?;
                 self.drafts.flush();
                 self.last = self.drafts.last_number();
+                let drafts = &mut self.drafts;
+                self.labels.retain(|_, place| place.is_some_and(|place| drafts.has(place.added)));
                 Ok(())
             }
             // A file that is read has no counters yet.
