@@ -38,7 +38,12 @@ pub(crate) struct Line<'a> {
     pub(crate) comment: Option<String>,
     /// Just behind the last word: where something is missing.
     pub(crate) end: Position,
+    /// The word, with `#`, of a line that is for a preprocessor. Here it is a comment.
+    pub(crate) directive: Option<(&'a str, Position)>,
 }
+
+/// What the lines of cpp(1) begin with. `#if` and `#else` are left out: sentences begin so too, and there is an `#endif`.
+const DIRECTIVES: &[&str] = &["#include", "#define", "#undef", "#ifdef", "#ifndef", "#endif"];
 
 /// The lines of `text` that say something.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
@@ -53,7 +58,7 @@ pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
                 more = lexer.physical(next, number);
             }
             let line = lexer.finish();
-            if !line.tokens.is_empty() || line.comment.is_some() {
+            if !line.tokens.is_empty() || line.comment.is_some() || line.directive.is_some() {
                 return Some(line);
             }
         }
@@ -65,12 +70,17 @@ struct Lexer<'a> {
     tokens: Vec<Token<'a>>,
     comment: Option<String>,
     end: Position,
+    directive: Option<(&'a str, Position)>,
 }
 
 impl<'a> Lexer<'a> {
     /// Reads one line of the file; true when it continues on the next one.
     fn physical(&mut self, text: &'a str, line: u32) -> bool {
         let text = text.strip_suffix('\r').unwrap_or(text);
+        if text.starts_with('#') {
+            let word = text.split_whitespace().next().filter(|word| DIRECTIVES.contains(word));
+            self.directive = self.directive.or(word.map(|word| (word, Position { line, column: 1 })));
+        }
         let text = text.split_once('#').map_or(text, |(before, _)| before);
         let trimmed = text.trim_end();
         let (text, more) = match trimmed.strip_suffix('\\') {
@@ -126,7 +136,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn finish(self) -> Line<'a> {
-        Line { tokens: self.tokens, comment: self.comment, end: self.end }
+        Line { tokens: self.tokens, comment: self.comment, end: self.end, directive: self.directive }
     }
 }
 

@@ -255,6 +255,10 @@ impl Builder {
     }
 
     fn line(&mut self, line: &Line<'_>, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+        if let Some((word, at)) = line.directive {
+            let message = format!("\"{word}\" is a comment here: no preprocessor reads this file");
+            self.warnings.push(Fault::new(at, message).hint("let one write the file that is read"));
+        }
         if line.tokens.is_empty() {
             return Ok(());
         }
