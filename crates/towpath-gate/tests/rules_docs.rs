@@ -1,6 +1,7 @@
 //! The reference of the language is true: its examples parse, and so do other rules outside the tests.
 
 use towpath_gate::rules::Ruleset;
+use towpath_gate::wire::Malformed;
 
 #[test]
 fn examples_of_the_reference_parse() {
@@ -15,6 +16,17 @@ fn examples_of_the_reference_parse() {
             .unwrap_or_else(|errors| panic!("{block}{errors:#?}"));
         let again = Ruleset::parse("again", &ruleset.to_text()).ruleset.unwrap();
         assert_eq!(again.to_text(), ruleset.to_text());
+    }
+}
+
+#[test]
+fn the_reference_says_which_packets_no_rule_sees() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let words: Vec<&str> = text.split_once("## What no rule sees").unwrap().1.split_whitespace().collect();
+    let section = words.join(" ");
+    for reason in Malformed::ALL {
+        assert!(section.contains(reason.reason()), "{reason}");
     }
 }
 
