@@ -14,8 +14,6 @@ static RULES: LazyLock<Ruleset> = LazyLock::new(|| {
     Ruleset::parse("packets.ipfw", include_str!("packets.ipfw")).ruleset.expect("rules without errors")
 });
 
-const LINKS: [Link; 6] = [Link::Ethernet, Link::Ip, Link::Null, Link::Sll, Link::Sll2, Link::Other];
-
 fuzz_target!(|data: &[u8]| {
     let mut gate = gate();
     let mut now = Time::from_secs(1_000);
@@ -27,9 +25,8 @@ fuzz_target!(|data: &[u8]| {
         rest = next;
         now = now + std::time::Duration::from_millis(u64::from(*pause) * 50);
         let wire_len = length as u32 + u32::from(kind >> 5);
-        let Ok(packet) = wire::parse(LINKS[usize::from(kind & 7) % LINKS.len()], frame, wire_len) else {
-            continue;
-        };
+        let link = Link::ALL[usize::from(kind & 7 | kind >> 1 & 8) % Link::ALL.len()];
+        let Ok(packet) = wire::parse(link, frame, wire_len) else { continue };
         look(&packet);
         if let Ok(Some(inner)) = wire::tunnel::inner(&packet) {
             look(&inner);

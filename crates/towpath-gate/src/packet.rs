@@ -18,8 +18,50 @@ pub enum Link {
     Sll,
     /// Linux cooked capture, version 2 (LINKTYPE_LINUX_SLL2).
     Sll2,
+    /// PPP, alone or in HDLC's framing, which may also be Cisco's (LINKTYPE_PPP, PPP_HDLC).
+    Ppp,
+    /// PPPoE without its Ethernet header (LINKTYPE_PPP_ETHER).
+    PppEther,
+    /// Cisco HDLC (LINKTYPE_C_HDLC).
+    CiscoHdlc,
+    /// Frame relay (LINKTYPE_FRELAY).
+    FrameRelay,
+    /// FDDI (LINKTYPE_FDDI).
+    Fddi,
+    /// What Linux's netfilter logs (LINKTYPE_NFLOG).
+    Nflog,
+    /// What BSD's pf logs (LINKTYPE_PFLOG).
+    Pflog,
+    /// Packets of several interfaces of macOS, each behind a header of its own (LINKTYPE_PKTAP).
+    Pktap,
+    /// 802.11 (LINKTYPE_IEEE802_11).
+    Wlan,
+    /// 802.11 behind what its receiver knew (LINKTYPE_IEEE802_11_RADIOTAP).
+    Radiotap,
     /// A link header that Towpath does not know: the frame is layer 2 only.
     Other,
+}
+
+impl Link {
+    /// Every one of them.
+    pub const ALL: [Self; 16] = [
+        Self::Ethernet,
+        Self::Ip,
+        Self::Null,
+        Self::Sll,
+        Self::Sll2,
+        Self::Other,
+        Self::Ppp,
+        Self::PppEther,
+        Self::CiscoHdlc,
+        Self::FrameRelay,
+        Self::Fddi,
+        Self::Nflog,
+        Self::Pflog,
+        Self::Pktap,
+        Self::Wlan,
+        Self::Radiotap,
+    ];
 }
 
 /// The addresses of the IP header.

@@ -31,6 +31,17 @@ impl LinkType {
             0 | 108 => Header::Null,
             113 => Header::Sll,
             276 => Header::Sll2,
+            9 | 50 => Header::Ppp,
+            51 => Header::PppEther,
+            104 => Header::CiscoHdlc,
+            107 => Header::FrameRelay,
+            10 => Header::Fddi,
+            239 => Header::Nflog,
+            117 => Header::Pflog,
+            // Before it had a number of its own, macOS wrote it as the second of those that are for anybody's use.
+            149 | 258 => Header::Pktap,
+            105 => Header::Wlan,
+            127 => Header::Radiotap,
             _ => Header::Other,
         }
     }
@@ -54,6 +65,7 @@ impl LinkType {
             113 => "LINUX_SLL",
             117 => "PFLOG",
             127 => "IEEE802_11_RADIOTAP",
+            149 => "USER2",
             189 => "USB_LINUX",
             195 => "IEEE802_15_4_WITHFCS",
             220 => "USB_LINUX_MMAPPED",
@@ -90,6 +102,26 @@ pub enum Header {
     Sll,
     /// Linux cooked capture, version 2.
     Sll2,
+    /// PPP, alone or in HDLC's framing.
+    Ppp,
+    /// PPPoE.
+    PppEther,
+    /// Cisco HDLC.
+    CiscoHdlc,
+    /// Frame relay.
+    FrameRelay,
+    /// FDDI.
+    Fddi,
+    /// Linux's netfilter log.
+    Nflog,
+    /// BSD's pf log.
+    Pflog,
+    /// The header that macOS puts before the link's.
+    Pktap,
+    /// 802.11.
+    Wlan,
+    /// 802.11 behind radiotap.
+    Radiotap,
     /// Something that Towpath does not read.
     Other,
 }
@@ -109,6 +141,9 @@ mod tests {
             (LinkType::LOOP,       Header::Null,     "LOOP (108)"),
             (LinkType::LINUX_SLL,  Header::Sll,      "LINUX_SLL (113)"),
             (LinkType::LINUX_SLL2, Header::Sll2,     "LINUX_SLL2 (276)"),
+            (LinkType(50),         Header::Ppp,      "PPP_HDLC (50)"),
+            (LinkType(149),        Header::Pktap,    "USER2 (149)"),
+            (LinkType(189),        Header::Other,    "USB_LINUX (189)"),
             (LinkType(9999),       Header::Other,    "link type 9999"),
         ];
         for (link, header, text) in rows {

@@ -11,6 +11,16 @@ pub fn link(link: LinkType) -> Link {
         Header::Null => Link::Null,
         Header::Sll => Link::Sll,
         Header::Sll2 => Link::Sll2,
+        Header::Ppp => Link::Ppp,
+        Header::PppEther => Link::PppEther,
+        Header::CiscoHdlc => Link::CiscoHdlc,
+        Header::FrameRelay => Link::FrameRelay,
+        Header::Fddi => Link::Fddi,
+        Header::Nflog => Link::Nflog,
+        Header::Pflog => Link::Pflog,
+        Header::Pktap => Link::Pktap,
+        Header::Wlan => Link::Wlan,
+        Header::Radiotap => Link::Radiotap,
         Header::Other => Link::Other,
     }
 }

@@ -27,12 +27,11 @@ enum Kind {
     Wildcard,
     /// The capture cut the TCP options: Wireshark gives up before it counts.
     CutOptions,
-    /// A tunnel that is not looked into: 802.11 frames in GRE.
-    Tunnel,
 }
 
 const DIFFERENCES: &[(&str, Kind)] = &[
     ("frag/suriv__bug-6887-defrag-ipv4-tcp-syn__frag-ip-tcp-syn.pcap", Kind::SplitHeader),
+    ("frag/suriv__bug-6887-defrag-ppp-ipv4-tcp-syn__frag-ppp-ip-tcp-syn.pcap", Kind::SplitHeader),
     ("frag/zeek__fragmented-2.pcap", Kind::Unreassembled),
     ("frag/zeek__fragmented-syn.pcap", Kind::SplitHeader),
     ("ipv6-ext/tcpdump__ipv6_invalid_length_2.pcap", Kind::Lie),
@@ -46,7 +45,6 @@ const DIFFERENCES: &[(&str, Kind)] = &[
     ("udp-dns/zeek__snmpv1_set.pcap", Kind::Wildcard),
     ("udp-dns/zeek__snmpv2_get.pcap", Kind::Wildcard),
     ("udp-dns/zeek__snmpv2_get_next.pcap", Kind::Wildcard),
-    ("vlan-encap/zeek__gre-aruba-amsdu.pcap", Kind::Tunnel),
     ("vlan-encap/zeek__vntag_vlan_sandwich_clean.pcap", Kind::CutOptions),
 ];
 
@@ -68,10 +66,14 @@ const MALFORMED: &[(&str, Malformed, usize)] = &[
     ("corrupt/zeek__trunc-hdr.pcap", Malformed::CaptureCut, 1),
     // First fragments that end inside the TCP header.
     ("frag/suriv__bug-6887-defrag-ipv4-tcp-syn__frag-ip-tcp-syn.pcap", Malformed::UpperCut, 1),
+    ("frag/suriv__bug-6887-defrag-ppp-ipv4-tcp-syn__frag-ppp-ip-tcp-syn.pcap", Malformed::UpperCut, 1),
     ("frag/zeek__fragmented-syn.pcap", Malformed::TcpDataOffset, 1),
     // One byte of ICMPv6.
     ("frag/suriv__ipv6-malformed-fragments-28__frag-28.pcap", Malformed::UpperCut, 1),
     ("frag/zeek__ip-bogus-header-len.pcap", Malformed::Ip4TotalLength, 1),
+    ("icmp/tcpdump__icmp-cksum-oobr-2.pcap", Malformed::Ip4TotalLength, 1),
+    ("icmp/tcpdump__icmp-cksum-oobr-4.pcapng", Malformed::Ip4TotalLength, 1),
+    ("icmp/tcpdump__icmp_inft_name_length_zero.pcap", Malformed::Ip4TotalLength, 1),
     ("ipv6-ext/tcpdump__ipv6_frag6_negative_len.pcap", Malformed::Ip6ExtensionCut, 1),
     ("ipv6-ext/tcpdump__ipv6_invalid_length_2.pcap", Malformed::Ip6PayloadLength, 1),
     // Destination options of 40 bytes in a payload of 36.
@@ -84,7 +86,7 @@ const MALFORMED: &[(&str, Malformed, usize)] = &[
     ("tcp-state/zeek__reassembly.pcap", Malformed::Ip4TotalLength, 5),
 ];
 
-/// The captures with a truth, and whether they are well-formed Ethernet or raw IP; `None` when they are not here.
+/// The captures with a truth, and whether they are well-formed; `None` when they are not here.
 fn captures() -> Option<(PathBuf, Vec<(String, bool)>)> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
     let shared = std::env::var_os("TOWPATH_SHARED").map_or(beside, PathBuf::from);
@@ -96,11 +98,8 @@ fn captures() -> Option<(PathBuf, Vec<(String, bool)>)> {
     let mut lines = inventory.lines().map(|line| line.split('\t').collect::<Vec<_>>());
     let names = lines.next().expect("a header line");
     let column = |name: &str| names.iter().position(|column| *column == name).expect("the column");
-    let (file, linktype, rc) = (column("file"), column("linktype"), column("tshark_rc"));
-    let files = lines.map(|row| {
-        let link = matches!(row[linktype], "EN10MB" | "RAW" | "IPV4" | "IPV6");
-        (row[file].to_owned(), link && row[rc] == "0" && !row[file].starts_with("corrupt/"))
-    });
+    let (file, rc) = (column("file"), column("tshark_rc"));
+    let files = lines.map(|row| (row[file].to_owned(), row[rc] == "0" && !row[file].starts_with("corrupt/")));
     let files = files.collect();
     Some((captures, files))
 }
@@ -131,7 +130,6 @@ struct Seen {
     above_64_kib: bool,
     snmp: bool,
     cut: bool,
-    gre: bool,
 }
 
 impl Seen {
@@ -145,7 +143,6 @@ impl Seen {
             Kind::BigTcp => self.above_64_kib,
             Kind::Wildcard => self.snmp,
             Kind::CutOptions => self.cut,
-            Kind::Tunnel => self.gre,
         }
     }
 }
@@ -169,7 +166,6 @@ fn replay(path: &Path) -> Seen {
             seen.above_64_kib |= packet.ip_len > u32::from(u16::MAX);
             seen.snmp |= packet.proto == proto::UDP && packet.dst_port == 161;
             seen.cut |= packet.frame.len() < packet.wire_len as usize;
-            seen.gre |= packet.proto == 47;
         }
     }
     seen

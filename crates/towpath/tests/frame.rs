@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const RAW_IP: u32 = 101;
-const NFLOG: u32 = 239;
+const USB_LINUX: u32 = 189;
 
 /// A capture of segments with these payloads from 192.0.2.1:4242 to 192.0.2.2:80, the first behind a SYN.
 fn capture(dir: &Path, link: u32, payloads: &[&[u8]]) -> PathBuf {
@@ -127,8 +127,8 @@ fn what_is_wrong_is_said() {
 #[test]
 fn packets_that_nobody_looks_into_are_counted() {
     let dir = tempfile::tempdir().expect("a directory");
-    let path = capture(dir.path(), NFLOG, &[b"", b"x\n"]);
+    let path = capture(dir.path(), USB_LINUX, &[b"", b"x\n"]);
     let (code, out, err) = told(&frame(&path, &["--framing", "line"]));
     assert_eq!((code, out.lines().count()), (Some(0), 1));
-    assert!(err.contains("2 packets were left out: link type 239"), "{err}");
+    assert!(err.contains("2 packets were left out: link type 189"), "{err}");
 }

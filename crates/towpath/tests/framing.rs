@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use towpath::link::link;
 use towpath::streams::{Chunk, Limits, Streams};
-use towpath_gate::packet::Link;
 use towpath_gate::wire;
 use towpath_mux::Time;
 use towpath_mux::assembler::{self, Assembler, Event};
 use towpath_mux::framing::{Framing, State};
-use towpath_port::{Burst, Header, Port, Received, pcap};
+use towpath_port::{Burst, Port, Received, pcap};
 
 /// One direction as the capture gives it: its bytes up to the first gap, and what is known about it.
 #[derive(Clone, Debug, Default)]
@@ -52,15 +52,7 @@ fn reassemble(capture: &Path) -> BTreeMap<Key, Bytes> {
     };
     while port.receive(&mut burst).expect("readable") != Received::End {
         for frame in burst.iter() {
-            let link = match frame.link.header() {
-                Header::Ethernet => Link::Ethernet,
-                Header::Ip => Link::Ip,
-                Header::Null => Link::Null,
-                Header::Sll => Link::Sll,
-                Header::Sll2 => Link::Sll2,
-                Header::Other => Link::Other,
-            };
-            if let Ok(packet) = wire::parse(link, frame.bytes, frame.wire_len) {
+            if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
                 streams.handle_packet(&packet, &mut take);
             }
         }

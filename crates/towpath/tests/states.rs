@@ -7,11 +7,12 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use towpath::link::link;
 use towpath_gate::Time;
-use towpath_gate::packet::{Fragment, Link, Packet};
+use towpath_gate::packet::{Fragment, Packet};
 use towpath_gate::state::{Ends, Install, Lookup, Name, RuleId, Segment, Settings, States, Tracking};
 use towpath_gate::wire::{self, proto, tunnel};
-use towpath_port::{Burst, Header, Port, Received, pcap};
+use towpath_port::{Burst, Port, Received, pcap};
 
 /// Why connections of a capture differ from Wireshark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +23,6 @@ enum Kind {
     Quote,
     /// IPv6 in IPv4, whose TCP Wireshark ascribes to the outer addresses.
     Outer,
-    /// A link that is not looked into: Cisco HDLC, NFLOG, 802.2 without SNAP.
-    Link,
-    /// A tunnel that is not looked into: 802.11 frames in GRE.
-    Tunnel,
     /// A length field lies: the gate takes no packet for what it is not, or Wireshark does not.
     Lie,
 }
@@ -38,15 +35,10 @@ const DIFFERENCES: &[(&str, Kind, usize)] = &[
     ("frag/zeek__fragmented-syn.pcap", Kind::SplitHeader, 1),
     ("ipv6-ext/suriv__bug-4571-04__ipv6_over_ipv4.pcap", Kind::Outer, 1),
     ("jumbo/tcpdump__gso-ipv4-vxlan-ipv6.pcap", Kind::Outer, 1),
-    ("linktype/pcpp__CiscoHDLC.pcap", Kind::Link, 1),
-    ("linktype/suriv__decode-chdlc-01__hdlc-http_1tx.pcap", Kind::Link, 1),
-    ("linktype/zeek__llc.pcap", Kind::Link, 1),
-    ("linktype/zeek__nflog-http.pcap", Kind::Link, 1),
     ("scan-flood/suriv__ipv6-kill-router-gateway__kill_router6.pcap", Kind::Quote, 2),
     ("tcp-state/deepflow__xiangdao-retrans.pcap", Kind::Lie, 1),
     ("tcp-state/suriv__tcp-session-decode-malformed-ipv4__input.pcap", Kind::Lie, 1),
     ("tcp-state/zeek__reassembly.pcap", Kind::Lie, 1),
-    ("vlan-encap/zeek__gre-aruba-amsdu.pcap", Kind::Tunnel, 1),
 ];
 
 /// Why strict tracking takes segments of a capture for no part of their connection.
@@ -225,15 +217,7 @@ fn for_each_segment(path: &Path, mut segment: impl FnMut(&Packet<'_>, Time)) {
     let mut burst = Burst::new(256);
     while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {
         for frame in burst.iter() {
-            let link = match frame.link.header() {
-                Header::Ethernet => Link::Ethernet,
-                Header::Ip => Link::Ip,
-                Header::Null => Link::Null,
-                Header::Sll => Link::Sll,
-                Header::Sll2 => Link::Sll2,
-                Header::Other => Link::Other,
-            };
-            let mut next = wire::parse(link, frame.bytes, frame.wire_len).ok();
+            let mut next = wire::parse(link(frame.link), frame.bytes, frame.wire_len).ok();
             while let Some(packet) = next {
                 if packet.proto == proto::TCP && packet.fragment != Fragment::Later {
                     segment(&packet, Time::from_nanos(frame.time_ns));

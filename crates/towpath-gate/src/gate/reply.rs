@@ -294,7 +294,7 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
     let header = packet.frame.get(..packet.network).ok_or(Silent::Cut)?;
     match packet.link {
         Link::Ip => {}
-        Link::Null => out.extend(header),
+        Link::Null | Link::Ppp => out.extend(header),
         Link::Ethernet => {
             let macs = packet.macs().ok_or(Silent::Cut)?;
             // Addresses, tags of four bytes, type; or a length and what follows it.
@@ -315,7 +315,17 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
             out[length] = 0;
             out[address..address + 8].fill(0);
         }
-        Link::Other => return Err(Silent::Link),
+        // Of others it is not known, or nothing is ever sent there: a log is read only.
+        Link::PppEther
+        | Link::CiscoHdlc
+        | Link::FrameRelay
+        | Link::Fddi
+        | Link::Nflog
+        | Link::Pflog
+        | Link::Pktap
+        | Link::Wlan
+        | Link::Radiotap
+        | Link::Other => return Err(Silent::Link),
     }
     Ok(())
 }

@@ -9,6 +9,8 @@ const MAX_TAGS: usize = 16;
 /// EtherTypes (IANA, IEEE 802 Numbers).
 const ETHERTYPE_IP4: u16 = 0x0800;
 const ETHERTYPE_IP6: u16 = 0x86dd;
+const ETHERTYPE_MPLS: u16 = 0x8847;
+const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
 /// IEEE 802.1Q customer tag, 802.1ad service tag, and the tag that bridges used before 802.1ad.
 const ETHERTYPE_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 /// The type field is a type from here on, below it is a length or nothing (IEEE 802.3, 3.2.6).
@@ -18,6 +20,15 @@ const ETHERTYPE_MIN: u16 = 0x0600;
 const SLL_LLC: u16 = 0x0004;
 /// ARPHRD_NETLINK (linux/if_arp.h): the protocol field is a netlink family.
 const ARPHRD_NETLINK: u16 = 824;
+
+/// PPP's protocol numbers (IANA, Point-to-Point Protocol Field Assignments).
+const PPP_IP4: u16 = 0x0021;
+const PPP_IP6: u16 = 0x0057;
+const PPP_MPLS: u16 = 0x0281;
+const PPP_MPLS_MULTICAST: u16 = 0x0283;
+
+/// NFULA_PAYLOAD (linux/netfilter/nfnetlink_log.h): the attribute that is the packet.
+const NFULA_PAYLOAD: u16 = 9;
 
 /// What the link header announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +70,9 @@ impl Header {
 #[inline]
 pub(super) fn parse(link: Link, frame: Frame<'_>) -> Result<Header, Malformed> {
     match link {
-        Link::Ethernet => {
-            let header: &[u8; 14] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
-            ethertype(frame, be16([header[12], header[13]]), 14)
-        }
-        Link::Ip => raw(frame),
-        Link::Null => null(frame),
+        Link::Ethernet => ethernet(frame, 0),
+        Link::Ip => raw(frame, 0),
+        Link::Null => null(frame, 0),
         Link::Sll => {
             let header: &[u8; 16] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
             sll(frame, be16([header[14], header[15]]), be16([header[2], header[3]]), 16)
@@ -73,8 +81,23 @@ pub(super) fn parse(link: Link, frame: Frame<'_>) -> Result<Header, Malformed> {
             let header: &[u8; 20] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
             sll(frame, be16([header[0], header[1]]), be16([header[8], header[9]]), 20)
         }
+        Link::Ppp => ppp(frame, 0),
+        Link::PppEther => pppoe(frame),
+        Link::CiscoHdlc => cisco_hdlc(frame),
+        Link::FrameRelay => frame_relay(frame),
+        Link::Fddi => fddi(frame),
+        Link::Nflog => nflog(frame),
+        Link::Pflog => pflog(frame),
+        Link::Pktap => pktap(frame),
+        Link::Wlan => wlan(frame, 0, false),
+        Link::Radiotap => radiotap(frame),
         Link::Other => Ok(Header::untyped(Network::Other, 0)),
     }
+}
+
+fn ethernet(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
+    let header: &[u8; 14] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+    ethertype(frame, be16([header[12], header[13]]), at + 14)
 }
 
 /// A type field, and whatever tags follow it at `at`.
@@ -133,28 +156,31 @@ fn llc(frame: Frame<'_>, at: usize) -> Option<(u16, usize)> {
 }
 
 /// Raw IP: the version says which.
-fn raw(frame: Frame<'_>) -> Result<Header, Malformed> {
-    let first: &[u8; 1] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+fn raw(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
+    let first: &[u8; 1] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
     match first[0] >> 4 {
-        4 => Ok(Header::untyped(Network::Ip4, 0)),
-        6 => Ok(Header::untyped(Network::Ip6, 0)),
+        4 => Ok(Header::untyped(Network::Ip4, at)),
+        6 => Ok(Header::untyped(Network::Ip6, at)),
         _ => Err(Malformed::Version),
     }
 }
 
 /// BSD loopback: an address family in the byte order of the host that captured (LINKTYPE_NULL) or in network byte order
 /// (LINKTYPE_LOOP). Families are small numbers, so the order shows.
-fn null(frame: Frame<'_>) -> Result<Header, Malformed> {
-    let family: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+fn null(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
+    let family: &[u8; 4] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
     let family = u32::from_be_bytes(*family);
     let family = if family > 0xffff { family.swap_bytes() } else { family };
-    let network = match family {
+    Ok(Header::untyped(of_family(family), at + 4))
+}
+
+fn of_family(family: u32) -> Network {
+    match family {
         2 => Network::Ip4,
         // AF_INET6 of Linux, NetBSD and OpenBSD, FreeBSD, macOS.
         10 | 24 | 28 | 30 => Network::Ip6,
         _ => Network::Other,
-    };
-    Ok(Header::untyped(network, 4))
+    }
 }
 
 /// Linux cooked capture: the protocol field is an EtherType for most devices.
@@ -163,4 +189,190 @@ fn sll(frame: Frame<'_>, kind: u16, arphrd: u16, at: usize) -> Result<Header, Ma
         return Ok(Header::untyped(Network::Other, at));
     }
     ethertype(frame, kind, at)
+}
+
+/// The point-to-point protocol (RFC 1661), with or without address and control, with a protocol field of two bytes or one;
+/// where the address is Cisco's, what follows is too (RFC 1547, 4.3.1).
+fn ppp(frame: Frame<'_>, mut at: usize) -> Result<Header, Malformed> {
+    match frame.bytes(at) {
+        Some([0xff, 0x03]) => at += 2,
+        Some([0x0f | 0x8f, 0x00]) if at == 0 => return cisco_hdlc(frame),
+        _ => {}
+    }
+    let [first] = *frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+    let protocol = if first & 1 != 0 {
+        at += 1;
+        u16::from(first)
+    } else {
+        let protocol = be16(*frame.header(at, frame.wire_len, Malformed::LinkCut)?);
+        at += 2;
+        protocol
+    };
+    let other = Header::untyped(Network::Other, at);
+    Ok(match protocol {
+        PPP_IP4 => Header::untyped(Network::Ip4, at),
+        PPP_IP6 => Header::untyped(Network::Ip6, at),
+        // As behind its EtherType: whoever looks into tunnels knows it by that.
+        PPP_MPLS => Header { ethertype: ETHERTYPE_MPLS, ..other },
+        PPP_MPLS_MULTICAST => Header { ethertype: ETHERTYPE_MPLS_UPSTREAM, ..other },
+        _ => other,
+    })
+}
+
+/// PPPoE (RFC 2516): version 1, type 1, a code, session and length; code 0 is a session's data.
+fn pppoe(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let header: &[u8; 6] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    if header[..2] == [0x11, 0x00] { ppp(frame, 6) } else { Ok(Header::untyped(Network::Other, 0)) }
+}
+
+/// Cisco's HDLC: address, control, and an EtherType.
+fn cisco_hdlc(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let header: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    ethertype(frame, be16([header[2], header[3]]), 4)
+}
+
+/// Frame relay: an address whose last byte has its last bit set (Q.922); then unnumbered information with a protocol's
+/// number or SNAP (RFC 2427), or, as Cisco's routers do it, an EtherType.
+fn frame_relay(frame: Frame<'_>) -> Result<Header, Malformed> {
+    const MOST_ADDRESS: usize = 4;
+    let mut at = 0;
+    loop {
+        let [byte] = *frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+        at += 1;
+        if byte & 1 != 0 {
+            break;
+        }
+        if at == MOST_ADDRESS {
+            return Ok(Header::untyped(Network::Other, 0));
+        }
+    }
+    let kind: &[u8; 2] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+    match (kind, frame.bytes(at + 2)) {
+        ([0x03, 0xcc], _) => Ok(Header::untyped(Network::Ip4, at + 2)),
+        ([0x03, 0x8e], _) => Ok(Header::untyped(Network::Ip6, at + 2)),
+        // SNAP with the organisation code of encapsulated Ethernet, behind a byte of padding or none.
+        ([0x03, 0x80], Some([0, 0, 0, k0, k1])) => ethertype(frame, be16([*k0, *k1]), at + 7),
+        ([0x03, 0x00], Some([0x80, 0, 0, 0, k0])) => {
+            let [k1] = *frame.header(at + 7, frame.wire_len, Malformed::LinkCut)?;
+            ethertype(frame, be16([*k0, k1]), at + 8)
+        }
+        ([0x03, _], _) => Ok(Header::untyped(Network::Other, at)),
+        (kind, _) => ethertype(frame, be16(*kind), at + 2),
+    }
+}
+
+/// FDDI: frame control, two addresses, and an 802.2 header if the frame control says so (bits `xx01 xxxx`).
+fn fddi(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let header: &[u8; 13] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    if header[0] & 0x30 == 0x10 { ethertype(frame, 0, 13) } else { Ok(Header::untyped(Network::Other, 13)) }
+}
+
+/// The netfilter log: address family, version and resource, then attributes of length, type and value, padded to four
+/// bytes, in the byte order of the host that captured. Types are small numbers, so the order shows.
+fn nflog(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let header: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    let family = u32::from(header[0]);
+    let mut at = 4;
+    while at < frame.wire_len {
+        let [l0, l1, t0, t1] = *frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+        let (length, kind) = match (u16::from_le_bytes([t0, t1]), be16([t0, t1])) {
+            (little, big) if little <= big => (u16::from_le_bytes([l0, l1]), little),
+            (_, big) => (be16([l0, l1]), big),
+        };
+        if kind == NFULA_PAYLOAD {
+            return Ok(Header::untyped(of_family(family), at + 4));
+        }
+        if length < 4 {
+            return Err(Malformed::LinkCut);
+        }
+        at += usize::from(length).next_multiple_of(4);
+    }
+    Ok(Header::untyped(Network::Other, 0))
+}
+
+/// The pf log: a header that begins with its length, without the padding behind it, and the address family.
+fn pflog(frame: Frame<'_>) -> Result<Header, Malformed> {
+    let [length, family] = *frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    let at = usize::from(length).next_multiple_of(4);
+    match of_family(family.into()) {
+        Network::Other => Ok(Header::untyped(Network::Other, 0)),
+        network => Ok(Header::untyped(network, at)),
+    }
+}
+
+/// macOS' header of a packet: its length, what comes behind it (1 is a packet) and that packet's DLT, little-endian.
+fn pktap(frame: Frame<'_>) -> Result<Header, Malformed> {
+    const PACKET: u32 = 1;
+    let header: &[u8; 12] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    let (words, _) = header.as_chunks::<4>();
+    let [length, next, dlt] = [words[0], words[1], words[2]].map(u32::from_le_bytes);
+    let at = usize::try_from(length).unwrap_or(usize::MAX);
+    match dlt {
+        _ if next != PACKET || at > frame.wire_len => Ok(Header::untyped(Network::Other, 0)),
+        0 => null(frame, at),
+        1 => ethernet(frame, at),
+        // DLT_RAW, by its numbers on the systems that there are.
+        12 | 14 | 101 => raw(frame, at),
+        _ => Ok(Header::untyped(Network::Other, at)),
+    }
+}
+
+/// 802.11 (IEEE 802.11, 9.2): data with an 802.2 header, if nobody has encrypted it; of an aggregate, the first one.
+/// `padded` says that its header is followed by bytes that make its length a multiple of four.
+fn wlan(frame: Frame<'_>, at: usize, padded: bool) -> Result<Header, Malformed> {
+    const DATA: u8 = 0x08;
+    const NO_DATA: u8 = 0x40;
+    const QOS: u8 = 0x80;
+    const TO_AND_FROM_DS: u8 = 0x03;
+    const PROTECTED: u8 = 0x40;
+    const ORDER: u8 = 0x80;
+    const AMSDU: u8 = 0x80;
+
+    let [kind, flags] = *frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+    let other = Ok(Header::untyped(Network::Other, at));
+    if kind & 0x0f != DATA || kind & NO_DATA != 0 || flags & PROTECTED != 0 {
+        return other;
+    }
+    // Frame control, duration, three addresses and the sequence; a fourth address between two access points.
+    let mut length = if flags & TO_AND_FROM_DS == TO_AND_FROM_DS { 30 } else { 24 };
+    let fragment: &[u8; 1] = frame.header(at + 22, frame.wire_len, Malformed::LinkCut)?;
+    if fragment[0] & 0x0f != 0 {
+        return other;
+    }
+    let mut aggregate = false;
+    if kind & QOS != 0 {
+        let qos: &[u8; 2] = frame.header(at + length, frame.wire_len, Malformed::LinkCut)?;
+        aggregate = qos[0] & AMSDU != 0;
+        // The bit that once kept the order says here that four bytes more follow.
+        length += if flags & ORDER != 0 { 6 } else { 2 };
+    }
+    let mut at = at + if padded { length.next_multiple_of(4) } else { length };
+    if aggregate {
+        // Addresses and length, as of Ethernet.
+        let _: &[u8; 14] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
+        at += 14;
+    }
+    ethertype(frame, 0, at)
+}
+
+/// 802.11 behind radiotap (radiotap.org): version, padding, length, which fields there are, and those; little-endian.
+fn radiotap(frame: Frame<'_>) -> Result<Header, Malformed> {
+    const TSFT: u32 = 1 << 0;
+    const FLAGS: u32 = 1 << 1;
+    const MORE: u32 = 1 << 31;
+    const DATA_PAD: u8 = 0x20;
+
+    let header: &[u8; 8] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
+    let length = usize::from(u16::from_le_bytes([header[2], header[3]]));
+    let present = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
+    let (mut at, mut word) = (8, present);
+    while word & MORE != 0 {
+        word = u32::from_le_bytes(*frame.header(at, frame.wire_len, Malformed::LinkCut)?);
+        at += 4;
+    }
+    if present & TSFT != 0 {
+        at = at.next_multiple_of(8) + 8;
+    }
+    let flags = if present & FLAGS != 0 && at < length { frame.bytes::<1>(at) } else { None };
+    wlan(frame, length, flags.is_some_and(|flags| flags[0] & DATA_PAD != 0))
 }

@@ -3,11 +3,11 @@
 //! The gate decides packets, not what is inside them: rules never see an inner packet. What counts or reports traffic may
 //! want to, and asks here, one layer at a time.
 //!
-//! Known are: IP in IP (RFC 2003, 2473, 4213), GRE with IP, Ethernet, PPP (PPTP), MPLS and ERSPAN inside (RFC 2784, 2637),
+//! Known are: IP in IP (RFC 2003, 2473, 4213), GRE with IP, Ethernet, PPP (PPTP), MPLS, ERSPAN and 802.11 inside (RFC 2784, 2637),
 //! MPLS (RFC 3032, 4023, 4385), PPPoE sessions (RFC 2516), AH under IPv4 (RFC 4302), EtherIP (RFC 3378), Ethernet in IPv6
 //! (RFC 8986), provider backbone bridges (802.1ah), VN-Tag, E-Tag (802.1BR), NSH (RFC 8300), and in UDP: VXLAN (RFC 7348)
 //! and VXLAN-GPE, Geneve (RFC 8926), GTP-U (3GPP TS 29.281), Teredo (RFC 4380), L2TP (RFC 2661). Not known: IPsec ESP,
-//! compression, 802.11 frames, tunnels on ports of their own.
+//! compression, all but the first of several packets in one 802.11 frame, tunnels on ports of their own.
 
 use super::link;
 use super::{Frame, Ip, Malformed, Next, be16, bytes, proto, upper};
@@ -100,6 +100,8 @@ enum Carried<'a> {
     Ip(Body<'a>),
     /// With an Ethernet header.
     Ethernet(Body<'a>),
+    /// With an 802.11 header.
+    Wlan(Body<'a>),
     /// As the EtherType says.
     EtherType(u16, Body<'a>),
 }
@@ -121,6 +123,7 @@ fn carried<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
         None => return Ok(None),
         Some(Carried::Ip(body)) => (Link::Ip, body, link::parse(Link::Ip, body)?),
         Some(Carried::Ethernet(body)) => (Link::Ethernet, body, link::parse(Link::Ethernet, body)?),
+        Some(Carried::Wlan(body)) => (Link::Wlan, body, link::parse(Link::Wlan, body)?),
         Some(Carried::EtherType(kind, body)) => (Link::Other, body, link::ethertype(body, kind, 0)?),
     };
     super::network(link, body, header).map(Some)
@@ -215,6 +218,8 @@ fn gre(body: Body<'_>) -> Option<Carried<'_>> {
             Some(Carried::Ethernet(body.skip(if header[11] & 1 == 0 { 12 } else { 20 })?))
         }
         0x8100 | 0x88a8 => Some(Carried::EtherType(kind, body)),
+        // Aruba's access points, a number for each of theirs.
+        0x8200..=0x83ff => Some(Carried::Wlan(body)),
         _ => behind_ethertype(kind, body),
     }
 }

@@ -141,6 +141,89 @@ fn links() {
         (Sll2, "0800 0000 00000002 0001 00 06 0200000000010000 IP4", format!("{UDP4} up=8@40")),
         (Sll2, "86dd 0000 00000002 0001 00 06 0200000000010000 IP6", format!("{UDP6} up=8@60")),
         (Sll2, "0800 0000 00000002 0338 00 06 0200000000010000 IP4", "none type=0000 at=20".into()),
+        // With address and control and without, with a protocol of two bytes and of one, and Cisco's.
+        (Ppp, "ff03 0021 IP4", format!("{UDP4} up=8@24")),
+        (Ppp, "0021 IP4", format!("{UDP4} up=8@22")),
+        (Ppp, "21 IP4", format!("{UDP4} up=8@21")),
+        (Ppp, "ff03 57 IP6", format!("{UDP6} up=8@43")),
+        (Ppp, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
+        (Ppp, "ff03 0281 00010140 IP4", "none type=8847 at=4".into()),
+        (Ppp, "ff03 c021 0101", "none type=0000 at=4".into()),
+        (Ppp, "ff03 00", "malformed: link header cut off".into()),
+        (Ppp, "", "malformed: link header cut off".into()),
+        (PppEther, "1100 0001 001e 0021 IP4", format!("{UDP4} up=8@28")),
+        (PppEther, "1109 0000 0004 01010000", "none type=0000 at=0".into()),
+        (CiscoHdlc, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
+        (CiscoHdlc, "0f00 86dd IP6", format!("{UDP6} up=8@44")),
+        (CiscoHdlc, "8f00 8035 00000002", "none type=8035 at=4".into()),
+        // An address of two bytes and one of four; RFC 2427's ways and Cisco's.
+        (FrameRelay, "1861 0800 IP4", format!("{UDP4} up=8@24")),
+        (FrameRelay, "1861 03cc IP4", format!("{UDP4} up=8@24")),
+        (FrameRelay, "18606061 038e IP6", format!("{UDP6} up=8@46")),
+        (FrameRelay, "1861 0380 000000 0800 IP4", format!("{UDP4} up=8@29")),
+        (FrameRelay, "1861 0300 80 000000 0800 IP4", format!("{UDP4} up=8@30")),
+        (FrameRelay, "1861 0308 00", "none type=0000 at=2".into()),
+        (FrameRelay, "18606060 6061 0800", "none type=0000 at=0".into()),
+        (FrameRelay, "1861 08", "malformed: link header cut off".into()),
+        (Fddi, "50 MACS aaaa03 000000 0800 IP4", format!("{UDP4} up=8@41")),
+        (Fddi, "4f MACS 0000", "none type=0000 at=13".into()),
+        // A prefix, and the packet; in both byte orders.
+        (Nflog, "0200 002a 0600 0a00 61 00 0000 2000 0900 IP4", format!("{UDP4} up=8@36")),
+        (Nflog, "0a00 002a 0006 000a 61 00 0000 0034 0009 IP6", format!("{UDP6} up=8@56")),
+        (Nflog, "0700 0000 0800 0900 ffffffff", "none type=0000 at=8".into()),
+        (Nflog, "0200 0000 0800 0a00 61626300", "none type=0000 at=0".into()),
+        (Nflog, "0200 0000 0200 0a00 61626300", "malformed: link header cut off".into()),
+        (Pflog, "06 02 0000 6c6f 0000 IP4", format!("{UDP4} up=8@28")),
+        (Pflog, "08 18 0000 6c6f3000 IP6", format!("{UDP6} up=8@48")),
+        (Pflog, "08 07 0000 6c6f3000 ffff", "none type=0000 at=0".into()),
+        (Pktap, "10000000 01000000 01000000 656e3000 MACS 0800 IP4", format!("{UDP4} up=8@50")),
+        (Pktap, "0c000000 01000000 00000000 02000000 IP4", format!("{UDP4} up=8@36")),
+        (Pktap, "0c000000 01000000 0c000000 IP6", format!("{UDP6} up=8@52")),
+        (Pktap, "0c000000 01000000 69000000 ffff", "none type=0000 at=12".into()),
+        (Pktap, "0c000000 00000000 01000000 ffff", "none type=0000 at=0".into()),
+        (Pktap, "ff000000 01000000 01000000 ffff", "none type=0000 at=0".into()),
+        // From a station, between two access points, with quality of service, and with the field behind that.
+        (Wlan, "0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@52")),
+        (
+            Wlan,
+            "0803 0000 020000000001 MACS 0000 020000000004 aaaa03 000000 86dd IP6",
+            format!("{UDP6} up=8@78"),
+        ),
+        (Wlan, "8801 0000 020000000001 MACS 0000 0000 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@54")),
+        (
+            Wlan,
+            "8881 0000 020000000001 MACS 0000 0000 00000000 aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@58"),
+        ),
+        // The first of an aggregate.
+        (
+            Wlan,
+            "8802 0000 020000000001 MACS 0000 8000 MACS 0024 aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@68"),
+        ),
+        // A beacon, no data, encrypted, a later fragment.
+        (Wlan, "8000 0000", "none type=0000 at=0".into()),
+        (Wlan, "4801 0000 020000000001 MACS 0000", "none type=0000 at=0".into()),
+        (Wlan, "0841 0000 020000000001 MACS 0000 aaaa03", "none type=0000 at=0".into()),
+        (Wlan, "8801 0000 020000000001 MACS 0000 8000 ffff", "malformed: link header cut off".into()),
+        (Wlan, "0801 0000 020000000001 MACS 0100 ffff", "none type=0000 at=0".into()),
+        (Wlan, "0801 0000 020000000001", "malformed: link header cut off".into()),
+        (
+            Radiotap,
+            "0000 0800 00000000 0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@60"),
+        ),
+        (
+            Radiotap,
+            "0000 1100 03000000 0000000000000000 20 8801 0000 020000000001 MACS 0000 0000 ffff aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@73"),
+        ),
+        (
+            Radiotap,
+            "0000 0d00 02000080 00000000 20 8801 0000 020000000001 MACS 0000 0000 ffff aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@69"),
+        ),
+        (Radiotap, "0000 0800 00000080", "malformed: link header cut off".into()),
         (Other, "4500", "none type=0000 at=0".into()),
         (Other, "", "none type=0000 at=0".into()),
     ];
@@ -540,7 +623,7 @@ proptest! {
     /// Any bytes: no panic, and every offset inside.
     #[test]
     fn any_bytes(
-        link in prop::sample::select(&[Link::Ethernet, Link::Ip, Link::Null, Link::Sll, Link::Sll2, Link::Other]),
+        link in prop::sample::select(&Link::ALL),
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         more in 0u32..200,
     ) {

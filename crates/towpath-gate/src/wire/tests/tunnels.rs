@@ -61,6 +61,12 @@ const IN_IP: &[(&str, &str, &str)] = &[
     ("2f", "1000 88be 00000001 1000000000000000 MACS 0800 IP4", IN4_ETHERNET),
     ("2f", "1000 22eb 00000001 200000000000000000000000 MACS 0800 IP4", IN4_ETHERNET),
     ("2f", "1000 22eb 00000001 200000000000000000000001 0000000000000000 MACS 0800 IP4", IN4_ETHERNET),
+    // 802.11, to an access point.
+    (
+        "2f",
+        "0000 8240 0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4",
+        "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@52",
+    ),
     // Source routes, versions of the future, and what is not known.
     ("2f", "4000 0800 00000000 IP4", ""),
     ("2f", "0002 0800 IP4", ""),
