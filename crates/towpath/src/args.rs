@@ -91,8 +91,8 @@ pub(crate) enum Command {
 /// Every packet of every CAPTURE goes through the rules of FILE, once, direction in, on the port `cap0` (or the port
 /// that --port names for its VLAN). Packets that a rule sends to queue N (inspect, divert, tee) are handed to the
 /// process that --queue N names, in shared memory; its verdict decides. What passed goes to --out, in the order of the
-/// capture; a report goes to standard output. States live on the captures' clock, which never goes back; an
-/// inspector's deadline is wall-clock time.
+/// capture; a report goes to standard output. States live on the captures' clock, which never goes back, nor far ahead
+/// for one packet alone; an inspector's deadline is wall-clock time.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:

@@ -108,6 +108,8 @@ pub struct Engine<E: Edge> {
     scratch: Vec<u8>,
     /// The captures' time; never goes back.
     clock: Time,
+    /// What it is at each packet of the burst, where their own stamps do not say ([`Engine::set_times`]).
+    times: Vec<Time>,
     /// When to look for what has ended.
     expire_at: Time,
     /// Wall-clock time when the engine last looked.
@@ -170,6 +172,7 @@ impl<E: Edge> Engine<E> {
             totals: Totals::default(),
             scratch: Vec::new(),
             clock: Time::default(),
+            times: Vec::new(),
             expire_at: Time::default(),
             wall: 0,
             started: None,
@@ -203,6 +206,7 @@ impl<E: Edge> Engine<E> {
             self.look_at_the_clock();
         }
         self.handle_packets(burst.enumerate())?;
+        self.times.clear();
         self.expire();
         self.attend();
         if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
@@ -222,6 +226,13 @@ impl<E: Edge> Engine<E> {
             }
         }
         Ok(())
+    }
+
+    /// What time it is for the states of a replay at each packet of the next burst. Without it, or for packets beyond, their
+    /// own time stamps say so ([`Timeline`](crate::timeline::Timeline) knows better).
+    pub fn set_times(&mut self, times: &[Time]) {
+        self.times.clear();
+        self.times.extend_from_slice(times);
     }
 
     /// As [`handle_burst`](Self::handle_burst), for what a live port has received: packets that are decided before this returns

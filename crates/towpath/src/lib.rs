@@ -18,4 +18,5 @@ pub mod rulebook;
 pub mod settings;
 pub mod snapshot;
 pub mod streams;
+pub mod timeline;
 pub mod window;

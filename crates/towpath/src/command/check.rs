@@ -1,15 +1,21 @@
 //! `towpath check`: the rules as they were understood, or every error in them.
 
+use std::ops::ControlFlow;
+use std::time::Duration;
+
 use serde::Serialize;
 use towpath_gate::gate::{Diff, Dir, StatePolicy, Walk};
 use towpath_gate::rules::{self, Diagnostic, Parsed, Ruleset};
 use towpath_gate::{Time, wire};
-use towpath_port::{Burst, Port, Received, pcap};
 
 use crate::args::{Check, exit};
+use crate::command::captured::{Captured, NOT_IP};
 use crate::command::wiring::{Wrong, go, read};
 use crate::command::{answer, fail, warn};
 use towpath::link::link;
+
+/// How often what has ended is taken away, by the captures' time.
+const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// What `--json` prints.
 #[derive(Default, Serialize)]
@@ -149,24 +155,22 @@ fn check(args: &Check) -> Result<u8, Failure> {
 /// The rules that no packet of the captures used.
 fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
     let (mut gate, arrivals) = args.wiring.gate_with(ruleset, None)?;
-    let mut now = Time::default();
+    let mut captured = Captured::default();
+    let mut expired = Time::default();
     for capture in &args.captures {
-        let mut reader = pcap::Reader::open(capture)?;
-        let mut burst = Burst::new(64);
-        while reader.receive(&mut burst)? == Received::Frames {
-            for frame in burst.iter() {
-                now = now.max(Time::from_nanos(frame.time_ns));
-                if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
-                    let walk = Walk::new(Dir::In, Some(arrivals.port(&packet)), None);
-                    go(&mut gate, walk, &packet, now);
-                }
+        captured.read(capture, |frame, now| {
+            if now.since(expired) >= EXPIRE_EVERY {
+                gate.expire(now, usize::MAX);
+                expired = now;
             }
-            gate.expire(now, usize::MAX);
-        }
-        if let Some(warning) = reader.warning() {
-            warn(warning);
-        }
+            if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+                let walk = Walk::new(Dir::In, Some(arrivals.port(&packet)), None);
+                go(&mut gate, walk, &packet, now);
+            }
+            ControlFlow::<()>::Continue(())
+        })?;
     }
+    captured.tell(NOT_IP);
     Ok(gate.unused().map(Rule::from).collect())
 }
 

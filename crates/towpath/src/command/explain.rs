@@ -1,5 +1,6 @@
 //! `towpath explain`: one packet through the rules, step by step.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
@@ -10,11 +11,11 @@ use towpath_gate::gate::{
     Dir, DropReason, Explained, Explanation, Lead, Outcome, Reject, Step, Walk, Written,
 };
 use towpath_gate::{Gate, Packet, Time, wire};
-use towpath_port::{Burst, Port, Received, pcap};
 
 use crate::args::exit;
+use crate::command::captured::{Captured, NOT_IP};
 use crate::command::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
-use crate::command::{answer, fail, warn};
+use crate::command::{answer, fail};
 use towpath::link::link;
 
 /// Say what the rules do with one packet, rule by rule, and why
@@ -139,57 +140,53 @@ fn before(
     capture: &Path,
     packets: Option<u64>,
 ) -> Result<Time, Failure> {
-    let broken = |error: towpath_port::Error| Failure::Capture(error.to_string());
-    let mut reader = pcap::Reader::open(capture).map_err(broken)?;
-    let mut burst = Burst::new(64);
-    let (mut left, mut now) = (packets.unwrap_or(u64::MAX), Time::default());
-    while left > 0 && reader.receive(&mut burst).map_err(broken)? == Received::Frames {
-        for frame in burst.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
-            left -= 1;
-            now = now.max(Time::from_nanos(frame.time_ns));
-            if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
-                go(gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now);
-            }
+    let mut captured = Captured::default();
+    let (mut left, mut last) = (packets.unwrap_or(u64::MAX), Time::default());
+    let read = captured.read(capture, |frame, now| {
+        if left == 0 {
+            return ControlFlow::Break(());
         }
-    }
-    if let Some(warning) = reader.warning() {
-        warn(warning);
-    }
-    Ok(now)
+        left -= 1;
+        last = now;
+        if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+            go(gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now);
+        }
+        ControlFlow::Continue(())
+    });
+    read.map_err(|error| Failure::Capture(error.to_string()))?;
+    captured.tell(NOT_IP);
+    Ok(last)
 }
 
 fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Failure> {
     let (mut gate, arrivals) = args.wiring.gate(&args.rules, None)?;
-    let broken = |error: towpath_port::Error| Failure::Capture(error.to_string());
-    let mut reader = pcap::Reader::open(capture).map_err(broken)?;
-    let mut burst = Burst::new(64);
-    let (mut seen, mut now) = (0, Time::default());
-    while reader.receive(&mut burst).map_err(broken)? == Received::Frames {
-        for frame in burst.iter() {
-            seen += 1;
-            now = now.max(Time::from_nanos(frame.time_ns));
-            let parsed = wire::parse(link(frame.link), frame.bytes, frame.wire_len);
-            if seen < number {
-                if let Ok(packet) = &parsed {
-                    go(&mut gate, Walk::new(Dir::In, Some(arrivals.port(packet)), None), packet, now);
-                }
-                continue;
+    let mut captured = Captured::default();
+    let mut seen = 0;
+    let read = captured.read(capture, |frame, now| {
+        seen += 1;
+        let parsed = wire::parse(link(frame.link), frame.bytes, frame.wire_len);
+        let walk = |packet: &Packet<'_>| Walk::new(Dir::In, Some(arrivals.port(packet)), None);
+        match parsed {
+            Ok(packet) if seen < number => {
+                go(&mut gate, walk(&packet), &packet, now);
+                ControlFlow::Continue(())
             }
-            let packet = parsed.map_err(|reason| {
-                Failure::Capture(format!("{}: packet {number} is undecodable: {reason}", capture.display()))
-            })?;
-            return Ok(explain(
-                &mut gate,
-                Walk::new(Dir::In, Some(arrivals.port(&packet)), None),
-                &packet,
-                now,
-            ));
+            Err(_) if seen < number => ControlFlow::Continue(()),
+            Ok(packet) => ControlFlow::Break(Ok(explain(&mut gate, walk(&packet), &packet, now))),
+            Err(reason) => ControlFlow::Break(Err(reason)),
+        }
+    });
+    let told = read.map_err(|error| Failure::Capture(error.to_string()))?;
+    captured.tell(NOT_IP);
+    let capture = capture.display();
+    match told {
+        Some(told) => told.map_err(|reason| {
+            Failure::Capture(format!("{capture}: packet {number} is undecodable: {reason}"))
+        }),
+        None => {
+            Err(Failure::Capture(format!("{capture} has {seen} packets, so there is no packet {number}")))
         }
     }
-    if let Some(warning) = reader.warning() {
-        warn(warning);
-    }
-    Err(Failure::Capture(format!("{} has {seen} packets, so there is no packet {number}", capture.display())))
 }
 
 fn explain(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Told {

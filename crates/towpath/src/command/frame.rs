@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
@@ -11,17 +12,16 @@ use serde::Serialize;
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
-use towpath_gate::packet::{Addresses, Fragment, Link};
+use towpath_gate::packet::{Addresses, Fragment};
 use towpath_gate::reassembly::Reassembler;
-use towpath_gate::{Time, wire};
+use towpath_gate::wire;
 use towpath_mux::framing::{Framing, PRESETS};
-use towpath_port::{Burst, LinkType, Port, Received, pcap};
 
 use crate::args::exit;
+use crate::command::captured::Captured;
 use crate::command::{fail, warn};
 use towpath::link::link;
 
-const BURST: usize = 64;
 /// Bytes of a message that are shown.
 const SHOWN: usize = 16;
 /// Streams that `--guess` keeps the first bytes of.
@@ -109,50 +109,34 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
     };
     let mut fragments = Reassembler::new();
     let mut malformed = 0u64;
-    // Frames whose link header nobody reads, by its number.
-    let mut unread: BTreeMap<u16, u64> = BTreeMap::new();
+    let mut captured = Captured::default();
     for path in &args.captures {
-        let mut capture = pcap::Reader::open(path).map_err(Failure::Capture)?;
-        let mut burst = Burst::new(BURST);
-        while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
-            for frame in burst.iter() {
-                let LinkType(number) = frame.link;
-                let link = link(frame.link);
-                if link == Link::Other {
-                    *unread.entry(number).or_default() += 1;
-                    continue;
-                }
-                let Ok(packet) = wire::parse(link, frame.bytes, frame.wire_len) else {
-                    malformed += 1;
-                    continue;
-                };
-                if packet.fragment == Fragment::Whole || !matches!(packet.addresses, Addresses::V4(..)) {
-                    streams.handle_packet(&packet, &mut chosen);
-                    continue;
-                }
-                // TCP sees a fragmented datagram once it is whole.
-                let now = Time::from_nanos(frame.time_ns);
-                fragments.expire(now);
-                if let Some(whole) = fragments.add(&packet, 1, now).whole
-                    && let Ok(packet) = wire::parse(link, &whole.frame, 0)
-                {
-                    streams.handle_packet(&packet, &mut chosen);
-                }
+        let read = captured.read(path, |frame, now| {
+            let link = link(frame.link);
+            let Ok(packet) = wire::parse(link, frame.bytes, frame.wire_len) else {
+                malformed += 1;
+                return ControlFlow::<()>::Continue(());
+            };
+            if packet.fragment == Fragment::Whole || !matches!(packet.addresses, Addresses::V4(..)) {
+                streams.handle_packet(&packet, &mut chosen);
+                return ControlFlow::Continue(());
             }
-        }
-        if let Some(warning) = capture.warning() {
-            warn(warning);
-        }
+            // TCP sees a fragmented datagram once it is whole.
+            fragments.expire(now);
+            if let Some(whole) = fragments.add(&packet, 1, now).whole
+                && let Ok(packet) = wire::parse(link, &whole.frame, 0)
+            {
+                streams.handle_packet(&packet, &mut chosen);
+            }
+            ControlFlow::Continue(())
+        });
+        read.map_err(Failure::Capture)?;
     }
     streams.handle_end(&mut chosen);
     if malformed > 0 {
         warn(format_args!("{malformed} malformed packets were left out"));
     }
-    for (number, frames) in unread {
-        warn(format_args!(
-            "{frames} packets were left out: link type {number} is not one that is looked into"
-        ));
-    }
+    captured.tell("left out");
     tell(&streams.counters());
     Ok(())
 }

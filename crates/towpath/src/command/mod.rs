@@ -1,6 +1,7 @@
 //! One file per command. Each takes its arguments and returns an exit code; errors go to standard error.
 
 pub(crate) mod bpf;
+pub(crate) mod captured;
 pub(crate) mod check;
 pub(crate) mod ctl;
 pub(crate) mod demo;

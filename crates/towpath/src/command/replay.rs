@@ -1,6 +1,9 @@
 //! `towpath replay`: captures through the rules, with inspector processes on the queues.
 
+use std::fs::Metadata;
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -22,12 +25,10 @@ use towpath_port::{Burst, Frame, LinkType, Port, Received};
 use towpath_ring::Overload;
 
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
+use crate::command::captured::{BURST, Captured, NOT_IP};
 use crate::command::wiring::{Wrong, rules};
 use crate::command::{answer, fail, warn};
 use towpath::link::link;
-
-/// Frames of one burst.
-const BURST: usize = 64;
 
 /// Bursts between the thread that reads a slow capture and the engine.
 const BURSTS: usize = 4;
@@ -56,8 +57,7 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let (mut gate, arrivals) = args.wiring.gate_with(ruleset.clone(), None)?;
     let walker = gate.walker().expect("it is the first");
     let book = Arc::new(Rulebook::new(gate, ruleset, false));
-    let captures = args.captures.iter().map(pcap::Reader::open).collect::<Result<Vec<_>, _>>();
-    let captures = captures.map_err(Failure::NoCapture)?;
+    let captures = args.captures.iter().map(|path| Waiting::open(path)).collect::<Result<Vec<_>, _>>()?;
     let writer = |path: &PathBuf, option| writer(path, option, args);
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
@@ -92,14 +92,18 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
 
     let start = Instant::now();
     let mut progress = Progress::new(&captures);
-    let mut taken = Vec::new();
-    for (path, mut capture) in args.captures.iter().zip(captures) {
+    let mut captured = Captured::default();
+    for (path, capture) in args.captures.iter().zip(captures) {
+        let mut capture = capture.begin(path)?;
+        captured.begin();
         // Standard input may be a capture that is still being made: nobody else has to wait for it.
         if path.as_os_str() == "-" && (args.control.is_some() || !args.queues.is_empty()) {
-            taken.extend(take_slow(capture, &mut engine)?);
+            if let Some(capture) = take_slow(capture, &mut engine, &mut captured)? {
+                captured.end(&capture);
+            }
         } else {
-            take(&mut capture, &mut engine, &mut progress)?;
-            taken.push(capture);
+            take(&mut capture, &mut engine, &mut captured, &mut progress)?;
+            captured.end(&capture);
         }
     }
     engine.finish().map_err(Failure::Output)?;
@@ -116,7 +120,8 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let rules = book.rules();
     let restored = engine.edge_mut().restored.map(report::Restored::from);
     let report = Report { rules, seconds, restored, captures: args.captures.len(), ..engine.report() };
-    tell_warnings(&taken, &report);
+    captured.tell(NOT_IP);
+    tell_queues(&report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
     failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
     for file in [out, replies].into_iter().flatten() {
@@ -138,12 +143,21 @@ fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
 fn take(
     capture: &mut pcap::Reader,
     engine: &mut Engine<Outside>,
+    captured: &mut Captured,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
-    let mut burst = Burst::new(BURST);
-    while capture.receive(&mut burst).map_err(Failure::Capture)? == Received::Frames {
-        take_burst(&burst, capture.resolution(), engine)?;
+    // Of a file the next burst is there to be looked at; a pipe may have us wait for it.
+    let file = capture.progress().total.is_some();
+    let [mut burst, mut next] = [Burst::new(BURST), Burst::new(BURST)];
+    let mut received = capture.receive(&mut burst).map_err(Failure::Capture)?;
+    while received == Received::Frames {
+        // If this fails, it does so behind the packets that were read before.
+        let behind = file.then(|| capture.receive(&mut next));
+        let times = captured.times(&burst, file.then_some(&next));
+        take_burst(&burst, times, capture.resolution(), engine)?;
         progress.advance(capture);
+        received = behind.unwrap_or_else(|| capture.receive(&mut next)).map_err(Failure::Capture)?;
+        std::mem::swap(&mut burst, &mut next);
     }
     progress.finish(capture);
     Ok(())
@@ -154,6 +168,7 @@ fn take(
 fn take_slow(
     mut capture: pcap::Reader,
     engine: &mut Engine<Outside>,
+    captured: &mut Captured,
 ) -> Result<Option<pcap::Reader>, Failure> {
     let (empty, empties) = sync_channel(BURSTS);
     let (full, fulls) = sync_channel(BURSTS);
@@ -182,22 +197,28 @@ fn take_slow(
         if received.map_err(Failure::Capture)? != Received::Frames {
             break;
         }
-        take_burst(&burst, resolution, engine)?;
+        take_burst(&burst, captured.times(&burst, None), resolution, engine)?;
         let _ = empty.send(burst);
     }
     // It has ended, or panicked and said so.
     Ok(reader.join().ok())
 }
 
-fn take_burst(burst: &Burst, resolution: Resolution, engine: &mut Engine<Outside>) -> Result<(), Failure> {
+fn take_burst(
+    burst: &Burst,
+    times: &[Time],
+    resolution: Resolution,
+    engine: &mut Engine<Outside>,
+) -> Result<(), Failure> {
     // A pcapng capture knows its resolution only once it has come to its first packet.
     if resolution == Resolution::Nanos {
         let Outside { out, replies, .. } = engine.edge_mut();
         [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
     }
-    if let Some(first) = burst.iter().next() {
-        engine.edge_mut().restore(Time::from_nanos(first.time_ns));
+    if let Some(first) = times.first() {
+        engine.edge_mut().restore(*first);
     }
+    engine.set_times(times);
     let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
     engine.handle_burst(frames).map_err(Failure::Output)
 }
@@ -296,20 +317,63 @@ fn writer(path: &Path, option: &str, args: &Replay) -> Result<pcap::Writer, Fail
     if args.out == args.replies {
         return Err(Failure::Usage("--out and --replies name the same file".to_owned()));
     }
-    let same = |capture: &PathBuf| matches!((capture.canonicalize(), path.canonicalize()), (Ok(from), Ok(to)) if from == to);
-    if args.captures.iter().any(same) {
+    let out = file(path, &std::io::stdout());
+    let is = |other: &PathBuf, standard: &dyn AsFd| out.is_some() && file(other, standard) == out;
+    if args.captures.iter().any(|capture| is(capture, &std::io::stdin())) {
         return Err(Failure::Usage(format!(
             "{option} {} would overwrite a capture that is read",
             path.display()
         )));
     }
+    // The other output is there by now.
+    if option == "--replies" && args.out.as_ref().is_some_and(|out| is(out, &std::io::stdout())) {
+        return Err(Failure::Usage("--out and --replies name the same file".to_owned()));
+    }
     pcap::Writer::create(path).map_err(Failure::Output)
 }
 
-fn tell_warnings(captures: &[pcap::Reader], report: &Report) {
-    for warning in captures.iter().filter_map(pcap::Reader::warning) {
-        warn(warning);
+/// Which file a name stands for, whatever its other names are: device and inode. None when there is none, or when it is no
+/// file whose contents anybody could overwrite. `-` is `standard`.
+fn file(path: &Path, standard: &dyn AsFd) -> Option<(u64, u64)> {
+    let metadata = match path.as_os_str() == "-" {
+        true => std::fs::File::from(standard.as_fd().try_clone_to_owned().ok()?).metadata(),
+        false => std::fs::metadata(path),
+    };
+    let metadata = metadata.ok().filter(Metadata::is_file)?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// A capture whose turn has not come. A file is closed until then: there may be more of them than may be open at one time.
+enum Waiting {
+    /// How long it is.
+    File(u64),
+    /// What can be read once only.
+    Open(Box<pcap::Reader>),
+}
+
+impl Waiting {
+    /// Sees whether it is a capture.
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let reader = pcap::Reader::open(path).map_err(Failure::NoCapture)?;
+        Ok(reader.progress().total.map_or_else(|| Self::Open(Box::new(reader)), Self::File))
     }
+
+    fn begin(self, path: &Path) -> Result<pcap::Reader, Failure> {
+        match self {
+            Self::File(_) => pcap::Reader::open(path).map_err(Failure::NoCapture),
+            Self::Open(reader) => Ok(*reader),
+        }
+    }
+
+    fn total(&self) -> Option<u64> {
+        match self {
+            Self::File(len) => Some(*len),
+            Self::Open(_) => None,
+        }
+    }
+}
+
+fn tell_queues(report: &Report) {
     for queue in &report.queues {
         match &queue.trouble {
             Some(trouble) => {
@@ -405,8 +469,8 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(captures: &[pcap::Reader]) -> Self {
-        let total: Option<u64> = captures.iter().map(|capture| capture.progress().total).sum();
+    fn new(captures: &[Waiting]) -> Self {
+        let total: Option<u64> = captures.iter().map(Waiting::total).sum();
         let bar = match total {
             Some(total) if std::io::stderr().is_terminal() => ProgressBar::new(total),
             _ => ProgressBar::hidden(),

@@ -21,7 +21,8 @@ impl<E: Edge> Engine<E> {
         self.totals.packets += 1;
         self.totals.bytes += u64::from(meta.wire_len);
         if !self.live {
-            self.clock = self.clock.max(Time::from_nanos(meta.time));
+            let time = self.times.get(index).copied().unwrap_or(Time::from_nanos(meta.time));
+            self.clock = self.clock.max(time);
         }
         self.started.get_or_insert(self.clock);
         // Borrowed, not moved: a packet is a cache line and more.

@@ -1,0 +1,343 @@
+//! The time of captures, as states live by it: it never goes back, and does not jump on one packet's word.
+//!
+//! What: each packet's time stamp is counted from where its capture begins. A capture that begins before the one before it
+//! has ended (an older one named later, one that another host made meanwhile) goes on where that has ended, so that states
+//! end as they would by its own clock. A stamp more than a day away from the time so far is believed when most of the next
+//! [`JUDGES`] agree; then time goes on from there, and one that goes back counts on from now. One that they contradict is
+//! that packet's alone: the time stays as it was. Less than a day back is what several interfaces and hosts do to the
+//! order of packets: time stands until they have caught up.
+//!
+//! Why: states end by this time. Taken as it is, one wrong stamp (a packet of 2106 among those of today) is an end of all of
+//! them, and of none after it: its time would stay the latest.
+//!
+//! Invariant: what [`Timeline::at`] says is never less than what it said before.
+
+use towpath_gate::Time;
+
+/// How far a stamp may be from the time so far without others that agree: the nanoseconds of a day.
+const FAR: u64 = 86_400_000_000_000;
+
+/// How many of the next stamps are asked.
+pub const JUDGES: usize = 3;
+
+/// What is less than the shortest life of a state (`net.inet.ip.fw.dyn_rst_lifetime`, 1 s) is not worth a word.
+const WORTH_A_WORD: u64 = 1_000_000_000;
+
+/// Stamps from here on, in 2262, are none: a signed count of nanoseconds ends there.
+const END: u64 = 1 << 63;
+
+/// See the module's text.
+///
+/// ```
+/// use towpath::timeline::Timeline;
+///
+/// const YEAR: u64 = 365 * 86_400 * 1_000_000_000;
+/// let stamps = [50 * YEAR, 80 * YEAR, 50 * YEAR + 1, 50 * YEAR + 2];
+/// let mut timeline = Timeline::default();
+/// let times = [0, 1, 2, 3].map(|i| timeline.at(stamps[i], &stamps[i + 1..], false).as_nanos());
+/// assert_eq!(times, [50 * YEAR, 50 * YEAR, 50 * YEAR + 1, 50 * YEAR + 2]);
+/// assert_eq!(timeline.trouble().wrong, Some((2, 30 * i64::try_from(YEAR).unwrap())));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// The time so far; none before the first packet of all.
+    now: Option<u64>,
+    /// How much is added to this capture's stamps; none before its first packet.
+    shift: Option<u64>,
+    /// The last stamp that was not believed, and which packet's it was.
+    doubted: Option<(u64, u64)>,
+    packets: u64,
+    trouble: Trouble,
+}
+
+/// What is wrong with the stamps of one capture. Packets are counted from 1, times are nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trouble {
+    /// It begins by so much before the end of the captures before it.
+    pub early: Option<u64>,
+    /// The first packet that is a second or more behind those before it: its number, and by how much.
+    pub back: Option<(u64, u64)>,
+    /// The first packet whose stamp the next ones contradict: its number, and how far it is ahead.
+    pub wrong: Option<(u64, i64)>,
+    /// How many such packets there are.
+    pub wrongs: u64,
+}
+
+impl Timeline {
+    /// Another capture begins.
+    pub fn begin(&mut self) {
+        *self = Self { now: self.now, ..Self::default() };
+    }
+
+    /// What is wrong with the stamps of the capture so far.
+    pub fn trouble(&self) -> &Trouble {
+        &self.trouble
+    }
+
+    /// The time at a packet with this stamp; `next` has those of the packets behind it, as far as they are known, and `more`
+    /// says whether others may come behind those.
+    #[inline]
+    pub fn at(&mut self, stamp: u64, next: &[u64], more: bool) -> Time {
+        self.packets += 1;
+        // Nearly always: a little later than the one before.
+        if stamp < END
+            && let (Some(now), Some(shift)) = (self.now, self.shift)
+        {
+            let time = stamp.saturating_add(shift);
+            if time.wrapping_sub(now) <= FAR {
+                self.now = Some(time);
+                return Time::from_nanos(time);
+            }
+        }
+        let judges = &next[..next.len().min(JUDGES)];
+        Time::from_nanos(self.otherwise(stamp, judges, more))
+    }
+
+    #[cold]
+    fn otherwise(&mut self, stamp: u64, judges: &[u64], more: bool) -> u64 {
+        let (shift, now) = match (self.shift, self.now) {
+            (Some(shift), Some(now)) => (shift, now),
+            _ => match self.start(stamp, judges) {
+                Some(start) => start,
+                None => return self.now.unwrap_or(0),
+            },
+        };
+        let time = stamp.saturating_add(shift);
+        let (ahead, back) = (time.saturating_sub(now), now.saturating_sub(time));
+        let far = ahead.max(back) > FAR;
+        if stamp >= END || far && !self.is_believed(stamp, ahead > 0, judges, more) {
+            self.doubted = Some((self.packets, stamp));
+            self.wrong(i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(back).unwrap_or(i64::MAX));
+            return now;
+        }
+        if back >= WORTH_A_WORD {
+            self.trouble.back.get_or_insert((self.packets, back));
+        }
+        if far && back > 0 {
+            // From here on it is counted from now.
+            self.shift = Some(now.saturating_sub(stamp));
+        }
+        self.now = Some(now.max(time));
+        now.max(time)
+    }
+
+    /// Begins with the first stamp of a capture, or with one of the next, if most of those are far before it, or it is 0 and they
+    /// are not. Returns what is to be added to the stamps, and the time; none for a stamp that is none.
+    fn start(&mut self, stamp: u64, judges: &[u64]) -> Option<(u64, u64)> {
+        let elsewhere = |judge: &&u64| judge.saturating_add(FAR) < stamp || stamp == 0 && **judge > FAR;
+        let first = match judges.iter().filter(elsewhere).count() * 2 > judges.len() {
+            true => *judges.iter().find(elsewhere).unwrap_or(&stamp),
+            false => stamp,
+        };
+        if first >= END {
+            self.wrong(i64::MAX);
+            return None;
+        }
+        let now = self.now.unwrap_or(first);
+        let early = now.saturating_sub(first);
+        if early >= WORTH_A_WORD {
+            self.trouble.early = Some(early);
+        }
+        self.shift = Some(early);
+        self.now = Some(now.max(first));
+        Some((early, now.max(first)))
+    }
+
+    /// Whether a stamp is right that is far from the time so far.
+    fn is_believed(&self, stamp: u64, ahead: bool, judges: &[u64], more: bool) -> bool {
+        if judges.is_empty() {
+            // The last one ruins nothing. One that others may follow is right if the one before it was doubted for the same.
+            let same =
+                |(packet, doubted): (u64, u64)| packet + 1 == self.packets && doubted.abs_diff(stamp) <= FAR;
+            return !more || self.doubted.is_some_and(same);
+        }
+        let agrees = |judge: &&u64| {
+            **judge < END
+                && if ahead {
+                    judge.saturating_add(FAR) >= stamp
+                } else {
+                    **judge <= stamp.saturating_add(FAR)
+                }
+        };
+        judges.iter().filter(agrees).count() * 2 > judges.len()
+    }
+
+    fn wrong(&mut self, ahead: i64) {
+        self.trouble.wrong.get_or_insert((self.packets, ahead));
+        self.trouble.wrongs += 1;
+    }
+}
+
+impl Trouble {
+    /// What a user should know of it, a sentence each, for the capture `name`.
+    pub fn told(&self, name: &str) -> Vec<String> {
+        let mut told = Vec::new();
+        if let Some(early) = self.early {
+            let early = span(early);
+            told.push(format!(
+                "{name}: begins {early} before the end of those before it; its time goes on from there"
+            ));
+        }
+        if let Some((packet, back)) = self.back {
+            let (back, rest) = (span(back), if back > FAR { "; it goes on from there" } else { "" });
+            told.push(format!("{name}: time goes back by {back} at packet {packet}{rest}"));
+        }
+        if let Some((packet, ahead)) = self.wrong {
+            let (far, word) = (span(ahead.unsigned_abs()), if ahead < 0 { "behind" } else { "ahead of" });
+            let more = match self.wrongs {
+                1 => String::new(),
+                wrongs => format!(", and {} more", wrongs - 1),
+            };
+            told.push(format!(
+                "{name}: packet {packet} is {far} {word} those around it{more}; its time is not taken"
+            ));
+        }
+        told
+    }
+}
+
+/// Nanoseconds, as one would say it.
+fn span(nanos: u64) -> String {
+    match nanos / 1_000_000_000 {
+        seconds if nanos > 2 * FAR => format!("{} days", seconds / 86_400),
+        seconds => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+    const DAY: u64 = 86_400 * S;
+    const NOW: u64 = 20_000 * DAY;
+
+    /// The times of one capture, in seconds since `NOW`.
+    fn times(timeline: &mut Timeline, stamps: &[u64]) -> Vec<i64> {
+        timeline.begin();
+        let time = |i: usize| timeline.at(stamps[i], &stamps[i + 1..], false).as_nanos();
+        (0..stamps.len()).map(time).map(|time| (time as i64 - NOW as i64) / S as i64).collect()
+    }
+
+    #[test]
+    fn stamps_and_times() {
+        let s = |seconds: i64| NOW.wrapping_add_signed(seconds * S as i64);
+        let d = |days: i64| s(days * 86_400);
+        let day = 86_400;
+        #[rustfmt::skip]
+        let rows: &[(&[u64], &[i64], Trouble)] = &[
+            (&[], &[], Trouble::default()),
+            (&[s(0), s(1), s(1), s(5)], &[0, 1, 1, 5], Trouble::default()),
+            // A little out of order; a second is told.
+            (&[s(5), s(5) - 1, s(6)], &[5, 5, 6], Trouble::default()),
+            (&[s(5), s(2), s(3), s(1), s(6)], &[5, 5, 5, 5, 6], Trouble { back: Some((2, 3 * S)), ..Trouble::default() }),
+            // A day is nothing; more has to be confirmed, and then it is believed, by the last packet too.
+            (&[s(0), d(1), d(2)], &[0, day, 2 * day], Trouble::default()),
+            (&[s(0), d(9), d(9), d(9)], &[0, 9 * day, 9 * day, 9 * day], Trouble::default()),
+            (&[s(0), d(9), d(18), d(27)], &[0, 9 * day, 18 * day, 27 * day], Trouble::default()),
+            (&[s(0), d(9), s(1), s(2), s(3)], &[0, 0, 1, 2, 3],
+                Trouble { wrong: Some((2, 9 * DAY as i64)), wrongs: 1, ..Trouble::default() }),
+            (&[s(0), s(1), 0, s(2), s(3)], &[0, 1, 1, 2, 3],
+                Trouble { wrong: Some((3, -((NOW + S) as i64))), wrongs: 1, ..Trouble::default() }),
+            (&[s(0), d(9), d(8), s(1), s(2), s(3)], &[0, 0, 0, 1, 2, 3],
+                Trouble { wrong: Some((2, 9 * DAY as i64)), wrongs: 2, ..Trouble::default() }),
+            (&[s(0), u64::MAX, s(1), u64::MAX], &[0, 0, 1, 1],
+                Trouble { wrong: Some((2, i64::MAX)), wrongs: 2, ..Trouble::default() }),
+            // The first one: the others know better.
+            (&[d(900), s(1), s(2), s(3)], &[1, 1, 2, 3],
+                Trouble { wrong: Some((1, 900 * DAY as i64 - S as i64)), wrongs: 1, ..Trouble::default() }),
+            (&[u64::MAX, s(1), s(2), s(3)], &[1, 1, 2, 3],
+                Trouble { wrong: Some((1, i64::MAX)), wrongs: 1, ..Trouble::default() }),
+            (&[0, s(1), s(2), s(3)], &[1, 1, 2, 3],
+                Trouble { wrong: Some((1, -((NOW + S) as i64))), wrongs: 1, ..Trouble::default() }),
+            // Another clock, from some packet on.
+            (&[s(0), s(1), s(9), d(-30), d(-30) + 5 * S, d(-30) + 7 * S], &[0, 1, 9, 9, 14, 16],
+                Trouble { back: Some((4, 30 * DAY + 9 * S)), ..Trouble::default() }),
+        ];
+        for (stamps, expected, trouble) in rows {
+            let mut timeline = Timeline::default();
+            assert_eq!(times(&mut timeline, stamps), *expected, "{stamps:?}");
+            assert_eq!(timeline.trouble(), trouble, "{stamps:?}");
+        }
+    }
+
+    #[test]
+    fn captures_follow_each_other() {
+        let s = |seconds: i64| NOW.wrapping_add_signed(seconds * S as i64);
+        let mut timeline = Timeline::default();
+        assert_eq!(times(&mut timeline, &[s(0), s(100)]), [0, 100]);
+        assert_eq!(times(&mut timeline, &[s(101), s(130)]), [101, 130], "the next one");
+        assert_eq!(times(&mut timeline, &[s(-1000), s(-900), s(-800)]), [130, 230, 330], "an older one");
+        assert_eq!(timeline.trouble().early, Some(1130 * S));
+        assert_eq!(times(&mut timeline, &[s(400), s(401)]), [400, 401], "by its own clock again");
+        assert_eq!(
+            times(&mut timeline, &[s(86_400_000), s(86_400_001)]),
+            [86_400_000, 86_400_001],
+            "much later"
+        );
+        assert_eq!(timeline.trouble(), &Trouble::default());
+    }
+
+    /// A capture that is still being made: often nobody knows a next stamp.
+    #[test]
+    fn packets_one_by_one() {
+        let mut timeline = Timeline::default();
+        let mut at = |stamp: u64| timeline.at(stamp, &[], true).as_nanos();
+        assert_eq!(at(NOW), NOW);
+        assert_eq!(at(NOW + 9 * DAY), NOW, "who knows");
+        assert_eq!(at(NOW + 1), NOW + 1, "it was not");
+        assert_eq!(at(NOW + 9 * DAY), NOW + 1);
+        assert_eq!(at(NOW + 9 * DAY + 1), NOW + 9 * DAY + 1, "it is");
+    }
+
+    #[test]
+    fn it_is_told() {
+        let trouble = Trouble {
+            early: Some(1130 * S),
+            back: Some((3, 3 * DAY)),
+            wrong: Some((7, -5 * S as i64)),
+            wrongs: 2,
+        };
+        let told = trouble.told("a.pcap");
+        assert_eq!(
+            told[0],
+            "a.pcap: begins 1130 s before the end of those before it; its time goes on from there"
+        );
+        assert_eq!(told[1], "a.pcap: time goes back by 3 days at packet 3; it goes on from there");
+        assert_eq!(
+            told[2],
+            "a.pcap: packet 7 is 5 s behind those around it, and 1 more; its time is not taken"
+        );
+    }
+
+    proptest! {
+        /// Whatever the stamps: time does not go back, and a capture in order is taken as it is.
+        #[test]
+        fn never_back(captures in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..20), 0..4), known in 0usize..5) {
+            let mut timeline = Timeline::default();
+            let mut now = 0;
+            for stamps in captures {
+                timeline.begin();
+                for i in 0..stamps.len() {
+                    let next = &stamps[i + 1..stamps.len().min(i + 1 + known)];
+                    let time = timeline.at(stamps[i], next, known < 3).as_nanos();
+                    prop_assert!(time >= now);
+                    now = time;
+                }
+            }
+        }
+
+        #[test]
+        fn in_order_it_is_the_stamps(mut stamps in prop::collection::vec(0..END, 0..50)) {
+            stamps.sort_unstable();
+            let mut timeline = Timeline::default();
+            timeline.begin();
+            for i in 0..stamps.len() {
+                prop_assert_eq!(timeline.at(stamps[i], &stamps[i + 1..], false).as_nanos(), stamps[i]);
+            }
+            prop_assert_eq!(timeline.trouble(), &Trouble::default());
+        }
+    }
+}
