@@ -117,6 +117,42 @@ fn classic_magics_and_orders() {
     }
 }
 
+/// Before version 2.3 the length on the wire came first, and in some files of 2.3 it does.
+#[test]
+fn old_versions_have_their_lengths_the_other_way_around() {
+    #[rustfmt::skip]
+    let rows = [
+        // version, the two lengths, length on the wire
+        ((2, 4),    [3, 60], 60),
+        ((2, 3),    [3, 60], 60),
+        ((2, 3),    [60, 3], 60),
+        ((2, 2),    [60, 3], 60),
+        ((2, 0),    [3, 3],  3),
+        ((543, 0),  [60, 3], 60),
+    ];
+    for order in [Little, Big] {
+        for ((major, minor), lengths, wire_len) in rows {
+            let mut header = order.pcap(0xa1b2_c3d4, 1);
+            header[4..8].copy_from_slice(&[order.u16(major), order.u16(minor)].concat());
+            let record = [order.words(&[7, 5]), order.words(&lengths), b"abc".to_vec()].concat();
+            let (rows, warning) = read([header, record.repeat(2)].concat());
+            let row = (b"abc".to_vec(), wire_len, 7_000_005_000, 1, 0);
+            assert_eq!((rows, warning), (vec![row; 2], None), "{major}.{minor} {lengths:?}");
+        }
+    }
+}
+
+/// More captured than there was: the packet is what there was.
+#[test]
+fn bytes_beyond_the_wire_are_no_part_of_a_packet() {
+    let classic =
+        [Little.pcap(0xa1b2_c3d4, 1), [&Little.words(&[0, 0, 5, 3])[..], b"abcde"].concat()].concat();
+    let ng = [Little.section(), Little.interface(1, 0, &[]), Little.enhanced(0, 0, b"abcde", 3)].concat();
+    for file in [classic, ng] {
+        assert_eq!(read(file), (vec![(b"abc".to_vec(), 3, 0, 1, 0)], None));
+    }
+}
+
 #[test]
 fn pcapng_blocks_in_both_orders() {
     for order in [Little, Big] {
@@ -204,9 +240,9 @@ fn a_classic_record_too_long_is_damage_and_not_memory() {
     assert_eq!(offset, 40);
     assert!(reason.contains("262145"), "{reason}");
 
-    let longest = [header, Little.words(&[0, 0, MAX_FRAME as u32, 60]), vec![1; MAX_FRAME]].concat();
+    let longest = [header, Little.words(&[0, 0, MAX_FRAME as u32, 1 << 20]), vec![1; MAX_FRAME]].concat();
     let (rows, warning) = read(longest);
-    assert_eq!((rows[0].0.len(), rows[0].1, warning), (MAX_FRAME, MAX_FRAME as u32, None));
+    assert_eq!((rows[0].0.len(), rows[0].1, warning), (MAX_FRAME, 1 << 20, None));
 }
 
 /// A block that is skipped may be longer than anything that is held in memory.

@@ -96,7 +96,8 @@ impl Conversations {
         }
         match packet.proto {
             proto::TCP => self.observe_tcp(packet),
-            proto::UDP => self.observe_udp(packet),
+            // Wireshark counts the two as one protocol.
+            proto::UDP | proto::UDPLITE => self.observe_udp(packet),
             _ => {}
         }
     }
@@ -278,7 +279,11 @@ mod tests {
         for ends in [THERE, BACK, THERE, (CLIENT, (2, 81)), ((1, 80), (2, 4242))] {
             observe(&mut seen, &packet(proto::UDP, ends, 0, 0, 0));
         }
+        // UDP-Lite between the same ports is the same to Wireshark.
+        observe(&mut seen, &packet(proto::UDPLITE, BACK, 0, 0, 0));
         assert_eq!((seen.udp(), seen.tcp(), seen.uncounted()), (3, 0, 0));
+        observe(&mut seen, &packet(proto::UDPLITE, ((1, 81), SERVER), 0, 0, 0));
+        assert_eq!(seen.udp(), 4);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Classic pcap: a file header of 24 bytes, then records: seconds, fraction, captured length, length on the wire, bytes.
+//! Before version 2.3 the two lengths are the other way around, and in some files that call themselves 2.3.
 
-use super::Step;
 use super::order::Order;
+use super::{Step, part};
 use crate::{Frame, LinkType, MAX_FRAME, Meta};
 
 /// Length of the file header.
@@ -21,6 +22,16 @@ pub(super) struct Classic {
     /// Nanoseconds in one unit of the fraction.
     unit: u64,
     record_header: usize,
+    lengths: Lengths,
+}
+
+/// Which length comes first in a record.
+#[derive(Clone, Copy, Debug)]
+enum Lengths {
+    Captured,
+    Wire,
+    /// The smaller one is the captured one.
+    Either,
 }
 
 impl Classic {
@@ -38,6 +49,12 @@ impl Classic {
             link: LinkType(order.u32(header, 20) as u16),
             unit: if magic == MAGIC_NANOS { 1 } else { 1_000 },
             record_header: if magic == MAGIC_MODIFIED { 24 } else { 16 },
+            // As in libpcap (sf-pcap.c); 543.0 is what tcpdump of DG/UX wrote.
+            lengths: match (order.u16(header, 4), order.u16(header, 6)) {
+                (2, ..=2) | (543, _) => Lengths::Wire,
+                (2, 3) => Lengths::Either,
+                _ => Lengths::Captured,
+            },
         })
     }
 
@@ -51,7 +68,13 @@ impl Classic {
         if window.len() < self.record_header {
             return Step::More;
         }
-        let caplen = self.order.u32(window, 8) as usize;
+        let (first, second) = (self.order.u32(window, 8), self.order.u32(window, 12));
+        let (caplen, wire_len) = match self.lengths {
+            Lengths::Wire => (second, first),
+            Lengths::Either if first > second => (second, first),
+            _ => (first, second),
+        };
+        let caplen = caplen as usize;
         if caplen > MAX_FRAME {
             // Otherwise a damaged length would make us swallow, and hold, the rest of the file.
             return Step::Corrupt(format!(
@@ -65,8 +88,8 @@ impl Classic {
         let seconds = u64::from(self.order.u32(window, 0));
         let fraction = u64::from(self.order.u32(window, 4));
         let frame = Frame {
-            bytes: &window[self.record_header..used],
-            wire_len: self.order.u32(window, 12).max(caplen as u32),
+            bytes: part(&window[self.record_header..used], wire_len),
+            wire_len,
             time_ns: seconds * 1_000_000_000 + fraction * self.unit,
             link: self.link,
             interface: 0,

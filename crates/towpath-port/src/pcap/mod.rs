@@ -1,7 +1,7 @@
 //! Capture files: pcap and pcapng, read as a stream and written.
 //!
 //! Read: classic pcap in both byte orders with microseconds, nanoseconds and the longer record header of the "modified"
-//! format; pcapng with any number of sections and interfaces, in both byte orders; either under gzip; from a path,
+//! format, those older than version 2.3 too; pcapng with any number of sections and interfaces, in both byte orders; either under gzip; from a path,
 //! standard input or any [`std::io::Read`]. Of pcapng blocks those with packets and interfaces are read (section
 //! header, interface description, enhanced packet, simple packet and the obsolete packet block); the others are
 //! skipped, their insides never looked at.
@@ -32,6 +32,13 @@ use crate::Frame;
 
 /// The longest record or block that is held in memory at once: the longest frame and generous options.
 const MAX_BLOCK: usize = 1 << 20;
+
+/// The bytes of a packet that had `wire_len` bytes on the wire. What a file has beyond them was no part of it: for
+/// Wireshark the packet ends there, too.
+#[inline]
+fn part(bytes: &[u8], wire_len: u32) -> &[u8] {
+    &bytes[..bytes.len().min(wire_len as usize)]
+}
 
 /// What the bytes at hand begin with.
 enum Step<'a> {

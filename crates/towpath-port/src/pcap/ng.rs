@@ -3,7 +3,7 @@
 //! by number.
 
 use super::order::Order;
-use super::{MAX_BLOCK, Step};
+use super::{MAX_BLOCK, Step, part};
 use crate::{Frame, LinkType, MAX_FRAME, Meta};
 
 // Block types (draft-ietf-opsawg-pcapng, section 4 and appendix A).
@@ -186,9 +186,10 @@ impl Ng {
             return Step::Corrupt(format!("a packet says it has {caplen} bytes, its block {used}"));
         };
         self.last_ns = interface.time_ns(self.order.high_low(body, 4));
+        let wire_len = self.order.u32(body, 16);
         let frame = Frame {
-            bytes,
-            wire_len: self.order.u32(body, 16).max(caplen as u32),
+            bytes: part(bytes, wire_len),
+            wire_len,
             time_ns: self.last_ns,
             link: interface.link,
             interface: self.base.saturating_add(number),
