@@ -155,20 +155,37 @@ fn payload_length(frame: Frame<'_>, at: usize, field: u16, next: u8) -> Result<u
     }
     let room = frame.wire_len - at;
     match next {
-        proto::HOPOPT => jumbo_length(frame, at),
+        proto::HOPOPT => behind_options(frame, at),
         // As with IPv4: segmentation by the network card, or BIG TCP without its jumbo option.
         _ if next == proto::TCP || room > usize::from(u16::MAX) => Ok(room),
         _ => Ok(0),
     }
 }
 
-/// The length in the jumbo payload option of the hop-by-hop options at `at`.
-fn jumbo_length(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
+/// Length of what follows the fixed header when that says zero, and hop-by-hop options are at `at`.
+#[cold]
+fn behind_options(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
+    if let Some(length) = jumbo_length(frame, at)? {
+        return Ok(length);
+    }
+    // A segment that the network card is to cut may have options before it, too.
+    let upper = walk(frame, Next::new(proto::HOPOPT, at, frame.wire_len))?;
+    match upper.proto {
+        proto::TCP if upper.fragment == Fragment::Whole => Ok(frame.wire_len - at),
+        // "Payload Length = 0 and Next Header = Hop-by-Hop Options and Jumbo Payload option not present" is an error
+        // there (RFC 2675, section 3).
+        _ => Err(Malformed::Ip6Jumbo),
+    }
+}
+
+/// The length in the jumbo payload option of the hop-by-hop options at `at`, if there is one.
+fn jumbo_length(frame: Frame<'_>, at: usize) -> Result<Option<usize>, Malformed> {
     let end = frame.wire_len;
     let first: &[u8; 2] = frame.header(at, end, Malformed::Ip6ExtensionCut)?;
-    let options_end = (at + extension_length(proto::HOPOPT, first[1])).min(frame.bytes.len());
+    let options_end = at + extension_length(proto::HOPOPT, first[1]);
+    let captured = options_end.min(frame.bytes.len());
     let mut option = at + 2;
-    while option < options_end {
+    while option < captured {
         match frame.bytes(option) {
             Some([0, _]) => option += 1,
             Some([OPTION_JUMBO, 4]) => {
@@ -176,7 +193,7 @@ fn jumbo_length(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
                 let length = u32::from_be_bytes(*length);
                 // "must be greater than 65,535" (RFC 2675, section 2).
                 return match usize::try_from(length) {
-                    Ok(bytes) if length > u32::from(u16::MAX) && bytes <= end - at => Ok(bytes),
+                    Ok(bytes) if length > u32::from(u16::MAX) && bytes <= end - at => Ok(Some(bytes)),
                     _ => Err(Malformed::Ip6Jumbo),
                 };
             }
@@ -184,7 +201,6 @@ fn jumbo_length(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
             None => break,
         }
     }
-    // "Payload Length = 0 and Next Header = Hop-by-Hop Options and Jumbo Payload option not present" is an error
-    // there (RFC 2675, section 3).
-    Err(Malformed::Ip6Jumbo)
+    // The option may be among those that were not captured.
+    if captured < options_end.min(end) { Err(Malformed::CaptureCut) } else { Ok(None) }
 }

@@ -401,6 +401,19 @@ fn ip6() {
             ("60000000 0009 11 40 ADDR6 UDP", "malformed: IPv6 payload length beyond the frame"),
             ("60000000 0007 00 40 ADDR6 11000502000001", "malformed: IPv6 extension header cut off"),
             ("60000000 0008 3c 40 ADDR6 1101050200000100 UDP", "malformed: IPv6 extension header cut off"),
+            // As with IPv4: a TCP segment that the network card is to cut, also behind options.
+            (
+                "60000000 0000 06 40 ADDR6 TCP ffffff",
+                "v6 6 2001:db8::1.4242 > 2001:db8::2.80 len=63 up=23@40 flags=02 seq=1 win=64240",
+            ),
+            (
+                "60000000 0000 00 40 ADDR6 0600 0502 0000 0100 TCP ffffff",
+                "v6 6 2001:db8::1.4242 > 2001:db8::2.80 len=71 up=23@48 flags=02 seq=1 win=64240 ext=2",
+            ),
+            (
+                "60000000 0000 00 40 ADDR6 3c00 0502 0000 0100 0600010400000000 TCP",
+                "v6 6 2001:db8::1.4242 > 2001:db8::2.80 len=76 up=20@56 flags=02 seq=1 win=64240 ext=22",
+            ),
             // Zero payload is no jumbogram without the option, and the option must exceed 65,535.
             (
                 "60000000 0000 00 40 ADDR6 1100 0104 00000000 UDP",
@@ -533,6 +546,12 @@ fn cut_short_by_the_capture() {
     assert_eq!(cut(50), format!("{start} up=16@34 flags=02 seq=1 win=64240"));
     assert_eq!(cut(54), format!("{start} up=20@34 flags=02 seq=1 win=64240"));
     assert_eq!(cut(57), format!("{start} up=23@34 flags=02 seq=1 win=64240"));
+
+    // Options of which nobody knows whether one says the packet's length.
+    let jumbo = frame("60000000 0000 00 40 ADDR6 1100 c204 00011180 1092 0035 0000 0000");
+    for kept in 40..48 {
+        assert_eq!(said(Link::Ip, &jumbo[..kept], 70_056), "malformed: cut short by the capture", "{kept}");
+    }
 
     // No ports to lose.
     let ospf = frame("4600 0020 0000 0000 4059 0000 ADDR4 94040000 ffffffffffffffff");
