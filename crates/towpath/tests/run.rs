@@ -85,6 +85,12 @@ fn captures_go_through_the_live_engine() {
     assert!(out.contains("packets"), "{out}");
     assert_eq!(frames(Path::new(&path("out.pcap"))), all);
 
+    // A capture without packets is one, too.
+    std::fs::write(path("r"), "add deny ip from any to any\n").unwrap();
+    let (code, _, err) = config("");
+    assert_eq!(code, 0, "{err}");
+    assert!(frames(Path::new(&path("out.pcap"))).is_empty());
+
     // The same through an inspector that lets everything pass, and one that takes some out.
     std::fs::write(path("r"), "add inspect 7 ip from any to any\n").unwrap();
     let queue = |pattern: &str| {

@@ -15,6 +15,17 @@ impl Captures {
     }
 }
 
+impl Drop for Captures {
+    /// A capture into which nothing went has a header from now on: of which link type it is was not known before.
+    fn drop(&mut self) {
+        if let Some(writer) = self.writer.take()
+            && let Err(error) = writer.finish()
+        {
+            log::warn!("{error}");
+        }
+    }
+}
+
 impl Port for Captures {
     fn name(&self) -> &str {
         "captures"
