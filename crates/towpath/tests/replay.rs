@@ -244,6 +244,29 @@ fn a_replaced_payload_goes_out_and_the_rest_stays() {
     }
 }
 
+/// The inspector sees the first bytes and answers with those: the rest was not captured before, nor after.
+#[test]
+fn a_packet_that_was_cut_short_can_be_replaced() {
+    let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
+    let (whole, capture, out) = (bench.path("whole.pcap"), bench.path("in.pcap"), bench.path("out.pcap"));
+    udp_capture(&whole, 50, 7);
+    let mut writer = Writer::create(&capture).unwrap();
+    for bytes in frames(&whole) {
+        let wire_len = bytes.len() as u32;
+        writer.write(Frame { wire_len, ..Frame::new(&bytes[..48], LinkType::ETHERNET) }, None).unwrap();
+    }
+    writer.finish().unwrap();
+    let queue = format!("1={}", troublesome("upper"));
+    let report = bench.report(&capture, &["--out", out.to_str().unwrap(), "--queue", &queue]);
+    assert_eq!((number(&report["queues"][0], "replaced"), number(&report, "passed")), (50, 50));
+    let (mut reader, mut burst) = (Reader::open(&out).unwrap(), Burst::new(64));
+    assert_eq!(reader.receive(&mut burst).unwrap(), Received::Frames);
+    assert_eq!(burst.len(), 50);
+    for frame in burst.iter() {
+        assert_eq!((frame.bytes.len(), frame.wire_len, &frame.bytes[42..]), (48, 60, &b"PAYLOA"[..]));
+    }
+}
+
 #[test]
 fn an_inspector_that_dies_costs_its_packets_the_default_verdict() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");

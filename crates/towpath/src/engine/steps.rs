@@ -54,9 +54,9 @@ impl<E: Edge> Engine<E> {
                 self.step(ticket)
             }
             Decision::Replace(mut bytes) => {
-                stored.meta.wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                stored.meta.wire_len = replaced(stored, self.came.as_ref(), &bytes);
                 // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
-                // (a fragment, a protocol we do not know) the inspector's own stand.
+                // (a fragment, a packet that was cut short, a protocol we do not know) the inspector's own stand.
                 checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
                 stored.meta.changed = true;
                 stored.meta.port.offload.checksum = Checksum::Unverified;
@@ -389,6 +389,18 @@ pub(super) fn parse<'a>(
     came: Option<&'a Arc<Burst>>,
 ) -> Result<Packet<'a>, wire::Malformed> {
     wire::parse(stored.meta.link, bytes(stored, came), stored.meta.wire_len)
+}
+
+/// The length on the wire of the packet that stands in place of another: its own. Of a packet that was cut short by the
+/// capture an inspector sees the first bytes only, and answers with those: then what is missing is missing still.
+fn replaced(stored: &Stored<Meta>, came: Option<&Arc<Burst>>, bytes: &[u8]) -> u32 {
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let missing = stored.meta.wire_len.saturating_sub(self::bytes(stored, came).len() as u32);
+    if missing == 0 || wire::parse(stored.meta.link, bytes, len).is_ok() {
+        len
+    } else {
+        len.saturating_add(missing)
+    }
 }
 
 /// Makes the changes that rules asked for.
