@@ -263,13 +263,20 @@ fn a_long_block_is_skipped_in_the_stream() {
 #[test]
 fn what_is_no_capture_says_what_it_is() {
     #[rustfmt::skip]
-    let rows: [(&[u8], &str); 8] = [
+    let rows: [(&[u8], &str); 15] = [
         (b"",                                     "it is empty"),
         (b"abc",                                  "too short"),
         (b"#!/bin/sh\necho not a capture\n",      "it begins with the bytes [23, 21, 2f, 62]"),
         (&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0],   "pcap header is cut short"),
         (&[0x0a, 0x0d, 0x0d, 0x0a],               "section header is cut short"),
         (&[0x0a, 0x0d, 0x0d, 0x0a, 28, 0, 0, 0, 1, 2, 3, 4], "byte-order magic"),
+        (&[0x28, 0xb5, 0x2f, 0xfd, 4],            "it is compressed with zstd; `zstd -dc memory | ... -`"),
+        (&[4, 0x22, 0x4d, 0x18, 0x64],            "`lz4 -dc memory |"),
+        (&[0xfd, b'7', b'z', b'X', b'Z', 0],      "`xz -dc memory |"),
+        (b"BZh91AY&SY",                           "`bzip2 -dc memory |"),
+        (b"snoop\0\0\0\0\0\0\x02",                "it is a snoop file; `editcap memory FILE`"),
+        (&[0xac, 0x01, 0x00, 0x1c, 1, 0, 0, 0],   "it is an IXIA lcap file"),
+        (&[0x1c, 0x00, 0x01, 0xac, 1, 0, 0, 0],   "it is an IXIA lcap file"),
         (&[0x1f, 0x8b, 8, 0],                     "does not decompress"),
         (&[0x1f, 0x8b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0], "does not decompress"),
     ];
@@ -308,6 +315,17 @@ fn gzip_whole_in_parts_cut_and_damaged() {
 
     let members = [gzip(&file[..1_000]), gzip(&file[1_000..])].concat();
     assert_eq!(read(members), (plain.clone(), None));
+
+    // Zeros behind it: padding to a block size. A member may come behind them, and anything else is damage.
+    for zeros in [1, 512, 100_000] {
+        let padded = [gzip(&file), vec![0; zeros]].concat();
+        assert_eq!(read(padded.clone()), (plain.clone(), None), "{zeros} zeros");
+        let (rows, warning) = read([padded, b"x".to_vec()].concat());
+        assert_eq!(rows, plain, "{zeros} zeros and a byte");
+        assert!(warning.is_some(), "{zeros} zeros and a byte");
+    }
+    let parts = [gzip(&file[..1_000]), vec![0; 9], gzip(&file[1_000..])].concat();
+    assert_eq!(read(parts), (plain.clone(), None));
 
     // Noise, so that half of the compressed file is about half of the packets.
     let mut noise = 1u32;

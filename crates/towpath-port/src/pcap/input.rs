@@ -1,11 +1,14 @@
 //! A sliding window over a stream of bytes, plain or gzipped.
 //!
+//! A gzipped one may have several members (RFC 1952, 2.2), and zeros behind them, with which tapes and some capture boxes
+//! fill a block.
+//!
 //! Bytes are read into one buffer of fixed size, looked at in place through [`Input::window`], and consumed. What is
 //! left when more must be read is less than one record; it is moved to the front.
 
-use std::io::{self, BufReader, Chain, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
 use super::MAX_BLOCK;
 
@@ -33,7 +36,13 @@ pub(super) enum Filled {
 
 enum Source {
     Plain(Counted),
-    Gzip(Box<MultiGzDecoder<BufReader<Counted>>>),
+    Gzip(Box<Gzip>),
+}
+
+/// Members of a gzip file, one behind the other.
+struct Gzip {
+    /// Of the member that is being read; none while it is exchanged for the next one's.
+    decoder: Option<GzDecoder<BufReader<Counted>>>,
 }
 
 /// Counts what is taken from the file, for the progress bar.
@@ -51,7 +60,7 @@ impl Input {
         let gzip = magic == GZIP_MAGIC;
         let counted = Counted { reader: Cursor::new(magic).chain(reader), taken: 0 };
         let source = match gzip {
-            true => Source::Gzip(Box::new(MultiGzDecoder::new(BufReader::with_capacity(1 << 16, counted)))),
+            true => Source::Gzip(Box::new(Gzip::new(BufReader::with_capacity(1 << 16, counted)))),
             false => Source::Plain(counted),
         };
         let buffer = vec![0; MAX_BLOCK].into_boxed_slice();
@@ -125,7 +134,9 @@ impl Input {
     pub(super) fn taken(&self) -> u64 {
         match &self.source {
             Source::Plain(counted) => counted.taken,
-            Source::Gzip(decoder) => decoder.get_ref().get_ref().taken,
+            Source::Gzip(gzip) => {
+                gzip.decoder.as_ref().map_or(0, |decoder| decoder.get_ref().get_ref().taken)
+            }
         }
     }
 }
@@ -134,8 +145,35 @@ impl Read for Source {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(reader) => reader.read(into),
-            Self::Gzip(decoder) => decoder.read(into),
+            Self::Gzip(gzip) => gzip.read(into),
         }
+    }
+}
+
+impl Gzip {
+    fn new(reader: BufReader<Counted>) -> Self {
+        Self { decoder: Some(GzDecoder::new(reader)) }
+    }
+}
+
+impl Read for Gzip {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while let Some(decoder) = &mut self.decoder {
+            let read = decoder.read(into)?;
+            if read > 0 || into.is_empty() {
+                return Ok(read);
+            }
+            let reader = decoder.get_mut();
+            while let [0, ..] = reader.fill_buf()? {
+                let zeros = reader.buffer().iter().take_while(|byte| **byte == 0).count();
+                reader.consume(zeros);
+            }
+            if reader.buffer().is_empty() {
+                return Ok(0);
+            }
+            self.decoder = self.decoder.take().map(|decoder| GzDecoder::new(decoder.into_inner()));
+        }
+        Ok(0)
     }
 }
 

@@ -134,7 +134,10 @@ impl Reader {
         let format = if u32::from_le_bytes(*magic) == ng::SECTION_HEADER {
             Format::Ng(Ng::new())
         } else if !Classic::recognise(magic) {
-            return not_a_capture(&format!("it begins with the bytes {magic:02x?}"));
+            return not_a_capture(&match known(magic) {
+                Some(known) => known.told(&name),
+                None => format!("it begins with the bytes {magic:02x?}"),
+            });
         } else {
             let Some(header) = window.first_chunk().and_then(Classic::parse) else {
                 return not_a_capture("its pcap header is cut short");
@@ -298,6 +301,43 @@ impl fmt::Display for Warning {
             0 => write!(f, "; no packet is before it"),
             1 => write!(f, "; the packet before it is used"),
             _ => write!(f, "; the {packets} packets before it are used"),
+        }
+    }
+}
+
+/// What is no capture here, and can be made one.
+enum Known {
+    /// Compressed; the program that decompresses it.
+    Compressed(&'static str),
+    /// A capture in another format.
+    Foreign(&'static str),
+}
+
+/// What the first bytes of a file say that it is.
+fn known(magic: &[u8; 4]) -> Option<Known> {
+    Some(match magic {
+        [0x28, 0xb5, 0x2f, 0xfd] => Known::Compressed("zstd"),
+        [0x04, 0x22, 0x4d, 0x18] => Known::Compressed("lz4"),
+        [0xfd, b'7', b'z', b'X'] => Known::Compressed("xz"),
+        [b'B', b'Z', b'h', b'1'..=b'9'] => Known::Compressed("bzip2"),
+        b"snoo" => Known::Foreign("a snoop file"),
+        // In either byte order, from hardware and from software.
+        [0x1c, 0x00, 0x01, 0xab | 0xac] | [0xab | 0xac, 0x01, 0x00, 0x1c] => {
+            Known::Foreign("an IXIA lcap file")
+        }
+        _ => return None,
+    })
+}
+
+impl Known {
+    fn told(self, name: &str) -> String {
+        match self {
+            Self::Compressed(program) => {
+                format!(
+                    "it is compressed with {program}; `{program} -dc {name} | ... -` has it read from a pipe"
+                )
+            }
+            Self::Foreign(what) => format!("it is {what}; `editcap {name} FILE` makes it a capture"),
         }
     }
 }
