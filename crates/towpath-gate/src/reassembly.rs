@@ -3,7 +3,8 @@
 //! As in RFC 791, a datagram is known by source, destination, protocol and identification; tenants are not told apart.
 //! Fragments that overlap, that end beyond 65,535 bytes, or that disagree about the end make the whole datagram invalid:
 //! it is dropped with all its fragments (what RFC 5722 demands for IPv6; FreeBSD trims them instead, and so leaves it to
-//! the sender which bytes count).
+//! the sender which bytes count). One that came before, byte for byte, is none of these: the network may double packets
+//! (RFC 8200, 4.5), and so does a capture of several interfaces.
 //!
 //! Bounded in datagrams, in fragments of each, and in bytes; when there is no room the oldest datagram goes. Time comes
 //! from the caller. Each fragment is accounted for once: in a whole datagram's `parts`, or in what `add` or `expire` say
@@ -103,8 +104,11 @@ impl Reassembler {
             dropped += self.drop_oldest();
         }
         let datagram = self.waiting.entry(key).or_insert_with(|| Datagram::new(now));
-        self.bytes += piece.payload.len();
         datagram.parts += parts;
+        if datagram.has(&piece) {
+            return Added { whole: None, dropped };
+        }
+        self.bytes += piece.payload.len();
         let fits = datagram.insert(&piece);
         if fits && !datagram.is_whole() {
             return Added { whole: None, dropped };
@@ -188,6 +192,13 @@ fn piece<'a>(packet: &Packet<'a>) -> Option<(Key, Piece<'a>)> {
 impl Datagram {
     fn new(since: Time) -> Self {
         Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0, parts: 0 }
+    }
+
+    /// Whether this very piece is there.
+    fn has(&self, piece: &Piece<'_>) -> bool {
+        let same = |(offset, bytes): &(usize, Vec<u8>)| *offset == piece.offset && bytes == piece.payload;
+        let ends = self.len == Some(piece.offset + piece.payload.len());
+        ends == piece.last && self.pieces.iter().any(same)
     }
 
     /// Keeps a piece. False when the datagram makes no sense with it.
@@ -304,15 +315,35 @@ mod tests {
         let mut reassembler = Reassembler::new();
         add(&mut reassembler, &pieces[0], 1);
         add(&mut reassembler, &pieces[2], 1);
-        assert_eq!(
-            add(&mut reassembler, &pieces[0], 1),
-            Added { whole: None, dropped: 3 },
-            "a repeat overlaps"
-        );
+        let mut other = pieces[0].clone();
+        *other.last_mut().unwrap() ^= 1;
+        assert_eq!(add(&mut reassembler, &other, 1), Added { whole: None, dropped: 3 }, "other bytes");
         // Two ends that differ.
         let (_, longer) = fragments(&[1; 200], 24, 5);
         add(&mut reassembler, pieces.last().unwrap(), 1);
         assert_eq!(add(&mut reassembler, longer.last().unwrap(), 1), Added { whole: None, dropped: 2 });
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_repeat_is_no_overlap() {
+        let (whole, pieces) = fragments(&[1; 60], 24, 5);
+        let mut reassembler = Reassembler::new();
+        for piece in [&pieces[2], &pieces[2], &pieces[0], &pieces[0], &pieces[2]] {
+            assert_eq!(add(&mut reassembler, piece, 1), Added { whole: None, dropped: 0 });
+        }
+        assert_eq!(
+            add(&mut reassembler, &pieces[1], 1),
+            Added { whole: Some(Whole { frame: whole, parts: 6 }), dropped: 0 }
+        );
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
+
+        add(&mut reassembler, &pieces[0], 1);
+        add(&mut reassembler, &pieces[1], 1);
+        // Its bytes are there, but as those of a piece that is not the last.
+        let mut last = pieces[1].clone();
+        last[20] &= !0x20;
+        assert_eq!(add(&mut reassembler, &last, 1), Added { whole: None, dropped: 3 });
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
     }
 

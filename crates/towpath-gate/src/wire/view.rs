@@ -101,7 +101,9 @@ impl<'a> Packet<'a> {
             Addresses::V6(..) => {
                 let header = bytes::<8>(self.frame, self.transport.checked_sub(8)?)?;
                 let field = be16([header[2], header[3]]);
-                let last = self.fragment == Fragment::Later || field == ip6::FRAGMENT_MORE;
+                // A first one of several; the two bits between are reserved, "ignored on reception" (RFC 8200, 4.5).
+                let first = field & !ip6::FRAGMENT_RESERVED == ip6::FRAGMENT_MORE;
+                let last = self.fragment == Fragment::Later || first;
                 let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
                 (last && header[0] == self.proto).then_some(id)
             }

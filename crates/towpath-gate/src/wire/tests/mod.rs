@@ -602,6 +602,24 @@ fn views() {
     assert_eq!((packet.tos(), packet.ttl(), packet.flow(), packet.payload()), (0, 0, None, &[0u8, 1][..]));
 }
 
+/// "Reserved. 2-bit reserved field. [...] ignored on reception" (RFC 8200, 4.5), and so it is no part of what is asked for.
+#[test]
+fn identifications_of_fragments() {
+    let rows = [
+        ("60000000 0010 2c 40 ADDR6 1100 0001 00000007 1092 0035 0400 0000", Some(7)),
+        ("60000000 0010 2c 40 ADDR6 1100 0007 00000007 1092 0035 0400 0000", Some(7)),
+        ("60000000 0010 2c 40 ADDR6 1100 000f 00000007 ffffffffffffffff", Some(7)),
+        ("60000000 0010 2c 40 ADDR6 1100 0006 00000007 UDP", None),
+        // The last header before the data is another one.
+        ("60000000 0018 2c 40 ADDR6 3c00 0001 00000007 1100010400000000 1092 0035 0400 0000", None),
+        ("4500 001c 1234 2000 4011 0000 ADDR4 1092 0035 0400 0000", Some(0x1234)),
+        ("IP4", None),
+    ];
+    for (row, expected) in rows {
+        assert_eq!(packet_of(Link::Ip, &frame(row)).fragment_id(), expected, "{row}");
+    }
+}
+
 #[test]
 fn payloads() {
     let rows = [
