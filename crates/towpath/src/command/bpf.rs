@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use towpath_bpf::{Code, Context, LoadError, LoadOptions, Program, Stats};
 
 use crate::args::exit;
-use crate::command::fail;
+use crate::command::{self, fail};
 
 /// Check, run, list and measure framing programs in BPF
 ///
@@ -137,13 +137,15 @@ fn check(source: &Source, code: &Code, stats: Stats) -> u8 {
     let function = code.function(0);
     if source.json {
         let file = source.file.display().to_string();
-        print_json(&json!({ "file": file, "ok": true, "kind": kind, "function": function,
-            "instructions": stats.instructions }));
-    } else {
-        let name = function.map(|name| format!(", program `{name}`")).unwrap_or_default();
-        println!("{}: accepted{name}, {} instructions of {kind}", source.file.display(), stats.instructions);
+        return print_json(
+            exit::OK,
+            &json!({ "file": file, "ok": true, "kind": kind, "function": function,
+            "instructions": stats.instructions }),
+        );
     }
-    exit::OK
+    let name = function.map(|name| format!(", program `{name}`")).unwrap_or_default();
+    let (file, count) = (source.file.display(), stats.instructions);
+    command::answer(exit::OK, &format!("{file}: accepted{name}, {count} instructions of {kind}\n"))
 }
 
 fn run_once(source: &Source, program: &Program, message: &[u8], fuel: u64, cb: &[u32]) -> u8 {
@@ -164,14 +166,16 @@ fn run_once(source: &Source, program: &Program, message: &[u8], fuel: u64, cb: &
     let Context { cb, mark, hash } = context;
     let (outcome, words) = answer(result, mark);
     if source.json {
-        print_json(&json!({ "result": result, "outcome": outcome, "mark": mark, "hash": hash, "cb": cb,
-            "fuel_used": used }));
-    } else {
-        println!("result {result}: {words}");
-        println!("mark {mark}, hash {hash}, cb {cb:?}");
-        println!("fuel used: {used} of {fuel}");
+        return print_json(
+            exit::OK,
+            &json!({ "result": result, "outcome": outcome, "mark": mark, "hash": hash, "cb": cb,
+            "fuel_used": used }),
+        );
     }
-    exit::OK
+    let text = format!(
+        "result {result}: {words}\nmark {mark}, hash {hash}, cb {cb:?}\nfuel used: {used} of {fuel}\n"
+    );
+    command::answer(exit::OK, &text)
 }
 
 /// What a result means to the mux: a word for programs, words for people.
@@ -194,11 +198,9 @@ fn disasm(source: &Source, code: &Code) -> u8 {
                     "text": row.text })
             })
             .collect();
-        print_json(&json!({ "classic": code.is_classic(), "instructions": rows }));
-    } else {
-        print!("{code}");
+        return print_json(exit::OK, &json!({ "classic": code.is_classic(), "instructions": rows }));
     }
-    exit::OK
+    command::answer(exit::OK, &code.to_string())
 }
 
 fn stats(source: &Source, stats: Stats) -> u8 {
@@ -220,14 +222,11 @@ fn stats(source: &Source, stats: Stats) -> u8 {
         let mut object: serde_json::Map<String, Value> =
             rows.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
         object.insert("kind".to_owned(), json!(kind(stats)));
-        print_json(&Value::Object(object));
-    } else {
-        println!("{:17} {:>8}", "kind", kind(stats));
-        for (name, value) in rows {
-            println!("{:17} {value:>8}", name.replace('_', " "));
-        }
+        return print_json(exit::OK, &Value::Object(object));
     }
-    exit::OK
+    let mut text = format!("{:17} {:>8}\n", "kind", kind(stats));
+    text.extend(rows.iter().map(|(name, value)| format!("{:17} {value:>8}\n", name.replace('_', " "))));
+    command::answer(exit::OK, &text)
 }
 
 const fn kind(stats: Stats) -> &'static str {
@@ -258,21 +257,19 @@ impl Source {
             report["text"] = json!(refusal.text);
             report["reason"] = json!(refusal.reason.to_string());
         }
-        print_json(&report);
-        exit::BAD_RULES
+        print_json(exit::BAD_RULES, &report)
     }
 
     fn fails(&self, code: u8, error: &str) -> u8 {
         if !self.json {
             return fail(code, error);
         }
-        print_json(&json!({ "file": self.file.display().to_string(), "ok": false, "error": error }));
-        code
+        print_json(code, &json!({ "file": self.file.display().to_string(), "ok": false, "error": error }))
     }
 }
 
-fn print_json(value: &Value) {
-    println!("{value}");
+fn print_json(code: u8, value: &Value) -> u8 {
+    command::answer(code, &format!("{value}\n"))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {

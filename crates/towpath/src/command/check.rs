@@ -11,7 +11,7 @@ use towpath_gate::{Time, wire};
 use crate::args::{Check, exit};
 use crate::command::captured::{Captured, NOT_IP};
 use crate::command::wiring::{Wrong, go, read};
-use crate::command::{answer, fail, warn};
+use crate::command::{answer, fail, say, warn};
 use towpath::link::link;
 
 /// How often what has ended is taken away, by the captures' time.
@@ -148,7 +148,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
         return Ok(answer(code, &(text + "\n")));
     }
     warnings.iter().chain(&shadowed).for_each(warn);
-    errors.iter().for_each(|error| eprintln!("{error}"));
+    errors.iter().for_each(say);
     Ok(answer(code, &report.text()))
 }
 

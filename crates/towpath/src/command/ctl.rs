@@ -21,7 +21,7 @@ use towpath::settings;
 use towpath_ring::{Consumer, Kind, Verdict};
 
 use crate::args::exit;
-use crate::command::{answer, fail, warn};
+use crate::command::{answer, fail, say, warn};
 
 /// How long the engine has for an answer, which it promises within half of that.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -424,7 +424,7 @@ fn events(socket: &Path, args: &Events) -> Result<String, Failure> {
             }
         }
         if lost > told {
-            eprintln!("towpath: {} events were left out", lost - told);
+            say(format_args!("towpath: {} events were left out", lost - told));
             told = lost;
         }
     }
@@ -576,7 +576,7 @@ fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
                 other => other.map_err(file)?,
             },
             Message::Answer(Answer::Traced { packets, dropped, .. }) => {
-                eprintln!("towpath: {packets} packets traced, {dropped} left out");
+                say(format_args!("towpath: {packets} packets traced, {dropped} left out"));
                 return Ok(String::new());
             }
             Message::Answer(_) => return Err(engine.nonsense("to trace")),
@@ -609,7 +609,7 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
             Kind::DUMP => {}
             Kind::DONE => {
                 if interrupted {
-                    eprintln!("towpath: rules changed meanwhile: numbers before and after that may differ");
+                    say("towpath: rules changed meanwhile: numbers before and after that may differ");
                 }
                 return Ok(String::new());
             }

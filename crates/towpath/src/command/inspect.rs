@@ -1,11 +1,10 @@
 //! `towpath inspect`: searches the payload of a queue's packets, and gives verdicts.
 
 use regex::bytes::Regex;
-use std::io::Write as _;
 use towpath_ring::{Answer, Consumer, Frame, Verdict};
 
 use crate::args::{Inspect, PassOrDrop, exit};
-use crate::command::fail;
+use crate::command::{fail, say};
 
 /// Frames taken at a time.
 const BATCH: usize = 64;
@@ -41,10 +40,7 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
             if let Some(gap) = frame.header().gap() {
                 if args.verbose {
                     let why = gap.loss.map_or("for an unknown reason".to_owned(), |loss| format!("{loss:?}"));
-                    // In one piece: the engine may be writing to the same terminal.
-                    let line = format!("queue {}: {} packets were lost: {why}\n", args.queue, gap.count);
-                    // Nobody may be listening.
-                    let _ = std::io::stderr().write_all(line.as_bytes());
+                    say(format_args!("queue {}: {} packets were lost: {why}", args.queue, gap.count));
                 }
                 consumer.verdict(frame, Verdict::Pass);
                 continue;
@@ -58,7 +54,7 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
             }
             let found = pattern.is_match(payload(&consumer, &frame));
             if found && args.verbose {
-                eprintln!("queue {}: packet {} matches, {:?}", args.queue, frame.seq(), args.verdict);
+                say(format_args!("queue {}: packet {} matches, {:?}", args.queue, frame.seq(), args.verdict));
             }
             consumer.verdict(frame, if found { matching } else { other.into() });
         }

@@ -2,6 +2,8 @@
 
 use log::{LevelFilter, Log, Metadata, Record};
 
+use super::say;
+
 struct Stderr;
 
 /// Warnings and errors of the libraries are printed from here on.
@@ -22,7 +24,7 @@ impl Log for Stderr {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            eprintln!("towpath: {}: {}", record.level().as_str().to_lowercase(), record.args());
+            say(format_args!("towpath: {}: {}", record.level().as_str().to_lowercase(), record.args()));
         }
     }
 

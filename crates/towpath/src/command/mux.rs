@@ -17,7 +17,7 @@ use towpath_mux::mux::{self, Order};
 use towpath_send::Choice;
 
 use crate::args::exit;
-use crate::command::fail;
+use crate::command::{fail, say};
 
 /// Serve connections with worker processes: each message goes to the worker that is free
 ///
@@ -196,7 +196,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let mut sockets = Vec::new();
     for address in &args.listen {
         let listen = front::listen(&server, address, tls.as_ref());
-        eprintln!("listening on {}", listen.map_err(|error| (exit::FAILED, error.to_string()))?);
+        let at = listen.map_err(|error| (exit::FAILED, error.to_string()))?;
+        say(format_args!("listening on {at}"));
         sockets.extend(SocketFile::of(address));
     }
     let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
@@ -224,7 +225,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         Error::System { .. } => (exit::FAILED, error.to_string()),
     };
     let front = Front::new(&server, config, desk).map_err(code)?;
-    eprintln!("{workers} workers attached");
+    say(format_args!("{workers} workers attached"));
     let connect = |(peer, how): (&String, Connect)| {
         let connector = server.connect(peer, how);
         connector.map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
@@ -249,7 +250,7 @@ fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
 
 fn tell(outcome: &Outcome) -> u8 {
     let Outcome { drained, cut, totals, restarts } = outcome;
-    eprintln!(
+    say(format_args!(
         "{} connections, {} messages: {} done, {} given up, {} not begun; {} given again, {restarts} workers started again",
         totals.attach,
         totals.received,
@@ -257,7 +258,7 @@ fn tell(outcome: &Outcome) -> u8 {
         totals.undone,
         totals.queued + totals.in_hand,
         totals.redelivered,
-    );
+    ));
     match drained {
         true => exit::OK,
         false => fail(

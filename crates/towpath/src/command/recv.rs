@@ -21,7 +21,7 @@ use crate::command::send::{progress, seconds};
 use crate::command::transfer::{
     ALIVE, ALIVE_EVERY, Answer, HEADER_BYTES, Status, bytes, cpu_time, parse_header, read_full,
 };
-use crate::command::{answer, fail};
+use crate::command::{answer, fail, say};
 
 /// Receive a file from `towpath send`
 ///
@@ -91,7 +91,7 @@ fn receive(args: &Recv) -> Result<Report, String> {
     let listener =
         TcpListener::bind(args.listen).map_err(|error| format!("listening on {}: {error}", args.listen))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
-    eprintln!("listening on {address}");
+    say(format_args!("listening on {address}"));
     let (mut stream, from) = listener.accept().map_err(|error| format!("waiting for a sender: {error}"))?;
     drop(listener);
     stream.set_read_timeout(Some(args.timeout)).map_err(|error| error.to_string())?;

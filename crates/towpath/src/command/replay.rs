@@ -27,7 +27,7 @@ use towpath_ring::Overload;
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::command::captured::{BURST, Captured, NOT_IP};
 use crate::command::wiring::{Wrong, rules};
-use crate::command::{answer, fail, warn};
+use crate::command::{answer, fail, say, warn};
 use towpath::link::link;
 
 /// Bursts between the thread that reads a slow capture and the engine.
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Replay) -> u8 {
     };
     // A capture on standard output leaves no room there for the report.
     if args.out.as_ref().is_some_and(|out| out.as_os_str() == "-") {
-        eprint!("{text}");
+        say(text.trim_end());
         return exit::OK;
     }
     answer(exit::OK, &text)

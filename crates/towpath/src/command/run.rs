@@ -12,7 +12,7 @@ use towpath::live::{Administrator, Failure};
 use towpath_gate::rules::Diagnostic;
 
 use crate::args::exit;
-use crate::command::{answer, fail, warn};
+use crate::command::{answer, fail, say, warn};
 
 /// Stand between live ports, as a configuration says
 ///
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Run) -> u8 {
     let (config, rules) = match read(args) {
         Ok(read) => read,
         Err(Refused { code, errors }) => {
-            errors.iter().for_each(|error| eprintln!("{error}"));
+            errors.iter().for_each(say);
             return code;
         }
     };
@@ -115,7 +115,7 @@ fn check(args: &Run) -> u8 {
         return answer(code, &format!("{object}\n"));
     }
     warnings.iter().for_each(warn);
-    errors.iter().for_each(|error| eprintln!("{error}"));
+    errors.iter().for_each(say);
     answer(code, &said)
 }
 

@@ -13,7 +13,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, Packet, Time, state};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
-use crate::command::{fail, warn};
+use crate::command::{fail, say, warn};
 
 /// The port that packets arrive on unless `--port` names another for their VLAN.
 pub(crate) const UNTAGGED: &str = "cap0";
@@ -47,7 +47,7 @@ impl Wrong {
         match self {
             Self::Usage(message) => fail(exit::USAGE, message),
             Self::Rules(errors) => {
-                errors.iter().for_each(|error| eprintln!("{error}"));
+                errors.iter().for_each(say);
                 exit::BAD_RULES
             }
         }

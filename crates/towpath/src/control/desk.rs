@@ -278,7 +278,7 @@ impl Bell {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    fn ring(&self) {
+    pub(super) fn ring(&self) {
         // Full: nobody has looked for 2^64 rings.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }

@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -74,11 +75,13 @@ pub enum BindError {
     },
 }
 
-/// The control socket of one engine. Dropping it removes the socket, after the clients have got their last answers; the
-/// desk must be gone before, or it waits.
+/// The control socket of one engine. Dropping it removes the socket, after the clients have got their last answers: of an engine
+/// whose desks are still there (it panics) that is that it has ended.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
+    over: Arc<AtomicBool>,
+    bell: Bell,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -181,12 +184,14 @@ impl Listening {
         let Self { path, listener, access } = self;
         let system = |source| BindError::System { path: path.clone(), source };
         let bell = Bell::new().map_err(system)?;
+        let over = Arc::new(AtomicBool::new(false));
         let (desks, mailboxes) = wakes.into_iter().map(|wake| Desk::new(bell.clone(), wake)).unzip();
         let house = House {
             listener,
             pause: Pause::of("control"),
             mailboxes,
-            bell,
+            over: Arc::clone(&over),
+            bell: bell.clone(),
             book,
             clients: Vec::new(),
             access,
@@ -196,7 +201,7 @@ impl Listening {
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| house.run()).map_err(system)?;
-        Ok((Server { path, thread: Some(thread) }, desks))
+        Ok((Server { path, over, bell, thread: Some(thread) }, desks))
     }
 }
 
@@ -235,6 +240,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         // First the name: who comes now finds nobody, not somebody who leaves.
         let _ = std::fs::remove_file(&self.path);
+        // Release: pairs with the acquire in the thread. Desks may be left, whose engine will not end before this process does.
+        self.over.store(true, Ordering::Release);
+        self.bell.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -247,6 +255,8 @@ struct House {
     pause: Pause,
     /// One for each thread of the engine.
     mailboxes: Vec<Mailbox>,
+    /// Nobody is to be served any more, whatever becomes of the engine.
+    over: Arc<AtomicBool>,
     bell: Bell,
     /// The rules; none when there are none to look at.
     book: Option<Arc<Rulebook>>,
@@ -290,7 +300,9 @@ impl House {
         let mut farewell = None;
         loop {
             let now = self.now();
-            if farewell.is_none() && self.mailboxes.iter().all(Mailbox::is_over) {
+            // Acquire: pairs with the release in `Server::drop`.
+            let over = self.over.load(Ordering::Acquire) || self.mailboxes.iter().all(Mailbox::is_over);
+            if farewell.is_none() && over {
                 farewell = Some(now + FAREWELL);
             }
             for client in &mut self.clients {
@@ -671,5 +683,20 @@ mod tests {
         }
         drop(desks);
         drop(server);
+    }
+
+    #[test]
+    fn it_ends_although_its_engine_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let (server, desk) = Server::open(&path, None).unwrap();
+        let mut asks = UnixStream::connect(&path).unwrap();
+        asks.write_all(&emit(&Request::ShowRings)).unwrap();
+        // Nobody attends the desk.
+        drop(server);
+        assert!(!path.exists());
+        // Whether it was told so depends on whether it was let in before.
+        let _ = asks.read_to_end(&mut Vec::new());
+        drop(desk);
     }
 }

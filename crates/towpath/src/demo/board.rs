@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::beside::Beside;
 use super::part::ctl;
+use crate::command::say;
 
 /// How often the engine is asked.
 const LOOK: Duration = Duration::from_millis(400);
@@ -190,7 +191,7 @@ impl Board {
 impl Shown {
     fn line(&self, line: &str) {
         if self.plain {
-            eprintln!("{:5.1} s  {line}", self.begun.elapsed().as_secs_f64());
+            say(format_args!("{:5.1} s  {line}", self.begun.elapsed().as_secs_f64()));
         }
     }
 

@@ -43,6 +43,7 @@ use thiserror::Error;
 pub(crate) use files::sweep;
 pub(crate) use part::{exec, queue, worker};
 
+use crate::command::say;
 use results::Results;
 use screen::Screen;
 
@@ -53,7 +54,9 @@ pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
     let screen = Screen::open(options)?;
     match director::play(options, &screen) {
         Err(Failure::Missing(what)) => {
-            eprintln!("towpath demo: {what}. What needs no privilege follows: a capture, the mux, a file");
+            say(format_args!(
+                "towpath demo: {what}. What needs no privilege follows: a capture, the mux, a file"
+            ));
             alone::play(options, &screen, &what)
         }
         played => played,

@@ -16,6 +16,7 @@ use towpath_ring::Worker;
 
 use super::host::Host;
 use super::{Failure, Stop, doing};
+use crate::command::say;
 
 /// How long a part has to be ready.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -197,7 +198,7 @@ pub(crate) fn queue(number: u16) -> Result<(), String> {
     let pattern = regex::bytes::Regex::new(super::inspect::PATTERN).map_err(|error| error.to_string())?;
     let mut port = nfqueue::Queue::open(nfqueue::Config::new(number)).map_err(text)?;
     let mut burst = Burst::new(64);
-    eprintln!("ready");
+    say("ready");
     loop {
         match port.receive(&mut burst).map_err(text)? {
             Received::End => return Ok(()),

@@ -8,6 +8,7 @@ use super::board::Board;
 use super::results::Results;
 use super::view::{Seen, View};
 use super::{Failure, Options, doing, still};
+use crate::command::say;
 
 /// The terminal, and files that are open before the first scene: what cannot be written is known before anything is played.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl Screen {
             }
             (Err(failure), Ok(results)) => results.left_out.push(format!("the picture: {failure}")),
             // That one is told by who asked for it.
-            (Err(failure), Err(_)) => eprintln!("towpath demo: not recorded: {failure}"),
+            (Err(failure), Err(_)) => say(format_args!("towpath demo: not recorded: {failure}")),
         }
         played
     }
