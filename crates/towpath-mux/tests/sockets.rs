@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use towpath_mux::Time;
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Admission, Admit, Peer, Server, Worker};
@@ -69,6 +70,26 @@ fn cause(server: &Server) -> Cause {
             None => thread::yield_now(),
         }
     }
+}
+
+#[test]
+fn both_versions_of_ip_have_a_port_of_their_own() {
+    let (server, four, threads) = echo(1, Limits::default(), Config::default());
+    let six = match server.listen(format!("[::]:{}", four.port())) {
+        Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+            return println!("skipped: no IPv6");
+        }
+        six => six.expect("it is free"),
+    };
+    assert_eq!(six.port(), four.port());
+    let mut stream = TcpStream::connect(four).expect("it listens");
+    ask(&mut stream, b"by IPv4").expect("an answer");
+    drop(stream);
+    match TcpStream::connect(("::1", six.port())) {
+        Ok(mut stream) => ask(&mut stream, b"by IPv6").expect("an answer"),
+        Err(error) => println!("not tried: no ::1 ({error})"),
+    }
+    assert!(stop(&server, threads) > 0);
 }
 
 #[test]

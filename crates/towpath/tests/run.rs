@@ -1,7 +1,11 @@
 //! `towpath run`: its configuration, and what it says when it cannot be.
 
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use towpath_port::netns::{until, veth, within};
 
 fn towpath(args: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_towpath")).args(args).output().unwrap();
@@ -9,20 +13,81 @@ fn towpath(args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
+/// The configurations that are shipped.
+fn examples() -> Vec<PathBuf> {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/run");
+    let files = std::fs::read_dir(&examples).unwrap().map(|file| file.unwrap().path());
+    let examples: Vec<_> = files.filter(|file| file.extension().is_some_and(|it| it == "toml")).collect();
+    assert!(!examples.is_empty());
+    examples
+}
+
 #[test]
 fn the_examples_are_right() {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/run");
-    let mut seen = 0;
-    for file in std::fs::read_dir(&examples).unwrap() {
-        let file = file.unwrap().path();
-        if file.extension().is_some_and(|extension| extension == "toml") {
-            let (code, out, err) = towpath(&["run", "--check", file.to_str().unwrap()]);
-            assert_eq!((code, err.as_str()), (0, ""), "{}", file.display());
-            assert!(out.starts_with(&format!("{}: ", file.display())), "{out}");
-            seen += 1;
-        }
+    for file in examples() {
+        let (code, out, err) = towpath(&["run", "--check", file.to_str().unwrap()]);
+        assert_eq!((code, err.as_str()), (0, ""), "{}", file.display());
+        assert!(out.starts_with(&format!("{}: ", file.display())), "{out}");
     }
-    assert!(seen > 0);
+}
+
+/// As they are written, but for where programs and files are. Without the privilege this says so and does nothing.
+#[test]
+fn the_examples_start() {
+    within(|| {
+        veth("eth0", "e0");
+        veth("eth1", "e1");
+        let programs = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples");
+        for example in examples() {
+            let directory = tempfile::tempdir().unwrap();
+            let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+            let program = |name: &str| format!("\"{}", programs.join(name).display());
+            let text = std::fs::read_to_string(&example)
+                .unwrap()
+                .replace("\"target/debug/examples/worker", &program("mux_worker"))
+                .replace("\"target/debug/examples/redis", &program("redis"))
+                .replace("/dev/shm/keys", &path("keys"))
+                .replace("/run/towpath/control.sock", &path("ctl.sock"))
+                .replace("/run/towpath/", &path(""));
+            let (config, muxes) = (path("t.toml"), text.matches("\n[mux.").count());
+            std::fs::write(&config, text).unwrap();
+            std::fs::create_dir(path("keys")).unwrap();
+            let rules = example.with_extension("ipfw");
+            std::fs::copy(&rules, directory.path().join(rules.file_name().unwrap())).unwrap();
+            let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+            let mut engine =
+                command.args(["run", &config]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let control = path("ctl.sock");
+            until(|| {
+                let ended = engine.try_wait().unwrap();
+                ended.is_some()
+                    || if muxes > 0 {
+                        attached(&control) == muxes
+                    } else {
+                        ctl(&control, "show stats").status.success()
+                    }
+            });
+            // It may have ended.
+            let _ = kill_process(Pid::from_child(&engine), Signal::TERM);
+            let output = engine.wait_with_output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(0), "{}: {said}", example.display());
+        }
+    });
+}
+
+fn ctl(control: &str, words: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+    command.args(["ctl", "--socket", control]).args(words.split_whitespace()).output().unwrap()
+}
+
+/// How many muxes have workers.
+fn attached(control: &str) -> usize {
+    let output = ctl(control, "show mux --json");
+    let Ok(answer) = serde_json::from_slice::<Value>(&output.stdout) else { return 0 };
+    let others = answer["mux"]["others"].as_array().into_iter().flatten();
+    let has_workers = |mux: &&Value| mux["workers"].as_array().is_some_and(|workers| !workers.is_empty());
+    others.chain([&answer["mux"]]).filter(has_workers).count()
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Listeners: sockets that connections come from.
 
 use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socket_with, sockopt};
 
 use super::admission::{Admission, Admit, Entry, admit};
 use super::tls::Tls;
@@ -81,7 +82,7 @@ pub(super) struct Accepted {
 impl Listeners {
     pub(super) fn add(&mut self, epoll: &OwnedFd, listener: Listener) -> io::Result<()> {
         let data = epoll::EventData::new_u64(FIRST + self.all.len() as u64);
-        // It listens already, by the standard library and for 128 (listen(2) again sets that anew).
+        // One of the standard library listens already, for 128 (listen(2) again sets that anew).
         rustix::net::listen(&listener.fd, BACKLOG)?;
         epoll::add(epoll, &listener.fd, data, epoll::EventFlags::IN)?;
         self.all.push(Arc::new(listener));
@@ -126,6 +127,36 @@ impl Listeners {
     pub(super) fn get(&self, data: u64) -> Option<Arc<Listener>> {
         self.all.get(usize::try_from(data.checked_sub(FIRST)?).ok()?).cloned()
     }
+}
+
+/// Listens on the first of these addresses that can be had, and says which it is.
+pub(super) fn bind(addresses: impl ToSocketAddrs) -> io::Result<(OwnedFd, SocketAddr)> {
+    let mut refused = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
+    for address in addresses.to_socket_addrs()? {
+        match bind_one(address) {
+            Ok(bound) => return Ok(bound),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(family, SocketType::STREAM, flags, None)?;
+    // Connections of a server before this one may still be in TIME_WAIT.
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if let SocketAddr::V6(six) = address
+        && six.ip().to_ipv4_mapped().is_none()
+    {
+        // Or it would have the port of every IPv4 address too, and show those peers as ::ffff:192.0.2.1 (ipv6(7), IPV6_V6ONLY).
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    rustix::net::bind(&fd, &address)?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    let own = SocketAddr::try_from(rustix::net::getsockname(&fd)?)?;
+    Ok((fd, own))
 }
 
 /// Accepts what waits, without blocking, and asks who may come in.

@@ -50,7 +50,7 @@ mod tray;
 mod worker;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -155,13 +155,14 @@ impl Server {
         Ok(Self { shared: Arc::new(Shared { epoll, bell, start, framing, limits, carriers, state }) })
     }
 
-    /// Listens on a TCP address, and says which it is (a port of 0 is chosen).
+    /// Listens on a TCP address, and says which it is (a port of 0 is chosen). One of IPv6 is for IPv6 alone, whatever the
+    /// system's default is: `[::]` and `0.0.0.0` may have the same port, and peers have the addresses that they wrote.
     ///
     /// # Errors
     ///
     /// When the address cannot be listened on.
     pub fn listen(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
-        self.listen_as(TcpListener::bind(address)?, None)
+        self.listen_as(listener::bind(address)?, None)
     }
 
     /// The same, with TLS: a connection is attached when it has shaken hands.
@@ -171,13 +172,15 @@ impl Server {
     /// When the address cannot be listened on.
     #[cfg(feature = "tls")]
     pub fn listen_tls(&self, address: impl ToSocketAddrs, tls: Tls) -> io::Result<SocketAddr> {
-        self.listen_as(TcpListener::bind(address)?, Some(tls))
+        self.listen_as(listener::bind(address)?, Some(tls))
     }
 
-    fn listen_as(&self, listener: TcpListener, tls: Option<tls::Tls>) -> io::Result<SocketAddr> {
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let listener = Listener { fd: listener.into(), tcp: true, tls };
+    fn listen_as(
+        &self,
+        (fd, address): (OwnedFd, SocketAddr),
+        tls: Option<tls::Tls>,
+    ) -> io::Result<SocketAddr> {
+        let listener = Listener { fd, tcp: true, tls };
         self.shared.lock().listeners.add(&self.shared.epoll, listener)?;
         Ok(address)
     }

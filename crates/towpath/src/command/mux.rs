@@ -34,7 +34,7 @@ Example (the worker is crates/towpath-ring/examples/worker.rs):
   towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker target/debug/examples/worker
   printf 'hello\\nworld\\n' | nc -N 127.0.0.1 7007")]
 pub(crate) struct Mux {
-    /// Where to listen: HOST:PORT, or unix:PATH
+    /// Where to listen: HOST:PORT, or unix:PATH; [::] is IPv6 alone
     #[arg(required_unless_present = "connected", value_name = "ADDR")]
     listen: Vec<String>,
 
