@@ -8,6 +8,7 @@ pub mod control;
 pub mod conversations;
 pub mod engine;
 pub mod flows;
+pub mod framing;
 pub mod front;
 pub mod inspector;
 pub mod link;

@@ -53,7 +53,8 @@ impl Front {
 
     fn begin(mut command: Command, address: &str, worker: &str, more: &[&str]) -> Self {
         let mut child = command
-            .args(["mux", address, "--framing", FRAMING, "--worker", worker])
+            .args(["mux", address, "--worker", worker])
+            .args(["--framing", FRAMING].iter().filter(|_| !more.contains(&"--framing")))
             .args(more)
             .stderr(Stdio::piped())
             .spawn()
@@ -149,6 +150,30 @@ fn counted(errors: &str) -> (u64, u64, u64, u64) {
         line[..at].trim().rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{line}"))
     };
     (before(" messages:"), before(" done"), before(" given up"), before(" not begun"))
+}
+
+/// What was made for KCM serves as it is.
+#[test]
+fn a_framing_may_be_a_program_or_a_document() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let document = directory.path().join("framing.toml");
+    std::fs::write(&document, "length = 4\nadjust = 4\n").expect("a file");
+    let object = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs/thrift.o");
+    let program = format!("{}:frame", object.display());
+    for framing in [document.to_str().expect("UTF-8"), object.to_str().expect("UTF-8"), &program] {
+        let front = Front::start(&example("mux_worker"), &["--workers", "1", "--framing", framing]);
+        let mut stream = front.connect();
+        for body in [&b"one"[..], b"another"] {
+            assert_eq!(split(&ask(&mut stream, body)).1, body, "{framing}");
+        }
+        drop(stream);
+        assert_eq!(front.finish().0, Some(0), "{framing}");
+    }
+    let refused = towpath().args(["mux", "127.0.0.1:0", "--worker", "w", "--framing", "no/such.o"]).output();
+    let refused = refused.expect("towpath starts");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(64), "{said}");
+    assert!(said.contains("--framing no/such.o: no such file, and no framing either"), "{said}");
 }
 
 #[test]

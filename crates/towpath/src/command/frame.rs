@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use clap::builder::ValueHint;
 use serde::Serialize;
+use towpath::framing::{self, Named};
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
@@ -171,38 +172,11 @@ fn messages(args: &Frame) -> Result<(), Failure> {
 
 /// A preset, the declarative form, or a file, as `option` gave it.
 fn framing(option: &str, text: &str) -> Result<Framing, Failure> {
-    let refused = |error: &dyn std::fmt::Display| Failure::Framing(format!("{option} {text}: {error}"));
-    let (path, name) = file(text);
-    if Framing::preset(text).is_ok() || !path.is_file() {
-        let looks_like_a_file = text.contains(['/', '.']) && !text.contains(['=', '(', ' ']);
-        return match Framing::parse(text) {
-            Err(_) if looks_like_a_file => Err(refused(&"no such file, and no framing either")),
-            result => result.map_err(|error| refused(&error)),
-        };
-    }
-    let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
-    // An object, raw instructions, or the numbers of tcpdump -ddd: no TOML begins like any of them.
-    let numbers = bytes.trim_ascii_start().first().is_some_and(u8::is_ascii_digit);
-    match std::str::from_utf8(&bytes) {
-        Ok(document) if !numbers && !document.contains('\0') => {
-            Framing::from_toml(document).map_err(|error| Failure::Framing(format!("{text}:{error}")))
-        }
-        _ => {
-            let options = towpath_bpf::LoadOptions { name, ..towpath_bpf::LoadOptions::default() };
-            match towpath_bpf::Program::load(&bytes, &options) {
-                Ok(program) => Ok(Framing::program(text, program)),
-                Err(error) => Err(refused(&error)),
-            }
-        }
-    }
-}
-
-/// `FILE`, or `FILE:NAME` for one program of an object.
-fn file(text: &str) -> (&Path, Option<String>) {
-    match text.rsplit_once(':') {
-        Some((file, name)) if !Path::new(text).is_file() => (Path::new(file), Some(name.to_owned())),
-        _ => (Path::new(text), None),
-    }
+    let named = Named::read(text, Path::new("")).map_err(|error| match error {
+        framing::Error::Document(..) => Failure::Framing(error.to_string()),
+        framing::Error::Other(..) => Failure::Framing(format!("{option} {error}")),
+    })?;
+    Ok(named.framing().clone())
 }
 
 /// `address:port` for programs, also of IPv6 without brackets: the port is what follows the last colon, as tshark writes it.

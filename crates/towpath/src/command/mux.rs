@@ -9,9 +9,9 @@ use clap::builder::ValueHint;
 use clap::{Parser, ValueEnum};
 use rustix::process::DumpableBehavior;
 use towpath::control;
+use towpath::framing::Named;
 use towpath::front::{self, Error, Front, Outcome, SocketFile};
 use towpath_mux::assembler::Limits;
-use towpath_mux::framing::Framing;
 use towpath_mux::io::{Connect, Server, Tls};
 use towpath_mux::mux::{self, Order};
 use towpath_send::Choice;
@@ -53,7 +53,7 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "FILE", requires = "connected", value_hint = ValueHint::FilePath)]
     trust: Option<PathBuf>,
 
-    /// Where messages end: a preset's name, or clauses (docs/framing.md)
+    /// Where messages end: a preset's name, clauses, or a file: the same in TOML, or a BPF program made for KCM (docs/framing.md)
     #[arg(long, value_name = "FRAMING")]
     framing: String,
 
@@ -156,10 +156,10 @@ pub(crate) fn run(args: &Mux) -> u8 {
 }
 
 fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
-    let framing: Framing = args
-        .framing
-        .parse()
-        .map_err(|error| (exit::USAGE, format!("--framing {}: {error}", args.framing)))?;
+    let framing = Named::read(&args.framing, Path::new(""))
+        .map_err(|error| (exit::USAGE, format!("--framing {error}")))?
+        .framing()
+        .clone();
     if args.order == OrderArg::Key && !framing.may_have_key() {
         let why = "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/framing.md)";
         return Err((exit::USAGE, format!("--order key, --framing {}: {why}", args.framing)));

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use towpath_mux::framing::Framing;
 use towpath_mux::mux::Order;
 use towpath_send::Choice;
 
 use super::port::Port;
 use super::reader::{At, Table};
+use crate::framing::Named;
 
 /// Which thread a mux has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub struct Mux {
     pub name: String,
     /// Where it listens: HOST:PORT, or unix:PATH.
     pub listen: Vec<String>,
-    /// The framing, as it was written and checked.
-    pub framing: String,
+    /// The framing.
+    pub framing: Named,
     /// The command of a worker process, in words.
     pub worker: Vec<String>,
     /// How many worker processes.
@@ -105,7 +105,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
     table.need("framing", "write framing = \"PRESET\": docs/framing.md has them");
     table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
-    let framing = table.text("framing");
+    let framing = table.text("framing").map(|text| (Named::read(text.value, directory), text));
     let worker = table.text("worker").and_then(|text| command(table, &text));
     let orders = [
         ("none", Order::None),
@@ -115,12 +115,12 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         ("key", Order::Key),
     ];
     let order = table.word("order", &orders).unwrap_or(Order::None);
-    match framing.as_ref().map(|text| (text, text.value.parse::<Framing>())) {
-        Some((text, Err(error))) => {
-            let message = format!("`{}` is no framing: {error}", text.value);
+    match &framing {
+        Some((Err(error), text)) => {
+            let message = format!("`{}` is no framing: {}", text.value, error.why());
             table.wrong(&text.span, message, "docs/framing.md has them");
         }
-        Some((text, Ok(framing))) if order == Order::Key && !framing.may_have_key() => {
+        Some((Ok(named), text)) if order == Order::Key && !named.framing().may_have_key() => {
             let message = format!("`{}` gives no key, and the order is by key", text.value);
             table.wrong(
                 &text.span,
@@ -149,7 +149,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         send: table.word("send", &sends).unwrap_or_default(),
         send_check: table.word("send-check", &[("no", false), ("yes", true)]).unwrap_or(false),
         tls: tls(table, directory),
-        framing: framing?.value.to_owned(),
+        framing: framing?.0.ok()?,
         worker: worker?,
     })
 }

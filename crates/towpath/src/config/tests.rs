@@ -292,6 +292,38 @@ fn muxes_take_the_engines_threads_by_turns() {
 }
 
 #[test]
+fn a_framing_may_be_a_file_beside_the_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("t.toml").display().to_string();
+    let object = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs/thrift.o");
+    std::fs::copy(object, directory.path().join("thrift.o")).unwrap();
+    let mux = |framing: &str| {
+        let text = format!(
+            "rules = \"r\"\n[mux.m]\nlisten = \"[::1]:7\"\nworker = \"w\"\nframing = \"{framing}\"\n"
+        );
+        Config::parse(&file, &text)
+    };
+    let named = |config: &Config| config.muxes[0].framing.framing().name().to_owned();
+    for framing in ["thrift.o", "thrift.o:frame"] {
+        assert_eq!(named(&mux(framing).unwrap()), framing);
+    }
+    std::fs::write(directory.path().join("f.toml"), "length = 2\n").unwrap();
+    let before = mux("f.toml").unwrap();
+    assert!(before.fixed_differences(&mux("f.toml").unwrap()).is_empty());
+    std::fs::write(directory.path().join("f.toml"), "length = 4\n").unwrap();
+    assert_eq!(before.fixed_differences(&mux("f.toml").unwrap()), ["[mux]"]);
+    std::fs::write(directory.path().join("f.toml"), "lenght = 4\n").unwrap();
+    for (framing, why) in [
+        ("f.toml", "`f.toml` is no framing: 1:1: unknown key \"lenght\"; did you mean \"length\"?"),
+        ("g.toml", "`g.toml` is no framing: no such file, and no framing either"),
+        ("thrift.o:x", "`thrift.o:x` is no framing: "),
+    ] {
+        let errors = mux(framing).unwrap_err();
+        assert!(errors[0].message.starts_with(why), "{errors:?}");
+    }
+}
+
+#[test]
 fn what_cannot_change_while_it_runs_is_named() {
     let queue = "[queue.1]\ncommand = \"a b\"\n";
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";

@@ -72,9 +72,7 @@ impl Listening {
             rate: 64 << 10,
             ..Limits::default()
         };
-        let framing = config.framing.parse().map_err(|error| {
-            Failure::Mux(config.name.clone(), format!("`{}` is no framing: {error}", config.framing))
-        })?;
+        let framing = config.framing.framing().clone();
         let server = Server::with_limits(framing, limits, core).map_err(failed)?;
         let tls = config.tls.as_ref().map(|(chain, key)| Tls::server(chain, key)).transpose();
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;

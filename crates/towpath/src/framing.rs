@@ -1,0 +1,139 @@
+//! Framings as they are named on a command line and in a configuration: a preset, clauses, or a file with either the same in TOML or
+//! a BPF program made for KCM. docs/framing.md has them.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+use towpath_mux::framing::Framing;
+
+/// A framing, and what it was named.
+#[derive(Clone, Debug)]
+pub struct Named {
+    text: String,
+    /// What the file has, if it is one: another program in the same file is another framing.
+    document: Option<Vec<u8>>,
+    framing: Framing,
+}
+
+/// What was named is no framing.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A document in TOML has an error; a line and a column come first.
+    #[error("{0}:{1}")]
+    Document(String, String),
+    /// What was named is no framing.
+    #[error("{0}: {1}")]
+    Other(String, String),
+}
+
+impl Error {
+    /// Why not, without what was named.
+    pub fn why(&self) -> &str {
+        let (Self::Document(_, why) | Self::Other(_, why)) = self;
+        why
+    }
+}
+
+impl Named {
+    /// The framing that `text` names; files are relative to `directory`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use towpath::framing::Named;
+    ///
+    /// assert_eq!(Named::read("dns-tcp", Path::new(".")).unwrap().framing().name(), "dns-tcp");
+    /// let error = Named::read("no/such.o", Path::new(".")).unwrap_err();
+    /// assert_eq!(error.to_string(), "no/such.o: no such file, and no framing either");
+    /// ```
+    pub fn read(text: &str, directory: &Path) -> Result<Self, Error> {
+        let refused = |error: &dyn std::fmt::Display| Error::Other(text.to_owned(), error.to_string());
+        let named = |framing, document| Self { text: text.to_owned(), document, framing };
+        let (path, program) = file(text, directory);
+        if Framing::preset(text).is_ok() || !path.is_file() {
+            let looks_like_a_file = text.contains(['/', '.']) && !text.contains(['=', '(', ' ']);
+            return match Framing::parse(text) {
+                Err(_) if looks_like_a_file => Err(refused(&"no such file, and no framing either")),
+                Err(error) => Err(refused(&error)),
+                Ok(framing) => Ok(named(framing, None)),
+            };
+        }
+        let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
+        // An object, raw instructions, or the numbers of tcpdump -ddd: no TOML begins like any of them.
+        let numbers = bytes.trim_ascii_start().first().is_some_and(u8::is_ascii_digit);
+        let framing = match std::str::from_utf8(&bytes) {
+            Ok(document) if !numbers && !document.contains('\0') => Framing::from_toml(document)
+                .map_err(|error| Error::Document(text.to_owned(), error.to_string()))?,
+            _ => {
+                let options =
+                    towpath_bpf::LoadOptions { name: program, ..towpath_bpf::LoadOptions::default() };
+                let program = towpath_bpf::Program::load(&bytes, &options);
+                Framing::program(text, program.map_err(|error| refused(&error))?)
+            }
+        };
+        Ok(named(framing, Some(bytes)))
+    }
+
+    /// The framing.
+    pub fn framing(&self) -> &Framing {
+        &self.framing
+    }
+}
+
+/// The same is what was named the same and reads the same.
+impl PartialEq for Named {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.text, &self.document) == (&other.text, &other.document)
+    }
+}
+
+impl Eq for Named {}
+
+/// `FILE`, or `FILE:NAME` for one program of an object.
+fn file(text: &str, directory: &Path) -> (PathBuf, Option<String>) {
+    match text.rsplit_once(':') {
+        Some((file, name)) if !directory.join(text).is_file() => {
+            (directory.join(file), Some(name.to_owned()))
+        }
+        _ => (directory.join(text), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_in_their_directory_and_another_content_is_another_framing() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |text: &str| Named::read(text, directory.path());
+        std::fs::write(directory.path().join("f.toml"), "length = 2\n").unwrap();
+        let before = read("f.toml").unwrap();
+        assert_eq!(before, read("f.toml").unwrap());
+        assert_ne!(before, read("length=2").unwrap());
+        std::fs::write(directory.path().join("f.toml"), "length = 4\n").unwrap();
+        assert_ne!(before, read("f.toml").unwrap());
+        std::fs::write(directory.path().join("f.toml"), "\nlenght = 4\n").unwrap();
+        let error = read("f.toml").unwrap_err();
+        assert_eq!(error.to_string(), "f.toml:2:1: unknown key \"lenght\"; did you mean \"length\"?");
+        assert_eq!(error.why(), "2:1: unknown key \"lenght\"; did you mean \"length\"?");
+        // A preset is one whatever files there are.
+        std::fs::write(directory.path().join("line"), "length = 4\n").unwrap();
+        assert_eq!(read("line").unwrap().framing().name(), "line");
+    }
+
+    #[test]
+    fn programs_are_read_by_their_names() {
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs");
+        for text in ["thrift.o", "thrift.o:frame"] {
+            let framing = Named::read(text, &programs).unwrap();
+            assert_eq!(framing.framing().name(), text);
+        }
+        let error = Named::read("thrift.o:other", &programs).unwrap_err().to_string();
+        assert!(error.starts_with("thrift.o:other: "), "{error}");
+    }
+}
