@@ -44,8 +44,8 @@ fn the_examples_start() {
             let program = |name: &str| format!("\"{}", programs.join(name).display());
             let text = std::fs::read_to_string(&example)
                 .unwrap()
-                .replace("\"target/debug/examples/worker", &program("mux_worker"))
-                .replace("\"target/debug/examples/redis", &program("redis"))
+                .replace("\"../../target/debug/examples/worker", &program("mux_worker"))
+                .replace("\"../../target/debug/examples/redis", &program("redis"))
                 .replace("/dev/shm/keys", &path("keys"))
                 .replace("/run/towpath/control.sock", &path("ctl.sock"))
                 .replace("/run/towpath/", &path(""));

@@ -24,6 +24,7 @@
 //! );
 //! ```
 
+mod command;
 mod control;
 mod engine;
 mod mux;

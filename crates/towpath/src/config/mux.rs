@@ -6,6 +6,7 @@ use std::time::Duration;
 use towpath_mux::mux::Order;
 use towpath_send::Choice;
 
+use super::command;
 use super::port::Port;
 use super::reader::{At, Table};
 use crate::framing::Named;
@@ -106,7 +107,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
     table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
     let framing = table.text("framing").map(|text| (Named::read(text.value, directory), text));
-    let worker = table.text("worker").and_then(|text| command(table, &text));
+    let worker = table.text("worker").and_then(|text| command::words(table, &text, directory));
     let orders = [
         ("none", Order::None),
         ("replies", Order::Replies),
@@ -181,15 +182,6 @@ fn address(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<S
         return None;
     }
     Some(text.value.to_owned())
-}
-
-fn command(table: &Table<'_, '_>, text: &At<&str>) -> Option<Vec<String>> {
-    match shell_words::split(text.value) {
-        Ok(words) if !words.is_empty() => return Some(words),
-        Ok(_) => table.wrong(&text.span, "the command has no word", "name a program"),
-        Err(error) => table.wrong(&text.span, format!("the command cannot be split: {error}"), ""),
-    }
-    None
 }
 
 fn tls(table: &Table<'_, '_>, directory: &Path) -> Option<(PathBuf, PathBuf)> {

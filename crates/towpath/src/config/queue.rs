@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use towpath_ring::{Fanout, Overload};
 
+use super::command;
 use super::reader::{At, Table};
 use super::users::{self, Users};
 use crate::queue::{DefaultVerdict, Policy, words};
@@ -116,14 +117,9 @@ fn words_of<T>(table: &Table<'_, '_>, key: &'static str, read: fn(&str) -> Resul
 
 fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>) -> Inspectors {
     let socket = table.text("socket").map(|text| directory.join(text.value));
-    let mut commands = Vec::new();
-    for text in table.texts("command") {
-        match shell_words::split(text.value) {
-            Ok(words) if !words.is_empty() => commands.push(words),
-            Ok(_) => table.wrong(&text.span, "the command has no word", "leave it out, or name a program"),
-            Err(error) => table.wrong(&text.span, format!("the command cannot be split: {error}"), ""),
-        }
-    }
+    let commands = table.texts("command");
+    let commands: Vec<_> =
+        commands.iter().filter_map(|text| command::words(table, text, directory)).collect();
     if socket.is_none() && commands.is_empty() {
         let hint = "write socket = \"PATH\" for inspectors that come by themselves, or command = \"...\"";
         table.wrong(&name.span, format!("nobody can inspect queue {}", name.value), hint);

@@ -292,6 +292,26 @@ fn muxes_take_the_engines_threads_by_turns() {
 }
 
 #[test]
+fn programs_are_beside_the_configuration_or_in_path() {
+    #[rustfmt::skip]
+    let rows = [
+        ("/etc/x/t.toml", "bin/w a/b 'c d'", "/etc/x/bin/w"),
+        ("/etc/x/t.toml", "/opt/w a/b 'c d'", "/opt/w"),
+        ("/etc/x/t.toml", "w a/b 'c d'", "w"),
+        ("x/t.toml", "./w a/b 'c d'", "x/./w"),
+        ("t.toml", "./w a/b 'c d'", "./w"),
+    ];
+    for (file, command, program) in rows {
+        let mux = format!("[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"{command}\"");
+        let text = bridge(&format!("[queue.1]\ncommand = \"{command}\"\n{mux}"));
+        let config = Config::parse(file, &text).unwrap();
+        let words = [program, "a/b", "c d"];
+        assert_eq!(config.queues[0].inspectors.commands, [words], "{file}: {command}");
+        assert_eq!(config.muxes[0].worker, words, "{file}: {command}");
+    }
+}
+
+#[test]
 fn a_framing_may_be_a_file_beside_the_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("t.toml").display().to_string();
