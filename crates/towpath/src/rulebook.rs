@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_gate::gate::{BadSnapshot, Diff, Restored, Routes, StatePolicy};
+use towpath_gate::rules::table::{Key, Kind, Table, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{Cursor, Gauge, Keepalive, Listed, SettingError, StateEvent, Top};
 use towpath_gate::{Gate, Time};
@@ -116,6 +117,32 @@ impl StateLine {
 }
 
 impl Book {
+    /// The rules behind which commands are read, with what these change; and their warnings.
+    fn read(&self, text: &str) -> Result<(Ruleset, Vec<Diagnostic>), Vec<Diagnostic>> {
+        let before = self.ruleset.to_text();
+        let lines = before.lines().count() as u32;
+        let own = |mut found: Diagnostic| {
+            found.line = found.line.saturating_sub(lines);
+            found.file = "command".into();
+            found
+        };
+        let parsed = Ruleset::parse("command", &(before + text));
+        let ruleset = match parsed.ruleset {
+            Ok(ruleset) => ruleset.with_default_allow(self.default_allow),
+            Err(errors) => return Err(errors.into_iter().map(own).collect()),
+        };
+        let warnings = parsed.warnings.into_iter().filter(|found| found.line > lines).map(own).collect();
+        Ok((ruleset, warnings))
+    }
+
+    /// What becomes of the states of rules that a command deletes.
+    fn policy(&self) -> StatePolicy {
+        match self.gate.states().settings().dyn_keep_states {
+            true => StatePolicy::Keep,
+            false => StatePolicy::Delete,
+        }
+    }
+
     fn begin_recheck(&mut self) {
         self.recheck = Some(Cursor::default());
         self.rechecks = Rechecks::default();
@@ -201,6 +228,7 @@ impl Rulebook {
     /// # Errors
     /// Everything that is wrong with them.
     pub fn command(&self, text: &str) -> Result<Done, Vec<Diagnostic>> {
+        refuse_looks(text)?;
         let now = self.clock.now();
         let mut book = self.book();
         if let Some(changed) = book.ruleset.change_entries("command", text) {
@@ -214,26 +242,11 @@ impl Rulebook {
             let diff = Diff { kept: ruleset.rules().len(), tables: names, ..Diff::default() };
             return Ok(Done { diff, warnings: Vec::new() });
         }
-        let before = book.ruleset.to_text();
-        let lines = before.lines().count() as u32;
-        let own = |mut found: Diagnostic| {
-            found.line = found.line.saturating_sub(lines);
-            found.file = "command".into();
-            found
-        };
-        let parsed = Ruleset::parse("command", &(before + text));
-        let ruleset = match parsed.ruleset {
-            Ok(ruleset) => ruleset.with_default_allow(book.default_allow),
-            Err(errors) => return Err(errors.into_iter().map(own).collect()),
-        };
-        let warnings = parsed.warnings.into_iter().filter(|found| found.line > lines).map(own).collect();
+        let (ruleset, warnings) = book.read(text)?;
         let mut diff = Diff::default();
         if !ruleset.same_as(&book.ruleset) {
             book.ruleset = ruleset.clone();
-            let policy = match book.gate.states().settings().dyn_keep_states {
-                true => StatePolicy::Keep,
-                false => StatePolicy::Delete,
-            };
+            let policy = book.policy();
             diff = book.gate.reload(ruleset, policy, now);
             self.changed();
         }
@@ -241,6 +254,18 @@ impl Rulebook {
             zero(line, &mut book.gate);
         }
         Ok(Done { diff, warnings })
+    }
+
+    /// What commands would change, which they do not.
+    ///
+    /// # Errors
+    /// As [`Rulebook::command`].
+    pub fn preview(&self, text: &str) -> Result<Done, Vec<Diagnostic>> {
+        refuse_looks(text)?;
+        let now = self.clock.now();
+        let book = self.book();
+        let (ruleset, warnings) = book.read(text)?;
+        Ok(Done { diff: book.gate.preview(&ruleset, book.policy(), now), warnings })
     }
 
     /// Every rule with its counters, the default rule last.
@@ -322,6 +347,24 @@ impl Rulebook {
         Some(table.list().into_iter().map(row).collect())
     }
 
+    /// The entry that a table has for a key, as ipfw prints it: of addresses that with the longest prefix. `None` when there is no such
+    /// table.
+    ///
+    /// # Errors
+    /// It is no key of that table.
+    pub fn lookup(&self, name: &str, key: &str) -> Option<Result<Option<(String, String)>, String>> {
+        let book = self.book();
+        let (_, table) = book.ruleset.tables().find(|(other, _)| *other == name)?;
+        let row = |(key, value): (Key, Value)| (table.show_key(&key), table.show_value(&value));
+        Some(read_key(table.kind(), key).map(|key| entry(table, key).map(row)))
+    }
+
+    /// The pipes: number, bits a second, bytes at once.
+    pub fn pipes(&self) -> Vec<(u32, u64, u64)> {
+        let book = self.book();
+        book.ruleset.pipes().map(|(number, pipe)| (number, pipe.rate, pipe.burst)).collect()
+    }
+
     /// Gives the states that there are, in pieces, for a file.
     pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
         let now = self.clock.now();
@@ -397,9 +440,69 @@ impl Rulebook {
     }
 }
 
+/// The words of a command.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split_whitespace().skip_while(|word| matches!(*word, "ipfw" | "-q" | "-f"))
+}
+
+/// Refuses commands that only show something: a rule file may have them, where they mean nothing, but who asks here wants an answer.
+fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
+    let mut found = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let mut words = words(line);
+        let shows = match (words.next(), words.next(), words.next()) {
+            (Some("table"), Some(_), Some(word @ ("list" | "info" | "detail" | "lookup"))) => word,
+            (Some("set"), Some(word @ "show"), _) => word,
+            _ => continue,
+        };
+        let column = line.find(shows).map_or(1, |at| line[..at].chars().count() as u32 + 1);
+        found.push(Diagnostic {
+            file: "command".into(),
+            line: number,
+            column,
+            end: column + shows.len() as u32,
+            message: format!("\"{shows}\" shows something, and a command changes something"),
+            hint: Some("ask with show-tables, show-table, lookup or show-rules".to_owned()),
+        });
+    }
+    if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+/// The key that `text` is in a table of this kind: what `add` would read.
+fn read_key(kind: Kind, text: &str) -> Result<Key, String> {
+    let mut words = text.split_whitespace();
+    let (Some(word), None) = (words.next(), words.next()) else {
+        return Err(format!("`{text}` is no key: a key is one word"));
+    };
+    let parsed = Ruleset::parse("key", &format!("table t create type {kind}\ntable t add {word}"));
+    let ruleset = parsed.ruleset.map_err(|errors| errors[0].message.clone())?;
+    let mut keys = ruleset.tables().flat_map(|(_, table)| table.list());
+    keys.next().map(|(key, _)| key).ok_or_else(|| format!("`{word}` is no key"))
+}
+
+/// What a table has for a key.
+fn entry(table: &Table, key: Key) -> Option<(Key, Value)> {
+    let get = |key: Key| table.get(&key).ok().flatten().map(|value| (key.clone(), *value));
+    match key {
+        Key::Net4(addr, len) => (0..=len).rev().find_map(|len| {
+            let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
+            get(Key::Net4(addr & mask, len))
+        }),
+        Key::Net6(addr, len) => (0..=len).rev().find_map(|len| {
+            let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
+            get(Key::Net6(addr & mask, len))
+        }),
+        Key::Mac(bits, len) => (0..=len).rev().find_map(|len| {
+            let mask = u64::MAX.checked_shl(64 - u32::from(len)).unwrap_or(0);
+            get(Key::Mac(bits & mask, len))
+        }),
+        key => get(key),
+    }
+}
+
 /// `zero` and `zero N...` count anew; in a rule file they mean nothing yet.
 fn zero(line: &str, gate: &mut Gate) {
-    let mut words = line.split_whitespace().skip_while(|word| matches!(*word, "ipfw" | "-q" | "-f"));
+    let mut words = words(line);
     if words.next() != Some("zero") {
         return;
     }
@@ -536,6 +639,68 @@ mod tests {
         let done = book.command("delete 100").unwrap();
         assert_eq!((done.diff.removed.len(), done.diff.states_dropped), (1, 1));
         assert!(matches!(walk(&book), Step::Drop(_)));
+    }
+
+    #[test]
+    fn what_a_command_would_do_is_told_and_not_done() {
+        let book = book("add 100 allow udp from any to any 53 keep-state\n");
+        walk(&book);
+        let done = book.preview("add 150 deny tcp from any to any\ndelete 100\n").unwrap();
+        assert_eq!((done.diff.added.len(), done.diff.removed.len()), (1, 1));
+        assert_eq!(book.rules().iter().map(|rule| rule.number).collect::<Vec<_>>(), [100, 65535]);
+        assert_eq!(book.states(Cursor::default(), 10, false).0.len(), 1);
+        let errors = book.preview("add 150 deny tpc from any to any").unwrap_err();
+        assert!(errors[0].to_string().starts_with("command:1:14: "), "{}", errors[0]);
+        book.preview("zero").unwrap();
+        assert_eq!(book.rules()[0].packets, 1);
+    }
+
+    #[test]
+    fn commands_that_only_show_are_none() {
+        let book = book("table t create type addr\n");
+        for (text, place) in [
+            ("table t lookup 10.0.0.1", "command:1:9: \"lookup\" shows something"),
+            ("add 5 count ip from any to any\n ipfw -q table all list", "command:2:20: \"list\" shows"),
+            ("set show", "command:1:5: \"show\" shows"),
+        ] {
+            let errors = book.command(text).unwrap_err();
+            assert!(errors[0].to_string().starts_with(place), "{}", errors[0]);
+            assert!(book.preview(text).is_err());
+        }
+        assert_eq!(book.rules().len(), 1);
+    }
+
+    #[test]
+    fn tables_are_looked_into_by_their_keys() {
+        let book = book(
+            "table a add 10.0.0.0/8 1 10.1.0.0/16 2 0.0.0.0/0 9 2001:db8::/32 3\n\
+             table i create type iface\ntable i add lan 4\n\
+             table n create type number\ntable n add 7 5\n\
+             table f create type flow:src-ip,proto,dst-port\ntable f add 10.0.0.1,tcp,22 6\n\
+             table m create type mac\ntable m add 02:00:00:00:00:00/24 7\n",
+        );
+        let rows: [(&str, &str, Option<(&str, &str)>); 11] = [
+            ("a", "10.1.2.3", Some(("10.1.0.0/16", "2"))),
+            ("a", "10.2.0.0/16", Some(("10.0.0.0/8", "1"))),
+            ("a", "192.0.2.1", Some(("0.0.0.0/0", "9"))),
+            ("a", "2001:db8::1", Some(("2001:db8::/32", "3"))),
+            ("a", "::1", None),
+            ("i", "lan", Some(("lan", "4"))),
+            ("i", "wan", None),
+            ("n", "7", Some(("7", "5"))),
+            ("f", "10.0.0.1,6,22", Some(("10.0.0.1,6,22", "6"))),
+            ("m", "02:00:00:00:00:01", Some(("02:00:00:00:00:00/24", "7"))),
+            ("m", "04:00:00:00:00:01", None),
+        ];
+        for (table, key, expected) in rows {
+            let found = book.lookup(table, key).unwrap().unwrap();
+            let found = found.as_ref().map(|(key, value)| (key.as_str(), value.as_str()));
+            assert_eq!(found, expected, "{table} {key}");
+        }
+        for (table, key) in [("a", "lan"), ("n", "x"), ("a", "10.0.0.1 10.0.0.2"), ("a", ""), ("f", "1,2")] {
+            assert!(book.lookup(table, key).unwrap().is_err(), "{table} {key}");
+        }
+        assert!(book.lookup("b", "10.0.0.1").is_none());
     }
 
     #[test]

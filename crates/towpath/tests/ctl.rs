@@ -473,9 +473,57 @@ fn rules_tables_and_settings_change_while_it_runs() {
         let answer: Value = serde_json::from_str(&ok(words)).unwrap();
         assert!(!answer[what].is_null(), "{words}: {answer}");
     }
+    // What only shows something shows it, in either words.
+    assert_eq!(ok("table T lookup 10.1.2.3"), "10.1.0.0/16 7\n");
+    assert_eq!(ok("ipfw table T lookup 10.2.0.1"), "10.0.0.0/8 5\n");
+    assert_eq!(
+        ok("table T lookup 10.2.0.1 --json"),
+        "{\"key\":\"10.0.0.0/8\",\"name\":\"T\",\"value\":\"5\"}\n"
+    );
+    for (words, code, what) in [
+        ("table T lookup 192.0.2.2", 1, "192.0.2.2 is not in table T"),
+        ("table T lookup lan", 1, "is no address or prefix"),
+        ("table T lookup", 64, "table NAME lookup KEY"),
+        ("table U lookup 10.0.0.1", 1, "there is no table U"),
+        ("table U info", 1, "there is no table U"),
+        ("ipfw pipe show 9", 1, "there is no such pipe"),
+    ] {
+        let (exit, out, err) = said(words);
+        assert_eq!((exit, out.as_str()), (code, ""), "{words}: {err}");
+        assert!(err.contains(what), "{words}: {err}");
+    }
+    for words in ["table T info", "table T detail", "ipfw table all info"] {
+        assert_eq!(ok(words), ok("show tables"), "{words}");
+    }
+    assert_eq!(
+        ok("table all list"),
+        "--- table(T), set(0) ---\n10.0.0.0/8 5\n10.1.0.0/16 7\n192.0.2.1/32 6\n"
+    );
+    assert_eq!(ok("set show"), "set 0\nset 3\nset 31\n");
+    assert_eq!(ok("ipfw pipe show"), "no pipes\n");
+    ok("ipfw pipe 1 config bw 8Mbit/s burst 1000");
+    assert_eq!(ok("ipfw pipe show 1"), "pipe 1 bw 8000000bit/s burst 1000\n");
+    // -n reads and changes nothing.
+    let rules = ok("ipfw list");
+    assert_eq!(ok("ipfw -n add 500 allow tcp from any to any"), "+ 00500 allow tcp from any to any\n");
+    let (code, _, err) = said("ipfw -n add garbage");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("command:1:5: "), "{err}");
+    ok("ipfw -n flush");
+    ok("ipfw -n table T flush");
+    assert_eq!((ok("ipfw list"), ok("table T lookup 10.2.0.1")), (rules, "10.0.0.0/8 5\n".to_owned()));
     assert_eq!(ok("sysctl net.inet.ip.fw.dyn_max=77"), "net.inet.ip.fw.dyn_max: 1048576 -> 77\n");
     assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n");
     assert!(said("sysctl dyn_mx=1").2.contains("there is no setting"));
+    // All that is asked for, in its order; and nothing when one of them is wrong.
+    assert_eq!(
+        ok("sysctl dyn_max dyn_udp_lifetime=11 dyn_udp_lifetime"),
+        "net.inet.ip.fw.dyn_max: 77\nnet.inet.ip.fw.dyn_udp_lifetime: 10 -> 11\nnet.inet.ip.fw.dyn_udp_lifetime: 11\n"
+    );
+    for wrong in ["dyn_mx=1", "dyn_mx", "dyn_keepalive=7", "dyn_count=1", "dyn_max=x"] {
+        assert_ne!(said(&format!("sysctl dyn_max=5 {wrong}")).0, 0, "{wrong}");
+        assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n", "{wrong}");
+    }
     assert_eq!(ok("show states"), "## Dynamic rules (0):\n");
     let stats: Value = serde_json::from_str(&ok("show stats --json")).unwrap();
     assert_eq!(stats["stats"]["packets"], json!(0));

@@ -15,7 +15,7 @@ use serde_json::json;
 use towpath::control::protocol::{
     ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
 };
-use towpath::control::{dumps, mux, send, show};
+use towpath::control::{dumps, mux, rows, send, show};
 use towpath::report::Rule;
 use towpath::settings;
 use towpath_ring::{Consumer, Kind, Verdict};
@@ -62,11 +62,15 @@ enum Command {
     Zero(Words),
     /// Delete all rules but the default rule and those of set 31
     Flush(Words),
-    /// Enable, disable, move or swap sets: `set disable 4 enable 5`
+    /// Enable, disable, move or swap sets: `set disable 4 enable 5`; or list those that have rules: `set show`
     Set(Words),
-    /// Create, change or look into a table: `table T add 10.0.0.0/8 5`, `table T list`
+    /// Create, change or look into a table: `table T add 10.0.0.0/8 5`, `table T list`, `table T lookup 10.1.2.3`
+    ///
+    /// `lookup` ends with exit code 1 when the table has nothing for the key.
     Table(Words),
     /// List the settings, or set some: `sysctl dyn_max=100000 net.inet.ip.fw.dyn_keepalive=0`
+    ///
+    /// Names and values are all looked at before the first is set.
     Sysctl(Sysctl),
     Ipfw(Ipfw),
     Events(Events),
@@ -108,8 +112,9 @@ struct Sysctl {
 
 /// The words of ipfw(8): `ipfw show`, `ipfw -d list`, `ipfw add ...`, `ipfw table T add ...`
 ///
-/// Flags: -a counters, -d states too, -D states only, -S sets, -v more of the states; -q, -f, -n, -N, -t, -T, -c and -e are taken
-/// and mean nothing here. Whatever changes something takes all of it or nothing.
+/// Flags: -a counters, -d states too, -D states only, -S sets, -v more of the states, -n: a command is read and what it would change is
+/// told, but nothing changes; -q, -f, -N, -t, -T, -c and -e are taken and mean nothing here. Whatever changes something takes all of it or
+/// nothing.
 #[derive(Debug, Args)]
 struct Ipfw {
     /// ipfw's flags and words
@@ -254,10 +259,7 @@ pub(crate) fn run(args: &Ctl) -> u8 {
         Command::Zero(words) => change(socket, "zero", words),
         Command::Flush(words) => change(socket, "flush", words),
         Command::Set(words) => change(socket, "set", words),
-        Command::Table(words) => match json_behind(&words.words, words.json) {
-            ([name, list], json) if list == "list" => table(socket, name, json),
-            _ => change(socket, "table", words),
-        },
+        Command::Table(words) => change(socket, "table", words),
         Command::Sysctl(sysctl) => self::sysctl(socket, &sysctl.names, sysctl.json.json),
         Command::Events(events) => self::events(socket, events),
         Command::Ipfw(ipfw) => self::ipfw(socket, ipfw),
@@ -285,13 +287,7 @@ fn show(socket: &Path, show: &Show) -> Result<String, Failure> {
             };
             Ok(either(json, &json!({ "states": states }), || show::states(&states)))
         }
-        Show::Tables(Json { json }) => {
-            let mut engine = Connection::open(socket, Request::ShowTables)?;
-            let Answer::Tables { tables } = engine.answer()? else {
-                return Err(engine.nonsense("to show tables"));
-            };
-            Ok(either(*json, &json!({ "tables": tables }), || show::tables(&tables)))
-        }
+        Show::Tables(Json { json }) => tables(socket, "all", *json),
         Show::Table { name, json } => table(socket, name, json.json),
         Show::Settings(Json { json }) => sysctl(socket, &[], *json),
         Show::Queues(Json { json }) => {
@@ -339,19 +335,93 @@ fn json_behind(words: &[String], json: bool) -> (&[String], bool) {
     }
 }
 
-/// A command of a rule file.
+/// A command of a rule file, or one of ipfw's that only shows something.
 fn change(socket: &Path, command: &str, words: &Words) -> Result<String, Failure> {
     let (words, json) = json_behind(&words.words, words.json);
-    let mut text = command.to_owned();
-    for word in words {
-        text.push(' ');
-        text += word;
-    }
-    self::command(socket, text, json)
+    let words: Vec<&str> = std::iter::once(command).chain(words.iter().map(String::as_str)).collect();
+    look(socket, &words, json).unwrap_or_else(|| self::command(socket, words.join(" "), false, json))
 }
 
-fn command(socket: &Path, text: String, json: bool) -> Result<String, Failure> {
-    let mut engine = Connection::open(socket, Request::Command { text })?;
+/// What only shows something of tables, sets and pipes, in ipfw's words; none for all others.
+fn look(socket: &Path, words: &[&str], json: bool) -> Option<Result<String, Failure>> {
+    Some(match *words {
+        ["table", "all", "list"] => all_entries(socket, json),
+        ["table", name, "list"] => table(socket, name, json),
+        ["table", name, "info" | "detail"] => tables(socket, name, json),
+        ["table", name, "lookup", key] => lookup(socket, name, key, json),
+        ["table", _, "lookup", ..] => Err(Failure::new(exit::USAGE, "write table NAME lookup KEY".into())),
+        ["set", "show" | "list"] => sets(socket, json),
+        ["pipe", "show" | "list", ref numbers @ ..] => pipes(socket, numbers, json),
+        _ => return None,
+    })
+}
+
+fn all_entries(socket: &Path, json: bool) -> Result<String, Failure> {
+    let (mut text, mut rows) = (String::new(), Vec::new());
+    for one in all_tables(socket)? {
+        let entries = listing::entries(socket, &one.name)?;
+        text += &format!("--- table({}), set(0) ---\n{}", one.name, show::entries(&entries));
+        rows.push(json!({ "name": one.name, "entries": entries }));
+    }
+    Ok(either(json, &json!({ "tables": rows }), || text))
+}
+
+fn all_tables(socket: &Path) -> Result<Vec<rows::Table>, Failure> {
+    let mut engine = Connection::open(socket, Request::ShowTables)?;
+    match engine.answer()? {
+        Answer::Tables { tables } => Ok(tables),
+        _ => Err(engine.nonsense("to show tables")),
+    }
+}
+
+/// One table, or all.
+fn tables(socket: &Path, name: &str, json: bool) -> Result<String, Failure> {
+    let mut tables = all_tables(socket)?;
+    tables.retain(|table| name == "all" || table.name == name);
+    if tables.is_empty() && name != "all" {
+        return Err(Failure::new(exit::FAILED, format!("there is no table {name}")));
+    }
+    Ok(either(json, &json!({ "tables": tables }), || show::tables(&tables)))
+}
+
+fn lookup(socket: &Path, name: &str, key: &str, json: bool) -> Result<String, Failure> {
+    let request = Request::Lookup { name: name.to_owned(), key: key.to_owned() };
+    let mut engine = Connection::open(socket, request)?;
+    let Answer::Entry { key, value } = engine.answer()? else {
+        return Err(engine.nonsense("to look into a table"));
+    };
+    let object = json!({ "name": name, "key": key, "value": value });
+    Ok(either(json, &object, || show::entries(&[(key, value)])))
+}
+
+/// The sets that have rules.
+fn sets(socket: &Path, json: bool) -> Result<String, Failure> {
+    let mut sets: Vec<u8> = listing::rules(socket)?.iter().map(|rule| rule.set).collect();
+    sets.sort_unstable();
+    sets.dedup();
+    Ok(either(json, &json!({ "sets": sets }), || sets.iter().map(|set| format!("set {set}\n")).collect()))
+}
+
+/// The pipes of these numbers; all when there are none.
+fn pipes(socket: &Path, numbers: &[&str], json: bool) -> Result<String, Failure> {
+    let number = |word: &&str| {
+        word.parse().map_err(|_| Failure::new(exit::USAGE, format!("`{word}` is no pipe number")))
+    };
+    let numbers = numbers.iter().map(number).collect::<Result<Vec<u32>, _>>()?;
+    let mut engine = Connection::open(socket, Request::ShowPipes)?;
+    let Answer::Pipes { mut pipes } = engine.answer()? else {
+        return Err(engine.nonsense("to show pipes"));
+    };
+    pipes.retain(|pipe| numbers.is_empty() || numbers.contains(&pipe.number));
+    if pipes.is_empty() && !numbers.is_empty() {
+        return Err(Failure::new(exit::FAILED, "there is no such pipe".into()));
+    }
+    Ok(either(json, &json!({ "pipes": pipes }), || show::pipes(&pipes)))
+}
+
+/// Has a command carried out, or only looked at.
+fn command(socket: &Path, text: String, check: bool, json: bool) -> Result<String, Failure> {
+    let mut engine = Connection::open(socket, Request::Command { text, check })?;
     let Answer::Done { changes } = engine.answer()? else { return Err(engine.nonsense("to change rules")) };
     if json {
         return Ok(json!({ "changes": changes }).to_string() + "\n");
@@ -360,40 +430,69 @@ fn command(socket: &Path, text: String, json: bool) -> Result<String, Failure> {
     Ok(show::changes(&changes))
 }
 
+/// A setting that is asked for, by its short name.
+enum Asked<'a> {
+    Read(&'a str),
+    Set(&'a str, u64),
+}
+
 fn sysctl(socket: &Path, names: &[String], json: bool) -> Result<String, Failure> {
     let mut engine = Connection::open(socket, Request::ShowSettings)?;
-    let Answer::Settings { settings } = engine.answer()? else {
+    let Answer::Settings { mut settings } = engine.answer()? else {
         return Err(engine.nonsense("to show settings"));
     };
-    let mut rows = if names.is_empty() { settings.clone() } else { Vec::new() };
-    let mut text = String::new();
-    for name in names {
-        let Some((name, value)) = name.split_once('=') else {
-            let short = settings::short(name);
-            let found = settings.iter().find(|(row, _)| row == short).ok_or_else(|| {
-                let message = format!("there is no setting `{name}`; `towpath ctl sysctl` lists them");
-                Failure::new(exit::FAILED, message)
-            })?;
-            rows.push(found.clone());
-            continue;
-        };
-        let value = value.parse().map_err(|_| {
-            Failure::new(exit::USAGE, format!("`{value}` is not a whole number; switches are 0 and 1"))
-        })?;
-        let mut engine = Connection::open(socket, Request::Set { name: name.to_owned(), value })?;
-        let Answer::Set { name, before, value } = engine.answer()? else {
-            return Err(engine.nonsense("to change a setting"));
-        };
-        // As sysctl(8) does.
-        text += &format!("net.inet.ip.fw.{name}: {before} -> {value}\n");
-        rows.push((name, value));
+    if names.is_empty() {
+        return Ok(told(&settings, show::settings(&settings), json));
     }
+    // All of them are looked at before the first is set.
+    let asked = names.iter().map(|name| asked(name, &settings)).collect::<Result<Vec<_>, _>>()?;
+    let (mut rows, mut text) = (Vec::new(), String::new());
+    for asked in asked {
+        match asked {
+            Asked::Read(name) => {
+                let row: Vec<_> = settings.iter().filter(|(row, _)| row == name).cloned().collect();
+                text += &show::settings(&row);
+                rows.extend(row);
+            }
+            Asked::Set(name, value) => {
+                let mut engine = Connection::open(socket, Request::Set { name: name.to_owned(), value })?;
+                let Answer::Set { name, before, value } = engine.answer()? else {
+                    return Err(engine.nonsense("to change a setting"));
+                };
+                // As sysctl(8) does.
+                text += &format!("net.inet.ip.fw.{name}: {before} -> {value}\n");
+                settings.iter_mut().filter(|(row, _)| *row == name).for_each(|(_, own)| *own = value);
+                rows.push((name, value));
+            }
+        }
+    }
+    Ok(told(&rows, text, json))
+}
+
+fn told(rows: &[(String, u64)], text: String, json: bool) -> String {
     let object: serde_json::Map<_, _> =
         rows.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    if json {
-        return Ok(json!({ "settings": object }).to_string() + "\n");
-    }
-    Ok(if text.is_empty() { show::settings(&rows) } else { text })
+    either(json, &json!({ "settings": object }), || text)
+}
+
+/// NAME or NAME=VALUE, of these settings.
+fn asked<'a>(word: &'a str, settings: &[(String, u64)]) -> Result<Asked<'a>, Failure> {
+    let Some((name, value)) = word.split_once('=') else {
+        let short = settings::short(word);
+        return match settings.iter().any(|(row, _)| row == short) {
+            true => Ok(Asked::Read(short)),
+            false => {
+                let message = format!("there is no setting `{word}`; `towpath ctl sysctl` lists them");
+                Err(Failure::new(exit::FAILED, message))
+            }
+        };
+    };
+    let value = value.parse().map_err(|_| {
+        Failure::new(exit::USAGE, format!("`{value}` is not a whole number; switches are 0 and 1"))
+    })?;
+    let taken = settings::Settings::default().set(name, value);
+    taken.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?;
+    Ok(Asked::Set(settings::short(name), value))
 }
 
 fn events(socket: &Path, args: &Events) -> Result<String, Failure> {
@@ -456,44 +555,8 @@ fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
                 if dynamic { text + &show::states(&states) } else { text }
             }))
         }
-        ["table", "all", "list"] => {
-            let mut engine = Connection::open(socket, Request::ShowTables)?;
-            let Answer::Tables { tables } = engine.answer()? else {
-                return Err(engine.nonsense("to show tables"));
-            };
-            let (mut text, mut rows) = (String::new(), Vec::new());
-            for one in tables {
-                let entries = listing::entries(socket, &one.name)?;
-                text += &format!("--- table({}), set(0) ---\n{}", one.name, show::entries(&entries));
-                rows.push(json!({ "name": one.name, "entries": entries }));
-            }
-            Ok(either(json, &json!({ "tables": rows }), || text))
-        }
-        ["table", name, "list"] => table(socket, name, json),
-        ["table", name, "info"] => {
-            let mut engine = Connection::open(socket, Request::ShowTables)?;
-            let Answer::Tables { tables } = engine.answer()? else {
-                return Err(engine.nonsense("to show tables"));
-            };
-            let found: Vec<_> =
-                tables.into_iter().filter(|table| name == "all" || table.name == name).collect();
-            if found.is_empty() && name != "all" {
-                return Err(Failure::new(exit::FAILED, format!("there is no table {name}")));
-            }
-            Ok(either(json, &json!({ "tables": found }), || show::tables(&found)))
-        }
-        ["set", "show"] => {
-            let rules = listing::rules(socket)?;
-            let mut sets: Vec<u8> = rules.iter().map(|rule| rule.set).collect();
-            sets.sort_unstable();
-            sets.dedup();
-            Ok(either(json, &json!({ "sets": sets }), || {
-                sets.iter().map(|set| format!("set {set}\n")).collect()
-            }))
-        }
         [] => Err(Failure::new(exit::USAGE, "ipfw needs a command; `ipfw show` lists the rules".into())),
-        _ if given('n') => Ok(String::new()),
-        _ => command(socket, words.join(" "), json),
+        _ => look(socket, &words, json).unwrap_or_else(|| command(socket, words.join(" "), given('n'), json)),
     }
 }
 

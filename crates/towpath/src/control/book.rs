@@ -6,7 +6,7 @@
 use towpath_gate::state::{Cursor, Ends, Kind, Listed, Top};
 
 use super::protocol::{Answer, Code, Request};
-use super::rows::{Changes, Event, State, Table};
+use super::rows::{Changes, Event, Pipe, State, Table};
 use crate::rulebook::{self, Rulebook, StateLine};
 
 /// Rows of one page.
@@ -59,25 +59,34 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
                 let (entries, next) = page(entries, *from, |(key, value)| key.len() + value.len() + 10);
                 Ok(Answer::Table { name: name.clone(), entries, next, version })
             }
-            (_, None) => Err((
-                Code::NotFound,
-                format!("there is no table {name}; `towpath ctl show tables` lists them"),
-            )),
+            (_, None) => Err((Code::NotFound, no_table(name))),
         },
+        Request::Lookup { name, key } => match book.lookup(name, key) {
+            Some(Ok(Some((key, value)))) => Ok(Answer::Entry { key, value }),
+            Some(Ok(None)) => Err((Code::NotFound, format!("{key} is not in table {name}"))),
+            Some(Err(error)) => Err((Code::Invalid, error)),
+            None => Err((Code::NotFound, no_table(name))),
+        },
+        Request::ShowPipes => {
+            let row = |(number, rate, burst)| Pipe { number, rate, burst };
+            Ok(Answer::Pipes { pipes: book.pipes().into_iter().map(row).collect() })
+        }
         Request::ShowSettings => {
             let row = |(name, value): (&str, u64)| (name.to_owned(), value);
             Ok(Answer::Settings { settings: book.settings().into_iter().map(row).collect() })
         }
-        Request::Command { text } => match book.command(text) {
-            Ok(done) => {
-                let warnings = done.warnings.iter().map(ToString::to_string).collect();
-                Ok(Answer::Done { changes: Changes { warnings, ..done.diff.into() } })
+        Request::Command { text, check } => {
+            match if *check { book.preview(text) } else { book.command(text) } {
+                Ok(done) => {
+                    let warnings = done.warnings.iter().map(ToString::to_string).collect();
+                    Ok(Answer::Done { changes: Changes { warnings, ..done.diff.into() } })
+                }
+                Err(errors) => {
+                    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                    Err((Code::Invalid, lines.join("\n")))
+                }
             }
-            Err(errors) => {
-                let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-                Err((Code::Invalid, lines.join("\n")))
-            }
-        },
+        }
         Request::Set { name, value } => match book.set(name, *value) {
             Ok((name, before, value)) => Ok(Answer::Set { name, before, value }),
             Err(error) => Err((Code::Invalid, error.to_string())),
@@ -93,6 +102,10 @@ pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer
         | Request::Events
         | Request::ShowStats => return None,
     })
+}
+
+fn no_table(name: &str) -> String {
+    format!("there is no table {name}; `towpath ctl show tables` lists them")
 }
 
 /// What is looked up, and the version that it is of.

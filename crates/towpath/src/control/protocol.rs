@@ -94,6 +94,15 @@ pub enum Request {
         #[serde(default)]
         from: u64,
     },
+    /// The entry that a table has for a key.
+    Lookup {
+        /// The table's name.
+        name: String,
+        /// The key, as a rule file writes it; of addresses the longest prefix that has it counts.
+        key: String,
+    },
+    /// The pipes.
+    ShowPipes,
     /// Every setting.
     ShowSettings,
     /// The queues with their counters.
@@ -106,6 +115,9 @@ pub enum Request {
     Command {
         /// The commands.
         text: String,
+        /// Only to be looked at: the answer is what they would change.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        check: bool,
     },
     /// Changes a setting.
     Set {
@@ -218,6 +230,18 @@ pub enum Answer {
         #[serde(default)]
         version: u64,
     },
+    /// To [`Request::Lookup`].
+    Entry {
+        /// The entry's key, as ipfw prints it.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// To [`Request::ShowPipes`].
+    Pipes {
+        /// By number.
+        pipes: Vec<rows::Pipe>,
+    },
     /// To [`Request::ShowSettings`].
     Settings {
         /// Names and values.
@@ -240,7 +264,7 @@ pub enum Answer {
     },
     /// To [`Request::Command`].
     Done {
-        /// What changed.
+        /// What changed, or would.
         changes: rows::Changes,
     },
     /// To [`Request::Set`].
@@ -289,7 +313,7 @@ pub enum Code {
     NoChannel,
     /// This engine has no multiplexor.
     NoMux,
-    /// There is no such table, or this engine has nothing of that kind.
+    /// There is no such table or no such entry, or this engine has nothing of that kind.
     NotFound,
     /// The commands or the setting have errors; the message has a line for each.
     Invalid,
@@ -541,6 +565,18 @@ mod tests {
             (
                 r#"{"towpath":1,"do":"trace","channel":3,"count":9}"#,
                 Ok(Request::Trace { channel: 3, count: Some(9) }),
+            ),
+            (
+                r#"{"towpath":1,"do":"command","text":"flush"}"#,
+                Ok(Request::Command { text: "flush".into(), check: false }),
+            ),
+            (
+                r#"{"towpath":1,"do":"command","text":"flush","check":true}"#,
+                Ok(Request::Command { text: "flush".into(), check: true }),
+            ),
+            (
+                r#"{"towpath":1,"do":"lookup","name":"T","key":"10.0.0.1"}"#,
+                Ok(Request::Lookup { name: "T".into(), key: "10.0.0.1".into() }),
             ),
             (r#"{"towpath":2,"do":"fly"}"#, Err((Code::Version, "version 1, the client 2"))),
             (r#"{"do":"show-rings"}"#, Err((Code::Request, "no \"towpath\""))),

@@ -61,6 +61,17 @@ pub struct Table {
     pub entries: u64,
 }
 
+/// A pipe: it limits a rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pipe {
+    /// Its number.
+    pub number: u32,
+    /// Bits a second; 0 is no limit.
+    pub rate: u64,
+    /// Bytes that may pass at once.
+    pub burst: u64,
+}
+
 /// A queue. `frames = passed + dropped + replaced + lost + open`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {

@@ -625,7 +625,7 @@ mod tests {
             (Request::ShowFrames { channel: 1 }, false),
             (Request::Trace { channel: 1, count: None }, false),
             (Request::Follow { rule: Some(100), flow: None, count: None }, false),
-            (Request::Command { text: "flush".into() }, false),
+            (Request::Command { text: "flush".into(), check: false }, false),
             (Request::Set { name: "dyn_max".into(), value: 1 }, false),
         ] {
             assert_eq!(Rank::Reader.refuses(&request).is_none(), reader, "{request:?}");

@@ -1,7 +1,7 @@
 //! Answers as text: a table for people. No IO.
 
 use super::protocol::{Defaults, Frame, Lost, Ring, State as FrameState, Verdicts};
-use super::rows::{Changes, Neighbor, Port, Queue, State, Stats, Table};
+use super::rows::{Changes, Neighbor, Pipe, Port, Queue, State, Stats, Table};
 use crate::report::Rule;
 use crate::rulebook::Rechecks;
 
@@ -125,6 +125,18 @@ pub fn tables(tables: &[Table]) -> String {
 /// `towpath ctl show table NAME`, and ipfw's `table NAME list`.
 pub fn entries(entries: &[(String, String)]) -> String {
     entries.iter().map(|(key, value)| format!("{key} {value}\n")).collect()
+}
+
+/// ipfw's `pipe show`.
+pub fn pipes(pipes: &[Pipe]) -> String {
+    if pipes.is_empty() {
+        return "no pipes\n".into();
+    }
+    let line = |pipe: &Pipe| match pipe.rate {
+        0 => format!("pipe {} unlimited burst {}\n", pipe.number, pipe.burst),
+        rate => format!("pipe {} bw {rate}bit/s burst {}\n", pipe.number, pipe.burst),
+    };
+    pipes.iter().map(line).collect()
 }
 
 /// `towpath ctl show settings`, and `sysctl`: as sysctl(8) prints them.
