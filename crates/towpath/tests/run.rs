@@ -97,14 +97,39 @@ fn check_tells_every_error_with_its_place() {
     let config = path("t.toml");
     std::fs::write(&config, "rules = \"r\"\ntap = [\"a\"]\n[port.a]\ndriver = \"af_paket\"\n[engin]\n")
         .unwrap();
-    let (code, out, err) = towpath(&["run", "--check", &config]);
-    assert_eq!((code, out.as_str()), (6, ""));
-    let lines: Vec<&str> = err.lines().collect();
-    assert!(
-        lines[1].ends_with("t.toml:4:10: there is no driver \"af_paket\"; did you mean `af_packet`?"),
-        "{err}"
+    // Those of the rules behind those of the configuration, in one go; and so says a start.
+    let ends = |errors: &str, ends: &[&str]| {
+        let lines: Vec<&str> = errors.lines().collect();
+        assert_eq!(lines.len(), ends.len(), "{errors}");
+        lines.iter().zip(ends).for_each(|(line, end)| assert!(line.ends_with(end), "{line}: {end}"));
+    };
+    let wrong = [
+        "t.toml:4:10: there is no driver \"af_paket\"; did you mean `af_packet`?",
+        "t.toml:5:2: unknown key `engin`; did you mean `engine`?",
+    ];
+    let unread = format!(
+        "/r:1:1: cannot be read: No such file or directory (os error 2); `rules` of {config} names it"
     );
-    assert!(lines.last().unwrap().ends_with("unknown key `engin`; did you mean `engine`?"), "{err}");
+    for words in [&["run", "--check", &config][..], &["run", &config]] {
+        let (code, out, err) = towpath(words);
+        assert_eq!((code, out.as_str()), (6, ""));
+        ends(&err, &[wrong[0], wrong[1], &unread]);
+    }
+    std::fs::write(path("r"), "add allow tpc from any to any\nadd alow ip from any to any\n").unwrap();
+    let (code, _, err) = towpath(&["run", "--check", &config]);
+    assert_eq!(code, 6);
+    let rules = [
+        "r:1:11: unknown protocol \"tpc\"; did you mean \"tcp\"?",
+        "r:2:5: unknown action \"alow\"; did you mean \"allow\"?",
+    ];
+    ends(&err, &[wrong[0], wrong[1], rules[0], rules[1]]);
+    // A document that is none names its rules all the same.
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{text}x = = 1\n")).unwrap();
+    let (code, _, err) = towpath(&["run", "--check", &config]);
+    assert_eq!(code, 6, "{err}");
+    assert!(err.lines().last().unwrap().ends_with(rules[1]), "{err}");
+    std::fs::remove_file(path("r")).unwrap();
 
     std::fs::write(&config, "rules = \"r\"\ntap = [\"a\"]\n[port.a]\ndriver = \"af_packet\"\n").unwrap();
     let (code, _, err) = towpath(&["run", "--check", &config]);
@@ -115,6 +140,25 @@ fn check_tells_every_error_with_its_place() {
     assert_eq!((code, err.as_str()), (3, ""));
     let object: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&object["ok"], &object["errors"][0]["line"]), (&false.into(), &2.into()), "{out}");
+}
+
+#[test]
+fn check_looks_at_certificates_and_tells_the_muxes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
+    let mux = "[mux.web]\nlisten = [\"127.0.0.1:7\", \"unix:/x\"]\nframing = \"line\"\nworker = \"w\"\n";
+    let check = |more: &str| {
+        std::fs::write(path("t.toml"), format!("rules = \"r\"\n{mux}{more}")).unwrap();
+        towpath(&["run", "--check", &path("t.toml")])
+    };
+    let (code, out, err) = check("");
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains(": 0 ports; "), "{out}");
+    assert!(out.contains("; 1 muxes: web (127.0.0.1:7, unix:/x); "), "{out}");
+    let (code, _, err) = check("tls-cert = \"no.pem\"\ntls-key = \"key.pem\"\n");
+    assert_eq!(code, 6, "{err}");
+    assert!(err.contains("t.toml:6:12: ") && err.contains("no.pem"), "{err}");
 }
 
 /// Packets between two ports of captures: what comes from `office.pcap` leaves into a file.

@@ -6,7 +6,7 @@ use clap::Parser;
 use clap::builder::ValueHint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
-use towpath::config::{Config, Rules};
+use towpath::config::{Config, Wrong};
 use towpath::front;
 use towpath::live::{Administrator, Failure};
 use towpath_gate::rules::Diagnostic;
@@ -42,11 +42,11 @@ pub(crate) fn run(args: &Run) -> u8 {
     if args.check {
         return check(args);
     }
-    let (config, rules) = match read(args) {
+    let (config, rules) = match Config::read_whole(&args.config) {
         Ok(read) => read,
-        Err(Refused { code, errors }) => {
-            errors.iter().for_each(say);
-            return code;
+        Err(wrong) => {
+            wrong.config.iter().chain(&wrong.rules).for_each(say);
+            return code(&wrong);
         }
     };
     rules.warnings.iter().for_each(warn);
@@ -83,24 +83,16 @@ fn refuse(failure: &Failure) -> u8 {
     fail(code, failure)
 }
 
-/// Reads the configuration and its rules.
-fn read(args: &Run) -> Result<(Config, Rules), Refused> {
-    let config = Config::read(&args.config).map_err(|errors| Refused { code: exit::BAD_CONFIG, errors })?;
-    let rules = config.read_rules().map_err(|errors| Refused { code: exit::BAD_RULES, errors })?;
-    Ok((config, rules))
-}
-
-struct Refused {
-    code: u8,
-    errors: Vec<Diagnostic>,
+fn code(wrong: &Wrong) -> u8 {
+    if wrong.config.is_empty() { exit::BAD_RULES } else { exit::BAD_CONFIG }
 }
 
 fn check(args: &Run) -> u8 {
-    let (code, errors, warnings, said) = match read(args) {
+    let (code, errors, warnings, said) = match Config::read_whole(&args.config) {
         Ok((config, rules)) => {
             (exit::OK, Vec::new(), rules.warnings, summary(&config, rules.ruleset.rules().len()))
         }
-        Err(Refused { code, errors }) => (code, errors, Vec::new(), String::new()),
+        Err(wrong) => (code(&wrong), [wrong.config, wrong.rules].concat(), Vec::new(), String::new()),
     };
     if args.json {
         let row = |d: &Diagnostic| {
@@ -120,17 +112,25 @@ fn check(args: &Run) -> u8 {
 }
 
 fn summary(config: &Config, rules: usize) -> String {
-    let ports: Vec<String> =
-        config.ports.iter().map(|port| format!("{} ({})", port.name, port.driver.word())).collect();
+    let ports = config.ports.iter().map(|port| format!("{} ({})", port.name, port.driver.word()));
+    let muxes = config.muxes.iter().map(|mux| format!("{} ({})", mux.name, mux.listen.join(", ")));
     format!(
-        "{}: {} ports: {}; {} bridges, {} routes, {} taps; {} rules; {} queues\n",
+        "{}: {}; {} bridges, {} routes, {} taps; {}; {} rules; {} queues\n",
         config.file.display(),
-        config.ports.len(),
-        ports.join(", "),
+        list("ports", ports.collect()),
         config.bridges.len(),
         config.routes.len(),
         config.taps.len(),
+        list("muxes", muxes.collect()),
         rules,
         config.queues.len()
     )
+}
+
+/// How many there are, and which.
+fn list(what: &str, rows: Vec<String>) -> String {
+    if rows.is_empty() {
+        return format!("0 {what}");
+    }
+    format!("{} {what}: {}", rows.len(), rows.join(", "))
 }

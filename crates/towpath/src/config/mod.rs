@@ -89,20 +89,39 @@ pub struct Config {
     pub control: Option<Control>,
 }
 
+/// What is wrong with a configuration and its rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wrong {
+    /// With the configuration, or the certificates and keys that it names.
+    pub config: Vec<Diagnostic>,
+    /// With the rules.
+    pub rules: Vec<Diagnostic>,
+}
+
 impl Config {
     /// Reads a configuration file. Names of files in it are relative to its directory.
     ///
     /// # Errors
     /// Everything that is wrong with it.
     pub fn read(path: &Path) -> Result<Self, Vec<Diagnostic>> {
+        Self::parse(&path.display().to_string(), &text_of(path)?)
+    }
+
+    /// Reads a configuration file and its rules, and looks at the certificates and keys that it names.
+    ///
+    /// # Errors
+    /// Everything that is wrong with any of them: the rules are read also when the configuration has errors.
+    pub fn read_whole(path: &Path) -> Result<(Self, Rules), Wrong> {
         let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            let findings = Findings::new(&file, "");
-            let hint = "name a configuration file, as docs/run.md describes it".to_owned();
-            findings.add(&(0..0), format!("cannot be read: {error}"), Some(hint));
-            findings.into_found()
-        })?;
-        Self::parse(&file, &text)
+        let only = |config| Wrong { config, rules: Vec::new() };
+        let text = text_of(path).map_err(only)?;
+        match Self::take_text(&file, &text, true) {
+            Ok(config) => match config.read_rules() {
+                Ok(rules) => Ok((config, rules)),
+                Err(rules) => Err(Wrong { config: Vec::new(), rules }),
+            },
+            Err(config) => Err(Wrong { config, rules: ruleset::errors_of(path, &text) }),
+        }
     }
 
     /// Reads the text of a configuration file; `file` is its name.
@@ -110,6 +129,11 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn parse(file: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
+        Self::take_text(file, text, false)
+    }
+
+    /// `whole`: with the certificates and keys that it names.
+    fn take_text(file: &str, text: &str, whole: bool) -> Result<Self, Vec<Diagnostic>> {
         let findings = Findings::new(file, text);
         let (document, errors) = DeTable::parse_recoverable(text);
         for error in &errors {
@@ -119,12 +143,13 @@ impl Config {
         if !errors.is_empty() {
             return Err(findings.into_found());
         }
-        let config = Self::take(Path::new(file), Table::new(document.get_ref(), 0..0, &findings));
+        let top = Table::new(document.get_ref(), 0..0, &findings);
+        let config = Self::take(Path::new(file), top, whole);
         let found = findings.into_found();
         if found.is_empty() { Ok(config) } else { Err(found) }
     }
 
-    fn take(file: &Path, top: Table<'_, '_>) -> Self {
+    fn take(file: &Path, top: Table<'_, '_>, whole: bool) -> Self {
         let directory = file.parent().unwrap_or(Path::new("."));
         top.need("rules", "name the rule file: rules = \"FILE\"");
         let rules = top.text("rules").map_or_else(PathBuf::new, |text| directory.join(text.value));
@@ -155,6 +180,9 @@ impl Config {
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
+        if whole {
+            mux::look_at_files(&top, &config.muxes);
+        }
         top.finish();
         config
     }
@@ -220,6 +248,15 @@ impl Config {
     pub fn port(&self, name: &str) -> Option<usize> {
         self.ports.iter().position(|port| port.name == name)
     }
+}
+
+fn text_of(path: &Path) -> Result<String, Vec<Diagnostic>> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let findings = Findings::new(&path.display().to_string(), "");
+        let hint = "name a configuration file, as docs/run.md describes it".to_owned();
+        findings.add(&(0..0), format!("cannot be read: {error}"), Some(hint));
+        findings.into_found()
+    })
 }
 
 /// The bridges in an order of their own, each with its ports in theirs: what they mean, however they were written.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use towpath_mux::io::Tls;
 use towpath_mux::mux::Order;
 use towpath_send::Choice;
 
@@ -194,6 +195,21 @@ fn tls(table: &Table<'_, '_>, directory: &Path) -> Option<(PathBuf, PathBuf)> {
             let message = format!("there is no `{lacks}`");
             table.wrong(&table.span_of(has), message, "TLS needs a certificate chain and its key, both PEM");
             None
+        }
+    }
+}
+
+/// Looks whether the certificates and keys of muxes can be served with.
+pub(super) fn look_at_files(top: &Table<'_, '_>, muxes: &[Mux]) {
+    for (name, table) in top.named("mux") {
+        let mux = muxes.iter().find(|mux| mux.name == name.value);
+        let Some((chain, key)) = mux.and_then(|mux| mux.tls.as_ref()) else { continue };
+        if let Err(error) = Tls::server(chain, key) {
+            table.wrong(
+                &table.span_of("tls-cert"),
+                error.to_string(),
+                "TLS needs a certificate chain and its key, both PEM",
+            );
         }
     }
 }

@@ -1,5 +1,8 @@
 //! The rules of a configuration, and what they name that the configuration does not have.
 
+use std::path::Path;
+
+use toml::de::DeTable;
 use towpath_gate::rules::option::{Arg, Interface, Test};
 use towpath_gate::rules::{Action, Diagnostic, Rule, Ruleset};
 
@@ -21,13 +24,8 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn read_rules(&self) -> Result<Rules, Vec<Diagnostic>> {
-        let file = self.rules.display().to_string();
-        let text = std::fs::read(&self.rules).map_err(|error| {
-            let hint = Some(format!("`rules` of {} names it", self.file.display()));
-            let message = format!("cannot be read: {error}");
-            vec![Diagnostic { file: file.as_str().into(), line: 1, column: 1, end: 1, message, hint }]
-        })?;
-        self.parse_rules(&file, &String::from_utf8_lossy(&text))
+        let text = text_of(&self.file, &self.rules)?;
+        self.parse_rules(&self.rules.display().to_string(), &text)
     }
 
     /// Reads the text of a rule file as [`Config::read_rules`] does.
@@ -129,4 +127,25 @@ impl Config {
             }
         }
     }
+}
+
+/// What is wrong with the rules of a configuration that has errors itself, as far as it can be told.
+pub(super) fn errors_of(config: &Path, text: &str) -> Vec<Diagnostic> {
+    let (document, _) = DeTable::parse_recoverable(text);
+    let name = document.get_ref().get("rules").and_then(|value| value.get_ref().as_str());
+    let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
+    let rules = config.parent().unwrap_or(Path::new(".")).join(name);
+    let parsed =
+        text_of(config, &rules).and_then(|text| Ruleset::parse(&rules.display().to_string(), &text).ruleset);
+    parsed.err().unwrap_or_default()
+}
+
+/// The text of a rule file that a configuration names.
+fn text_of(config: &Path, rules: &Path) -> Result<String, Vec<Diagnostic>> {
+    let text = std::fs::read(rules).map_err(|error| {
+        let hint = Some(format!("`rules` of {} names it", config.display()));
+        let (file, message) = (rules.display().to_string(), format!("cannot be read: {error}"));
+        vec![Diagnostic { file: file.as_str().into(), line: 1, column: 1, end: 1, message, hint }]
+    })?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
