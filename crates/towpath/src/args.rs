@@ -415,7 +415,11 @@ mod tests {
                 queue_policy("1=fanout:hash").unwrap_err(),
                 "fanout `hash` is not exclusive, flow, cpu, least, broadcast or tap",
             ),
-            (queue_policy("1=overload:drop-oldest").unwrap_err(), "`` is not a number in 1..4096"),
+            (
+                queue_policy("1=overload:drop-oldest").unwrap_err(),
+                "overload `drop-oldest` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N",
+            ),
+            (queue_policy("1=overload:drop-oldest:0").unwrap_err(), "`0` is not a number in 1..4096"),
             (
                 queue_policy("1=overload:pass:1").unwrap_err(),
                 "overload `pass:1` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N",

@@ -159,8 +159,8 @@ impl Config {
         let reload = top.word("states-at-reload", &policies).unwrap_or(StatePolicy::Recheck);
         let verdicts = [("pass", DefaultVerdict::Pass), ("drop", DefaultVerdict::Drop)];
         let unserved = top.word("unserved", &verdicts).unwrap_or_default();
-        let ports = port::take(&top, directory);
-        let wiring::Wiring { bridges, taps, routes } = wiring::take(&top, &ports);
+        let (ports, unknown) = port::take(&top, directory);
+        let wiring::Wiring { bridges, taps, routes } = wiring::take(&top, &ports, &unknown);
         let engine = engine::take(&top);
         let config = Self {
             file: file.into(),

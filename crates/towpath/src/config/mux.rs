@@ -149,7 +149,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         redeliver: table.number("redeliver", 0..=255).unwrap_or(2) as u8,
         keep_undone: table.word("undone", &[("close", false), ("keep", true)]).unwrap_or(false),
         send: table.word("send", &sends).unwrap_or_default(),
-        send_check: table.word("send-check", &[("no", false), ("yes", true)]).unwrap_or(false),
+        send_check: table.switch("send-check").unwrap_or(false),
         tls: tls(table, directory),
         framing: framing?.0.ok()?,
         worker: worker?,

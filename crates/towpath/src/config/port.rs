@@ -106,26 +106,29 @@ const NAME_MAX: usize = 15;
 /// Most ports.
 const PORTS_MAX: usize = 256;
 
-pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> Vec<(At<&'t str>, Port)> {
-    let mut ports: Vec<(At<&str>, Port)> = Vec::new();
+/// The ports; and the names of those whose driver is not known, of which nothing more can be said.
+pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t str>, Port)>, Vec<&'t str>) {
+    let (mut ports, mut unknown): (Vec<(At<&str>, Port)>, _) = (Vec::new(), Vec::new());
     for (name, table) in top.named("port") {
         if ports.len() == PORTS_MAX {
             table.wrong(&name.span, format!("more than {PORTS_MAX} ports"), "");
             break;
         }
-        let driver = driver(&name, &table, directory);
+        let Some(driver) = driver(&name, &table, directory) else {
+            unknown.push(name.value);
+            continue;
+        };
         let addresses = table.texts("address").into_iter().filter_map(|text| address(&table, &text));
         let addresses = addresses.collect();
         let vlans = vlans(&table);
         table.finish();
-        let Some(driver) = driver else { continue };
         ports.push((name.clone(), Port { name: name.value.to_owned(), driver, addresses, vlans }));
     }
     if !top.has("port") && !top.has("mux") {
         top.wrong(&top.span, "there is no port", "write [port.NAME] with driver = \"...\" below");
     }
     twice(top, &ports);
-    ports
+    (ports, unknown)
 }
 
 fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Driver> {

@@ -176,17 +176,30 @@ impl<'t, 'f> Table<'t, 'f> {
     /// A number of seconds.
     pub(super) fn seconds(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Duration> {
         let value = self.get(key)?;
-        let number = match value.get_ref() {
-            DeValue::Integer(integer) => integer.as_str().parse().ok(),
-            DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
-            _ => None,
-        };
-        match number.filter(|number| range.contains(number)) {
-            Some(number) => Some(Duration::from_secs_f64(number)),
-            None => {
-                self.kind(key, value, &format!("a number of seconds in {}..{}", range.start(), range.end()));
-                None
+        let wanted = format!("a number of seconds in {}..{}", range.start(), range.end());
+        let (written, number) = match value.get_ref() {
+            DeValue::Integer(number) => {
+                (number.as_str(), integer(value, &(0..=u64::MAX)).map(|at| at.value as f64))
             }
+            DeValue::Float(number) => (number.as_str(), number.as_str().parse().ok()),
+            _ => {
+                self.kind(key, value, &wanted);
+                return None;
+            }
+        };
+        let number = number.filter(|number| range.contains(number));
+        if number.is_none() {
+            self.findings.add(&value.span(), format!("`{key}` is {wanted}, not {written}"), None);
+        }
+        number.map(Duration::from_secs_f64)
+    }
+
+    /// True or false; "yes" and "no" are as good.
+    pub(super) fn switch(&self, key: &'static str) -> Option<bool> {
+        match self.get(key)?.get_ref().as_str() {
+            Some("yes") => Some(true),
+            Some("no") => Some(false),
+            _ => self.flag(key),
         }
     }
 
@@ -302,7 +315,13 @@ impl<'t, 'f> Table<'t, 'f> {
 
     /// Complains about the keys that nobody asked for.
     pub(super) fn finish(self) {
-        let known = self.known.borrow();
+        let mut known: Vec<&str> = Vec::new();
+        // Some are asked for twice.
+        for key in self.known.borrow().iter() {
+            if !known.contains(key) {
+                known.push(*key);
+            }
+        }
         for key in self.entries.keys() {
             let name: &str = key.get_ref();
             if known.contains(&name) {

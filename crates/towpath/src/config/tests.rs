@@ -52,6 +52,24 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             bridge("[port.wan2]\ndriver = \"af-packet\""),
             &["t:11:10: there is no driver \"af-packet\"; did you mean `af_packet`?"],
         ),
+        // Of a port whose driver is not known nothing else is said.
+        (
+            "rules = \"r\"\ntap = \"x\"\n[port.x]\ndriver = \"nfqeue\"\nqueue = 5\n[[route]]\nto = \"::/0\"\nport = \"x\"\n".into(),
+            &["t:4:10: there is no driver \"nfqeue\"; did you mean `nfqueue`?"],
+        ),
+        (
+            bridge("[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\ndrain = 0\nidle = 0x1_0000_0000\ntimeout = \"1\"\nsend-check = 1"),
+            &[
+                "t:14:9: `drain` is a number of seconds in 0.001..86400, not 0",
+                "t:15:8: `idle` is a number of seconds in 0.001..86400, not ",
+                "t:16:11: `timeout` is a number of seconds in 0.001..86400, not a string",
+                "t:17:14: `send-check` is true or false, not an integer",
+            ],
+        ),
+        (
+            bridge("[queue.1]\nsocket = \"s\"\noverload = \"drop-oldest\""),
+            &["t:12:12: overload `drop-oldest` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N"],
+        ),
         (
             bridge("[port.x]\ndriver = \"tun\"\nofload = true"),
             &[
@@ -139,6 +157,27 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
         for (error, expected) in errors.iter().zip(*expected) {
             assert!(error.starts_with(expected), "{text}\n{error}\n{expected}");
         }
+    }
+}
+
+#[test]
+fn the_keys_that_there_are_are_told_once_each() {
+    let errors = Config::parse("t", "xyzzyxyzzy = 1\n").unwrap_err();
+    let hint = errors.iter().find_map(|error| error.hint.as_ref().filter(|hint| hint.contains("keys here")));
+    let mut keys: Vec<&str> = hint.unwrap().trim_start_matches("the keys here are ").split(", ").collect();
+    let all = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), all, "{keys:?}");
+}
+
+#[test]
+fn switches_are_true_or_yes() {
+    for (written, on) in [("true", true), ("\"yes\"", true), ("false", false), ("\"no\"", false)] {
+        let mux = format!(
+            "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\nsend-check = {written}"
+        );
+        assert_eq!(Config::parse("t", &bridge(&mux)).unwrap().muxes[0].send_check, on, "{written}");
     }
 }
 

@@ -35,11 +35,17 @@ pub(super) struct Wiring {
     pub(super) routes: Vec<Route>,
 }
 
-type Ports<'t> = [(At<&'t str>, Port)];
+/// The ports.
+struct Ports<'p, 't> {
+    all: &'p [(At<&'t str>, Port)],
+    /// Of further ports, whose drivers are not known.
+    unknown: &'p [&'t str],
+}
 
-pub(super) fn take(top: &Table<'_, '_>, ports: &Ports<'_>) -> Wiring {
+pub(super) fn take(top: &Table<'_, '_>, all: &[(At<&str>, Port)], unknown: &[&str]) -> Wiring {
+    let ports = &Ports { all, unknown };
     let mut wired: Vec<Option<&str>> =
-        ports.iter().map(|(_, port)| port.driver.returns().then_some("nfqueue")).collect();
+        all.iter().map(|(_, port)| port.driver.returns().then_some("nfqueue")).collect();
     let mut bridges = Vec::new();
     for table in top.tables("bridge") {
         table.need("ports", "write ports = [\"A\", \"B\"]");
@@ -62,8 +68,8 @@ pub(super) fn take(top: &Table<'_, '_>, ports: &Ports<'_>) -> Wiring {
     let routes: Vec<Route> =
         top.tables("route").into_iter().filter_map(|table| route(table, ports, &wired)).collect();
     // With routes every port that is wired to nothing else is the router's.
-    if routes.is_empty() {
-        for ((at, port), _) in ports.iter().zip(&wired).filter(|(_, wired)| wired.is_none()) {
+    if !top.has("route") {
+        for ((at, port), _) in all.iter().zip(&wired).filter(|(_, wired)| wired.is_none()) {
             let hint = "name it in a [[bridge]] or in tap = [...], or add a [[route]]";
             top.wrong(&at.span, format!("port `{}` is wired to nothing", port.name), hint);
         }
@@ -71,10 +77,10 @@ pub(super) fn take(top: &Table<'_, '_>, ports: &Ports<'_>) -> Wiring {
     Wiring { bridges, taps, routes }
 }
 
-fn find(table: &Table<'_, '_>, ports: &Ports<'_>, name: &At<&str>) -> Option<usize> {
-    let found = ports.iter().position(|(_, port)| port.name == name.value);
-    if found.is_none() {
-        let names: Vec<&str> = ports.iter().map(|(_, port)| port.name.as_str()).collect();
+fn find(table: &Table<'_, '_>, ports: &Ports<'_, '_>, name: &At<&str>) -> Option<usize> {
+    let found = ports.all.iter().position(|(_, port)| port.name == name.value);
+    if found.is_none() && !ports.unknown.contains(&name.value) {
+        let names: Vec<&str> = ports.all.iter().map(|(_, port)| port.name.as_str()).collect();
         let hint = meant(name.value, names.iter().copied());
         let hint = hint.unwrap_or_else(|| format!("the ports are {}", names.join(", ")));
         table.wrong(&name.span, format!("there is no port `{}`", name.value), hint);
@@ -85,7 +91,7 @@ fn find(table: &Table<'_, '_>, ports: &Ports<'_>, name: &At<&str>) -> Option<usi
 /// The port of this name, which may be wired once.
 fn wire<'w>(
     table: &Table<'_, '_>,
-    ports: &Ports<'_>,
+    ports: &Ports<'_, '_>,
     wired: &mut [Option<&'w str>],
     name: &At<&str>,
     what: &'w str,
@@ -107,7 +113,7 @@ fn wire<'w>(
     }
 }
 
-fn route(table: Table<'_, '_>, ports: &Ports<'_>, wired: &[Option<&str>]) -> Option<Route> {
+fn route(table: Table<'_, '_>, ports: &Ports<'_, '_>, wired: &[Option<&str>]) -> Option<Route> {
     table.need("to", "write to = \"PREFIX\"");
     table.need("port", "write port = \"NAME\"");
     let to = table.text("to").and_then(|text| prefix(&table, &text));
@@ -120,10 +126,10 @@ fn route(table: Table<'_, '_>, ports: &Ports<'_>, wired: &[Option<&str>]) -> Opt
             let hint = "a packet that is routed cannot leave there";
             table.wrong(&name.span, format!("port `{}` is in a {other}", name.value), hint);
         }
-        let bare = matches!(ports[port].1.driver, Driver::Tun { tap: false, .. });
+        let bare = matches!(ports.all[port].1.driver, Driver::Tun { tap: false, .. });
         // Who asks for the next hop has to be somebody.
         let six = to.is_some_and(|(net, _)| net.is_ipv6());
-        let nobody = !ports[port].1.addresses.iter().any(|address| address.is_ipv6() == six);
+        let nobody = !ports.all[port].1.addresses.iter().any(|address| address.is_ipv6() == six);
         if !bare && nobody && !table.has("mac") {
             let message = format!("port `{}` has no `address` to ask for the next hop from", name.value);
             let hint = format!(

@@ -39,10 +39,10 @@ pub fn overload(text: &str) -> Result<Overload, String> {
     Ok(match text.split_once(':').unwrap_or((text, "")) {
         ("block", "") => Overload::Block,
         ("drop-newest", "") => Overload::DropNewest,
-        ("drop-oldest", count) => Overload::DropOldest(within(count, 1..=4096)?),
+        ("drop-oldest", count) if !count.is_empty() => Overload::DropOldest(within(count, 1..=4096)?),
         ("pass", "") => Overload::Pass,
         ("drop", "") => Overload::Drop,
-        ("queue", number) => Overload::Queue(queue_number(number)?),
+        ("queue", number) if !number.is_empty() => Overload::Queue(queue_number(number)?),
         _ => {
             return Err(format!(
                 "overload `{text}` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N"
