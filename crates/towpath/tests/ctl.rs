@@ -403,6 +403,11 @@ fn a_socket_is_one_engines() {
         .unwrap();
     assert_eq!(output.status.code(), Some(5));
     assert!(text(&output.stderr).contains("no engine is there"), "{}", text(&output.stderr));
+    let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["ctl", "--socket", socket.to_str().unwrap(), "dump", "states"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -528,6 +533,9 @@ fn rules_tables_and_settings_change_while_it_runs() {
     let stats: Value = serde_json::from_str(&ok("show stats --json")).unwrap();
     assert_eq!(stats["stats"]["packets"], json!(0));
     assert_eq!(ok("show top"), "## Dynamic rules (0):\n");
+    let (code, _, err) = said("dump states");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("this engine has no dumps") && err.contains("show states"), "{err}");
     assert_eq!(ok("show queues"), "no queues\n");
     let (code, _, err) = said("show ports");
     assert_eq!((code, err.as_str()), (1, "towpath: this engine has no live ports\n"));

@@ -18,7 +18,7 @@ use towpath::control::protocol::{
 use towpath::control::{dumps, mux, rows, send, show};
 use towpath::report::Rule;
 use towpath::settings;
-use towpath_ring::{Consumer, Kind, Verdict};
+use towpath_ring::{AttachError, Consumer, Kind, Verdict};
 
 use crate::args::exit;
 use crate::command::{answer, fail, say, warn};
@@ -28,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Look into a running engine
 ///
-/// Connects to the control socket of an engine (`towpath run`, or `towpath replay --control PATH`). The engine's own user,
-/// root and the socket's owner may look and change; whoever else the socket's file lets in may look. An engine is never
+/// Connects to the control socket of an engine (`towpath run`, or `towpath replay` or `towpath mux` with `--control PATH`). The engine's
+/// own user, root and the socket's owner may look and change; whoever else the socket's file lets in may look. An engine is never
 /// slowed down by those who look at it.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -650,7 +650,14 @@ fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
 fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
     let path = dumps::path(socket);
     let failed = |error: &dyn Display| Failure::new(exit::NO_ENGINE, format!("{}: {error}", path.display()));
-    let mut ring = Consumer::attach_as(&path, "towpath ctl dump").map_err(|error| failed(&error))?;
+    let refused = |error: &dyn Display| Failure::new(exit::FAILED, format!("{}: {error}", path.display()));
+    let mut ring = Consumer::attach_as(&path, "towpath-ctl-dump").map_err(|error| match &error {
+        AttachError::Connect { source, .. } if source.kind() == ErrorKind::NotFound => {
+            without_dumps(socket).unwrap_or_else(|| failed(&error))
+        }
+        AttachError::Limit(_) | AttachError::Engine(_) => refused(&error),
+        _ => failed(&error),
+    })?;
     let from = args.from;
     let asked = if from == 0 { Vec::new() } else { from.to_le_bytes().to_vec() };
     ring.request(dumps::STATES, &asked).map_err(|error| failed(&error))?;
@@ -663,7 +670,7 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
         };
         let kind = frame.header().kind;
         let page: serde_json::Value = match kind {
-            Kind::DUMP => serde_json::from_slice(ring.payload(&frame)).map_err(|error| failed(&error))?,
+            Kind::DUMP => serde_json::from_slice(ring.payload(&frame)).map_err(|error| refused(&error))?,
             _ => serde_json::Value::Null,
         };
         let (error, interrupted) = (frame.header().mark, frame.header().interrupted());
@@ -676,7 +683,7 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
                 }
                 return Ok(String::new());
             }
-            Kind::ERROR => return Err(failed(&io::Error::from_raw_os_error(error as i32))),
+            Kind::ERROR => return Err(refused(&io::Error::from_raw_os_error(error as i32))),
             _ => continue,
         }
         let wrote = match args.json {
@@ -692,6 +699,15 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
             other => other.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?,
         }
     }
+}
+
+/// Whether there is an engine at the socket all the same: it has no ring for dumps then.
+fn without_dumps(socket: &Path) -> Option<Failure> {
+    UnixStream::connect(socket).ok()?;
+    let socket = socket.display();
+    let message =
+        format!("{socket}: this engine has no dumps (`towpath run` has); `show states` lists its states");
+    Some(Failure::new(exit::FAILED, message))
 }
 
 /// A connection to an engine.
@@ -725,7 +741,9 @@ impl Connection {
                     "; no engine is there: is that the `socket` of its [control], or its --control?"
                 }
                 ErrorKind::ConnectionRefused => "; its engine has ended",
-                ErrorKind::PermissionDenied => "; only the engine's user and root may",
+                ErrorKind::PermissionDenied => {
+                    "; only the engine's user and root may, and whom `owner` and `group` of its [control] name"
+                }
                 _ => "",
             };
             Failure::new(exit::NO_ENGINE, format!("cannot connect to {}: {error}{hint}", socket.display()))
