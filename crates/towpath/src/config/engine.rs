@@ -68,7 +68,7 @@ pub(super) fn check(top: &Table<'_, '_>, config: &Config) {
 pub(super) fn take(top: &Table<'_, '_>) -> Engine {
     let default = Engine::default();
     let Some(table) = top.table("engine") else { return default };
-    let threads = table.number_at("threads", 1..=64);
+    let threads = table.number_at("threads", 1..=WALKERS as u64);
     let cpus = table.numbers("cpus", 0..=CpuSet::MAX_CPU as u64 - 1);
     let count = threads.as_ref().map_or(1, |at| at.value as usize);
     if !cpus.is_empty() && cpus.len() != count {

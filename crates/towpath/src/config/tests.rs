@@ -41,7 +41,7 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             bridge("[engine]\nwait = \"sleep\"\nthreads = 0"),
             &[
                 "t:11:8: `wait` cannot be \"sleep\"; there are park, spin",
-                "t:12:11: `threads` is a whole number in 1..64, not 0",
+                "t:12:11: `threads` is a whole number in 1..63, not 0",
             ],
         ),
         (
@@ -85,7 +85,10 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             ],
         ),
         (
-            bridge("[port.k]\ndriver = \"nfqueue\"\nqueue = 5\n[engine]\nthreads = 64\ncpus = [1024]"),
+            bridge(
+                "[port.k]\ndriver = \"nfqueue\"\nqueue = 5\n[engine]\nthreads = 63\ncpus = [1024]\n[mux.m]\n\
+                 listen = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"",
+            ),
             &[
                 "t:14:11: port `k` is of nfqueue, which has one thread; write threads = 1",
                 "t:14:11: threads and muxes together can be 63, not 64; write fewer threads, or give some muxes an engine of \
