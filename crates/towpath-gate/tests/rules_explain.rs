@@ -275,3 +275,16 @@ fn orphans_of_a_change_in_between_stay() {
     let rechecked = gate.recheck_some(Cursor::default(), NOW);
     assert_eq!((rechecked.looked, rechecked.dropped, listed(&gate)), (2, 0, vec![2, 3]));
 }
+
+#[test]
+fn a_packet_without_its_arrow_is_told_so() {
+    for (words, wrong) in [
+        ("in cap0 tcp 10.0.0.1:1234", "\">\" is missing between the addresses;"),
+        ("in tcp 10.0.0.1:1234 10.0.0.2:22 syn", "\">\" is missing between the addresses;"),
+        ("in cap0 tpc 10.0.0.1:1234 > 10.0.0.2:22", "no protocol \"tpc\";"),
+        ("in tpc 10.0.0.1:1234", "no protocol \"tpc\";"),
+    ] {
+        let error = Written::parse(words).unwrap_err().to_string();
+        assert!(error.starts_with(wrong), "{words}: {error}");
+    }
+}

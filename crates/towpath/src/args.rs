@@ -53,7 +53,7 @@ pub(crate) struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
 4 an inspector or worker did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
-7 a port cannot be had, 64 wrong usage.";
+7 a port, or an address to listen on, cannot be had, 64 wrong usage.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

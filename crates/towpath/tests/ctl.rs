@@ -280,6 +280,7 @@ fn a_trace_that_nobody_reads_slows_nobody_and_one_that_is_killed_ends() {
 #[test]
 fn garbage_on_the_socket_is_answered_or_closed_and_the_engine_goes_on() {
     let mut engine = Engine::start(&["--queue", "1=towpath inspect --queue 1 --match x --verdict drop"]);
+    assert_eq!(engine.ring()["name"], "towpath-inspect");
     let rows: &[(Vec<u8>, &str, &str)] = &[
         (request(&json!({"towpath": 2, "do": "show-rings"})), "version", "version 1, the client 2"),
         (request(&json!({"towpath": 1, "do": "fly"})), "request", "fly"),

@@ -666,13 +666,38 @@ fn a_peer_that_cannot_be_connected_to_is_said() {
 }
 
 #[test]
+fn what_became_of_messages_is_told_as_json() {
+    let mut child = towpath()
+        .args(["mux", "127.0.0.1:0", "--framing", FRAMING, "--workers", "1", "--json", "--worker"])
+        .arg(example("mux_worker"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("towpath starts");
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    stderr.read_line(&mut line).expect("a line");
+    let address = line.trim_start_matches("listening on ").trim();
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    ask(&mut stream, b"one");
+    drop(stream);
+    kill(child.id(), Signal::TERM);
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(output.status.code(), Some(0));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let counts = ["connections", "messages", "done", "given_up", "not_begun"].map(|key| told[key].as_u64());
+    assert_eq!(counts, [1, 1, 1, 0, 0].map(Some), "{told}");
+    assert_eq!(told["drained"], true, "{told}");
+}
+
+#[test]
 fn a_front_that_cannot_start_leaves_no_socket_behind() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("front.sock");
     let address = format!("unix:{}", path.display());
     let args = ["mux", &address, "nowhere", "--framing", "line", "--worker", "true"];
     let output = towpath().args(args).output().expect("towpath starts");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(64));
     assert!(!path.exists());
 }
 
@@ -748,9 +773,9 @@ fn what_cannot_be_served_is_told_in_a_line() {
     let file = format!("unix:{}", file.display());
     let any = "127.0.0.1:0";
     let rows: [(&[&str], i32, &str); 13] = [
-        (&[&taken, "--framing", "line", "--worker", &worker], 1, "another program listens there"),
-        (&[&file, "--framing", "line", "--worker", &worker], 1, "something that is no socket is there"),
-        (&["nowhere", "--framing", "line", "--worker", &worker], 1, "an address is HOST:PORT or unix:PATH"),
+        (&[&taken, "--framing", "line", "--worker", &worker], 7, "another program listens there"),
+        (&[&file, "--framing", "line", "--worker", &worker], 7, "something that is no socket is there"),
+        (&["nowhere", "--framing", "line", "--worker", &worker], 64, "an address is HOST:PORT or unix:PATH"),
         (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),
         (&[any, "--framing", "line", "--worker", "/nowhere/worker"], 4, "cannot start `/nowhere/worker`"),
         (&[any, "--framing", "line", "--worker", "true"], 4, "ended before it attached (exit status: 0)"),

@@ -763,7 +763,9 @@ fn standard_input_is_a_capture_too() {
 fn man_pages_and_completions_name_every_command() {
     let bench = Bench::new("");
     let output = towpath(&["completions", "bash"]);
-    assert!(text(&output.stdout).contains("replay"));
+    let script = text(&output.stdout);
+    assert!(script.contains("replay") && script.contains("--capture"), "{script}");
+    assert!(!script.contains("demo-part"), "what is hidden is offered to nobody");
     let man = bench.path("man");
     assert!(towpath(&["man", man.to_str().unwrap()]).status.success());
     for command in [

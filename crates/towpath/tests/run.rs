@@ -192,6 +192,9 @@ fn captures_go_through_the_live_engine() {
     assert_eq!(code, 0, "{err}");
     assert!(err.contains("capabilities kept: none"), "{err}");
     assert!(out.contains("packets"), "{out}");
+    let (_, out, _) = towpath(&["run", "--json", &path("t.toml")]);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["packets"], all.len(), "{out}");
     assert_eq!(frames(Path::new(&path("out.pcap"))), all);
 
     // A capture without packets is one, too.

@@ -81,6 +81,12 @@ impl Written {
         packet.proto = match Protocol::parse(word) {
             Some(Protocol::Number(number)) => number,
             Some(_) => 253,
+            // It was a port's name, and the protocol comes behind it.
+            None if arrow.is_none()
+                && words.get(at + 1).is_some_and(|next| Protocol::parse(next).is_some()) =>
+            {
+                return Err(bad("\">\" is missing between the addresses"));
+            }
             None => return Err(bad(format!("no protocol \"{word}\""))),
         };
         let ends = words.get(at + 1..at + 4).ok_or_else(|| bad("the addresses are missing"))?;

@@ -14,7 +14,7 @@ pub(crate) fn run(args: &Inspect) -> u8 {
         Ok(pattern) => pattern,
         Err(error) => return fail(exit::USAGE, format_args!("--match: {error}")),
     };
-    let consumer = match Consumer::attach_as(&args.socket, "towpath inspect") {
+    let consumer = match Consumer::attach_as(&args.socket, "towpath-inspect") {
         Ok(consumer) => consumer,
         Err(error) => return fail(exit::INSPECTOR, error),
     };

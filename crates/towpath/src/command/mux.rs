@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::builder::ValueHint;
 use clap::{Parser, ValueEnum};
 use rustix::process::DumpableBehavior;
+use serde_json::json;
 use towpath::control;
 use towpath::framing::Named;
 use towpath::front::{self, Error, Front, Outcome, SocketFile};
@@ -17,7 +18,7 @@ use towpath_mux::mux::{self, Order};
 use towpath_send::Choice;
 
 use crate::args::exit;
-use crate::command::{fail, say};
+use crate::command::{answer, fail, say};
 
 /// Serve connections with worker processes: each message goes to the worker that is free
 ///
@@ -114,6 +115,10 @@ pub(crate) struct Mux {
     /// Serve `towpath ctl` on a Unix socket at PATH, for this user and root
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     control: Option<PathBuf>,
+
+    /// At the end, print what became of connections and messages as one JSON object on standard output
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -150,7 +155,7 @@ enum Undone {
 
 pub(crate) fn run(args: &Mux) -> u8 {
     match serve(args) {
-        Ok(outcome) => tell(&outcome),
+        Ok(outcome) => tell(&outcome, args.json),
         Err((code, message)) => fail(code, message),
     }
 }
@@ -196,7 +201,10 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let mut sockets = Vec::new();
     for address in &args.listen {
         let listen = front::listen(&server, address, tls.as_ref());
-        let at = listen.map_err(|error| (exit::FAILED, error.to_string()))?;
+        let at = listen.map_err(|error| match error.source.kind() {
+            io::ErrorKind::InvalidInput => (exit::USAGE, error.to_string()),
+            _ => (exit::NO_PORT, error.to_string()),
+        })?;
         say(format_args!("listening on {at}"));
         sockets.extend(SocketFile::of(address));
     }
@@ -248,8 +256,16 @@ fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
     Ok(how)
 }
 
-fn tell(outcome: &Outcome) -> u8 {
+fn tell(outcome: &Outcome, json: bool) -> u8 {
     let Outcome { drained, cut, totals, restarts } = outcome;
+    if json {
+        let object = json!({
+            "connections": totals.attach, "messages": totals.received, "done": totals.done,
+            "given_up": totals.undone, "not_begun": totals.queued + totals.in_hand,
+            "given_again": totals.redelivered, "restarts": restarts, "drained": drained, "cut": cut,
+        });
+        return answer(if *drained { exit::OK } else { exit::FAILED }, &format!("{object}\n"));
+    }
     say(format_args!(
         "{} connections, {} messages: {} done, {} given up, {} not begun; {} given again, {restarts} workers started again",
         totals.attach,

@@ -33,8 +33,8 @@ pub(crate) struct Run {
     #[arg(long)]
     check: bool,
 
-    /// With --check: print one JSON object
-    #[arg(long, requires = "check")]
+    /// Print the report at the end, or what --check finds, as one JSON object
+    #[arg(long)]
     json: bool,
 }
 
@@ -56,6 +56,10 @@ pub(crate) fn run(args: &Run) -> u8 {
         Err(failure) => return refuse(&failure),
     };
     match administrator.run() {
+        Ok(ended) if args.json => {
+            let text = serde_json::to_string(&ended.report).expect("strings and numbers serialise");
+            answer(exit::OK, &(text + "\n"))
+        }
         Ok(ended) => answer(exit::OK, &ended.report.to_string()),
         Err(failure) => refuse(&failure),
     }
