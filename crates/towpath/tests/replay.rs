@@ -678,6 +678,10 @@ fn check_prints_the_whole_file_and_names_every_error() {
         })
         .collect();
     assert_eq!(places, [(1, 15, 19), (1, 34, 35), (2, 11, 14), (3, 1, 4)], "{json}");
+    let output = towpath(&["check", "/no/such", "--json"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(3), ""));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["ok"], &json["errors"][0]["file"]), (&false.into(), &"/no/such".into()), "{json}");
 }
 
 #[test]

@@ -116,8 +116,19 @@ impl From<towpath_port::Error> for Failure {
 }
 
 fn check(args: &Check) -> Result<u8, Failure> {
-    let text = read(&args.file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
     let file = args.file.display().to_string();
+    let text = match read(&args.file) {
+        Ok(text) => text,
+        Err(message) if args.json => {
+            let kind = "error";
+            let unread =
+                Finding { kind, file: file.clone(), line: 1, column: 1, end: 1, message, hint: None };
+            let report = Report { file, errors: vec![unread], ..Report::default() };
+            let text = serde_json::to_string(&report).expect("strings and numbers serialise");
+            return Ok(answer(exit::BAD_RULES, &(text + "\n")));
+        }
+        Err(error) => return Err(Wrong::Rules(vec![format!("towpath: {error}")]).into()),
+    };
     let Parsed { ruleset, warnings } = Ruleset::parse(&file, &text);
     let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
     let mut code = exit::OK;
