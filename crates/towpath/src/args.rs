@@ -92,7 +92,8 @@ pub(crate) enum Command {
 /// that --port names for its VLAN). Packets that a rule sends to queue N (inspect, divert, tee) are handed to the
 /// process that --queue N names, in shared memory; its verdict decides. What passed goes to --out, in the order of the
 /// capture; a report goes to standard output. States live on the captures' clock, which never goes back, nor far ahead
-/// for one packet alone; an inspector's deadline is wall-clock time.
+/// for one packet alone; an inspector's deadline is wall-clock time. SIGINT, SIGTERM and SIGHUP end a replay, and
+/// whatever it has started with it.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -67,6 +68,14 @@ pub enum Error {
         /// First word of the command.
         program: String,
     },
+    /// Nobody waited for the program any more.
+    #[error("queue {queue}: `{program}` had not attached when it was ended")]
+    Stopped {
+        /// The queue.
+        queue: u16,
+        /// First word of the command.
+        program: String,
+    },
     /// A system call failed while the program was waited for.
     #[error("queue {queue}: {source}")]
     System {
@@ -121,14 +130,15 @@ impl Socket {
         Ok(Self { queue, path, endpoint, _directory: directory })
     }
 
-    /// Starts `words` as a process, with the socket's path in `TOWPATH_SOCKET`, and waits until it has attached.
+    /// Starts `words` as a process, with the socket's path in `TOWPATH_SOCKET`, and waits until it has attached, or until
+    /// `stopped` says so.
     ///
-    /// The first word `towpath` means this very program. The process has no standard input, and its standard output
-    /// goes to our standard error.
+    /// The first word `towpath` means this very program. The process has no standard input, its standard output
+    /// goes to our standard error, and it is the first of a process group of its own.
     ///
     /// # Errors
     /// Why there is no inspector; the process has been ended.
-    pub fn start(&mut self, words: &[String]) -> Result<Inspector, Error> {
+    pub fn start(&mut self, words: &[String], stopped: &dyn Fn() -> bool) -> Result<Inspector, Error> {
         let queue = self.queue;
         let (first, rest) = words.split_first().expect("a command has a first word");
         let program = match first.as_str() {
@@ -140,17 +150,24 @@ impl Socket {
             .env("TOWPATH_SOCKET", &self.path)
             .stdin(Stdio::null())
             .stdout(io::stderr())
+            // A terminal's interrupt is for the engine, which ends it when it is no longer needed.
+            .process_group(0)
             .spawn()
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
         let mut inspector = Inspector { channel: None, child: Some(child), attached: false, last: None };
         if let Some(child) = &mut inspector.child {
-            inspector.channel = Some(self.attach(child, first)?);
+            inspector.channel = Some(self.attach(child, first, stopped)?);
         }
         inspector.attached = true;
         Ok(inspector)
     }
 
-    fn attach(&mut self, child: &mut Child, program: &str) -> Result<ring::Channel, Error> {
+    fn attach(
+        &mut self,
+        child: &mut Child,
+        program: &str,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<ring::Channel, Error> {
         let queue = self.queue;
         let system = |source| Error::System { queue, source };
         let start = Instant::now();
@@ -160,6 +177,9 @@ impl Socket {
             }
             if let Some(status) = child.try_wait().map_err(system)? {
                 return Err(Error::Ended { queue, program: program.to_owned(), status });
+            }
+            if stopped() {
+                return Err(Error::Stopped { queue, program: program.to_owned() });
             }
             self.endpoint.wait(Some(LOOK)).map_err(system)?;
         }

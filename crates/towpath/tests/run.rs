@@ -1,11 +1,14 @@
 //! `towpath run`: its configuration, and what it says when it cannot be.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::{Pid, Signal, getpgid, kill_process};
 use serde_json::Value;
 use towpath_port::netns::{until, veth, within};
+use towpath_port::pcap::Writer;
 
 fn towpath(args: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_towpath")).args(args).output().unwrap();
@@ -432,4 +435,44 @@ fn what_cannot_be_had_is_named() {
         assert_eq!(code, expected, "{err}");
         assert!(err.lines().last().unwrap().contains(words), "{err}");
     }
+}
+
+/// A port that is a pipe keeps the start waiting for as long as the test likes.
+#[test]
+fn a_reload_is_heard_while_it_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    mknodat(CWD, path("in.pcap"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    std::fs::write(path("r"), "add inspect 1 ip from any to any\n").unwrap();
+    let inspect =
+        format!("exec {} inspect --queue 1 --match x --verdict drop", env!("CARGO_BIN_EXE_towpath"));
+    let tells = format!("echo $$ > {0}.new; mv {0}.new {0}; {inspect}", path("pid"));
+    let text = format!(
+        "rules = \"r\"\n[[bridge]]\nports = [\"a\", \"b\"]\n[port.a]\ndriver = \"pcap\"\nread = \"in.pcap\"\n\
+         [port.b]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n[queue.1]\ncommand = \"sh -c '{tells}'\"\n"
+    );
+    std::fs::write(path("t.toml"), text).unwrap();
+    let engine = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["run", &path("t.toml")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // What it does with signals (proc_pid_status(5)).
+    until(|| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", engine.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() >> (Signal::HUP.as_raw() - 1) & 1 == 1
+    });
+    kill_process(Pid::from_child(&engine), Signal::HUP).unwrap();
+    Writer::create(path("empty.pcap")).unwrap().finish().unwrap();
+    let mut capture = std::fs::File::create(path("in.pcap")).unwrap();
+    capture.write_all(&std::fs::read(path("empty.pcap")).unwrap()).unwrap();
+    // A terminal's ^C is not for the inspector: what it has is waited for.
+    until(|| Path::new(&path("pid")).exists());
+    let pid = Pid::from_raw(std::fs::read_to_string(path("pid")).unwrap().trim().parse().unwrap()).unwrap();
+    assert_eq!(getpgid(Some(pid)).unwrap(), pid);
+    drop(capture);
+    let output = engine.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
 }

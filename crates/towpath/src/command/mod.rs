@@ -5,6 +5,7 @@ pub(crate) mod captured;
 pub(crate) mod check;
 pub(crate) mod ctl;
 pub(crate) mod demo;
+pub(crate) mod ending;
 pub(crate) mod explain;
 pub(crate) mod frame;
 pub(crate) mod inspect;

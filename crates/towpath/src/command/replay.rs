@@ -26,6 +26,7 @@ use towpath_ring::Overload;
 
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::command::captured::{BURST, Captured, NOT_IP};
+use crate::command::ending::Ending;
 use crate::command::wiring::{Wrong, rules};
 use crate::command::{answer, fail, say, warn};
 use towpath::link::link;
@@ -36,13 +37,22 @@ const BURSTS: usize = 4;
 /// How long the engine leaves inspectors and `towpath ctl` alone while nothing comes.
 const IDLE: Duration = Duration::from_millis(5);
 
+/// How often it looks for a signal while it waits for an inspector, in nanoseconds.
+const LOOK: u64 = 100_000_000;
+
+/// What is added to the time with each look at it when nobody is to be waited for any more: longer than any deadline, in nanoseconds;
+/// and how much that may come to.
+const HOURS: u64 = 1 << 44;
+const FAR: u64 = 1 << 62;
+
 pub(crate) fn run(args: &Replay) -> u8 {
-    let text = match replay(args) {
+    let ending = Ending::default();
+    let text = match replay(args, &ending) {
         Ok(report) if args.json => {
             serde_json::to_string(&report).expect("strings and numbers serialise") + "\n"
         }
         Ok(report) => report.to_string(),
-        Err(failure) => return failure.tell(),
+        Err(failure) => return ending.tell("the replay").unwrap_or_else(|| failure.tell()),
     };
     // A capture on standard output leaves no room there for the report.
     if args.out.as_ref().is_some_and(|out| out.as_os_str() == "-") {
@@ -52,7 +62,7 @@ pub(crate) fn run(args: &Replay) -> u8 {
     answer(exit::OK, &text)
 }
 
-fn replay(args: &Replay) -> Result<Report, Failure> {
+fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let ruleset = rules(&args.rules)?;
     let (mut gate, arrivals) = args.wiring.gate_with(ruleset.clone(), None)?;
     let walker = gate.walker().expect("it is the first");
@@ -62,6 +72,11 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
 
+    // Captures and outputs that keep us waiting were opened before: there a signal does what it does to any program.
+    let tidies = args.control.is_some() || args.states_out.is_some() || !args.queues.is_empty();
+    if tidies {
+        ending.listen().map_err(Failure::Signals)?;
+    }
     let policy =
         Policy { deadline: nanos(args.deadline), default: args.default_verdict.into(), ..Policy::default() };
     let (_server, desk) = match &args.control {
@@ -75,7 +90,7 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         Failure::States(format!("--states-out: {path}: {error}"))
     };
     let saving = args.states_out.as_deref().map(Saving::create).transpose().map_err(unsaved)?;
-    let queues = queues(args, policy)?;
+    let queues = queues(args, policy, ending)?;
     let snapshot = args.states_in.as_deref().map(read_states).transpose()?;
     let edge = Outside {
         start: Instant::now(),
@@ -87,6 +102,8 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         book: Arc::clone(&book),
         snapshot,
         restored: None,
+        ending: ending.clone(),
+        hurry: 0,
     };
     let mut engine = Engine::new(edge, walker, arrivals, queues, policy);
 
@@ -96,8 +113,8 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
     for (path, capture) in args.captures.iter().zip(captures) {
         let mut capture = capture.begin(path)?;
         captured.begin();
-        // Standard input may be a capture that is still being made: nobody else has to wait for it.
-        if path.as_os_str() == "-" && (args.control.is_some() || !args.queues.is_empty()) {
+        // Standard input, or a pipe, may be a capture that is still being made: nobody else has to wait for it.
+        if tidies && (path.as_os_str() == "-" || capture.progress().total.is_none()) {
             if let Some(capture) = take_slow(capture, &mut engine, &mut captured)? {
                 captured.end(&capture);
             }
@@ -107,6 +124,7 @@ fn replay(args: &Replay) -> Result<Report, Failure> {
         }
     }
     engine.finish().map_err(Failure::Output)?;
+    engine.edge_mut().go_on()?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
@@ -190,6 +208,7 @@ fn take_slow(
             Ok(full) => full,
             Err(RecvTimeoutError::Timeout) => {
                 engine.idle().map_err(Failure::Output)?;
+                engine.edge_mut().go_on()?;
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => break,
@@ -220,7 +239,8 @@ fn take_burst(
     }
     engine.set_times(times);
     let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
-    engine.handle_burst(frames).map_err(Failure::Output)
+    engine.handle_burst(frames).map_err(Failure::Output)?;
+    engine.edge_mut().go_on()
 }
 
 fn meta(frame: &Frame<'_>) -> Meta {
@@ -237,7 +257,7 @@ fn meta(frame: &Frame<'_>) -> Meta {
     }
 }
 
-fn queues(args: &Replay, policy: Policy) -> Result<Vec<Queue<Inspector>>, Failure> {
+fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<Inspector>>, Failure> {
     if !args.queues.is_empty() {
         // A process of the same user may otherwise read and write our memory through ptrace(2). Where this cannot be set
         // (it can be on every Linux) the rings are as safe as without it.
@@ -275,7 +295,8 @@ fn queues(args: &Replay, policy: Policy) -> Result<Vec<Queue<Inspector>>, Failur
         for arg in args.queues.iter().filter(|arg| arg.number == number) {
             for _ in 0..of_queue.workers.unwrap_or(1) {
                 channels += 1;
-                queue.join(channels, socket.start(&arg.words)?);
+                let inspector = socket.start(&arg.words, &|| ending.signal().is_some())?;
+                queue.join(channels, inspector);
             }
         }
         queues.push(queue);
@@ -404,9 +425,17 @@ struct Outside {
     snapshot: Option<Vec<u8>>,
     /// What became of them.
     restored: Option<Restored>,
+    ending: Ending,
+    /// How far its clock is ahead since it was told to end.
+    hurry: u64,
 }
 
 impl Outside {
+    /// Unless a signal has ended the replay.
+    fn go_on(&self) -> Result<(), Failure> {
+        self.ending.signal().map_or(Ok(()), |_| Err(Failure::Ended))
+    }
+
     /// Takes the states of the snapshot, once.
     fn restore(&mut self, now: Time) {
         if let Some(snapshot) = self.snapshot.take() {
@@ -424,7 +453,14 @@ impl Edge for Outside {
     type Error = towpath_port::Error;
 
     fn now(&mut self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if self.ending.signal().is_none() {
+            return now;
+        }
+        // What is decided from here on only because nobody is waited for is no part of the outputs.
+        (self.out, self.replies) = (None, None);
+        self.hurry = (self.hurry + HOURS).min(FAR);
+        now.saturating_add(self.hurry)
     }
 
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
@@ -434,7 +470,7 @@ impl Edge for Outside {
 
     fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
         self.clock.set(engine.clock());
-        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine))
+        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine)).min(LOOK)
     }
 
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
@@ -509,6 +545,10 @@ enum Failure {
     States(String),
     /// There is no control socket.
     Control(control::BindError),
+    /// Signals cannot be listened to.
+    Signals(std::io::Error),
+    /// One has come.
+    Ended,
 }
 
 impl Failure {
@@ -521,6 +561,8 @@ impl Failure {
             Self::States(error) => fail(exit::FAILED, error),
             Self::Inspector(error) => fail(exit::INSPECTOR, error),
             Self::Control(error) => fail(exit::NO_ENGINE, format_args!("--control: {error}")),
+            Self::Signals(error) => fail(exit::FAILED, format_args!("signals: {error}")),
+            Self::Ended => exit::FAILED,
         }
     }
 }

@@ -30,7 +30,7 @@ use super::order::{Bell, Order};
 use super::port;
 use super::privilege::Capabilities;
 use super::service::{self, Service};
-use super::signals::{heard, signals};
+use super::signals::{heard, reloads, stops};
 use super::sockets::Socket;
 use super::worker::{Parts, Worker};
 use crate::config::{self, Config};
@@ -174,12 +174,17 @@ impl Administrator {
     /// # Errors
     /// What cannot be had.
     pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
+        let signals = |error| Failure::System("signals", error);
+        // From the first moment on: who has written to the files does not know how far the start is.
+        let hup = reloads().map_err(signals)?;
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for port in &config.ports {
             let (opened, word) = (port::open(port, threads)?, port.driver.word());
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
         }
+        // Before the first thing that would stay behind; a port goes with its process, and opening one may take long.
+        let stop = stops().map_err(signals)?;
         if let Some(control) = &config.control {
             super::make_directory_of(&control.socket);
         }
@@ -191,7 +196,6 @@ impl Administrator {
             .collect::<Result<Vec<_>, _>>()?;
         let listening_muxes =
             config.muxes.iter().map(service::Listening::open).collect::<Result<Vec<_>, _>>()?;
-        let (stop, hup) = signals().map_err(|error| Failure::System("signals", error))?;
         let saved = config.states.as_deref().map(snapshot::read);
         let kept = Capabilities::needed(&config)
             .keep()

@@ -5,16 +5,23 @@ use std::os::unix::net::UnixStream;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Pipes that become readable when the engine is to stop, and when it is to read its files again.
-pub(super) fn signals() -> io::Result<(UnixStream, UnixStream)> {
-    let (stop, write) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
-    signal_hook::low_level::pipe::register(SIGINT, write)?;
-    let (hup, write) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(SIGHUP, write)?;
-    stop.set_nonblocking(true)?;
-    hup.set_nonblocking(true)?;
-    Ok((stop, hup))
+/// A pipe that becomes readable when the engine is to stop.
+pub(super) fn stops() -> io::Result<UnixStream> {
+    told_by(&[SIGTERM, SIGINT])
+}
+
+/// A pipe that becomes readable when the engine is to read its files again.
+pub(super) fn reloads() -> io::Result<UnixStream> {
+    told_by(&[SIGHUP])
+}
+
+fn told_by(signals: &[i32]) -> io::Result<UnixStream> {
+    let (pipe, write) = UnixStream::pair()?;
+    for signal in signals {
+        signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
+    }
+    pipe.set_nonblocking(true)?;
+    Ok(pipe)
 }
 
 /// Whether there was a signal since this was asked.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -199,6 +200,8 @@ impl Kid {
             .env("TOWPATH_SOCKET", socket)
             .stdin(Stdio::null())
             .stdout(io::stderr())
+            // A terminal's interrupt is for the engine, whose drain waits for what inspectors have.
+            .process_group(0)
             .spawn()?;
         self.child = Some(child);
         Ok(())

@@ -1,0 +1,112 @@
+//! `towpath replay` told to end: whatever it was doing, no socket, directory or process of it stays behind.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, getpgid, kill_process, test_kill_process};
+use towpath_port::netns::until;
+use towpath_port::pcap::Writer;
+use towpath_ring::Consumer;
+
+/// A replay whose directories for the time being are in one of the test's.
+struct Replay {
+    directory: tempfile::TempDir,
+    child: Child,
+}
+
+/// A process for a queue that says where it is to attach and who it is, and then nothing more.
+const TELLS: &str = "1=sh -c 'echo $TOWPATH_SOCKET $$ > said.new; mv said.new said; exec sleep 600'";
+
+impl Replay {
+    fn start(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("tmp")).unwrap();
+        fs::write(directory.path().join("r.ipfw"), "add inspect 1 ip from any to any\n").unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["replay", "--rules", "r.ipfw"])
+            .args(arguments)
+            .current_dir(directory.path())
+            .env("TMPDIR", directory.path().join("tmp"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { directory, child }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Where its inspector is to attach, and its process.
+    fn inspector(&self) -> (PathBuf, Pid) {
+        until(|| self.path("said").exists());
+        let said = fs::read_to_string(self.path("said")).unwrap();
+        let (socket, pid) = said.trim().rsplit_once(' ').unwrap();
+        (socket.into(), Pid::from_raw(pid.parse().unwrap()).unwrap())
+    }
+
+    /// Tells it to end. It says which signal that was, and has left nothing.
+    fn end(self, signal: Signal, name: &str) {
+        // What was ignored when the tests began (nohup(1), a shell's `&`) stays so.
+        let (signal, name) = if is_ignored(signal) { (Signal::TERM, "SIGTERM") } else { (signal, name) };
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let output = self.child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(128 + signal.as_raw()), "{said}");
+        assert!(said.contains(&format!("the replay was ended by {name}")), "{said}");
+        let left =
+            |path: &Path| fs::read_dir(path).unwrap().map(|file| file.unwrap().path()).collect::<Vec<_>>();
+        assert_eq!(left(&self.directory.path().join("tmp")), Vec::<PathBuf>::new());
+        let mut left = left(self.directory.path());
+        left.retain(|path| !["tmp", "r.ipfw", "said"].iter().any(|name| path.ends_with(name)));
+        assert_eq!(left, Vec::<PathBuf>::new());
+    }
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+}
+
+fn office() -> String {
+    format!("{}/../../examples/office.pcap", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A terminal's ^C is for the replay: the inspector has a process group of its own, and goes with it.
+#[test]
+fn while_its_inspector_has_not_attached() {
+    let replay = Replay::start(&["--queue", TELLS, "--states-out", "states", &office()]);
+    let (_, pid) = replay.inspector();
+    assert_eq!(getpgid(Some(pid)).unwrap(), pid);
+    replay.end(Signal::TERM, "SIGTERM");
+    assert!(test_kill_process(pid).is_err());
+}
+
+#[test]
+fn while_it_waits_for_a_verdict() {
+    let replay = Replay::start(&["--queue", TELLS, "--deadline", "3600", &office()]);
+    let (socket, pid) = replay.inspector();
+    let mut inspector = Consumer::attach(socket).unwrap();
+    assert!(inspector.recv().unwrap().is_some());
+    replay.end(Signal::INT, "SIGINT");
+    assert!(test_kill_process(pid).is_err());
+}
+
+#[test]
+fn while_more_of_the_capture_is_to_come() {
+    let mut replay = Replay::start(&["--control", "ctl.sock", "-"]);
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    Writer::create(empty.path()).unwrap().finish().unwrap();
+    replay.child.stdin.as_mut().unwrap().write_all(&fs::read(empty.path()).unwrap()).unwrap();
+    let socket = replay.path("ctl.sock");
+    until(|| socket.exists());
+    // Held open until it has ended.
+    let input = replay.child.stdin.take();
+    replay.end(Signal::HUP, "SIGHUP");
+    drop(input);
+}
