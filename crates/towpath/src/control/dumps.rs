@@ -35,6 +35,9 @@ const PAGE: usize = 64;
 /// Clients at a time; one more is let go.
 const CLIENTS: usize = 16;
 
+/// Clients that attach before those that are there have their turn again.
+const WELCOMES: usize = 8;
+
 /// How long the thread sleeps at most.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -119,7 +122,10 @@ struct Client {
 
 impl House {
     fn turn(&mut self, bell: &Bell) {
-        while !self.pause.is_on() {
+        for _ in 0..WELCOMES {
+            if self.pause.is_on() {
+                break;
+            }
             match self.endpoint.accept() {
                 Ok(Some(channel)) if self.clients.len() < CLIENTS => {
                     self.clients.push(Client { channel, states: None });

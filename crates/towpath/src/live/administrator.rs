@@ -29,6 +29,7 @@ use super::neighbor::{Directory, Resolver};
 use super::order::{Bell, Order};
 use super::port;
 use super::privilege::Capabilities;
+use super::round::Round;
 use super::service::{self, Service};
 use super::signals::{heard, reloads, stops};
 use super::sockets::Socket;
@@ -58,6 +59,10 @@ const KEEPALIVE_ROUND: Duration = Duration::from_millis(4500);
 
 /// How long others have the rules between two steps of a re-check.
 const BREATH: Duration = Duration::from_millis(1);
+
+/// Clients that attach before signals, states and threads have their turn again. Each costs milliseconds, and one that comes again and again
+/// is always there; who waits is still there in the next turn.
+const WELCOMES: usize = 8;
 
 /// How often the connections of muxes are looked after.
 const TEND: Duration = Duration::from_secs(1);
@@ -120,6 +125,8 @@ pub struct Administrator {
     done: Bell,
     log: Receiver<String>,
     sockets: Vec<Socket>,
+    /// Which of them is looked at next.
+    round: Round,
     channels: u32,
     stop: UnixStream,
     hup: UnixStream,
@@ -281,6 +288,7 @@ impl Administrator {
             done,
             log: lines,
             sockets: Vec::new(),
+            round: Round::default(),
             channels: 0,
             stop,
             hup,
@@ -399,7 +407,8 @@ impl Administrator {
             let mut missing = socket.start()?;
             let start = Instant::now();
             while missing > 0 && !self.is_stopped() {
-                while let Some(channel) = socket.accept() {
+                for _ in 0..WELCOMES {
+                    let Some(channel) = socket.accept() else { break };
                     missing = missing.saturating_sub(1);
                     self.join(socket.queue, channel);
                 }
@@ -437,15 +446,16 @@ impl Administrator {
         }
     }
 
-    /// Takes in who has attached.
+    /// Takes in who has attached, some at a time.
     fn welcome(&mut self) {
-        let mut sockets = std::mem::take(&mut self.sockets);
-        for socket in &mut sockets {
-            while let Some(channel) = socket.accept() {
-                self.join(socket.queue, channel);
-            }
-        }
-        self.sockets = sockets;
+        let (mut sockets, mut round) = (std::mem::take(&mut self.sockets), std::mem::take(&mut self.round));
+        round.turn(&mut sockets, WELCOMES, |socket| {
+            let channel = socket.accept();
+            let came = channel.is_some();
+            channel.into_iter().for_each(|channel| self.join(socket.queue, channel));
+            came
+        });
+        (self.sockets, self.round) = (sockets, round);
     }
 
     /// Sleeps until something comes, and no longer than a tick; or re-checks states meanwhile, if there are some to be.

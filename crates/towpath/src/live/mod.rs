@@ -22,6 +22,7 @@ mod neighbor;
 mod order;
 mod port;
 mod privilege;
+mod round;
 mod service;
 mod signals;
 mod sockets;
