@@ -157,7 +157,27 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     assert!(matches!(new.restore(&bad, NOW), Err(BadSnapshot::Nonsense(_))));
     assert!(new.states().is_empty());
     let mut next = good.clone();
-    next[8] = 2;
-    assert_eq!(new.restore(&next, NOW), Err(BadSnapshot::Version(2)));
-    assert!(BadSnapshot::Version(2).to_string().contains("version 2"));
+    for version in [0, 3] {
+        next[8] = version;
+        let wrong = BadSnapshot::Version(version.into());
+        assert_eq!(new.restore(&next, NOW), Err(wrong));
+        assert!(wrong.to_string().contains(&format!("version {version}")));
+    }
+}
+
+/// Of states that a re-check has not come to.
+#[test]
+fn what_was_not_rechecked_is_said() {
+    let mut file = Vec::new();
+    filled().snapshot_of(THEN, true, |piece| file.extend_from_slice(piece));
+    let restored = |file: &[u8]| gate(RULES).restore(file, NOW);
+    assert_eq!(restored(&file), Ok(Restored { states: 3, unchecked: true, ..Restored::default() }));
+    file[12] = 2;
+    sum(&mut file);
+    assert_eq!(restored(&file), Err(BadSnapshot::Nonsense(12)));
+    // Version 1 says nothing of it.
+    file.remove(12);
+    file[8] = 1;
+    sum(&mut file);
+    assert_eq!(restored(&file), Ok(Restored { states: 3, ..Restored::default() }));
 }

@@ -30,10 +30,40 @@ struct Book {
     /// What the gate was given last.
     ruleset: Ruleset,
     default_allow: bool,
-    /// Where the next step of a re-check begins, while there is one.
-    recheck: Option<Cursor>,
+    recheck: Option<Recheck>,
     /// What it came to so far; whether it goes on is said by `recheck` alone.
     rechecks: Rechecks,
+    /// There are states of a snapshot that nobody has re-checked yet.
+    unchecked: bool,
+}
+
+/// A re-check that goes on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recheck {
+    /// Where its next step begins.
+    at: Cursor,
+    /// It began anew here: the states before are looked at once more when those behind it were.
+    again: Option<Cursor>,
+    /// In that second round: where it is over.
+    until: Option<Cursor>,
+}
+
+impl Recheck {
+    /// By other rules from where it is, in a circle: one that began at the first state whenever rules change would never come to the last.
+    fn anew(self) -> Self {
+        Self { at: self.at, again: (self.at != Cursor::default()).then_some(self.at), until: None }
+    }
+
+    /// It has come to `next`, or to the end of the states. None when it is over.
+    fn go_on(self, next: Option<Cursor>) -> Option<Self> {
+        match next {
+            Some(at) if self.until.is_none_or(|until| at.to_bits() < until.to_bits()) => {
+                Some(Self { at, ..self })
+            }
+            Some(_) => None,
+            None => self.again.map(|until| Self { until: Some(until), ..Self::default() }),
+        }
+    }
 }
 
 /// What re-checks of states came to.
@@ -41,7 +71,7 @@ struct Book {
 pub struct Rechecks {
     /// Whether one goes on.
     pub running: bool,
-    /// States that the last one has looked at.
+    /// States that the last one has looked at, twice at some if rules changed meanwhile.
     pub looked: u64,
     /// Those of them that went, as the rules would not make them now.
     pub dropped: u64,
@@ -144,8 +174,10 @@ impl Book {
     }
 
     fn begin_recheck(&mut self) {
-        self.recheck = Some(Cursor::default());
-        self.rechecks = Rechecks::default();
+        if self.recheck.is_none() {
+            self.rechecks = Rechecks::default();
+        }
+        self.recheck = Some(self.recheck.map_or_else(Recheck::default, Recheck::anew));
     }
 }
 
@@ -153,7 +185,8 @@ impl Rulebook {
     /// The rules of `gate`, which was made of `ruleset`.
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
         let rechecks = Rechecks::default();
-        let book = Mutex::new(Book { gate, ruleset, default_allow, recheck: None, rechecks });
+        let book =
+            Mutex::new(Book { gate, ruleset, default_allow, recheck: None, rechecks, unchecked: false });
         Self { book, clock: Clock::default(), version: AtomicU64::new(0) }
     }
 
@@ -192,7 +225,7 @@ impl Rulebook {
     }
 
     /// Takes other rules and routes, if any, and settings, in one step. With [`StatePolicy::Recheck`] the states of rules that stay
-    /// are then to be looked at ([`Rulebook::recheck_some`]); a re-check that goes on already begins anew.
+    /// are then to be looked at ([`Rulebook::recheck_some`]), all of them again where that goes on already.
     pub fn replace(
         &self,
         ruleset: Ruleset,
@@ -215,7 +248,7 @@ impl Rulebook {
         let diff = book.gate.reload_routed(ruleset, routes, policy, now);
         match policy {
             StatePolicy::RecheckLater => book.begin_recheck(),
-            StatePolicy::Drop => book.recheck = None,
+            StatePolicy::Drop => (book.recheck, book.unchecked) = (None, false),
             _ => {}
         }
         self.changed();
@@ -365,10 +398,11 @@ impl Rulebook {
         book.ruleset.pipes().map(|(number, pipe)| (number, pipe.rate, pipe.burst)).collect()
     }
 
-    /// Gives the states that there are, in pieces, for a file.
+    /// Gives the states that there are, in pieces, for a file, which also says whether they were re-checked.
     pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
         let now = self.clock.now();
-        self.book().gate.snapshot(now, piece);
+        let book = self.book();
+        book.gate.snapshot_of(now, book.unchecked || book.recheck.is_some(), piece);
     }
 
     /// Takes the states of a snapshot, whose time goes on at `now`.
@@ -376,7 +410,10 @@ impl Rulebook {
     /// # Errors
     /// The snapshot is not whole and right.
     pub fn restore(&self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
-        self.book().gate.restore(snapshot, now)
+        let mut book = self.book();
+        let restored = book.gate.restore(snapshot, now)?;
+        book.unchecked |= restored.unchecked;
+        Ok(restored)
     }
 
     /// Has all states looked at, as after a reload ([`Rulebook::recheck_some`]).
@@ -389,12 +426,18 @@ impl Rulebook {
     pub fn recheck_some(&self) -> bool {
         let now = self.clock.now();
         let mut book = self.book();
-        let Some(from) = book.recheck else { return false };
-        let step = book.gate.recheck_some(from, now);
-        book.recheck = step.next;
+        let Some(recheck) = book.recheck else { return false };
+        let step = book.gate.recheck_some(recheck.at, now);
+        book.recheck = recheck.go_on(step.next);
         book.rechecks.looked += step.looked as u64;
         book.rechecks.dropped += step.dropped as u64;
-        step.next.is_some()
+        book.unchecked &= book.recheck.is_some();
+        book.recheck.is_some()
+    }
+
+    /// Goes on with a re-check, if there is one, until it is over or there was `enough` of it; at least one step.
+    pub fn recheck_until(&self, mut enough: impl FnMut() -> bool) {
+        while self.recheck_some() && !enough() {}
     }
 
     /// How far re-checks are.
@@ -570,23 +613,84 @@ mod tests {
         assert_eq!(walk_from(&book, [1, 0], 53), Step::Drop(DropReason::Deny));
         assert_eq!(walk_from(&book, 8_998_u16.to_be_bytes(), 53), Step::Pass);
 
-        // Another reload: it begins anew, and what the first would have dropped goes by the second one's word.
+        // Another reload: it goes on by the new rules, and what the first one has looked at comes once more.
         assert_eq!(replace("add 10 deny udp from 10.0.0.0/24 to any\n"), 0);
-        assert_eq!(book.rechecks(), going(0, 0));
+        assert_eq!(book.rechecks(), going(4_096, 2_048));
         let mut steps = 1;
         while book.recheck_some() {
             // What else changes meanwhile changes at once.
             book.command(&format!("add {} count ip from any to any", 100 + steps)).unwrap();
             steps += 1;
         }
-        assert_eq!(steps, 2);
-        assert_eq!(book.rechecks(), Rechecks { running: false, looked: 9_000 - 2_048, dropped: 128 });
-        assert_eq!(states().len(), 9_000 - 2_048 - 128);
+        assert_eq!(steps, 3);
+        let Rechecks { running, looked, dropped } = book.rechecks();
+        assert!(!running && looked >= 9_000 + 2_048, "{looked}");
+        assert_eq!((dropped, states().len()), (2_048 + 128, 9_000 - 2_048 - 128));
         assert!(!book.recheck_some());
         // With no state there is nothing more to look at.
         replace("add 10 deny ip from any to any\n");
         book.replace(with(""), None, false, StatePolicy::Drop, None);
         assert!(!book.rechecks().running && states().is_empty());
+    }
+
+    /// However often rules are reloaded: each state comes within a round.
+    #[test]
+    fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
+        let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
+        let book = book(rule);
+        for host in (0..9_000_u16).map(u16::to_be_bytes) {
+            assert_eq!(walk_from(&book, host, 53 + host[1] % 2), Step::Pass);
+        }
+        for reload in 0..6 {
+            let rules = format!("add 10 deny udp from any to any 53 // {reload}\n{rule}");
+            let ruleset = Ruleset::parse("t", &rules).ruleset.unwrap();
+            book.replace(ruleset, None, false, StatePolicy::Recheck, None);
+            assert!(book.recheck_some(), "there is always more by the last one's rules");
+        }
+        let left = book.states(Cursor::default(), usize::MAX, false).0;
+        assert_eq!(left.len(), 4_500);
+        // With no more reloads it is over after one round.
+        let (mut steps, before) = (1, book.rechecks().looked);
+        while book.recheck_some() {
+            steps += 1;
+        }
+        assert!(steps <= 3 && book.rechecks().looked > before, "{steps}");
+    }
+
+    /// An end that does not wait for the whole re-check: the next engine knows.
+    #[test]
+    fn what_was_not_rechecked_is_said_in_the_snapshot() {
+        let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
+        let rules = format!("add 10 deny udp from any to any 53\n{rule}");
+        let ruleset = || Ruleset::parse("t", &rules).ruleset.unwrap();
+        let first = book(rule);
+        for host in (0..9_000_u16).map(u16::to_be_bytes) {
+            assert_eq!(walk_from(&first, host, 53 + host[1] % 2), Step::Pass);
+        }
+        first.replace(ruleset(), None, false, StatePolicy::Recheck, None);
+        let mut asked = 0;
+        first.recheck_until(|| {
+            asked += 1;
+            true
+        });
+        assert_eq!((asked, first.rechecks().looked), (1, 4_096));
+        let saved = |book: &Rulebook| {
+            let mut saved = Vec::new();
+            book.snapshot(|piece| saved.extend_from_slice(piece));
+            saved
+        };
+
+        // Of the same rules, and yet not all of them are these rules' states.
+        let now = Time::from_secs(1);
+        let second = book(&rules);
+        let restored = second.restore(&saved(&first), now).unwrap();
+        assert_eq!((restored.states, restored.companion, restored.unchecked), (6_952, 0, true));
+        // It is still so when nobody looks at them here, either.
+        assert!(book(&rules).restore(&saved(&second), now).unwrap().unchecked);
+        second.recheck();
+        second.recheck_until(|| false);
+        assert_eq!(second.rechecks(), Rechecks { running: false, looked: 6_952, dropped: 2_452 });
+        assert!(!book(&rules).restore(&saved(&second), now).unwrap().unchecked);
     }
 
     /// Where there were states of one family, and now are such of the other: all of them within the round.

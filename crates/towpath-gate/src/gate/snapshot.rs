@@ -5,7 +5,7 @@
 //! the companion of the default rule, `allow ... // dynamic states default rule`. Ends are kept as the time that is left.
 //!
 //! ```text
-//! "TOWPATHS" version:u32
+//! "TOWPATHS" version:u32 unchecked:u8 (0, 1)
 //! rules: count:u32 { number:u32 set:u8 length:u32 text }
 //! names: count:u32 { length:u32 name }
 //! states, until a byte of 0xff:
@@ -13,6 +13,8 @@
 //!   rule:u32 name:u32 left:u64 seen:u16 acks:2*u32 packets:2*u64 bytes:2*u64 lifetime:u32 [window: 6*u64]
 //! crc32c:u32 of all before it
 //! ```
+//!
+//! Of version 1 `unchecked` was not there, and was never so.
 //!
 //! What is read is hostile: nothing is made before all of it was looked at.
 
@@ -30,8 +32,8 @@ use crate::{Time, wire};
 
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
-/// The version that is written, and the only one that is read.
-pub const SNAPSHOT_VERSION: u32 = 1;
+/// The version that is written; all up to it are read.
+pub const SNAPSHOT_VERSION: u32 = 2;
 
 const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
@@ -58,7 +60,7 @@ const PIECE: usize = 64 << 10;
 pub enum BadSnapshot {
     /// It does not begin as one.
     NoSnapshot,
-    /// Its version is this, and not [`SNAPSHOT_VERSION`].
+    /// Its version is this, and none up to [`SNAPSHOT_VERSION`].
     Version(u32),
     /// It ends too early.
     Cut,
@@ -73,7 +75,10 @@ impl fmt::Display for BadSnapshot {
         match self {
             Self::NoSnapshot => f.write_str("this is no snapshot of states"),
             Self::Version(version) => {
-                write!(f, "the snapshot is of version {version}, and only {SNAPSHOT_VERSION} can be read")
+                write!(
+                    f,
+                    "the snapshot is of version {version}, and only 1 to {SNAPSHOT_VERSION} can be read"
+                )
             }
             Self::Cut => f.write_str("the snapshot is cut short; take another one"),
             Self::Checksum => f.write_str("the snapshot's checksum is wrong; take another one"),
@@ -95,6 +100,9 @@ pub struct Restored {
     pub existing: u64,
     /// States for which there was no room, or no number for their name.
     pub refused: u64,
+    /// Some of them were made by other rules than those that they name, and nobody has looked whether these would make them too
+    /// ([`Gate::snapshot_of`]).
+    pub unchecked: bool,
 }
 
 impl Gate {
@@ -110,10 +118,16 @@ impl Gate {
     /// let restored = other.restore(&file, Time::from_secs(7)).unwrap();
     /// assert_eq!(restored.refused, 0);
     /// ```
-    pub fn snapshot(&self, now: Time, mut piece: impl FnMut(&[u8])) {
+    pub fn snapshot(&self, now: Time, piece: impl FnMut(&[u8])) {
+        self.snapshot_of(now, false, piece);
+    }
+
+    /// The same, and says in it whether some states are `unchecked`: a re-check ([`Gate::recheck_some`]) has not come to them.
+    pub fn snapshot_of(&self, now: Time, unchecked: bool, mut piece: impl FnMut(&[u8])) {
         let mut out = Out { bytes: Vec::with_capacity(2 * PIECE), digest: CRC.digest() };
         out.put(MAGIC);
         out.put(&SNAPSHOT_VERSION.to_le_bytes());
+        out.put(&[u8::from(unchecked)]);
         // Orphans are listed under their old rule: in a gate without it they are the companion's.
         let rules: Vec<_> =
             self.rules.iter().chain(&self.hidden).filter(|(id, _)| *id != COMPANION).collect();
@@ -151,7 +165,7 @@ impl Gate {
 
     fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
         // Once to see that all is right, once to take it.
-        let (rules, names, mut at) = head(snapshot)?;
+        let Head { unchecked, rules, names, states: mut at } = head(snapshot)?;
         let own: HashMap<_, RuleId> = self.rules.iter().rev().map(|(id, rule)| (same(rule), *id)).collect();
         let rules: Vec<(RuleId, Option<Limit>)> = rules
             .into_iter()
@@ -165,7 +179,7 @@ impl Gate {
         if names.len() > self.flow_names.room() {
             self.forget_flow_names(true);
         }
-        let mut restored = Restored::default();
+        let mut restored = Restored { unchecked, ..Restored::default() };
         while let Some((saved, rule, name)) = at.state(rules.len(), names.len())? {
             let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((COMPANION, None));
             let Some(name) = self.number(name as usize, &names, &mut numbers) else {
@@ -207,10 +221,25 @@ pub fn check_snapshot(snapshot: &[u8]) -> Result<(), BadSnapshot> {
 /// Number, set and text.
 type RuleText = (u32, u8, String);
 
-/// The rules and names of a snapshot, all of which is right, and where its states begin.
-fn head(snapshot: &[u8]) -> Result<(Vec<RuleText>, Vec<String>, In<'_>), BadSnapshot> {
-    let body = checked(snapshot)?;
+/// What is before the states of a snapshot, and where they begin.
+struct Head<'a> {
+    unchecked: bool,
+    rules: Vec<RuleText>,
+    names: Vec<String>,
+    states: In<'a>,
+}
+
+/// That of a snapshot of which all is right.
+fn head(snapshot: &[u8]) -> Result<Head<'_>, BadSnapshot> {
+    let (version, body) = checked(snapshot)?;
     let mut at = In { bytes: body, at: MAGIC.len() + 4 };
+    let unchecked = match version {
+        1 => false,
+        _ => match (at.at, at.u8()?) {
+            (_, mark @ 0..=1) => mark == 1,
+            (at, _) => return Err(BadSnapshot::Nonsense(at)),
+        },
+    };
     let (mut rules, mut names) = (Vec::new(), Vec::new());
     for _ in 0..at.u32()? {
         rules.push((at.u32()?, at.u8()?, at.text()?));
@@ -223,14 +252,14 @@ fn head(snapshot: &[u8]) -> Result<(Vec<RuleText>, Vec<String>, In<'_>), BadSnap
     if states.at != body.len() {
         return Err(BadSnapshot::Nonsense(states.at));
     }
-    Ok((rules, names, at))
+    Ok(Head { unchecked, rules, names, states: at })
 }
 
-/// All but the checksum, when it is right.
-fn checked(snapshot: &[u8]) -> Result<&[u8], BadSnapshot> {
+/// The version, and all but the checksum, when it is right.
+fn checked(snapshot: &[u8]) -> Result<(u32, &[u8]), BadSnapshot> {
     let rest = snapshot.strip_prefix(MAGIC).ok_or(BadSnapshot::NoSnapshot)?;
     let version = u32::from_le_bytes(*rest.first_chunk().ok_or(BadSnapshot::Cut)?);
-    if version != SNAPSHOT_VERSION {
+    if !(1..=SNAPSHOT_VERSION).contains(&version) {
         return Err(BadSnapshot::Version(version));
     }
     let (_, sum) = rest[4..].split_last_chunk().ok_or(BadSnapshot::Cut)?;
@@ -238,7 +267,7 @@ fn checked(snapshot: &[u8]) -> Result<&[u8], BadSnapshot> {
     if CRC.checksum(body) != u32::from_le_bytes(*sum) {
         return Err(BadSnapshot::Checksum);
     }
-    Ok(body)
+    Ok((version, body))
 }
 
 struct Out<'c> {

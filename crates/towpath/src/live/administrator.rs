@@ -57,6 +57,9 @@ const LOG_LINES: usize = 1024;
 const KEEPALIVE_LEAST: usize = 65_536;
 const KEEPALIVE_ROUND: Duration = Duration::from_millis(4500);
 
+/// How long a start or an end waits for a re-check.
+const RECHECK_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long others have the rules between two steps of a re-check.
 const BREATH: Duration = Duration::from_millis(1);
 
@@ -696,13 +699,15 @@ fn restore(
         Ok(Some(saved)) => match rulebook.restore(&saved, rulebook.clock().now()) {
             Ok(restored) => {
                 log::info!("{file}: {}", snapshot::told(restored));
-                // The rules have changed meanwhile: it is as if they were reloaded.
-                if restored.companion > 0 && policy != StatePolicy::Keep {
+                // The rules have changed meanwhile, or changed when there was no time any more: it is as if they were reloaded.
+                if (restored.companion > 0 || restored.unchecked) && policy != StatePolicy::Keep {
                     rulebook.recheck();
-                    // No packet comes yet.
-                    while !is_signalled(stop) && rulebook.recheck_some() {}
-                    let Rechecks { dropped, .. } = rulebook.rechecks();
-                    log::info!("{file}: {dropped} states dropped, which the rules would not make now");
+                    // No packet comes yet. What is left after a while is re-checked beside them.
+                    let begun = Instant::now();
+                    rulebook.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
+                    let Rechecks { dropped, running, .. } = rulebook.rechecks();
+                    let more = if running { ", and there are more to be re-checked" } else { "" };
+                    log::info!("{file}: {dropped} states dropped, which the rules would not make now{more}");
                 }
             }
             Err(error) => log::warn!("{file}: no states restored: {error}"),

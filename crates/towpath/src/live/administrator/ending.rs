@@ -1,11 +1,12 @@
 //! How an engine ends: what it has is waited for, and no longer than that is wanted; then its states are kept.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    Administrator, EXIT_TIMEOUT, Ended, Failure, Order, Report, Saving, Service, States, doze, heard,
+    Administrator, EXIT_TIMEOUT, Ended, Failure, Order, RECHECK_TIMEOUT, Report, Saving, Service, States,
+    doze, heard,
 };
 
 /// How often threads are looked at that end.
@@ -36,7 +37,7 @@ impl Administrator {
     }
 
     /// Waits for all threads and processes.
-    pub(super) fn end(self, states: States) -> Result<Ended, Failure> {
+    pub(super) fn end(mut self, states: States) -> Result<Ended, Failure> {
         let mut report = Report::default();
         let mut failed = None;
         for service in self.services {
@@ -59,8 +60,16 @@ impl Administrator {
         }
         report.rules = self.rulebook.rules();
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
-            // The next engine takes what is saved for what these rules would make.
-            while self.rulebook.recheck_some() {}
+            // The next engine takes what is saved for what these rules would make, unless it is told that they were not all asked. Whoever
+            // waits for this end may not wait for long, and all states are lost when he does not.
+            let (begun, most) = (Instant::now(), RECHECK_TIMEOUT.min(self.config.engine.drain));
+            self.rulebook.recheck_until(|| begun.elapsed() >= most || heard(&mut self.stop));
+            if self.rulebook.rechecks().running {
+                log::info!(
+                    "{}: the next engine re-checks the states that were not re-checked yet",
+                    path.display()
+                );
+            }
             let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
             match saved {
                 Ok(()) => log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states),
