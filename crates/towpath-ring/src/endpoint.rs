@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::Channel;
@@ -17,6 +16,7 @@ use crate::hello::{HELLO, Hello, Refusal, Reply, Terms, Welcome};
 use crate::limits::{Limits, Shares};
 use crate::open::open;
 use crate::park::Fences;
+use crate::socket_file::SocketFile;
 use crate::sys::{self, Received};
 use crate::verdict::Verdict;
 
@@ -151,7 +151,7 @@ struct Pending {
     peer: Credentials,
 }
 
-/// The engine's socket. Dropping it removes the socket's file; channels stay.
+/// The engine's socket. Dropping it removes the socket's file, unless it is another's by then; channels stay.
 ///
 /// ```
 /// use towpath_ring::{Config, Consumer, Endpoint, Meta, Verdict};
@@ -188,10 +188,11 @@ struct Pending {
 /// ```
 #[derive(Debug)]
 pub struct Endpoint {
+    /// The first to be dropped: it knows its own file as long as that is listened on.
+    file: SocketFile,
     listener: OwnedFd,
     /// The listener and every pending connection.
     watched: OwnedFd,
-    path: PathBuf,
     config: Config,
     /// Oldest first.
     pending: VecDeque<Pending>,
@@ -229,28 +230,17 @@ impl Endpoint {
     fn bind_as(path: &Path, config: Config, shared: Option<Shared>) -> Result<Self, BindError> {
         config.check()?;
         let failed = |source| BindError::Listen { path: path.into(), source };
-        let listener = match sys::listen(path, 64) {
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
-                let is_socket =
-                    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-                match sys::is_listened_on(path) {
-                    Ok(false) if is_socket => {}
-                    Ok(true) => return Err(BindError::InUse(path.into())),
-                    Ok(false) => return Err(failed(e)),
-                    Err(other) => return Err(failed(other)),
-                }
-                std::fs::remove_file(path).map_err(failed)?;
-                sys::listen(path, 64)
-            }
-            other => other,
-        };
-        let listener = listener.map_err(failed)?;
+        let (listener, file) =
+            SocketFile::bind(path, || sys::listen(path, 64)).map_err(|error| match error.kind() {
+                std::io::ErrorKind::AddrInUse if SocketFile::is_socket(path) => BindError::InUse(path.into()),
+                _ => failed(error),
+            })?;
         let watched = sys::watch_set().map_err(failed)?;
         sys::watch(&watched, &listener).map_err(failed)?;
         Ok(Self {
+            file,
             listener,
             watched,
-            path: path.into(),
             shares: Shares::new(config.limits),
             fences: if config.bursts { Fences::Both } else { Fences::offer() },
             config,
@@ -268,7 +258,7 @@ impl Endpoint {
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// What it has done.
@@ -326,7 +316,7 @@ impl Endpoint {
             }
             let Some(pending) = self.pending.remove(i) else { break };
             if let Err(e) = sys::unwatch(&self.watched, &pending.socket) {
-                log::warn!("{}: cannot stop watching a connection: {e}", self.path.display());
+                log::warn!("{}: cannot stop watching a connection: {e}", self.path().display());
             }
             let Ok(Received::Message(len, _)) = heard else {
                 self.stats.failed += 1;
@@ -343,7 +333,7 @@ impl Endpoint {
         let peer = match Credentials::of(&socket) {
             Ok(peer) => peer,
             Err(e) => {
-                log::warn!("{}: a client's credentials are not known: {e}", self.path.display());
+                log::warn!("{}: a client's credentials are not known: {e}", self.path().display());
                 self.stats.failed += 1;
                 return;
             }
@@ -354,7 +344,7 @@ impl Endpoint {
                 self.refuse_oldest();
             }
             if let Err(e) = sys::watch(&self.watched, &socket) {
-                log::warn!("{}: cannot watch a connection: {e}", self.path.display());
+                log::warn!("{}: cannot watch a connection: {e}", self.path().display());
                 self.stats.failed += 1;
                 return;
             }
@@ -368,13 +358,13 @@ impl Endpoint {
         if count.is_power_of_two() {
             log::warn!(
                 "{}: refused process {pid} of user {uid}: not in the allow list ({count} so far)",
-                self.path.display()
+                self.path().display()
             );
         }
         refuse(
             &socket,
             Refusal::NotPermitted,
-            format!("user {uid} may not attach to {}", self.path.display()),
+            format!("user {uid} may not attach to {}", self.path().display()),
         );
     }
 
@@ -389,7 +379,7 @@ impl Endpoint {
         if count.is_power_of_two() {
             log::warn!(
                 "{}: refused process {}: {over} ({count} so far)",
-                self.path.display(),
+                self.path().display(),
                 oldest.peer.pid
             );
         }
@@ -404,7 +394,11 @@ impl Endpoint {
         };
         if hello.version != VERSION {
             let text = format!("engine {VERSION}, client {}", hello.version);
-            log::warn!("{}: refused process {}: ABI versions differ: {text}", self.path.display(), peer.pid);
+            log::warn!(
+                "{}: refused process {}: ABI versions differ: {text}",
+                self.path().display(),
+                peer.pid
+            );
             self.stats.wrong_version += 1;
             refuse(&socket, Refusal::Version, text);
             return None;
@@ -413,7 +407,7 @@ impl Endpoint {
         hello.fences = hello.fences.and(self.fences);
         if hello.tap && self.shared.is_none() {
             self.stats.failed += 1;
-            let text = format!("{} is no group's socket, so there is nothing to tap", self.path.display());
+            let text = format!("{} is no group's socket, so there is nothing to tap", self.path().display());
             refuse(&socket, Refusal::Failed, text);
             return None;
         }
@@ -425,7 +419,7 @@ impl Endpoint {
         let share = match self.shares.take(&peer, &hello.name, bytes) {
             Ok(share) => share,
             Err(over) => {
-                log::warn!("{}: refused process {}: {over}", self.path.display(), peer.pid);
+                log::warn!("{}: refused process {}: {over}", self.path().display(), peer.pid);
                 self.stats.over_limit += 1;
                 refuse(&socket, Refusal::Limit, over);
                 return None;
@@ -455,7 +449,7 @@ impl Endpoint {
                 Some(newcomer)
             }
             Err(e) => {
-                log::warn!("{}: cannot attach process {}: {e}", self.path.display(), peer.pid);
+                log::warn!("{}: cannot attach process {}: {e}", self.path().display(), peer.pid);
                 self.stats.failed += 1;
                 refuse(&socket, Refusal::Failed, e.to_string());
                 None
@@ -474,11 +468,5 @@ impl AsFd for Endpoint {
     /// Readable when [`Endpoint::accept`] has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
     }
 }

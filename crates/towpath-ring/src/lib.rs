@@ -71,6 +71,8 @@ mod seq;
 #[cfg(not(loom))]
 mod slot;
 #[cfg(not(loom))]
+mod socket_file;
+#[cfg(not(loom))]
 mod stats;
 mod sync;
 #[cfg(not(loom))]
@@ -122,6 +124,8 @@ pub use overload::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats}
 pub use seq::Seq;
 #[cfg(not(loom))]
 pub use slot::Slot;
+#[cfg(not(loom))]
+pub use socket_file::SocketFile;
 #[cfg(not(loom))]
 pub use stats::ChannelStats;
 #[cfg(not(loom))]

@@ -16,7 +16,13 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_nothing_else() {
     assert!(path.exists());
     let living = bind().unwrap();
     assert!(matches!(bind(), Err(BindError::InUse(_))), "a living engine's socket stays");
+    // Somebody took it away, and another engine is there.
+    std::fs::remove_file(&path).unwrap();
+    let other = bind().unwrap();
     drop(living);
+    assert!(matches!(bind(), Err(BindError::InUse(_))), "it leaves the other one's alone");
+    drop(other);
+    assert!(!path.exists());
 
     std::fs::write(&path, "somebody's file").unwrap();
     match bind() {

@@ -8,7 +8,7 @@
 
 use std::fs::Permissions;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use thiserror::Error;
-use towpath_ring::Credentials;
+use towpath_ring::{Credentials, SocketFile};
 
 use super::book;
 use super::desk::{Ask, Bell, Desk, Ended, Mailbox, Reply, Wake};
@@ -79,7 +79,7 @@ pub enum BindError {
 /// whose desks are still there (it panics) that is that it has ended.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
+    file: Option<SocketFile>,
     over: Arc<AtomicBool>,
     bell: Bell,
     thread: Option<JoinHandle<()>>,
@@ -88,7 +88,8 @@ pub struct Server {
 /// A control socket that nobody answers yet: connections wait.
 #[derive(Debug)]
 pub struct Listening {
-    path: PathBuf,
+    /// The first to be dropped: it knows its own file as long as that is listened on.
+    file: SocketFile,
     listener: UnixListener,
     access: Access,
 }
@@ -158,7 +159,7 @@ impl Listening {
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
         let bound = bind(path);
         rustix::process::umask(before);
-        let listener = bound?;
+        let (listener, file) = bound?;
         if control.owner.is_some() || control.group.is_some() {
             std::os::unix::fs::chown(path, control.owner, control.group).map_err(system)?;
         }
@@ -169,7 +170,7 @@ impl Listening {
             owner: control.owner,
             others: control.mode & 0o066 != 0,
         };
-        Ok(Self { path: path.into(), listener, access })
+        Ok(Self { file, listener, access })
     }
 
     /// Begins to answer: a desk for each of `wakes`, which are rung when there is a question for threads that may sleep.
@@ -181,8 +182,8 @@ impl Listening {
         book: Option<Arc<Rulebook>>,
         wakes: Vec<Option<Wake>>,
     ) -> Result<(Server, Vec<Desk>), BindError> {
-        let Self { path, listener, access } = self;
-        let system = |source| BindError::System { path: path.clone(), source };
+        let Self { file, listener, access } = self;
+        let system = |source| BindError::System { path: file.path().into(), source };
         let bell = Bell::new().map_err(system)?;
         let over = Arc::new(AtomicBool::new(false));
         let (desks, mailboxes) = wakes.into_iter().map(|wake| Desk::new(bell.clone(), wake)).unzip();
@@ -201,28 +202,16 @@ impl Listening {
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| house.run()).map_err(system)?;
-        Ok((Server { path, over, bell, thread: Some(thread) }, desks))
+        Ok((Server { file: Some(file), over, bell, thread: Some(thread) }, desks))
     }
 }
 
-fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    let system = |source| BindError::System { path: path.into(), source };
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            let metadata = std::fs::symlink_metadata(path).map_err(system)?;
-            if !metadata.file_type().is_socket() {
-                return Err(BindError::NoSocket(path.into()));
-            }
-            match UnixStream::connect(path) {
-                Ok(_) => return Err(BindError::InUse(path.into())),
-                Err(refused) if refused.kind() == ErrorKind::ConnectionRefused => {}
-                Err(other) => return Err(system(other)),
-            }
-            std::fs::remove_file(path).map_err(system)?;
-            UnixListener::bind(path).map_err(system)
-        }
-        other => other.map_err(system),
-    }
+fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
+    SocketFile::bind(path, || UnixListener::bind(path)).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse if SocketFile::is_socket(path) => BindError::InUse(path.into()),
+        ErrorKind::AddrInUse => BindError::NoSocket(path.into()),
+        _ => BindError::System { path: path.into(), source: error },
+    })
 }
 
 impl Server {
@@ -239,7 +228,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // First the name: who comes now finds nobody, not somebody who leaves.
-        let _ = std::fs::remove_file(&self.path);
+        self.file = None;
         // Release: pairs with the acquire in the thread. Desks may be left, whose engine will not end before this process does.
         self.over.store(true, Ordering::Release);
         self.bell.ring();
@@ -659,6 +648,24 @@ mod tests {
         let mut message = vec![0; u32::from_le_bytes(length) as usize];
         stream.read_exact(&mut message).ok()?;
         parse_answer(&message[1..]).ok()
+    }
+
+    #[test]
+    fn another_engines_socket_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let one = Server::open(&path, None).unwrap();
+        assert!(matches!(Server::open(&path, None), Err(BindError::InUse(_))));
+        std::fs::remove_file(&path).unwrap();
+        let (server, desk) = Server::open(&path, None).unwrap();
+        // The desk first: the server waits for it.
+        let (gone, last) = one;
+        drop(last);
+        drop(gone);
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(desk);
+        drop(server);
+        assert!(!path.exists());
     }
 
     #[test]
