@@ -123,6 +123,13 @@ impl Config {
         Layout { rx: self.rx, tx: self.tx, records: self.records }
     }
 
+    /// Bytes of shared memory that each client takes to begin with, of what its user may have
+    /// ([`Limits::bytes_per_user`]).
+    #[must_use]
+    pub fn bytes_per_client(&self) -> u64 {
+        u64::from(self.lanes) * self.layout().total_bytes()
+    }
+
     fn check(&self) -> Result<(), BindError> {
         let rule = |direction| move |rule| BindError::Geometry { direction, rule };
         self.rx.check().map_err(rule("RX"))?;
@@ -411,11 +418,7 @@ impl Endpoint {
             refuse(&socket, Refusal::Failed, text);
             return None;
         }
-        let bytes = if hello.tap {
-            abi::TAP_BYTES as u64
-        } else {
-            u64::from(self.config.lanes) * self.config.layout().total_bytes()
-        };
+        let bytes = if hello.tap { abi::TAP_BYTES as u64 } else { self.config.bytes_per_client() };
         let share = match self.shares.take(&peer, &hello.name, bytes) {
             Ok(share) => share,
             Err(over) => {

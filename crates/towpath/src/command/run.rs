@@ -118,8 +118,15 @@ fn check(args: &Run) -> u8 {
 fn summary(config: &Config, rules: usize) -> String {
     let ports = config.ports.iter().map(|port| format!("{} ({})", port.name, port.driver.word()));
     let muxes = config.muxes.iter().map(|mux| format!("{} ({})", mux.name, mux.listen.join(", ")));
+    let started =
+        config.queues.iter().map(|queue| &queue.inspectors).filter(|inspectors| inspectors.wanted() > 0);
+    let bytes: u64 = started.map(|inspectors| inspectors.rings(config.engine_threads().max(1))).sum();
+    let rings = match bytes.div_ceil(1 << 20) {
+        0 => String::new(),
+        mebibytes => format!(", {mebibytes} MiB for the rings of their inspectors"),
+    };
     format!(
-        "{}: {}; {} bridges, {} routes, {} taps; {}; {} rules; {} queues\n",
+        "{}: {}; {} bridges, {} routes, {} taps; {}; {} rules; {} queues{rings}\n",
         config.file.display(),
         list("ports", ports.collect()),
         config.bridges.len(),

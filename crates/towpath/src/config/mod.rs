@@ -172,7 +172,7 @@ impl Config {
             taps,
             routes,
             muxes: mux::take(&top, directory, &ports, engine.threads),
-            queues: queue::take(&top, directory, unserved),
+            queues: queue::take(&top, directory, unserved, engine.threads),
             unserved,
             settings: settings(&top),
             engine,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use towpath_ring::{Fanout, Overload};
+use towpath_ring::{self as ring, Fanout, Limits, Overload};
 
 use super::command;
 use super::reader::{At, Table};
@@ -34,6 +34,38 @@ pub struct Inspectors {
     pub commands: Vec<Vec<String>>,
     /// How often it starts each.
     pub workers: usize,
+    /// Most bytes of shared memory that those of one user may have.
+    pub memory: Option<u64>,
+}
+
+/// A mebibyte, in which `memory` is written.
+const MIB: u64 = 1 << 20;
+
+impl Inspectors {
+    /// How many processes the engine starts.
+    pub fn wanted(&self) -> usize {
+        self.commands.len() * self.workers
+    }
+
+    /// Bytes of their rings' memory in an engine with so many threads; without any, those of one that comes by itself.
+    pub fn rings(&self, threads: usize) -> u64 {
+        let lanes = u32::try_from(threads).unwrap_or(u32::MAX);
+        let each = ring::Config { lanes, ..ring::Config::default() }.bytes_per_client();
+        each * self.wanted().max(1) as u64
+    }
+
+    /// What those of one user may have in an engine with so many threads. Unless it was said otherwise there is room for twice as many as it
+    /// starts: those that take another one's place at a reload attach before that has gone.
+    pub fn limits(&self, threads: usize) -> Limits {
+        let (default, twice) = (Limits::default(), 2 * self.wanted());
+        let bytes = default.bytes_per_user.max(2 * self.rings(threads));
+        Limits {
+            bytes_per_user: self.memory.unwrap_or(bytes),
+            channels_per_user: default.channels_per_user.max(twice),
+            channels: default.channels.max(default.channels_per_user + twice),
+            ..default
+        }
+    }
 }
 
 impl Queue {
@@ -52,7 +84,13 @@ impl Queue {
 /// dropped.
 const LIVE: (u64, Overload) = (1_000_000_000, Overload::DropNewest);
 
-pub(super) fn take(top: &Table<'_, '_>, directory: &Path, unserved: DefaultVerdict) -> Vec<Queue> {
+/// The queues, of an engine with so many threads.
+pub(super) fn take(
+    top: &Table<'_, '_>,
+    directory: &Path,
+    unserved: DefaultVerdict,
+    threads: usize,
+) -> Vec<Queue> {
     let mut queues: Vec<Queue> = Vec::new();
     let mut handed: Vec<(u16, u16, std::ops::Range<usize>)> = Vec::new();
     for (name, table) in top.named("queue") {
@@ -66,7 +104,7 @@ pub(super) fn take(top: &Table<'_, '_>, directory: &Path, unserved: DefaultVerdi
         if let Overload::Queue(other) = policy.overload {
             handed.push((number, other, table.span_of("overload")));
         }
-        let inspectors = inspectors(&table, directory, &name);
+        let inspectors = inspectors(&table, directory, &name, threads);
         table.finish();
         queues.push(Queue { number, policy, inspectors });
     }
@@ -115,7 +153,7 @@ fn words_of<T>(table: &Table<'_, '_>, key: &'static str, read: fn(&str) -> Resul
     }
 }
 
-fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>) -> Inspectors {
+fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads: usize) -> Inspectors {
     let socket = table.text("socket").map(|text| directory.join(text.value));
     let commands = table.texts("command");
     let commands: Vec<_> =
@@ -128,11 +166,23 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>) -> Inspe
     if socket.is_none() && !users.is_empty() {
         table.wrong(&name.span, "`users` and `groups` are for a `socket`", "");
     }
-    Inspectors {
+    let memory = table.number_at("memory", 1..=1 << 20);
+    let inspectors = Inspectors {
         mode: users::mode(table),
         socket,
         users,
         commands,
         workers: table.number("workers", 1..=64).unwrap_or(1) as usize,
+        memory: memory.as_ref().map(|at| at.value * MIB),
+    };
+    let need = inspectors.rings(threads).div_ceil(MIB);
+    if let Some(at) = memory.filter(|at| at.value < need) {
+        let count = inspectors.wanted().max(1);
+        let message = format!(
+            "the rings of {count} inspectors take {need} MiB with {threads} threads, not {}",
+            at.value
+        );
+        table.wrong(&at.span, message, format!("write memory = {need} or more, or leave it out"));
     }
+    inspectors
 }

@@ -135,6 +135,13 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             ],
         ),
         (
+            bridge("[queue.1]\ncommand = \"a\"\nworkers = 3\nmemory = 60\n[engine]\nthreads = 4"),
+            &[
+                "t:13:10: the rings of 3 inspectors take 70 MiB with 4 threads, not 60; write memory = 70 or more, or leave it \
+               out",
+            ],
+        ),
+        (
             bridge("[settings]\ndyn_mx = 5\ndyn_keepalive = 2\ndyn_count = 1\nxyzzy = 1"),
             &[
                 "t:11:1: there is no setting `dyn_mx`; did you mean `dyn_max`?",
@@ -264,6 +271,35 @@ group = "0"
     assert_eq!((control.owner, control.group, control.mode), (Some(0), Some(0), 0o660));
 }
 
+/// What each user may have is enough for the inspectors that are started, however many these are.
+#[test]
+fn there_is_room_for_the_inspectors_that_are_started() {
+    const MIB: u64 = 1 << 20;
+    let limits = |more: &str, threads: usize| {
+        let config =
+            Config::parse("t", &bridge(&format!("[queue.1]\n{more}\n[engine]\nthreads = {threads}")))
+                .unwrap();
+        let inspectors = &config.queues[0].inspectors;
+        let limits = inspectors.limits(threads);
+        assert!(inspectors.rings(threads) <= limits.bytes_per_user, "{more}, {threads} threads");
+        assert!(
+            inspectors.wanted() <= limits.channels_per_user && limits.channels_per_user <= limits.channels
+        );
+        (limits.bytes_per_user / MIB, limits.channels_per_user)
+    };
+    let rows = [
+        ("command = \"a\"", 1, (256, 64)),
+        ("command = \"a\"\nworkers = 12", 4, (552, 64)),
+        ("command = \"a\"\nworkers = 45", 1, (517, 90)),
+        ("command = [\"a\", \"b\"]\nworkers = 64", 1, (1473, 256)),
+        ("socket = \"s\"", 62, (713, 64)),
+        ("command = \"a\"\nworkers = 12\nmemory = 300", 4, (300, 64)),
+    ];
+    for (more, threads, expected) in rows {
+        assert_eq!(limits(more, threads), expected, "{more}, {threads} threads");
+    }
+}
+
 #[test]
 fn rules_that_name_what_is_not_there_are_warned_of() {
     let config = Config::parse("t", &bridge("[queue.1]\ncommand = \"x\"")).unwrap();
@@ -391,11 +427,16 @@ fn what_cannot_change_while_it_runs_is_named() {
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
     let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
     let before = Config::parse("t", &text("")).unwrap();
-    let rows: [(&str, String, &[&str]); 11] = [
+    let rows: [(&str, String, &[&str]); 12] = [
         ("nothing", text(""), &[]),
         ("ports in another order", ports_reversed(&text("")), &[]),
         ("another command", text("").replace("a b", "c d"), &[]),
         ("default verdicts", text("").replace("\"drop\"", "\"pass\""), &[]),
+        (
+            "another `memory`",
+            text("").replace("a b\"", "a b\"\nmemory = 99"),
+            &["[queue.1], but for `default`, `command`, `workers`, `users` and `groups`,"],
+        ),
         ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
         ("another pace", text("[engine]\ndrain = 9\nwait = \"spin\""), &[]),
         ("more threads", text("[engine]\nthreads = 2"), &["`threads` and `cpus` of [engine]"]),

@@ -657,6 +657,20 @@ impl Administrator {
             let line = |what| format!("{what} cannot change while it runs{why}: restart");
             return Err(fixed.iter().map(line).collect());
         }
+        let cramped = |queue: &&config::Queue| {
+            let socket = self.sockets.iter().find(|socket| socket.queue == queue.number);
+            socket.is_some_and(|socket| !socket.has_room(&queue.inspectors))
+        };
+        let line = |queue: &config::Queue| {
+            format!(
+                "queue {}: its `memory` is for fewer inspectors, and cannot change while it runs: restart",
+                queue.number
+            )
+        };
+        let cramped: Vec<String> = config.queues.iter().filter(cramped).map(line).collect();
+        if !cramped.is_empty() {
+            return Err(cramped);
+        }
         let rules = config.read_rules().map_err(lines)?;
         if let Some(path) = config.states.as_ref().filter(|_| config.states != self.config.states) {
             Saving::create(path).map_err(|error| vec![format!("states: {}: {error}", path.display())])?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use towpath_port::MAX_FRAME;
-use towpath_ring::{Allow, Channel, Config, Endpoint};
+use towpath_ring::{Allow, Channel, Config, Endpoint, Limits};
 
 use crate::config;
 use crate::control::Pause;
@@ -30,6 +30,9 @@ pub(super) struct Socket {
     path: PathBuf,
     endpoint: Endpoint,
     pause: Pause,
+    /// What each user may have there; for how many threads it is.
+    limits: Limits,
+    threads: usize,
     kids: Vec<Kid>,
     /// Holds the socket when the configuration names none.
     _directory: Option<TempDir>,
@@ -58,6 +61,7 @@ impl Socket {
             }
         };
         super::make_directory_of(&path);
+        let limits = inspectors.limits(threads);
         let config = Config {
             allow: allow(&inspectors.users),
             lanes: threads as u32,
@@ -66,6 +70,7 @@ impl Socket {
             violations_max: 0,
             // What a port can carry.
             replacement_max: MAX_FRAME as u32,
+            limits,
             ..Config::default()
         };
         let endpoint =
@@ -73,7 +78,13 @@ impl Socket {
         open(&path, inspectors).map_err(system)?;
         let kids = wanted(inspectors).map(Kid::new).collect();
         let pause = Pause::of(format_args!("queue {number}"));
-        Ok(Self { queue: number, path, endpoint, pause, kids, _directory: directory })
+        Ok(Self { queue: number, path, endpoint, pause, limits, threads, kids, _directory: directory })
+    }
+
+    /// Whether there is room for these: what each user may have is said once.
+    pub(super) fn has_room(&self, inspectors: &config::Inspectors) -> bool {
+        inspectors.wanted() <= self.limits.channels_per_user
+            && inspectors.rings(self.threads) <= self.limits.bytes_per_user
     }
 
     /// Has these processes from now on: those that are there already go on, the others are ended, or started by
