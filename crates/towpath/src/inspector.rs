@@ -104,6 +104,8 @@ pub struct Inspector {
     /// The process, when we started it.
     child: Option<Child>,
     attached: bool,
+    /// Its channel has ended, and every frame that it had has come back.
+    drained: bool,
     /// What is left of a channel that is gone.
     last: Option<About>,
 }
@@ -154,7 +156,8 @@ impl Socket {
             .process_group(0)
             .spawn()
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
-        let mut inspector = Inspector { channel: None, child: Some(child), attached: false, last: None };
+        let mut inspector =
+            Inspector { channel: None, child: Some(child), attached: false, drained: false, last: None };
         if let Some(child) = &mut inspector.child {
             inspector.channel = Some(self.attach(child, first, stopped)?);
         }
@@ -190,7 +193,7 @@ impl Socket {
 impl Inspector {
     /// A process that has attached by itself.
     pub fn attached(channel: ring::Channel) -> Self {
-        Self { channel: Some(channel), child: None, attached: true, last: None }
+        Self { channel: Some(channel), child: None, attached: true, drained: false, last: None }
     }
 }
 
@@ -213,23 +216,18 @@ impl Channel for Inspector {
 
     fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
         let Some(channel) = &mut self.channel else { return 0 };
+        let was_over = channel.is_dead();
         let mut decided = channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
         let Some(death) = channel.death() else { return decided };
-        if death != Death::Violations {
-            // What it decided before it went counts. Of one that broke the protocol nothing more does. A poll may leave some for the
-            // next one; each decides at least one frame.
-            loop {
-                let more = channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
-                decided += more;
-                if more == 0 {
-                    break;
-                }
-            }
+        // What it decided before it went counts, as much of it in each turn as of one that lives: packets do not wait for all that it may
+        // have left. It decides no more, so a look that finds nothing is the last one. Of one that broke the protocol nothing more counts.
+        if death == Death::Violations || was_over && decided == 0 {
+            channel.drain_held(|seq| {
+                decided += 1;
+                each(seq, Outcome::Orphan);
+            });
+            self.drained = true;
         }
-        channel.drain_held(|seq| {
-            decided += 1;
-            each(seq, Outcome::Orphan);
-        });
         decided
     }
 
@@ -289,7 +287,7 @@ impl Channel for Inspector {
     }
 
     fn gone(&mut self) -> Option<Gone> {
-        let channel = self.channel.as_ref()?;
+        let channel = self.channel.as_ref().filter(|_| self.drained)?;
         let death = channel.death()?;
         let distrusted = death == Death::Violations;
         let why = match channel.stats().violations {
@@ -339,4 +337,63 @@ fn outcome(decision: Decision<'_>) -> Outcome<'_> {
     };
     let mark = if decision.flags.has(Flags::MARK) { (decision.mark, decision.mask) } else { (0, 0) };
     Outcome::Answer(Reply { answer, mark, flow: decision.flags.has(Flags::FLOW) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use towpath_ring::{Consumer, Geometry};
+
+    use super::*;
+
+    /// Packets wait no longer for what an inspector has left than for what one says.
+    #[test]
+    fn the_dead_have_their_turns_as_the_living() {
+        const FRAMES: usize = 1000;
+        const LONG: usize = 16 << 10;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let tx = Geometry::with(16 << 20, LONG as u32).unwrap();
+        let mut endpoint = Endpoint::bind(&path, Config { tx, deadline: None, ..Config::default() }).unwrap();
+        let client = thread::spawn(move || {
+            let mut queue = Consumer::attach(&path).unwrap();
+            for _ in 0..FRAMES {
+                let frame = queue.recv().unwrap().unwrap();
+                queue.replace(frame, &[7; LONG]).unwrap();
+            }
+        });
+        let channel = loop {
+            match endpoint.accept().unwrap() {
+                Some(channel) => break channel,
+                None => endpoint.wait(None).unwrap(),
+            }
+        };
+        let mut inspector = Inspector::attached(channel);
+        for _ in 0..FRAMES {
+            inspector.publish(b"frame", &Meta::default()).unwrap();
+        }
+        inspector.kick();
+        client.join().unwrap();
+
+        let (mut all, mut most) = (0, 0);
+        // Seconds apart: each time it is asked whether the client is there.
+        for now in (1..100).map(|second| second * 1_000_000_000) {
+            let mut replaced = 0;
+            inspector.poll(now, &mut |_, outcome| match outcome {
+                Outcome::Answer(Reply { answer: Answer::Replace(bytes), .. }) if bytes.len() == LONG => {
+                    replaced += 1;
+                }
+                other => panic!("{other:?}"),
+            });
+            (all, most) = (all + replaced, most.max(replaced));
+            if let Some(gone) = inspector.gone() {
+                assert!(!gone.distrusted, "{gone:?}");
+                assert_eq!(all, FRAMES);
+                assert!(most < FRAMES / 3, "{most} in one turn");
+                return;
+            }
+        }
+        panic!("it is there for ever, with {all} decided");
+    }
 }
