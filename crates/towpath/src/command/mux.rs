@@ -11,7 +11,7 @@ use rustix::process::DumpableBehavior;
 use serde_json::json;
 use towpath::control;
 use towpath::framing::Named;
-use towpath::front::{self, Error, Front, Outcome, SocketFile};
+use towpath::front::{self, Error, Front, Outcome};
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Connect, Server, Tls};
 use towpath_mux::mux::{self, Order};
@@ -200,13 +200,13 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     // They go with it.
     let mut sockets = Vec::new();
     for address in &args.listen {
-        let listen = front::listen(&server, address, tls.as_ref());
-        let at = listen.map_err(|error| match error.source.kind() {
+        let listens = front::listen(&server, address, tls.as_ref());
+        let (at, socket) = listens.map_err(|error| match error.source.kind() {
             io::ErrorKind::InvalidInput => (exit::USAGE, error.to_string()),
             _ => (exit::NO_PORT, error.to_string()),
         })?;
         say(format_args!("listening on {at}"));
-        sockets.extend(SocketFile::of(address));
+        sockets.extend(socket);
     }
     let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
     let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;

@@ -44,7 +44,7 @@ use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
 use deal::Deal;
-pub use listen::{ListenError, SocketFile, listen};
+pub use listen::{ListenError, listen};
 use pace::Pace;
 pub use process::Ending;
 use process::Returns;

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Server, Tls};
 use towpath_mux::mux;
+use towpath_ring::SocketFile;
 
 use super::administrator::Failure;
 use super::door::Door;
@@ -20,7 +21,7 @@ use super::muxes::{Gone, Served};
 use super::order::Bell;
 use crate::config::Mux;
 use crate::control::Desk;
-use crate::front::{self, Front, Orders, Outcome, SocketFile};
+use crate::front::{self, Front, Orders, Outcome};
 use crate::queue::DefaultVerdict;
 
 /// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
@@ -78,10 +79,10 @@ impl Listening {
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
         let mut unix = Vec::new();
         for address in &config.listen {
-            let at = front::listen(&server, address, tls.as_ref())
+            let (at, socket) = front::listen(&server, address, tls.as_ref())
                 .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
             log::info!("mux {}: listens on {at}", config.name);
-            unix.extend(SocketFile::of(address));
+            unix.extend(socket);
         }
         Ok(Self { server, config: config.clone(), unix })
     }
