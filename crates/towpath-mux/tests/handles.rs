@@ -353,6 +353,29 @@ fn a_sender_waits_for_room() {
 }
 
 #[test]
+fn several_senders_wait_for_room_and_get_it() {
+    let config = Config { send_bytes: Bound::of(4096), ..connected() };
+    let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
+    let message = [b'x'; 1024];
+    let mut sent = 0;
+    while let Ok(bytes) = socket.send(To::Any, &message, Flags::DONTWAIT) {
+        sent += bytes;
+    }
+    thread::scope(|scope| {
+        for mut socket in
+            [socket.try_clone().expect("a handle"), socket.try_clone().expect("a handle"), socket]
+        {
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    assert_eq!(socket.send(To::Any, &message, NONE).expect("there is room by and by"), 1024);
+                }
+            });
+        }
+        assert!(read(&mut peer, sent + 3 * 50 * 1024).bytes().all(|byte| byte == b'x'));
+    });
+}
+
+#[test]
 fn closing_sends_what_is_whole_and_nothing_else() {
     for kind in [Kind::Dgram, Kind::Seqpacket] {
         let (mut socket, mut peer) = over_unix(kind, connected());

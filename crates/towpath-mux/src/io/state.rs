@@ -506,8 +506,16 @@ impl State {
         own.into_iter().flatten().min()
     }
 
-    /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later.
+    /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later. Who waits for something to change
+    /// looks again.
     pub(super) fn pump(&mut self, shared: &Shared, work: &mut Work) {
+        self.pump_again(shared, work);
+        work.wakes.append(&mut self.callers);
+    }
+
+    /// The same by who waits, and has found nothing changed and changed nothing: were those woken that wait like it, they would
+    /// wake each other for ever.
+    pub(super) fn pump_again(&mut self, shared: &Shared, work: &mut Work) {
         self.listen(shared, work);
         // Who gathers and is awake comes again, and leaves nothing behind when it goes to sleep.
         let gathers = self.gathers && self.until.is_none() && self.gathered < LOOKS;
@@ -525,10 +533,17 @@ impl State {
             }
             false
         });
-        work.wakes.append(&mut self.callers);
     }
 
-    /// The same, but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
+    /// This thread looks again, so it is not among those that wait: nobody may have woken it.
+    pub(super) fn waits_no_more(&mut self) {
+        if !self.callers.is_empty() {
+            let me = std::thread::current().id();
+            self.callers.retain(|caller| caller.id() != me);
+        }
+    }
+
+    /// As [`State::pump`], but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
     pub(super) fn gather(&mut self, shared: &Shared, work: &mut Work) {
         if self.gathered >= GATHERED {
             return self.pump(shared, work);

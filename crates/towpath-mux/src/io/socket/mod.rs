@@ -245,12 +245,19 @@ impl Socket {
         loop {
             let mut work = Work::default();
             let mut state = shared.lock();
+            state.waits_no_more();
             let now = shared.now();
+            let before = (self.held.len(), self.batch.len());
             self.finish(&mut state, now);
+            let changed = first || (self.held.len(), self.batch.len()) != before;
             if std::mem::take(&mut first) {
                 state.mux.unattach(id, patience.map(|patience| now + patience), now);
             }
-            state.pump(&shared, &mut work);
+            if changed {
+                state.pump(&shared, &mut work);
+            } else {
+                state.pump_again(&shared, &mut work);
+            }
             let ended = state.ended.iter().position(|ended| ended.psock == id);
             let ended = ended.and_then(|at| state.ended.remove(at));
             let waits = ended.is_none() && state.sockets.contains_key(id) && !state.closed;
@@ -399,9 +406,15 @@ impl Socket {
         loop {
             let mut work = Work::default();
             let mut state = shared.lock();
-            let now = shared.now();
+            state.waits_no_more();
+            let (now, before) = (shared.now(), self.batch.len());
             let sent = self.deliver(&mut state, to, bytes, now);
-            state.pump(&shared, &mut work);
+            if matches!(sent, Err(Error::WouldBlock)) && self.batch.len() == before {
+                // Nothing has changed for others.
+                state.pump_again(&shared, &mut work);
+            } else {
+                state.pump(&shared, &mut work);
+            }
             let waits = matches!(sent, Err(Error::WouldBlock)) && !flags.contains(Flags::DONTWAIT);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let waits = waits && left != Some(Duration::ZERO);
@@ -453,6 +466,7 @@ impl Socket {
         let until = Instant::now() + patience + Duration::from_secs(1);
         loop {
             let mut state = shared.lock();
+            state.waits_no_more();
             let over = state.closed || state.handles != Some(0);
             let left = until.saturating_duration_since(Instant::now());
             if over || left.is_zero() {

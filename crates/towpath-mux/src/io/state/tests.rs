@@ -545,3 +545,49 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
     answer(&mut driver);
     assert_eq!(came(), "b\nc\n", "all is answered");
 }
+
+/// Two that wait for room would wake each other for ever, if a look that found none woke who waits.
+#[test]
+fn who_finds_no_room_wakes_nobody() {
+    use crate::io::{Error, Flags, Kind, To};
+    use crate::mux::Bound;
+
+    let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
+    let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
+    // No thread is started that has the sockets: this one does what there is to do.
+    server.shared.lock().handles = Some(0);
+    let mut socket = server.socket(Kind::Dgram).expect("a handle");
+    let (ours, mut peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let id = socket.attach(ours, "line".parse().expect("a framing")).expect("it is attached");
+    let message = [b'x'; 1024];
+    let mut sent = 0;
+    while let Ok(bytes) = socket.send(To::Any, &message, Flags::DONTWAIT) {
+        sent += bytes;
+    }
+    let waits = || server.shared.lock().callers.len();
+    let other = std::thread::spawn(|| {}).thread().clone();
+    server.shared.lock().callers.push(other);
+    for to in [To::Any, To::Psock(id)] {
+        assert!(matches!(socket.send(to, &message, Flags::DONTWAIT), Err(Error::WouldBlock)));
+        assert_eq!(waits(), 1, "{to:?}: nothing has changed");
+    }
+    // Nor does it leave itself behind, again and again.
+    socket.set_send_timeout(Some(Duration::from_millis(1)));
+    for _ in 0..3 {
+        assert!(matches!(socket.send(To::Any, &message, Flags::empty()), Err(Error::WouldBlock)));
+        assert!(waits() <= 2);
+    }
+    assert!(matches!(socket.send(To::Any, &message, Flags::DONTWAIT), Err(Error::WouldBlock)));
+    assert_eq!(waits(), 1, "the other one");
+
+    // What there is room for in the socket is read, and that again: it all leaves.
+    peer.set_nonblocking(true).expect("a mode");
+    let (mut got, mut bytes) = (0, vec![0; 1 << 16]);
+    while got < sent {
+        match peer.read(&mut bytes) {
+            Ok(count) => got += count,
+            Err(_) => server.shared.change(|mux| mux.handle_writable(id, Time::default())),
+        }
+    }
+    assert_eq!(waits(), 0, "there is room");
+}
