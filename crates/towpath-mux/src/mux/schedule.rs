@@ -8,7 +8,8 @@
 //! times that when no other is idle. If one of them takes longer after all, its worker is asked to hand back the rest.
 //!
 //! Races: none, this is one thread's data. A worker that was woken and one that was awake may both ask for the same
-//! message: the first has it, the other sleeps again.
+//! message: the first has it, the other sleeps again. One that was woken and does not ask, because its thread is at something
+//! else, is waited for no longer than [`Config::patience`](super::Config::patience); then the next one is woken.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -563,16 +564,21 @@ impl Mux {
 
     pub(super) fn set_activity(&mut self, id: worker::Id, activity: Activity) {
         let Some(worker) = self.workers.get_mut(id) else { return };
+        if activity == Activity::Woken {
+            worker.told = self.now;
+        }
         let before = std::mem::replace(&mut worker.activity, activity);
         match before {
             Activity::Awake => self.awake -= 1,
             Activity::Woken => self.woken -= 1,
             Activity::Idle => self.idle.retain(|&idle| idle != id),
+            Activity::Late => {}
         }
         match activity {
             Activity::Awake => self.awake += 1,
             Activity::Woken => self.woken += 1,
             Activity::Idle => self.idle.push_back(id),
+            Activity::Late => {}
         }
     }
 
@@ -584,13 +590,28 @@ impl Mux {
         if self.ready.is_empty() {
             return None;
         }
-        let idle = self
-            .idle
-            .iter()
-            .copied()
-            .find(|&id| self.workers.get(id).is_some_and(|worker| worker.enabled))?;
+        let idle = self.first_idle()?;
         self.set_activity(idle, Activity::Woken);
         Some(idle)
+    }
+
+    /// The idle worker that is woken next. One that is disabled is not.
+    fn first_idle(&self) -> Option<worker::Id> {
+        let mut idle = self.idle.iter().copied();
+        idle.find(|&id| self.workers.get(id).is_some_and(|worker| worker.enabled))
+    }
+
+    /// Those who were told to ask and have not, for too long, are not waited for, if there is another to be told.
+    pub(super) fn pass_over(&mut self) {
+        if self.woken == 0 || self.ready.is_empty() || self.first_idle().is_none() {
+            return;
+        }
+        let (now, patience) = (self.now, self.config.patience);
+        let late = |worker: &Worker| worker.activity == Activity::Woken && now.since(worker.told) >= patience;
+        let late: Vec<_> = self.workers.iter().filter(|(_, worker)| late(worker)).map(|(id, _)| id).collect();
+        for id in late {
+            self.set_activity(id, Activity::Late);
+        }
     }
 
     /// How many messages a worker may be given before it is worth waking another for more of them: those that take less than
@@ -627,7 +648,7 @@ impl Mux {
 
     /// Asks the worker that has been longest at its turn for what it has not begun, if somebody is idle.
     pub(super) fn recall(&mut self) {
-        if self.idle.is_empty() || !self.ready.is_empty() || self.config.order == Order::Sticky {
+        if !self.recalls() {
             return;
         }
         let now = self.now;
@@ -645,18 +666,25 @@ impl Mux {
         }
     }
 
-    /// When the scheduler wants to look again: somebody is idle, and what seemed soon done may not be.
+    /// Whether what a worker has not begun could be another's.
+    fn recalls(&self) -> bool {
+        self.ready.is_empty() && self.config.order != Order::Sticky && self.first_idle().is_some()
+    }
+
+    /// When the scheduler wants to look again: somebody is idle, and what seemed soon done may not be, or who was told to ask
+    /// may not come. What it gives is over once it was looked at: nobody looks again and again in vain.
     pub(super) fn schedule_timeout(&self) -> Option<Time> {
-        if self.idle.is_empty() {
+        if let Some(oldest) = self.ready.oldest() {
+            self.first_idle()?;
+            let woken = self.workers.values().filter(|worker| worker.activity == Activity::Woken);
+            let since = if self.woken == 0 { Some(oldest) } else { woken.map(|worker| worker.told).min() };
+            return since.map(|since| since + self.config.patience);
+        }
+        if !self.recalls() {
             return None;
         }
-        let ready = match self.ready.oldest() {
-            Some(oldest) if self.woken == 0 => Some(oldest + self.config.patience),
-            _ => None,
-        };
         let held = self.workers.values().filter(|worker| worker.held() > 1 && !worker.recalled);
-        let held = held.map(|worker| worker.since + self.config.patience).min();
-        [ready, held].into_iter().flatten().min()
+        held.map(|worker| worker.since + self.config.patience).min()
     }
 }
 

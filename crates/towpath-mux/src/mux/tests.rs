@@ -238,6 +238,55 @@ fn what_a_slow_worker_has_not_begun_is_recalled() {
 }
 
 #[test]
+fn who_is_woken_and_does_not_come_is_passed_over() {
+    let (mut mux, psock) = lines(Config::default());
+    let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));
+    for worker in workers {
+        assert!(poll(&mut mux, worker, at(0)).is_empty());
+    }
+    let woken = |mux: &mut Mux| -> Vec<worker::Id> {
+        let wakes = events(mux).into_iter().map(|event| match event {
+            Event::Wake(worker) => worker,
+            event => panic!("{event:?}"),
+        });
+        wakes.collect()
+    };
+    mux.disable(workers[2], true, at(0));
+    mux.handle_bytes(psock, b"a\nb\n", at(0));
+    assert_eq!(woken(&mut mux), [workers[0]]);
+    assert_eq!(mux.poll_timeout(), Some(at(1)));
+    mux.handle_timeout(at(1));
+    assert_eq!(woken(&mut mux), [workers[1]], "its thread is at something else");
+    assert_eq!(mux.poll_timeout(), None, "all were told who are to be");
+    mux.handle_timeout(at(10));
+    assert!(woken(&mut mux).is_empty());
+    assert_eq!(poll(&mut mux, workers[1], at(10)), ["a"]);
+    // It comes after all.
+    assert_eq!(poll(&mut mux, workers[0], at(11)), ["b"]);
+    assert!(mux.check().is_ok());
+}
+
+/// Nobody comes who could take what waits, or what a worker has not begun: to look for somebody again and again is in vain.
+#[test]
+fn nothing_is_due_that_nobody_would_do() {
+    for order in [Order::None, Order::Sticky] {
+        let (mut mux, psock) = lines(Config { order, ..Config::default() });
+        let (busy, idle) = (mux.clone_worker(64, at(0)), mux.clone_worker(64, at(0)));
+        mux.mean = 100;
+        mux.handle_bytes(psock, b"a\nb\n", at(0));
+        assert_eq!(poll(&mut mux, busy, at(0)).len(), 2);
+        assert!(poll(&mut mux, idle, at(0)).is_empty());
+        if order == Order::None {
+            mux.disable(idle, true, at(0));
+            mux.handle_bytes(psock, b"c\n", at(0));
+        }
+        mux.handle_timeout(at(5));
+        assert!(events(&mut mux).is_empty());
+        assert_eq!(mux.schedule_timeout(), None, "{order:?}");
+    }
+}
+
+#[test]
 fn ends_and_their_causes() {
     let row = |mux: &mut Mux, cause: &str, errno: i32| {
         let end = end(mux).unwrap_or_else(|| panic!("no end; expected {cause}"));

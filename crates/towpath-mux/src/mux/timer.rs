@@ -40,6 +40,7 @@ impl Mux {
         for worker in late {
             self.expire_worker(worker);
         }
+        self.pass_over();
         self.recall();
     }
 

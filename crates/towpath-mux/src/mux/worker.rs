@@ -21,11 +21,15 @@ pub(super) enum Activity {
     Idle,
     /// It was idle and is told to ask.
     Woken,
+    /// It has not asked for so long that others are told, who may come sooner.
+    Late,
 }
 
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) activity: Activity,
+    /// When it was told to ask, if it was and has not.
+    pub(super) told: Time,
     /// Messages that it may hold.
     pub(super) credit: usize,
     pub(super) enabled: bool,
@@ -75,6 +79,7 @@ impl Worker {
     pub(super) fn new(credit: usize, now: Time) -> Self {
         Self {
             activity: Activity::Awake,
+            told: now,
             credit,
             enabled: true,
             leaving: false,

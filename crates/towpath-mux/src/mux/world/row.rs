@@ -83,6 +83,12 @@ impl World {
             self.lost(at);
         }
         self.mux.handle_timeout(now);
+        self.pump();
+        let due = self.mux.schedule_timeout().filter(|_| !self.mux.ready.is_empty());
+        assert!(
+            due.is_none_or(|due| due > now),
+            "what was looked at is due again, and somebody looks for ever"
+        );
     }
 
     /// A worker is dead: others get what it had not answered.
