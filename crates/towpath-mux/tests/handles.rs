@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_mux::io::{Error, Flags, Kind, Received, Server, Socket, To, Told};
 use towpath_mux::mux::{Bound, Cause, Config, Order, Retry};
 
@@ -373,6 +374,142 @@ fn several_senders_wait_for_room_and_get_it() {
         }
         assert!(read(&mut peer, sent + 3 * 50 * 1024).bytes().all(|byte| byte == b'x'));
     });
+}
+
+/// Whether the handle's descriptor is readable, now or soon.
+fn rings(socket: &Socket, patience: Duration) -> bool {
+    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).expect("poll(2)") > 0
+}
+
+#[test]
+fn a_descriptor_says_when_there_is_a_message() {
+    for order in [Order::None, Order::Sticky] {
+        let server = server(Config { order, ..Config::default() });
+        let mut client = client(server.listen("127.0.0.1:0").expect("a port"));
+        let mut socket = server.socket(Kind::Seqpacket).expect("a handle");
+        for turn in 0..20 {
+            assert!(socket.arm(None), "{turn}: there is nothing");
+            assert!(!rings(&socket, Duration::ZERO));
+            client.write_all(b"1234\n").expect("it is open");
+            assert!(rings(&socket, PATIENCE) && rings(&socket, PATIENCE), "until it is disarmed");
+            socket.disarm();
+            assert!(!rings(&socket, Duration::ZERO));
+            assert!(!socket.arm(None), "there is a message");
+            assert_eq!(recv(&mut socket, 2, Flags::DONTWAIT).expect("a message").0, "12");
+            assert!(!socket.arm(None), "there is more of it");
+            assert_eq!(recv(&mut socket, 9, Flags::DONTWAIT).expect("its rest").0, "34\n");
+            socket.send(To::Asker, b"5\n", Flags::EOR).expect("it is held");
+            assert_eq!(read(&mut client, 2), "5\n");
+            if turn % 2 == 0 {
+                assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
+            }
+        }
+        // Who waits otherwise is woken otherwise.
+        assert!(socket.arm(None));
+        client.write_all(b"6\n").expect("it is open");
+        assert_eq!(recv(&mut socket, 9, NONE).expect("a message").0, "6\n");
+        assert!(socket.arm(None));
+        server.drain(Some(PATIENCE));
+        drop(client);
+        assert!(rings(&socket, PATIENCE), "it has drained");
+        socket.disarm();
+        assert!(!socket.arm(None));
+        assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::Drained)));
+        conserved(&server);
+    }
+}
+
+#[test]
+fn a_descriptor_says_when_there_is_room() {
+    let config = Config { send_bytes: Bound::of(4096), ..connected() };
+    let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
+    let id = socket.server().show().psocks[0].id;
+    let message = [b'x'; 1024];
+    for to in [To::Any, To::Psock(id)] {
+        let mut sent = 0;
+        while let Ok(bytes) = socket.send(to, &message, Flags::DONTWAIT) {
+            sent += bytes;
+        }
+        assert!(socket.arm(Some(to)));
+        assert!(!rings(&socket, Duration::ZERO), "nobody reads");
+        let reader = thread::spawn(move || {
+            read(&mut peer, sent);
+            peer
+        });
+        assert!(rings(&socket, PATIENCE), "there is room");
+        peer = reader.join().expect("it does not panic");
+        socket.disarm();
+        assert!(!socket.arm(Some(to)));
+    }
+    // What found no room leaves when there is some, and its handle is woken for that.
+    while socket.send(To::Any, &message, Flags::DONTWAIT).is_ok() {}
+    socket.send(To::Any, b"last", Flags::BATCH).expect("it is taken");
+    assert!(socket.arm(None));
+    let closer = thread::spawn(move || {
+        while !read(&mut peer, 1).ends_with('t') {}
+        peer
+    });
+    assert!(rings(&socket, PATIENCE), "there is room");
+    socket.disarm();
+    assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
+    // Nor is a connection waited for that has ended.
+    let peer = closer.join().expect("it does not panic");
+    while socket.send(To::Psock(id), &message, Flags::DONTWAIT).is_ok() {}
+    assert!(socket.arm(Some(To::Psock(id))));
+    drop(peer);
+    assert!(rings(&socket, PATIENCE));
+    socket.disarm();
+    assert!(matches!(socket.send(To::Psock(id), &message, Flags::DONTWAIT), Err(Error::Gone)));
+}
+
+/// A message that is held can still be answered by who waits for room meanwhile.
+#[test]
+fn who_waits_for_room_keeps_what_it_has() {
+    let config = Config { send_bytes: Bound::of(4096), ..connected() };
+    let (mut socket, mut full) = over_unix(Kind::Dgram, config);
+    let id = socket.server().show().psocks[0].id;
+    let mut asks = attach(&socket);
+    asks.write_all(b"?\n").expect("it is open");
+    assert_eq!(recv(&mut socket, 9, NONE).expect("a message").0, "?\n");
+    let mut sent = 0;
+    while let Ok(bytes) = socket.send(To::Psock(id), &[b'x'; 1024], Flags::DONTWAIT) {
+        sent += bytes;
+    }
+    assert!(socket.arm(Some(To::Psock(id))));
+    let reader = thread::spawn(move || read(&mut full, sent));
+    assert!(rings(&socket, PATIENCE));
+    socket.disarm();
+    assert!(!socket.arm(Some(To::Asker)), "an answer does not wait");
+    socket.send(To::Asker, b"!\n", NONE).expect("it is not done");
+    assert_eq!(read(&mut asks, 2), "!\n");
+    reader.join().expect("it does not panic");
+}
+
+#[test]
+fn who_is_rung_and_does_not_come_holds_up_nobody() {
+    let (mut busy, mut client) = over_tcp(Kind::Dgram);
+    let mut other = busy.try_clone().expect("another handle");
+    let mut waits = busy.try_clone().expect("another handle");
+    assert!(busy.arm(None) && other.arm(None));
+    client.write_all(b"1\n").expect("it is open");
+    assert!(rings(&busy, PATIENCE), "it came first");
+    assert!(rings(&other, PATIENCE));
+    other.disarm();
+    assert_eq!(recv(&mut other, 9, Flags::DONTWAIT).expect("a message").0, "1\n");
+    busy.disarm();
+    assert!(matches!(recv(&mut busy, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
+    // Nor who comes and does not look.
+    assert!(busy.arm(None));
+    let waiter = thread::spawn(move || recv(&mut waits, 9, NONE).expect("a message").0);
+    while other.server().show().workers.iter().filter(|row| row.rx_wait && !row.disabled).count() < 2 {
+        thread::yield_now();
+    }
+    client.write_all(b"2\n").expect("it is open");
+    assert!(rings(&busy, PATIENCE));
+    busy.disarm();
+    assert_eq!(waiter.join().expect("it does not panic"), "2\n");
+    conserved(&other.server());
 }
 
 #[test]

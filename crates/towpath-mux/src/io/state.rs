@@ -26,7 +26,9 @@ use super::tray::Tray;
 use crate::Time;
 use crate::framing::Framing;
 use crate::mux::psock::Interest;
-use crate::mux::{AttachError, Cause, End, Event, Message, Mux, Run, Transmit, Undelivered, psock, worker};
+use crate::mux::{
+    AttachError, Cause, End, Event, Message, Mux, Run, SendError, Transmit, Undelivered, psock, worker,
+};
 
 /// The bell's event data.
 pub(super) const BELL: EventData = EventData::new_u64(0);
@@ -122,6 +124,8 @@ pub(super) struct State {
     pub(super) handles: Option<usize>,
     /// Threads that wait for something to change.
     pub(super) callers: Vec<Thread>,
+    /// Handles that are to be rung when there is room, on this connection or any.
+    pub(super) roomless: Vec<(worker::Id, Option<psock::Id>)>,
     /// A [`super::Driver`] leads, and has the workers.
     pub(super) driven: bool,
     /// While its workers do short messages, answers of a connection leave together when all is done that it asked, or after some
@@ -193,7 +197,23 @@ impl Socket {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) thread: Option<Thread>,
+    /// A handle's, which it is woken by while it is armed: its thread waits for other things as well (eventfd(2)).
+    pub(super) bell: Option<Arc<OwnedFd>>,
+    pub(super) armed: bool,
     pub(super) tray: Arc<Tray>,
+}
+
+impl Seat {
+    pub(super) const fn new(tray: Arc<Tray>) -> Self {
+        Self { thread: None, bell: None, armed: false, tray }
+    }
+
+    fn wake(&self, work: &mut Work) {
+        match &self.bell {
+            Some(bell) if self.armed => work.bells.push(Arc::clone(bell)),
+            _ => work.wakes.extend(self.thread.clone()),
+        }
+    }
 }
 
 /// What is to be done without the mutex.
@@ -201,6 +221,7 @@ pub(super) struct Seat {
 pub(super) struct Work {
     pub(super) writes: Vec<(Transmit, Arc<Link>)>,
     wakes: Vec<Thread>,
+    bells: Vec<Arc<OwnedFd>>,
     ring: bool,
     /// Nothing more is said to these.
     shuts: Vec<Arc<Link>>,
@@ -217,6 +238,10 @@ impl Work {
     pub(super) fn wake(&mut self, shared: &Shared) {
         for thread in self.wakes.drain(..) {
             thread.unpark();
+        }
+        for bell in self.bells.drain(..) {
+            // As the mux's own: if it fails, it rings already.
+            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
         }
         if std::mem::take(&mut self.ring) {
             shared.ring();
@@ -253,6 +278,7 @@ impl State {
             told: VecDeque::new(),
             handles: None,
             callers: Vec::new(),
+            roomless: Vec::new(),
             driven: false,
             gathers: false,
             wanted: false,
@@ -511,6 +537,7 @@ impl State {
     pub(super) fn pump(&mut self, shared: &Shared, work: &mut Work) {
         self.pump_again(shared, work);
         work.wakes.append(&mut self.callers);
+        self.ring_for_room(work);
     }
 
     /// The same by who waits, and has found nothing changed and changed nothing: were those woken that wait like it, they would
@@ -533,6 +560,26 @@ impl State {
             }
             false
         });
+    }
+
+    /// Who is armed and waits for room is rung if there is some, or will never be.
+    fn ring_for_room(&mut self, work: &mut Work) {
+        let Self { roomless, mux, workers, .. } = self;
+        roomless.retain(|&(id, to)| {
+            let full = mux.room_for(to) == Err(SendError::Full);
+            if !full && let Some(seat) = workers.get(id) {
+                seat.wake(work);
+            }
+            full
+        });
+    }
+
+    /// A handle's thread waits by its descriptor from here on, or does not any more.
+    pub(super) fn set_armed(&mut self, id: worker::Id, armed: bool) {
+        self.roomless.retain(|(other, _)| *other != id);
+        if let Some(seat) = self.workers.get_mut(id) {
+            seat.armed = armed;
+        }
     }
 
     /// This thread looks again, so it is not among those that wait: nobody may have woken it.
@@ -586,9 +633,7 @@ impl State {
         self.closed = true;
         work.ring = true;
         work.wakes.append(&mut self.callers);
-        for seat in self.workers.values() {
-            work.wakes.extend(seat.thread.clone());
-        }
+        self.workers.values().for_each(|seat| seat.wake(work));
     }
 
     /// A message of a handle that was closed before there was room for it.
@@ -631,7 +676,7 @@ impl State {
         if self.leader == Some(id) {
             work.ring = true;
         } else if let Some(seat) = self.workers.get(id) {
-            work.wakes.extend(seat.thread.clone());
+            seat.wake(work);
         }
     }
 

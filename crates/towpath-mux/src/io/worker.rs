@@ -71,7 +71,7 @@ impl Worker {
         }
         let (credit, wake_cost) = (state.mux.config().batch, state.mux.config().wake_cost);
         let id = state.mux.clone_worker(credit, now);
-        state.workers.insert(id, Seat { thread: None, tray: Arc::clone(&tray) });
+        state.workers.insert(id, Seat::new(Arc::clone(&tray)));
         drop(state);
         Ok(Self {
             shared,

@@ -25,6 +25,11 @@ impl Mux {
         Ok(())
     }
 
+    /// Whether a message waits that this worker would get if it asked.
+    pub(crate) fn has_ready(&self, id: worker::Id) -> bool {
+        !self.ready.is_empty() || self.workers.get(id).is_some_and(|worker| !worker.pinned.is_empty())
+    }
+
     /// The connection with the least to send, however much that is: for what is the last of its sender.
     pub(crate) fn least_to_send(&self) -> Option<psock::Id> {
         self.least.first().map(|&(_, id)| id)

@@ -10,6 +10,8 @@
 //!
 //! A message is done when the next one is asked for, or when the handle is closed; until then it can be answered, counts in the mux's
 //! bounds, and goes to another handle if the thread panics.
+//!
+//! A thread that has other things to wait for waits by the handle's descriptor, which is rung while it is armed ([`Socket::arm`]).
 
 mod error;
 mod flags;
@@ -19,11 +21,12 @@ mod workqueue;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::state::{Seat, State, Work};
 use super::{Ended, Server, Shared};
@@ -116,6 +119,8 @@ pub struct Socket {
     shared: Arc<Shared>,
     id: worker::Id,
     kind: Kind,
+    /// What is polled: an eventfd(2).
+    bell: Arc<OwnedFd>,
     gather: Gather,
     /// Whole messages that leave with the next one.
     batch: VecDeque<(To, Bytes)>,
@@ -142,9 +147,11 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When the server has a [`super::Driver`] or [`super::Worker`]s, or has been told to drain; or the system gives no thread.
+    /// When the server has a [`super::Driver`] or [`super::Worker`]s, or has been told to drain; or the system gives no thread, or no
+    /// descriptor.
     pub fn socket(&self, kind: Kind) -> io::Result<Socket> {
         let shared = Arc::clone(&self.shared);
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let now = shared.now();
         let mut state = shared.lock();
         if state.mux.is_draining() || state.closed {
@@ -161,7 +168,7 @@ impl Server {
         }
         *state.handles.get_or_insert(0) += 1;
         let id = state.mux.clone_worker(usize::MAX, now);
-        state.workers.insert(id, Seat { thread: None, tray: Arc::default() });
+        state.workers.insert(id, Seat { bell: Some(Arc::clone(&bell)), ..Seat::new(Arc::default()) });
         // Until it asks for messages it is not to be counted on, by nobody.
         state.mux.disable(id, true, now);
         state.mux.poll_batch(id, now, &mut Vec::new());
@@ -171,6 +178,7 @@ impl Server {
             shared,
             id,
             kind,
+            bell,
             gather: Gather::new(kind, most),
             batch: VecDeque::new(),
             error: None,
@@ -452,6 +460,111 @@ impl Socket {
         Ok(messages.len())
     }
 
+    /// For event loops: says that this thread is about to sleep until [`as_fd`](AsFd::as_fd) is readable. False when it is not to, because
+    /// there is a message to be read, or the mux has drained, or, with `send`, there is room to send there, or something went wrong with
+    /// what was sent. What it wakes for may be gone when it comes: it looks with [`Flags::DONTWAIT`].
+    ///
+    /// Without `send`, messages that were read are done, as when the next one is asked for. With it they are not, and whoever still has
+    /// one wakes for room only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::io::{Read, Write};
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// use towpath_mux::io::{Error, Flags, Kind, Server, To};
+    /// use towpath_mux::mux::Config;
+    ///
+    /// let server = Server::new("line".parse()?, Config::default())?;
+    /// let mut client = std::net::TcpStream::connect(server.listen("127.0.0.1:0")?)?;
+    /// let mut socket = server.socket(Kind::Dgram)?;
+    /// client.write_all(b"hello\n")?;
+    /// let mut answered = 0;
+    /// while answered < 1 {
+    ///     if socket.arm(None) {
+    ///         // Beside whatever else is waited for.
+    ///         poll(&mut [PollFd::new(&socket, PollFlags::IN)], None)?;
+    ///     }
+    ///     socket.disarm();
+    ///     loop {
+    ///         match socket.recv_bytes(Flags::DONTWAIT) {
+    ///             Ok((_, bytes)) => socket.send(To::Asker, &bytes, Flags::empty())?,
+    ///             Err(Error::WouldBlock) => break,
+    ///             Err(error) => return Err(error.into()),
+    ///         };
+    ///         answered += 1;
+    ///     }
+    /// }
+    /// client.read_exact(&mut [0; 6])?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use = "false means that there is something to do"]
+    pub fn arm(&mut self, send: Option<To>) -> bool {
+        let told = send.is_some() && self.error.is_some();
+        let answers = matches!(send, Some(To::Asker | To::Message(_)));
+        if self.current.is_some() || !self.next.is_empty() || told || answers {
+            return false;
+        }
+        self.hush();
+        let shared = Arc::clone(&self.shared);
+        let mut work = Work::default();
+        let mut state = shared.lock();
+        let now = shared.now();
+        let before = (self.held.len(), self.batch.len());
+        if send.is_none() {
+            self.finish(&mut state, now);
+        }
+        let changed = (self.held.len(), self.batch.len()) != before;
+        // What is batched and found no room leaves when there is some, too.
+        let to = send.or(self.batch.front().map(|(to, _)| *to));
+        let roomy = to.is_some_and(|to| !matches!(room(&mut state, to), Err(SendError::Full)));
+        let receives = self.receives && self.held.is_empty();
+        let mut sleeps = !state.closed && !roomy && !(receives && state.mux.has_ready(self.id));
+        if sleeps && receives {
+            self.attend(&mut state, true, now);
+            // It is idle from here on. It gets something only if that has waited for a handle to come (`Order::Sticky`).
+            state.mux.poll_few(self.id, 1, now, &mut self.room);
+            self.next.extend(self.room.drain(..));
+            sleeps = self.next.is_empty();
+        }
+        state.set_armed(self.id, sleeps);
+        match to {
+            Some(To::Any) if sleeps => state.roomless.push((self.id, None)),
+            Some(To::Psock(psock)) if sleeps => state.roomless.push((self.id, Some(psock))),
+            _ => {}
+        }
+        if changed {
+            state.pump(&shared, &mut work);
+        } else {
+            state.pump_again(&shared, &mut work);
+        }
+        drop(state);
+        shared.perform(work);
+        sleeps
+    }
+
+    /// For event loops: awake again. Then it is to look for messages, with [`Flags::DONTWAIT`] until there are none: who was woken for
+    /// one and does not come holds others up for [`crate::mux::Config::patience`].
+    pub fn disarm(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        let now = shared.now();
+        state.set_armed(self.id, false);
+        self.attend(&mut state, false, now);
+        if !self.attends {
+            // It gets nothing: it is idle, and not waited for. Nobody else is woken before it has had its time to look.
+            state.mux.poll_few(self.id, 1, now, &mut self.room);
+        }
+        drop(state);
+        self.hush();
+    }
+
+    /// Reads what rang.
+    fn hush(&self) {
+        // When nothing has, it says so (EAGAIN).
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+    }
+
     /// Closes the handle, and waits until the mux has drained if it was the last one, at most `patience`: messages that nobody has read come
     /// back as [`super::Told::Undone`], answers leave. Whether it has, or others are open. Dropping it does the same without
     /// waiting.
@@ -508,7 +621,7 @@ impl Socket {
             if wrong.is_some() {
                 self.attend(&mut state, false, now);
             } else if let Some(seat) = state.workers.get_mut(self.id).filter(|_| self.next.is_empty()) {
-                seat.thread = Some(std::thread::current());
+                (seat.thread, seat.armed) = (Some(std::thread::current()), false);
             }
             state.pump(&shared, &mut work);
             drop(state);
@@ -665,6 +778,13 @@ fn park(timeout: Option<Duration>) {
     }
 }
 
+impl AsFd for Socket {
+    /// Readable when there may be something to do, between [`Socket::arm`] and [`Socket::disarm`]. Only to be polled.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
@@ -690,6 +810,7 @@ impl Drop for Socket {
                 state.undelivered(bytes, &mut work);
             }
         }
+        state.set_armed(self.id, false);
         state.workers.remove(self.id);
         let last = state.handles.as_mut().is_some_and(|handles| {
             *handles -= 1;

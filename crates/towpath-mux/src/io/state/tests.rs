@@ -546,6 +546,26 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
     assert_eq!(came(), "b\nc\n", "all is answered");
 }
 
+/// One that waited by its descriptor leaves nothing behind.
+#[test]
+fn a_handle_goes_while_it_is_armed() {
+    use crate::io::{Flags, Kind, To};
+    use crate::mux::Bound;
+
+    let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
+    let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
+    let mut socket = server.socket(Kind::Dgram).expect("a handle");
+    let (ours, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    socket.attach(ours, "line".parse().expect("a framing")).expect("it is attached");
+    while socket.send(To::Any, &[b'x'; 1024], Flags::DONTWAIT).is_ok() {}
+    let mut armed = socket.try_clone().expect("another handle");
+    assert!(armed.arm(Some(To::Any)));
+    assert_eq!(server.shared.lock().roomless.len(), 1);
+    drop(armed);
+    assert!(server.shared.lock().roomless.is_empty());
+    assert_eq!(server.shared.lock().workers.len(), 1);
+}
+
 /// Two that wait for room would wake each other for ever, if a look that found none woke who waits.
 #[test]
 fn who_finds_no_room_wakes_nobody() {
