@@ -25,8 +25,8 @@ extern "C" {
 /* The version of the library, which a program may compare with TOWPATH_VERSION. Static. */
 const char *towpath_version(void);
 
-/* Why the last call of this thread that failed did so: a sentence for a person. "" before any failed. Valid until the thread
- * ends or a call of it fails. */
+/* Why the last call of this thread that failed did so: a sentence for a person. "" before any failed, and in destructors of a thread
+ * that ends (pthread_key_create(3)). Valid until the thread ends or a call of it fails. */
 const char *towpath_error(void);
 
 /* ---- Inspectors: packets from a rule's queue, verdicts back -------------------------------------------------------------- */
@@ -278,7 +278,7 @@ int towpath_sender_fd(const towpath_sender *sender);
 int towpath_sender_counters(const towpath_sender *sender, struct towpath_sender_counters *counters);
 
 /* Ends the connection: sends what is queued, announces the end (shutdown(2)), waits for completions, at most timeout milliseconds
- * (0 and more), and frees the sender, whatever comes of it. 1: everything was sent, and every buffer is yours again. 0: the
+ * (0 and more; with another number -EINVAL, and nothing has happened), and frees the sender, whatever comes of it. 1: everything was sent, and every buffer is yours again. 0: the
  * connection was reset; the kernel may still read some buffers, whose ids are written, max at most, and their number to pinned:
  * leave these alone for a minute; all others are yours. ids and pinned may be NULL. After a failure, so it is with all that
  * were lent. */
@@ -312,7 +312,8 @@ int towpath_mux_socket(int type, const char *framing, uint32_t flags, towpath_mu
 int towpath_mux_clone(const towpath_mux *mux, towpath_mux **clone);
 
 /* Closes the handle. Messages that it has not read to their end go to others. Behind the last handle, waits until what is to be
- * sent is sent, at most timeout milliseconds (0 and more). 1: so it is, or there are other handles; 0: not in time. */
+ * sent is sent, at most timeout milliseconds (0 and more; with another number -EINVAL, and it is not closed). 1: so it is, or there are
+ * other handles; 0: not in time. */
 int towpath_mux_close(towpath_mux *mux, int timeout);
 
 /* Listens at "HOST:PORT" and attaches what connects; the port is written (port may be NULL). */

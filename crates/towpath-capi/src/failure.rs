@@ -40,7 +40,8 @@ impl Failure {
     /// Keeps the sentence for [`towpath_error`]; the number for the caller.
     fn tell(self) -> c_int {
         let text = self.text.replace('\0', " ");
-        LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+        // A thread that ends, and is at the destructors of its keys, has nowhere to keep it any more.
+        let _ = LAST.try_with(|last| last.replace(CString::new(text).unwrap_or_default()));
         -self.errno
     }
 }
@@ -57,7 +58,7 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
 /// Why the last call of this thread that failed did so. See `towpath.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_error() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 impl From<AttachError> for Failure {

@@ -89,10 +89,14 @@ pub extern "C" fn towpath_mux_clone(mux: Option<&Mux>, clone: Option<&mut MaybeU
 pub extern "C" fn towpath_mux_close(mux: Option<Box<Mux>>, timeout: c_int) -> c_int {
     guard(|| {
         let Some(mux) = mux else { return Ok(1) };
-        let Wait::Most(patience) = Wait::from_millis(timeout)? else {
-            return Err(Failure::new(Errno::INVAL, "a close does not wait for ever"));
-        };
-        Ok(mux.socket.close(patience).into())
+        match Wait::for_end(timeout) {
+            Ok(patience) => Ok(mux.socket.close(patience).into()),
+            Err(refused) => {
+                // It stays C's, as it is.
+                Box::leak(mux);
+                Err(refused)
+            }
+        }
     })
 }
 
@@ -228,7 +232,11 @@ pub extern "C" fn towpath_mux_send(
 ) -> c_int {
     guard(|| {
         let Mux { socket, connected, .. } = some(mux)?;
-        let bytes = bytes.get(len.min(c_int::MAX as usize))?;
+        // The result could not say so many.
+        if len > c_int::MAX as usize {
+            return Err(Failure::new(Errno::MSGSIZE, "a message has less than 2 GiB"));
+        }
+        let bytes = bytes.get(len)?;
         let flags = flags_of(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
         let to = match to {
             Some(&Connection { index, generation }) => To::Psock(psock::Id::from_parts(index, generation)),

@@ -61,6 +61,14 @@ impl Wait {
             _ => Err(Failure::new(Errno::INVAL, "a timeout is -1 or milliseconds")),
         }
     }
+
+    /// The same for an end, which is not waited for for ever.
+    pub(crate) fn for_end(timeout: c_int) -> Result<Duration, Failure> {
+        match Self::from_millis(timeout)? {
+            Self::Most(patience) => Ok(patience),
+            Self::Ever => Err(Failure::new(Errno::INVAL, "an end is not waited for for ever")),
+        }
+    }
 }
 
 /// What a call that found nothing says: the end, or that the time is over.

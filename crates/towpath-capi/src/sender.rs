@@ -173,8 +173,13 @@ pub extern "C" fn towpath_sender_close(
 ) -> c_int {
     guard(|| {
         let Some(sender) = sender else { return Ok(1) };
-        let Wait::Most(patience) = Wait::from_millis(timeout)? else {
-            return Err(Failure::new(Errno::INVAL, "the end of a connection is not waited for for ever"));
+        let patience = match Wait::for_end(timeout) {
+            Ok(patience) => patience,
+            Err(refused) => {
+                // It stays C's, as it is.
+                Box::leak(sender);
+                return Err(refused);
+            }
         };
         let closed = sender.sender.close(patience)?;
         let mut quarantine = closed.remains.quarantine;

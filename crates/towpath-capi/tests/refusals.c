@@ -1,8 +1,13 @@
 /* What is refused, with its number and a sentence; no engine is needed. */
 #include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <towpath.h>
 
@@ -17,8 +22,56 @@ static void expect(const char *what, int got, int wanted, const char *said)
 }
 #define EXPECT(call, wanted, said) expect(#call, call, wanted, said)
 
+/* A destructor of a thread that ends may still close what it has. */
+static void ends(void *value)
+{
+    (void)value;
+    if (towpath_mux_done(NULL) != -EINVAL || towpath_error() == NULL)
+        failures++;
+}
+
+static void *fails(void *key)
+{
+    pthread_setspecific(*(pthread_key_t *)key, key);
+    EXPECT(towpath_mux_done(NULL), -EINVAL, "handle is NULL");
+    return NULL;
+}
+
+/* What was refused was not done: the handle is there. */
+static void kept(void)
+{
+    towpath_mux *mux;
+    towpath_sender *sender;
+    struct sockaddr_in address;
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &length) != 0 ||
+        connect(fd, (struct sockaddr *)&address, length) != 0)
+        failures++;
+
+    EXPECT(towpath_sender_open(fd, NULL, &sender), 0, "");
+    EXPECT(towpath_sender_close(sender, -1, NULL, 0, NULL), -EINVAL, "for ever");
+    EXPECT(towpath_sender_close(sender, -2, NULL, 0, NULL), -EINVAL, "timeout");
+    EXPECT(towpath_sender_queue(sender, 1, "x", 1), 0, "");
+    EXPECT(towpath_sender_close(sender, 10000, NULL, 0, NULL), 1, "");
+    close(fd);
+
+    EXPECT(towpath_mux_socket(2, "line", 0, &mux), 0, "");
+    EXPECT(towpath_mux_close(mux, -1), -EINVAL, "for ever");
+    EXPECT(towpath_mux_close(mux, -2), -EINVAL, "timeout");
+    EXPECT(towpath_mux_send(mux, NULL, "x", (size_t)INT_MAX + 1, 0), -EMSGSIZE, "2 GiB");
+    EXPECT(towpath_mux_done(mux), 0, "");
+    EXPECT(towpath_mux_close(mux, 10000), 1, "");
+}
+
 int main(void)
 {
+    pthread_t thread;
+    pthread_key_t key;
     towpath_inspector *inspector = NULL;
     towpath_worker *worker = NULL;
     struct towpath_frame frame;
@@ -97,6 +150,10 @@ int main(void)
     EXPECT(towpath_mux_send(NULL, NULL, "x", 1, 0), -EINVAL, "handle is NULL");
     EXPECT(towpath_mux_done(NULL), -EINVAL, "handle is NULL");
     if (mux != NULL || towpath_mux_close(NULL, 0) != 1)
+        failures++;
+    kept();
+    if (pthread_key_create(&key, ends) != 0 || pthread_create(&thread, NULL, fails, &key) != 0 ||
+        pthread_join(thread, NULL) != 0)
         failures++;
     return failures != 0;
 }
