@@ -1,5 +1,6 @@
 //! The client's side of attaching: say hello, take the descriptors, believe none of them before looking.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -99,7 +100,11 @@ pub(crate) fn tap(path: &Path, options: &Options) -> Result<tap::Attached, Attac
 }
 
 fn greet(path: &Path, options: &Options, tap: bool) -> Result<(OwnedFd, Fences), AttachError> {
-    let socket = sys::connect(path).map_err(|source| AttachError::Connect { path: path.into(), source })?;
+    let socket = sys::connect(path, PATIENCE).map_err(|source| match source.kind() {
+        // It accepts nobody.
+        ErrorKind::WouldBlock => AttachError::TimedOut(PATIENCE.as_secs()),
+        _ => AttachError::Connect { path: path.into(), source },
+    })?;
     let fences = Fences::offer();
     let Options { name, gaps } = options.clone();
     let hello = Hello { version: VERSION, gaps, fences, tap, name }.emit();

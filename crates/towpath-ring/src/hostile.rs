@@ -542,10 +542,20 @@ fn a_group_refuses_a_listener_whose_end_it_could_not_see() {
 }
 
 #[test]
+fn an_engine_that_accepts_nobody_is_not_waited_for_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ring");
+    let _listener = sys::listen(&path, 0).unwrap();
+    let _first = sys::connect(&path, Duration::from_secs(60)).unwrap();
+    let error = sys::connect(&path, Duration::from_millis(5)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn an_endpoint_survives_what_is_no_hello() {
     let mut pair = pair(Config { pending_max: 2, ..config() });
     let connect = |say: &[u8]| {
-        let socket = sys::connect(&pair.path).unwrap();
+        let socket = sys::connect(&pair.path, Duration::from_secs(5)).unwrap();
         if !say.is_empty() {
             sys::send(&socket, say, &[]).unwrap();
         }

@@ -4,13 +4,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt::Timeout,
 };
 use rustix::thread::MembarrierCommand;
 
@@ -155,15 +155,25 @@ pub(crate) fn is_listened_on(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A connected socket, non-blocking after the connection is there.
-pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+/// A connected socket, non-blocking after the connection is there. [`io::ErrorKind::WouldBlock`] when its listener has a full backlog for
+/// so long.
+pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC, // connect(2) blocks while the backlog is full, which is what a client wants
         None,
     )?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let (address, end) = (SocketAddrUnix::new(path)?, Instant::now() + patience);
+    loop {
+        // It is that long that connect(2) blocks (socket(7)); 0 would be for ever.
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left))?;
+        match rustix::net::connect(&socket, &address) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    }
     rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket)
 }
