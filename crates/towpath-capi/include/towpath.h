@@ -5,7 +5,8 @@
  *            -ENOTRECOVERABLE: a defect of this library was caught; close the handle.
  * Handles    are made by attach or open and end with close, which takes NULL too. A handle is used by one thread at a time, of
  *            whichever threads; different handles have nothing to do with each other. A process that forks uses its handles
- *            in one of the two processes.
+ *            in one of the two processes, inspectors and workers in the one that attached: its close ends them, whatever the
+ *            other one has open.
  * Pointers   are valid for the call only, unless a comment says for how long. A pointer with a length may be NULL when the
  *            length is 0. What a function writes to need not be initialised; on failure it is left alone.
  * Signals    whose handlers run while a function waits end it with -EINTR, if its comment says so; nothing is lost then, and

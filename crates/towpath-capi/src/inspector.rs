@@ -91,7 +91,9 @@ pub extern "C" fn towpath_inspector_attach(
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_inspector_close(inspector: Option<Box<Inspector>>) {
     guard(|| {
-        drop(inspector);
+        if let Some(inspector) = inspector {
+            inspector.queue.close();
+        }
         Ok(0)
     });
 }

@@ -74,7 +74,9 @@ pub extern "C" fn towpath_worker_attach(
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_worker_close(worker: Option<Box<Worker>>) {
     guard(|| {
-        drop(worker);
+        if let Some(worker) = worker {
+            worker.worker.close();
+        }
         Ok(0)
     });
 }

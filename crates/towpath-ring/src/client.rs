@@ -125,6 +125,8 @@ pub struct Consumer {
     gaps: bool,
     /// Whether a signal ends a wait.
     interruptible: bool,
+    /// The process that attached.
+    process: u32,
     sleeps: u64,
 }
 
@@ -201,6 +203,7 @@ impl Consumer {
             learns: false,
             gaps: true,
             interruptible: false,
+            process: std::process::id(),
             sleeps: 0,
         }
     }
@@ -503,6 +506,15 @@ impl Consumer {
         self.sleeper.disarm(self.lanes.iter().map(Lane::own_page));
         // All doorbells ring at the first lane's socket.
         self.lanes[0].listen()
+    }
+
+    /// Ends the channel, also where a process that was forked from this one has its sockets: dropping it ends nothing as long as they are
+    /// open there. In such a process it is as good as dropping it.
+    pub fn close(mut self) {
+        self.flush();
+        if std::process::id() == self.process {
+            self.lanes.iter().for_each(|lane| sys::shut(&lane.socket));
+        }
     }
 
     /// Whether the engine has ended the channel. Frames that it published before may still be received.

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt::Timeout,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt::Timeout,
 };
 use rustix::thread::MembarrierCommand;
 
@@ -176,6 +176,12 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     }
     rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket)
+}
+
+/// Ends the connection for everybody who has a descriptor of the socket.
+pub(crate) fn shut(socket: &OwnedFd) {
+    // Over already: then there is nothing to end.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
 /// Two connected sockets.

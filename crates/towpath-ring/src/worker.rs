@@ -432,6 +432,11 @@ impl Worker {
         self.queue.verdict(message.frame, Verdict::Pass);
     }
 
+    /// Ends it, see [`Consumer::close`]: others get what it has not answered.
+    pub fn close(self) {
+        self.queue.close();
+    }
+
     /// What this worker has done.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {

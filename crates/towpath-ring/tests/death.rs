@@ -209,6 +209,24 @@ fn client_leaves_a_child() {
     child.wait().expect("never reached");
 }
 
+/// A child that was forked has the sockets as well: they stay open when its parent closes the channel.
+#[test]
+fn a_channel_that_its_client_closes_ends_whoever_has_the_socket() {
+    use std::os::fd::AsFd;
+    world::each_first(|| {
+        let (_world, mut channel, client) = world::pair(Config { deadline: None, ..Config::default() });
+        send(&mut channel, b"frame", |_, _| {});
+        let copy = client.as_fd().try_clone_to_owned().expect("a copy");
+        assert!(channel.check_peer());
+        client.close();
+        assert!(!channel.check_peer());
+        let mut back = 0;
+        channel.drain_held(|_| back += 1);
+        assert_eq!(back, 1);
+        drop(copy);
+    });
+}
+
 #[test]
 fn overdue_frames_get_the_default_verdict_and_late_answers_are_counted() {
     world::each(|| {
