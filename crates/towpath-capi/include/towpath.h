@@ -138,7 +138,7 @@ int towpath_inspector_verdict_upto(towpath_inspector *inspector, const struct to
 int towpath_inspector_verdict_all(towpath_inspector *inspector, uint32_t verdict);
 
 /* Lets the frame go on with another payload, which is copied; waits while the ring towards the engine is full. -EMSGSIZE: the
- * engine does not take so much; -EPIPE: it is gone; -ESTALE. The frame is still there to be decided on failure. */
+ * engine does not take so much; -EPIPE: it is gone; -EINTR; -ESTALE. The frame is still there to be decided on failure. */
 int towpath_inspector_replace(towpath_inspector *inspector, const struct towpath_frame *frame, const void *payload,
                               size_t len);
 
@@ -189,7 +189,7 @@ int towpath_worker_recv(towpath_worker *worker, struct towpath_message *message,
 
 /* Answers the message on the connection that it came from; the bytes are copied. Waits while the ring is full. There may be
  * several answers. What was answered is not given to another worker when this one dies. -EMSGSIZE: the mux does not take so
- * much; -EPIPE: it is gone; -ESTALE: the message was done before. */
+ * much; -EPIPE: it is gone; -EINTR; -ESTALE: the message was done before. */
 int towpath_worker_reply(towpath_worker *worker, const struct towpath_message *message, const void *bytes, size_t len);
 
 /* The message is done: its memory goes back, and the mux may give more. -ESTALE: it was done before (nothing happens). */
@@ -208,7 +208,8 @@ typedef void towpath_work(const struct towpath_message *message, towpath_reply *
 
 /* Does messages until the mux wants this worker no more: as recv, reply and done, with less to do for each. at_once: short
  * messages of a connection that it takes at once, 1 to 64 (docs/mux.md says what that costs). 0: the end; -EINTR: call it
- * again; else as recv and reply. */
+ * again; -EMSGSIZE: an answer was too long, and what it was to is done without one: call it again for the others; else as recv and
+ * reply. */
 int towpath_worker_serve(towpath_worker *worker, unsigned at_once, towpath_work *work, void *context);
 
 /* As those of inspectors. */

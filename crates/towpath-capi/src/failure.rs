@@ -103,6 +103,7 @@ impl From<Full> for Failure {
             Full::Dead => Self::new(Errno::PIPE, "the other side is gone"),
             Full::Lent | Full::Held => Self::new(Errno::AGAIN, "there is no room in the ring now"),
             Full::Shared => Self::new(Errno::OPNOTSUPP, why.to_string()),
+            Full::Interrupted => Self::new(Errno::INTR, why.to_string()),
         }
     }
 }

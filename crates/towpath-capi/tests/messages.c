@@ -1,10 +1,12 @@
 /* A worker for the tests: `messages MODE` answers each line with itself. */
+#define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 
 #include <towpath.h>
@@ -78,16 +80,43 @@ static void ring(int signal)
     rang = 1;
 }
 
-/* Serves as `wait` does when a signal has ended one wait. */
-static int interrupted(void)
+static const struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+
+static void ring_often(void)
 {
-    struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
     struct sigaction action;
-    struct towpath_message message;
-    int got;
     memset(&action, 0, sizeof action);
     action.sa_handler = ring;
     CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+}
+
+/* The same when a signal has ended a wait for room: the mux is stopped until then. What has no bytes is no message. */
+static int full(void)
+{
+    struct towpath_message message;
+    struct ucred mux;
+    socklen_t length = sizeof mux;
+    int got = towpath_worker_recv(worker, &message, -1);
+    if (got != 1)
+        return got;
+    CHECK(getsockopt(towpath_worker_fd(worker), SOL_SOCKET, SO_PEERCRED, &mux, &length) == 0);
+    CHECK(kill(mux.pid, SIGSTOP) == 0);
+    ring_often();
+    do
+        got = towpath_worker_send(worker, &message.connection, NULL, 0);
+    while (got == 0);
+    CHECK(kill(mux.pid, SIGCONT) == 0 && setitimer(ITIMER_REAL, &never, NULL) == 0);
+    CHECK(got == -EINTR && rang);
+    answer(&message);
+    return waiting();
+}
+
+/* Serves as `wait` does when a signal has ended one wait. */
+static int interrupted(void)
+{
+    struct towpath_message message;
+    int got;
+    ring_often();
     while ((got = towpath_worker_recv(worker, &message, -1)) == 1)
         answer(&message);
     CHECK(got == -EINTR && rang);
@@ -123,7 +152,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"serve", serving}};
+    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"full", full}, {"serve", serving}};
     CHECK(argc == 2);
     CHECK(towpath_worker_attach(NULL, "messages", &worker) == 0);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)

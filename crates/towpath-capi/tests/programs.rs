@@ -207,7 +207,7 @@ fn line(stream: &mut BufReader<TcpStream>) -> String {
 fn messages_are_answered_in_c() {
     let Some(bench) = Bench::new() else { return };
     let program = bench.program("tests/messages.c");
-    for mode in ["wait", "loop", "signal", "serve"] {
+    for mode in ["wait", "loop", "signal", "full", "serve"] {
         let front = Front::start(&format!("{} {mode}", program.display()));
         let mut stream = front.connect();
         let long = "x".repeat(100_000);

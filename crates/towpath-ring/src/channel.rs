@@ -101,6 +101,10 @@ pub enum Full {
     /// The client listens to a group, and its frames are the group's: [`Group::send`](crate::Group::send).
     #[error("the client shares its frames with a group: send to the group")]
     Shared,
+    /// To a client that waits for room: a signal's handler ran ([`Consumer::set_interruptible`](crate::Consumer::set_interruptible)).
+    /// Nothing was sent; it may try again.
+    #[error("a signal came while there was no room")]
+    Interrupted,
 }
 
 impl From<NoRoom> for Full {

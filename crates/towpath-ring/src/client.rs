@@ -5,6 +5,7 @@
 //! frame's lane.
 
 use std::hint;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -125,6 +126,8 @@ pub struct Consumer {
     gaps: bool,
     /// Whether a signal ends a wait.
     interruptible: bool,
+    /// How long room is waited for at most.
+    send_timeout: Option<Duration>,
     /// The process that attached.
     process: u32,
     sleeps: u64,
@@ -203,16 +206,24 @@ impl Consumer {
             learns: false,
             gaps: true,
             interruptible: false,
+            send_timeout: None,
             process: std::process::id(),
             sleeps: 0,
         }
     }
 
     /// From now on a signal whose handler ran while this consumer slept ends the call that receives, with
-    /// [`RecvError::System`] of [`ErrorKind::Interrupted`](std::io::ErrorKind::Interrupted); nothing is lost, and it may be called
-    /// again. Otherwise it sleeps on. For languages that have no other way to end a thread that waits.
+    /// [`RecvError::System`] of [`ErrorKind::Interrupted`], and the call that waits for room to send, with
+    /// [`Full::Interrupted`]; nothing is lost, and it may be called again. Otherwise it sleeps on. For languages that have no other way to
+    /// end a thread that waits.
     pub fn set_interruptible(&mut self, interruptible: bool) {
         self.interruptible = interruptible;
+    }
+
+    /// How long calls that send ([`replace`](Self::replace), [`send`](Self::send), [`reply`](Self::reply)) wait for room at most; then they
+    /// say [`Full::Lent`], and nothing was sent. `None`, as at first: for ever.
+    pub fn set_send_timeout(&mut self, timeout: Option<Duration>) {
+        self.send_timeout = timeout;
     }
 
     /// How many lanes there are: as many as the engine has threads that send to this client.
@@ -349,30 +360,45 @@ impl Consumer {
     ///
     /// # Errors
     /// [`NotReplaced`] gives the frame back: the payload is larger than the engine takes
-    /// ([`crate::Config::replacement_max`]), or the engine is gone.
+    /// ([`crate::Config::replacement_max`]), or the engine is gone; or the wait was ended ([`set_interruptible`](Self::set_interruptible),
+    /// [`set_send_timeout`](Self::set_send_timeout)).
     pub fn replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
-        let mut frame = frame;
+        let (mut frame, until) = (frame, self.send_until());
         loop {
             match self.try_replace(frame, payload) {
                 Err(NotReplaced { frame: again, why: Full::Lent }) => frame = again,
                 other => return other,
             }
-            if let Err(why) = self.wait_for_room(frame.id.lane) {
+            if let Err(why) = self.wait_for_room(frame.id.lane, until) {
                 return Err(NotReplaced { frame, why });
             }
         }
     }
 
+    /// Until when room is waited for.
+    fn send_until(&self) -> Option<Instant> {
+        self.send_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+    }
+
     /// Waits until the engine has given a TX frame of the lane back.
-    fn wait_for_room(&mut self, lane: u32) -> Result<(), Full> {
+    fn wait_for_room(&mut self, lane: u32, until: Option<Instant>) -> Result<(), Full> {
         self.flush();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Full::Lent);
+        }
+        let mut interrupted = false;
         let armed = self.sleeper.arm(self.lanes.iter().map(Lane::own_page));
         if armed && !self.lanes[lane as usize].is_returned() && !self.is_ended() {
             self.sleeps += 1;
-            // A poll that fails shows in the next call that receives; here it is only a turn of the loop.
-            let _ = sys::wait(&[self.as_fd()], None);
+            // A poll that fails otherwise shows in the next call that receives; here it is only a turn of the loop.
+            let waited = sys::wait_interruptibly(&[self.as_fd()], left);
+            interrupted = waited.is_err_and(|error| error.kind() == ErrorKind::Interrupted);
         }
-        if self.disarm().is_err() || self.is_ended() { Err(Full::Dead) } else { Ok(()) }
+        if self.disarm().is_err() || self.is_ended() {
+            return Err(Full::Dead);
+        }
+        if interrupted && self.interruptible { Err(Full::Interrupted) } else { Ok(()) }
     }
 
     /// Lets the frame go on with another payload.
@@ -400,7 +426,8 @@ impl Consumer {
     /// theirs to say ([`crate::Config::messages`]).
     ///
     /// # Errors
-    /// [`Full`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone.
+    /// [`Full`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone; or the wait was ended,
+    /// as with [`replace`](Self::replace).
     pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
         self.send_on(0, payload, meta)
     }
@@ -432,9 +459,10 @@ impl Consumer {
     }
 
     fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+        let until = self.send_until();
         loop {
             match self.lanes[lane as usize].send(payload, meta) {
-                Err(Full::Lent) => self.wait_for_room(lane)?,
+                Err(Full::Lent) => self.wait_for_room(lane, until)?,
                 other => {
                     self.unflushed = true;
                     return other.map(drop);

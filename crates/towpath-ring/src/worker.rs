@@ -49,6 +49,8 @@ pub struct Worker {
     /// Messages that it takes in a frame.
     bundle: usize,
     reply: Reply,
+    /// What [`Worker::serve`] was at when it ended with an error.
+    begun: Option<Begun>,
     unsent: VecDeque<Unsent>,
 }
 
@@ -164,7 +166,8 @@ pub enum ServeError {
     /// No message could be received.
     #[error(transparent)]
     Recv(#[from] RecvError),
-    /// An answer could not be sent.
+    /// An answer could not be sent: its messages are done without, or when the wait for room was ended ([`Full::Interrupted`],
+    /// [`Full::Lent`]), the next call sends it.
     #[error("an answer of {len} bytes: {why}")]
     Reply {
         /// Its length.
@@ -225,7 +228,7 @@ impl Worker {
 
     fn over(mut queue: Consumer) -> Self {
         queue.learn();
-        Self { queue, bundle: 1, reply: Reply::default(), unsent: VecDeque::new() }
+        Self { queue, bundle: 1, reply: Reply::default(), begun: None, unsent: VecDeque::new() }
     }
 
     /// Has [`serve`](Self::serve) take up to so many short messages of a connection at once, [`BUNDLE_MOST`] at most: less is to
@@ -246,7 +249,7 @@ impl Worker {
     /// one there is none. As [`recv`](Self::recv), [`reply`](Self::reply) and [`done`](Self::done), with less to do for each message.
     ///
     /// # Errors
-    /// [`ServeError`]: as [`recv`](Self::recv) and [`reply`](Self::reply).
+    /// [`ServeError`]: as [`recv`](Self::recv) and [`reply`](Self::reply). The next call goes on behind what could not be sent.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -257,10 +260,13 @@ impl Worker {
     /// ```
     pub fn serve(&mut self, mut work: impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
         self.queue.tell_bundle(self.bundle);
+        if let Some(begun) = self.begun.take() {
+            self.serve_frame(begun, &mut work)?;
+        }
         while let Some(mut frame) = self.queue.recv()? {
             let mut done = 0;
             loop {
-                done += self.serve_frame(frame, &mut work)?;
+                done += self.serve_frame(Begun { frame, done: 0, end: 0, replies: 0 }, &mut work)?;
                 if done >= BURST {
                     break;
                 }
@@ -278,32 +284,25 @@ impl Worker {
 
     fn serve_frame(
         &mut self,
-        frame: Frame,
+        mut begun: Begun,
         work: &mut impl FnMut(View<'_>, &mut Reply),
     ) -> Result<u32, ServeError> {
-        let count = match frame.header().kind {
+        let count = match begun.frame.header().kind {
             Kind::MESSAGE => 1,
-            Kind::MESSAGES => frame.header().mark,
+            Kind::MESSAGES => begun.frame.header().mark,
             _ => {
-                self.note(&frame);
+                self.note(&begun.frame);
                 0
             }
         };
-        let mut turn = Turn {
-            queue: &mut self.queue,
-            frame: &frame,
-            reply: &mut self.reply,
-            done: 0,
-            end: 0,
-            replies: 0,
-        };
-        while turn.done < count {
-            turn.work(count, work)?;
-            turn.answer()?;
+        let served =
+            Turn { queue: &mut self.queue, reply: &mut self.reply, begun: &mut begun }.serve(count, work);
+        if begun.done >= count && begun.end == 0 {
+            self.queue.verdict(begun.frame, Verdict::Pass);
+        } else {
+            self.begun = Some(begun);
         }
-        drop(turn);
-        self.queue.verdict(frame, Verdict::Pass);
-        Ok(count)
+        served.map(|()| count)
     }
 
     /// The next message; waits for it. None when the multiplexor wants this worker no more: it is to end.
@@ -449,29 +448,46 @@ impl Worker {
     }
 }
 
-/// What [`Worker::serve`] does with a frame. If the work panics, what was done before is answered all the same.
-struct Turn<'a> {
-    queue: &'a mut Consumer,
-    frame: &'a Frame,
-    reply: &'a mut Reply,
+/// A frame that [`Worker::serve`] is at.
+#[derive(Debug)]
+struct Begun {
+    frame: Frame,
     /// Messages that are done, and where the replies end to those; how many replies wait to be sent.
     done: u32,
     end: usize,
     replies: u32,
 }
 
+/// What [`Worker::serve`] does with a frame. If the work panics, what was done before is answered all the same.
+struct Turn<'a> {
+    queue: &'a mut Consumer,
+    reply: &'a mut Reply,
+    begun: &'a mut Begun,
+}
+
 impl Turn<'_> {
+    fn serve(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
+        // What could not be sent the last time.
+        self.answer()?;
+        while self.begun.done < count {
+            self.work(count, work)?;
+            self.answer()?;
+        }
+        Ok(())
+    }
+
     /// Does messages until all are done or their answers are long.
     fn work(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), RecvError> {
-        let (header, payload) = (self.frame.header(), self.queue.payload(self.frame));
-        let (connection, time, from) = (connection(self.frame), header.time, self.done as usize);
+        let Begun { frame, done, end, replies } = &mut *self.begun;
+        let (header, payload) = (frame.header(), self.queue.payload(frame));
+        let (connection, time, from) = (connection(frame), header.time, *done as usize);
         let mut each = |part| {
-            self.queue.tell_at(self.frame, self.done as u16);
+            self.queue.tell_at(frame, *done as u16);
             work(View { part, connection, time }, self.reply);
-            let end = self.reply.bytes.len();
-            self.replies += u32::from(end > self.end);
-            (self.end, self.done) = (end, self.done + 1);
-            end < SMALL
+            let now = self.reply.bytes.len();
+            *replies += u32::from(now > *end);
+            (*end, *done) = (now, *done + 1);
+            now < SMALL
         };
         if header.kind == Kind::MESSAGE {
             let layers = header.layers;
@@ -488,14 +504,19 @@ impl Turn<'_> {
 
     /// Says what was done.
     fn answer(&mut self) -> Result<(), ServeError> {
-        let (len, replies) = (std::mem::take(&mut self.end), std::mem::take(&mut self.replies));
+        let Begun { frame, done, end, replies } = &mut *self.begun;
+        let len = *end;
         self.reply.bytes.truncate(len);
         if len == 0 {
             return Ok(());
         }
-        let (port, group) = (self.frame.seq().0, self.done);
-        let meta = Meta { kind: Kind::REPLY, port, group, mark: replies, ..Meta::default() };
-        let sent = self.queue.reply(self.frame, &self.reply.bytes, &meta);
+        let (port, group) = (frame.seq().0, *done);
+        let meta = Meta { kind: Kind::REPLY, port, group, mark: *replies, ..Meta::default() };
+        let sent = self.queue.reply(frame, &self.reply.bytes, &meta);
+        if let Err(why @ (Full::Interrupted | Full::Lent)) = sent {
+            return Err(ServeError::Reply { len, why });
+        }
+        (*end, *replies) = (0, 0);
         self.reply.bytes.clear();
         // A long one does not keep its memory.
         self.reply.bytes.shrink_to(2 * SMALL);
@@ -508,8 +529,8 @@ impl Drop for Turn<'_> {
         // What the message that panicked had of an answer is not one.
         if std::thread::panicking() {
             let _ = self.answer();
+            self.reply.bytes.clear();
         }
-        self.reply.bytes.clear();
     }
 }
 
@@ -613,6 +634,62 @@ mod tests {
         ];
         assert_eq!(replies, expected);
         assert_eq!(channel.at(), Some((none, 1)));
+        drop(channel);
+        worker.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_answered_is_done_and_what_is_behind_it_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ring");
+        let config = Config { messages: true, bursts: true, oneshot_max: 0, ..Config::default() };
+        let mut endpoint = Endpoint::bind(&path, config).unwrap();
+        let worker = std::thread::spawn(move || {
+            let mut worker = Worker::attach(path, &Options::default()).unwrap().taking(8);
+            let (mut seen, mut refused) = (String::new(), Vec::new());
+            loop {
+                let served = worker.serve(|message, reply| {
+                    seen += std::str::from_utf8(message.bytes()).unwrap();
+                    let long = matches!(message.bytes(), b"b" | b"d");
+                    reply.extend(std::iter::repeat_n(b'r', if long { 4 << 20 } else { 1 }));
+                });
+                match served {
+                    Err(ServeError::Reply { why: Full::TooLarge, .. }) => refused.push(seen.len()),
+                    ended => return (seen, refused, ended),
+                }
+            }
+        });
+        let mut channel = accept(&mut endpoint);
+        let bundle = channel.send_bundle(parts(&["a", "b", "c"]), &Meta::default()).unwrap().0;
+        channel.send(b"d", &Meta { kind: Kind::MESSAGE, ..Meta::default() }).unwrap();
+        assert_eq!(until(&mut channel, 2), [(bundle, 3, 1, "r".to_owned())]);
+        drop(channel);
+        let (seen, refused, ended) = worker.join().unwrap();
+        ended.unwrap();
+        assert_eq!((seen.as_str(), refused), ("abcd", vec![2, 4]));
+    }
+
+    #[test]
+    fn an_answer_that_found_no_room_in_time_is_sent_by_the_next_call() {
+        let (directory, mut endpoint) = front();
+        let path = directory.path().join("ring");
+        let worker = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap().taking(8));
+        let mut channel = accept(&mut endpoint);
+        let mut worker = worker.join().unwrap();
+        let meta = Meta { kind: Kind::REPLY, ..Meta::default() };
+        let mut filled = 0;
+        while worker.queue().try_send(b"x", &meta).is_ok() {
+            filled += 1;
+        }
+        let bundle = channel.send_bundle(parts(&["a", "b"]), &Meta::default()).unwrap().0;
+        worker.queue().set_send_timeout(Some(Duration::from_millis(1)));
+        let error = worker.serve(|message, reply| reply.extend_from_slice(message.bytes())).unwrap_err();
+        assert!(matches!(error, ServeError::Reply { len: 2, why: Full::Lent }), "{error}");
+        while filled > 0 {
+            filled -= channel.poll_messages(|_, bytes| assert_eq!(bytes, b"x"));
+        }
+        let worker = std::thread::spawn(move || worker.serve(|_, _| panic!("both are done")));
+        assert_eq!(until(&mut channel, 1), [(bundle, 2, 2, "ab".to_owned())]);
         drop(channel);
         worker.join().unwrap().unwrap();
     }

@@ -72,6 +72,28 @@ fn item_2_the_directions_do_not_wait_for_each_other() {
     });
 }
 
+#[test]
+fn item_2_who_waits_for_room_need_not_wait_for_ever() {
+    world::each_first(|| {
+        let (_world, mut channel, mut client) = pair(small());
+        channel.send(b"frame", &Meta::default()).expect("room");
+        let mut sent = 0;
+        while client.try_send(&[1; 1000], &Meta::default()).is_ok() {
+            sent += 1;
+        }
+        client.set_send_timeout(Some(Duration::from_millis(5)));
+        assert_eq!(client.send(&[2; 1000], &Meta::default()), Err(Full::Lent));
+        let frame = client.recv().expect("received").expect("a frame");
+        let not = client.replace(frame, &[2; 1000]).expect_err("there is no room");
+        assert_eq!(not.why, Full::Lent);
+        assert_eq!(channel.poll_messages(|_, payload| assert_eq!(payload[0], 1)), sent);
+        client.replace(not.frame, &[3; 1000]).expect("there is room");
+        client.send(&[4; 1000], &Meta::default()).expect("there is room");
+        assert_eq!(channel.poll_verdicts(0, |_, _| {}), 1);
+        assert_eq!(channel.poll_messages(|_, payload| assert_eq!(payload[0], 4)), 1);
+    });
+}
+
 /// The kernel's header carried the sender's credentials in memory that the receiver could write, and one set for a whole batch.
 #[test]
 fn item_3_the_header_says_who_sent_it_and_nobody_can_forge_it() {
