@@ -30,6 +30,7 @@ pub(crate) fn full(why: Full) -> PyErr {
         Full::TooLarge => (Errno::MSGSIZE, "it is larger than the other side takes".to_owned()),
         Full::Dead => (Errno::PIPE, "the other side is gone".to_owned()),
         Full::Lent | Full::Held | Full::Shared => (Errno::NOBUFS, why.to_string()),
+        Full::Interrupted => (Errno::INTR, why.to_string()),
     };
     with_errno(errno.raw_os_error(), text)
 }

@@ -84,39 +84,47 @@ impl Queue for Consumer {
 impl Inspector {
     #[new]
     #[pyo3(signature = (path=None, *, name=None, gaps=true))]
-    fn new(path: Option<PathBuf>, name: Option<&str>, gaps: bool) -> PyResult<Self> {
+    fn new(py: Python<'_>, path: Option<PathBuf>, name: Option<&str>, gaps: bool) -> PyResult<Self> {
         let (path, mut options) = wait::whereto(path, name)?;
         options.gaps = gaps;
-        let mut queue = Consumer::attach_with(path, &options).map_err(|error| failure::attach(&error))?;
+        let attached = py.detach(|| Consumer::attach_with(path, &options));
+        py.check_signals()?;
+        let mut queue = attached.map_err(|error| failure::attach(&error))?;
         queue.set_interruptible(true);
+        queue.set_send_timeout(Some(wait::ROOM));
         Ok(Self { queue: Some(queue) })
     }
 
     /// The next frame; waits for it, at most timeout seconds (TimeoutError). None when the engine has ended the channel.
     #[pyo3(signature = (timeout=None))]
     fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Frame>> {
-        let mut inspector = slf.try_borrow_mut()?;
-        let queue = inspector.queue()?;
-        let found = wait::next(slf.py(), queue, timeout)?;
-        Ok(found.map(|frame| Frame::new(slf, queue, frame)))
+        let py = slf.py();
+        wait::next(py, "inspector", timeout, |most| {
+            let mut inspector = slf.try_borrow_mut()?;
+            wait::look(py, &mut inspector.queue, most, |queue, frame| Frame::new(slf, queue, frame))
+        })
     }
 
     /// At most max frames; waits for the first one as recv does. Empty at the end.
     #[pyo3(signature = (max=64, timeout=None))]
     fn recv_batch(slf: &Bound<'_, Self>, max: usize, timeout: Option<f64>) -> PyResult<Vec<Frame>> {
-        let mut inspector = slf.try_borrow_mut()?;
-        let queue = inspector.queue()?;
+        let py = slf.py();
         if max == 0 {
             return Err(PyValueError::new_err("a batch has room for one frame at least"));
         }
-        let mut batch = Vec::new();
-        let mut found = wait::next(slf.py(), queue, timeout)?;
-        while let Some(frame) = found {
-            batch.push(Frame::new(slf, queue, frame));
-            // What is wrong behind these is said again by the next call.
-            found = if batch.len() < max { queue.try_recv().unwrap_or(None) } else { None };
-        }
-        Ok(batch)
+        let batch = wait::next(py, "inspector", timeout, |most| {
+            let mut inspector = slf.try_borrow_mut()?;
+            wait::look(py, &mut inspector.queue, most, |queue, first| {
+                let (mut batch, mut found) = (Vec::new(), Some(first));
+                while let Some(frame) = found {
+                    batch.push(Frame::new(slf, queue, frame));
+                    // What is wrong behind these is said again by the next call.
+                    found = if batch.len() < max { queue.try_recv().unwrap_or(None) } else { None };
+                }
+                batch
+            })
+        })?;
+        Ok(batch.unwrap_or_default())
     }
 
     /// Decides in one write about every frame that was received, is not held, and has no verdict of its own.
@@ -156,7 +164,7 @@ impl Inspector {
 
     /// Ends it. What was not decided gets the queue's default verdict.
     fn close(&mut self) {
-        self.queue = None;
+        self.queue.take().into_iter().for_each(Consumer::close);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -205,11 +213,13 @@ impl Frame {
 
     /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
     fn replace(&self, py: Python<'_>, payload: Data) -> PyResult<()> {
-        let mut inspector = self.inspector.bind(py).try_borrow_mut()?;
-        let queue = inspector.queue()?;
-        let frame = queue.recall(self.ticket).ok_or_else(decided)?;
         let payload = payload.get(py)?;
-        py.detach(|| queue.replace(frame, &payload)).map_err(|not| failure::full(not.why))
+        wait::send(py, || {
+            let mut inspector = self.inspector.bind(py).try_borrow_mut()?;
+            let queue = inspector.queue()?;
+            let frame = queue.recall(self.ticket).ok_or_else(decided)?;
+            Ok(py.detach(|| queue.replace(frame, &payload)).map_err(|not| not.why))
+        })
     }
 
     /// When it was taken, in nanoseconds since the epoch.

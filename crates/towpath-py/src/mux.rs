@@ -155,17 +155,19 @@ impl Mux {
     ) -> PyResult<Option<Received>> {
         let py = slf.py();
         let flags = known(flags, Flags::PEEK | Flags::DONTWAIT)?;
-        let mut this = slf.try_borrow_mut()?;
-        let socket = this.open_mut()?;
         let found = wait::pieces(py, flags, timeout, |most| {
+            let mut this = slf.try_borrow_mut()?;
+            let Some(socket) = &mut this.socket else { return Ok(None) };
             socket.set_recv_timeout(Some(most));
-            socket.recv_bytes(flags | Flags::PEEK)
+            Ok(Some(py.detach(|| socket.recv_bytes(flags | Flags::PEEK))))
         })?;
         let all = match found {
-            Ok((_, all)) => all,
-            Err(Error::Drained) => return Ok(None),
-            Err(error) => return Err(failure::mux(&error)),
+            Some(Ok((_, all))) => all,
+            None | Some(Err(Error::Drained)) => return Ok(None),
+            Some(Err(error)) => return Err(failure::mux(&error)),
         };
+        let mut this = slf.try_borrow_mut()?;
+        let socket = this.open_mut()?;
         let bytes = &all[..max.unwrap_or(all.len()).min(all.len())];
         // It is there: neither waits.
         let read = if bytes.len() == all.len() {
@@ -202,22 +204,24 @@ impl Mux {
     ) -> PyResult<()> {
         let py = slf.py();
         let flags = known(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
-        let mut this = slf.try_borrow_mut()?;
+        let connected = slf.try_borrow()?.connected;
         let to = match to {
             Some(Whom::Asker(message)) if !message.get().mux.is(slf) => {
                 return Err(PyValueError::new_err("another handle has read that message"));
             }
             Some(Whom::Asker(message)) => To::Message(message.get().ticket),
             Some(Whom::Connection(connection)) => To::Psock((*connection.get()).into()),
-            None if this.connected => To::Any,
+            None if connected => To::Any,
             None => To::Asker,
         };
-        let socket = this.open_mut()?;
         let data = data.get(py)?;
         let sent = wait::pieces(py, flags, timeout, |most| {
+            let mut this = slf.try_borrow_mut()?;
+            let Some(socket) = &mut this.socket else { return Ok(None) };
             socket.set_send_timeout(Some(most));
-            socket.send(to, &data, flags)
+            Ok(Some(py.detach(|| socket.send(to, &data, flags))))
         })?;
+        let sent = sent.ok_or_else(|| failure::closed("mux"))?;
         sent.map(drop).map_err(|error| failure::mux(&error))
     }
 

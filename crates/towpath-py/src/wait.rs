@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use towpath_mux::io::{Error, Flags};
-use towpath_ring::{AttachError, Options, RecvError};
+use towpath_ring::{AttachError, Full, Options, RecvError};
 
 use crate::failure;
 
@@ -18,6 +18,9 @@ const PIECE: Duration = Duration::from_millis(100);
 /// Nobody waits longer for an end.
 const LONGEST: Duration = Duration::from_hours(24);
 
+/// How long a call that sends waits for room before signals are heard.
+pub(crate) const ROOM: Duration = LOOK;
+
 /// A client that is waited on.
 pub(crate) trait Queue: Send {
     type Item: Send;
@@ -26,46 +29,97 @@ pub(crate) trait Queue: Send {
     fn is_ended(&mut self) -> bool;
 }
 
-/// The next; waits for it. None at the end.
-pub(crate) fn next<Q: Queue>(
+/// What a look at a client brought.
+pub(crate) enum Look<T> {
+    Found(T),
+    /// Nothing, in that time.
+    Nothing,
+    /// A signal came.
+    Interrupted,
+    Ended,
+    Closed,
+}
+
+/// Looks for so long; makes something of what is there.
+pub(crate) fn look<Q: Queue, T>(
     py: Python<'_>,
-    queue: &mut Q,
+    queue: &mut Option<Q>,
+    most: Duration,
+    make: impl FnOnce(&mut Q, Q::Item) -> T,
+) -> PyResult<Look<T>> {
+    let Some(queue) = queue else { return Ok(Look::Closed) };
+    match py.detach(|| queue.receive(most)) {
+        Ok(Some(found)) => Ok(Look::Found(make(queue, found))),
+        Ok(None) if queue.is_ended() => Ok(Look::Ended),
+        Ok(None) => Ok(Look::Nothing),
+        Err(RecvError::System(error)) if error.kind() == ErrorKind::Interrupted => Ok(Look::Interrupted),
+        Err(error) => Err(failure::recv(&error)),
+    }
+}
+
+/// The next that `look` finds; waits for it. None at the end. Nothing is borrowed when signals are heard: their handlers may use what is
+/// waited on, and may close it, which is an end too.
+pub(crate) fn next<T>(
+    py: Python<'_>,
+    what: &str,
     timeout: Option<f64>,
-) -> PyResult<Option<Q::Item>> {
+    mut look: impl FnMut(Duration) -> PyResult<Look<T>>,
+) -> PyResult<Option<T>> {
     let end = timeout.map(end_of).transpose()?.flatten();
+    let mut heard = false;
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         let most = left.map_or(LOOK, |left| left.min(LOOK));
-        match py.detach(|| queue.receive(most)) {
-            Ok(None) if queue.is_ended() => return Ok(None),
-            Ok(None) if left == Some(most) => return Err(failure::timed_out("nothing came in time")),
-            Ok(None) => py.check_signals()?,
-            Ok(found) => return Ok(found),
-            Err(RecvError::System(error)) if error.kind() == ErrorKind::Interrupted => py.check_signals()?,
-            Err(error) => return Err(failure::recv(&error)),
+        match look(most)? {
+            Look::Found(found) => return Ok(Some(found)),
+            Look::Ended => return Ok(None),
+            Look::Closed if heard => return Ok(None),
+            Look::Closed => return Err(failure::closed(what)),
+            Look::Nothing if left == Some(most) => return Err(failure::timed_out("nothing came in time")),
+            Look::Nothing | Look::Interrupted => {}
+        }
+        py.check_signals()?;
+        heard = true;
+    }
+}
+
+/// Sends, when there is room. Nothing is borrowed when signals are heard, as in [`next`].
+pub(crate) fn send(py: Python<'_>, mut send: impl FnMut() -> PyResult<Result<(), Full>>) -> PyResult<()> {
+    loop {
+        match send()? {
+            Err(Full::Lent | Full::Interrupted) => py.check_signals()?,
+            sent => return sent.map_err(failure::full),
         }
     }
 }
 
-/// A call on a mux's handle that may wait as long as it is told, until it needs to wait no more.
-pub(crate) fn pieces<T: Send>(
+/// A call on a mux's handle that may wait as long as it is told, until it needs to wait no more. It gives none when the handle is closed;
+/// so does this when a signal's handler has closed it.
+pub(crate) fn pieces<T>(
     py: Python<'_>,
     flags: Flags,
     timeout: Option<f64>,
-    mut call: impl FnMut(Duration) -> Result<T, Error> + Send,
-) -> PyResult<Result<T, Error>> {
+    mut call: impl FnMut(Duration) -> PyResult<Option<Result<T, Error>>>,
+) -> PyResult<Option<Result<T, Error>>> {
     let end = timeout.map(end_of).transpose()?.flatten();
+    let mut heard = false;
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         let most = left.map_or(PIECE, |left| left.min(PIECE));
-        match py.detach(|| call(most)) {
-            Err(Error::WouldBlock) if flags.contains(Flags::DONTWAIT) => return Ok(Err(Error::WouldBlock)),
-            Err(Error::WouldBlock) if left == Some(most) => {
+        match call(most)? {
+            None if heard => return Ok(None),
+            None => return Err(failure::closed("mux")),
+            Some(Err(Error::WouldBlock)) if flags.contains(Flags::DONTWAIT) => {
+                return Ok(Some(Err(Error::WouldBlock)));
+            }
+            Some(Err(Error::WouldBlock)) if left == Some(most) => {
                 return Err(failure::timed_out("it would have to wait longer"));
             }
-            Err(Error::WouldBlock) => py.check_signals()?,
+            Some(Err(Error::WouldBlock)) => {}
             done => return Ok(done),
         }
+        py.check_signals()?;
+        heard = true;
     }
 }
 

@@ -80,11 +80,13 @@ impl Queue for towpath_ring::Worker {
 impl Worker {
     #[new]
     #[pyo3(signature = (path=None, *, name=None))]
-    fn new(path: Option<PathBuf>, name: Option<&str>) -> PyResult<Self> {
+    fn new(py: Python<'_>, path: Option<PathBuf>, name: Option<&str>) -> PyResult<Self> {
         let (path, options) = wait::whereto(path, name)?;
-        let attached = towpath_ring::Worker::attach(path, &options);
+        let attached = py.detach(|| towpath_ring::Worker::attach(path, &options));
+        py.check_signals()?;
         let mut worker = attached.map_err(|error| failure::attach(&error))?;
         worker.queue().set_interruptible(true);
+        worker.queue().set_send_timeout(Some(wait::ROOM));
         Ok(Self { worker: Some(worker), given: None })
     }
 
@@ -92,25 +94,29 @@ impl Worker {
     /// receives says when the message is done.
     #[pyo3(signature = (timeout=None))]
     fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Message>> {
-        let mut this = slf.try_borrow_mut()?;
-        let worker = this.worker()?;
-        let found = wait::next(slf.py(), worker, timeout)?;
-        Ok(found.map(|message| Message::new(slf, worker, message)))
+        let py = slf.py();
+        wait::next(py, "worker", timeout, |most| {
+            let mut this = slf.try_borrow_mut()?;
+            wait::look(py, &mut this.worker, most, |worker, message| Message::new(slf, worker, message))
+        })
     }
 
     /// Sends a message on a connection; nothing happens if it has ended. Without one, in connected mode, on the connection that has
     /// the least to send. Waits while the ring is full.
     #[pyo3(signature = (data, connection=None))]
-    fn send(&mut self, py: Python<'_>, data: Data, connection: Option<&Connection>) -> PyResult<()> {
-        let worker = self.worker()?;
+    fn send(slf: &Bound<'_, Self>, data: Data, connection: Option<&Connection>) -> PyResult<()> {
+        let py = slf.py();
         let data = data.get(py)?;
-        let sent = py.detach(|| match connection {
-            Some(&Connection { index, generation }) => {
-                worker.forward(towpath_ring::Connection { index, generation }, &data)
-            }
-            None => worker.send(&data),
-        });
-        sent.map_err(failure::full)
+        wait::send(py, || {
+            let mut this = slf.try_borrow_mut()?;
+            let worker = this.worker()?;
+            Ok(py.detach(|| match connection {
+                Some(&Connection { index, generation }) => {
+                    worker.forward(towpath_ring::Connection { index, generation }, &data)
+                }
+                None => worker.send(&data),
+            }))
+        })
     }
 
     /// Wakes the mux if it sleeps and something was done; receiving does it too.
@@ -136,7 +142,7 @@ impl Worker {
 
     /// Ends it. Messages that are not done go to another worker, unless they were answered.
     fn close(&mut self) {
-        self.worker = None;
+        self.worker.take().into_iter().for_each(towpath_ring::Worker::close);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -177,11 +183,13 @@ impl Message {
     /// Answers it on the connection that it came from; waits while the ring is full. There may be several answers. What was answered
     /// is not given to another worker when this one dies.
     fn reply(&self, py: Python<'_>, data: Data) -> PyResult<()> {
-        let mut this = self.worker.bind(py).try_borrow_mut()?;
-        let worker = this.worker()?;
-        let message = worker.recall(self.ticket).ok_or_else(done)?;
         let data = data.get(py)?;
-        py.detach(|| worker.reply(&message, &data)).map_err(failure::full)
+        wait::send(py, || {
+            let mut this = self.worker.bind(py).try_borrow_mut()?;
+            let worker = this.worker()?;
+            let message = worker.recall(self.ticket).ok_or_else(done)?;
+            Ok(py.detach(|| worker.reply(&message, &data)))
+        })
     }
 
     /// The message is done: its memory goes back, and the mux may give this worker more.

@@ -8,6 +8,7 @@ import pathlib
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,38 @@ def interrupted(worker):
     iterate(worker)
 
 
+def full(worker):
+    """Serves as `iterate` does when a signal's handler has raised an exception out of a wait for room: the mux is stopped until then."""
+
+    class Rang(Exception):
+        pass
+
+    def ring(number, frame):
+        raise Rang
+
+    def fill():
+        while True:
+            # What has no bytes is no message.
+            worker.send(b"", message.connection)
+
+    signal.signal(signal.SIGALRM, ring)
+    message = worker.recv()
+    if message is None:
+        return
+    with socket.socket(fileno=os.dup(worker.fileno())) as ours:
+        mux, _, _ = struct.unpack("3i", ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    os.kill(mux, signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        refuses(Rang, "", fill)
+    finally:
+        os.kill(mux, signal.SIGCONT)
+    answer(message)
+    worker.send(b"sent\n", message.connection)
+    message.done()
+    iterate(worker)
+
+
 def refuses(kind, text, use, *arguments):
     try:
         use(*arguments)
@@ -162,7 +195,7 @@ def checked(worker):
 def parts(name):
     """What this file does as an inspector or worker: `test_towpath.py NAME`."""
     inspectors = {"one_by_one": one_by_one, "many": many, "held": held, "capitals": capitals, "loop": loop}
-    workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "checked": checked}
+    workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked}
     if name in inspectors:
         with Inspector(name="test", gaps=False) as queue:
             inspectors[name](queue)
@@ -251,7 +284,7 @@ class Engine:
 
 class Messages(unittest.TestCase):
     def test_messages_are_answered(self):
-        for part in ("iterate", "receive", "interrupted", "checked"):
+        for part in ("iterate", "receive", "interrupted", "full", "checked"):
             with self.subTest(part), Engine(part) as engine:
                 stream, lines = engine.connect()
                 with stream, lines:
@@ -421,6 +454,14 @@ class Multiplexor(unittest.TestCase):
             stream.sendall(b"hello\n")
             mux.send(mux.recv().bytes.upper())
             self.assertEqual(lines.readline(), b"HELLO\n")
+
+    def test_closed_by_a_handler(self):
+        with Mux("line", connected=True) as mux:
+            before = signal.signal(signal.SIGALRM, lambda number, frame: mux.close(0))
+            self.addCleanup(signal.signal, signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            self.assertIsNone(mux.recv())
+            self.assertRaisesRegex(ValueError, "the mux is closed", mux.recv)
 
     def test_refusals(self):
         self.assertRaisesRegex(ValueError, "did you mean", Mux, "lime")
