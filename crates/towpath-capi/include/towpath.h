@@ -351,6 +351,17 @@ int towpath_mux_send(towpath_mux *mux, const struct towpath_connection *to, cons
 /* The messages that this handle has read are done: their connections go on where they waited for that. */
 int towpath_mux_done(towpath_mux *mux);
 
+/* Flag of towpath_mux_arm: room to send is waited for as well. */
+#define TOWPATH_ROOM 1u
+
+/* For event loops. fd is a descriptor to poll for reading, valid until close; only poll it. Before each poll, arm: 1: poll now; 0: there
+ * is a message or the end already, or with TOWPATH_ROOM room to send to that connection (NULL: as in towpath_mux_send; an answer always
+ * has it). After each poll, disarm, then receive with MSG_DONTWAIT until it says -EAGAIN: others wait for who was woken for a message.
+ * Messages that were read are done by arm; with TOWPATH_ROOM they are not, and who has one is woken for room only. */
+int towpath_mux_fd(const towpath_mux *mux);
+int towpath_mux_arm(towpath_mux *mux, const struct towpath_connection *to, uint32_t flags);
+int towpath_mux_disarm(towpath_mux *mux);
+
 #ifdef __cplusplus
 }
 #endif

@@ -108,6 +108,7 @@ fn numbers() -> Vec<(String, u64)> {
     );
     let constants = [
         ("TOWPATH_CONNECTED", mux::CONNECTED.into()),
+        ("TOWPATH_ROOM", mux::ROOM.into()),
         ("TOWPATH_ADAPTIVE", Choice::Adaptive as u64),
         ("TOWPATH_ZEROCOPY", Choice::Zerocopy as u64),
         ("TOWPATH_PLAIN", Choice::Plain as u64),

@@ -12,7 +12,7 @@ use towpath_mux::mux::{Config, psock};
 
 use crate::failure::{Failure, guard};
 use crate::foreign::{Bytes, Room, Text, duplicate};
-use crate::ring::Wait;
+use crate::ring::{self, Wait};
 use crate::worker::Connection;
 
 /// `towpath_mux`.
@@ -48,6 +48,8 @@ pub struct Received {
 
 /// `TOWPATH_CONNECTED`.
 pub(crate) const CONNECTED: u32 = 1;
+/// `TOWPATH_ROOM`.
+pub(crate) const ROOM: u32 = 1;
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
@@ -238,12 +240,35 @@ pub extern "C" fn towpath_mux_send(
         }
         let bytes = bytes.get(len)?;
         let flags = flags_of(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
-        let to = match to {
-            Some(&Connection { index, generation }) => To::Psock(psock::Id::from_parts(index, generation)),
-            None if *connected => To::Any,
-            None => To::Asker,
-        };
-        Ok(socket.send(to, bytes, flags)? as c_int)
+        Ok(socket.send(whom(to, *connected), bytes, flags)? as c_int)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_fd(mux: Option<&Mux>) -> c_int {
+    guard(|| Ok(ring::fd(&mux.ok_or(Failure::NULL_HANDLE)?.socket)))
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_arm(mux: Option<&mut Mux>, to: Option<&Connection>, flags: u32) -> c_int {
+    guard(|| {
+        let Mux { socket, connected, .. } = some(mux)?;
+        if flags & !ROOM != 0 {
+            return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+        }
+        let send = (flags & ROOM != 0).then(|| whom(to, *connected));
+        Ok(socket.arm(send).into())
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_disarm(mux: Option<&mut Mux>) -> c_int {
+    guard(|| {
+        some(mux)?.socket.disarm();
+        Ok(0)
     })
 }
 
@@ -267,6 +292,15 @@ const NO_CONNECTION: Failure = Failure::null("the connection is NULL");
 
 fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {
     mux.ok_or(Failure::NULL_HANDLE)
+}
+
+/// Whom a message is for.
+fn whom(to: Option<&Connection>, connected: bool) -> To {
+    match to {
+        Some(&Connection { index, generation }) => To::Psock(psock::Id::from_parts(index, generation)),
+        None if connected => To::Any,
+        None => To::Asker,
+    }
 }
 
 fn give(into: &mut MaybeUninit<*mut Mux>, mux: Mux) -> Result<c_int, Failure> {

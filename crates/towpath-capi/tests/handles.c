@@ -1,5 +1,6 @@
 /* A mux in this process, with KCM's calls, over pairs of sockets; no engine is needed. */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,8 +115,50 @@ static void packets(void)
     CHECK(towpath_mux_close(mux, 10000) == 1);
 }
 
+static void looping(void)
+{
+    int pair[2];
+    towpath_mux *mux;
+    struct towpath_connection connection;
+    char buffer[1024];
+    size_t sent = 0;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(towpath_mux_socket(SOCK_DGRAM, "line", 0, &mux) == 0);
+    CHECK(towpath_mux_attach(mux, pair[0], NULL, &connection) == 0);
+    close(pair[0]);
+    struct pollfd ready = {.fd = towpath_mux_fd(mux), .events = POLLIN};
+    CHECK(ready.fd >= 0);
+
+    CHECK(towpath_mux_arm(mux, NULL, 0) == 1 && poll(&ready, 1, 0) == 0);
+    says(pair[1], "hello\n");
+    CHECK(poll(&ready, 1, 30000) == 1);
+    CHECK(towpath_mux_disarm(mux) == 0 && poll(&ready, 1, 0) == 0);
+    CHECK(towpath_mux_arm(mux, NULL, 0) == 0);
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, MSG_DONTWAIT, NULL) == 6);
+    CHECK(towpath_mux_arm(mux, NULL, TOWPATH_ROOM) == 0);
+    CHECK(towpath_mux_send(mux, NULL, "answer\n", 7, 0) == 7);
+    hears(pair[1], "answer\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, MSG_DONTWAIT, NULL) == -EAGAIN);
+
+    memset(buffer, 'x', sizeof buffer);
+    CHECK(towpath_mux_arm(mux, &connection, TOWPATH_ROOM) == 0);
+    while (towpath_mux_send(mux, &connection, buffer, sizeof buffer, MSG_DONTWAIT) > 0)
+        sent += sizeof buffer;
+    CHECK(towpath_mux_arm(mux, &connection, TOWPATH_ROOM) == 1 && poll(&ready, 1, 0) == 0);
+    while (sent > 0) {
+        ssize_t got = read(pair[1], buffer, sizeof buffer);
+        CHECK(got > 0);
+        sent -= (size_t)got;
+    }
+    CHECK(poll(&ready, 1, 30000) == 1 && towpath_mux_disarm(mux) == 0);
+    CHECK(towpath_mux_arm(mux, &connection, TOWPATH_ROOM) == 0);
+    close(pair[1]);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+}
+
 int main(void)
 {
+    looping();
     datagrams();
     packets();
     return 0;

@@ -64,6 +64,7 @@ static void kept(void)
     EXPECT(towpath_mux_close(mux, -1), -EINVAL, "for ever");
     EXPECT(towpath_mux_close(mux, -2), -EINVAL, "timeout");
     EXPECT(towpath_mux_send(mux, NULL, "x", (size_t)INT_MAX + 1, 0), -EMSGSIZE, "2 GiB");
+    EXPECT(towpath_mux_arm(mux, NULL, 2), -EINVAL, "flags");
     EXPECT(towpath_mux_done(mux), 0, "");
     EXPECT(towpath_mux_close(mux, 10000), 1, "");
 }
@@ -149,6 +150,9 @@ int main(void)
     EXPECT(towpath_mux_recv(NULL, NULL, 0, 0, NULL), -EINVAL, "handle is NULL");
     EXPECT(towpath_mux_send(NULL, NULL, "x", 1, 0), -EINVAL, "handle is NULL");
     EXPECT(towpath_mux_done(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_fd(NULL), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_arm(NULL, NULL, 0), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_disarm(NULL), -EINVAL, "handle is NULL");
     if (mux != NULL || towpath_mux_close(NULL, 0) != 1)
         failures++;
     kept();

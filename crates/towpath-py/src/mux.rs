@@ -1,5 +1,7 @@
 //! `towpath.Mux`: a multiplexor in this process, by handles with a socket's calls, as Linux's KCM has them.
 
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -228,6 +230,30 @@ impl Mux {
     /// The messages that this handle has read are done: their connections go on where they waited for that.
     fn done(&mut self) -> PyResult<()> {
         self.open_mut()?.done();
+        Ok(())
+    }
+
+    /// A descriptor for event loops, readable between arm and disarm when there may be something. Only to be waited on.
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.open()?.as_fd().as_raw_fd())
+    }
+
+    /// Before waiting on fileno(). False: there is a message, or the end, already; with a connection, or room=True for where send sends
+    /// without one, or there is room to send. Messages that were read are done, unless room is waited for: who has one then is woken for
+    /// room only.
+    #[pyo3(signature = (to=None, *, room=false))]
+    fn arm(&mut self, to: Option<&Connection>, room: bool) -> PyResult<bool> {
+        let to = match to {
+            Some(connection) => Some(To::Psock((*connection).into())),
+            None if room => Some(if self.connected { To::Any } else { To::Asker }),
+            None => None,
+        };
+        Ok(self.open_mut()?.arm(to))
+    }
+
+    /// After waiting on fileno(); then recv(flags=MSG_DONTWAIT) until it raises BlockingIOError: others wait for who was woken.
+    fn disarm(&mut self) -> PyResult<()> {
+        self.open_mut()?.disarm();
         Ok(())
     }
 

@@ -455,6 +455,48 @@ class Multiplexor(unittest.TestCase):
             mux.send(mux.recv().bytes.upper())
             self.assertEqual(lines.readline(), b"HELLO\n")
 
+    def test_event_loop(self):
+        with Mux("line", connected=True) as mux:
+            stream, lines = self.client(mux)
+            for text in (b"hello\n", b"world\n"):
+                self.assertTrue(mux.arm())
+                self.assertEqual(select.select([mux], [], [], 0)[0], [])
+                stream.sendall(text)
+                self.assertEqual(select.select([mux], [], [], 30)[0], [mux])
+                mux.disarm()
+                self.assertEqual(select.select([mux], [], [], 0)[0], [])
+                self.assertFalse(mux.arm())
+                message = mux.recv(flags=socket.MSG_DONTWAIT)
+                mux.send(message.bytes, message)
+                self.assertEqual(lines.readline(), text)
+            self.assertFalse(mux.arm(room=True))
+            self.assertFalse(mux.arm(message.connection))
+            mux.drain()
+            if mux.arm():
+                self.assertEqual(select.select([mux], [], [], 30)[0], [mux])
+            mux.disarm()
+            self.assertIsNone(mux.recv())
+
+    def test_event_loop_waits_for_room(self):
+        with Mux("line") as mux:
+            ours, theirs = socket.socketpair()
+            with ours:
+                connection = mux.attach(ours)
+            with theirs, theirs.makefile("rb") as lines:
+                sent = 0
+                try:
+                    while True:
+                        mux.send(b"x" * 10_000, connection, socket.MSG_DONTWAIT)
+                        sent += 10_000
+                except BlockingIOError:
+                    pass
+                self.assertTrue(mux.arm(connection))
+                self.assertEqual(select.select([mux], [], [], 0)[0], [])
+                self.assertEqual(len(lines.read(sent)), sent)
+                self.assertEqual(select.select([mux], [], [], 30)[0], [mux])
+                mux.disarm()
+                self.assertFalse(mux.arm(connection))
+
     def test_closed_by_a_handler(self):
         with Mux("line", connected=True) as mux:
             before = signal.signal(signal.SIGALRM, lambda number, frame: mux.close(0))
@@ -481,7 +523,7 @@ class Multiplexor(unittest.TestCase):
             self.assertRaises(TypeError, mux.send, b"x\n", wrong)
         self.assertTrue(mux.close())
         self.assertTrue(mux.close())
-        uses = (mux.recv, mux.done, mux.clone, mux.drain, lambda: mux.send(b"x\n"), lambda: mux.listen("127.0.0.1:0"))
+        uses = (mux.recv, mux.done, mux.clone, mux.drain, mux.fileno, mux.arm, mux.disarm, lambda: mux.send(b"x\n"), lambda: mux.listen("127.0.0.1:0"))
         for use in uses:
             self.assertRaisesRegex(ValueError, "the mux is closed", use)
 
