@@ -783,7 +783,8 @@ mod tests {
              table f create type flow:src-ip,proto,dst-port\ntable f add 10.0.0.1,tcp,22 6\n\
              table m create type mac\ntable m add 02:00:00:00:00:00/24 7\n",
         );
-        let rows: [(&str, &str, Option<(&str, &str)>); 11] = [
+        type Entry = Option<(&'static str, &'static str)>;
+        let rows: [(&str, &str, Entry); 11] = [
             ("a", "10.1.2.3", Some(("10.1.0.0/16", "2"))),
             ("a", "10.2.0.0/16", Some(("10.0.0.0/8", "1"))),
             ("a", "192.0.2.1", Some(("0.0.0.0/0", "9"))),

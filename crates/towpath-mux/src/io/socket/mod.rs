@@ -519,7 +519,8 @@ impl Socket {
         let to = send.or(self.batch.front().map(|(to, _)| *to));
         let roomy = to.is_some_and(|to| !matches!(room(&mut state, to), Err(SendError::Full)));
         let receives = self.receives && self.held.is_empty();
-        let mut sleeps = !state.closed && !roomy && !(receives && state.mux.has_ready(self.id));
+        let ready = receives && state.mux.has_ready(self.id);
+        let mut sleeps = !(state.closed || roomy || ready);
         if sleeps && receives {
             self.attend(&mut state, true, now);
             // It is idle from here on. It gets something only if that has waited for a handle to come (`Order::Sticky`).
