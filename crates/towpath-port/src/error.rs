@@ -63,6 +63,17 @@ pub enum Error {
         /// Bytes that would have been taken.
         max: usize,
     },
+    /// The frame has only the beginning of a packet that the kernel holds, and was to replace it.
+    #[error(
+        "{name}: the kernel handed over {len} bytes of a longer packet, which they cannot replace: let it go on as it is, \
+         or have it whole (`copy-range`)"
+    )]
+    Cut {
+        /// Name of the port.
+        name: String,
+        /// Length of the frame in bytes.
+        len: usize,
+    },
     /// The frame begins otherwise than the port's frames do, and its link header cannot be made up.
     #[error(
         "{name}: carries frames of {link}, and this one is of {frame}: connect ports of one kind \

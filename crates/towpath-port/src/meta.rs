@@ -29,6 +29,8 @@ pub struct Queued {
     pub out_interface: u32,
     /// The mark that it had when it was queued.
     pub mark: u32,
+    /// Only its beginning was handed over: nothing but a whole packet can replace it.
+    pub cut: bool,
     /// Its connection, where the port was asked for it and the kernel tracks connections.
     pub conntrack: Option<Conntrack>,
 }

@@ -57,7 +57,8 @@ pub trait Port: Send {
     /// what it shall have. Verdicts may be held back and given together: [`Port::flush`] at the end of a burst.
     ///
     /// # Errors
-    /// [`Error::Direction`] when this port asks for no verdicts, or the frame waits for none; [`Error::Io`].
+    /// [`Error::Direction`] when this port asks for no verdicts, or the frame waits for none; [`Error::TooLong`] and [`Error::Cut`] when
+    /// the frame cannot replace what the kernel holds: that is dropped then, and the caller's to count; [`Error::Io`].
     fn verdict(&mut self, frame: Frame<'_>, verdict: Verdict) -> Result<(), Error> {
         let _ = (frame, verdict);
         Err(Error::Direction { name: self.name().into(), verb: "give a verdict" })

@@ -95,6 +95,7 @@ fn packet(message: &[u8]) -> Option<Packet> {
         }
     }
     packet.queued.conntrack = conntrack;
+    packet.queued.cut = packet.len.is_some_and(|len| len as usize > packet.payload.len());
     numbered.then_some(packet)
 }
 
@@ -225,6 +226,7 @@ mod tests {
             .collect();
         requests.attribute(libc::NFQA_CT | 0x8000, &nested);
         requests.attribute(libc::NFQA_SKB_INFO, &[0, 0, 0, 3]);
+        requests.attribute(libc::NFQA_CAP_LEN, &[0, 0, 5, 220]);
         requests.attribute(libc::NFQA_PAYLOAD, b"a packet");
         requests.bytes().to_vec()
     }
@@ -234,9 +236,10 @@ mod tests {
         let bytes = message();
         let Message::Packet(packet) = parse(&bytes) else { panic!("a packet") };
         let conntrack = Some(Conntrack { info: 2, id: 123, status: 14, mark: 77 });
-        let queued = Queued { id: 258, hook: 2, out_interface: 4, mark: 9, conntrack };
+        let queued = Queued { id: 258, hook: 2, out_interface: 4, mark: 9, cut: true, conntrack };
         assert_eq!(packet.queued, queued);
         assert_eq!((packet.in_interface, packet.time_ns, packet.info), (3, Some(2_000_005_000), 3));
+        assert_eq!(packet.len, Some(1500));
         assert_eq!(&bytes[packet.payload], b"a packet");
     }
 

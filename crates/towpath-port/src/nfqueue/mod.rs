@@ -1,7 +1,7 @@
 //! The kernel's NFQUEUE (nfnetlink_queue): packets that an iptables or nftables rule hands to user space wait in the kernel for a verdict.
 //!
 //! `iptables -A FORWARD -j NFQUEUE --queue-num 5` brings packets here. Each must get one [`Port::verdict`]; accepts are given together at
-//! [`Port::flush`]. A packet can be replaced, and its mark changed. Needs CAP_NET_ADMIN in the network namespace's user
+//! [`Port::flush`]. A packet can be replaced, by at most 65,531 bytes, and its mark changed. Needs CAP_NET_ADMIN in the network namespace's user
 //! namespace. Frames begin with the IP header.
 //!
 //! With [`Config::gso`] the kernel hands over up to 64 KiB at a time with unfinished checksums; a replacement's are finished on its way
@@ -50,7 +50,8 @@ const MTU: usize = 1500;
 pub struct Config {
     /// Number of the queue.
     pub queue: u16,
-    /// Most bytes of each packet that are handed over. A packet that was cut short cannot be replaced.
+    /// Most bytes of each packet that are handed over, 65,531 at most (NFQNL_MAX_COPY_RANGE). What is longer is cut short
+    /// ([`Queued::cut`](crate::Queued::cut)).
     pub copy_range: u32,
     /// Packets to be cut come whole, with unfinished checksums (NFQA_CFG_F_GSO).
     pub gso: bool,
@@ -251,6 +252,19 @@ impl Queue {
         burst.add_own(payload, frame);
     }
 
+    /// Whether the kernel can be given `bytes` in place of a packet; `cut` is one that was not handed over whole.
+    fn replaces(&self, bytes: &[u8], cut: bool) -> Result<(), Error> {
+        let (name, len) = (self.name.clone(), bytes.len());
+        if len > LONGEST {
+            return Err(Error::TooLong { name, len, max: LONGEST });
+        }
+        // The kernel would cut the packet down to these bytes, and its next hop would drop it for its length.
+        if cut && !is_whole(bytes) {
+            return Err(Error::Cut { name, len });
+        }
+        Ok(())
+    }
+
     fn begin(&mut self, verdict: i32, id: u32) {
         self.out.begin(libc::NFQNL_MSG_VERDICT, self.config.queue, false);
         self.out.verdict(verdict, id);
@@ -328,12 +342,17 @@ impl Port for Queue {
         if verdict == Verdict::Accept && !marked {
             return if self.window.accept(queued.id) { Ok(()) } else { Err(waits_not()) };
         }
-        let len = frame.bytes.len();
-        if verdict == Verdict::Replace && len > LONGEST {
-            return Err(Error::TooLong { name: self.name.clone(), len, max: LONGEST });
-        }
         if !self.window.told(queued.id) {
             return Err(waits_not());
+        }
+        let len = frame.bytes.len();
+        if verdict == Verdict::Replace
+            && let Err(error) = self.replaces(frame.bytes, queued.cut)
+        {
+            // Without a verdict it would wait in the kernel for ever, and every later one with it that is given together.
+            self.begin(libc::NF_DROP, queued.id);
+            self.tell_some()?;
+            return Err(error);
         }
         let kernels = match verdict {
             Verdict::Accept | Verdict::Replace => libc::NF_ACCEPT,
@@ -380,6 +399,18 @@ impl Port for Queue {
             self.stats.dropped.rx_full = lost;
         }
         self.stats
+    }
+}
+
+/// Whether these are all bytes of an IP packet, as its header counts them (RFC 791 section 3.1, RFC 8200 section 3).
+fn is_whole(bytes: &[u8]) -> bool {
+    let word =
+        |at: usize| bytes.get(at..at + 2).map_or(0, |word| usize::from(word[0]) << 8 | usize::from(word[1]));
+    match bytes.first().map(|first| first >> 4) {
+        Some(4) => (20..=bytes.len()).contains(&word(2)),
+        // A payload of 0 is a jumbogram's.
+        Some(6) => word(4) > 0 && 40 + word(4) <= bytes.len(),
+        _ => false,
     }
 }
 

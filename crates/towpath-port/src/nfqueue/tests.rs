@@ -135,6 +135,64 @@ fn verdicts_are_obeyed() {
     });
 }
 
+/// How many packets wait for their verdict: the third column of /proc/net/netfilter/nfnetlink_queue.
+fn waiting() -> usize {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netfilter/nfnetlink_queue").unwrap();
+    text.split_whitespace().nth(2).unwrap().parse().unwrap()
+}
+
+/// What cannot be put in a packet's place ends it: it does not wait for ever, and those behind it are accepted together.
+#[test]
+fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
+    within(|| {
+        let Some(mut tx) = into_queue() else { return };
+        ip("addr add 10.1.0.1/24 dev t0");
+        if !iptables("-A INPUT -i t0 -j NFQUEUE --queue-num 5") {
+            return;
+        }
+        // Of each packet the two headers and one byte.
+        let Some(mut queue) = queue(Config { copy_range: 29, ..Config::new(5) }) else { return };
+        let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let packets: Vec<_> = (0..6).map(datagram).collect();
+        tx.send(&mut packets.iter().map(|bytes| Frame::new(bytes, LinkType::RAW))).unwrap();
+        let mut burst = Burst::new(64);
+        until(|| queue.receive(&mut burst).unwrap() == Received::Frames);
+        assert_eq!((burst.len(), waiting()), (6, 6));
+        let whole = datagram(77);
+        for (at, frame) in burst.iter().enumerate() {
+            assert_eq!((frame.bytes.len(), frame.wire_len, frame.meta.queued.unwrap().cut), (29, 30, true));
+            let replaced = |bytes| Frame { bytes, ..frame };
+            match at {
+                0 => {
+                    let long = vec![0x45; 65_532];
+                    let error = queue.verdict(replaced(&long), Verdict::Replace).unwrap_err();
+                    assert!(matches!(error, Error::TooLong { len: 65_532, max: 65_531, .. }), "{error}");
+                }
+                2 => {
+                    let error = queue.verdict(frame, Verdict::Replace).unwrap_err();
+                    assert!(matches!(error, Error::Cut { len: 29, .. }), "{error}");
+                }
+                // A whole packet can take the place of any.
+                4 => queue.verdict(replaced(&whole), Verdict::Replace).unwrap(),
+                _ => queue.verdict(frame, Verdict::Accept).unwrap(),
+            }
+            assert!(queue.verdict(frame, Verdict::Accept).is_err(), "one verdict for each");
+        }
+        queue.flush().unwrap();
+        assert_eq!((queue.window.len(), waiting()), (0, 0));
+        let mut got: Vec<_> = (0..4)
+            .map(|_| {
+                let mut bytes = [0; 2];
+                socket.recv(&mut bytes).unwrap();
+                bytes[1]
+            })
+            .collect();
+        got.sort_unstable();
+        assert_eq!(got, [1, 3, 5, 77]);
+    });
+}
+
 /// Packets of our own reach a socket of this machine by the kernel's routes, of both versions of IP.
 #[test]
 fn replies_go_the_kernels_way() {
