@@ -158,8 +158,8 @@ pub struct Caps {
     pub max_frame: Option<u32>,
     /// The link-layer address of its interface.
     pub address: Option<[u8; 6]>,
-    /// Unfinished checksums go out as they are, and come in.
+    /// Unfinished checksums go out as they are. (Whether they come in, each frame says.)
     pub checksum: bool,
-    /// Frames that stand for several go out as they are, and come in.
+    /// Frames that stand for several go out as they are.
     pub segmentation: Segmentation,
 }

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::headers::{self, Headers};
-use crate::{Frame, Gso, GsoKind, checksum};
+use crate::{Checksum, Frame, Gso, GsoKind, checksum};
 
 /// Tcp flags that belong to one end of the whole: FIN and PSH, CWR.
 const LAST_ONLY: u8 = 0x01 | 0x08;
@@ -60,22 +60,60 @@ pub fn cut(frame: Frame<'_>, into: &mut Vec<u8>, places: &mut Vec<Range<usize>>)
     true
 }
 
+/// Bytes of the longest piece that `frame` is cut into, link header included; its own where it is not to be cut.
+pub fn longest(frame: Frame<'_>) -> usize {
+    let len = frame.bytes.len();
+    let Some(gso) = frame.meta.offload.gso else { return len };
+    header_len(frame, gso).map_or(len, |header| len.min(header + usize::from(gso.size)))
+}
+
+/// `frame` in pieces of at most `max` bytes, when it is TCP: segments may be cut anywhere, datagrams may not.
+pub(crate) fn limit(mut frame: Frame<'_>, max: usize) -> Frame<'_> {
+    let Some(gso) = frame.meta.offload.gso.filter(|gso| gso.kind != GsoKind::Udp) else { return frame };
+    let room = header_len(frame, gso).and_then(|header| max.checked_sub(header)).unwrap_or(0);
+    if (1..usize::from(gso.size)).contains(&room) {
+        frame.meta.offload.gso = Some(Gso { size: room as u16, ..gso });
+    }
+    frame
+}
+
+/// Bytes in front of the payload that each piece begins with.
+fn header_len(frame: Frame<'_>, gso: Gso) -> Option<usize> {
+    // In a tunnel this is the inner transport header.
+    if let Checksum::Partial { start, .. } = frame.meta.offload.checksum {
+        let start = usize::from(start);
+        return match gso.kind {
+            GsoKind::Udp => Some(start + 8),
+            _ => frame.bytes.get(start + 12).map(|offset| start + usize::from(offset >> 4) * 4),
+        };
+    }
+    payload(&headers::locate(frame.link, frame.bytes)?, gso, frame.bytes)
+}
+
 /// How `frame` would be cut where the medium says only that it is too long: by what fits `mtu`.
+///
+/// TCP only, whose segments may be cut anywhere. Where one UDP datagram ends and the next begins is nobody's to guess.
 pub fn guess(frame: Frame<'_>, mtu: usize) -> Option<Gso> {
     let headers = headers::locate(frame.link, frame.bytes).filter(|headers| !headers.fragment)?;
     if headers.end - headers.network <= mtu {
         return None;
     }
-    let kind = match (headers.is_tcp(), headers.is_udp(), headers.six) {
-        (true, _, false) => GsoKind::Tcp4,
-        (true, _, true) => GsoKind::Tcp6,
-        (_, true, _) => GsoKind::Udp,
-        _ => return None,
+    let kind = match (headers.is_tcp(), headers.six) {
+        (true, false) => GsoKind::Tcp4,
+        (true, true) => GsoKind::Tcp6,
+        (false, _) => return None,
     };
     let whole = Gso { kind, size: 1, ecn: false };
     let size = mtu.checked_sub(payload(&headers, whole, frame.bytes)? - headers.network)?;
     let size = u16::try_from(size).ok().filter(|size| *size > 0)?;
     Some(Gso { size, ..whole })
+}
+
+/// Whether `frame` is UDP that is longer than `mtu`: several datagrams, most likely, and of what length is not known.
+pub(crate) fn is_uncut(frame: Frame<'_>, mtu: usize) -> bool {
+    let headers = headers::locate(frame.link, frame.bytes);
+    headers
+        .is_some_and(|headers| headers.is_udp() && !headers.fragment && headers.end - headers.network > mtu)
 }
 
 /// Where the payload begins; `None` when the frame is not of the kind, or has none.
@@ -228,3 +266,31 @@ mod tests {
         assert_eq!(guess(frame, 9000), None);
     }
 }
+
+    #[test]
+    fn only_tcp_is_cut_by_less_than_its_sender_said() {
+        let bytes = tcp_frame(false, &[1; 4000]);
+        let mut frame = Frame::new(&bytes, LinkType::ETHERNET);
+        assert_eq!((longest(frame), limit(frame, 1414)), (bytes.len(), frame));
+        frame.meta.offload.gso = Some(Gso { kind: GsoKind::Tcp4, size: 1448, ecn: true });
+        for checksum in [Checksum::Unverified, Checksum::Partial { start: 34, offset: 16 }] {
+            frame.meta.offload.checksum = checksum;
+            assert_eq!(longest(frame), 1514);
+            let gso = Some(Gso { kind: GsoKind::Tcp4, size: 1348, ecn: true });
+            assert_eq!(limit(frame, 1414).meta.offload.gso, gso);
+            assert_eq!((limit(frame, 1514), limit(frame, 66)), (frame, frame));
+        }
+        frame.meta.offload.gso = Some(Gso { kind: GsoKind::Udp, size: 1448, ecn: false });
+        assert_eq!(limit(frame, 1414), frame);
+    }
+
+    #[test]
+    fn nobody_guesses_where_a_datagram_ends() {
+        let mut bytes = Vec::new();
+        let udp = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(1, 2);
+        udp.write(&mut bytes, &[7; 4000]).unwrap();
+        let frame = Frame::new(&bytes, LinkType::ETHERNET);
+        assert_eq!((guess(frame, 1500), is_uncut(frame, 1500), is_uncut(frame, 4028)), (None, true, false));
+        let tcp = tcp_frame(false, &[1; 4000]);
+        assert!(!is_uncut(Frame::new(&tcp, LinkType::ETHERNET), 1500));
+    }

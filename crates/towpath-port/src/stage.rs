@@ -138,12 +138,14 @@ impl Stage {
             return Err(Refusal::TooLong { len: bytes.len(), max: MAX_FRAME });
         }
         if let Some(gso) = offload.gso {
+            let frame = segment::limit(frame, medium.max(bytes));
             if medium.segmentation.takes(gso.kind) && offload.is_sendable() {
+                medium.fits(bytes, segment::longest(frame))?;
                 return Ok(Prepared::AsIs(frame));
             }
             return self.cut(medium, frame);
         }
-        medium.fits(bytes)?;
+        medium.fits(bytes, bytes.len())?;
         let unfinished = matches!(offload.checksum, Checksum::Partial { .. });
         if medium.checksum || !unfinished {
             return Ok(Prepared::AsIs(frame));
@@ -160,7 +162,8 @@ impl Stage {
         let len = frame.bytes.len();
         let result = if segment::cut(frame, &mut self.bytes, &mut self.places) {
             // The first is as long as any.
-            medium.fits(&self.bytes[self.places[first].clone()])
+            let longest = &self.bytes[self.places[first].clone()];
+            medium.fits(longest, longest.len())
         } else {
             Err(Refusal::TooLong { len, max: medium.max_piece })
         };
@@ -180,13 +183,19 @@ enum Prepared<'a> {
 }
 
 impl Medium {
-    fn fits(&self, bytes: &[u8]) -> Result<(), Refusal> {
+    /// Bytes of the longest piece that begins as `bytes` do.
+    fn max(&self, bytes: &[u8]) -> usize {
         // A VLAN tag is no part of the MTU.
         let tag = match bytes.get(12..14) {
             Some([0x81, 0x00] | [0x88, 0xa8]) if self.link == LinkType::ETHERNET => 4,
             _ => 0,
         };
-        let (len, max) = (bytes.len(), self.max_piece + tag);
+        self.max_piece + tag
+    }
+
+    /// Whether `len` bytes that begin as `bytes` do can go out.
+    fn fits(&self, bytes: &[u8], len: usize) -> Result<(), Refusal> {
+        let max = self.max(bytes);
         if len > max { Err(Refusal::TooLong { len, max }) } else { Ok(()) }
     }
 }
@@ -274,6 +283,33 @@ mod tests {
         let (taken, out) = sent(&medium(true, Segmentation::default()), frame, 300).unwrap();
         assert_eq!((taken, out.len()), (300, 1200));
         assert!(out.iter().all(|piece| piece.len() == 1028));
+    }
+
+    /// Whoever cuts it, no piece is longer than the medium takes.
+    #[test]
+    fn pieces_fit_the_medium_where_they_are_cut_by_it_too() {
+        let mut tcp = Vec::new();
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        builder.tcp(1, 2, 3, 4).write(&mut tcp, &[7; 4000]).unwrap();
+        let mut frame = Frame::new(&tcp, LinkType::ETHERNET);
+        frame.meta.offload.checksum = Checksum::Partial { start: 34, offset: 16 };
+        frame.meta.offload.gso = Some(Gso { kind: GsoKind::Tcp4, size: 8960, ecn: false });
+        let mut size = 0;
+        let all = medium(true, Segmentation::ALL);
+        let taken = Stage::default().send("t", &all, &mut std::iter::once(frame), |_, pieces| {
+            size = u16::from_ne_bytes([pieces[0].vnet[4], pieces[0].vnet[5]]);
+            Ok(())
+        });
+        assert_eq!((taken.unwrap(), size), (1, 1460));
+        let (_, out) = sent(&medium(false, Segmentation::default()), frame, 1).unwrap();
+        assert_eq!(out.iter().map(Vec::len).collect::<Vec<_>>(), [1500, 1500, 1120]);
+
+        let bytes = udp(4000);
+        let mut frame = Frame::new(&bytes, LinkType::ETHERNET);
+        frame.meta.offload.checksum = Checksum::Partial { start: 34, offset: 6 };
+        frame.meta.offload.gso = Some(Gso { kind: GsoKind::Udp, size: 2000, ecn: false });
+        let error = sent(&all, frame, 1).unwrap_err();
+        assert!(matches!(error, Error::TooLong { len: 2028, max: 1500, .. }), "{error}");
     }
 
     #[test]

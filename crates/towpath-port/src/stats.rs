@@ -25,6 +25,8 @@ pub struct Drops {
     pub rx_full: u64,
     /// Arrived, and were longer than the port can receive.
     pub rx_too_long: u64,
+    /// Arrived as several UDP datagrams in one frame, by a medium that does not say how long each is (AF_XDP).
+    pub rx_uncut: u64,
     /// Arrived cut short, or in a form that the port does not read.
     pub rx_invalid: u64,
     /// Taken by `send`, and the medium had no room for them.
@@ -38,10 +40,11 @@ pub struct Drops {
 impl Drops {
     /// The reasons with their counters, for reports.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self { rx_full, rx_too_long, rx_invalid, tx_full, tx_refused, verdict_late } = *self;
+        let Self { rx_full, rx_too_long, rx_uncut, rx_invalid, tx_full, tx_refused, verdict_late } = *self;
         [
             ("rx_full", rx_full),
             ("rx_too_long", rx_too_long),
+            ("rx_uncut", rx_uncut),
             ("rx_invalid", rx_invalid),
             ("tx_full", tx_full),
             ("tx_refused", tx_refused),

@@ -17,7 +17,7 @@ pub struct Config {
     pub retire: Duration,
     /// Receive every frame on the wire, not only those for this interface's addresses: what a bridge needs.
     pub promiscuous: bool,
-    /// Unfinished checksums and frames to be cut pass as they are (PACKET_VNET_HDR).
+    /// Unfinished checksums and frames to be cut leave as they are. (What comes says what it needs in any case: PACKET_VNET_HDR.)
     pub vnet_hdr: bool,
     /// Send past the interface's queueing discipline (PACKET_QDISC_BYPASS).
     pub qdisc_bypass: bool,
@@ -84,9 +84,8 @@ impl Config {
         set(libc::PACKET_IGNORE_OUTGOING, &[1])?;
         // Room in front of the frame for a VLAN tag that is put back.
         set(libc::PACKET_RESERVE, &[4])?;
-        if self.vnet_hdr {
-            set(libc::PACKET_VNET_HDR, &[1])?;
-        }
+        // Otherwise nobody would say how a frame is to be cut: where one UDP datagram ends and the next begins is nobody's to guess.
+        set(libc::PACKET_VNET_HDR, &[1])?;
         if self.qdisc_bypass {
             set(libc::PACKET_QDISC_BYPASS, &[1])?;
         }

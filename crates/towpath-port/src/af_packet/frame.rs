@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::ring::Lease;
 use crate::offload::{Offload, VNET_HEADER};
-use crate::{Burst, Checksum, Frame, LinkType, Meta, Stats, segment};
+use crate::{Burst, Frame, LinkType, Meta, Stats};
 
 /// Bytes of `struct tpacket3_hdr`.
 const HEADER: usize = 48;
@@ -13,9 +13,7 @@ const HEADER: usize = 48;
 pub(super) struct Context {
     pub(super) link: LinkType,
     pub(super) interface: u32,
-    pub(super) mtu: usize,
     pub(super) queue: u16,
-    pub(super) vnet_hdr: bool,
 }
 
 /// How many frames a block has, and where the first one's header is.
@@ -43,7 +41,8 @@ pub(super) fn receive(
         return None;
     }
     let status = word(&header, 20);
-    let offload = offload(lease, &range, status, context);
+    // A kind of segmentation may have no name here.
+    let offload = Offload::parse(lease.bytes(mac - VNET_HEADER..mac)?.first_chunk()?);
     let Some(mut offload) = offload.filter(|_| snaplen as u32 == wire_len) else {
         stats.dropped.rx_invalid += 1;
         return Some(next);
@@ -59,21 +58,6 @@ pub(super) fn receive(
     let (link, interface) = (context.link, context.interface);
     burst.add_lent(range, Frame { bytes: &[], wire_len, time_ns, link, interface, meta });
     Some(next)
-}
-
-/// What is left to be done; `None` for a kind of segmentation that has no name here.
-#[inline]
-fn offload(lease: &Lease, range: &Range<usize>, status: u32, context: &Context) -> Option<Offload> {
-    if context.vnet_hdr {
-        return Offload::parse(lease.bytes(range.start - VNET_HEADER..range.start)?.first_chunk()?);
-    }
-    if status & libc::TP_STATUS_CSUMNOTREADY == 0 {
-        let valid = status & libc::TP_STATUS_CSUM_VALID != 0;
-        let checksum = if valid { Checksum::Valid } else { Checksum::Unverified };
-        return Some(Offload { checksum, gso: None });
-    }
-    let frame = Frame::new(lease.bytes(range.clone())?, context.link);
-    Some(Offload { checksum: Offload::unfinished(frame), gso: segment::guess(frame, context.mtu) })
 }
 
 /// Puts a VLAN tag back behind the addresses: those move into the room in front of the frame (PACKET_RESERVE).

@@ -5,8 +5,8 @@
 //! received (PACKET_IGNORE_OUTGOING). A VLAN tag that the kernel took off is put back. Needs CAP_NET_RAW in the
 //! network namespace's user namespace.
 //!
-//! With [`Config::vnet_hdr`] (PACKET_VNET_HDR) unfinished checksums and frames to be cut pass in both directions as they are; without
-//! it, checksums are finished and frames cut on the way out, and a frame to be cut that comes in is taken to be cut by the MTU.
+//! The kernel says of each frame what its sender left undone (PACKET_VNET_HDR). With [`Config::vnet_hdr`] unfinished checksums and frames to
+//! be cut leave as they are; without it, checksums are finished and frames cut on the way out.
 //!
 //! A frame waits in its block until the block is full or [`Config::retire`] has passed: that is the latency at low rates.
 
@@ -153,9 +153,7 @@ impl Port for Socket {
         let context = frame::Context {
             link: self.interface.link,
             interface: self.interface.index,
-            mtu: self.interface.mtu as usize,
             queue: self.config.queue,
-            vnet_hdr: self.config.vnet_hdr,
         };
         let start = open.at;
         while open.frames > 0 && !burst.is_full() && open.at.saturating_sub(start) < NEAR {
@@ -226,7 +224,7 @@ fn transmit(
 ) -> Result<(), Error> {
     let mut messages: [[&[u8]; 2]; BATCH] = [[&[]; 2]; BATCH];
     for (message, piece) in messages.iter_mut().zip(pieces) {
-        *message = [if config.vnet_hdr { &piece.vnet } else { &[] }, stage.bytes(piece)];
+        *message = [&piece.vnet, stage.bytes(piece)];
     }
     let mut left = &messages[..pieces.len()];
     while !left.is_empty() {

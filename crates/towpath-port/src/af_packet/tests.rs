@@ -1,7 +1,7 @@
 use super::*;
 use crate::conformance::{self, Shape, Wire};
 use crate::netns::{ip, until, veth, within};
-use crate::{Checksum, LinkType};
+use crate::{Checksum, Gso, GsoKind, LinkType};
 
 /// The kernel's timer may close a block after every frame: there is one for each that is sent before the first is received.
 fn config(interface: &str) -> Config {
@@ -274,6 +274,47 @@ fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
             assert_eq!(bytes, renewed);
             let pseudo = crate::headers::locate(LinkType::ETHERNET, &bytes).unwrap().pseudo(&bytes);
             assert_eq!(crate::checksum::sum(&bytes[34..], pseudo), 0xffff);
+        }
+    });
+}
+
+/// UDP_SEGMENT of linux/udp.h: each call's bytes are datagrams of so many.
+const UDP_SEGMENT: i32 = 103;
+
+/// Datagrams that their sender's kernel left in one frame leave as it would have cut them, whatever the MTU has room for.
+#[test]
+fn datagrams_keep_their_lengths() {
+    within(|| {
+        veth("v0", "v1");
+        veth("v2", "v3");
+        ip("addr add 10.1.0.1/24 dev v0");
+        ip("neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev v0");
+        for vnet_hdr in [false, true] {
+            let (mut rx, mut tx) = (Socket::open(Config { vnet_hdr, ..config("v1") }).unwrap(), open("v2"));
+            let mut sink = open("v3");
+            let socket = std::net::UdpSocket::bind("10.1.0.1:0").unwrap();
+            let mut burst = Burst::new(64);
+            // The second fits the MTU as a whole.
+            for (size, count) in [(1200, 10), (100, 9)] {
+                sys::set(socket.as_fd(), libc::IPPROTO_UDP, UDP_SEGMENT, &[size]).unwrap();
+                socket.send_to(&vec![7; (size * count) as usize], "10.1.0.2:9").unwrap();
+                next(&mut rx, &mut burst);
+                let frame = burst.frame(0);
+                let gso = Gso { kind: GsoKind::Udp, size: size as u16, ecn: false };
+                assert_eq!((burst.len(), frame.meta.offload.gso), (1, Some(gso)));
+                assert_eq!(tx.send(&mut burst.iter()).unwrap(), 1);
+                let mut lens = Vec::new();
+                while lens.len() < count as usize {
+                    next(&mut sink, &mut burst);
+                    for frame in burst.iter() {
+                        let headers = crate::headers::locate(LinkType::ETHERNET, frame.bytes).unwrap();
+                        let covered = &frame.bytes[headers.transport..headers.end];
+                        assert_eq!(crate::checksum::sum(covered, headers.pseudo(frame.bytes)), 0xffff);
+                        lens.push(covered.len() - 8);
+                    }
+                }
+                assert_eq!(lens, vec![size as usize; count as usize]);
+            }
         }
     });
 }

@@ -7,7 +7,9 @@
 //! XDP knows nothing of unfinished checksums and frames to be cut: [`Config::find_partial`] recognises both (what a host with offloads
 //! sends over veth), the second by their length. But only with [`Config::multi_buffer`] does a frame to be cut come in at all; without it what
 //! is longer than one buffer is lost ([`Drops::rx_too_long`](crate::Drops::rx_too_long)), and the senders' offloads must be off
-//! (`ethtool -K eth0 tso off gso off`). What goes out is always finished.
+//! (`ethtool -K eth0 tso off gso off`). TCP is cut by the MTU. UDP datagrams that are not cut (UDP_SEGMENT) are dropped
+//! ([`Drops::rx_uncut`](crate::Drops::rx_uncut)) where together they are longer than the MTU; where they are not, nothing tells them from
+//! one. Their senders' `tx-udp-segmentation` must be off. What goes out is always finished.
 //!
 //! Frames bring no time; they get that of the call that received them.
 //!
@@ -239,8 +241,13 @@ impl Socket {
                 self.free.push(chunk);
                 return 0;
             };
-            frame.meta.offload = self.unfinished(bytes);
             let len = range.len();
+            let Some(offload) = self.unfinished(bytes) else {
+                self.stats.dropped.rx_uncut += 1;
+                self.free.push(chunk);
+                return len;
+            };
+            frame.meta.offload = offload;
             self.stats.count_received(len);
             let number = lent.add(chunk);
             burst.add_chunk(number, range, frame);
@@ -259,23 +266,31 @@ impl Socket {
             self.free.push(chunk);
         }
         let range = begin..burst.used();
-        frame.meta.offload = self.unfinished(burst.used_bytes(range.clone()));
         let len = range.len();
+        let Some(offload) = self.unfinished(burst.used_bytes(range.clone())) else {
+            self.stats.dropped.rx_uncut += 1;
+            return len;
+        };
+        frame.meta.offload = offload;
         self.stats.count_received(len);
         burst.add_own(range, frame);
         len
     }
 
     /// What a host on this machine left undone, of which XDP does not tell: a checksum; and segments that are not cut, which are
-    /// longer than the interface's MTU.
-    fn unfinished(&self, bytes: &[u8]) -> Offload {
+    /// longer than the interface's MTU. `None` for datagrams that are not cut: where they end XDP does not tell either.
+    fn unfinished(&self, bytes: &[u8]) -> Option<Offload> {
         if !self.config.find_partial {
-            return Offload::default();
+            return Some(Offload::default());
         }
         let frame = Frame::new(bytes, LinkType::ETHERNET);
+        let mtu = self.interface.mtu as usize;
         let long = bytes.len() > self.interface.max_frame();
-        let gso = if long { segment::guess(frame, self.interface.mtu as usize) } else { None };
-        Offload { checksum: checksum::detect(frame), gso }
+        if long && segment::is_uncut(frame, mtu) {
+            return None;
+        }
+        let gso = if long { segment::guess(frame, mtu) } else { None };
+        Some(Offload { checksum: checksum::detect(frame), gso })
     }
 
     /// Descriptors of the frame that begins at `ahead`, of `count` that there are; none when its end is not there yet.

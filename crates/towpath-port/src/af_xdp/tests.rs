@@ -208,6 +208,36 @@ fn unfinished_checksums_are_recognised() {
     });
 }
 
+/// Datagrams in one frame, of which XDP does not tell how long each is, are not cut anywhere else: they are counted. What their host cuts
+/// itself arrives.
+#[test]
+fn datagrams_that_are_not_cut_are_counted() {
+    within(|| {
+        veth("v0", "v1");
+        ip("addr add 10.1.0.1/24 dev v0");
+        ip("neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev v0");
+        let Some(mut rx) = open(Config { multi_buffer: true, ..config("v1") }) else { return };
+        let socket = std::net::UdpSocket::bind("10.1.0.1:0").unwrap();
+        // UDP_SEGMENT of linux/udp.h.
+        sys::set(socket.as_fd(), libc::IPPROTO_UDP, 103, &[1200]).unwrap();
+        let mut burst = Burst::new(64);
+        socket.send_to(&[7; 6000], "10.1.0.2:9").unwrap();
+        until(|| {
+            assert_ne!(rx.receive(&mut burst).unwrap(), Received::Frames);
+            rx.stats().dropped.rx_uncut == 1
+        });
+        ip("link set v0 gso_max_segs 1");
+        socket.send_to(&[7; 6000], "10.1.0.2:9").unwrap();
+        let mut lens = Vec::new();
+        until(|| {
+            let _ = rx.receive(&mut burst).unwrap();
+            lens.extend(burst.iter().map(|frame| frame.bytes.len()));
+            lens.len() == 5
+        });
+        assert_eq!(lens, [1242; 5]);
+    });
+}
+
 #[test]
 fn fail_open_passes_and_fail_closed_drops() {
     /// statfs(2) of a bpf file system.
