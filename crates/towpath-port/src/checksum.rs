@@ -6,7 +6,7 @@
 //! References: RFC 1071, RFC 1624 (incremental update), RFC 768 (a UDP checksum of 0 means none), RFC 8200 section 8.1.
 
 use crate::headers::{self, Headers};
-use crate::{Checksum, Frame, LinkType, Offload};
+use crate::{Checksum, Frame, LinkType, Offload, tunnel};
 
 /// Finishes what [`Checksum::Partial`] describes: sums `bytes` from `start` and stores the complement at `start + offset`.
 ///
@@ -80,11 +80,22 @@ pub fn complete(bytes: &mut [u8], offload: Offload) -> Offload {
 }
 
 /// Makes every checksum of a frame whose bytes were changed right again, whatever they were: the IPv4 header's, and that of TCP,
-/// UDP, ICMP and ICMPv6 in a whole packet. A UDP checksum of 0 over IPv4 stays (RFC 768: none was made). Returns what is left to
-/// do: nothing, or [`Checksum::Partial`] for a frame that is still to be cut.
-pub fn renew(link: LinkType, bytes: &mut [u8], offload: Offload) -> Offload {
+/// UDP, ICMP and ICMPv6 in a whole packet. A UDP checksum of 0 over IPv4 stays (RFC 768: none was made), and so does one of a packet
+/// whose last receiver is not known (a routing header of an unknown type). Returns what is left to do: nothing, or
+/// [`Checksum::Partial`] for a frame that is still to be cut.
+pub fn renew(link: LinkType, bytes: &mut [u8], mut offload: Offload) -> Offload {
     let Some(headers) = headers::locate(link, bytes) else { return offload };
     headers.renew_ip(bytes);
+    // That of a packet inside this one comes first: the outer checksum covers it.
+    if let Checksum::Partial { start, offset } = offload.checksum
+        && usize::from(start) != headers.transport
+    {
+        if offload.gso.is_some() {
+            return offload;
+        }
+        finish(&mut bytes[..headers.end], start.into(), offset.into());
+        offload = Offload::default();
+    }
     let Some(offset) = headers.checksum_offset().filter(|_| !headers.fragment) else {
         return Offload { checksum: Checksum::Unverified, ..offload };
     };
@@ -102,32 +113,43 @@ pub fn renew(link: LinkType, bytes: &mut [u8], offload: Offload) -> Offload {
         let checksum = Checksum::Partial { start: headers.transport as u16, offset: offset as u16 };
         return Offload { checksum, ..offload };
     }
-    finish(&mut bytes[..headers.end], headers.transport, offset);
+    let covered = headers.covered(bytes);
+    finish(&mut bytes[..covered], headers.transport, offset);
     Offload::default()
 }
 
 /// Whether a TCP or UDP checksum is unfinished, for media that do not tell (AF_XDP): its field holds exactly the pseudo
-/// header's sum, and it is not by chance also right.
+/// header's sum, and it is not by chance also right. It may be that of a packet in a tunnel.
 pub fn detect(frame: Frame<'_>) -> Checksum {
-    let Some(headers) = headers::locate(frame.link, frame.bytes).filter(|headers| !headers.fragment) else {
+    let Some((headers, offset)) = held(frame) else { return Checksum::Unverified };
+    let covered = &frame.bytes[headers.transport..headers.covered(frame.bytes)];
+    if sum(covered, headers.pseudo(frame.bytes)) == 0xffff {
         return Checksum::Unverified;
-    };
-    match unfinished(&headers, frame.bytes) {
-        Some(offset) => Checksum::Partial { start: headers.transport as u16, offset: offset as u16 },
-        None => Checksum::Unverified,
     }
+    partial(&headers, offset)
 }
 
-fn unfinished(headers: &Headers, bytes: &[u8]) -> Option<usize> {
-    let offset = headers.checksum_offset().filter(|_| headers.is_tcp() || headers.is_udp())?;
-    let field = headers.transport + offset;
-    let held = u16::from_be_bytes(*bytes.get(field..headers.end)?.first_chunk()?);
-    let pseudo = headers.pseudo(bytes);
-    if held != pseudo || held == 0 {
-        return None;
-    }
-    let right = sum(&bytes[headers.transport..headers.end], pseudo) == 0xffff;
-    (!right).then_some(offset)
+/// The same where the medium says that a checksum is unfinished, but not which. (If it is right by chance, finishing it changes nothing.)
+pub(crate) fn unfinished(frame: Frame<'_>) -> Checksum {
+    held(frame).map_or(Checksum::Unverified, |(headers, offset)| partial(&headers, offset))
+}
+
+fn partial(headers: &Headers, offset: usize) -> Checksum {
+    let start = u16::try_from(headers.transport);
+    start.map_or(Checksum::Unverified, |start| Checksum::Partial { start, offset: offset as u16 })
+}
+
+/// The packet whose checksum's field holds the pseudo header's sum, and where it is.
+fn held(frame: Frame<'_>) -> Option<(Headers, usize)> {
+    let bytes = frame.bytes;
+    let mut packets = tunnel::nested(bytes, headers::locate(frame.link, bytes)?);
+    packets.find_map(|headers| {
+        let offset = headers.checksum_offset().filter(|_| headers.is_tcp() || headers.is_udp())?;
+        let field = headers.transport + offset;
+        let held = u16::from_be_bytes(*bytes.get(field..headers.end)?.first_chunk()?);
+        let pseudo = headers.pseudo(bytes);
+        (held == pseudo && held != 0 && !headers.fragment).then_some((headers, offset))
+    })
 }
 
 fn fold(mut total: u64) -> u16 {
@@ -139,6 +161,7 @@ fn fold(mut total: u64) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use etherparse::PacketBuilder;
     use proptest::prelude::*;
 
     use super::*;
@@ -177,6 +200,137 @@ mod tests {
             let inside = usize::from(start) + usize::from(offset) + 2 <= bytes.len();
             prop_assert_eq!(finish(&mut bytes, start.into(), offset.into()), inside);
         }
+    }
+
+    /// An Ethernet frame in a UDP datagram without a checksum to this port, behind so many bytes of a tunnel's header.
+    fn tunnelled(port: u16, header: &[u8], inner: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let udp =
+            PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(999, port);
+        udp.write(&mut bytes, &[header, inner].concat()).unwrap();
+        bytes[40..42].fill(0);
+        bytes
+    }
+
+    /// A host with a tunnel leaves the inner checksum to its card.
+    #[test]
+    fn unfinished_checksums_are_found_inside_tunnels() {
+        let mut right = Vec::new();
+        let tcp = PacketBuilder::ethernet2([2; 6], [4; 6])
+            .ipv4([10, 9, 0, 1], [10, 9, 0, 2], 64)
+            .tcp(1, 80, 7, 500);
+        tcp.write(&mut right, b"hello").unwrap();
+        let mut inner = right.clone();
+        let pseudo = headers::locate(LinkType::ETHERNET, &inner).unwrap().pseudo(&inner);
+        inner[50..52].copy_from_slice(&pseudo.to_be_bytes());
+        let gre = {
+            let mut bytes = tunnelled(0, &[], &[]);
+            bytes.truncate(34);
+            // A key; IPv4.
+            bytes.extend([&[0x20, 0, 8, 0, 0, 0, 0, 1][..], &inner[14..]].concat());
+            (bytes[17], bytes[23]) = ((bytes.len() - 14) as u8, 47);
+            renew(LinkType::ETHERNET, &mut bytes, Offload::default());
+            bytes
+        };
+        let rows = [
+            ("none", 0, inner.clone()),
+            ("vxlan", 50, tunnelled(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &inner)),
+            ("geneve", 54, tunnelled(6081, &[1, 0, 0x65, 0x58, 0, 0, 1, 0, 1, 2, 3, 0], &inner)),
+            ("gre", 28, gre),
+        ];
+        for (name, deeper, mut bytes) in rows {
+            let frame = Frame::new(&bytes, LinkType::ETHERNET);
+            let expected = Checksum::Partial { start: 34 + deeper, offset: 16 };
+            assert_eq!((detect(frame), unfinished(frame)), (expected, expected), "{name}");
+            let offload = Offload { checksum: expected, gso: None };
+            let mut renewed = bytes.clone();
+            assert_eq!(complete(&mut bytes, offload), Offload::default());
+            assert_eq!(bytes[bytes.len() - right.len() + 14..], right[14..], "{name}");
+            assert_eq!(renew(LinkType::ETHERNET, &mut renewed, offload), Offload::default());
+            assert_eq!(renewed, bytes, "{name}: what was around it stays");
+            assert_eq!(detect(Frame::new(&bytes, LinkType::ETHERNET)), Checksum::Unverified, "{name}");
+        }
+        // A tunnel's datagram with a right checksum has nothing to be done, and one that is neither is nobody's to finish.
+        inner[50] ^= 1;
+        let neither = tunnelled(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &inner);
+        assert_eq!(unfinished(Frame::new(&neither, LinkType::ETHERNET)), Checksum::Unverified);
+    }
+
+    /// IPv6 with these headers between it and a UDP datagram.
+    fn six(first: u8, headers: &[u8], udp: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0x60, 0, 0, 0, 0, (headers.len() + udp.len()) as u8, first, 64];
+        bytes.extend([[1; 16], [2; 16]].concat());
+        [bytes, headers.to_vec(), udp.to_vec()].concat()
+    }
+
+    /// Who is in the pseudo header is not always in the IP header.
+    #[test]
+    fn the_pseudo_header_has_the_first_sender_and_the_last_receiver() {
+        const UDP: u8 = 17;
+        let udp = [0, 7, 0, 9, 0, 12, 0xab, 0xcd, b'b', b'y', b't', b'e'];
+        let with = |from: [u8; 16], to: [u8; 16]| {
+            let (mut plain, mut covered) = (six(UDP, &[], &udp), udp);
+            plain[8..24].copy_from_slice(&from);
+            plain[24..40].copy_from_slice(&to);
+            renew(LinkType::RAW, &mut plain, Offload::default());
+            covered.copy_from_slice(&plain[40..]);
+            covered
+        };
+        let (one, two, away) = ([1; 16], [2; 16], [9; 16]);
+        let routing = |kind: u8, left: u8, addresses: &[[u8; 16]]| {
+            [&[UDP, (addresses.len() * 2) as u8, kind, left, 0, 0, 0, 0][..], &addresses.concat()].concat()
+        };
+        let home = [&[UDP, 2, 1, 2, 0, 0, 0xc9, 16][..], &away].concat();
+        let plain = with(one, two);
+        #[rustfmt::skip]
+        let rows = [
+            ("none",                 UDP, vec![],                        with(one, two)),
+            ("type 0",               43,  routing(0, 1, &[two, away]),   with(one, away)),
+            ("type 0, arrived",      43,  routing(0, 0, &[away, away]),  with(one, two)),
+            ("type 2",               43,  routing(2, 1, &[away]),        with(one, away)),
+            ("segments",             43,  routing(4, 1, &[away, two]),   with(one, away)),
+            ("segments, arrived",    43,  routing(4, 0, &[two, away]),   with(one, two)),
+            ("an unknown type",      43,  routing(7, 1, &[away]),        udp),
+            ("a home address",       60,  home,                          with(away, two)),
+            ("an atomic fragment",   44,  vec![UDP, 0, 0, 0, 0, 0, 0, 1], plain),
+            ("a first fragment",     44,  vec![UDP, 0, 0, 1, 0, 0, 0, 1], udp),
+        ];
+        for (name, first, headers, expected) in rows {
+            let mut bytes = six(first, &headers, &udp);
+            renew(LinkType::RAW, &mut bytes, Offload::default());
+            assert_eq!(bytes[bytes.len() - udp.len()..], expected, "{name}");
+        }
+        // A strict source route of IPv4 that is not used up, and one that is.
+        for (pointer, to) in [(4, [9, 9, 9, 9]), (8, [2, 2, 2, 2])] {
+            let ip = |to: [u8; 4], options: &[u8]| {
+                let header = 20 + options.len();
+                let mut bytes = vec![
+                    0x40 | (header / 4) as u8,
+                    0,
+                    0,
+                    (header + udp.len()) as u8,
+                    0,
+                    0,
+                    0,
+                    0,
+                    9,
+                    UDP,
+                    0,
+                    0,
+                ];
+                bytes.extend([1, 1, 1, 1]);
+                bytes.extend(to);
+                bytes.extend(options);
+                bytes.extend(udp);
+                renew(LinkType::RAW, &mut bytes, Offload::default());
+                bytes[header..].to_vec()
+            };
+            assert_eq!(ip([2, 2, 2, 2], &[137, 7, pointer, 9, 9, 9, 9, 0]), ip(to, &[]));
+        }
+        // What follows a datagram in its packet (RFC 9868) is not in its checksum.
+        let mut surplus = six(UDP, &[], &[&udp[..], b"more"].concat());
+        renew(LinkType::RAW, &mut surplus, Offload::default());
+        assert_eq!((&surplus[40..52], &surplus[52..]), (&plain[..], &b"more"[..]));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Ethernet with any number of VLAN tags, or IP at once; IPv4 with options; IPv6 with hop-by-hop, routing, destination and
 //! fragment headers. Lengths that do not fit the frame are no headers.
 
+use std::ops::Range;
+
 use crate::{Header, LinkType, checksum};
 
 const TCP: u8 = 6;
@@ -25,6 +27,8 @@ pub(crate) struct Headers {
     pub(crate) six: bool,
     /// A fragment: its transport checksum is another's matter.
     pub(crate) fragment: bool,
+    /// Where the pseudo header's addresses are: those of the first sender and the last receiver. None when the packet does not say.
+    pub(crate) ends: Option<(usize, usize)>,
 }
 
 /// The headers of a frame; `None` when it is no whole IP packet.
@@ -34,6 +38,11 @@ pub(crate) fn locate(link: LinkType, bytes: &[u8]) -> Option<Headers> {
         Header::Ethernet => ethernet(bytes)?,
         _ => return None,
     };
+    ip(bytes, network)
+}
+
+/// Those of the IP packet at `network`.
+pub(crate) fn ip(bytes: &[u8], network: usize) -> Option<Headers> {
     match bytes.get(network)? >> 4 {
         4 => four(bytes, network),
         6 => six(bytes, network),
@@ -63,8 +72,32 @@ fn four(bytes: &[u8], network: usize) -> Option<Headers> {
         return None;
     }
     let fragment = word(bytes, network + 6)? & 0x3fff != 0;
-    let protocol = bytes[network + 9];
-    Some(Headers { network, transport: network + header, end, protocol, six: false, fragment })
+    let (protocol, transport) = (bytes[network + 9], network + header);
+    let to = last_hop(bytes, network + 20..transport, network + 16);
+    let ends = to.map(|to| (network + 12, to));
+    Some(Headers { network, transport, end, protocol, six: false, fragment, ends })
+}
+
+/// Where the address is that an IPv4 packet with these options goes to at last: with a source route that is not used up, the route's last. (RFC
+/// 791 section 3.1.)
+fn last_hop(bytes: &[u8], options: Range<usize>, header: usize) -> Option<usize> {
+    let mut at = options.start;
+    while at < options.end {
+        let (kind, len) = match bytes[at] {
+            0 => break,
+            1 => (1, 1),
+            kind => (kind, usize::from(*bytes.get(at + 1)?)),
+        };
+        if len == 0 || at + len > options.end {
+            return None;
+        }
+        // Loose and strict source route: type, length, a pointer from 1 to the next address, addresses.
+        if matches!(kind, 131 | 137) && len >= 7 && usize::from(bytes[at + 2]) < len {
+            return Some(at + len - 4);
+        }
+        at += len;
+    }
+    Some(header)
 }
 
 fn six(bytes: &[u8], network: usize) -> Option<Headers> {
@@ -74,20 +107,60 @@ fn six(bytes: &[u8], network: usize) -> Option<Headers> {
         return None;
     }
     let (mut protocol, mut transport, mut fragment) = (bytes[network + 6], network + 40, false);
+    let (mut from, mut to) = (network + 8, Some(network + 24));
     loop {
         let len = match protocol {
             // RFC 8200 section 4: hop-by-hop options, routing, destination options; in units of 8 bytes.
             0 | 43 | 60 => (usize::from(*bytes.get(transport + 1)?) + 1) * 8,
-            44 => {
-                fragment = true;
-                8
-            }
+            44 => 8,
             _ => break,
         };
-        protocol = *bytes.get(transport)?;
+        let header = bytes.get(transport..transport + len)?;
+        match protocol {
+            43 => to = last_segment(header, transport, to),
+            60 => from = home(header).map_or(from, |home| transport + home),
+            // Offset and M flag: neither, and it is a fragment that is a whole packet (RFC 6946).
+            44 if word(header, 2)? & 0xfff9 != 0 => fragment = true,
+            _ => {}
+        }
+        protocol = header[0];
         transport += len;
+        // What a later fragment begins with is no header.
+        if fragment {
+            break;
+        }
     }
-    (transport <= end).then_some(Headers { network, transport, end, protocol, six: true, fragment })
+    let ends = to.map(|to| (from, to));
+    (transport <= end).then_some(Headers { network, transport, end, protocol, six: true, fragment, ends })
+}
+
+/// Where the address is that a packet with this routing header goes to at last; `to` is where it goes to without. "At the originating node, that
+/// address will be in the last element of the Routing header; at the recipient(s), that address will be in the Destination Address
+/// field" (RFC 8200 section 8.1).
+fn last_segment(header: &[u8], at: usize, to: Option<usize>) -> Option<usize> {
+    let (kind, left) = (header[2], header[3]);
+    match kind {
+        _ if left == 0 => to,
+        // Type 0 (RFC 2460), and type 2 (RFC 6275 section 6.4) which has one: in the order that they are gone to.
+        0 | 2 if header.len() >= 24 => Some(at + 8 + (header.len() - 8) / 16 * 16 - 16),
+        // Segment routing (RFC 8754 section 2): "The Segment List is encoded starting from the last segment".
+        4 if header.len() >= 24 => Some(at + 8),
+        // Of others (type 3 has them compressed, RFC 6554) it is not known here.
+        _ => None,
+    }
+}
+
+/// Where in these destination options the home address is, which "the sender's address" of a checksum is (RFC 6275 section 11.3.1).
+fn home(header: &[u8]) -> Option<usize> {
+    let mut at = 2;
+    loop {
+        match *header.get(at)? {
+            // Pad1; others have a length.
+            0 => at += 1,
+            0xc9 if header.get(at + 1) == Some(&16) && at + 18 <= header.len() => return Some(at + 2),
+            _ => at += 2 + usize::from(*header.get(at + 1)?),
+        }
+    }
 }
 
 impl Headers {
@@ -99,8 +172,9 @@ impl Headers {
         self.protocol == UDP
     }
 
-    /// Where the transport's checksum field is, from `transport`.
+    /// Where the transport's checksum field is, from `transport`; none where it cannot be computed.
     pub(crate) fn checksum_offset(&self) -> Option<usize> {
+        self.ends?;
         match (self.protocol, self.six) {
             (TCP, _) => Some(16),
             (UDP, _) => Some(6),
@@ -109,23 +183,25 @@ impl Headers {
         }
     }
 
+    /// Behind the last byte that the transport's checksum covers: UDP has a length of its own (RFC 768), and options may follow
+    /// (RFC 9868).
+    pub(crate) fn covered(&self, bytes: &[u8]) -> usize {
+        let len = self.is_udp().then(|| word(bytes, self.transport + 4)).flatten().map_or(0, usize::from);
+        if len >= 8 { self.end.min(self.transport + len) } else { self.end }
+    }
+
     /// The sum of the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1); 0 for ICMP, which has none.
     pub(crate) fn pseudo(&self, bytes: &[u8]) -> u16 {
-        self.pseudo_of(bytes, self.end - self.transport)
+        self.pseudo_of(bytes, self.covered(bytes) - self.transport)
     }
 
     /// As [`Headers::pseudo`], for a transport of `len` bytes.
     pub(crate) fn pseudo_of(&self, bytes: &[u8], len: usize) -> u16 {
-        let addresses = match self.six {
-            false => self.network + 12..self.network + 20,
-            true => self.network + 8..self.network + 40,
-        };
-        if self.protocol == ICMP && !self.six {
-            return 0;
-        }
+        let Some((from, to)) = self.ends.filter(|_| self.protocol != ICMP || self.six) else { return 0 };
+        let width = if self.six { 16 } else { 4 };
         let len = (len as u32).to_be_bytes();
         let fixed = checksum::sum(&[len[0], len[1], len[2], len[3], 0, self.protocol], 0);
-        checksum::sum(&bytes[addresses], fixed)
+        checksum::sum(&bytes[from..from + width], checksum::sum(&bytes[to..to + width], fixed))
     }
 
     /// Writes the IPv4 header's checksum.

@@ -51,6 +51,7 @@ mod stage;
 mod stats;
 mod sys;
 pub mod tun;
+mod tunnel;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;

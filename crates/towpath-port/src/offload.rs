@@ -1,6 +1,6 @@
 //! What a frame's checksums and its segmentation still need, in the words of `struct virtio_net_hdr`.
 
-use crate::{Frame, headers};
+use crate::Frame;
 
 /// `struct virtio_net_hdr` of linux/virtio_net.h: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
 pub(crate) const VNET_HEADER: usize = 10;
@@ -132,15 +132,6 @@ impl Offload {
             checksum => checksum,
         };
         Self { checksum, ..self }
-    }
-
-    /// An unfinished checksum of which the medium does not say where it is.
-    pub(crate) fn unfinished(frame: Frame<'_>) -> Checksum {
-        let headers = headers::locate(frame.link, frame.bytes).filter(|headers| !headers.fragment);
-        let place = headers.and_then(|headers| Some((headers.transport, headers.checksum_offset()?)));
-        let Some((start, offset)) = place else { return Checksum::Unverified };
-        u16::try_from(start)
-            .map_or(Checksum::Unverified, |start| Checksum::Partial { start, offset: offset as u16 })
     }
 }
 

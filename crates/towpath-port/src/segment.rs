@@ -129,7 +129,8 @@ fn payload(headers: &Headers, gso: Gso, bytes: &[u8]) -> Option<usize> {
     };
     let least = if gso.kind == GsoKind::Udp { 8 } else { 20 };
     let payload = headers.transport + header;
-    (kind && !headers.fragment && header >= least && payload < headers.end).then_some(payload)
+    (kind && !headers.fragment && headers.ends.is_some() && header >= least && payload < headers.end)
+        .then_some(payload)
 }
 
 fn lengths(headers: &Headers, piece: &mut [u8], index: usize) {
@@ -265,7 +266,6 @@ mod tests {
         assert!(pieces(&bytes, gso.kind, gso.size).iter().all(|piece| piece.len() <= 1514));
         assert_eq!(guess(frame, 9000), None);
     }
-}
 
     #[test]
     fn only_tcp_is_cut_by_less_than_its_sender_said() {
@@ -294,3 +294,4 @@ mod tests {
         let tcp = tcp_frame(false, &[1; 4000]);
         assert!(!is_uncut(Frame::new(&tcp, LinkType::ETHERNET), 1500));
     }
+}

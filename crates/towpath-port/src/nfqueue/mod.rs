@@ -418,7 +418,7 @@ fn is_whole(bytes: &[u8]) -> bool {
 fn offload(frame: Frame<'_>, info: u32) -> Offload {
     let info = info as i32;
     let checksum = match info {
-        info if info & libc::NFQA_SKB_CSUMNOTREADY != 0 => Offload::unfinished(frame),
+        info if info & libc::NFQA_SKB_CSUMNOTREADY != 0 => checksum::unfinished(frame),
         _ => Checksum::Unverified,
     };
     let gso = if info & libc::NFQA_SKB_GSO != 0 { segment::guess(frame, MTU) } else { None };
