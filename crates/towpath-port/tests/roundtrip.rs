@@ -239,3 +239,42 @@ fn the_name_chooses_the_format() {
         assert_eq!(pcap::Format::of(path), format, "{path}");
     }
 }
+
+/// A frame that a live port received with something left undone is in the file as a wire would have had it.
+#[test]
+fn what_was_left_undone_is_done_in_the_file() {
+    use towpath_port::{Checksum, Gso, GsoKind, Meta, Offload, checksum};
+    let udp = |payload: &[u8]| {
+        let mut right = Vec::new();
+        let builder =
+            etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        builder.udp(1, 2).write(&mut right, payload).unwrap();
+        let mut unfinished = right.clone();
+        // RFC 768: addresses, protocol, length.
+        let fixed = checksum::sum(&[0, 17, right[38], right[39]], 0);
+        let pseudo = checksum::sum(&right[26..34], fixed);
+        unfinished[40..42].copy_from_slice(&pseudo.to_be_bytes());
+        (right, unfinished)
+    };
+    let (right, unfinished) = udp(b"hello");
+    let (_, several) = udp(&[7; 2500]);
+    let partial = Checksum::Partial { start: 34, offset: 6 };
+    let gso = Some(Gso { kind: GsoKind::Udp, size: 1000, ecn: false });
+    let meta = |gso| Meta { offload: Offload { checksum: partial, gso }, ..Meta::default() };
+    let frames = [(&unfinished, meta(None)), (&several, meta(gso)), (&right, Meta::default())];
+    for format in [pcap::Format::Pcap, pcap::Format::PcapNg] {
+        let out = Shared::default();
+        let mut writer = pcap::Writer::new("memory", out.clone(), format);
+        let mut frames =
+            frames.iter().map(|(bytes, meta)| Frame { meta: *meta, ..Frame::new(bytes, LinkType::ETHERNET) });
+        assert_eq!(writer.send(&mut frames).unwrap(), 3);
+        writer.finish().unwrap();
+        let file = std::mem::take(&mut *out.0.lock().unwrap());
+        let mut reader = pcap::Reader::new("memory", Cursor::new(file)).unwrap();
+        let mut burst = Burst::new(64);
+        assert_eq!(reader.receive(&mut burst).unwrap(), Received::Frames);
+        let lens: Vec<_> = burst.iter().map(|frame| (frame.bytes.len(), frame.wire_len)).collect();
+        assert_eq!(lens, [(47, 47), (1042, 1042), (1042, 1042), (542, 542), (47, 47)]);
+        assert_eq!((burst.frame(0).bytes, burst.frame(4).bytes), (&right[..], &right[..]));
+    }
+}

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use super::blocks::{Blocks, Options, words};
 use super::classic;
-use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received, Stats};
+use crate::{
+    Burst, Caps, Checksum, Error, Frame, LinkType, MAX_FRAME, Meta, Offload, Port, Received, Stats, checksum,
+    segment,
+};
 
 /// A capture file as a port that only sends.
 ///
@@ -26,6 +29,8 @@ pub struct Writer {
     format: Format,
     resolution: Resolution,
     begun: Option<Begun>,
+    /// Frames that are finished or cut before they are written.
+    stage: Vec<u8>,
     stats: Stats,
 }
 
@@ -94,6 +99,7 @@ impl Writer {
             format,
             resolution: Resolution::default(),
             begun: None,
+            stage: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -106,7 +112,7 @@ impl Writer {
         }
     }
 
-    /// Writes one frame, with a comment where the format has comments (pcapng; at most 65,535 bytes of it are kept).
+    /// Writes one frame as it is, with a comment where the format has comments (pcapng; at most 65,535 bytes of it are kept).
     ///
     /// # Errors
     /// [`Error::LinkTypes`] and [`Error::Time`] when a pcap file cannot hold the frame, [`Error::TooLong`],
@@ -135,6 +141,27 @@ impl Writer {
             (None, Format::PcapNg) => Blocks::new().section(&mut self.out),
         };
         header.and_then(|()| self.out.flush()).map_err(|source| self.io(source))
+    }
+
+    /// Writes a frame that a live port received, as a wire would have had it: finished, and in the pieces that it stands for.
+    fn put(&mut self, frame: Frame<'_>) -> Result<(), Error> {
+        let offload = frame.meta.offload;
+        if offload.gso.is_none() && !matches!(offload.checksum, Checksum::Partial { .. }) {
+            return self.write(frame, None);
+        }
+        let (mut bytes, mut places) = (std::mem::take(&mut self.stage), Vec::new());
+        bytes.clear();
+        if !segment::cut(frame, &mut bytes, &mut places) {
+            bytes.extend_from_slice(frame.bytes);
+            checksum::complete(&mut bytes, Offload { gso: None, ..offload });
+            places.push(0..bytes.len());
+        }
+        let written = places.into_iter().try_for_each(|place| {
+            let whole = Frame { bytes: &bytes[place], meta: Meta::default(), ..frame };
+            self.write(Frame { wire_len: whole.bytes.len() as u32, ..whole }, None)
+        });
+        self.stage = bytes;
+        written
     }
 
     fn write_pcap(&mut self, frame: Frame<'_>) -> Result<(), Error> {
@@ -203,7 +230,7 @@ impl Port for Writer {
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         let mut sent = 0;
         for frame in frames {
-            if let Err(error) = self.write(frame, None) {
+            if let Err(error) = self.put(frame) {
                 self.stats.dropped.tx_refused += u64::from(matches!(error, Error::Io { .. }));
                 return Err(error);
             }
