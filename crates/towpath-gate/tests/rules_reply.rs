@@ -125,6 +125,13 @@ fn unreachables_quote_the_packet() {
     assert_eq!(ip[8..24], "2001:db8::9".parse::<std::net::Ipv6Addr>().unwrap().octets());
     assert_eq!(ip[48..], asked[14..14 + 1232]);
     assert_eq!(reply(words, Reject::Unreach { code: 1, mtu: 0 }, &[]), Err(Silent::OtherFamily));
+
+    // A router says how long a packet may be.
+    let packet = wire::parse(Link::Ethernet, &asked, asked.len() as u32).unwrap();
+    assert_eq!(Reject::too_big(&packet, 1400), Reject::TooBig { mtu: 1400 });
+    let bytes = reply(words, Reject::TooBig { mtu: 1400 }, &[]).unwrap();
+    check_headers(&bytes, &asked);
+    assert_eq!((&bytes[54..56], &bytes[58..62]), (&[2, 0][..], &[0, 0, 0x05, 0x78][..]));
 }
 
 /// RFC 9260, 8.4: chunks, the tag in the packet; the tag of the ABORT and its T bit.

@@ -120,6 +120,15 @@ impl Reject {
         forbidden(packet).map_or(Self::TimeExceeded, Self::Silent)
     }
 
+    /// How a router answers a packet that is longer than the next link takes, and is not to be divided.
+    pub fn too_big(packet: &Packet<'_>, mtu: u32) -> Self {
+        if matches!(packet.addresses, Addresses::V6(..)) {
+            return forbidden(packet).map_or(Self::TooBig { mtu }, Self::Silent);
+        }
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+        unreach(packet, Self::Unreach { code: UNREACH_NEEDFRAG, mtu })
+    }
+
     /// Writes the frame that answers `packet` into `out`, in place of what is there. `me` are the addresses of the port
     /// that the packet came in by: an ICMP error is from the first that fits, or else from whom the packet was for.
     ///
@@ -147,12 +156,13 @@ impl Reject {
         link(packet, out)?;
         match self {
             Self::Unreach { code, mtu } => error4(packet, (ICMP_UNREACH, code), mtu, me, out),
-            Self::Unreach6 { code } => error6(packet, (ICMP6_UNREACH, code), me, out),
+            Self::Unreach6 { code } => error6(packet, (ICMP6_UNREACH, code), 0, me, out),
+            Self::TooBig { mtu } => error6(packet, (ICMP6_PACKET_TOO_BIG, 0), mtu, me, out),
             // Both with code 0: exceeded in transit (RFC 792, RFC 4443 3.3).
             Self::TimeExceeded if matches!(packet.addresses, Addresses::V4(..)) => {
                 error4(packet, (ICMP_TIMXCEED, 0), 0, me, out)
             }
-            Self::TimeExceeded => error6(packet, (ICMP6_TIME_EXCEEDED, 0), me, out),
+            Self::TimeExceeded => error6(packet, (ICMP6_TIME_EXCEEDED, 0), 0, me, out),
             Self::Reset => tcp_reset(packet, out),
             Self::Abort => sctp_abort(packet, out),
             Self::Silent(reason) => Err(reason),
@@ -200,8 +210,9 @@ const ICMP6_TIME_EXCEEDED: u8 = 3;
 const UNREACH_NET: u8 = 0;
 const UNREACH_NEEDFRAG: u8 = 4;
 const UNREACH_FILTER_PROHIB: u8 = 13;
-/// ICMPv6 destination unreachable (RFC 4443, 3.1).
+/// ICMPv6 destination unreachable, packet too big (RFC 4443, 3.1 and 3.2).
 const ICMP6_UNREACH: u8 = 1;
+const ICMP6_PACKET_TOO_BIG: u8 = 2;
 /// "The ICMP datagram SHOULD contain as much of the original datagram as possible without the length of the ICMP datagram
 /// exceeding 576 bytes" (RFC 1812, 4.3.2.3).
 const ICMP_MAX: usize = 576;
@@ -419,6 +430,7 @@ fn error4(
 fn error6(
     packet: &Packet<'_>,
     (kind, code): (u8, u8),
+    mtu: u32,
     me: &[IpAddr],
     out: &mut Vec<u8>,
 ) -> Result<(), Silent> {
@@ -429,7 +441,9 @@ fn error6(
         _ => None,
     });
     header6(own.unwrap_or(dst), src, proto::ICMP6, out);
-    out.extend([kind, code, 0, 0, 0, 0, 0, 0]);
+    out.extend([kind, code, 0, 0]);
+    // Of a packet too big; "unused" otherwise (RFC 4443 section 3).
+    out.extend(mtu.to_be_bytes());
     out.extend(quote(packet, ICMP6_MAX - 48)?);
     finish(packet, out);
     Ok(())

@@ -218,6 +218,7 @@ impl fmt::Display for Step {
                 write!(f, "reject with ICMPv6 unreachable, code {code}")
             }
             Self::Reject(Reject::TimeExceeded) => f.write_str("reject with ICMP time exceeded"),
+            Self::Reject(Reject::TooBig { .. }) => f.write_str("reject with ICMPv6 packet too big"),
             Self::Reject(Reject::Reset) => f.write_str("reject with a TCP reset"),
             Self::Reject(Reject::Abort) => f.write_str("reject with an SCTP abort"),
             Self::Inspect(queue) => write!(f, "inspect by queue {queue}"),
@@ -301,6 +302,11 @@ pub enum Reject {
     },
     /// ICMP or ICMPv6 time exceeded in transit: a router's answer, no rule's.
     TimeExceeded,
+    /// ICMPv6 packet too big: the same.
+    TooBig {
+        /// Next-hop MTU.
+        mtu: u32,
+    },
     /// TCP RST.
     Reset,
     /// SCTP ABORT.

@@ -319,6 +319,7 @@ fn verdict(step: Step) -> String {
         Step::Reject(Reject::Unreach { code, .. }) => format!("reject (ICMP unreachable, code {code})"),
         Step::Reject(Reject::Unreach6 { code }) => format!("reject (ICMPv6 unreachable, code {code})"),
         Step::Reject(Reject::TimeExceeded) => "reject (ICMP time exceeded)".to_owned(),
+        Step::Reject(Reject::TooBig { .. }) => "reject (ICMPv6 packet too big)".to_owned(),
         Step::Reject(Reject::Reset) => "reject (TCP reset)".to_owned(),
         Step::Reject(Reject::Abort) => "reject (SCTP abort)".to_owned(),
         Step::Inspect(queue) => format!("inspect {queue}"),
