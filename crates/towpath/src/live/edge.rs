@@ -77,12 +77,15 @@ pub(super) struct Lost {
     pub(super) unsolicited: u64,
     /// They came for another host's Ethernet address, and met no rule; or for several hosts', and would have been routed.
     pub(super) not_ours: u64,
+    /// They went on, but without what rules would have changed in them: the kernel had not handed them over whole.
+    pub(super) unchanged: u64,
 }
 
 impl Lost {
     /// The reasons with their counters.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self { no_room, full, refused, expired, no_hop, unresolved, unsolicited, not_ours } = *self;
+        let Self { no_room, full, refused, expired, no_hop, unresolved, unsolicited, not_ours, unchanged } =
+            *self;
         [
             ("no_room", no_room),
             ("full", full),
@@ -92,6 +95,7 @@ impl Lost {
             ("unresolved", unresolved),
             ("unsolicited", unsolicited),
             ("not_ours", not_ours),
+            ("unchanged", unchanged),
         ]
         .into_iter()
     }
@@ -136,7 +140,11 @@ impl Line {
 
     /// The kernel's own packet: it needs the verdict, and the bytes only when they are others.
     fn answer(&mut self, bytes: &[u8], meta: &Meta) {
-        if !meta.changed {
+        // Only the beginning of the packet is here, as rules have changed it: put in its place, nothing would be left of the rest.
+        let beginning =
+            meta.port.queued.is_some_and(|queued| queued.cut) && bytes.len() < meta.wire_len as usize;
+        self.lost.unchanged += u64::from(meta.changed && beginning);
+        if !meta.changed || beginning {
             return self.verdicts.push((Verdict::Accept, meta.port, None));
         }
         match self.copy(bytes, meta) {

@@ -61,30 +61,61 @@ fn every_inline_driver_has_real_tcp() {
     }
 }
 
+/// Two machines with this namespace's kernel as their router, which asks queue 5 about what it forwards.
+fn queued() -> Option<(Host, Host)> {
+    let (left, right) = (Host::new(), Host::new());
+    veth("wan", "l0");
+    veth("lan", "r0");
+    ip("addr add 10.0.1.254/24 dev wan");
+    ip("addr add 10.0.2.254/24 dev lan");
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+    left.take("l0", "10.0.1.1/24");
+    right.take("r0", &format!("{RIGHT}/32"));
+    left.run(|| ip("route add default via 10.0.1.254"));
+    right.run(|| {
+        ip("addr add 10.0.2.1/24 dev r0");
+        ip("route add default via 10.0.2.254");
+    });
+    ip(&format!("route add {RIGHT} dev lan"));
+    let queued = ["iptables-legacy", "iptables"].iter().any(|program| {
+        let words = ["-A", "FORWARD", "-j", "NFQUEUE", "--queue-num", "5"];
+        Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
+    });
+    if !queued {
+        println!("skipped: no iptables with NFQUEUE");
+        return None;
+    }
+    Some((left, right))
+}
+
+/// Of long packets the engine has the beginning only: they arrive whole, rules that would change them or not.
+#[test]
+fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
+    within(|| {
+        let Some((left, right)) = queued() else { return };
+        let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\ncopy-range = 128\n\
+                      [control]\nsocket = \"ctl.sock\"\n";
+        let rules = "add 100 setdscp ef ip from any to any\nadd 110 tcp-setmss 1200 tcp from any to any\n\
+                     add 300 allow ip from any to any\n";
+        let files = files(config, rules);
+        let engine = Engine::start(files.path());
+        arrived(transfer(&left, &right, 9001));
+        let lost = || {
+            let ports = engine.json("show ports --json");
+            let lost = ports["ports"][0]["lost"].as_array().unwrap().clone();
+            lost.iter()
+                .map(|lost| (lost[0].as_str().unwrap().to_owned(), lost[1].as_u64().unwrap()))
+                .collect::<Vec<_>>()
+        };
+        until(|| matches!(&lost()[..], [(reason, count)] if reason == "unchanged" && *count > 0));
+        engine.stop();
+    });
+}
+
 #[test]
 fn the_kernels_own_queue_is_decided() {
     within(|| {
-        let (left, right) = (Host::new(), Host::new());
-        veth("wan", "l0");
-        veth("lan", "r0");
-        ip("addr add 10.0.1.254/24 dev wan");
-        ip("addr add 10.0.2.254/24 dev lan");
-        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
-        left.take("l0", "10.0.1.1/24");
-        right.take("r0", &format!("{RIGHT}/32"));
-        left.run(|| ip("route add default via 10.0.1.254"));
-        right.run(|| {
-            ip("addr add 10.0.2.1/24 dev r0");
-            ip("route add default via 10.0.2.254");
-        });
-        ip(&format!("route add {RIGHT} dev lan"));
-        let queued = ["iptables-legacy", "iptables"].iter().any(|program| {
-            let words = ["-A", "FORWARD", "-j", "NFQUEUE", "--queue-num", "5"];
-            Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
-        });
-        if !queued {
-            return println!("skipped: no iptables with NFQUEUE");
-        }
+        let Some((left, right)) = queued() else { return };
         let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\n[control]\nsocket = \"ctl.sock\"\n\
                       [queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
                       overload = \"block\"\n";
