@@ -62,6 +62,8 @@ struct Live {
     errors: u64,
     /// Frames that were too long to be received, as far as it was said.
     too_long: u64,
+    /// The same of datagrams that were not cut.
+    uncut: u64,
 }
 
 /// What a worker is made of.
@@ -83,7 +85,7 @@ impl Worker {
         let Parts { engine, ports, burst, orders, bell, wait, drain, log, clock } = parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
-            Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0 }
+            Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0, uncut: 0 }
         };
         let ports = ports.into_iter().map(live).collect();
         Self {
@@ -348,6 +350,7 @@ impl Worker {
             live.tell_too_long(stats.dropped.rx_too_long);
             let lost = stats.dropped.iter().chain(line.lost.iter()).filter(|(_, count)| *count > 0);
             rows::Port {
+            live.tell_uncut(stats.dropped.rx_uncut);
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
                 state: match live.state {
@@ -475,6 +478,18 @@ impl Live {
 
     /// Says what is wrong: the first time, and then ever more rarely.
     fn complain(&mut self, error: &towpath_port::Error) {
+    /// Who sends datagrams that way does not do without it, and sees only that none arrives.
+    fn tell_uncut(&mut self, uncut: u64) {
+        if uncut > self.uncut * 2 {
+            self.uncut = uncut;
+            log::warn!(
+                "{}: datagrams that are not cut cannot be received ({uncut} frames of them so far): use af_packet, or \
+                 `ethtool -K DEV tx-udp-segmentation off` at the hosts that send them",
+                self.port.name()
+            );
+        }
+    }
+
         self.errors += 1;
         if self.errors.is_power_of_two() {
             log::warn!("{error} ({} so far)", self.errors);
