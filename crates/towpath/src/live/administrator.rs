@@ -23,7 +23,7 @@ use towpath_port::Port;
 
 use super::door::Door;
 use super::edge::{Line, Outside};
-use super::hop::Hops;
+use super::hop::{self, Hops};
 use super::hugepages;
 use super::neighbor::{Directory, Resolver};
 use super::order::{Bell, Order};
@@ -736,7 +736,8 @@ fn lines(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Line> 
         let caps = port.caps();
         let routed = !config.taps.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
         let hops = (routed && !caps.verdicts).then(|| Hops::new(&config.routes, at, caps.address));
-        Line { addresses: config.ports[at].addresses.clone(), ..Line::new(caps.send, hops) }
+        let addresses = config.ports[at].addresses.clone();
+        Line { addresses, mtu: hop::mtu(&caps), ..Line::new(caps.send, hops) }
     };
     ports.iter().enumerate().map(line).collect()
 }

@@ -7,11 +7,12 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use towpath_gate::gate::PortId;
+use towpath_gate::gate::{Limit, PortId, Reject};
 use towpath_gate::packet::Link;
-use towpath_port::{Burst, Frame, LinkType, Verdict};
+use towpath_gate::{Time, wire};
+use towpath_port::{Burst, Frame, LinkType, Verdict, checksum};
 
-use super::hop::{self, Hops};
+use super::hop::{self, Hops, Stuck};
 use super::neighbor::{self, Fate, Resolver};
 use crate::control::{Desk, Observed, rows};
 use crate::engine::{Edge, Meta};
@@ -28,6 +29,8 @@ pub(super) struct Outside {
     pub(super) lines: Vec<Line>,
     desk: Option<Desk>,
     scratch: Vec<u8>,
+    /// The fragment that is being sent.
+    fragment: Vec<u8>,
     /// Of a router.
     resolver: Option<Resolver>,
     /// The time when the engine asked last.
@@ -44,6 +47,10 @@ pub(super) struct Line {
     pub(super) sends: bool,
     /// Packets to this port are routed.
     pub(super) hops: Option<Hops>,
+    /// Bytes of the longest that it sends.
+    pub(super) mtu: usize,
+    /// Those who came in here and were told that they are longer.
+    pub(super) told: Limit,
     /// The router's own addresses there.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) lost: Lost,
@@ -71,6 +78,8 @@ pub(super) struct Lost {
     pub(super) expired: u64,
     /// Nobody knows their next hop.
     pub(super) no_hop: u64,
+    /// They were longer than the port's link takes, and could not be divided: their senders were told.
+    pub(super) too_long: u64,
     /// Their next hop did not answer, or too many others waited for it.
     pub(super) unresolved: u64,
     /// Neighbors said who they are, and nobody had asked.
@@ -84,14 +93,25 @@ pub(super) struct Lost {
 impl Lost {
     /// The reasons with their counters.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self { no_room, full, refused, expired, no_hop, unresolved, unsolicited, not_ours, unchanged } =
-            *self;
+        let Self {
+            no_room,
+            full,
+            refused,
+            expired,
+            no_hop,
+            too_long,
+            unresolved,
+            unsolicited,
+            not_ours,
+            unchanged,
+        } = *self;
         [
             ("no_room", no_room),
             ("full", full),
             ("refused", refused),
             ("expired", expired),
             ("no_hop", no_hop),
+            ("too_long", too_long),
             ("unresolved", unresolved),
             ("unsolicited", unsolicited),
             ("not_ours", not_ours),
@@ -109,6 +129,8 @@ impl Line {
             verdicts: Vec::new(),
             sends,
             hops,
+            mtu: usize::MAX,
+            told: Limit::default(),
             addresses: Vec::new(),
             lost: Lost::default(),
         }
@@ -135,6 +157,26 @@ impl Line {
     fn send(&mut self, bytes: &[u8], meta: &Meta) {
         if let Some(at) = self.copy(bytes, meta) {
             self.leaving.push(Leaving::Copy(at));
+        }
+    }
+
+    /// Sends a routed packet, to `ask` where somebody has to be asked for first.
+    fn send_to(
+        &mut self,
+        ask: Option<IpAddr>,
+        bytes: &mut [u8],
+        meta: &Meta,
+        resolver: Option<&mut Resolver>,
+        (port, time): (u16, u64),
+    ) {
+        let Some(address) = ask else { return self.send(bytes, meta) };
+        match resolver.map(|resolver| resolver.resolve(port, address, time, bytes, meta)) {
+            Some(Fate::To(mac)) => {
+                bytes[..mac.len()].copy_from_slice(&mac);
+                self.send(bytes, meta);
+            }
+            Some(Fate::Waits(lost) | Fate::Lost(lost)) => self.lost.unresolved += lost,
+            None => self.lost.no_hop += 1,
         }
     }
 
@@ -169,7 +211,7 @@ impl Outside {
         desk: Option<Desk>,
         resolver: Option<Resolver>,
     ) -> Self {
-        Self { start, lines, desk, scratch: Vec::new(), resolver, time: 0 }
+        Self { start, lines, desk, scratch: Vec::new(), fragment: Vec::new(), resolver, time: 0 }
     }
 
     /// Asks for neighbors that packets wait for, and sends what does not have to wait any more. Between two bursts.
@@ -230,6 +272,21 @@ impl Outside {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
+    /// Tells the sender of `frame` that no more than `mtu` bytes of it would go on: without that, who sends by the MTU of a path (RFC 1191,
+    /// RFC 8201) never learns it.
+    fn tell_too_long(&mut self, frame: &[u8], meta: &Meta, mtu: usize) {
+        let Self { lines, scratch, time, .. } = self;
+        let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len) else { return };
+        let Some(line) = lines.get_mut(meta.interface as usize).filter(|line| line.sends) else { return };
+        let told = Reject::too_big(&packet, u32::try_from(mtu).unwrap_or(u32::MAX));
+        if told.reply(&packet, &line.addresses, scratch).is_err() || !line.told.take(Time::from_nanos(*time))
+        {
+            return;
+        }
+        let (wire_len, port) = (scratch.len() as u32, towpath_port::Meta::default());
+        line.send(scratch, &Meta { wire_len, port, hop: None, ..*meta });
+    }
+
     fn line(&mut self, port: PortId) -> Option<&mut Line> {
         self.lines.get_mut(usize::from(port.0))
     }
@@ -253,7 +310,7 @@ impl Edge for Outside {
     }
 
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
-        let Self { lines, scratch, resolver, time, .. } = self;
+        let Self { lines, scratch, fragment, resolver, time, .. } = self;
         // Of a router: what is for itself, and what is for others.
         if let Some(line) = lines.get_mut(meta.interface as usize)
             && let Some(own) = line.hops.as_ref().and_then(|hops| hops.own)
@@ -285,23 +342,25 @@ impl Edge for Outside {
             line.send(frame, meta);
             return Ok(());
         };
-        let mut meta = *meta;
-        match hops.forward(frame, &mut meta, scratch) {
-            Ok(None) => line.send(scratch, &meta),
-            Ok(Some(address)) => {
-                let fate =
-                    resolver.as_mut().map(|resolver| resolver.resolve(out.0, address, *time, scratch, &meta));
-                match fate {
-                    Some(Fate::To(mac)) => {
-                        scratch[..mac.len()].copy_from_slice(&mac);
-                        line.send(scratch, &meta);
-                    }
-                    Some(Fate::Waits(lost) | Fate::Lost(lost)) => line.lost.unresolved += lost,
-                    None => line.lost.no_hop += 1,
+        let (mut as_it_leaves, mtu, at) = (*meta, line.mtu, (out.0, *time));
+        match hops.forward(frame, &mut as_it_leaves, mtu, scratch) {
+            Ok(onward) => match onward.divide {
+                None => line.send_to(onward.ask, scratch, &as_it_leaves, resolver.as_mut(), at),
+                Some(network) => {
+                    as_it_leaves.port.offload = checksum::complete(scratch, as_it_leaves.port.offload);
+                    let divided = hop::divide(scratch, network, mtu, fragment, |piece| {
+                        let meta = Meta { wire_len: piece.len() as u32, ..as_it_leaves };
+                        line.send_to(onward.ask, piece, &meta, resolver.as_mut(), at);
+                    });
+                    line.lost.too_long += u64::from(!divided);
                 }
+            },
+            Err(Stuck::Expired) => line.lost.expired += 1,
+            Err(Stuck::NoHop) => line.lost.no_hop += 1,
+            Err(Stuck::TooLong) => {
+                line.lost.too_long += 1;
+                self.tell_too_long(frame, meta, mtu);
             }
-            Err(super::hop::Stuck::Expired) => line.lost.expired += 1,
-            Err(super::hop::Stuck::NoHop) => line.lost.no_hop += 1,
         }
         Ok(())
     }

@@ -1,11 +1,12 @@
-//! A packet on its way from one net to the next: one hop less to live, and the next hop's link header.
+//! A packet on its way from one net to the next: one hop less to live, the next hop's link header, and no longer than its link takes.
 
 use std::net::IpAddr;
 use std::ops::Range;
 
+use towpath_gate::Packet;
 use towpath_gate::packet::Addresses;
 use towpath_gate::wire;
-use towpath_port::{Checksum, LinkType};
+use towpath_port::{Caps, Checksum, Frame, GsoKind, LinkType, checksum, segment};
 
 use crate::config::Route;
 use crate::engine::Meta;
@@ -40,6 +41,17 @@ pub(super) enum Stuck {
     Expired,
     /// Nobody knows its next hop.
     NoHop,
+    /// It is longer than the link takes, and its sender does not want it divided.
+    TooLong,
+}
+
+/// A packet that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Onward {
+    /// Whose Ethernet address is still to be put in front of it.
+    pub(super) ask: Option<IpAddr>,
+    /// Where its IP header begins, when it is to be divided first.
+    pub(super) divide: Option<usize>,
 }
 
 impl Hops {
@@ -73,14 +85,14 @@ impl Hops {
         }
     }
 
-    /// Puts the packet into `out` as it leaves, and says in `meta` how it begins now. Whose Ethernet address is still to be put in
-    /// front of it, if that is not known.
+    /// Puts the packet into `out` as it leaves for a link that takes packets of `mtu` bytes, and says in `meta` how it begins now.
     pub(super) fn forward(
         &self,
         frame: &[u8],
         meta: &mut Meta,
+        mtu: usize,
         out: &mut Vec<u8>,
-    ) -> Result<Option<IpAddr>, Stuck> {
+    ) -> Result<Onward, Stuck> {
         out.clear();
         let packet = wire::parse(meta.link, frame, meta.wire_len).map_err(|_| Stuck::NoHop)?;
         let (to, version): (IpAddr, _) = match packet.addresses {
@@ -90,10 +102,12 @@ impl Hops {
         };
         let network = packet.network;
         let Some(own) = self.own else {
+            let divide = divides(frame, &packet, meta, mtu)?.then_some(network);
             out.extend_from_slice(frame);
-            return less(&mut out[network..], version).map(|()| None);
+            return less(&mut out[network..], version).map(|()| Onward { ask: None, divide });
         };
         let next = self.find(meta.hop.unwrap_or(to)).ok_or(Stuck::NoHop)?;
+        let divide = divides(frame, &packet, meta, mtu)?.then_some(ETHERNET);
         out.extend_from_slice(&next.unwrap_or_default());
         out.extend_from_slice(&own);
         // EtherType: IPv4 (RFC 894), IPv6 (RFC 2464).
@@ -106,9 +120,109 @@ impl Hops {
         meta.link_type = LinkType::ETHERNET.0;
         meta.wire_len = out.len() as u32;
         less(&mut out[ETHERNET..], version)?;
-        Ok(next.err())
+        Ok(Onward { ask: next.err(), divide })
     }
 }
+
+/// Bytes of the longest IP packet that a port sends.
+pub(super) fn mtu(caps: &Caps) -> usize {
+    let header = if caps.link == Some(LinkType::ETHERNET) { ETHERNET } else { 0 };
+    caps.max_frame.map_or(usize::MAX, |max| (max as usize).saturating_sub(header))
+}
+
+/// Whether the packet is longer than `mtu` and may be divided.
+fn divides(frame: &[u8], packet: &Packet<'_>, meta: &Meta, mtu: usize) -> Result<bool, Stuck> {
+    let network = packet.network;
+    if frame.len() - network <= mtu {
+        return Ok(false);
+    }
+    let gso = meta.port.offload.gso;
+    let long = match gso.map(|gso| gso.kind) {
+        // Whoever cuts it makes its segments as short as the link needs them.
+        Some(GsoKind::Tcp4 | GsoKind::Tcp6) => false,
+        Some(GsoKind::Udp) => {
+            let whole = Frame { meta: meta.port, ..Frame::new(frame, LinkType(meta.link_type)) };
+            segment::longest(whole) - network > mtu
+        }
+        None => packet.ip_len as usize > mtu,
+    };
+    match packet.addresses {
+        _ if !long => Ok(false),
+        // Datagrams that are not cut yet are not divided either.
+        Addresses::V4(..) if gso.is_none() && frame[network + 6] & DONT_FRAGMENT == 0 => Ok(true),
+        _ => Err(Stuck::TooLong),
+    }
+}
+
+/// Divides the IPv4 packet at `network` of `frame` into fragments of at most `mtu` bytes, and gives each with the link header to `each`; `piece`
+/// is memory for them. The packet's checksums are finished.
+///
+/// False, and nothing is given, when not even eight bytes of it fit.
+///
+/// RFC 791 section 3.2; its procedure makes two of one, this as many as there are.
+pub(super) fn divide(
+    frame: &[u8],
+    network: usize,
+    mtu: usize,
+    piece: &mut Vec<u8>,
+    mut each: impl FnMut(&mut [u8]),
+) -> bool {
+    let half = |at: usize| u16::from_be_bytes([frame[network + at], frame[network + at + 1]]);
+    let data = network + usize::from(frame[network] & 15) * 4;
+    // An Ethernet frame may be padded.
+    let end = frame.len().min(network + usize::from(half(2)));
+    let (first, later) = (&frame[network..data], later_header(&frame[network..data]));
+    if mtu < first.len() + 8 {
+        return false;
+    }
+    let flags = half(6);
+    let mut at = data;
+    while at < end {
+        let header = if at == data { first } else { &later[..] };
+        let room = (mtu - header.len()) & !7;
+        let len = room.min(end - at);
+        piece.clear();
+        piece.extend_from_slice(&frame[..network]);
+        piece.extend_from_slice(header);
+        piece.extend_from_slice(&frame[at..at + len]);
+        let more = if at + len < end { MORE_FRAGMENTS } else { flags & MORE_FRAGMENTS };
+        let offset = (flags & OFFSET).wrapping_add(((at - data) / 8) as u16) & OFFSET;
+        let ip = &mut piece[network..network + header.len()];
+        ip[0] = 0x40 | (header.len() / 4) as u8;
+        ip[2..4].copy_from_slice(&((header.len() + len) as u16).to_be_bytes());
+        ip[6..8].copy_from_slice(&(flags & !(MORE_FRAGMENTS | OFFSET) | more | offset).to_be_bytes());
+        ip[10..12].fill(0);
+        let sum = !checksum::sum(ip, 0);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        each(piece);
+        at += len;
+    }
+    true
+}
+
+/// The header of fragments behind the first: of its options those that are copied into every fragment.
+fn later_header(first: &[u8]) -> Vec<u8> {
+    let mut header = first[..20].to_vec();
+    let mut options = &first[20..];
+    // RFC 791 section 3.1: end of the list, no operation, and the others with their length. The highest bit is the copied flag.
+    while let [kind, rest @ ..] = options
+        && *kind != 0
+    {
+        let len = if *kind == 1 { 1 } else { rest.first().map_or(0, |len| usize::from(*len)) };
+        let Some((option, behind)) = options.split_at_checked(len).filter(|_| len > 0) else { break };
+        if kind & 0x80 != 0 {
+            header.extend_from_slice(option);
+        }
+        options = behind;
+    }
+    header.resize(header.len().next_multiple_of(4), 0);
+    header
+}
+
+/// Of the sixth byte of an IPv4 header, and of the word there (RFC 791 section 3.1).
+const DONT_FRAGMENT: u8 = 0x40;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const OFFSET: u16 = 0x1fff;
 
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
@@ -167,8 +281,13 @@ fn contains(net: IpAddr, len: u8, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
     use towpath_gate::packet::Link;
+    use towpath_port::{Gso, Offload};
+
+    use super::*;
+
+    const MTU: usize = 1500;
 
     fn meta(link: Link, len: usize) -> Meta {
         Meta {
@@ -205,11 +324,11 @@ mod tests {
         let mut out = Vec::new();
         for ttl in 2..=255 {
             let ip = packet(ttl);
-            hops.forward(&ip, &mut meta(Link::Ip, ip.len()), &mut out).unwrap();
+            hops.forward(&ip, &mut meta(Link::Ip, ip.len()), MTU, &mut out).unwrap();
             assert_eq!((out[8], sum(&out[..20])), (ttl - 1, 0xffff), "{ttl}");
         }
         let ip = packet(1);
-        assert_eq!(hops.forward(&ip, &mut meta(Link::Ip, ip.len()), &mut out), Err(Stuck::Expired));
+        assert_eq!(hops.forward(&ip, &mut meta(Link::Ip, ip.len()), MTU, &mut out), Err(Stuck::Expired));
     }
 
     /// Whom a router asks about a packet to `to`: 10.8/16 is on the link, 10.9/16 behind a router, all else is at a known place.
@@ -245,7 +364,7 @@ mod tests {
         let (ip, mut out) = (packet(9), Vec::new());
         let mut meta = meta(Link::Ip, ip.len());
         meta.port.offload.checksum = Checksum::Partial { start: 20, offset: 6 };
-        hops.forward(&ip, &mut meta, &mut out).unwrap();
+        hops.forward(&ip, &mut meta, MTU, &mut out).unwrap();
         assert_eq!(out[..14], [2, 0, 0, 0, 0, 2, 6, 6, 6, 6, 6, 6, 8, 0]);
         assert_eq!((meta.link, meta.wire_len), (Link::Ethernet, 42));
         assert_eq!(meta.port.offload.checksum, Checksum::Partial { start: 34, offset: 6 });
@@ -259,13 +378,118 @@ mod tests {
             assert_eq!(asked(to), expected.map(|hop| hop.parse().unwrap()), "{to}");
         }
         let hops = Hops::new(&routes[1..2], 4, Some([6; 6]));
-        assert_eq!(hops.forward(&ip, &mut meta, &mut out), Err(Stuck::NoHop));
+        assert_eq!(hops.forward(&ip, &mut meta, MTU, &mut out), Err(Stuck::NoHop));
         // Other routes count where there is none, however long their prefixes.
         for (these, expected) in [(&routes[..1], 1), (&routes[2..], 2)] {
             (meta.link, meta.wire_len) = (Link::Ip, ip.len() as u32);
             let hops = Hops::new(these, 3, Some([6; 6])).or(&routes, 3);
-            hops.forward(&ip, &mut meta, &mut out).unwrap();
+            hops.forward(&ip, &mut meta, MTU, &mut out).unwrap();
             assert_eq!(out[5], expected);
+        }
+    }
+
+    /// An IPv4 packet with options, these flags and offset, and so much data.
+    fn long(options: &[u8], flags: u16, data: usize) -> Vec<u8> {
+        let header = 20 + options.len();
+        let mut ip = packet(9);
+        ip.truncate(20);
+        ip[0] = 0x40 | (header / 4) as u8;
+        ip[2..4].copy_from_slice(&((header + data) as u16).to_be_bytes());
+        ip[6..8].copy_from_slice(&flags.to_be_bytes());
+        ip.extend(options);
+        ip.extend((0..data).map(|at| (at / 3) as u8));
+        ip
+    }
+
+    /// Each fragment's header without what differs, its flags and offset, its data.
+    fn fragments(packet: &[u8], network: usize, mtu: usize) -> Vec<(Vec<u8>, u16, Vec<u8>)> {
+        let mut parts = Vec::new();
+        let given = divide(packet, network, mtu, &mut Vec::new(), |piece| {
+            assert_eq!(piece[..network], packet[..network]);
+            let ip = &piece[network..];
+            let header = usize::from(ip[0] & 15) * 4;
+            assert!(ip.len() <= mtu && usize::from(u16::from_be_bytes([ip[2], ip[3]])) == ip.len());
+            assert_eq!(sum(&ip[..header]), 0xffff);
+            let mut same = ip[..header].to_vec();
+            same[2..4].fill(0);
+            same[6..8].fill(0);
+            same[10..12].fill(0);
+            parts.push((same, u16::from_be_bytes([ip[6], ip[7]]), ip[header..].to_vec()));
+        });
+        assert_eq!(given, !parts.is_empty());
+        parts
+    }
+
+    proptest! {
+        #[test]
+        fn fragments_are_the_packet(len in 1_usize..4000, mtu in 68_usize..1600, at in 0_u16..100, more: bool, network in 0_usize..19) {
+            let flags = at | if more { MORE_FRAGMENTS } else { 0 };
+            // Padded, as Ethernet frames may be.
+            let frame = [vec![7; network], long(&[], flags, len), vec![0; 9]].concat();
+            let (mut data, mut last) = (Vec::new(), None);
+            for (_, flags, part) in fragments(&frame, network, mtu) {
+                prop_assert_eq!(usize::from(flags & OFFSET), usize::from(at) + data.len() / 8);
+                prop_assert!(last.is_none_or(|last| last & MORE_FRAGMENTS != 0) && data.len().is_multiple_of(8));
+                data.extend(part);
+                last = Some(flags);
+            }
+            prop_assert_eq!(last.map(|last| last & MORE_FRAGMENTS != 0), Some(more));
+            prop_assert_eq!(&data[..], &frame[network + 20..][..len]);
+        }
+    }
+
+    #[test]
+    fn options_are_copied_as_they_say() {
+        // Record route is for the first fragment only, the router alert (RFC 2113) for all; and one whose length is a lie.
+        let rows: [(&[u8], &[u8]); 4] = [
+            (&[1, 7, 7, 4, 0, 0, 0, 0, 0x94, 4, 0, 0], &[0x94, 4, 0, 0]),
+            (&[0x94, 4, 0, 0], &[0x94, 4, 0, 0]),
+            (&[0x82, 3, 9, 1, 0, 0x94, 4, 0], &[0x82, 3, 9, 0]),
+            (&[0x94, 0, 0x94, 9], &[]),
+        ];
+        for (options, copied) in rows {
+            let parts = fragments(&long(options, 0, 100), 0, 68);
+            assert_eq!(&parts[0].0[20..], options);
+            assert!(parts.len() > 2 && parts[1..].iter().all(|(header, ..)| &header[20..] == copied));
+        }
+        assert!(fragments(&long(&[1; 40], 0, 100), 0, 67).is_empty(), "there is no room for any of it");
+    }
+
+    #[test]
+    fn what_is_too_long_is_divided_cut_or_told() {
+        let hops = Hops::default();
+        let gso = |kind| Some(Gso { kind, size: 1460, ecn: false });
+        let mut six = vec![0x60, 0, 0, 0, 0x05, 0xb4, 17, 9];
+        six.resize(40 + 1460, 1);
+        six[44..46].copy_from_slice(&1460_u16.to_be_bytes());
+        let udp = |flags: u16| {
+            let mut ip = long(&[], flags, 1480);
+            ip[24..26].copy_from_slice(&1480_u16.to_be_bytes());
+            ip
+        };
+        let tcp = {
+            let mut ip = long(&[], 0x4000, 4020);
+            (ip[9], ip[32]) = (6, 5 << 4);
+            ip
+        };
+        let (goes, divided, told) = (Ok(None), Ok(Some(0)), Err(Stuck::TooLong));
+        #[rustfmt::skip]
+        let rows = [
+            ("it fits",               udp(0x4000), None,                1500, goes),
+            ("it may be divided",     udp(0),      None,                1499, divided),
+            ("it may not",            udp(0x4000), None,                1499, told),
+            ("IPv6",                  six.clone(), None,                1500, goes),
+            ("IPv6 is never divided", six,         None,                1499, told),
+            ("TCP that is to be cut", tcp,         gso(GsoKind::Tcp4),  1400, goes),
+            ("datagrams that fit",    udp(0x4000), gso(GsoKind::Udp),   1488, goes),
+            ("datagrams that do not", udp(0x4000), gso(GsoKind::Udp),   1487, told),
+        ];
+        for (name, ip, gso, mtu, expected) in rows {
+            let mut meta = meta(Link::Ip, ip.len());
+            let start = if ip[0] == 0x60 { 40 } else { 20 };
+            meta.port.offload = Offload { checksum: Checksum::Partial { start, offset: 6 }, gso };
+            let forwarded = hops.forward(&ip, &mut meta, mtu, &mut Vec::new());
+            assert_eq!(forwarded.map(|onward| onward.divide), expected, "{name}");
         }
     }
 }

@@ -12,7 +12,7 @@ use rustix::fd::AsFd;
 use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
 use super::edge::{Leaving, Line, Outside};
-use super::hop::Hops;
+use super::hop::{self, Hops};
 use super::muxes::Muxes;
 use super::order::{Bell, Order};
 use crate::config::Wait;
@@ -328,6 +328,8 @@ impl Worker {
                 Ok(state) => live.state = state,
                 Err(error) => live.complain(&error),
             }
+            // It may have been changed.
+            self.engine.edge_mut().lines[at].mtu = hop::mtu(&live.port.caps());
             let name = live.port.name();
             match (before, live.state) {
                 (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
@@ -348,9 +350,9 @@ impl Worker {
         let row = |(at, (live, line)): (usize, (&mut Live, &Line))| {
             let stats = live.port.stats();
             live.tell_too_long(stats.dropped.rx_too_long);
+            live.tell_uncut(stats.dropped.rx_uncut);
             let lost = stats.dropped.iter().chain(line.lost.iter()).filter(|(_, count)| *count > 0);
             rows::Port {
-            live.tell_uncut(stats.dropped.rx_uncut);
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
                 state: match live.state {
@@ -476,8 +478,6 @@ impl Live {
         }
     }
 
-    /// Says what is wrong: the first time, and then ever more rarely.
-    fn complain(&mut self, error: &towpath_port::Error) {
     /// Who sends datagrams that way does not do without it, and sees only that none arrives.
     fn tell_uncut(&mut self, uncut: u64) {
         if uncut > self.uncut * 2 {
@@ -490,6 +490,8 @@ impl Live {
         }
     }
 
+    /// Says what is wrong: the first time, and then ever more rarely.
+    fn complain(&mut self, error: &towpath_port::Error) {
         self.errors += 1;
         if self.errors.is_power_of_two() {
             log::warn!("{error} ({} so far)", self.errors);

@@ -88,6 +88,72 @@ fn a_router_is_found_by_its_neighbors() {
     });
 }
 
+/// How a machine says that it takes packets of 1500 bytes, which it does not: so that its peers send them.
+const ADVERTISES: &str = "advmss 1460";
+const ADVERTISES_6: &str = "advmss 1440";
+
+/// A router from a link of 1500 bytes to one of 1400: packets that are longer are cut, divided, or their sender is told.
+#[test]
+fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
+    // Segments that their host cuts, and those that the router has to; ports that hand them on as they are, and those that do not.
+    for (setting, offload) in
+        [("gso_max_segs 1", false), ("gso_max_segs 65535", false), ("gso_max_segs 65535", true)]
+    {
+        within(|| {
+            let (left, right) = (Host::new(), Host::new());
+            veth("wan", "l0");
+            veth("lan", "r0");
+            let mut both = true;
+            for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
+                host.take(device, &format!("10.0.{number}.1/24"));
+                host.run(move || ip(&format!("route add default via 10.0.{number}.254")));
+                both &= six(host, device, number);
+                host.run(move || ip(&format!("link set {device} {setting}")));
+            }
+            ip("link set lan mtu 1400");
+            right.run(move || {
+                ip("link set r0 mtu 1400");
+                ip(&format!("route replace default via 10.0.2.254 {ADVERTISES}"));
+                if both {
+                    ip(&format!("-6 route replace default via 2001:db8:2::fe dev r0 {ADVERTISES_6}"));
+                }
+            });
+            let config = ASKS
+                .replace("driver = \"af_packet\"", &format!("driver = \"af_packet\"\noffload = {offload}"));
+            let rules = "add 100 allow layer2 mac-type arp\nadd 110 allow icmp6 from any to any icmp6types 135,136\n\
+                         add 200 allow ip from any to any\n";
+            let files = files(&config, rules);
+            let engine = Engine::start(files.path());
+            // Fragments of 1500 bytes, which their sender lets others divide.
+            let socket = right.run(|| std::net::UdpSocket::bind("10.0.2.1:9").unwrap());
+            left.run(|| {
+                std::net::UdpSocket::bind("0.0.0.0:0")
+                    .unwrap()
+                    .send_to(&bytes(5)[..9000], "10.0.2.1:9")
+                    .unwrap()
+            });
+            let mut got = [0; 9001];
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+            assert_eq!(socket.recv(&mut got).unwrap(), 9000);
+            assert!(got[..9000] == bytes(5)[..9000]);
+            exchange(&left, &right, "10.0.2.1:9001");
+            if both {
+                exchange(&left, &right, "[2001:db8:2::1]:9001");
+            }
+            let lan = || {
+                let ports = engine.json("show ports --json");
+                let ports = ports["ports"].as_array().unwrap();
+                ports.iter().find(|port| port["name"] == "lan").unwrap()["lost"].as_array().unwrap().clone()
+            };
+            if setting == "gso_max_segs 1" {
+                until(|| lan().iter().any(|lost| lost[0] == "too_long" && lost[1].as_u64() > Some(0)));
+            }
+            assert!(lan().iter().all(|lost| lost[0] == "too_long" || lost[0] == "not_ours"), "{:?}", lan());
+            engine.stop();
+        });
+    }
+}
+
 /// What a machine on the left sends out of the router's wan is for one on its lan, or behind one; nobody's Ethernet address stands
 /// in the configuration.
 const ASKS: &str = r#"
