@@ -65,6 +65,9 @@ const CALLER: u64 = 1 << 31;
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
+    /// What [`Driver::apply`] left to be done, if it left anything.
+    work: Work,
+    applied: bool,
 }
 
 impl Server {
@@ -83,7 +86,7 @@ impl Server {
         }
         state.driven = true;
         drop(state);
-        Ok(Driver { shared: Arc::clone(&self.shared) })
+        Ok(Driver { shared: Arc::clone(&self.shared), work: Work::default(), applied: false })
     }
 }
 
@@ -97,6 +100,23 @@ impl Driver {
     pub fn change<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
         let now = self.shared.now();
         self.shared.change(|mux| change(mux, now))
+    }
+
+    /// As [`Driver::change`], but what is to be sent is written by [`Driver::flush`], or [`Driver::wait`]: workers are handed before what
+    /// they are to do meanwhile.
+    pub fn apply<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
+        let now = self.shared.now();
+        let mut state = self.shared.lock();
+        let result = change(&mut state.mux, now);
+        state.pump(&self.shared, &mut self.work);
+        self.applied = true;
+        result
+    }
+
+    /// Writes what [`Driver::apply`] left.
+    pub fn flush(&mut self) {
+        self.applied = false;
+        self.shared.perform(std::mem::take(&mut self.work));
     }
 
     /// From now on, while workers do short messages ([`Mux::quick_turn`]), answers of a connection leave together when all is done that
@@ -136,7 +156,8 @@ impl Driver {
     ///
     /// When epoll fails.
     pub fn wait(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<bool> {
-        let mut work = Work::default();
+        let mut work = std::mem::take(&mut self.work);
+        self.applied = false;
         let mut state = self.shared.lock();
         let now = self.shared.now();
         state.until = None;
@@ -185,7 +206,7 @@ impl Driver {
     pub fn poll_timeout(&self) -> Option<std::time::Instant> {
         let mut state = self.shared.lock();
         // What is wanted was so since the last look, and what was gathered is to leave.
-        let at_once = state.wanted || state.parted || !state.unsent.is_empty();
+        let at_once = state.wanted || state.parted || !state.unsent.is_empty() || self.applied;
         let due = if at_once { Some(self.shared.now()) } else { state.poll_timeout() };
         state.until = Some(due.unwrap_or(FOREVER));
         let time = due?;

@@ -1,8 +1,8 @@
 //! A server front: connections on one side, worker processes on rings on the other, the multiplexor between them.
 //!
 //! What: one thread has the sockets ([`towpath_mux::io::Driver`]) and the rings. Its turn: read what the workers answered
-//! and released, tell the core, take messages for those that have room, publish them, wait. No other thread exists; a thread
-//! that has other things to do, too, takes one turn at a time ([`Front::step`]).
+//! and released, tell the core, take messages for those that have room, publish them, write answers, wait. No other thread
+//! exists; a thread that has other things to do, too, takes one turn at a time ([`Front::step`]).
 //!
 //! ```text
 //! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
@@ -339,7 +339,7 @@ impl Front {
             deal.rest();
             return false;
         }
-        driver.change(|mux, time| {
+        driver.apply(|mux, time| {
             returns.apply(mux, time);
             busy |= deal.deal(seats, mux, time, now);
         });
@@ -347,6 +347,8 @@ impl Front {
         for seat in seats.iter_mut() {
             seat.hand_over(returns, now, epoch);
         }
+        // Writing takes long: workers are at what they got meanwhile.
+        driver.flush();
         busy
     }
 

@@ -611,3 +611,27 @@ fn who_finds_no_room_wakes_nobody() {
     }
     assert_eq!(waits(), 0, "there is room");
 }
+
+#[test]
+fn what_is_applied_is_written_later() {
+    let server = server();
+    let mut driver = server.driver().expect("nobody drives it");
+    let (fd, peer) = connection();
+    peer.set_nonblocking(true).expect("a socket");
+    let psock = server.attach(fd, b"").expect("epoll");
+    let came = || {
+        let mut bytes = [0; 16];
+        (&peer).read(&mut bytes).unwrap_or(0)
+    };
+    let flush: fn(&mut crate::io::Driver) = |driver| driver.flush();
+    let wait: fn(&mut crate::io::Driver) = |driver| {
+        driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll");
+    };
+    for write in [flush, wait] {
+        driver.apply(|mux, now| mux.forward(psock, &b"x\n"[..], now)).expect("it is open");
+        assert_eq!(came(), 0);
+        assert!(driver.poll_timeout().is_some_and(|due| due <= Instant::now()), "nobody sleeps over it");
+        write(&mut driver);
+        assert_eq!(came(), 2);
+    }
+}
