@@ -36,7 +36,7 @@ pub(super) const BELL: EventData = EventData::new_u64(0);
 const ENDED: usize = 1024;
 /// Turns whose answers leave together, when they are full of short messages.
 const GATHERED: u32 = 8;
-/// Looks of a driver that gathers, after which everything leaves; it takes about four in a turn.
+/// Looks of a driver that gathers, after which everything leaves; it takes one to four in a turn.
 pub(super) const LOOKS: u32 = 32;
 /// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
 const HELP: u32 = 3;

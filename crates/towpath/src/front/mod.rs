@@ -298,9 +298,10 @@ impl Front {
     /// Messages, answers and questions; whether there was anything to do.
     fn exchange(&mut self) -> bool {
         let attend = self.attend();
-        let busy = self.turn();
+        let now = Instant::now();
+        let busy = self.turn(self.clock(now));
         // Also while there is always something else to do.
-        self.patience = attend.min(self.senders.look(Instant::now()));
+        self.patience = attend.min(self.senders.look(now));
         busy
     }
 
@@ -314,10 +315,13 @@ impl Front {
     /// What is not messages: processes, what there is to tell, signals. Whether it is over, and if so whether it was drained.
     fn look_after(&mut self) -> Option<bool> {
         self.look_after_seats();
-        self.hear_told();
-        self.tell_ends();
+        let news = self.driver.has_news();
+        if news {
+            self.hear_told();
+            self.tell_ends();
+        }
         self.tell_lost();
-        if self.driver.is_drained() {
+        if news && self.driver.is_drained() {
             return Some(self.cut() == 0);
         }
         // A worker that is stuck in a message is not waited for, since nobody is there any more to be answered.
@@ -326,8 +330,7 @@ impl Front {
     }
 
     /// One turn of messages and answers; whether there was anything to do.
-    fn turn(&mut self) -> bool {
-        let now = self.now();
+    fn turn(&mut self, now: u64) -> bool {
         let Self { driver, seats, returns, deal, config, .. } = self;
         let mut busy = false;
         for seat in seats.iter_mut() {
@@ -376,7 +379,8 @@ impl Front {
 
     /// Processes that attached or ended, restarts that are due, replacements that may go on.
     fn look_after_seats(&mut self) {
-        let (now, clock) = (Instant::now(), self.now());
+        let now = Instant::now();
+        let clock = self.clock(now);
         let Self { driver, seats, draining, .. } = self;
         for seat in seats {
             seat.look(driver, &mut self.returns, now, clock);
@@ -510,8 +514,8 @@ impl Front {
     }
 
     /// Nanoseconds since it began.
-    fn now(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    fn clock(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.start).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
