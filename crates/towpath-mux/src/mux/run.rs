@@ -160,7 +160,15 @@ impl Run {
 
     /// Those that are not begun, where they lie.
     pub fn views(&self) -> impl Iterator<Item = View<'_>> + Clone {
-        (self.next..self.end).filter_map(|at| self.view(at))
+        self.found[self.next..self.end].iter().zip(self.next..).map(|(found, at)| self.view_of(found, at))
+    }
+
+    /// How many of those that are not begun, from the first on and `most` at most, have `each` bytes at most, and so many together.
+    pub fn short(&self, most: usize, each: usize, bytes: usize) -> usize {
+        let found = &self.found[self.next..self.end];
+        let from = found.first().map_or(0, |first| first.start);
+        let short = |found: &&Found| found.length <= each && found.end() - from <= bytes;
+        found.iter().take(most).take_while(short).count()
     }
 
     /// The next so many messages, one behind the other, where they lie.
@@ -194,10 +202,13 @@ impl Run {
 
     /// The one at this place, where it lies.
     pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
-        let found = self.found.get(at)?;
+        Some(self.view_of(self.found.get(at)?, at))
+    }
+
+    fn view_of(&self, found: &Found, at: usize) -> View<'_> {
         let Found { skip, trim, mark, hash, .. } = *found;
-        let bytes = self.bytes.get(found.range())?;
-        Some(View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received })
+        let bytes = &self.bytes[found.range()];
+        View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received }
     }
 
     /// The places of the next ones, at most so many, which are thereby begun.

@@ -843,3 +843,30 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
         assert_eq!(poll(&mut mux, other, at(0)), again, "row {number}");
     }
 }
+
+#[test]
+fn short_ones_of_a_run_are_counted_from_the_first_that_is_not_begun() {
+    let (mut mux, psock) = lines(Config::default());
+    let worker = mux.clone_worker(64, at(0));
+    (mux.mean, mux.typical) = (1, 1);
+    let mut rows = Vec::new();
+    mux.handle_bytes(psock, b"begun\na\nbbbb\nc\ndd\n", at(0));
+    mux.poll_rows(worker, 64, at(0), &mut rows);
+    let run = &mut rows[0];
+    run.skip(1);
+    // At most so many, each of so many bytes, and so many together.
+    let cases = [
+        (9, 9, 99, 4),
+        (9, 5, 12, 4),
+        (9, 5, 11, 3),
+        (2, 9, 99, 2),
+        (0, 9, 99, 0),
+        (9, 4, 99, 1),
+        (9, 1, 99, 0),
+        (9, 9, 7, 2),
+        (9, 9, 6, 1),
+    ];
+    for (most, each, bytes, expected) in cases {
+        assert_eq!(run.short(most, each, bytes), expected, "{most} of {each}, {bytes}");
+    }
+}

@@ -870,16 +870,8 @@ fn row(waiting: &VecDeque<Run>, most: usize) -> usize {
         if run.deaths() > 0 {
             break;
         }
-        let mut fits = |len: usize| {
-            bytes += len;
-            len <= SHORT && bytes <= BUNDLE
-        };
-        let some = run
-            .views()
-            .take(most - count)
-            .map(|view| view.bytes().len())
-            .take_while(|len| fits(*len))
-            .count();
+        let some = run.short(most - count, SHORT, BUNDLE - bytes);
+        bytes += run.bytes(some).len();
         count += some;
         if some < run.len() {
             break;
