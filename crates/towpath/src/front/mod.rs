@@ -57,6 +57,8 @@ use signals::{Signal, Signals};
 const SIGNALS: u32 = 0;
 /// Ends of connections that are told in a second; more are counted.
 const TOLD: u32 = 10;
+/// How long sockets wait at most while rings give something: to ask for them costs as much as some messages do.
+const LOOK: Duration = Duration::from_micros(10);
 /// What is left behind the time for draining, for the core to end what has not ended and for that to be told.
 const MOMENT: Duration = Duration::from_millis(100);
 
@@ -249,10 +251,15 @@ impl Front {
     /// # Errors
     /// When epoll fails.
     pub fn run(mut self) -> Result<Outcome, Error> {
-        let mut pace = Pace::default();
+        let (mut pace, mut looked) = (Pace::default(), None);
         loop {
-            let busy = self.exchange();
+            let now = Instant::now();
+            let busy = self.exchange(now);
             let again = pace.looks_again(busy, || self.seats.iter().any(Seat::works_elsewhere));
+            if busy && now.duration_since(*looked.get_or_insert(now)) < LOOK {
+                continue;
+            }
+            looked = None;
             let timeout = if again { None } else { self.arm_seats() };
             self.wait(Some(timeout.unwrap_or(Duration::ZERO)))?;
             if let Some(drained) = self.look_after() {
@@ -267,7 +274,7 @@ impl Front {
     /// # Errors
     /// When epoll fails.
     pub fn step(&mut self) -> Result<Step, Error> {
-        let busy = self.exchange();
+        let busy = self.exchange(Instant::now());
         let busy = self.wait(Some(Duration::ZERO))? || busy;
         Ok(match self.look_after() {
             Some(drained) => Step::Over { drained },
@@ -296,9 +303,8 @@ impl Front {
     }
 
     /// Messages, answers and questions; whether there was anything to do.
-    fn exchange(&mut self) -> bool {
+    fn exchange(&mut self, now: Instant) -> bool {
         let attend = self.attend();
-        let now = Instant::now();
         let busy = self.turn(self.clock(now));
         // Also while there is always something else to do.
         self.patience = attend.min(self.senders.look(now));
