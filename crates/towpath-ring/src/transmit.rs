@@ -13,7 +13,7 @@ use crate::abi::{self, Layout};
 use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind};
 use crate::inbox::Inbox;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
-use crate::region::{Payload, Words};
+use crate::region::{Payload, Use, Words};
 use crate::verdict::{Flags, Verdict, Word};
 
 /// A copy of a message that is larger is not kept for the next one.
@@ -147,6 +147,7 @@ impl Transmit {
     ) -> Result<Next, Nonsense> {
         let Some(found) = self.peek(theirs)? else { return Ok(Next::Nothing) };
         self.lane.step(&found)?;
+        self.prefetch_behind(theirs, &found);
         if let Some(frame) = self.hold(own, &found, hold) {
             return Ok(Next::Message(found, Taken::Held(frame)));
         }
@@ -155,6 +156,14 @@ impl Transmit {
             // No search for one that is there: each costs system calls, and there may be a whole ring of them.
             None => Next::Missing,
         })
+    }
+
+    /// Asks for what the client writes next, which may be there: it comes while this message is copied.
+    fn prefetch_behind(&self, theirs: &Words, found: &Found) {
+        let frames = (found.header.len as usize).div_ceil(self.lane.payload_offset(1)).max(1);
+        let at = (found.at as usize + frames) % self.frame_nr as usize;
+        theirs.prefetch(self.lane.inline_index(at as u32) - abi::INLINE, Use::Read);
+        self.payload.prefetch(self.lane.payload_offset(at as u32), found.header.len as usize, Use::Read);
     }
 
     /// Leaves the message where it is, when it is in the area, in one piece, and wanted so.
