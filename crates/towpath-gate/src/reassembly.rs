@@ -98,6 +98,11 @@ impl Reassembler {
         // The caller looks for what is late now and then only; which fragments go together must not depend on when.
         let late = |datagram: &Datagram| now.since(datagram.since) > LIFETIME;
         let mut dropped = if self.waiting.get(&key).is_some_and(late) { self.give_up(&key) } else { 0 };
+        // What is there already needs no room.
+        if let Some(datagram) = self.waiting.get_mut(&key).filter(|datagram| datagram.has(&piece)) {
+            datagram.parts += parts;
+            return Added { whole: None, dropped };
+        }
         while !self.waiting.contains_key(&key) && self.waiting.len() >= MAX_DATAGRAMS
             || self.bytes + piece.payload.len() > MAX_BYTES
         {
@@ -105,9 +110,6 @@ impl Reassembler {
         }
         let datagram = self.waiting.entry(key).or_insert_with(|| Datagram::new(now));
         datagram.parts += parts;
-        if datagram.has(&piece) {
-            return Added { whole: None, dropped };
-        }
         self.bytes += piece.payload.len();
         let fits = datagram.insert(&piece);
         if fits && !datagram.is_whole() {

@@ -37,6 +37,12 @@ pub fn cut(frame: Frame<'_>, into: &mut Vec<u8>, places: &mut Vec<Range<usize>>)
     let Some((headers, gso)) = headers::locate(frame.link, frame.bytes).zip(frame.meta.offload.gso) else {
         return false;
     };
+    // In a tunnel it is not this packet that is to be cut, but the one in it.
+    if let Checksum::Partial { start, .. } = frame.meta.offload.checksum
+        && usize::from(start) != headers.transport
+    {
+        return false;
+    }
     let Some(payload) = payload(&headers, gso, frame.bytes) else { return false };
     let header = &frame.bytes[..payload];
     let chunks = frame.bytes[payload..headers.end].chunks(gso.size.max(1).into());
@@ -282,6 +288,20 @@ mod tests {
         }
         frame.meta.offload.gso = Some(Gso { kind: GsoKind::Udp, size: 1448, ecn: false });
         assert_eq!(limit(frame, 1414), frame);
+    }
+
+    #[test]
+    fn what_is_in_a_tunnel_is_not_cut_at_the_outer_header() {
+        let mut bytes = Vec::new();
+        let udp =
+            PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(1, 4789);
+        udp.write(&mut bytes, &[7; 4000]).unwrap();
+        let mut frame = Frame::new(&bytes, LinkType::ETHERNET);
+        frame.meta.offload.gso = Some(Gso { kind: GsoKind::Udp, size: 1200, ecn: false });
+        for (start, cuts) in [(34, true), (84, false)] {
+            frame.meta.offload.checksum = Checksum::Partial { start, offset: 6 };
+            assert_eq!(cut(frame, &mut Vec::new(), &mut Vec::new()), cuts, "{start}");
+        }
     }
 
     #[test]

@@ -90,6 +90,14 @@ impl Server {
     }
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.applied {
+            self.flush();
+        }
+    }
+}
+
 impl Driver {
     /// The server whose sockets it drives.
     pub fn server(&self) -> Server {
@@ -98,11 +106,16 @@ impl Driver {
 
     /// Changes the core, and does what follows: writes what is to be sent.
     pub fn change<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
+        // In the order of the calls.
+        if self.applied {
+            self.flush();
+        }
         let now = self.shared.now();
         self.shared.change(|mux| change(mux, now))
     }
 
-    /// As [`Driver::change`], but what is to be sent is written by [`Driver::flush`], or [`Driver::wait`]: workers are handed before what
+    /// As [`Driver::change`], but what is to be sent is written by [`Driver::flush`], [`Driver::wait`], the next change, or when the
+    /// driver is dropped: workers are handed before what
     /// they are to do meanwhile.
     pub fn apply<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
         let now = self.shared.now();

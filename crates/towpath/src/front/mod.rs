@@ -254,7 +254,7 @@ impl Front {
         let (mut pace, mut looked) = (Pace::default(), None);
         loop {
             let now = Instant::now();
-            let busy = self.exchange(now);
+            let busy = self.exchange();
             let again = pace.looks_again(busy, || self.seats.iter().any(Seat::works_elsewhere));
             if busy && now.duration_since(*looked.get_or_insert(now)) < LOOK {
                 continue;
@@ -274,7 +274,7 @@ impl Front {
     /// # Errors
     /// When epoll fails.
     pub fn step(&mut self) -> Result<Step, Error> {
-        let busy = self.exchange(Instant::now());
+        let busy = self.exchange();
         let busy = self.wait(Some(Duration::ZERO))? || busy;
         Ok(match self.look_after() {
             Some(drained) => Step::Over { drained },
@@ -303,8 +303,10 @@ impl Front {
     }
 
     /// Messages, answers and questions; whether there was anything to do.
-    fn exchange(&mut self, now: Instant) -> bool {
+    fn exchange(&mut self) -> bool {
         let attend = self.attend();
+        // Behind the questions: what they take is no worker's delay.
+        let now = Instant::now();
         let busy = self.turn(self.clock(now));
         // Also while there is always something else to do.
         self.patience = attend.min(self.senders.look(now));

@@ -279,7 +279,8 @@ impl Outside {
         let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len) else { return };
         let Some(line) = lines.get_mut(meta.interface as usize).filter(|line| line.sends) else { return };
         let told = Reject::too_big(&packet, u32::try_from(mtu).unwrap_or(u32::MAX));
-        if told.reply(&packet, &line.addresses, scratch).is_err() || !line.told.take(Time::from_nanos(*time))
+        // The limit first: who is beyond it costs no answer.
+        if !line.told.take(Time::from_nanos(*time)) || told.reply(&packet, &line.addresses, scratch).is_err()
         {
             return;
         }

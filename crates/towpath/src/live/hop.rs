@@ -102,24 +102,25 @@ impl Hops {
         };
         let network = packet.network;
         let Some(own) = self.own else {
-            let divide = divides(frame, &packet, meta, mtu)?.then_some(network);
             out.extend_from_slice(frame);
-            return less(&mut out[network..], version).map(|()| Onward { ask: None, divide });
+            less(&mut out[network..], version)?;
+            let divide = divides(frame, &packet, meta, mtu)?.then_some(network);
+            return Ok(Onward { ask: None, divide });
         };
         let next = self.find(meta.hop.unwrap_or(to)).ok_or(Stuck::NoHop)?;
-        let divide = divides(frame, &packet, meta, mtu)?.then_some(ETHERNET);
         out.extend_from_slice(&next.unwrap_or_default());
         out.extend_from_slice(&own);
         // EtherType: IPv4 (RFC 894), IPv6 (RFC 2464).
         out.extend_from_slice(if version == 4 { &[0x08, 0x00] } else { &[0x86, 0xdd] });
         out.extend_from_slice(&frame[network..]);
+        less(&mut out[ETHERNET..], version)?;
+        let divide = divides(frame, &packet, meta, mtu)?.then_some(ETHERNET);
         if let Checksum::Partial { start, .. } = &mut meta.port.offload.checksum {
             *start = *start + ETHERNET as u16 - network as u16;
         }
         meta.link = towpath_gate::packet::Link::Ethernet;
         meta.link_type = LinkType::ETHERNET.0;
         meta.wire_len = out.len() as u32;
-        less(&mut out[ETHERNET..], version)?;
         Ok(Onward { ask: next.err(), divide })
     }
 }
@@ -157,7 +158,8 @@ fn divides(frame: &[u8], packet: &Packet<'_>, meta: &Meta, mtu: usize) -> Result
 /// Divides the IPv4 packet at `network` of `frame` into fragments of at most `mtu` bytes, and gives each with the link header to `each`; `piece`
 /// is memory for them. The packet's checksums are finished.
 ///
-/// False, and nothing is given, when not even eight bytes of it fit.
+/// False, and nothing is given, when not even eight bytes of it fit, when its header does not say how long it is, or when its end is
+/// beyond what offsets can say: they would begin anew, with fragments that look like packets which no rule has seen.
 ///
 /// RFC 791 section 3.2; its procedure makes two of one, this as many as there are.
 pub(super) fn divide(
@@ -172,10 +174,11 @@ pub(super) fn divide(
     // An Ethernet frame may be padded.
     let end = frame.len().min(network + usize::from(half(2)));
     let (first, later) = (&frame[network..data], later_header(&frame[network..data]));
-    if mtu < first.len() + 8 {
+    let flags = half(6);
+    let before = usize::from(flags & OFFSET) * 8;
+    if mtu < first.len() + 8 || end <= data || before + (end - data) > usize::from(u16::MAX) {
         return false;
     }
-    let flags = half(6);
     let mut at = data;
     while at < end {
         let header = if at == data { first } else { &later[..] };
@@ -186,7 +189,7 @@ pub(super) fn divide(
         piece.extend_from_slice(header);
         piece.extend_from_slice(&frame[at..at + len]);
         let more = if at + len < end { MORE_FRAGMENTS } else { flags & MORE_FRAGMENTS };
-        let offset = (flags & OFFSET).wrapping_add(((at - data) / 8) as u16) & OFFSET;
+        let offset = ((before + at - data) / 8) as u16;
         let ip = &mut piece[network..network + header.len()];
         ip[0] = 0x40 | (header.len() / 4) as u8;
         ip[2..4].copy_from_slice(&((header.len() + len) as u16).to_be_bytes());
@@ -422,11 +425,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fragments_are_the_packet(len in 1_usize..4000, mtu in 68_usize..1600, at in 0_u16..100, more: bool, network in 0_usize..19) {
+        fn fragments_are_the_packet(len in 1_usize..4000, mtu in 68_usize..1600, at in prop_oneof![0_u16..100, 7600_u16..8192], more: bool, network in 0_usize..19) {
             let flags = at | if more { MORE_FRAGMENTS } else { 0 };
             // Padded, as Ethernet frames may be.
             let frame = [vec![7; network], long(&[], flags, len), vec![0; 9]].concat();
             let (mut data, mut last) = (Vec::new(), None);
+            if usize::from(at) * 8 + len > usize::from(u16::MAX) {
+                // Its last bytes would be at offsets that there are not, or at those of its first.
+                prop_assert!(fragments(&frame, network, mtu).is_empty());
+                return Ok(());
+            }
             for (_, flags, part) in fragments(&frame, network, mtu) {
                 prop_assert_eq!(usize::from(flags & OFFSET), usize::from(at) + data.len() / 8);
                 prop_assert!(last.is_none_or(|last| last & MORE_FRAGMENTS != 0) && data.len().is_multiple_of(8));
@@ -453,6 +461,9 @@ mod tests {
             assert!(parts.len() > 2 && parts[1..].iter().all(|(header, ..)| &header[20..] == copied));
         }
         assert!(fragments(&long(&[1; 40], 0, 100), 0, 67).is_empty(), "there is no room for any of it");
+        let mut unsaid = long(&[], 0, 100);
+        unsaid[2..4].fill(0);
+        assert!(fragments(&unsaid, 0, 68).is_empty(), "its header does not say how long it is");
     }
 
     #[test]
