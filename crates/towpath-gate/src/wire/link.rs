@@ -29,6 +29,8 @@ const PPP_MPLS_MULTICAST: u16 = 0x0283;
 
 /// NFULA_PAYLOAD (linux/netfilter/nfnetlink_log.h): the attribute that is the packet.
 const NFULA_PAYLOAD: u16 = 9;
+/// Without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h): an attribute's type without its flags.
+const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// What the link header announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,14 +270,15 @@ fn fddi(frame: Frame<'_>) -> Result<Header, Malformed> {
 }
 
 /// The netfilter log: address family, version and resource, then attributes of length, type and value, padded to four
-/// bytes, in the byte order of the host that captured. Types are small numbers, so the order shows.
+/// bytes, in the byte order of the host that captured. Types are small numbers below two flags, so the order shows.
 fn nflog(frame: Frame<'_>) -> Result<Header, Malformed> {
     let header: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     let family = u32::from(header[0]);
     let mut at = 4;
     while at < frame.wire_len {
         let [l0, l1, t0, t1] = *frame.header(at, frame.wire_len, Malformed::LinkCut)?;
-        let (length, kind) = match (u16::from_le_bytes([t0, t1]), be16([t0, t1])) {
+        let order = (u16::from_le_bytes([t0, t1]) & NLA_TYPE_MASK, be16([t0, t1]) & NLA_TYPE_MASK);
+        let (length, kind) = match order {
             (little, big) if little <= big => (u16::from_le_bytes([l0, l1]), little),
             (_, big) => (be16([l0, l1]), big),
         };

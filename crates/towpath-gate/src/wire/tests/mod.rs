@@ -170,6 +170,8 @@ fn links() {
         // A prefix, and the packet; in both byte orders.
         (Nflog, "0200 002a 0600 0a00 61 00 0000 2000 0900 IP4", format!("{UDP4} up=8@36")),
         (Nflog, "0a00 002a 0006 000a 61 00 0000 0034 0009 IP6", format!("{UDP6} up=8@56")),
+        (Nflog, "0200 002a 0800 1280 ffffffff 2000 0900 IP4", format!("{UDP4} up=8@36")),
+        (Nflog, "0a00 002a 0008 8012 ffffffff 0034 0009 IP6", format!("{UDP6} up=8@56")),
         (Nflog, "0700 0000 0800 0900 ffffffff", "none type=0000 at=8".into()),
         (Nflog, "0200 0000 0800 0a00 61626300", "none type=0000 at=0".into()),
         (Nflog, "0200 0000 0200 0a00 61626300", "malformed: link header cut off".into()),
