@@ -5,7 +5,8 @@
 //! end as they would by its own clock. A stamp more than a day away from the time so far is believed when most of the next
 //! [`JUDGES`] agree; then time goes on from there, and one that goes back counts on from now. One that they contradict is
 //! that packet's alone: the time stays as it was. Less than a day back is what several interfaces and hosts do to the
-//! order of packets: time stands until they have caught up.
+//! order of packets: time stands until they have caught up. Clocks that take turns, as those of two interfaces of one
+//! capture may, are known again: a stamp that is near the time so far by an earlier clock's count is of that clock.
 //!
 //! Why: states end by this time. Taken as it is, one wrong stamp (a packet of 2106 among those of today) is an end of all of
 //! them, and of none after it: its time would stay the latest.
@@ -19,6 +20,9 @@ const FAR: u64 = 86_400_000_000_000;
 
 /// How many of the next stamps are asked.
 pub const JUDGES: usize = 3;
+
+/// How many earlier clocks of a capture are known again.
+const CLOCKS: usize = 8;
 
 /// What is less than the shortest life of a state (`net.inet.ip.fw.dyn_rst_lifetime`, 1 s) is not worth a word.
 const WORTH_A_WORD: u64 = 1_000_000_000;
@@ -44,6 +48,9 @@ pub struct Timeline {
     now: Option<u64>,
     /// How much is added to this capture's stamps; none before its first packet.
     shift: Option<u64>,
+    /// What was added to its stamps before, the last first: without it, each return of a clock that is ahead of the others
+    /// would add the difference once more.
+    earlier: [Option<u64>; CLOCKS],
     /// The last stamp that was not believed, and which packet's it was.
     doubted: Option<(u64, u64)>,
     packets: u64,
@@ -102,7 +109,14 @@ impl Timeline {
                 None => return self.now.unwrap_or(0),
             },
         };
-        let time = stamp.saturating_add(shift);
+        let mut time = stamp.saturating_add(shift);
+        if stamp < END
+            && time.abs_diff(now) > FAR
+            && let Some((at, known)) = self.known(stamp, now)
+        {
+            self.turn(known, at);
+            time = stamp.saturating_add(known);
+        }
         let (ahead, back) = (time.saturating_sub(now), now.saturating_sub(time));
         let far = ahead.max(back) > FAR;
         if stamp >= END || far && !self.is_believed(stamp, ahead > 0, judges, more) {
@@ -115,7 +129,7 @@ impl Timeline {
         }
         if far && back > 0 {
             // From here on it is counted from now.
-            self.shift = Some(now.saturating_sub(stamp));
+            self.turn(now.saturating_sub(stamp), CLOCKS - 1);
         }
         self.now = Some(now.max(time));
         now.max(time)
@@ -141,6 +155,20 @@ impl Timeline {
         self.shift = Some(early);
         self.now = Some(now.max(first));
         Some((early, now.max(first)))
+    }
+
+    /// The earlier clock by which a stamp is nearest to the time so far, if that is within a day: where it is in `earlier`, and
+    /// what it adds.
+    fn known(&self, stamp: u64, now: u64) -> Option<(usize, u64)> {
+        let far = |shift: u64| stamp.saturating_add(shift).abs_diff(now);
+        let clocks = self.earlier.iter().enumerate().filter_map(|(at, shift)| Some((at, (*shift)?)));
+        clocks.filter(|(_, shift)| far(*shift) <= FAR).min_by_key(|(_, shift)| far(*shift))
+    }
+
+    /// Counts on by another clock; the one so far takes the place `at` among the earlier ones, and goes to their front.
+    fn turn(&mut self, shift: u64, at: usize) {
+        self.earlier[..=at].rotate_right(1);
+        self.earlier[0] = self.shift.replace(shift);
     }
 
     /// Whether a stamp is right that is far from the time so far.
@@ -225,7 +253,7 @@ mod tests {
     fn stamps_and_times() {
         let s = |seconds: i64| NOW.wrapping_add_signed(seconds * S as i64);
         let d = |days: i64| s(days * 86_400);
-        let day = 86_400;
+        let (day, month) = (86_400, 30 * 86_400);
         #[rustfmt::skip]
         let rows: &[(&[u64], &[i64], Trouble)] = &[
             (&[], &[], Trouble::default()),
@@ -255,6 +283,23 @@ mod tests {
             // Another clock, from some packet on.
             (&[s(0), s(1), s(9), d(-30), d(-30) + 5 * S, d(-30) + 7 * S], &[0, 1, 9, 9, 14, 16],
                 Trouble { back: Some((4, 30 * DAY + 9 * S)), ..Trouble::default() }),
+            // Two clocks that take turns, one 30 days behind; neither begins anew when its turn comes.
+            (&[s(0), s(1), s(2),
+                d(-30) + 3 * S, d(-30) + 4 * S, d(-30) + 5 * S,
+                s(6), s(7), s(8),
+                d(-30) + 9 * S, d(-30) + 10 * S, d(-30) + 11 * S,
+                s(12), s(13)],
+                &[0, 1, 2, 2, 3, 4, 6, 7, 8, 8, 9, 10, 12, 13],
+                Trouble { back: Some((4, 30 * DAY - S)), ..Trouble::default() }),
+            // One 30 days ahead: it is believed once.
+            (&[s(0), s(1), s(2),
+                d(30) + 3 * S, d(30) + 4 * S, d(30) + 5 * S,
+                s(6), s(7), s(8),
+                d(30) + 9 * S, d(30) + 10 * S, d(30) + 11 * S,
+                s(12), s(13)],
+                &[0, 1, 2, month + 3, month + 4, month + 5, month + 5, month + 6, month + 7,
+                    month + 9, month + 10, month + 11, month + 11, month + 12],
+                Trouble { back: Some((7, 30 * DAY - S)), ..Trouble::default() }),
         ];
         for (stamps, expected, trouble) in rows {
             let mut timeline = Timeline::default();
