@@ -1,9 +1,11 @@
 //! `towpath replay` and what captures may be: of links that nobody reads, with stamps that are wrong, many, and the output
 //! itself.
 
-use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use serde_json::Value;
 use towpath_gate::gate::Written;
@@ -211,4 +213,34 @@ fn a_capture_is_not_overwritten_while_it_is_read() {
     bench.replay(&["in.pcap", "--out", "/dev/null", "--replies", "out.pcap"]);
     bench.replay(&["in.pcap", "--out", "out.pcap"]);
     assert_eq!(packets(&bench.path("out.pcap")), 1);
+}
+
+/// `tcpdump -w - | towpath explain`: the answer does not wait for what comes behind the packet.
+#[test]
+fn a_packet_of_a_pipe_is_explained_when_it_comes() {
+    let bench = Bench::new("add allow ip from any to any\n");
+    bench.capture("in.pcap", &[(THEN, "udp 10.0.0.1:1 > 10.0.0.2:2")]);
+    let args = ["explain", "--capture", "-", "--packet", "1", "--rules", "rules.ipfw"];
+    let mut explain = bench
+        .towpath(&args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Held open: the capture goes on, only nothing comes.
+    let mut pipe = explain.stdin.take().unwrap();
+    pipe.write_all(&fs::read(bench.path("in.pcap")).unwrap()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while explain.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            explain.kill().unwrap();
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(pipe);
+    let output = explain.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("allow"));
 }

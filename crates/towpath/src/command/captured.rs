@@ -59,23 +59,38 @@ impl Captured {
     pub(crate) fn read<B>(
         &mut self,
         path: &Path,
-        mut each: impl FnMut(&Frame<'_>, Time) -> ControlFlow<B>,
+        each: impl FnMut(&Frame<'_>, Time) -> ControlFlow<B>,
     ) -> Result<Option<B>, Error> {
         let mut reader = pcap::Reader::open(path)?;
-        let [mut burst, mut next] = [Burst::new(BURST), Burst::new(BURST)];
-        let mut broken = None;
-        self.begin();
-        let mut received = reader.receive(&mut burst)?;
-        while received == Received::Frames && broken.is_none() {
-            // If this fails, it does so behind the packets that were read before.
-            let behind = reader.receive(&mut next);
-            let times = self.times(&burst, Some(&next));
-            broken = burst.iter().zip(times).find_map(|(frame, time)| each(&frame, *time).break_value());
-            received = behind?;
-            std::mem::swap(&mut burst, &mut next);
-        }
+        // Of a file the next burst is there to be looked at; a pipe may have us wait for it.
+        let file = reader.progress().total.is_some();
+        let broken = self.take(&mut reader, file, each)?;
         self.end(&reader);
         Ok(broken)
+    }
+
+    /// Takes all that comes from a port; `ahead` says that the burst behind each may be looked at before.
+    fn take<B>(
+        &mut self,
+        port: &mut impl Port,
+        ahead: bool,
+        mut each: impl FnMut(&Frame<'_>, Time) -> ControlFlow<B>,
+    ) -> Result<Option<B>, Error> {
+        let [mut burst, mut next] = [Burst::new(BURST), Burst::new(BURST)];
+        self.begin();
+        let mut received = port.receive(&mut burst)?;
+        while received == Received::Frames {
+            let behind = ahead.then(|| port.receive(&mut next));
+            let times = self.times(&burst, ahead.then_some(&next));
+            let broken = burst.iter().zip(times).find_map(|(frame, time)| each(&frame, *time).break_value());
+            // Who has what it wanted does not care what comes behind it, be that an error.
+            if broken.is_some() {
+                return Ok(broken);
+            }
+            received = behind.unwrap_or_else(|| port.receive(&mut next))?;
+            std::mem::swap(&mut burst, &mut next);
+        }
+        Ok(None)
     }
 
     /// Tells what could not be used; `unread` says what became of packets that begin as nobody knows.
@@ -92,3 +107,56 @@ impl Captured {
 
 /// What packets are to rules that begin with a link header that is not read.
 pub(crate) const NOT_IP: &str = "to the rules that is not IP";
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use towpath_port::{Caps, Stats};
+
+    use super::*;
+
+    /// Gives one packet, and then fails.
+    struct Fails(bool);
+
+    impl Port for Fails {
+        fn name(&self) -> &str {
+            "fails"
+        }
+
+        fn caps(&self) -> Caps {
+            Caps::default()
+        }
+
+        fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+            burst.clear();
+            if std::mem::replace(&mut self.0, true) {
+                return Err(Error::Io { name: "fails".into(), source: io::ErrorKind::Other.into() });
+            }
+            burst.push(Frame::new(&[0; 60], LinkType::ETHERNET)).unwrap();
+            Ok(Received::Frames)
+        }
+
+        fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+            Ok(0)
+        }
+
+        fn stats(&mut self) -> Stats {
+            Stats::default()
+        }
+    }
+
+    #[test]
+    fn an_error_behind_the_packet_that_was_wanted_is_nothing() {
+        for ahead in [false, true] {
+            let taken = Captured::default().take(&mut Fails(false), ahead, |_, _| ControlFlow::Break(7));
+            assert_eq!(taken.unwrap(), Some(7), "{ahead}");
+            let mut seen = 0;
+            let all = Captured::default().take(&mut Fails(false), ahead, |_, _| {
+                seen += 1;
+                ControlFlow::<()>::Continue(())
+            });
+            assert!(all.is_err() && seen == 1, "{ahead}: {seen}");
+        }
+    }
+}
