@@ -5,7 +5,7 @@
 //! frame's lane.
 
 use std::hint;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ const AGAIN: u64 = 16;
 const LOOKS: u32 = 8;
 /// Looks where the engine runs on the same CPU, each after the engine had its turn: two are cheaper than a sleep and a doorbell.
 const YIELDS: u32 = 2;
+/// How long is slept at a time while doorbells are not heard.
+const NAP: Duration = Duration::from_millis(1);
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;
 
@@ -392,7 +394,7 @@ impl Consumer {
         if armed && !self.lanes[lane as usize].is_returned() && !self.is_ended() {
             self.sleeps += 1;
             // A poll that fails otherwise shows in the next call that receives; here it is only a turn of the loop.
-            let waited = sys::wait_interruptibly(&[self.as_fd()], left);
+            let waited = self.nap(left);
             interrupted = waited.is_err_and(|error| error.kind() == ErrorKind::Interrupted);
         }
         if self.disarm().is_err() || self.is_ended() {
@@ -623,15 +625,26 @@ impl Consumer {
         }
         if self.arm() {
             self.sleeps += 1;
-            if self.interruptible {
-                let woken = sys::wait_interruptibly(&[self.as_fd()], left);
-                self.disarm()?;
-                return Ok(woken.map(|_| true)?);
+            match self.nap(left) {
+                Err(error) if self.interruptible || error.kind() != ErrorKind::Interrupted => {
+                    self.disarm()?;
+                    return Err(error.into());
+                }
+                _ => {}
             }
-            sys::wait(&[self.as_fd()], left)?;
         }
         self.disarm()?;
         Ok(true)
+    }
+
+    /// Sleeps until something comes, at most so long; fails with EINTR when a signal came.
+    fn nap(&self, left: Option<Duration>) -> io::Result<()> {
+        if self.lanes[0].is_deaf() {
+            // What is not read from the socket keeps it readable: to wait for that would be to spin. A doorbell is behind it, so what
+            // it would tell is looked for.
+            return sys::hung_up(&self.lanes[0].socket, left.map_or(NAP, |left| left.min(NAP))).map(drop);
+        }
+        sys::wait_interruptibly(&[self.as_fd()], left).map(drop)
     }
 
     /// The next frame of the lane whose turn it is, or of the next lane that has one.

@@ -347,11 +347,20 @@ pub(crate) fn wait_interruptibly(fds: &[BorrowedFd<'_>], timeout: Option<Duratio
     WAITS.set(WAITS.get() + 1);
     let mut set: Vec<PollFd<'_>> =
         fds.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
-    let timeout = timeout.map(|t| Timespec {
-        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: t.subsec_nanos().into(),
-    });
-    Ok(poll(&mut set, timeout.as_ref())? > 0)
+    Ok(poll(&mut set, timeout.map(timespec).as_ref())? > 0)
+}
+
+/// Whether the other end of the socket is gone, whatever it sent before and is still to be read; waits for that, at most so long.
+pub(crate) fn hung_up(socket: &OwnedFd, timeout: Duration) -> io::Result<bool> {
+    let mut set = [PollFd::new(socket, PollFlags::RDHUP)];
+    Ok(poll(&mut set, Some(&timespec(timeout)))? > 0)
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
 }
 
 #[cfg(test)]

@@ -95,6 +95,32 @@ fn client_without_descriptors() {
     while queue.recv().expect("received").is_some() {}
 }
 
+/// What was lost holds back what is behind it in the socket, which then stays readable.
+#[test]
+fn a_client_that_does_not_listen_sleeps_and_sees_the_end() {
+    World::new(config()).spawn("client_that_does_not_listen").succeeds();
+}
+
+#[test]
+#[ignore = "the client of a_client_that_does_not_listen_sleeps_and_sees_the_end"]
+fn client_that_does_not_listen() {
+    let (_world, mut channel, mut client) = pair(config());
+    channel.send(&message(1, LONG), &Meta::default()).expect("room");
+    channel.send(&message(2, LONG), &Meta::default()).expect("room");
+    without_descriptors(|| client.disarm().expect("listened"));
+    let meta = Meta { kind: Kind::REPLY, ..Meta::default() };
+    while client.try_send(b"x", &meta).is_ok() {}
+    let patience = Duration::from_millis(100);
+    client.set_send_timeout(Some(patience));
+    assert_eq!(client.send(b"x", &meta), Err(Full::Lent));
+    // Each sleep takes a millisecond at least.
+    let sleeps = u128::from(client.stats().sleeps);
+    assert!((1..=patience.as_millis() + 1).contains(&sleeps), "{sleeps} sleeps");
+    drop(channel);
+    client.set_send_timeout(Some(PATIENCE));
+    assert_eq!(client.send(b"x", &meta), Err(Full::Dead));
+}
+
 /// In a process of its own, because it is the process that has no descriptor.
 #[test]
 fn an_engine_without_a_descriptor_blames_nobody() {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use super::rings::Rings;
 use super::{ConsumerStats, Frame, FrameId};
@@ -249,7 +250,17 @@ impl Lane {
 
     /// Reads what the engine sent over the socket.
     pub(crate) fn listen(&mut self) -> Result<(), RecvError> {
-        self.post.listen(&self.socket, &mut self.ended)
+        self.post.listen(&self.socket, &mut self.ended)?;
+        // Its end is behind what is not read now.
+        if !self.ended && self.post.is_full() {
+            self.ended = sys::hung_up(&self.socket, Duration::ZERO).unwrap_or(false);
+        }
+        Ok(())
+    }
+
+    /// Whether what comes over the socket is left there until frames were received.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.post.is_full()
     }
 
     pub(crate) fn stats(&self) -> ConsumerStats {
@@ -324,12 +335,17 @@ impl Post {
     fn listen(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<(), RecvError> {
         // Bounded: an engine that keeps ringing could otherwise keep us here.
         for _ in 0..NOTICES {
-            let lost = self.announced.back().is_some_and(|(.., memory)| memory.is_none());
-            if lost || self.announced.len() >= ANNOUNCED || !self.hear(socket, ended)? {
+            if self.is_full() || !self.hear(socket, ended)? {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing is read ahead now.
+    fn is_full(&self) -> bool {
+        let lost = self.announced.back().is_some_and(|(.., memory)| memory.is_none());
+        lost || self.announced.len() >= ANNOUNCED
     }
 
     /// Reads the next message; whether there was one.
