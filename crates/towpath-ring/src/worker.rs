@@ -133,6 +133,8 @@ impl<'a> View<'a> {
 pub struct Reply {
     /// Behind those to the messages before, maybe.
     bytes: Vec<u8>,
+    /// Where each of those that wait to be sent ends, and how many of the frame's messages were done then.
+    ends: Vec<(usize, u32)>,
 }
 
 impl Reply {
@@ -140,6 +142,11 @@ impl Reply {
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
     }
 }
 
@@ -166,7 +173,7 @@ pub enum ServeError {
     /// No message could be received.
     #[error(transparent)]
     Recv(#[from] RecvError),
-    /// An answer could not be sent: its messages are done without, or when the wait for room was ended ([`Full::Interrupted`],
+    /// An answer could not be sent: its message is done without, or when the wait for room was ended ([`Full::Interrupted`],
     /// [`Full::Lent`]), the next call sends it.
     #[error("an answer of {len} bytes: {why}")]
     Reply {
@@ -266,7 +273,7 @@ impl Worker {
         while let Some(mut frame) = self.queue.recv()? {
             let mut done = 0;
             loop {
-                done += self.serve_frame(Begun { frame, done: 0, end: 0, replies: 0 }, &mut work)?;
+                done += self.serve_frame(Begun { frame, done: 0 }, &mut work)?;
                 if done >= BURST {
                     break;
                 }
@@ -297,7 +304,10 @@ impl Worker {
         };
         let served =
             Turn { queue: &mut self.queue, reply: &mut self.reply, begun: &mut begun }.serve(count, work);
-        if begun.done >= count && begun.end == 0 {
+        if let Err(ServeError::Recv(_) | ServeError::Reply { why: Full::Dead, .. }) = served {
+            // The next call would fail with the same frame again, and so on.
+            self.reply.clear();
+        } else if begun.done >= count && self.reply.ends.is_empty() {
             self.queue.verdict(begun.frame, Verdict::Pass);
         } else {
             self.begun = Some(begun);
@@ -452,10 +462,8 @@ impl Worker {
 #[derive(Debug)]
 struct Begun {
     frame: Frame,
-    /// Messages that are done, and where the replies end to those; how many replies wait to be sent.
+    /// Messages that are done.
     done: u32,
-    end: usize,
-    replies: u32,
 }
 
 /// What [`Worker::serve`] does with a frame. If the work panics, what was done before is answered all the same.
@@ -478,15 +486,19 @@ impl Turn<'_> {
 
     /// Does messages until all are done or their answers are long.
     fn work(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), RecvError> {
-        let Begun { frame, done, end, replies } = &mut *self.begun;
+        let Begun { frame, done } = &mut *self.begun;
+        let mut end = 0;
         let (header, payload) = (frame.header(), self.queue.payload(frame));
         let (connection, time, from) = (connection(frame), header.time, *done as usize);
         let mut each = |part| {
             self.queue.tell_at(frame, *done as u16);
             work(View { part, connection, time }, self.reply);
             let now = self.reply.bytes.len();
-            *replies += u32::from(now > *end);
-            (*end, *done) = (now, *done + 1);
+            *done += 1;
+            if now > end {
+                self.reply.ends.push((now, *done));
+            }
+            end = now;
             now < SMALL
         };
         if header.kind == Kind::MESSAGE {
@@ -504,23 +516,34 @@ impl Turn<'_> {
 
     /// Says what was done.
     fn answer(&mut self) -> Result<(), ServeError> {
-        let Begun { frame, done, end, replies } = &mut *self.begun;
-        let len = *end;
-        self.reply.bytes.truncate(len);
-        if len == 0 {
-            return Ok(());
+        let Begun { frame, done } = &mut *self.begun;
+        let Reply { bytes, ends } = &mut *self.reply;
+        let mut count = ends.len();
+        while count > 0 {
+            let (len, upto) = ends[count - 1];
+            // Behind the last one, others may be done that have no answer.
+            let group = if count == ends.len() { *done } else { upto };
+            let meta =
+                Meta { kind: Kind::REPLY, port: frame.seq().0, group, mark: count as u32, ..Meta::default() };
+            let sent = self.queue.reply(frame, &bytes[..len], &meta);
+            match sent {
+                Err(why @ (Full::Interrupted | Full::Lent)) => return Err(ServeError::Reply { len, why }),
+                // Together with the last, which is the one that made it long; those before it are not lost with it.
+                Err(Full::TooLarge) if count > 1 => {
+                    count -= 1;
+                    continue;
+                }
+                Ok(()) | Err(_) => {}
+            }
+            bytes.drain(..len);
+            // A long one does not keep its memory.
+            bytes.shrink_to(2 * SMALL);
+            ends.drain(..count);
+            ends.iter_mut().for_each(|(end, _)| *end -= len);
+            count = ends.len();
+            sent.map_err(|why| ServeError::Reply { len, why })?;
         }
-        let (port, group) = (frame.seq().0, *done);
-        let meta = Meta { kind: Kind::REPLY, port, group, mark: *replies, ..Meta::default() };
-        let sent = self.queue.reply(frame, &self.reply.bytes, &meta);
-        if let Err(why @ (Full::Interrupted | Full::Lent)) = sent {
-            return Err(ServeError::Reply { len, why });
-        }
-        (*end, *replies) = (0, 0);
-        self.reply.bytes.clear();
-        // A long one does not keep its memory.
-        self.reply.bytes.shrink_to(2 * SMALL);
-        sent.map_err(|why| ServeError::Reply { len, why })
+        Ok(())
     }
 }
 
@@ -528,8 +551,10 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         // What the message that panicked had of an answer is not one.
         if std::thread::panicking() {
-            let _ = self.answer();
-            self.reply.bytes.clear();
+            self.reply.bytes.truncate(self.reply.ends.last().map_or(0, |(end, _)| *end));
+            // One that is too long is left out.
+            while let Err(ServeError::Reply { why: Full::TooLarge, .. }) = self.answer() {}
+            self.reply.clear();
         }
     }
 }
@@ -639,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_answered_is_done_and_what_is_behind_it_too() {
+    fn what_cannot_be_answered_is_done_and_all_else_is_answered() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ring");
         let config = Config { messages: true, bursts: true, oneshot_max: 0, ..Config::default() };
@@ -662,11 +687,57 @@ mod tests {
         let mut channel = accept(&mut endpoint);
         let bundle = channel.send_bundle(parts(&["a", "b", "c"]), &Meta::default()).unwrap().0;
         channel.send(b"d", &Meta { kind: Kind::MESSAGE, ..Meta::default() }).unwrap();
-        assert_eq!(until(&mut channel, 2), [(bundle, 3, 1, "r".to_owned())]);
+        let last = channel.send_bundle(parts(&["a", "e", "b"]), &Meta::default()).unwrap().0;
+        let r = || "r".to_owned();
+        let expected = [(bundle, 1, 1, r()), (bundle, 3, 1, r()), (last, 2, 2, "rr".to_owned())];
+        assert_eq!(until(&mut channel, 3), expected);
         drop(channel);
         let (seen, refused, ended) = worker.join().unwrap();
         ended.unwrap();
-        assert_eq!((seen.as_str(), refused), ("abcd", vec![2, 4]));
+        assert_eq!((seen.as_str(), refused), ("abcdaeb", vec![2, 4, 7]));
+    }
+
+    /// Short answers too may be too long together, for an engine with a small ring.
+    #[test]
+    fn answers_that_are_too_long_together_go_in_parts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ring");
+        let tx = crate::Geometry::with(8 << 10, 64).unwrap();
+        let config = Config { messages: true, bursts: true, oneshot_max: 0, tx, ..Config::default() };
+        let mut endpoint = Endpoint::bind(&path, config).unwrap();
+        let worker = std::thread::spawn(move || {
+            let mut worker = Worker::attach(path, &Options::default()).unwrap().taking(8);
+            worker.serve(|message, reply| reply.extend(std::iter::repeat_n(message.bytes()[0], 3000)))
+        });
+        let mut channel = accept(&mut endpoint);
+        let bundle = channel.send_bundle(parts(&["a", "b", "c", "d"]), &Meta::default()).unwrap().0;
+        let (mut text, mut replies) = (String::new(), 0);
+        for (port, group, mark, bytes) in until(&mut channel, 1) {
+            replies += mark;
+            assert_eq!((port, group), (bundle, replies));
+            text += &bytes;
+        }
+        assert_eq!((replies, text), (4, ["a", "b", "c", "d"].map(|c| c.repeat(3000)).concat()));
+        drop(channel);
+        worker.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said_once() {
+        let (directory, mut endpoint) = front();
+        let path = directory.path().join("ring");
+        let worker = std::thread::spawn(move || {
+            let mut worker = Worker::attach(path, &Options::default()).unwrap().taking(8);
+            let error = worker.serve(|_, _| panic!("there is no message")).unwrap_err();
+            assert!(matches!(error, ServeError::Recv(RecvError::Damaged(_))), "{error}");
+            worker.serve(|message, reply| reply.extend_from_slice(message.bytes()))
+        });
+        let mut channel = accept(&mut endpoint);
+        channel.send(b"nonsense", &Meta { kind: Kind::MESSAGES, mark: 5, ..Meta::default() }).unwrap();
+        let good = channel.send(b"good", &Meta { kind: Kind::MESSAGE, ..Meta::default() }).unwrap().0;
+        assert_eq!(until(&mut channel, 1), [(good, 1, 1, "good".to_owned())]);
+        drop(channel);
+        worker.join().unwrap().unwrap();
     }
 
     #[test]
