@@ -119,10 +119,10 @@ impl Seat {
         let theirs = Words::map(page.as_fd(), abi::TAP_BYTES, Access::Foreign)?;
         let welcome = Welcome { version: abi::VERSION, answer: Reply::Attached(terms) };
         let fds = [shared.log.as_fd(), shared.payload.as_fd(), page.as_fd()];
-        share.lend();
         if sys::send(&socket, &welcome.emit(), &fds)? != Sent::Yes {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }
+        share.lend();
         let ringer = Ringer::new(abi::CLIENT_NEED_WAKEUP, terms.fences, std::sync::Arc::default());
         Ok(Self { socket, pidfd: sys::pidfd(peer.pid), theirs, ringer, peer, name, _share: share })
     }

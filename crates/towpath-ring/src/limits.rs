@@ -12,10 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::header::Credentials;
-use crate::sys;
+use crate::sys::{self, Process};
 
 /// How long memory counts that is with a process whose end cannot be seen.
 const UNSEEN: Duration = Duration::from_secs(3600);
+/// What such a process had of channels that ended within so long is counted together, as long as the last of it.
+const TOGETHER: Duration = Duration::from_secs(60);
 
 /// What each user may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +52,8 @@ struct Holder {
     pid: u32,
     name: String,
     bytes: u64,
-    /// The end of its process, if that counts and can be seen.
-    pidfd: Option<OwnedFd>,
+    /// Its process, if that counts.
+    process: Process,
     /// The memory was handed over.
     lent: bool,
 }
@@ -76,7 +78,7 @@ enum Until {
 #[derive(Debug, Default)]
 struct Book {
     holders: BTreeMap<u64, Holder>,
-    /// One for each process.
+    /// One for each process whose end can be seen; of others, one for each minute.
     kept: Vec<Kept>,
     next: u64,
 }
@@ -106,14 +108,20 @@ impl Shares {
         }
         book.forget(uid, Instant::now());
         // Each is a descriptor of ours.
-        if book.kept.iter().filter(|k| k.uid == uid).count() >= channels_per_user {
+        let seen = |k: &&Kept| k.uid == uid && matches!(k.until, Until::Ended(_));
+        if book.kept.iter().filter(seen).count() >= channels_per_user {
             return Err(format!("{channels_per_user} processes of user {uid}; {}", book.theirs(uid)));
         }
         self.has_room(&book, uid, bytes)?;
+        let process = if is_trusted(uid) {
+            Process::Unseen
+        } else {
+            sys::process(peer.pid)
+                .map_err(|e| format!("the end of process {} cannot be seen: {e}", peer.pid))?
+        };
         let number = book.next;
         book.next += 1;
-        let pidfd = if is_trusted(uid) { None } else { sys::pidfd(peer.pid) };
-        let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, pidfd, lent: false };
+        let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, process, lent: false };
         book.holders.insert(number, holder);
         Ok(Share { shares: self.clone(), number })
     }
@@ -160,20 +168,30 @@ impl Book {
 
     /// The channel has ended. What its client may have kept counts on.
     fn end(&mut self, number: u64, now: Instant) {
-        let Some(Holder { uid, pid, name, bytes, pidfd, lent }) = self.holders.remove(&number) else {
+        let Some(Holder { uid, pid, name, bytes, process, lent }) = self.holders.remove(&number) else {
             return;
         };
         if is_trusted(uid) || !lent {
             return;
         }
-        let until = pidfd.map_or(Until::Then(now + UNSEEN), Until::Ended);
+        let until = match process {
+            Process::Seen(pidfd) => Until::Ended(pidfd),
+            Process::Ended => return,
+            Process::Unseen => Until::Then(now + UNSEEN + TOGETHER),
+        };
         if until.has_come(now) {
             return;
         }
         self.forget(uid, now);
-        match self.kept.iter_mut().find(|kept| (kept.uid, kept.pid) == (uid, pid)) {
+        let goes_with = |kept: &&mut Kept| match (&kept.until, &until) {
             // As long as a process is there, no other has its number.
-            Some(kept) => (kept.bytes, kept.until) = (kept.bytes + bytes, until),
+            (Until::Ended(_), Until::Ended(_)) => true,
+            // Its time is not put off by what comes later: all of it would count for as long as there are new channels.
+            (Until::Then(then), Until::Then(_)) => *then >= now + UNSEEN,
+            _ => false,
+        };
+        match self.kept.iter_mut().filter(|kept| (kept.uid, kept.pid) == (uid, pid)).find(goes_with) {
+            Some(kept) => kept.bytes += bytes,
             None => self.kept.push(Kept { uid, pid, name, bytes, until }),
         }
     }
@@ -257,6 +275,8 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::mock;
+    use crate::open::open;
 
     #[test]
     fn a_limit_names_itself_and_the_holders() {
@@ -354,6 +374,51 @@ mod tests {
             book.forget(uid, now + later);
             book.bytes_of(uid)
         };
-        assert_eq!((left(UNSEEN - Duration::from_secs(60)), left(UNSEEN)), (100, 0));
+        assert_eq!((left(UNSEEN - Duration::from_secs(1)), left(UNSEEN + TOGETHER)), (100, 0));
+    }
+
+    #[test]
+    fn what_is_new_puts_nothing_off() {
+        let shares = Shares::new(Limits { channels_per_user: 1, ..Limits::default() });
+        let (uid, begin) = (rustix::process::geteuid().as_raw() + 7, Instant::now());
+        let book = || shares.lock();
+        // More often than there may be channels at a time: nothing of ours is with any.
+        for n in 0..120 {
+            let share = shares.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10).unwrap();
+            share.lend();
+            book().end(share.number, begin + n * Duration::from_secs(10));
+        }
+        assert!(book().kept.len() <= 20);
+        let left = |later: Duration| {
+            book().forget(uid, begin + later);
+            book().bytes_of(uid)
+        };
+        assert_eq!(left(UNSEEN - Duration::from_secs(1)), 1200);
+        // Seven go together each time.
+        assert_eq!(left(UNSEEN + Duration::from_secs(600)), 640);
+        assert_eq!(left(UNSEEN + Duration::from_secs(1300)), 0);
+    }
+
+    #[test]
+    fn what_was_never_handed_over_and_what_a_dead_process_had_does_not_count() {
+        let Ok(mut child) = Command::new("true").spawn() else {
+            println!("not tested: there is no true(1)");
+            return;
+        };
+        child.wait().unwrap();
+        let shares = Shares::new(Limits::default());
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let peer = |pid| Credentials { pid, uid, gid: 0 };
+        let share = shares.take(&peer(child.id()), "ids", 50).unwrap();
+        share.lend();
+        drop(share);
+        assert_eq!(shares.lock().bytes_of(uid), 0);
+
+        let (ours, theirs) = sys::pair().unwrap();
+        drop(theirs);
+        let peer = peer(0);
+        let share = shares.take(&peer, "ids", 50).unwrap();
+        open(&mock::config(), &ours, peer, &mock::hello(), share, None).unwrap_err();
+        assert_eq!(shares.lock().bytes_of(uid), 0);
     }
 }

@@ -50,10 +50,10 @@ pub(crate) fn open(
     };
     let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
     let mut memory = made.iter().map(|(.., memory)| memory);
-    share.lend();
     // The first lane comes with the welcome, and its socket is the one that is there.
     let first = memory.next().ok_or(std::io::ErrorKind::InvalidInput)?;
     hand_over(socket, &welcome.emit(), &first.fds())?;
+    share.lend();
     for (lane, memory) in (1..).zip(memory) {
         let (ours, theirs) = sys::pair()?;
         let mut fds = memory.fds().to_vec();

@@ -205,10 +205,36 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     Ok(Credentials { pid: cred.pid.unsigned_abs(), uid: cred.uid, gid: cred.gid })
 }
 
-/// A descriptor that becomes readable when process `pid` ends (pidfd_open(2)); none on a kernel without it.
+/// Another process, as far as its end is concerned.
+#[derive(Debug)]
+pub(crate) enum Process {
+    /// This becomes readable when it ends.
+    Seen(OwnedFd),
+    Ended,
+    /// It is of a process namespace that we do not see into, or the kernel has no pidfd_open(2).
+    Unseen,
+}
+
+/// Process `pid`. Fails when we have no descriptor or no memory left.
+pub(crate) fn process(pid: u32) -> io::Result<Process> {
+    use rustix::io::Errno;
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return Ok(Process::Unseen);
+    };
+    match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+        Ok(fd) => Ok(Process::Seen(fd)),
+        Err(Errno::SRCH) => Ok(Process::Ended),
+        Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(e.into()),
+        Err(_) => Ok(Process::Unseen),
+    }
+}
+
+/// A descriptor that becomes readable when process `pid` ends; none if there is none, for whatever reason.
 pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+    match process(pid) {
+        Ok(Process::Seen(fd)) => Some(fd),
+        _ => None,
+    }
 }
 
 /// What became of a message that was sent without blocking.
