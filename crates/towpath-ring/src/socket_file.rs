@@ -18,6 +18,9 @@ use crate::sys;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The file of a Unix socket, which goes with this, unless there is another's by then.
+///
+/// Drop it before the listener, which keeps its number taken: a file that somebody makes there after the listener is closed may get the
+/// same one, and would be removed in its place. (Fields of a struct are dropped in their order, variables in the reverse of theirs.)
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -139,6 +142,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let _lock = lock(&path).unwrap();
+        assert!(lock(&path).is_none(), "two have it");
         let _bound = SocketFile::bind(&path, || UnixListener::bind(&path)).unwrap();
     }
 }
