@@ -717,7 +717,8 @@ mod tests {
             assert_eq!((port, group), (bundle, replies));
             text += &bytes;
         }
-        assert_eq!((replies, text), (4, ["a", "b", "c", "d"].map(|c| c.repeat(3000)).concat()));
+        assert_eq!(replies, 4);
+        assert!(text == ["a", "b", "c", "d"].map(|c| c.repeat(3000)).concat());
         drop(channel);
         worker.join().unwrap().unwrap();
     }
