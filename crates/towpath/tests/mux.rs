@@ -625,6 +625,35 @@ fn a_socket_that_another_front_made_stays() {
     assert!(!path.exists(), "its own goes with it");
 }
 
+/// Its file is gone before nobody listens there: a successor's would otherwise look like its own, and go with it.
+#[test]
+fn a_front_that_drains_leaves_its_place_to_the_next() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("front.sock");
+    let address = format!("unix:{}", path.display());
+    let held = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let args = ["--workers", "1", "--drain", "60"];
+    let old = Front::listen(&address, &example("mux_worker"), &args);
+    let mut asked = UnixStream::connect(&path).expect("it listens");
+    let wait = format!("wait {}", held.local_addr().expect("an address"));
+    asked.write_all(&message(wait.as_bytes())).expect("it is open");
+    let (worker, _) = held.accept().expect("the worker waits");
+    old.signal(Signal::TERM);
+    while UnixStream::connect(&path).is_ok() {
+        thread::yield_now();
+    }
+    assert!(!path.exists(), "it has gone before the listener");
+    let new = Front::listen(&address, &example("mux_worker"), &args);
+    drop(worker);
+    assert_eq!(split(&answer(&mut asked).expect("an answer")).1, wait.as_bytes());
+    drop(asked);
+    assert_eq!(old.ended().0, Some(0));
+    let mut stream = UnixStream::connect(&path).expect("the new one listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    assert_eq!(new.finish().0, Some(0));
+}
+
 #[test]
 fn a_unix_socket_works_as_tcp_does() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -197,7 +197,6 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let tls = tls.map_err(|error| (exit::USAGE, format!("--tls: {error}")))?;
     let peers = args.connected.iter().map(|peer| how(peer, args.trust.as_deref()));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
-    // They go with it.
     let mut sockets = Vec::new();
     for address in &args.listen {
         let listens = front::listen(&server, address, tls.as_ref());
@@ -232,7 +231,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),
         Error::System { .. } => (exit::FAILED, error.to_string()),
     };
-    let front = Front::new(&server, config, desk).map_err(code)?;
+    let mut front = Front::new(&server, config, desk).map_err(code)?;
+    front.keep(sockets);
     say(format_args!("{workers} workers attached"));
     let connect = |(peer, how): (&String, Connect)| {
         let connector = server.connect(peer, how);

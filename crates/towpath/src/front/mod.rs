@@ -40,6 +40,7 @@ use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Server, Told};
 use towpath_mux::mux::{Mux, Order, SendError};
+use towpath_ring::SocketFile;
 use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
@@ -161,6 +162,8 @@ pub struct Front {
     deal: Deal,
     /// How long who looks at it, and what leaves without a copy, can be left alone.
     patience: Duration,
+    /// Of the Unix sockets where it listens, as long as it does.
+    sockets: Vec<SocketFile>,
     /// Holds the workers' sockets; removed with it.
     _directory: TempDir,
 }
@@ -231,6 +234,7 @@ impl Front {
             desk,
             deal: Deal::new(),
             patience: Duration::ZERO,
+            sockets: Vec::new(),
             _directory: directory,
         };
         for seat in &mut front.seats {
@@ -244,6 +248,11 @@ impl Front {
             }
         }
         Ok(front)
+    }
+
+    /// Gives it the files of the Unix sockets that it serves: they go when it stops accepting.
+    pub fn keep(&mut self, sockets: Vec<SocketFile>) {
+        self.sockets.extend(sockets);
     }
 
     /// Serves until a signal ends it: SIGTERM and SIGINT drain, a second one does not wait.
@@ -433,6 +442,9 @@ impl Front {
                     self.cut_before = cut(&self.driver.server());
                     // One that has been begun comes to its end.
                     self.replacing = None;
+                    // Before nobody listens there any more: a successor that finds the file then puts its own in its place, which may
+                    // have the same number (inode(7)), and would go with us.
+                    self.sockets.clear();
                     self.driver.server().drain(Some(self.config.drain));
                 }
             }

@@ -29,10 +29,10 @@ const CHANNELS: u32 = 1_000_000;
 
 /// A mux that listens, and does not accept yet.
 pub(super) struct Listening {
+    /// Of the Unix sockets among where it listens. They go before these are closed: then a successor may have put its own there.
+    unix: Vec<SocketFile>,
     server: Server,
     config: Mux,
-    /// Of the Unix sockets among where it listens.
-    unix: Vec<SocketFile>,
 }
 
 /// A mux that runs.
@@ -45,7 +45,6 @@ pub(super) struct Service {
     runs: Option<Runs>,
     /// Whether it ended well, once it has ended.
     ended: Option<bool>,
-    unix: Vec<SocketFile>,
 }
 
 /// Who serves a mux.
@@ -84,7 +83,7 @@ impl Listening {
             log::info!("mux {}: listens on {at}", config.name);
             unix.extend(socket);
         }
-        Ok(Self { server, config: config.clone(), unix })
+        Ok(Self { unix, server, config: config.clone() })
     }
 
     /// Starts its workers, and when they have attached, or it is `stopped` meanwhile, its thread; or gives back what is for a thread of
@@ -98,7 +97,8 @@ impl Listening {
         done: Bell,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
-        let Self { server, config, unix } = self;
+        // In this order, as they are dropped in the other.
+        let Self { config, server, unix } = self;
         let Mux { name, .. } = config;
         let door = Arc::new(door);
         server.set_admission(Arc::clone(&door) as Arc<_>);
@@ -113,8 +113,9 @@ impl Listening {
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
-        let (front, orders) = Front::ordered(&server, front, desk, stopped)
+        let (mut front, orders) = Front::ordered(&server, front, desk, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
+        front.keep(unix);
         let (runs, served) = if engine {
             let (end, gone) = channel();
             (Runs::Engine(gone), Some(Served { front, end, done }))
@@ -128,7 +129,7 @@ impl Listening {
             let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
             (Runs::Own(thread), None)
         };
-        Ok((Service { name, door, server, orders, runs: Some(runs), ended: None, unix }, served))
+        Ok((Service { name, door, server, orders, runs: Some(runs), ended: None }, served))
     }
 }
 
@@ -174,7 +175,6 @@ impl Service {
 
     /// Waits for its end. Whether it ended well.
     pub(super) fn join(mut self) -> bool {
-        self.unix.clear();
         match self.runs.take() {
             Some(Runs::Own(thread)) => self.settle(thread.join().ok()),
             Some(Runs::Engine(gone)) => self.settle(gone.recv().ok().map(end)),
