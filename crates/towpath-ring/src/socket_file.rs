@@ -36,14 +36,7 @@ impl SocketFile {
     pub fn bind<L>(path: &Path, mut listen: impl FnMut() -> io::Result<L>) -> io::Result<(L, Self)> {
         let _lock = lock(path);
         let listener = match listen() {
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse
-                    && Self::is_socket(path)
-                    && !sys::is_listened_on(path)? =>
-            {
-                std::fs::remove_file(path)?;
-                listen()?
-            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && make_room(path)? => listen()?,
             other => other?,
         };
         Ok((listener, Self { path: path.into(), file: identity(path) }))
@@ -67,6 +60,19 @@ impl Drop for SocketFile {
         if self.file.is_some() && identity(&self.path) == self.file {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Removes a socket that nobody listens on; whether nothing is there then. An engine that ends removes its own without the lock, so
+/// it may go between any two steps of this.
+fn make_room(path: &Path) -> io::Result<bool> {
+    let removed = || {
+        let is_dead = std::fs::symlink_metadata(path)?.file_type().is_socket() && !sys::is_listened_on(path)?;
+        if is_dead { std::fs::remove_file(path).map(|()| true) } else { Ok(false) }
+    };
+    match removed() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        other => other,
     }
 }
 
@@ -113,6 +119,23 @@ mod tests {
         assert!(SocketFile::is_socket(&path));
         drop(others);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_goes_meanwhile_is_not_in_the_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let mut ending = Some(sys::listen(&path, 1).unwrap());
+        let listen = || {
+            let listener = sys::listen(&path, 1);
+            // Another engine ends right behind the first try.
+            if ending.take().is_some() {
+                std::fs::remove_file(&path).unwrap();
+            }
+            listener
+        };
+        let _bound = SocketFile::bind(&path, listen).unwrap();
+        assert!(sys::is_listened_on(&path).unwrap());
     }
 
     /// Of several that find a dead one's socket at once, one has the place.
