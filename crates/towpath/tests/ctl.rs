@@ -468,6 +468,14 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(numbers, [100, 160, 200, 65535]);
     ok("table T create type addr valtype tag");
     ok("ipfw table T add 10.0.0.0/8 5 192.0.2.1 6");
+    // What is there, and what is not, are errors without -q.
+    for words in ["table T add 192.0.2.1 7", "table T delete 192.0.2.2"] {
+        assert_eq!(said(&format!("ipfw {words}")).0, 1, "{words}");
+        assert_eq!(said(&format!("ipfw -n -q {words}")).0, 0, "{words}");
+        ok(&format!("ipfw -q {words}"));
+    }
+    assert_eq!(ok("ipfw table T lookup 192.0.2.1"), "192.0.2.1/32 7\n");
+    ok("ipfw -qf table T add 192.0.2.1 6");
     assert_eq!(ok("show table T"), "10.0.0.0/8 5\n192.0.2.1/32 6\n");
     assert_eq!(said("show table U").0, 1);
     // Before the words or behind them.

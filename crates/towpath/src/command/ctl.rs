@@ -113,8 +113,8 @@ struct Sysctl {
 /// The words of ipfw(8): `ipfw show`, `ipfw -d list`, `ipfw add ...`, `ipfw table T add ...`
 ///
 /// Flags: -a counters, -d states too, -D states only, -S sets, -v more of the states, -n: a command is read and what it would change is
-/// told, but nothing changes; -q, -f, -N, -t, -T, -c and -e are taken and mean nothing here. Whatever changes something takes all of it or
-/// nothing.
+/// told, but nothing changes; -q: `table T add` gives an entry that is there the new value, and `delete` of one that is not there is no error;
+/// -f, -N, -t, -T, -c and -e are taken and mean nothing here. Whatever changes something takes all of it or nothing.
 #[derive(Debug, Args)]
 struct Ipfw {
     /// ipfw's flags and words
@@ -556,7 +556,11 @@ fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
             }))
         }
         [] => Err(Failure::new(exit::USAGE, "ipfw needs a command; `ipfw show` lists the rules".into())),
-        _ => look(socket, &words, json).unwrap_or_else(|| command(socket, words.join(" "), given('n'), json)),
+        _ => look(socket, &words, json).unwrap_or_else(|| {
+            // It is the one flag that changes what a command does.
+            let quiet = if given('q') { "-q " } else { "" };
+            command(socket, format!("{quiet}{}", words.join(" ")), given('n'), json)
+        }),
     }
 }
 
