@@ -801,10 +801,11 @@ fn what_cannot_be_served_is_told_in_a_line() {
     std::fs::write(&file, b"").expect("a file");
     let file = format!("unix:{}", file.display());
     let any = "127.0.0.1:0";
-    let rows: [(&[&str], i32, &str); 13] = [
+    let rows: [(&[&str], i32, &str); 14] = [
         (&[&taken, "--framing", "line", "--worker", &worker], 7, "another program listens there"),
         (&[&file, "--framing", "line", "--worker", &worker], 7, "something that is no socket is there"),
         (&["nowhere", "--framing", "line", "--worker", &worker], 64, "an address is HOST:PORT or unix:PATH"),
+        (&["[fe80::1]:0", "--framing", "line", "--worker", &worker], 7, "cannot listen on [fe80::1]:0"),
         (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),
         (&[any, "--framing", "line", "--worker", "/nowhere/worker"], 4, "cannot start `/nowhere/worker`"),
         (&[any, "--framing", "line", "--worker", "true"], 4, "ended before it attached (exit status: 0)"),
@@ -815,7 +816,11 @@ fn what_cannot_be_served_is_told_in_a_line() {
             "there are 1 to 64 workers",
         ),
         (&["--framing", "line", "--worker", &worker], 64, "<ADDR>"),
-        (&[any, "--framing", "line", "--worker", &worker, "--tls", "a,b"], 64, "a: no certificate in PEM"),
+        (
+            &[any, "--framing", "line", "--worker", &worker, "--tls", "a,b"],
+            64,
+            "a: no certificate in PEM",
+        ),
         (&[any, "--framing", "line", "--worker", &worker, "--tls", "a"], 64, "CERT,KEY"),
         (
             &["--framing", "line", "--worker", &worker, "--connected", "here"],

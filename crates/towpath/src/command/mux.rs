@@ -200,9 +200,9 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let mut sockets = Vec::new();
     for address in &args.listen {
         let listens = front::listen(&server, address, tls.as_ref());
-        let (at, socket) = listens.map_err(|error| match error.source.kind() {
-            io::ErrorKind::InvalidInput => (exit::USAGE, error.to_string()),
-            _ => (exit::NO_PORT, error.to_string()),
+        let (at, socket) = listens.map_err(|error| {
+            let code = if front::is_no_address(&error.source) { exit::USAGE } else { exit::NO_PORT };
+            (code, error.to_string())
         })?;
         say(format_args!("listening on {at}"));
         sockets.extend(socket);

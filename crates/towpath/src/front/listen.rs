@@ -39,6 +39,12 @@ pub fn listen(
     at.map(|at| (at.to_string(), None)).map_err(wrong)
 }
 
+/// Whether it was no address that was to be listened on. What bind(2) does not take is one, though its EINVAL is of the same kind: an
+/// address of a link (`fe80::1`) without its interface.
+pub fn is_no_address(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none()
+}
+
 fn hint(address: &str, error: &io::Error) -> &'static str {
     let path = address.strip_prefix("unix:").map(Path::new);
     match error.kind() {
@@ -51,7 +57,7 @@ fn hint(address: &str, error: &io::Error) -> &'static str {
         io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
         io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
         io::ErrorKind::AddrNotAvailable => "; it is none of this machine's addresses",
-        io::ErrorKind::InvalidInput => "; an address is HOST:PORT or unix:PATH",
+        _ if is_no_address(error) => "; an address is HOST:PORT or unix:PATH",
         _ => "",
     }
 }

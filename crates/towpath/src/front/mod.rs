@@ -45,7 +45,7 @@ use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
 use deal::Deal;
-pub use listen::{ListenError, listen};
+pub use listen::{ListenError, is_no_address, listen};
 use pace::Pace;
 pub use process::Ending;
 use process::Returns;
