@@ -657,17 +657,12 @@ impl Administrator {
             let line = |what| format!("{what} cannot change while it runs{why}: restart");
             return Err(fixed.iter().map(line).collect());
         }
-        let cramped = |queue: &&config::Queue| {
-            let socket = self.sockets.iter().find(|socket| socket.queue == queue.number);
-            socket.is_some_and(|socket| !socket.has_room(&queue.inspectors))
+        let cramped = |queue: &config::Queue| {
+            let socket = self.sockets.iter().find(|socket| socket.queue == queue.number)?;
+            let why = socket.lacks(&queue.inspectors)?;
+            Some(format!("queue {}: {why}, which cannot change while it runs: restart", queue.number))
         };
-        let line = |queue: &config::Queue| {
-            format!(
-                "queue {}: its `memory` is for fewer inspectors, and cannot change while it runs: restart",
-                queue.number
-            )
-        };
-        let cramped: Vec<String> = config.queues.iter().filter(cramped).map(line).collect();
+        let cramped: Vec<String> = config.queues.iter().filter_map(cramped).collect();
         if !cramped.is_empty() {
             return Err(cramped);
         }

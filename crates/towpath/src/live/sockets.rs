@@ -81,10 +81,21 @@ impl Socket {
         Ok(Self { queue: number, path, endpoint, pause, limits, threads, kids, _directory: directory })
     }
 
-    /// Whether there is room for these: what each user may have is said once.
-    pub(super) fn has_room(&self, inspectors: &config::Inspectors) -> bool {
-        inspectors.wanted() <= self.limits.channels_per_user
-            && inspectors.rings(self.threads) <= self.limits.bytes_per_user
+    /// What these want beyond what each user may have, which is said once: when the engine starts.
+    pub(super) fn lacks(&self, inspectors: &config::Inspectors) -> Option<String> {
+        let (wanted, most) = (inspectors.wanted(), self.limits.channels_per_user);
+        if wanted > most {
+            return Some(format!("{wanted} inspectors are to be started, and one user may have {most}"));
+        }
+        let (wanted, most) = (inspectors.rings(self.threads), self.limits.bytes_per_user);
+        (wanted > most).then(|| {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            format!(
+                "its inspectors take {:.1} MiB, and one user may have {:.1} (`memory`, or as much as there was without it at the start)",
+                mib(wanted),
+                mib(most),
+            )
+        })
     }
 
     /// Has these processes from now on: those that are there already go on, the others are ended, or started by
