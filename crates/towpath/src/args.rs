@@ -53,7 +53,8 @@ pub(crate) struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
 4 an inspector or worker did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
-7 a port, or an address to listen on, cannot be had, 64 wrong usage.";
+7 a port, or an address to listen on, cannot be had, 64 wrong usage, \
+128 + N signal N ended a replay.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -93,7 +94,7 @@ pub(crate) enum Command {
 /// process that --queue N names, in shared memory; its verdict decides. What passed goes to --out, in the order of the
 /// capture; a report goes to standard output. States live on the captures' clock, which never goes back, nor far ahead
 /// for one packet alone; an inspector's deadline is wall-clock time. SIGINT, SIGTERM and SIGHUP end a replay, and
-/// whatever it has started with it.
+/// whatever it has started with it; the exit code is 128 + the signal's number. A second one ends it as it stands.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
