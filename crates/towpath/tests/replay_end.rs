@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, getpgid, kill_process, test_kill_process};
 use towpath_port::netns::until;
-use towpath_port::pcap::Writer;
+use towpath_port::pcap::{Reader, Writer};
+use towpath_port::{Burst, Port, Received};
 use towpath_ring::Consumer;
 
 /// A replay whose directories for the time being are in one of the test's.
@@ -73,6 +74,12 @@ fn is_ignored(signal: Signal) -> bool {
     u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
 }
 
+/// Not a file of no bytes, which is no capture.
+fn is_empty_capture(path: &PathBuf) -> bool {
+    let mut capture = Reader::open(path).unwrap();
+    capture.receive(&mut Burst::new(1)).unwrap() == Received::End
+}
+
 fn office() -> String {
     format!("{}/../../examples/office.pcap", env!("CARGO_MANIFEST_DIR"))
 }
@@ -80,21 +87,31 @@ fn office() -> String {
 /// A terminal's ^C is for the replay: the inspector has a process group of its own, and goes with it.
 #[test]
 fn while_its_inspector_has_not_attached() {
-    let replay = Replay::start(&["--queue", TELLS, "--states-out", "states", &office()]);
+    let outputs = tempfile::tempdir().unwrap();
+    let [out, replies] = ["out.pcap", "replies.pcapng"].map(|name| outputs.path().join(name));
+    let written = [out.to_str().unwrap(), "--replies", replies.to_str().unwrap()];
+    let arguments = ["--queue", TELLS, "--states-out", "states", &office(), "--out"];
+    let replay = Replay::start(&[&arguments[..], &written].concat());
     let (_, pid) = replay.inspector();
     assert_eq!(getpgid(Some(pid)).unwrap(), pid);
     replay.end(Signal::TERM, "SIGTERM");
     assert!(test_kill_process(pid).is_err());
+    assert!([out, replies].iter().all(is_empty_capture));
 }
 
 #[test]
 fn while_it_waits_for_a_verdict() {
-    let replay = Replay::start(&["--queue", TELLS, "--deadline", "3600", &office()]);
+    let outputs = tempfile::tempdir().unwrap();
+    let [out, replies] = ["out.pcap", "replies.pcapng"].map(|name| outputs.path().join(name));
+    let written = [out.to_str().unwrap(), "--replies", replies.to_str().unwrap()];
+    let arguments = ["--queue", TELLS, "--deadline", "3600", &office(), "--out"];
+    let replay = Replay::start(&[&arguments[..], &written].concat());
     let (socket, pid) = replay.inspector();
     let mut inspector = Consumer::attach(socket).unwrap();
     assert!(inspector.recv().unwrap().is_some());
     replay.end(Signal::INT, "SIGINT");
     assert!(test_kill_process(pid).is_err());
+    assert!([out, replies].iter().all(is_empty_capture));
 }
 
 #[test]

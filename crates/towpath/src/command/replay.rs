@@ -90,7 +90,13 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         Failure::States(format!("--states-out: {path}: {error}"))
     };
     let saving = args.states_out.as_deref().map(Saving::create).transpose().map_err(unsaved)?;
-    let queues = queues(args, policy, ending)?;
+    let queues = match queues(args, policy, ending) {
+        Ok(queues) => queues,
+        Err(failure) => {
+            let _ = finish([out, replies]);
+            return Err(failure);
+        }
+    };
     let snapshot = args.states_in.as_deref().map(read_states).transpose()?;
     let edge = Outside {
         start: Instant::now(),
@@ -142,10 +148,13 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     tell_queues(&report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
     failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
-    for file in [out, replies].into_iter().flatten() {
-        file.finish().map_err(Failure::Output)?;
-    }
+    finish([out, replies]).map_err(Failure::Output)?;
     Ok(report)
+}
+
+/// Ends outputs: one without packets is a capture, too.
+fn finish(outputs: [Option<pcap::Writer>; 2]) -> Result<(), towpath_port::Error> {
+    outputs.into_iter().flatten().try_for_each(pcap::Writer::finish)
 }
 
 /// A snapshot that is whole and right.
@@ -432,8 +441,19 @@ struct Outside {
 
 impl Outside {
     /// Unless a signal has ended the replay.
-    fn go_on(&self) -> Result<(), Failure> {
-        self.ending.signal().map_or(Ok(()), |_| Err(Failure::Ended))
+    fn go_on(&mut self) -> Result<(), Failure> {
+        if self.ending.signal().is_none() {
+            return Ok(());
+        }
+        self.close();
+        Err(Failure::Ended)
+    }
+
+    /// Ends the outputs before their time, once.
+    fn close(&mut self) {
+        if let Err(error) = finish([self.out.take(), self.replies.take()]) {
+            self.failed.get_or_insert(error);
+        }
     }
 
     /// Takes the states of the snapshot, once.
@@ -458,7 +478,7 @@ impl Edge for Outside {
             return now;
         }
         // What is decided from here on only because nobody is waited for is no part of the outputs.
-        (self.out, self.replies) = (None, None);
+        self.close();
         self.hurry = (self.hurry + HOURS).min(FAR);
         now.saturating_add(self.hurry)
     }
