@@ -485,7 +485,8 @@ impl Rulebook {
 
 /// The words of a command.
 fn words(line: &str) -> impl Iterator<Item = &str> {
-    line.split_whitespace().skip_while(|word| matches!(*word, "ipfw" | "-q" | "-f"))
+    let is_ipfw = |word: &str| word == "ipfw" || word.starts_with('/') && word.ends_with("/ipfw");
+    line.split_whitespace().skip_while(move |word| is_ipfw(word) || word.starts_with('-'))
 }
 
 /// Refuses commands that only show something: a rule file may have them, where they mean nothing, but who asks here wants an answer.
@@ -495,7 +496,8 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
         let mut words = words(line);
         let shows = match (words.next(), words.next(), words.next()) {
             (Some("table"), Some(_), Some(word @ ("list" | "info" | "detail" | "lookup"))) => word,
-            (Some("set"), Some(word @ "show"), _) => word,
+            (Some("set" | "pipe"), Some(word @ ("show" | "list")), _) => word,
+            (Some("pipe"), Some(_), Some(word @ ("show" | "list"))) => word,
             _ => continue,
         };
         let column = line.find(shows).map_or(1, |at| line[..at].chars().count() as u32 + 1);
@@ -505,7 +507,7 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
             column,
             end: column + shows.len() as u32,
             message: format!("\"{shows}\" shows something, and a command changes something"),
-            hint: Some("ask with show-tables, show-table, lookup or show-rules".to_owned()),
+            hint: Some("ask with show-tables, show-table, lookup, show-pipes or show-rules".to_owned()),
         });
     }
     if found.is_empty() { Ok(()) } else { Err(found) }
@@ -766,6 +768,10 @@ mod tests {
             ("table t lookup 10.0.0.1", "command:1:9: \"lookup\" shows something"),
             ("add 5 count ip from any to any\n ipfw -q table all list", "command:2:20: \"list\" shows"),
             ("set show", "command:1:5: \"show\" shows"),
+            ("set list", "command:1:5: \"list\" shows"),
+            ("/sbin/ipfw -qf -a set show", "command:1:23: \"show\" shows"),
+            ("pipe show", "command:1:6: \"show\" shows"),
+            ("pipe 5 list", "command:1:8: \"list\" shows"),
         ] {
             let errors = book.command(text).unwrap_err();
             assert!(errors[0].to_string().starts_with(place), "{}", errors[0]);

@@ -517,6 +517,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(ok("ipfw pipe show"), "no pipes\n");
     ok("ipfw pipe 1 config bw 8Mbit/s burst 1000");
     assert_eq!(ok("ipfw pipe show 1"), "pipe 1 bw 8000000bit/s burst 1000\n");
+    assert_eq!(ok("ipfw pipe 1 show"), ok("ipfw pipe show 1"));
     // -n reads and changes nothing.
     let rules = ok("ipfw list");
     assert_eq!(ok("ipfw -n add 500 allow tcp from any to any"), "+ 00500 allow tcp from any to any\n");

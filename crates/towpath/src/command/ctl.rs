@@ -352,6 +352,7 @@ fn look(socket: &Path, words: &[&str], json: bool) -> Option<Result<String, Fail
         ["table", _, "lookup", ..] => Err(Failure::new(exit::USAGE, "write table NAME lookup KEY".into())),
         ["set", "show" | "list"] => sets(socket, json),
         ["pipe", "show" | "list", ref numbers @ ..] => pipes(socket, numbers, json),
+        ["pipe", number, "show" | "list"] => pipes(socket, &[number], json),
         _ => return None,
     })
 }
