@@ -229,8 +229,8 @@ fn files_that_are_no_certificates_are_named() {
     let (pair, other) = (Pair::new(), Pair::new());
     let none = Path::new("/nonexistent/cert.pem");
     let rows = [
-        (none.to_owned(), pair.key(), "/nonexistent/cert.pem: no certificate in PEM"),
-        (pair.cert(), none.to_owned(), "/nonexistent/cert.pem: no private key in PEM"),
+        (none.to_owned(), pair.key(), "/nonexistent/cert.pem: cannot be read: No such file"),
+        (pair.cert(), none.to_owned(), "/nonexistent/cert.pem: cannot be read: No such file"),
         (pair.key(), pair.key(), "key.pem: no certificate in PEM"),
         (pair.cert(), pair.cert(), "cert.pem: no private key in PEM"),
         (pair.cert(), other.key(), "do not fit"),

@@ -819,7 +819,7 @@ fn what_cannot_be_served_is_told_in_a_line() {
         (
             &[any, "--framing", "line", "--worker", &worker, "--tls", "a,b"],
             64,
-            "a: no certificate in PEM",
+            "a: cannot be read: No such file",
         ),
         (&[any, "--framing", "line", "--worker", &worker, "--tls", "a"], 64, "CERT,KEY"),
         (

@@ -161,7 +161,7 @@ fn check_looks_at_certificates_and_tells_the_muxes() {
     assert!(out.contains("; 1 muxes: web (127.0.0.1:7, unix:/x); "), "{out}");
     let (code, _, err) = check("tls-cert = \"no.pem\"\ntls-key = \"key.pem\"\n");
     assert_eq!(code, 6, "{err}");
-    assert!(err.contains("t.toml:6:12: ") && err.contains("no.pem"), "{err}");
+    assert!(err.contains("t.toml:6:12: ") && err.contains("no.pem: cannot be read: No such file"), "{err}");
 }
 
 /// Packets between two ports of captures: what comes from `office.pcap` leaves into a file.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
@@ -72,8 +72,8 @@ impl Tls {
     pub fn server(chain: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, TlsError> {
         let (chain, key) = (chain.as_ref(), key.as_ref());
         let certificates = certificates(chain)?;
-        let private = PrivateKeyDer::from_pem_file(key)
-            .map_err(|error| TlsError(format!("{}: no private key in PEM: {error}", key.display())))?;
+        let private =
+            PrivateKeyDer::from_pem_file(key).map_err(|error| not_pem(key, "private key", &error))?;
         let config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(wrong)?
@@ -139,11 +139,24 @@ impl Tls {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let none =
-        |error: &dyn fmt::Display| TlsError(format!("{}: no certificate in PEM: {error}", path.display()));
-    let all = CertificateDer::pem_file_iter(path).map_err(|error| none(&error))?;
-    let all = all.collect::<Result<Vec<_>, _>>().map_err(|error| none(&error))?;
-    if all.is_empty() { Err(none(&"it has no part of that name")) } else { Ok(all) }
+    let none = |error| not_pem(path, "certificate", &error);
+    let all = CertificateDer::pem_file_iter(path).map_err(none)?;
+    let all = all.collect::<Result<Vec<_>, _>>().map_err(none)?;
+    match all.is_empty() {
+        true => {
+            Err(TlsError(format!("{}: no certificate in PEM: it has no part of that name", path.display())))
+        }
+        false => Ok(all),
+    }
+}
+
+/// Why a file has no such part.
+fn not_pem(path: &Path, what: &str, error: &pem::Error) -> TlsError {
+    let path = path.display();
+    TlsError(match error {
+        pem::Error::Io(error) => format!("{path}: cannot be read: {error}"),
+        error => format!("{path}: no {what} in PEM: {error}"),
+    })
 }
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {

@@ -92,7 +92,7 @@ fn code(wrong: &Wrong) -> u8 {
 }
 
 fn check(args: &Run) -> u8 {
-    let (code, errors, warnings, said) = match Config::read_whole(&args.config) {
+    let (code, errors, warnings, said) = match Config::check(&args.config) {
         Ok((config, rules)) => {
             (exit::OK, Vec::new(), rules.warnings, summary(&config, rules.ruleset.rules().len()))
         }

@@ -112,12 +112,30 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with any of them: the rules are read also when the configuration has errors.
     pub fn read_whole(path: &Path) -> Result<(Self, Rules), Wrong> {
+        match Self::read_all(path)? {
+            (config, rules, denied) if denied.is_empty() => Ok((config, rules)),
+            (_, _, config) => Err(Wrong { config, rules: Vec::new() }),
+        }
+    }
+
+    /// The same for who may not be who will run it: of a certificate or key that may not be read it is only warned.
+    ///
+    /// # Errors
+    /// Everything else that is wrong.
+    pub fn check(path: &Path) -> Result<(Self, Rules), Wrong> {
+        let (config, mut rules, denied) = Self::read_all(path)?;
+        rules.warnings.splice(..0, denied);
+        Ok((config, rules))
+    }
+
+    /// With them what is wrong with certificates and keys that may not be read.
+    fn read_all(path: &Path) -> Result<(Self, Rules, Vec<Diagnostic>), Wrong> {
         let file = path.display().to_string();
         let only = |config| Wrong { config, rules: Vec::new() };
         let text = text_of(path).map_err(only)?;
         match Self::take_text(&file, &text, true) {
-            Ok(config) => match config.read_rules() {
-                Ok(rules) => Ok((config, rules)),
+            Ok((config, denied)) => match config.read_rules() {
+                Ok(rules) => Ok((config, rules, denied)),
                 Err(rules) => Err(Wrong { config: Vec::new(), rules }),
             },
             Err(config) => Err(Wrong { config, rules: ruleset::errors_of(path, &text) }),
@@ -129,11 +147,11 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn parse(file: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
-        Self::take_text(file, text, false)
+        Self::take_text(file, text, false).map(|(config, _)| config)
     }
 
-    /// `whole`: with the certificates and keys that it names.
-    fn take_text(file: &str, text: &str, whole: bool) -> Result<Self, Vec<Diagnostic>> {
+    /// `whole`: with the certificates and keys that it names; what is wrong with those that may not be read is no error yet.
+    fn take_text(file: &str, text: &str, whole: bool) -> Result<(Self, Vec<Diagnostic>), Vec<Diagnostic>> {
         let findings = Findings::new(file, text);
         let (document, errors) = DeTable::parse_recoverable(text);
         for error in &errors {
@@ -145,8 +163,9 @@ impl Config {
         }
         let top = Table::new(document.get_ref(), 0..0, &findings);
         let config = Self::take(Path::new(file), top, whole);
+        let denied = findings.take_denied();
         let found = findings.into_found();
-        if found.is_empty() { Ok(config) } else { Err(found) }
+        if found.is_empty() { Ok((config, denied)) } else { Err(found) }
     }
 
     fn take(file: &Path, top: Table<'_, '_>, whole: bool) -> Self {

@@ -1,5 +1,7 @@
 //! `[mux.NAME]`: services whose messages worker processes answer, and where they listen.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -204,7 +206,21 @@ pub(super) fn look_at_files(top: &Table<'_, '_>, muxes: &[Mux]) {
     for (name, table) in top.named("mux") {
         let mux = muxes.iter().find(|mux| mux.name == name.value);
         let Some((chain, key)) = mux.and_then(|mux| mux.tls.as_ref()) else { continue };
-        if let Err(error) = Tls::server(chain, key) {
+        let mut readable = true;
+        for (word, path) in [("tls-cert", chain), ("tls-key", key)] {
+            if let Err(error) = File::open(path)
+                && error.kind() == io::ErrorKind::PermissionDenied
+            {
+                let message = format!("{}: cannot be read: {error}", path.display());
+                table.denied(
+                    &table.span_of(word),
+                    message,
+                    "the engine reads it when it starts, as who starts it",
+                );
+                readable = false;
+            }
+        }
+        if readable && let Err(error) = Tls::server(chain, key) {
             table.wrong(
                 &table.span_of("tls-cert"),
                 error.to_string(),

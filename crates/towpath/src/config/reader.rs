@@ -18,6 +18,7 @@ pub(super) struct Findings<'t> {
     file: Arc<str>,
     text: &'t str,
     found: RefCell<Vec<Diagnostic>>,
+    denied: RefCell<Vec<Diagnostic>>,
 }
 
 /// A value and where it stands.
@@ -39,23 +40,30 @@ pub(super) struct Table<'t, 'f> {
 
 impl<'t> Findings<'t> {
     pub(super) fn new(file: &str, text: &'t str) -> Self {
-        Self { file: file.into(), text, found: RefCell::default() }
+        Self { file: file.into(), text, found: RefCell::default(), denied: RefCell::default() }
     }
 
     /// Notes what is wrong at `span`, and what to do about it.
     pub(super) fn add(&self, span: &Range<usize>, message: impl Into<String>, hint: Option<String>) {
+        self.found.borrow_mut().push(self.diagnostic(span, message.into(), hint));
+    }
+
+    /// What `add` would note, about a file that we may not read.
+    fn deny(&self, span: &Range<usize>, message: String, hint: &str) {
+        self.denied.borrow_mut().push(self.diagnostic(span, message, Some(hint.to_owned())));
+    }
+
+    /// What was [denied](Table::denied) until now.
+    pub(super) fn take_denied(&self) -> Vec<Diagnostic> {
+        self.denied.take()
+    }
+
+    fn diagnostic(&self, span: &Range<usize>, message: String, hint: Option<String>) -> Diagnostic {
         let (line, column) = self.position(span.start);
         // A header stands for its whole table: only its first line is the word.
         let word = self.text.get(span.clone()).unwrap_or_default();
         let width = word.lines().next().unwrap_or_default().chars().count() as u32;
-        self.found.borrow_mut().push(Diagnostic {
-            file: Arc::clone(&self.file),
-            line,
-            column,
-            end: column + width,
-            message: message.into(),
-            hint,
-        });
+        Diagnostic { file: Arc::clone(&self.file), line, column, end: column + width, message, hint }
     }
 
     /// Everything that is wrong, in the order of the file.
@@ -89,6 +97,11 @@ impl<'t, 'f> Table<'t, 'f> {
     pub(super) fn wrong(&self, span: &Range<usize>, message: impl Into<String>, hint: impl Into<String>) {
         let hint = hint.into();
         self.findings.add(span, message, (!hint.is_empty()).then_some(hint));
+    }
+
+    /// Notes a file that we may not read: whoever has the configuration looked at need not be who runs it.
+    pub(super) fn denied(&self, span: &Range<usize>, message: String, hint: &str) {
+        self.findings.deny(span, message, hint);
     }
 
     fn get(&self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
