@@ -561,6 +561,9 @@ impl Administrator {
                     config.reload,
                     Some(settings),
                 );
+                self.rechecking = self.rulebook.rechecks().running;
+                self.change(config, bound);
+                // When all of it is so: who reads this line may attach by the new words at once.
                 log::info!(
                     "reloaded: {} rules added, {} removed, {} kept; {} states dropped",
                     diff.added.len(),
@@ -568,8 +571,6 @@ impl Administrator {
                     diff.kept,
                     diff.states_dropped
                 );
-                self.rechecking = self.rulebook.rechecks().running;
-                self.change(config, bound);
             }
             Err(reasons) => {
                 for reason in reasons {
