@@ -114,9 +114,8 @@ impl Driver {
         self.shared.change(|mux| change(mux, now))
     }
 
-    /// As [`Driver::change`], but what is to be sent is written by [`Driver::flush`], [`Driver::wait`], the next change, or when the
-    /// driver is dropped: workers are handed before what
-    /// they are to do meanwhile.
+    /// As [`Driver::change`], but what is to be sent is written by [`Driver::flush`], [`Driver::wait`], the next change, or when
+    /// the driver is dropped: workers are handed before what they are to do meanwhile.
     pub fn apply<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
         let now = self.shared.now();
         let mut state = self.shared.lock();

@@ -392,11 +392,13 @@ pub(super) fn parse<'a>(
 }
 
 /// The length on the wire of the packet that stands in place of another: its own. Of a packet that was cut short by the
-/// capture an inspector sees the first bytes only, and answers with those: then what is missing is missing still.
+/// capture an inspector sees the first bytes only, and answers with those: then what is missing is missing still. Where the
+/// whole packet waits in a kernel's queue, its first bytes do not stand for it: they are no packet.
 fn replaced(stored: &Stored<Meta>, came: Option<&Arc<Burst>>, bytes: &[u8]) -> u32 {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let missing = stored.meta.wire_len.saturating_sub(self::bytes(stored, came).len() as u32);
-    if missing == 0 || wire::parse(stored.meta.link, bytes, len).is_ok() {
+    if missing == 0 || stored.meta.port.queued.is_some() || wire::parse(stored.meta.link, bytes, len).is_ok()
+    {
         len
     } else {
         len.saturating_add(missing)
