@@ -54,7 +54,8 @@ impl<E: Edge> Engine<E> {
                 self.step(ticket)
             }
             Decision::Replace(mut bytes) => {
-                stored.meta.wire_len = replaced(stored, self.came.as_ref(), &bytes);
+                let had = self::bytes(stored, self.came.as_ref()).len();
+                stored.meta.wire_len = replaced(&stored.meta, had, &bytes);
                 // An inspector changes bytes; that the checksums fit them again is our work. Where it cannot be done
                 // (a fragment, a packet that was cut short, a protocol we do not know) the inspector's own stand.
                 checksum::fill(stored.meta.link, &mut bytes, stored.meta.wire_len);
@@ -394,15 +395,11 @@ pub(super) fn parse<'a>(
 /// The length on the wire of the packet that stands in place of another: its own. Of a packet that was cut short by the
 /// capture an inspector sees the first bytes only, and answers with those: then what is missing is missing still. Where the
 /// whole packet waits in a kernel's queue, its first bytes do not stand for it: they are no packet.
-fn replaced(stored: &Stored<Meta>, came: Option<&Arc<Burst>>, bytes: &[u8]) -> u32 {
+fn replaced(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    let missing = stored.meta.wire_len.saturating_sub(self::bytes(stored, came).len() as u32);
-    if missing == 0 || stored.meta.port.queued.is_some() || wire::parse(stored.meta.link, bytes, len).is_ok()
-    {
-        len
-    } else {
-        len.saturating_add(missing)
-    }
+    let missing = meta.wire_len.saturating_sub(had as u32);
+    let whole = missing == 0 || meta.port.queued.is_some();
+    if whole || wire::parse(meta.link, bytes, len).is_ok() { len } else { len.saturating_add(missing) }
 }
 
 /// Makes the changes that rules asked for.
@@ -411,5 +408,39 @@ fn change(edits: Edits, stored: &mut Stored<Meta>, came: Option<&Arc<Burst>>) {
         let burst = |index| came.expect("its burst is being handled").frame(index).bytes;
         let (frame, meta) = stored.parts_mut(burst);
         apply(edits, frame, meta);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_gate::packet::Link;
+    use towpath_port::Queued;
+
+    use super::*;
+
+    #[test]
+    fn what_stands_for_a_packet_that_is_not_here_whole() {
+        // The first 28 bytes of a packet of 100, and a whole one of 28.
+        let whole = [0x45, 0, 0, 28, 0, 0, 0, 0, 9, 17, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 7, 0, 9, 0, 8, 0, 0];
+        let mut first = whole;
+        (first[3], first[25]) = (100, 80);
+        let queued = Some(Queued { cut: true, ..Queued::default() });
+        for (bytes, queued, expected) in
+            [(first, None, 100), (whole, None, 28), (first, queued, 28), (whole, queued, 28)]
+        {
+            let port = towpath_port::Meta { queued, ..towpath_port::Meta::default() };
+            let meta = Meta {
+                wire_len: 100,
+                time: 0,
+                link: Link::Ip,
+                link_type: 101,
+                interface: 0,
+                out: None,
+                hop: None,
+                changed: false,
+                port,
+            };
+            assert_eq!(replaced(&meta, 28, &bytes), expected, "{queued:?}");
+        }
     }
 }
