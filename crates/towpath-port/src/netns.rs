@@ -5,7 +5,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Error, sys};
+use crate::interface::Interface;
+use crate::{Error, State, sys};
 
 /// Runs `test` on a thread of its own in a new network namespace, with `lo` up and without IPv6's own traffic.
 ///
@@ -138,6 +139,16 @@ pub fn veth(one: &str, other: &str) {
     ip(&format!("link set {other} up"));
 }
 
+/// Waits until the kernel calls the interface, of the calling thread's namespace, running: up to a second after the other end of a
+/// veth pair was set up.
+///
+/// # Panics
+/// As [`until`].
+pub fn settled(interface: &str) {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    until(|| matches!(Interface::find(&socket, interface), Ok(Interface { state: State::Up, .. })));
+}
+
 /// Opens a port, again and again while its interface is in use: a process that another test has just started holds this one's
 /// descriptors until it runs its program.
 ///
@@ -145,7 +156,7 @@ pub fn veth(one: &str, other: &str) {
 /// What `open` says otherwise.
 ///
 /// # Panics
-/// When it is in use for more than ten seconds.
+/// When it is in use for more than a minute.
 pub fn patiently<P>(mut open: impl FnMut() -> Result<P, Error>) -> Result<P, Error> {
     let mut result = open();
     until(|| {
@@ -160,11 +171,11 @@ pub fn patiently<P>(mut open: impl FnMut() -> Result<P, Error>) -> Result<P, Err
 /// Looks until `met`: the kernel tells of a changed link when it gets to it.
 ///
 /// # Panics
-/// When that takes more than ten seconds.
+/// When that takes more than a minute.
 pub fn until(mut met: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !met() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "it never was");
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never was");
         thread::yield_now();
     }
 }

@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::mpsc;
 
-use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, until, veth, within};
 
 use crate::machines::*;
 
@@ -205,6 +205,8 @@ fn a_router_finds_its_neighbors() {
                 both &= six(host, device, number);
             }
             right.run(|| ip("addr add 10.9.0.1/32 dev lo"));
+            // An engine that finds a link down forgets who is there when it is up.
+            ["wan", "lan"].map(settled);
             let rules = "add 100 allow layer2 mac-type arp\nadd 110 allow icmp6 from any to any icmp6types 135,136\n\
                          add 200 allow ip from any to any\n";
             let files = files(&format!("{ASKS}[engine]\nthreads = {threads}\n"), rules);
