@@ -1,5 +1,7 @@
 //! Edits in place, held to a checksum that is computed anew.
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// The Internet checksum (RFC 1071), the slow and obvious way.

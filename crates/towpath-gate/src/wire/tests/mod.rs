@@ -1,12 +1,12 @@
 //! Rows: a frame in hex, and what parse says about it.
 
-use proptest::prelude::*;
-
 use super::*;
 
+mod any_bytes;
 mod edits;
 mod other_reader;
 mod tunnels;
+mod views;
 
 /// Pieces of frames, so that a row shows only what it is about. Addresses are those of RFC 5737 and RFC 3849.
 const PIECES: &[(&str, &str)] = &[
@@ -81,6 +81,10 @@ fn said(link: Link, frame: &[u8], wire_len: u32) -> String {
         }
         Err(malformed) => format!("malformed: {malformed}"),
     }
+}
+
+fn packet_of(link: Link, frame: &[u8]) -> Packet<'_> {
+    parse(link, frame, frame.len() as u32).expect("well-formed")
 }
 
 #[track_caller]
@@ -563,155 +567,9 @@ fn cut_short_by_the_capture() {
     assert_eq!(said(Link::Ip, &lie, 43), "malformed: TCP data offset too short or beyond the segment");
 }
 
-fn packet_of(link: Link, frame: &[u8]) -> Packet<'_> {
-    parse(link, frame, frame.len() as u32).expect("well-formed")
-}
-
-#[test]
-fn views() {
-    let bytes = frame(
-        "MACS 0800 4664 0036 1234 4000 3f06 0000 ADDR4 94040000 \
-         1092 0050 00000001 00000002 7018 faf0 0000 0000 0204 05b4 01 01 04 02 ffff",
-    );
-    let packet = packet_of(Link::Ethernet, &bytes);
-    assert_eq!(packet.macs(), Some(Macs { dst: [2, 0, 0, 0, 0, 2], src: [2, 0, 0, 0, 0, 1] }));
-    assert_eq!((packet.tos(), packet.ttl(), packet.ip_id()), (0x64, 63, Some(0x1234)));
-    assert_eq!(packet.ipoff_flags(), DF);
-    assert_eq!(packet.ip_options().map(|option| option.kind).collect::<Vec<_>>(), [0x94]);
-    assert_eq!(packet.tcp_options().map(|option| option.kind).collect::<Vec<_>>(), [2, 4]);
-    assert_eq!(packet.tcp_mss(), Some(1460));
-    assert_eq!(packet.tcp_data_len(), Some(2));
-    assert_eq!(packet.payload(), [0xff, 0xff]);
-    assert_eq!((packet.flow_label(), packet.icmp_echo_id()), (None, None));
-    assert_eq!(packet.segment().bytes, 54);
-    let flow = packet.flow().expect("IP");
-    assert_eq!((flow.proto, flow.src_port, flow.dst_port), (6, 4242, 80));
-
-    let bytes = frame("6b9abcde 0010 2c 3f ADDR6 1100 0009 00000007 ffffffffffffffff");
-    let packet = packet_of(Link::Ip, &bytes);
-    assert_eq!((packet.tos(), packet.ttl(), packet.flow_label()), (0xb9, 63, Some(0xabcde)));
-    assert_eq!((packet.ipoff_flags(), packet.ip_id(), packet.macs()), (MF, None, None));
-    assert_eq!(packet.payload(), [0xff; 8]);
-    assert_eq!(packet.ip_options().count() + packet.tcp_options().count(), 0);
-
-    let bytes = frame("4500 001c 0000 0000 4001 0000 ADDR4 0800 0000 beef 0001");
-    assert_eq!(packet_of(Link::Ip, &bytes).icmp_echo_id(), Some(0xbeef));
-    let bytes = frame("4500 001c 0000 0000 4001 0000 ADDR4 0301 0000 beef 0001");
-    assert_eq!(packet_of(Link::Ip, &bytes).icmp_echo_id(), None);
-
-    let bytes = frame("MACS 0806 0001");
-    let packet = packet_of(Link::Ethernet, &bytes);
-    assert_eq!((packet.tos(), packet.ttl(), packet.flow(), packet.payload()), (0, 0, None, &[0u8, 1][..]));
-}
-
-/// "Reserved. 2-bit reserved field. [...] ignored on reception" (RFC 8200, 4.5), and so it is no part of what is asked for.
-#[test]
-fn identifications_of_fragments() {
-    let rows = [
-        ("60000000 0010 2c 40 ADDR6 1100 0001 00000007 1092 0035 0400 0000", Some(7)),
-        ("60000000 0010 2c 40 ADDR6 1100 0007 00000007 1092 0035 0400 0000", Some(7)),
-        ("60000000 0010 2c 40 ADDR6 1100 000f 00000007 ffffffffffffffff", Some(7)),
-        ("60000000 0010 2c 40 ADDR6 1100 0006 00000007 UDP", None),
-        // The last header before the data is another one.
-        ("60000000 0018 2c 40 ADDR6 3c00 0001 00000007 1100010400000000 1092 0035 0400 0000", None),
-        ("4500 001c 1234 2000 4011 0000 ADDR4 1092 0035 0400 0000", Some(0x1234)),
-        ("IP4", None),
-    ];
-    for (row, expected) in rows {
-        assert_eq!(packet_of(Link::Ip, &frame(row)).fragment_id(), expected, "{row}");
-    }
-}
-
-#[test]
-fn payloads() {
-    let rows = [
-        ("4500 0020 0000 0000 4011 0000 ADDR4 1092 0035 000a 0000 aabb cccc", "aabb"),
-        ("4500 001e 0000 0000 4088 0000 ADDR4 UDP aabb", "aabb"),
-        ("4500 001e 0000 0000 4001 0000 ADDR4 0800 0000 0000 0000 aabb", "aabb"),
-        ("4500 0022 0000 0000 4084 0000 ADDR4 1092 0050 00000000 00000000 aabb", "aabb"),
-        ("4500 0022 0000 0000 4021 0000 ADDR4 1092 0050 03000000 00000000 aabb", "aabb"),
-        ("4500 0026 0000 0000 4021 0000 ADDR4 1092 0050 04000000 00000000 00000000 aabb", "aabb"),
-        ("4500 0016 0000 0000 4059 0000 ADDR4 aabb", "aabb"),
-        ("4500 0016 0000 0000 4059 0000 ADDR4 aabb cccc", "aabb"),
-    ];
-    for (row, expected) in rows {
-        let bytes = frame(row);
-        assert_eq!(packet_of(Link::Ip, &bytes).payload(), frame(expected), "{row}");
-    }
-}
-
-#[test]
-fn options_end_where_they_lie() {
-    let kinds = |hex: &str| Options::new(&frame(hex)).map(|option| option.kind).collect::<Vec<_>>();
-    assert_eq!(kinds("01 01 01"), []);
-    assert_eq!(kinds("0204 05b4 00 0204 05b4"), [2]);
-    assert_eq!(kinds("0204 05b4 0301"), [2]);
-    assert_eq!(kinds("0204 05b4 0300"), [2]);
-    assert_eq!(kinds("0204 05b4 0304 00"), [2]);
-    assert_eq!(kinds("08"), []);
-}
-
 #[test]
 fn every_reason_has_its_place() {
     for (place, reason) in Malformed::ALL.iter().enumerate() {
         assert_eq!(*reason as usize, place);
     }
-}
-
-proptest! {
-    /// Any bytes: no panic, and every offset inside.
-    #[test]
-    fn any_bytes(
-        link in prop::sample::select(&Link::ALL),
-        bytes in prop::collection::vec(any::<u8>(), 0..200),
-        more in 0u32..200,
-    ) {
-        look(link, &bytes, bytes.len() as u32 + more);
-    }
-
-    /// Bytes that look like a packet, so that the walk gets far.
-    #[test]
-    fn nearly_packets(
-        row in prop::sample::select(&[
-            "MACS 8100 0001 0800 4600 0036 1234 4000 3f06 0000 ADDR4 94040000 TCP 020405b4 0402 0101",
-            "MACS 86dd 60000000 0030 00 40 ADDR6 3c00010400000000 2b00010400000000 2c00000000000000 1100000000000000 UDP 0000000000000000",
-            "MACS 86dd 60000000 0028 33 40 ADDR6 0601 0000 00000000 00000000 TCP 0000000000000000",
-        ]),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
-        kept in any::<prop::sample::Index>(),
-        whole in any::<bool>(),
-    ) {
-        let mut bytes = frame(row);
-        let wire_len = bytes.len() as u32;
-        for (index, value) in changes {
-            *index.get_mut(&mut bytes) = value;
-        }
-        if !whole {
-            bytes.truncate(kept.index(bytes.len()));
-        }
-        look(Link::Ethernet, &bytes, wire_len);
-        look(Link::Ethernet, &bytes, 0);
-    }
-}
-
-/// Parses and asks for every view.
-fn look(link: Link, bytes: &[u8], wire_len: u32) {
-    let Ok(packet) = parse(link, bytes, wire_len) else { return };
-    assert!(packet.network <= bytes.len());
-    assert!(packet.transport <= bytes.len());
-    assert!(packet.transport + packet.transport_len <= bytes.len());
-    assert!(packet.ip_len <= packet.wire_len);
-    assert_eq!(packet.addresses == Addresses::None, packet.ip_len == 0);
-    if let Addresses::V4(..) | Addresses::V6(..) = packet.addresses {
-        assert!(packet.network < packet.transport);
-    }
-    assert!(packet.payload().len() <= bytes.len());
-    assert!(packet.tcp_data_len().unwrap_or(0) <= packet.ip_len);
-    let _ = (packet.macs(), packet.tos(), packet.ttl(), packet.ip_id(), packet.ipoff_flags());
-    let _ = (packet.flow_label(), packet.tcp_mss(), packet.icmp_echo_id(), packet.flow(), packet.segment());
-    let _ = (packet.ip_options().count(), packet.tcp_options().count());
-
-    let mut edited = bytes.to_vec();
-    edit::set_dscp(&mut edited, packet.network, 46);
-    edit::clamp_mss(&mut edited, packet.transport, packet.transport_len, 1200);
 }

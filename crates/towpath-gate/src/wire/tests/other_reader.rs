@@ -1,6 +1,7 @@
 //! Generated packets, read by us and by etherparse.
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use proptest::prelude::*;
 
 use super::*;
 
