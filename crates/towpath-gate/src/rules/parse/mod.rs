@@ -5,8 +5,10 @@ pub(crate) mod action;
 mod body;
 mod cursor;
 mod drafts;
+mod finish;
 pub(crate) mod option;
 mod pipe;
+mod set;
 mod table;
 mod words;
 
@@ -19,12 +21,12 @@ use self::drafts::Drafts;
 use self::words::{COMMANDS, NO_COMMANDS, refused};
 use super::address::Address;
 use super::diagnostic::{Diagnostic, Fault, Position, quoted};
-use super::option::{Interface, LookupKey, Term, Test};
+use super::option::{Term, Test};
 use super::protocol::Protocol;
-use super::rule::{Action, Body, DEFAULT_RULE, Form, RESERVED_SET, Rule, Target};
+use super::rule::{Action, Body, DEFAULT_RULE, Form, Rule, Target};
 use super::ruleset::{Parsed, Ruleset};
-use super::table::{Column, FlowFields, Key, Kind, Table};
-use super::token::{Line, Token, lines};
+use super::table::{Column, Key, Table};
+use super::token::{Line, lines};
 
 /// Distance between automatic rule numbers (ipfw's autoinc_step).
 const AUTOINC_STEP: u32 = 100;
@@ -37,10 +39,6 @@ const SHELL: &[&str] = &[
 ];
 /// Columns up to which the ends of words are looked for.
 const MAX_COLUMN: u32 = 65_536;
-/// Among more names than these nobody is told which was probably meant: it costs their number times the unknown ones'.
-const MAX_SUGGESTED_FROM: usize = 500;
-/// Most unknown labels, or tables, for which the one that was probably meant is looked for.
-const MAX_SUGGESTIONS: usize = 100;
 
 /// `ip from any to any`.
 pub(super) fn any_to_any() -> Body {
@@ -140,29 +138,6 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
 }
 
-/// Whether a rule with these protocols may match TCP.
-fn may_be_tcp(proto: &[Term]) -> bool {
-    let may = |term: &Term| match &term.test {
-        Test::Proto(Protocol::Number(number)) => (*number == crate::wire::proto::TCP) != term.not,
-        _ => true,
-    };
-    proto.is_empty() || proto.iter().any(may)
-}
-
-/// More flow names than that in one file are an error: there are numbers for two files, and for states of others.
-const FLOW_NAMES_MAX: usize = 30_000;
-
-/// Where the rules have more flow names than there may be.
-fn too_many_names(rules: &[Rule]) -> Option<Fault> {
-    let mut names = HashSet::new();
-    let over = rules.iter().find(|rule| {
-        names.extend(rule.flow_names());
-        names.len() > FLOW_NAMES_MAX
-    })?;
-    let message = format!("more than {FLOW_NAMES_MAX} names of states");
-    Some(Fault::new(over.at, message).hint("rules may share a name"))
-}
-
 /// Finds where the word of each finding ends. The findings are in the order of the text.
 fn find_ends(text: &str, findings: &mut [Diagnostic]) {
     let mut lines = text.split('\n').zip(1u32..);
@@ -205,24 +180,6 @@ struct Place {
     number: u32,
     /// How many rules had been added before it, in the whole file.
     added: u32,
-}
-
-/// The rule below a label.
-struct Found {
-    number: u32,
-    /// How many rules with this number stand above the label.
-    above: u32,
-    /// Its place among all rules.
-    index: usize,
-}
-
-impl Found {
-    /// Of a label among the rules that are left.
-    fn new(Place { number, added }: Place, rules: &[(u64, u32)]) -> Self {
-        let index = rules.partition_point(|place| *place < (order(number), added));
-        let first = rules.partition_point(|(other, _)| *other < order(number));
-        Self { number, above: (index - first) as u32, index }
-    }
 }
 
 /// The configuration so far.
@@ -385,96 +342,6 @@ impl Builder {
         Ok(())
     }
 
-    /// `set disable N ... enable N ...`, `set move [rule] N to N`, `set swap N N`, `set show`.
-    fn set(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
-        let token = cursor.need("\"disable\", \"enable\", \"move\", \"swap\" or \"show\"")?;
-        if token.text.starts_with(|c: char| c.is_ascii_digit()) {
-            return self.in_set(cursor, token);
-        }
-        match &*token.text {
-            "show" => cursor.nothing_left("\"set show\""),
-            "disable" | "enable" => {
-                let mut disable = token.text == "disable";
-                while cursor.peek().is_some() {
-                    if cursor.eat("disable") {
-                        disable = true;
-                    } else if cursor.eat("enable") {
-                        disable = false;
-                    } else {
-                        let at = cursor.here();
-                        let set = cursor.number("set", 0, 31)?;
-                        if disable && set == u32::from(RESERVED_SET) {
-                            return Err(Fault::new(at, "set 31 cannot be disabled"));
-                        }
-                        if disable {
-                            self.ruleset.disabled_sets |= 1 << set;
-                        } else {
-                            self.ruleset.disabled_sets &= !(1 << set);
-                        }
-                    }
-                }
-                Ok(())
-            }
-            "move" => {
-                let one_rule = cursor.eat("rule");
-                let from = cursor.number("set or rule", 0, u32::MAX)?;
-                if !cursor.eat("to") {
-                    return Err(Fault::new(cursor.here(), "\"to\" is missing"));
-                }
-                let to = cursor.number("set", 0, 31)? as u8;
-                match u8::try_from(from) {
-                    _ if one_rule => self.drafts.move_rule(from, to),
-                    Ok(from @ 0..=RESERVED_SET) => self.drafts.move_set(from, to),
-                    _ => {}
-                }
-                cursor.nothing_left("\"set move\"")
-            }
-            "swap" => {
-                let (a, b) = (cursor.number("set", 0, 30)? as u8, cursor.number("set", 0, 30)? as u8);
-                self.drafts.swap_sets(a, b);
-                cursor.nothing_left("\"set swap\"")
-            }
-            other => Err(Fault::new(token.position(), format!("unknown set command {}", quoted(other)))
-                .did_you_mean(other, ["disable", "enable", "move", "swap", "show"])),
-        }
-    }
-
-    /// `set N delete RULE...`, `set N flush`, `set N zero`, `set N resetlog`: a command for the rules of one set.
-    fn in_set(&mut self, cursor: &mut Cursor<'_, '_>, token: &Token<'_>) -> Parse<()> {
-        let set = cursor::number(&token.text).filter(|set| *set <= 31);
-        let set = set.ok_or_else(|| cursor::bad_number(token.position(), &token.text, "set", 0, 31))? as u8;
-        let word = cursor.need("\"delete\", \"flush\", \"zero\" or \"resetlog\"")?;
-        match &*word.text {
-            "delete" => self.delete_in_set(cursor, set),
-            "flush" => {
-                self.drafts.delete_set(set);
-                self.last = self.drafts.last_number();
-                cursor.nothing_left("\"set N flush\"")
-            }
-            "zero" | "resetlog" => Ok(()),
-            other => {
-                Err(Fault::new(word.position(), format!("unknown command for one set {}", quoted(other)))
-                    .did_you_mean(other, ["delete", "flush", "zero", "resetlog"]))
-            }
-        }
-    }
-
-    fn delete_in_set(&mut self, cursor: &mut Cursor<'_, '_>, set: u8) -> Parse<()> {
-        let mut at = cursor.here();
-        let mut number = cursor.number("rule number", 1, u32::MAX - 1)?;
-        loop {
-            if !self.drafts.delete_in_set(number, set) {
-                self.warnings.push(Fault::new(at, format!("there is no rule {number} in set {set}")));
-            }
-            if cursor.peek().is_none() {
-                self.last = self.drafts.last_number();
-                return Ok(());
-            }
-            at = cursor.here();
-            number = cursor.number("rule number", 1, u32::MAX - 1)?;
-        }
-    }
-
     /// `enable firewall` and the like.
     fn switch(&mut self, cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
         let token = cursor.need("what to switch")?;
@@ -488,85 +355,6 @@ impl Builder {
             )
             .hint("set it in the configuration")),
         }
-    }
-
-    /// Orders the rules and resolves the labels.
-    fn finish(mut self) -> (Ruleset, Vec<Fault>, Vec<Fault>) {
-        let mut faults = Vec::new();
-        // Behind them, the default rule.
-        let (rules, places) = self.drafts.finish();
-        self.ruleset.rules.splice(0..0, rules);
-        for label in self.open_labels.drain(..) {
-            self.labels.insert(label, Some(Place { number: DEFAULT_RULE, added: u32::MAX }));
-        }
-        let found = |(name, place): (Box<str>, Option<Place>)| Some((name, Found::new(place?, &places)));
-        let labels: HashMap<Box<str>, Found> = self.labels.into_iter().filter_map(found).collect();
-        let mut suggestions = if labels.len() > MAX_SUGGESTED_FROM { 0 } else { MAX_SUGGESTIONS };
-        let mut unknown = |name: &str, at: Position| {
-            let fault = Fault::new(at, format!("there is no label \":{name}\""));
-            if suggestions == 0 {
-                return fault;
-            }
-            suggestions -= 1;
-            fault.did_you_mean(name, labels.keys().map(|label| &**label))
-        };
-        for (at, rule) in self.ruleset.rules.iter_mut().enumerate() {
-            let state = rule.state.as_ref();
-            if let Some(word) = state.and_then(|state| state.tracking.word())
-                && !may_be_tcp(&rule.body.proto)
-            {
-                let message =
-                    format!("\"{word}\" is about TCP, which this rule does not match: it does nothing");
-                self.warnings.push(Fault::new(rule.at, message));
-            }
-            let own = rule.number;
-            let (target, forward) = match &mut rule.action {
-                Action::Skipto(target) => (target, true),
-                Action::Call(target) => (target, false),
-                _ => continue,
-            };
-            match target {
-                Target::Label { name, number, above } => match labels.get(&**name) {
-                    Some(found) if forward && found.index <= at => {
-                        let message = format!("the label \":{name}\" stands before this rule");
-                        faults.push(Fault::new(rule.at, message).hint("skipto goes forward only"));
-                    }
-                    Some(found) => (*number, *above) = (found.number, found.above),
-                    None => faults.push(unknown(name, rule.at)),
-                },
-                Target::Number(number) if forward && order(*number) <= order(own) => {
-                    let message =
-                        format!("skipto {number} does not go forward; it goes to the next rule number");
-                    self.warnings.push(Fault::new(rule.at, message));
-                }
-                _ => {}
-            }
-        }
-        for (table, keys) in &self.label_values {
-            let Some(table) = self.ruleset.tables.get_mut(table) else { continue };
-            for (key, LabelValue { column, label, at }) in
-                keys.iter().flat_map(|(key, values)| values.iter().map(move |value| (key, value)))
-            {
-                match labels.get(label) {
-                    None => faults.push(unknown(label, *at)),
-                    // The value would send packets to the rules above the label too.
-                    Some(found) if found.above > 0 => {
-                        let message = format!(
-                            "the label \":{label}\" stands below another rule with the number {}",
-                            found.number
-                        );
-                        let hint = "values are rule numbers: give the rule below the label one of its own";
-                        faults.push(Fault::new(*at, message).hint(hint));
-                    }
-                    Some(found) => table.set_number(key, *column, found.number),
-                }
-            }
-        }
-        self.ruleset.tables.values_mut().for_each(Table::settle);
-        faults.extend(too_many_names(&self.ruleset.rules));
-        let warnings = unfilled_tables(&mut self.ruleset, &mut faults);
-        self.warnings.extend(warnings);
-        (self.ruleset, faults, self.warnings)
     }
 }
 
@@ -597,66 +385,6 @@ fn whole_word(word: &str) -> &str {
         (Some(whole), None) => whole,
         _ => word,
     }
-}
-
-/// Makes the tables that only rules name, and says so. A table of another type than a rule asks for is an error.
-fn unfilled_tables(ruleset: &mut Ruleset, faults: &mut Vec<Fault>) -> Vec<Fault> {
-    let Ruleset { rules, tables, .. } = ruleset;
-    let mut warnings = Vec::new();
-    for rule in &*rules {
-        for (name, asked) in tables_of(rule) {
-            if let Some(table) = tables.get(name) {
-                if std::mem::discriminant(&table.kind()) != std::mem::discriminant(&asked) {
-                    let kind = table.kind();
-                    let message =
-                        format!("the table {name} has keys of type {kind}, this rule looks for {asked}");
-                    faults.push(Fault::new(rule.at, message));
-                }
-            } else {
-                let fault = Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
-                let few = tables.len() <= MAX_SUGGESTED_FROM;
-                warnings.push(match few && warnings.len() < MAX_SUGGESTIONS {
-                    true => fault.did_you_mean(name, tables.keys().map(|name| &**name)),
-                    false => fault,
-                });
-                tables.insert(name.into(), Table::new(asked, vec![Column::Legacy]));
-            }
-        }
-    }
-    warnings
-}
-
-/// The tables that a rule names, with the type that each must have (of a flow, any fields).
-fn tables_of(rule: &Rule) -> impl Iterator<Item = (&str, Kind)> {
-    rule.body.blocks().flatten().flat_map(|term| {
-        let mut names: Vec<(&str, Kind)> = Vec::new();
-        match &term.test {
-            Test::Src(list) | Test::Dst(list) => {
-                names.extend(list.iter().filter_map(|address| match address {
-                    Address::Table(table) => Some((&*table.name, Kind::Addr)),
-                    _ => None,
-                }))
-            }
-            Test::Recv(Interface::Table(table))
-            | Test::Xmit(Interface::Table(table))
-            | Test::Via(Interface::Table(table)) => names.push((&table.name, Kind::Iface)),
-            Test::Flow(table) => names.push((&table.name, Kind::Flow(FlowFields::ALL))),
-            Test::Lookup { table, key, .. } => names.push((
-                table,
-                match key {
-                    LookupKey::DstIp | LookupKey::SrcIp => Kind::Addr,
-                    LookupKey::DstMac | LookupKey::SrcMac => Kind::Mac,
-                    LookupKey::DstPort
-                    | LookupKey::SrcPort
-                    | LookupKey::Dscp
-                    | LookupKey::Mark
-                    | LookupKey::RuleNum => Kind::Number,
-                },
-            )),
-            _ => {}
-        }
-        names
-    })
 }
 
 /// Everything behind `add N set N`.
