@@ -5,7 +5,6 @@
 //! frame's lane.
 
 use std::hint;
-use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,30 +13,24 @@ use crate::Seq;
 use crate::abi;
 use crate::attach::{Attached, Options, attach};
 use crate::bundle;
-use crate::channel::Full;
 use crate::cpu;
 use crate::error::{AttachError, RecvError};
-use crate::header::{Header, Kind, Meta};
+use crate::header::Header;
 use crate::park::Sleeper;
 use crate::sync::Ordering;
 use crate::sys;
 use crate::verdict::{Answer, Verdict};
 use lane::Lane;
+use wait::SPINS;
 
 mod lane;
 mod pace;
 mod rings;
+mod send;
+mod wait;
 
-/// Looks at the lanes before going to sleep: some 10 us.
-const SPINS: u32 = 400;
-/// Sleeps after which one who learns from them looks for as long again, to see whether that is worth it now.
-const AGAIN: u64 = 16;
-/// Looks before it is asked where the engine runs: an answer that comes at once does not wait for that.
-const LOOKS: u32 = 8;
-/// Looks where the engine runs on the same CPU, each after the engine had its turn: two are cheaper than a sleep and a doorbell.
-const YIELDS: u32 = 2;
-/// How long is slept at a time while doorbells are not heard.
-const NAP: Duration = Duration::from_millis(1);
+pub use send::NotReplaced;
+
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;
 
@@ -150,16 +143,6 @@ pub struct ConsumerStats {
     pub oneshots: u64,
 }
 
-/// A replacement that could not be handed over; the frame is still there to be decided.
-#[derive(Debug, thiserror::Error)]
-#[error("no replacement for frame {}: {why}", frame.seq())]
-pub struct NotReplaced {
-    /// The frame.
-    pub frame: Frame,
-    /// Why not.
-    pub why: Full,
-}
-
 impl Consumer {
     /// Attaches to the engine that listens at `path`.
     ///
@@ -215,15 +198,15 @@ impl Consumer {
     }
 
     /// From now on a signal whose handler ran while this consumer slept ends the call that receives, with
-    /// [`RecvError::System`] of [`ErrorKind::Interrupted`], and the call that waits for room to send, with
-    /// [`Full::Interrupted`]; nothing is lost, and it may be called again. Otherwise it sleeps on. For languages that have no other way to
+    /// [`RecvError::System`] of [`ErrorKind::Interrupted`](std::io::ErrorKind::Interrupted), and the call that waits for room to send, with
+    /// [`Full::Interrupted`](crate::Full::Interrupted); nothing is lost, and it may be called again. Otherwise it sleeps on. For languages that have no other way to
     /// end a thread that waits.
     pub fn set_interruptible(&mut self, interruptible: bool) {
         self.interruptible = interruptible;
     }
 
     /// How long calls that send ([`replace`](Self::replace), [`send`](Self::send), [`reply`](Self::reply)) wait for room at most; then they
-    /// say [`Full::Lent`], and nothing was sent. `None`, as at first: for ever.
+    /// say [`Full::Lent`](crate::Full::Lent), and nothing was sent. `None`, as at first: for ever.
     pub fn set_send_timeout(&mut self, timeout: Option<Duration>) {
         self.send_timeout = timeout;
     }
@@ -358,90 +341,6 @@ impl Consumer {
         self.unflushed = true;
     }
 
-    /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
-    ///
-    /// # Errors
-    /// [`NotReplaced`] gives the frame back: the payload is larger than the engine takes
-    /// ([`crate::Config::replacement_max`]), or the engine is gone; or the wait was ended ([`set_interruptible`](Self::set_interruptible),
-    /// [`set_send_timeout`](Self::set_send_timeout)).
-    pub fn replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
-        let (mut frame, until) = (frame, self.send_until());
-        loop {
-            match self.try_replace(frame, payload) {
-                Err(NotReplaced { frame: again, why: Full::Lent }) => frame = again,
-                other => return other,
-            }
-            if let Err(why) = self.wait_for_room(frame.id.lane, until) {
-                return Err(NotReplaced { frame, why });
-            }
-        }
-    }
-
-    /// Until when room is waited for.
-    fn send_until(&self) -> Option<Instant> {
-        self.send_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
-    }
-
-    /// Waits until the engine has given a TX frame of the lane back.
-    fn wait_for_room(&mut self, lane: u32, until: Option<Instant>) -> Result<(), Full> {
-        self.flush();
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err(Full::Lent);
-        }
-        let mut interrupted = false;
-        let armed = self.sleeper.arm(self.lanes.iter().map(Lane::own_page));
-        if armed && !self.lanes[lane as usize].is_returned() && !self.is_ended() {
-            self.sleeps += 1;
-            // A poll that fails otherwise shows in the next call that receives; here it is only a turn of the loop.
-            let waited = self.nap(left);
-            interrupted = waited.is_err_and(|error| error.kind() == ErrorKind::Interrupted);
-        }
-        if self.disarm().is_err() || self.is_ended() {
-            return Err(Full::Dead);
-        }
-        if interrupted && self.interruptible { Err(Full::Interrupted) } else { Ok(()) }
-    }
-
-    /// Lets the frame go on with another payload.
-    ///
-    /// # Errors
-    /// [`NotReplaced`] gives the frame back; with [`Full::Lent`](crate::Full::Lent) it is worth trying again.
-    pub fn try_replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
-        if !self.has(&frame) {
-            // Decided before, by verdict_upto: as for any verdict on such a frame, nothing happens. A TX frame that no
-            // verdict names would be lost to the ring.
-            return Ok(());
-        }
-        let meta = Meta { kind: Kind::REPLACEMENT, port: frame.id.seq.0, ..Meta::default() };
-        match self.lane_mut(&frame).send_beside(&frame, payload, &meta) {
-            Ok(at) => {
-                self.answer(&frame, Verdict::Replace(at).into());
-                Ok(())
-            }
-            Err(why) => Err(NotReplaced { frame, why }),
-        }
-    }
-
-    /// Sends a message to the engine; waits while the ring towards it is full. One that is larger than that ring goes in a
-    /// memory of its own. Whether engines listen to messages is
-    /// theirs to say ([`crate::Config::messages`]).
-    ///
-    /// # Errors
-    /// [`Full`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone; or the wait was ended,
-    /// as with [`replace`](Self::replace).
-    pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
-        self.send_on(0, payload, meta)
-    }
-
-    /// The same, to the engine thread that `frame` came from.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    pub fn reply(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<(), Full> {
-        self.send_on(frame.id.lane, payload, meta)
-    }
-
     /// Says how many messages this client takes in one frame.
     pub(crate) fn tell_bundle(&self, most: usize) {
         // Relaxed: a number that orders nothing.
@@ -460,40 +359,6 @@ impl Consumer {
             .store(bundle::at(frame.seq(), index), Ordering::Relaxed);
     }
 
-    fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), Full> {
-        let until = self.send_until();
-        loop {
-            match self.lanes[lane as usize].send(payload, meta) {
-                Err(Full::Lent) => self.wait_for_room(lane, until)?,
-                other => {
-                    self.unflushed = true;
-                    return other.map(drop);
-                }
-            }
-        }
-    }
-
-    /// Sends a message to the engine if there is room. It is woken by the next call that receives, or by
-    /// [`flush`](Self::flush).
-    ///
-    /// # Errors
-    /// [`Full`]: there is no room now ([`Full::Lent`]), or never will be.
-    pub fn try_send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
-        self.unflushed = true;
-        self.lanes[0].send(payload, meta).map(drop)
-    }
-
-    /// Asks for a dump of what `group` names. The answer comes as frames of [`Kind::DUMP`] and one of [`Kind::DONE`], or
-    /// one of [`Kind::ERROR`].
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    pub fn request(&mut self, group: u32, payload: &[u8]) -> Result<(), Full> {
-        self.send(payload, &Meta { kind: Kind::REQUEST, group, ..Meta::default() })?;
-        self.flush();
-        Ok(())
-    }
-
     /// How many frames for this client were lost since this was last asked: each loss is told once, at once, also while
     /// the ring is full (what ENOBUFS was for netlink(7)). Always 0 without [`Options::gaps`].
     pub fn overrun(&mut self) -> u64 {
@@ -509,12 +374,6 @@ impl Consumer {
         if std::mem::take(&mut self.unflushed) {
             self.lanes.iter_mut().for_each(Lane::flush);
         }
-    }
-
-    /// Whether a message of `len` bytes would find room in the ring towards the engine. In an event loop: after
-    /// [`arm`](Self::arm), which makes the engine ring also when it gives room back.
-    pub fn has_room(&mut self, len: usize) -> bool {
-        self.lanes[0].has_room(len)
     }
 
     /// For event loops: says that we are about to sleep on [`as_fd`](AsFd::as_fd). False when there is a frame already.
@@ -564,87 +423,6 @@ impl Consumer {
             sum.oneshots += lane.oneshots;
         }
         sum
-    }
-
-    /// What `take` finds; waits for it, at most until `end`.
-    #[inline]
-    fn wait_for<T>(
-        &mut self,
-        end: Option<Instant>,
-        mut take: impl FnMut(&mut Self) -> Result<Option<T>, RecvError>,
-    ) -> Result<Option<T>, RecvError> {
-        loop {
-            self.flush();
-            let mut shared = None;
-            for look in 0..self.spins {
-                if let Some(found) = take(self)? {
-                    if look > LOOKS {
-                        self.spins = SPINS;
-                    }
-                    return Ok(Some(found));
-                }
-                if look < LOOKS {
-                    hint::spin_loop();
-                    continue;
-                }
-                match *shared.get_or_insert_with(|| self.shares_cpu()) {
-                    false => hint::spin_loop(),
-                    true if look < LOOKS + YIELDS => sys::give_way(),
-                    true => break,
-                }
-            }
-            if self.learns {
-                let again = self.sleeps.is_multiple_of(AGAIN);
-                self.spins = if again { SPINS } else { (self.spins / 2).max(LOOKS) };
-            }
-            if !self.sleep(end)? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// From now on it looks less long for what does not come: for clients that have a CPU to share.
-    pub(crate) fn learn(&mut self) {
-        self.learns = true;
-    }
-
-    /// Whether every engine thread was last seen on the CPU of this one: nothing comes while this thread looks for it.
-    fn shares_cpu(&self) -> bool {
-        self.lanes.iter().all(|lane| cpu::is_shared(&lane.page.theirs))
-    }
-
-    /// Waits for a doorbell, at most until `end`; false when there is nothing to be waited for any more.
-    #[cold]
-    fn sleep(&mut self, end: Option<Instant>) -> Result<bool, RecvError> {
-        if self.is_ended() {
-            return Ok(false);
-        }
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return Ok(false);
-        }
-        if self.arm() {
-            self.sleeps += 1;
-            match self.nap(left) {
-                Err(error) if self.interruptible || error.kind() != ErrorKind::Interrupted => {
-                    self.disarm()?;
-                    return Err(error.into());
-                }
-                _ => {}
-            }
-        }
-        self.disarm()?;
-        Ok(true)
-    }
-
-    /// Sleeps until something comes, at most so long; fails with EINTR when a signal came.
-    fn nap(&self, left: Option<Duration>) -> io::Result<()> {
-        if self.lanes[0].is_deaf() {
-            // What is not read from the socket keeps it readable: to wait for that would be to spin. A doorbell is behind it, so what
-            // it would tell is looked for.
-            return sys::hung_up(&self.lanes[0].socket, left.map_or(NAP, |left| left.min(NAP))).map(drop);
-        }
-        sys::wait_interruptibly(&[self.as_fd()], left).map(drop)
     }
 
     /// The next frame of the lane whose turn it is, or of the next lane that has one.
