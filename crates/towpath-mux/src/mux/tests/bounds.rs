@@ -1,0 +1,203 @@
+//! What each bound does when it is reached, and when it is not any more.
+
+use super::*;
+
+#[test]
+fn a_full_connection_is_not_read_until_half_is_done() {
+    let charge = 2 + size_of::<Message>();
+    let bound = Bound { high: 4 * charge, low: 2 * charge };
+    let (mut mux, psock) = lines(Config { psock_bytes: bound, ..Config::default() });
+    let worker = mux.clone_worker(1, at(0));
+    mux.handle_bytes(psock, &b"x\n".repeat(4), at(0));
+    assert!(!mux.interest(psock).read);
+    assert_eq!(mux.handle_bytes(psock, b"x\n", at(0)), 0);
+    for (done, read) in [(1, false), (2, true), (3, true)] {
+        let ticket = tickets(&mut mux, worker, at(0))[0];
+        mux.done(worker, ticket, at(0));
+        assert_eq!(mux.interest(psock).read, read, "{done} of 4 done");
+    }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_costs_itself_only() {
+    let config = Config { send_bytes: Bound::of(8), send_most: 64, ..Config::default() };
+    let (mut mux, psock) = lines(config);
+    let other = attach(&mut mux);
+    let worker = mux.clone_worker(1, at(0));
+    let answer = |mux: &mut Mux, bytes: usize, now| {
+        let ticket = tickets(mux, worker, now)[0];
+        let sent = mux.reply(worker, ticket, vec![b'y'; bytes], now);
+        mux.done(worker, ticket, now);
+        sent
+    };
+    mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
+    answer(&mut mux, 10, at(0)).expect("it is there");
+    assert!(!mux.interest(psock).read, "it is not read any more");
+    let mut transmit = mux.transmit(psock).expect("an answer");
+    transmit.advance(3);
+    mux.handle_transmitted(transmit, Outcome::Blocked, at(0));
+    assert!(mux.interest(psock).write);
+    assert!(mux.transmit(psock).is_none(), "the socket takes no more");
+    answer(&mut mux, 10, at(1)).expect("it may wait");
+
+    // Nothing is taken for a minute.
+    assert_eq!(mux.poll_timeout(), Some(at(60_000)));
+    mux.handle_timeout(at(60_000));
+    let ended = end(&mut mux).expect("an end");
+    assert_eq!((ended.cause, ended.unsent, ended.outstanding), (Cause::SendTimeout, 2, 1));
+    assert_eq!(mux.totals().unsent, 2);
+    assert_eq!(answer(&mut mux, 1, at(60_000)), Err(SendError::Gone));
+    assert_eq!(mux.totals().unsent, 3, "one that was made behind the end");
+
+    // More than may wait at all; one alone may.
+    mux.handle_bytes(other, b"a\nb\n", at(60_000));
+    answer(&mut mux, 65, at(60_000)).expect("it is there");
+    assert!(end(&mut mux).is_none());
+    answer(&mut mux, 1, at(60_000)).expect("it is there when it is answered");
+    assert_eq!(end(&mut mux).expect("an end").cause, Cause::SendFull);
+    assert_eq!((mux.totals().send_timeouts, mux.totals().send_full), (1, 1));
+    assert_eq!(mux.bytes(), 0);
+}
+
+/// A block that several answers were copied into, as whoever reads workers' answers makes them; and whether it is still there.
+fn share(bytes: &'static [u8]) -> (bytes::Bytes, std::sync::Weak<[u8]>) {
+    let block: std::sync::Arc<[u8]> = [bytes, &[0; 60_000]].concat().into();
+    let there = std::sync::Arc::downgrade(&block);
+    (bytes::Bytes::from_owner(block).slice(..bytes.len()), there)
+}
+
+#[test]
+fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
+    let (mut mux, psock) = lines(Config::default());
+    let worker = mux.clone_worker(1, at(0));
+    let answer = |mux: &mut Mux, bytes: &'static [u8]| {
+        let (shared, there) = share(bytes);
+        mux.handle_bytes(psock, b"a\n", at(0));
+        let ticket = tickets(mux, worker, at(0))[0];
+        mux.reply(worker, ticket, shared, at(0)).expect("it is there");
+        mux.done(worker, ticket, at(0));
+        there
+    };
+    let first = answer(&mut mux, b"one");
+    let mut transmit = mux.transmit(psock).expect("an answer");
+    // Answered while somebody writes, and while the socket takes no more.
+    let second = answer(&mut mux, b"two");
+    transmit.advance(2);
+    assert!(first.upgrade().is_some() && second.upgrade().is_some(), "nothing is copied without need");
+    mux.handle_transmitted(transmit, Outcome::Blocked, at(0));
+    let third = answer(&mut mux, b"three");
+    for there in [first, second, third] {
+        assert!(there.upgrade().is_none());
+    }
+    mux.handle_writable(psock, at(1));
+    let mut transmit = mux.transmit(psock).expect("the rest");
+    assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"etwothree");
+
+    let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
+    let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
+    mux.handle_bytes(psock, b"a\nb\n", at(0));
+    let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
+    let (shared, there) = share(b"two");
+    mux.reply(workers[1], fast, shared, at(0)).expect("it is there");
+    assert!(there.upgrade().is_none(), "it waits for the other one's");
+    mux.reply(workers[0], slow, &b"one"[..], at(0)).expect("it is there");
+    mux.done(workers[0], slow, at(0));
+    mux.done(workers[1], fast, at(0));
+    let mut transmit = mux.transmit(psock).expect("both");
+    assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"onetwo");
+}
+
+#[test]
+fn a_full_mux_reads_nothing_and_drops_who_holds_most() {
+    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(150_000), ..Config::default() });
+    let big = attach(&mut mux);
+    mux.handle_bytes(small, &[b'x'; 20_000], at(0));
+    mux.handle_bytes(big, &[b'x'; 30_000], at(0));
+    assert!(end(&mut mux).is_none(), "a read's room each");
+    let third = attach(&mut mux);
+    assert_eq!(mux.handle_bytes(big, &[b'x'; 5000], at(0)), 5000);
+    assert_eq!(end(&mut mux).map(|end| (end.psock, end.cause)), Some((big, Cause::Memory)));
+    assert!(mux.interest(small).read && mux.interest(third).read);
+}
+
+/// What is not whole fills the mux while a worker has a message, which may take for ever: nobody waits for that.
+#[test]
+fn a_mux_that_filled_up_during_a_message_goes_on_beside_it() {
+    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::default() });
+    let worker = mux.clone_worker(1, at(0));
+    mux.handle_bytes(small, b"a\n", at(0));
+    tickets(&mut mux, worker, at(0));
+    let many = [attach(&mut mux), attach(&mut mux)];
+    for psock in many.iter().cycle().take(8) {
+        mux.handle_bytes(*psock, &[b'x'; 15_000], at(0));
+    }
+    assert!(mux.is_full());
+    assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::Memory));
+    assert!(mux.interest(small).read && !mux.is_full());
+    mux.check().expect("everything is counted");
+}
+
+/// Whole messages fill it: workers make room, as much as is needed beside what is not whole.
+#[test]
+fn a_mux_that_messages_fill_waits_for_workers() {
+    let config =
+        Config { mux_bytes: Bound::of(100_000), psock_bytes: Bound::of(90_000), ..Config::default() };
+    let (mut mux, psock) = lines(config);
+    let worker = mux.clone_worker(1, at(0));
+    let other = attach(&mut mux);
+    mux.handle_bytes(other, &[b'x'; 15_000], at(0));
+    while !mux.is_full() {
+        mux.handle_bytes(psock, &[&[b'x'; 10_000][..], b"\n"].concat(), at(0));
+    }
+    assert!(end(&mut mux).is_none());
+    while mux.is_full() {
+        let ticket = tickets(&mut mux, worker, at(0))[0];
+        mux.done(worker, ticket, at(0));
+    }
+    assert!(end(&mut mux).is_none() && mux.interest(other).read);
+}
+
+/// The time in which a peer has to take something begins when there is something that it could take.
+#[test]
+fn answers_that_wait_for_an_earlier_one_are_not_the_peers_to_take() {
+    let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
+    let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
+    mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
+    let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
+    mux.reply(workers[1], fast, &b"two"[..], at(0)).expect("it is there");
+    mux.done(workers[1], fast, at(0));
+    let last = tickets(&mut mux, workers[1], at(0))[0];
+    mux.reply(workers[1], last, &b"three"[..], at(0)).expect("it is there");
+    let late = 61_000;
+    mux.handle_timeout(at(late));
+    mux.reply(workers[0], slow, &b"one"[..], at(late)).expect("it is there");
+    mux.handle_timeout(at(late));
+    assert!(end(&mut mux).is_none(), "the first answer was not there before");
+    let mut transmit = mux.transmit(psock).expect("the first answer");
+    transmit.advance(3);
+    mux.handle_transmitted(transmit, Outcome::Taken, at(late));
+    mux.done(workers[0], slow, at(2 * late));
+    mux.handle_timeout(at(2 * late));
+    assert!(end(&mut mux).is_none(), "nor could the others leave");
+    mux.handle_timeout(at(2 * late + 60_000));
+    assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::SendTimeout), "it takes nothing");
+}
+
+#[test]
+fn who_came_while_the_mux_was_full_is_read_when_there_is_room() {
+    let (mut mux, psock) = lines(Config { mux_bytes: Bound::of(4000), ..Config::default() });
+    let worker = mux.clone_worker(64, at(0));
+    mux.handle_bytes(psock, &b"x\n".repeat(60), at(0));
+    assert!(mux.is_full());
+    let late = attach(&mut mux);
+    assert_eq!(mux.handle_bytes(late, b"a\n", at(0)), 0);
+    assert!(events(&mut mux).iter().all(|event| !matches!(event, Event::Ended(_))));
+    while mux.is_full() {
+        for ticket in tickets(&mut mux, worker, at(0)) {
+            mux.done(worker, ticket, at(0));
+        }
+    }
+    let told = std::iter::from_fn(|| mux.poll_event());
+    assert!(told.into_iter().any(|event| matches!(event, Event::Interest(id) if id == late)));
+    assert!(mux.interest(late).read);
+}
