@@ -34,6 +34,7 @@ mod schedule;
 mod stats;
 mod timer;
 mod transmit;
+mod wake;
 pub mod worker;
 #[cfg(any(test, feature = "test-util"))]
 pub mod world;
