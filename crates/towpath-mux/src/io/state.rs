@@ -1,7 +1,9 @@
 //! What is behind the mutex: the core, its sockets, and who waits.
 
+mod connections;
+mod ready;
+
 use std::collections::VecDeque;
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,37 +11,30 @@ use std::sync::mpsc::Sender;
 use std::thread::Thread;
 
 use bytes::Bytes;
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::{EventData, EventFlags};
 use slotmap::{Key, KeyData, SecondaryMap};
 
 use super::Shared;
-use super::admission::{Entry, Peer};
 use super::connector::News;
-use super::handshake::{Handshakes, Shaking};
+use super::handshake::Handshakes;
 use super::linger::Lingers;
-use super::link::{Came, Link};
-use super::listener::{Accepted, Arrivals, Listeners};
+use super::link::Link;
+use super::listener::{Arrivals, Listeners};
 use super::reader::READS;
 use super::sys::set_rcvlowat;
-use super::tls::{Shake, Tls};
 use super::tray::Tray;
 use crate::Time;
-use crate::framing::Framing;
 use crate::mux::psock::Interest;
-use crate::mux::{
-    AttachError, Cause, End, Event, Message, Mux, Run, SendError, Transmit, Undelivered, psock, worker,
-};
+use crate::mux::{Cause, Event, Message, Mux, SendError, Transmit, Undelivered, psock, worker};
+
+pub(super) use ready::Reading;
 
 /// The bell's event data.
 pub(super) const BELL: EventData = EventData::new_u64(0);
-/// Ends that are kept for whoever asks.
-const ENDED: usize = 1024;
 /// Turns whose answers leave together, when they are full of short messages.
 const GATHERED: u32 = 8;
 /// Looks of a driver that gathers, after which everything leaves; it takes one to four in a turn.
 pub(super) const LOOKS: u32 = 32;
-/// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
-const HELP: u32 = 3;
 /// Rests of a message from so many bytes on are awaited, up to so many at once.
 const AWAITED: usize = 64 << 10;
 const AWAITED_MOST: usize = 256 << 10;
@@ -155,16 +150,6 @@ pub(super) struct Socket {
     again: bool,
     /// SO_RCVLOWAT.
     lowat: usize,
-}
-
-/// A socket that is to be read now.
-#[derive(Debug)]
-pub(super) struct Reading {
-    pub(super) id: psock::Id,
-    pub(super) link: Arc<Link>,
-    pub(super) buffer: Vec<u8>,
-    /// The peer hung up or sends no more: that is behind what there is to read, and not said again.
-    pub(super) over: bool,
 }
 
 impl Socket {
@@ -285,228 +270,6 @@ impl State {
             parted: false,
             drained: false,
             closed: false,
-        }
-    }
-
-    /// Attaches a connection, with a framing of its own or the server's. When that fails it is closed.
-    pub(super) fn attach(
-        &mut self,
-        shared: &Shared,
-        link: Arc<Link>,
-        keeper: Option<Sender<News>>,
-        framing: Option<Framing>,
-        work: &mut Work,
-    ) -> io::Result<psock::Id> {
-        let now = shared.now();
-        let framing = framing.unwrap_or_else(|| shared.framing.clone());
-        let attached = self
-            .mux
-            .attach(framing, shared.limits, now)
-            .map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error));
-        let watched = attached.and_then(|id| {
-            let interest = flags(Interest { read: true, write: false });
-            if let Err(errno) = epoll::add(&shared.epoll, &link, data(id), interest) {
-                self.mux.handle_error(id, errno.raw_os_error(), now);
-                return Err(errno.into());
-            }
-            Ok(id)
-        });
-        match watched {
-            Ok(id) => {
-                self.sockets.insert(id, Socket::new(link, keeper));
-                Ok(id)
-            }
-            Err(error) => {
-                self.close(shared, link, work);
-                Err(error)
-            }
-        }
-    }
-
-    /// A connection that is none of ours any more: its descriptor is another one's to have, once the mutex is free.
-    fn close(&mut self, shared: &Shared, link: Arc<Link>, work: &mut Work) {
-        self.listeners.resume(&shared.epoll);
-        work.closes.push(link);
-    }
-
-    /// Attaches a connection, behind its handshake if it has one.
-    pub(super) fn admit(
-        &mut self,
-        shared: &Shared,
-        (fd, entry): (OwnedFd, Option<Entry>),
-        tls: Option<&Tls>,
-        keeper: Option<Sender<News>>,
-        work: &mut Work,
-    ) -> io::Result<()> {
-        let Some(tls) = tls else {
-            let link = Arc::new(Link::new(fd, None, entry));
-            return self.attach(shared, link, keeper, None, work).map(drop);
-        };
-        // Whatever goes wrong, the descriptor and the entry are in a link, which is closed without the mutex.
-        let (session, wrong) = match tls.session() {
-            _ if self.mux.is_draining() => {
-                (None, Some(io::Error::new(io::ErrorKind::NotConnected, AttachError::Draining)))
-            }
-            Ok(session) => (Some(session), None),
-            Err(error) => (None, Some(error)),
-        };
-        let link = Arc::new(Link::new(fd, session, entry));
-        let until = shared.now() + tls.time();
-        let begun = match wrong {
-            Some(error) => Err(error),
-            None => self.handshakes.begin(&shared.epoll, Arc::clone(&link), keeper, until),
-        };
-        match begun {
-            Ok(None) => {}
-            Ok(Some(oldest)) => {
-                self.arrivals.handshakes_late += 1;
-                self.not_attached(shared, oldest, "too many others shake hands".to_owned(), work);
-            }
-            Err(error) => {
-                self.close(shared, link, work);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// What a listener accepted.
-    pub(super) fn accepted(&mut self, shared: &Shared, accepted: Accepted, work: &mut Work) {
-        let Accepted { listener, passed, denied, reset, failed } = accepted;
-        self.arrivals.accepted += passed.len() as u64 + denied + reset;
-        self.arrivals.denied += denied;
-        self.arrivals.reset += reset;
-        for socket in passed {
-            if self.admit(shared, socket, listener.tls.as_ref(), None, work).is_err() {
-                self.arrivals.refused += 1;
-            }
-        }
-        if let Some(errno) = failed {
-            self.arrivals.refused += 1;
-            if self.listeners.pause(&shared.epoll, shared.now()) {
-                log::warn!(
-                    "cannot accept until a connection ends: {errno}: raise the limit of open files (`ulimit -n`, LimitNOFILE=)"
-                );
-            }
-        }
-    }
-
-    /// A handshake went on.
-    pub(super) fn shaken(&mut self, shared: &Shared, key: u64, shake: Shake, work: &mut Work) {
-        let why = match shake {
-            Shake::More { write } => match self.handshakes.wait(key, write) {
-                Ok(()) => return,
-                Err(error) => error.to_string(),
-            },
-            Shake::Done => {
-                let Some(Shaking { link, keeper, .. }) = self.handshakes.take(key) else { return };
-                let (early, over) = link.early();
-                match self.attach_read(shared, link, keeper.clone(), (None, &early), work) {
-                    Ok(id) if over => self.mux.handle_eof(id, shared.now()),
-                    Ok(_) => {}
-                    Err(_) => {
-                        self.arrivals.refused += 1;
-                        tell_keeper(keeper);
-                    }
-                }
-                return;
-            }
-            Shake::Failed(why) => why,
-        };
-        if let Some(shaking) = self.handshakes.take(key) {
-            self.arrivals.handshakes_failed += 1;
-            self.not_attached(shared, shaking, why, work);
-        }
-    }
-
-    /// Ends the handshake of a peer that was admitted; whether there was one.
-    pub(super) fn refuse_shaking(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
-        let Some(shaking) = self.handshakes.take_peer(peer) else { return false };
-        self.arrivals.handshakes_failed += 1;
-        self.not_attached(shared, shaking, "it is not let in any more".to_owned(), work);
-        true
-    }
-
-    /// Attaches a connection of which these bytes were read.
-    pub(super) fn attach_read(
-        &mut self,
-        shared: &Shared,
-        link: Arc<Link>,
-        keeper: Option<Sender<News>>,
-        (framing, read): (Option<Framing>, &[u8]),
-        work: &mut Work,
-    ) -> io::Result<psock::Id> {
-        if !read.is_empty() && self.mux.is_full() {
-            self.close(shared, link, work);
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the mux is full"));
-        }
-        let id = self.attach(shared, link, keeper, framing, work)?;
-        if !read.is_empty() {
-            self.mux.handle_bytes(id, read, shared.now());
-        }
-        Ok(id)
-    }
-
-    fn not_attached(&mut self, shared: &Shared, shaking: Shaking, why: String, work: &mut Work) {
-        let Shaking { link, peer, keeper, .. } = shaking;
-        match peer {
-            Some(peer) => log::debug!("{peer} was not attached: {why}"),
-            None => log::debug!("a connection was not attached: {why}"),
-        }
-        self.tell(Told::NotAttached { peer, why }, work);
-        tell_keeper(keeper);
-        self.close(shared, link, work);
-    }
-
-    /// Ends the lingering of a peer that was admitted; whether there was one.
-    pub(super) fn refuse_lingering(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
-        let link = self.lingers.take_peer(peer);
-        let found = link.is_some();
-        link.into_iter().for_each(|link| self.close(shared, link, work));
-        found
-    }
-
-    /// One that lingers was read; whether that is over.
-    pub(super) fn lingered(&mut self, shared: &Shared, key: u64, over: bool, work: &mut Work) {
-        if !over {
-            return self.lingers.wait(key, shared.now());
-        }
-        if let Some(link) = self.lingers.take(key) {
-            self.close(shared, link, work);
-        }
-    }
-
-    /// A connection has ended: it is closed, or lingers if that would cost its peer what was sent to it.
-    fn part(&mut self, shared: &Shared, link: Arc<Link>, cause: &Cause, work: &mut Work) {
-        let owed = match cause {
-            Cause::Drained | Cause::GivenBack | Cause::Unattached => {
-                link.unacknowledged() > 0 || link.has_unread()
-            }
-            // Who sends what cannot be framed is not listened to without need.
-            Cause::Framing(_) => link.unacknowledged() > 0,
-            _ => false,
-        };
-        let oldest = match owed {
-            true => self.lingers.begin(&shared.epoll, Arc::clone(&link), shared.now()),
-            false => return self.close(shared, link, work),
-        };
-        match oldest {
-            Ok(oldest) => {
-                work.shuts.push(link);
-                if let Some(oldest) = oldest {
-                    self.arrivals.cut_short += 1;
-                    self.close(shared, oldest, work);
-                }
-            }
-            Err(_) => self.close(shared, link, work),
-        }
-    }
-
-    /// Nobody comes in any more.
-    pub(super) fn shut(&mut self, shared: &Shared, work: &mut Work) {
-        self.listeners.close();
-        for shaking in self.handshakes.close() {
-            self.not_attached(shared, shaking, AttachError::Draining.to_string(), work);
         }
     }
 
@@ -707,125 +470,6 @@ impl State {
         }
     }
 
-    /// A worker has read a run: it does that, and leads no more.
-    fn begin_run(&mut self, by: worker::Id, run: Run) {
-        let Some(seat) = self.workers.get(by) else { return };
-        seat.tray.lock().put(run);
-        self.turns += 1;
-        if self.leader == Some(by) {
-            self.leader = None;
-        }
-    }
-
-    /// Epoll says that a socket is ready.
-    pub(super) fn handle_ready(&mut self, id: psock::Id, flags: EventFlags, now: Time) {
-        let Some(socket) = self.sockets.get_mut(id) else { return };
-        socket.flags |= flags;
-        if socket.reading {
-            socket.again = true;
-        } else if !std::mem::replace(&mut socket.queued, true) {
-            self.ready.push_back((id, now));
-        }
-    }
-
-    /// The sockets that are to be read now, at most so many.
-    pub(super) fn take_ready(&mut self, shared: &Shared, most: usize) -> Vec<Reading> {
-        let mut all = Vec::new();
-        while all.len() < most
-            && let Some((id, _)) = self.ready.pop_front()
-        {
-            let Some(socket) = self.sockets.get_mut(id) else { continue };
-            socket.queued = false;
-            let flags = std::mem::replace(&mut socket.flags, EventFlags::empty());
-            let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-            match self.mux.reserve(id) {
-                Some(buffer) => {
-                    socket.reading = true;
-                    let over = gone || flags.contains(EventFlags::RDHUP);
-                    all.push(Reading { id, link: Arc::clone(&socket.link), buffer, over });
-                }
-                None if gone => self.hung_up(shared, id),
-                // It is watched anew when it is to be read again, which says what is there.
-                None => {}
-            }
-        }
-        self.taken += all.len();
-        all
-    }
-
-    /// Beside those that are at sockets or messages now, one more would be in their way.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.mux.working() + self.helping + usize::from(self.leader.is_some()) > self.helpers
-    }
-
-    /// The leader finds sockets ready whenever it looks: another is to wait for them too. Whether one comes.
-    pub(super) fn get_help(&mut self, work: &mut Work) -> bool {
-        if self.is_crowded() || self.helper.is_some() {
-            return false;
-        }
-        // Not the deputy, if there is another: it would have to be replaced.
-        let deputy = self.deputy;
-        if let Some(at) = self.parked.iter().rposition(|&id| Some(id) != deputy) {
-            let last = self.parked.len() - 1;
-            self.parked.swap(at, last);
-        }
-        self.helper = self.wake_any(work);
-        self.helper.is_some()
-    }
-
-    /// A worker has read sockets, and has a run or not. Who sees to those that are ready besides, or will be?
-    pub(super) fn see_to_ready(&mut self, now: Time, runs: bool, work: &mut Work) {
-        let patience = self.mux.config().wake_cost * HELP;
-        let late = self.ready.front().is_some_and(|&(_, since)| now.since(since) >= patience);
-        if late && self.get_help(work) {
-            // Who comes sees to them.
-        } else if runs && self.deputy.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
-            self.deputy = self.wake_any(work);
-        }
-        if runs && !self.ready.is_empty() && !work.wakes() {
-            // Nobody is parked; it went to sleep before these were ready.
-            self.ring(work);
-        }
-    }
-
-    /// A socket was read; whether the worker that did has a run of what came.
-    pub(super) fn read(
-        &mut self,
-        (reading, outcome): (Reading, Result<Came, Cause>),
-        by: Option<worker::Id>,
-        now: Time,
-    ) -> bool {
-        let Reading { id, buffer, over, .. } = reading;
-        if let Some(socket) = self.sockets.get_mut(id) {
-            socket.reading = false;
-            let again = std::mem::take(&mut socket.again);
-            let more = outcome.as_ref().is_ok_and(|&came| came == Came::More || over && came == Came::All);
-            if again || more {
-                let flags = if over { EventFlags::IN | EventFlags::RDHUP } else { EventFlags::IN };
-                self.handle_ready(id, flags, now);
-            }
-        }
-        let run = match by {
-            Some(by) => self.mux.handle_read_by(id, buffer, by, now).map(|run| (by, run)),
-            None => {
-                self.mux.handle_read(id, buffer, now);
-                None
-            }
-        };
-        let need = self.mux.need(id);
-        if let Some(socket) = self.sockets.get_mut(id) {
-            socket.expect(need);
-        }
-        match outcome {
-            Ok(Came::All | Came::More) => {}
-            Ok(Came::End) => self.mux.handle_eof(id, now),
-            Err(cause) => self.mux.handle_failure(id, cause, now),
-        }
-        let runs = run.is_some();
-        run.into_iter().for_each(|(by, run)| self.begin_run(by, run));
-        runs
-    }
-
     /// Takes from a worker what it has not begun, and settles what it has done.
     fn recall(&mut self, shared: &Shared, id: worker::Id) {
         let Some(seat) = self.workers.get(id) else { return };
@@ -835,63 +479,6 @@ impl State {
         let tickets = tray.give_back(&mut self.mux, id);
         self.mux.handle_hand_back(id, &tickets, shared.now());
     }
-
-    /// Has epoll watch a socket for what the core wants to know of it.
-    fn watch(&mut self, shared: &Shared, id: psock::Id) {
-        let interest = self.mux.interest(id);
-        let Some(socket) = self.sockets.get_mut(id) else { return };
-        let changed = if socket.watched {
-            epoll::modify(&shared.epoll, &socket.link, data(id), flags(interest))
-        } else if interest == Interest::default() {
-            Ok(())
-        } else {
-            socket.watched = true;
-            epoll::add(&shared.epoll, &socket.link, data(id), flags(interest))
-        };
-        if let Err(errno) = changed {
-            self.mux.handle_error(id, errno.raw_os_error(), shared.now());
-        }
-    }
-
-    /// A socket hung up or failed that nobody reads now.
-    pub(super) fn hung_up(&mut self, shared: &Shared, id: psock::Id) {
-        let Some(socket) = self.sockets.get_mut(id) else { return };
-        match socket.link.error() {
-            None => {
-                // It would be said again and again. Who wants to read or write it adds it again.
-                socket.watched = false;
-                let _ = epoll::delete(&shared.epoll, &socket.link);
-            }
-            Some(errno) => self.mux.handle_error(id, errno, shared.now()),
-        }
-    }
-
-    fn end(&mut self, shared: &Shared, end: End, work: &mut Work) {
-        let Some(mut socket) = self.sockets.remove(end.psock) else { return };
-        socket.expect(1);
-        if socket.watched {
-            let _ = epoll::delete(&shared.epoll, &socket.link);
-        }
-        tell_keeper(socket.keeper);
-        let link = socket.link;
-        let peer = link.address();
-        // A descriptor of the same socket: a writer may still hold the link for a moment.
-        let socket = if end.hand_back { link.hand_back() } else { None };
-        match socket {
-            Some(_) => self.close(shared, link, work),
-            None => self.part(shared, link, &end.cause, work),
-        }
-        if self.ended.len() == ENDED {
-            self.ended.pop_front();
-        }
-        let End { psock, cause, rest, unsent, .. } = end;
-        log::debug!("{psock} ended: {cause}");
-        self.ended.push_back(Ended { psock, peer, cause, socket, rest, unsent });
-        if self.driven {
-            self.parted = true;
-            self.ring(work);
-        }
-    }
 }
 
 /// How many workers may wait for sockets beside the leader on so many processors: half of them are left to the peers and to the
@@ -899,11 +486,6 @@ impl State {
 /// costs a third of their rate.
 const fn helpers(processors: usize) -> usize {
     (processors / 2).saturating_sub(1)
-}
-
-fn tell_keeper(keeper: Option<Sender<News>>) {
-    // It may have stopped.
-    let _ = keeper.map(|keeper| keeper.send(News::Over));
 }
 
 fn data(id: psock::Id) -> EventData {

@@ -4,6 +4,9 @@ use std::sync::{Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::io::link::Came;
+use crate::io::listener::Accepted;
+use crate::io::tls::{Shake, Tls};
 use crate::io::{Admission, Admit, Peer, Server, admission};
 use crate::mux::Config;
 

@@ -1,0 +1,279 @@
+//! Connections come and go: accepted, behind a handshake, attached; ended, given back, lingering, closed.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use rustix::event::epoll;
+
+use super::super::Shared;
+use super::super::admission::{Entry, Peer};
+use super::super::connector::News;
+use super::super::handshake::Shaking;
+use super::super::link::Link;
+use super::super::listener::Accepted;
+use super::super::tls::{Shake, Tls};
+use super::{Ended, Socket, State, Told, Work, data, flags};
+use crate::framing::Framing;
+use crate::mux::psock::Interest;
+use crate::mux::{AttachError, Cause, End, psock};
+
+/// Ends that are kept for whoever asks.
+const ENDED: usize = 1024;
+
+impl State {
+    /// Attaches a connection, with a framing of its own or the server's. When that fails it is closed.
+    pub(super) fn attach(
+        &mut self,
+        shared: &Shared,
+        link: Arc<Link>,
+        keeper: Option<Sender<News>>,
+        framing: Option<Framing>,
+        work: &mut Work,
+    ) -> io::Result<psock::Id> {
+        let now = shared.now();
+        let framing = framing.unwrap_or_else(|| shared.framing.clone());
+        let attached = self
+            .mux
+            .attach(framing, shared.limits, now)
+            .map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error));
+        let watched = attached.and_then(|id| {
+            let interest = flags(Interest { read: true, write: false });
+            if let Err(errno) = epoll::add(&shared.epoll, &link, data(id), interest) {
+                self.mux.handle_error(id, errno.raw_os_error(), now);
+                return Err(errno.into());
+            }
+            Ok(id)
+        });
+        match watched {
+            Ok(id) => {
+                self.sockets.insert(id, Socket::new(link, keeper));
+                Ok(id)
+            }
+            Err(error) => {
+                self.close(shared, link, work);
+                Err(error)
+            }
+        }
+    }
+
+    /// A connection that is none of ours any more: its descriptor is another one's to have, once the mutex is free.
+    pub(super) fn close(&mut self, shared: &Shared, link: Arc<Link>, work: &mut Work) {
+        self.listeners.resume(&shared.epoll);
+        work.closes.push(link);
+    }
+
+    /// Attaches a connection, behind its handshake if it has one.
+    pub(in crate::io) fn admit(
+        &mut self,
+        shared: &Shared,
+        (fd, entry): (OwnedFd, Option<Entry>),
+        tls: Option<&Tls>,
+        keeper: Option<Sender<News>>,
+        work: &mut Work,
+    ) -> io::Result<()> {
+        let Some(tls) = tls else {
+            let link = Arc::new(Link::new(fd, None, entry));
+            return self.attach(shared, link, keeper, None, work).map(drop);
+        };
+        // Whatever goes wrong, the descriptor and the entry are in a link, which is closed without the mutex.
+        let (session, wrong) = match tls.session() {
+            _ if self.mux.is_draining() => {
+                (None, Some(io::Error::new(io::ErrorKind::NotConnected, AttachError::Draining)))
+            }
+            Ok(session) => (Some(session), None),
+            Err(error) => (None, Some(error)),
+        };
+        let link = Arc::new(Link::new(fd, session, entry));
+        let until = shared.now() + tls.time();
+        let begun = match wrong {
+            Some(error) => Err(error),
+            None => self.handshakes.begin(&shared.epoll, Arc::clone(&link), keeper, until),
+        };
+        match begun {
+            Ok(None) => {}
+            Ok(Some(oldest)) => {
+                self.arrivals.handshakes_late += 1;
+                self.not_attached(shared, oldest, "too many others shake hands".to_owned(), work);
+            }
+            Err(error) => {
+                self.close(shared, link, work);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a listener accepted.
+    pub(in crate::io) fn accepted(&mut self, shared: &Shared, accepted: Accepted, work: &mut Work) {
+        let Accepted { listener, passed, denied, reset, failed } = accepted;
+        self.arrivals.accepted += passed.len() as u64 + denied + reset;
+        self.arrivals.denied += denied;
+        self.arrivals.reset += reset;
+        for socket in passed {
+            if self.admit(shared, socket, listener.tls.as_ref(), None, work).is_err() {
+                self.arrivals.refused += 1;
+            }
+        }
+        if let Some(errno) = failed {
+            self.arrivals.refused += 1;
+            if self.listeners.pause(&shared.epoll, shared.now()) {
+                log::warn!(
+                    "cannot accept until a connection ends: {errno}: raise the limit of open files (`ulimit -n`, LimitNOFILE=)"
+                );
+            }
+        }
+    }
+
+    /// A handshake went on.
+    pub(in crate::io) fn shaken(&mut self, shared: &Shared, key: u64, shake: Shake, work: &mut Work) {
+        let why = match shake {
+            Shake::More { write } => match self.handshakes.wait(key, write) {
+                Ok(()) => return,
+                Err(error) => error.to_string(),
+            },
+            Shake::Done => {
+                let Some(Shaking { link, keeper, .. }) = self.handshakes.take(key) else { return };
+                let (early, over) = link.early();
+                match self.attach_read(shared, link, keeper.clone(), (None, &early), work) {
+                    Ok(id) if over => self.mux.handle_eof(id, shared.now()),
+                    Ok(_) => {}
+                    Err(_) => {
+                        self.arrivals.refused += 1;
+                        tell_keeper(keeper);
+                    }
+                }
+                return;
+            }
+            Shake::Failed(why) => why,
+        };
+        if let Some(shaking) = self.handshakes.take(key) {
+            self.arrivals.handshakes_failed += 1;
+            self.not_attached(shared, shaking, why, work);
+        }
+    }
+
+    /// Ends the handshake of a peer that was admitted; whether there was one.
+    pub(in crate::io) fn refuse_shaking(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
+        let Some(shaking) = self.handshakes.take_peer(peer) else { return false };
+        self.arrivals.handshakes_failed += 1;
+        self.not_attached(shared, shaking, "it is not let in any more".to_owned(), work);
+        true
+    }
+
+    /// Attaches a connection of which these bytes were read.
+    pub(in crate::io) fn attach_read(
+        &mut self,
+        shared: &Shared,
+        link: Arc<Link>,
+        keeper: Option<Sender<News>>,
+        (framing, read): (Option<Framing>, &[u8]),
+        work: &mut Work,
+    ) -> io::Result<psock::Id> {
+        if !read.is_empty() && self.mux.is_full() {
+            self.close(shared, link, work);
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the mux is full"));
+        }
+        let id = self.attach(shared, link, keeper, framing, work)?;
+        if !read.is_empty() {
+            self.mux.handle_bytes(id, read, shared.now());
+        }
+        Ok(id)
+    }
+
+    pub(super) fn not_attached(&mut self, shared: &Shared, shaking: Shaking, why: String, work: &mut Work) {
+        let Shaking { link, peer, keeper, .. } = shaking;
+        match peer {
+            Some(peer) => log::debug!("{peer} was not attached: {why}"),
+            None => log::debug!("a connection was not attached: {why}"),
+        }
+        self.tell(Told::NotAttached { peer, why }, work);
+        tell_keeper(keeper);
+        self.close(shared, link, work);
+    }
+
+    /// Ends the lingering of a peer that was admitted; whether there was one.
+    pub(in crate::io) fn refuse_lingering(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
+        let link = self.lingers.take_peer(peer);
+        let found = link.is_some();
+        link.into_iter().for_each(|link| self.close(shared, link, work));
+        found
+    }
+
+    /// One that lingers was read; whether that is over.
+    pub(in crate::io) fn lingered(&mut self, shared: &Shared, key: u64, over: bool, work: &mut Work) {
+        if !over {
+            return self.lingers.wait(key, shared.now());
+        }
+        if let Some(link) = self.lingers.take(key) {
+            self.close(shared, link, work);
+        }
+    }
+
+    /// A connection has ended: it is closed, or lingers if that would cost its peer what was sent to it.
+    fn part(&mut self, shared: &Shared, link: Arc<Link>, cause: &Cause, work: &mut Work) {
+        let owed = match cause {
+            Cause::Drained | Cause::GivenBack | Cause::Unattached => {
+                link.unacknowledged() > 0 || link.has_unread()
+            }
+            // Who sends what cannot be framed is not listened to without need.
+            Cause::Framing(_) => link.unacknowledged() > 0,
+            _ => false,
+        };
+        let oldest = match owed {
+            true => self.lingers.begin(&shared.epoll, Arc::clone(&link), shared.now()),
+            false => return self.close(shared, link, work),
+        };
+        match oldest {
+            Ok(oldest) => {
+                work.shuts.push(link);
+                if let Some(oldest) = oldest {
+                    self.arrivals.cut_short += 1;
+                    self.close(shared, oldest, work);
+                }
+            }
+            Err(_) => self.close(shared, link, work),
+        }
+    }
+
+    /// Nobody comes in any more.
+    pub(in crate::io) fn shut(&mut self, shared: &Shared, work: &mut Work) {
+        self.listeners.close();
+        for shaking in self.handshakes.close() {
+            self.not_attached(shared, shaking, AttachError::Draining.to_string(), work);
+        }
+    }
+
+    pub(super) fn end(&mut self, shared: &Shared, end: End, work: &mut Work) {
+        let Some(mut socket) = self.sockets.remove(end.psock) else { return };
+        socket.expect(1);
+        if socket.watched {
+            let _ = epoll::delete(&shared.epoll, &socket.link);
+        }
+        tell_keeper(socket.keeper);
+        let link = socket.link;
+        let peer = link.address();
+        // A descriptor of the same socket: a writer may still hold the link for a moment.
+        let socket = if end.hand_back { link.hand_back() } else { None };
+        match socket {
+            Some(_) => self.close(shared, link, work),
+            None => self.part(shared, link, &end.cause, work),
+        }
+        if self.ended.len() == ENDED {
+            self.ended.pop_front();
+        }
+        let End { psock, cause, rest, unsent, .. } = end;
+        log::debug!("{psock} ended: {cause}");
+        self.ended.push_back(Ended { psock, peer, cause, socket, rest, unsent });
+        if self.driven {
+            self.parted = true;
+            self.ring(work);
+        }
+    }
+}
+
+fn tell_keeper(keeper: Option<Sender<News>>) {
+    // It may have stopped.
+    let _ = keeper.map(|keeper| keeper.send(News::Over));
+}

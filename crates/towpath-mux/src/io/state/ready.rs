@@ -1,0 +1,176 @@
+//! Sockets that are ready, and who reads them: what epoll says of each, who helps the leader, what was read.
+
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventFlags};
+
+use super::super::Shared;
+use super::super::link::{Came, Link};
+use super::{State, Work, data, flags};
+use crate::Time;
+use crate::mux::psock::{self, Interest};
+use crate::mux::{Cause, Run, worker};
+
+/// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
+const HELP: u32 = 3;
+
+/// A socket that is to be read now.
+#[derive(Debug)]
+pub(in crate::io) struct Reading {
+    pub(in crate::io) id: psock::Id,
+    pub(in crate::io) link: Arc<Link>,
+    pub(in crate::io) buffer: Vec<u8>,
+    /// The peer hung up or sends no more: that is behind what there is to read, and not said again.
+    pub(in crate::io) over: bool,
+}
+
+impl State {
+    /// Epoll says that a socket is ready.
+    pub(in crate::io) fn handle_ready(&mut self, id: psock::Id, flags: EventFlags, now: Time) {
+        let Some(socket) = self.sockets.get_mut(id) else { return };
+        socket.flags |= flags;
+        if socket.reading {
+            socket.again = true;
+        } else if !std::mem::replace(&mut socket.queued, true) {
+            self.ready.push_back((id, now));
+        }
+    }
+
+    /// The sockets that are to be read now, at most so many.
+    pub(in crate::io) fn take_ready(&mut self, shared: &Shared, most: usize) -> Vec<Reading> {
+        let mut all = Vec::new();
+        while all.len() < most
+            && let Some((id, _)) = self.ready.pop_front()
+        {
+            let Some(socket) = self.sockets.get_mut(id) else { continue };
+            socket.queued = false;
+            let flags = std::mem::replace(&mut socket.flags, EventFlags::empty());
+            let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+            match self.mux.reserve(id) {
+                Some(buffer) => {
+                    socket.reading = true;
+                    let over = gone || flags.contains(EventFlags::RDHUP);
+                    all.push(Reading { id, link: Arc::clone(&socket.link), buffer, over });
+                }
+                None if gone => self.hung_up(shared, id),
+                // It is watched anew when it is to be read again, which says what is there.
+                None => {}
+            }
+        }
+        self.taken += all.len();
+        all
+    }
+
+    /// Beside those that are at sockets or messages now, one more would be in their way.
+    pub(in crate::io) fn is_crowded(&self) -> bool {
+        self.mux.working() + self.helping + usize::from(self.leader.is_some()) > self.helpers
+    }
+
+    /// The leader finds sockets ready whenever it looks: another is to wait for them too. Whether one comes.
+    pub(in crate::io) fn get_help(&mut self, work: &mut Work) -> bool {
+        if self.is_crowded() || self.helper.is_some() {
+            return false;
+        }
+        // Not the deputy, if there is another: it would have to be replaced.
+        let deputy = self.deputy;
+        if let Some(at) = self.parked.iter().rposition(|&id| Some(id) != deputy) {
+            let last = self.parked.len() - 1;
+            self.parked.swap(at, last);
+        }
+        self.helper = self.wake_any(work);
+        self.helper.is_some()
+    }
+
+    /// A worker has read sockets, and has a run or not. Who sees to those that are ready besides, or will be?
+    pub(in crate::io) fn see_to_ready(&mut self, now: Time, runs: bool, work: &mut Work) {
+        let patience = self.mux.config().wake_cost * HELP;
+        let late = self.ready.front().is_some_and(|&(_, since)| now.since(since) >= patience);
+        if late && self.get_help(work) {
+            // Who comes sees to them.
+        } else if runs && self.deputy.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
+            self.deputy = self.wake_any(work);
+        }
+        if runs && !self.ready.is_empty() && !work.wakes() {
+            // Nobody is parked; it went to sleep before these were ready.
+            self.ring(work);
+        }
+    }
+
+    /// A socket was read; whether the worker that did has a run of what came.
+    pub(in crate::io) fn read(
+        &mut self,
+        (reading, outcome): (Reading, Result<Came, Cause>),
+        by: Option<worker::Id>,
+        now: Time,
+    ) -> bool {
+        let Reading { id, buffer, over, .. } = reading;
+        if let Some(socket) = self.sockets.get_mut(id) {
+            socket.reading = false;
+            let again = std::mem::take(&mut socket.again);
+            let more = outcome.as_ref().is_ok_and(|&came| came == Came::More || over && came == Came::All);
+            if again || more {
+                let flags = if over { EventFlags::IN | EventFlags::RDHUP } else { EventFlags::IN };
+                self.handle_ready(id, flags, now);
+            }
+        }
+        let run = match by {
+            Some(by) => self.mux.handle_read_by(id, buffer, by, now).map(|run| (by, run)),
+            None => {
+                self.mux.handle_read(id, buffer, now);
+                None
+            }
+        };
+        let need = self.mux.need(id);
+        if let Some(socket) = self.sockets.get_mut(id) {
+            socket.expect(need);
+        }
+        match outcome {
+            Ok(Came::All | Came::More) => {}
+            Ok(Came::End) => self.mux.handle_eof(id, now),
+            Err(cause) => self.mux.handle_failure(id, cause, now),
+        }
+        let runs = run.is_some();
+        run.into_iter().for_each(|(by, run)| self.begin_run(by, run));
+        runs
+    }
+
+    /// A worker has read a run: it does that, and leads no more.
+    fn begin_run(&mut self, by: worker::Id, run: Run) {
+        let Some(seat) = self.workers.get(by) else { return };
+        seat.tray.lock().put(run);
+        self.turns += 1;
+        if self.leader == Some(by) {
+            self.leader = None;
+        }
+    }
+
+    /// Has epoll watch a socket for what the core wants to know of it.
+    pub(super) fn watch(&mut self, shared: &Shared, id: psock::Id) {
+        let interest = self.mux.interest(id);
+        let Some(socket) = self.sockets.get_mut(id) else { return };
+        let changed = if socket.watched {
+            epoll::modify(&shared.epoll, &socket.link, data(id), flags(interest))
+        } else if interest == Interest::default() {
+            Ok(())
+        } else {
+            socket.watched = true;
+            epoll::add(&shared.epoll, &socket.link, data(id), flags(interest))
+        };
+        if let Err(errno) = changed {
+            self.mux.handle_error(id, errno.raw_os_error(), shared.now());
+        }
+    }
+
+    /// A socket hung up or failed that nobody reads now.
+    fn hung_up(&mut self, shared: &Shared, id: psock::Id) {
+        let Some(socket) = self.sockets.get_mut(id) else { return };
+        match socket.link.error() {
+            None => {
+                // It would be said again and again. Who wants to read or write it adds it again.
+                socket.watched = false;
+                let _ = epoll::delete(&shared.epoll, &socket.link);
+            }
+            Some(errno) => self.mux.handle_error(id, errno, shared.now()),
+        }
+    }
+}
