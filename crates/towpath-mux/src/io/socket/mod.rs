@@ -13,34 +13,33 @@
 //!
 //! A thread that has other things to wait for waits by the handle's descriptor, which is rung while it is armed ([`Socket::arm`]).
 
+mod bell;
 mod error;
 mod flags;
 mod gather;
+mod receive;
+mod send;
 mod unread;
 mod workqueue;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::state::{Seat, State, Work};
+use super::state::{Seat, Work};
 use super::{Ended, Server, Shared};
-use crate::Time;
 use crate::framing::Framing;
-use crate::mux::{Message, Order, SendError, Ticket, psock, worker};
+use crate::mux::{Message, Ticket, psock, worker};
 use gather::Gather;
-use unread::Read;
 
 pub use error::Error;
 pub use flags::Flags;
 
-/// Messages that a handle gathers with [`Flags::BATCH`] before it sends them anyway.
-const BATCH: usize = 64;
 /// How long what is to be sent is waited for when the last handle is dropped.
 const LINGER: Duration = Duration::from_secs(30);
 
@@ -310,262 +309,6 @@ impl Socket {
         shared.perform(work);
     }
 
-    /// Reads the next message, or goes on with one that was read in part; waits for one. Messages that were read before are done.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::WouldBlock`] with [`Flags::DONTWAIT`] or behind [`Socket::set_recv_timeout`]; [`Error::Disabled`];
-    /// [`Error::Drained`] when nothing will come any more.
-    pub fn recv(&mut self, buffer: &mut [u8], flags: Flags) -> Result<Received, Error> {
-        let (message, at) = self.take(1, flags)?;
-        let read = unread::read(self.kind, &message.bytes()[at..], buffer, flags.contains(Flags::PEEK));
-        Ok(self.put(message, at, read))
-    }
-
-    /// The same with a share in the message's bytes instead of a copy: all that is left of it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Socket::recv`].
-    pub fn recv_bytes(&mut self, flags: Flags) -> Result<(Received, Bytes), Error> {
-        let (message, at) = self.take(1, flags)?;
-        let bytes = message.bytes().slice(at..);
-        let read = unread::fit(self.kind, bytes.len(), bytes.len(), flags.contains(Flags::PEEK));
-        Ok((self.put(message, at, read), bytes))
-    }
-
-    /// Reads several messages, as many as there are buffers at most (recvmmsg(2) with MSG_WAITFORONE): waits for the first. Where messages
-    /// take long it may be one, and the others are for other handles. None of them is done before the next call.
-    ///
-    /// # Errors
-    ///
-    /// As [`Socket::recv`], for the first.
-    pub fn recv_many(&mut self, buffers: &mut [&mut [u8]], flags: Flags) -> Result<Vec<Received>, Error> {
-        let most = buffers.len();
-        let mut all = Vec::with_capacity(most);
-        for buffer in buffers {
-            let (message, at) = if all.is_empty() {
-                self.take(most, flags)?
-            } else {
-                match self.current.take().or_else(|| self.next.pop_front().map(|message| (message, 0))) {
-                    Some(next) => next,
-                    None => break,
-                }
-            };
-            let read = unread::read(self.kind, &message.bytes()[at..], buffer, flags.contains(Flags::PEEK));
-            all.push(self.put(message, at, read));
-            if flags.contains(Flags::PEEK) {
-                break;
-            }
-        }
-        if !self.next.is_empty() {
-            // A packet took several buffers: others may have those behind it.
-            let shared = Arc::clone(&self.shared);
-            let mut work = Work::default();
-            let mut state = shared.lock();
-            let now = shared.now();
-            let back: Vec<_> = self.next.drain(..).map(|message| message.ticket()).collect();
-            state.mux.handle_hand_back(self.id, &back, now);
-            state.pump(&shared, &mut work);
-            drop(state);
-            shared.perform(work);
-        }
-        Ok(all)
-    }
-
-    /// The messages that this handle has read are done: their connections go on where they waited for that.
-    pub fn done(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        let mut work = Work::default();
-        let mut state = shared.lock();
-        let now = shared.now();
-        self.finish(&mut state, now);
-        state.pump(&shared, &mut work);
-        drop(state);
-        shared.perform(work);
-    }
-
-    /// Sends a message or a part of one; how many bytes that were, all of them. A message without bytes is none.
-    ///
-    /// Waits while too much waits to be sent: on every connection for [`To::Any`], on that connection for [`To::Psock`]. An answer never
-    /// waits: a peer that does not take its answers is not read any more, until [`crate::mux::Config::send_most`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::WouldBlock`], and nothing of these bytes was taken. Behind any other but [`Error::Elsewhere`] the message is dropped
-    /// with the parts that were taken before. An error of a message that was batched ([`Flags::BATCH`]) is said by the call that sends
-    /// those, which then has taken nothing itself.
-    pub fn send(&mut self, to: To, bytes: &[u8], flags: Flags) -> Result<usize, Error> {
-        if let Some(error) = self.error.take() {
-            return Err(error);
-        }
-        let to = self.address(to)?;
-        let length = self.gather.length_with(to, bytes)?;
-        if !self.gather.ends(flags) {
-            self.gather.add(to, bytes);
-            return Ok(bytes.len());
-        }
-        if flags.contains(Flags::BATCH) && length > 0 && self.batch.len() < BATCH {
-            self.batch.push_back((to, self.gather.finish(bytes)));
-            return Ok(bytes.len());
-        }
-        let shared = Arc::clone(&self.shared);
-        let until = self.send_timeout.map(|timeout| Instant::now() + timeout);
-        loop {
-            let mut work = Work::default();
-            let mut state = shared.lock();
-            state.waits_no_more();
-            let (now, before) = (shared.now(), self.batch.len());
-            let sent = self.deliver(&mut state, to, bytes, now);
-            if matches!(sent, Err(Error::WouldBlock)) && self.batch.len() == before {
-                // Nothing has changed for others.
-                state.pump_again(&shared, &mut work);
-            } else {
-                state.pump(&shared, &mut work);
-            }
-            let waits = matches!(sent, Err(Error::WouldBlock)) && !flags.contains(Flags::DONTWAIT);
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let waits = waits && left != Some(Duration::ZERO);
-            if waits {
-                state.callers.push(std::thread::current());
-            }
-            drop(state);
-            shared.perform(work);
-            if !waits {
-                return sent.map(|()| bytes.len());
-            }
-            park(left);
-        }
-    }
-
-    /// Sends several messages at once (sendmmsg(2)), each for its address; how many were taken.
-    ///
-    /// # Errors
-    ///
-    /// As [`Socket::send`], when not even the first was taken.
-    pub fn send_many(&mut self, messages: &[(To, &[u8])], flags: Flags) -> Result<usize, Error> {
-        for (at, &(to, bytes)) in messages.iter().enumerate() {
-            let last = at + 1 == messages.len();
-            let batch = if last { Flags::empty() } else { Flags::BATCH };
-            match self.send(to, bytes, flags | batch) {
-                Ok(_) => {}
-                Err(error) if at == 0 => return Err(error),
-                Err(Error::WouldBlock) => return Ok(at),
-                Err(error) => {
-                    self.error = Some(error);
-                    return Ok(at);
-                }
-            }
-        }
-        Ok(messages.len())
-    }
-
-    /// For event loops: says that this thread is about to sleep until [`as_fd`](AsFd::as_fd) is readable. False when it is not to, because
-    /// there is a message to be read, or the mux has drained, or, with `send`, there is room to send there, or something went wrong with
-    /// what was sent. What it wakes for may be gone when it comes: it looks with [`Flags::DONTWAIT`].
-    ///
-    /// Without `send`, messages that were read are done, as when the next one is asked for. With it they are not, and whoever still has
-    /// one wakes for room only.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::io::{Read, Write};
-    /// use rustix::event::{PollFd, PollFlags, poll};
-    /// use towpath_mux::io::{Error, Flags, Kind, Server, To};
-    /// use towpath_mux::mux::Config;
-    ///
-    /// let server = Server::new("line".parse()?, Config::default())?;
-    /// let mut client = std::net::TcpStream::connect(server.listen("127.0.0.1:0")?)?;
-    /// let mut socket = server.socket(Kind::Dgram)?;
-    /// client.write_all(b"hello\n")?;
-    /// let mut answered = 0;
-    /// while answered < 1 {
-    ///     if socket.arm(None) {
-    ///         // Beside whatever else is waited for.
-    ///         poll(&mut [PollFd::new(&socket, PollFlags::IN)], None)?;
-    ///     }
-    ///     socket.disarm();
-    ///     loop {
-    ///         match socket.recv_bytes(Flags::DONTWAIT) {
-    ///             Ok((_, bytes)) => socket.send(To::Asker, &bytes, Flags::empty())?,
-    ///             Err(Error::WouldBlock) => break,
-    ///             Err(error) => return Err(error.into()),
-    ///         };
-    ///         answered += 1;
-    ///     }
-    /// }
-    /// client.read_exact(&mut [0; 6])?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use = "false means that there is something to do"]
-    pub fn arm(&mut self, send: Option<To>) -> bool {
-        let told = send.is_some() && self.error.is_some();
-        let answers = matches!(send, Some(To::Asker | To::Message(_)));
-        if self.current.is_some() || !self.next.is_empty() || told || answers {
-            return false;
-        }
-        self.hush();
-        let shared = Arc::clone(&self.shared);
-        let mut work = Work::default();
-        let mut state = shared.lock();
-        let now = shared.now();
-        let before = (self.held.len(), self.batch.len());
-        if send.is_none() {
-            self.finish(&mut state, now);
-        }
-        let changed = (self.held.len(), self.batch.len()) != before;
-        // What is batched and found no room leaves when there is some, too.
-        let to = send.or(self.batch.front().map(|(to, _)| *to));
-        let roomy = to.is_some_and(|to| !matches!(room(&mut state, to), Err(SendError::Full)));
-        let receives = self.receives && self.held.is_empty();
-        let ready = receives && state.mux.has_ready(self.id);
-        let mut sleeps = !(state.closed || roomy || ready);
-        if sleeps && receives {
-            self.attend(&mut state, true, now);
-            // It is idle from here on. It gets something only if that has waited for a handle to come (`Order::Sticky`).
-            state.mux.poll_few(self.id, 1, now, &mut self.room);
-            self.next.extend(self.room.drain(..));
-            sleeps = self.next.is_empty();
-        }
-        state.set_armed(self.id, sleeps);
-        match to {
-            Some(To::Any) if sleeps => state.roomless.push((self.id, None)),
-            Some(To::Psock(psock)) if sleeps => state.roomless.push((self.id, Some(psock))),
-            _ => {}
-        }
-        if changed {
-            state.pump(&shared, &mut work);
-        } else {
-            state.pump_again(&shared, &mut work);
-        }
-        drop(state);
-        shared.perform(work);
-        sleeps
-    }
-
-    /// For event loops: awake again. Then it is to look for messages, with [`Flags::DONTWAIT`] until there are none: who was woken for
-    /// one and does not come holds others up for [`crate::mux::Config::patience`].
-    pub fn disarm(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock();
-        let now = shared.now();
-        state.set_armed(self.id, false);
-        self.attend(&mut state, false, now);
-        if !self.attends {
-            // It gets nothing: it is idle, and not waited for. Nobody else is woken before it has had its time to look.
-            state.mux.poll_few(self.id, 1, now, &mut self.room);
-        }
-        drop(state);
-        self.hush();
-    }
-
-    /// Reads what rang.
-    fn hush(&self) {
-        // When nothing has, it says so (EAGAIN).
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
-    }
-
     /// Closes the handle, and waits until the mux has drained if it was the last one, at most `patience`: messages that nobody has read come
     /// back as [`super::Told::Undone`], answers leave. Whether it has, or others are open. Dropping it does the same without
     /// waiting.
@@ -591,198 +334,12 @@ impl Socket {
             park(Some(left));
         }
     }
-
-    /// The next message, and how many bytes of it were read. It is nobody's until it is put back.
-    fn take(&mut self, most: usize, flags: Flags) -> Result<(Message, usize), Error> {
-        if let Some(current) = self.current.take() {
-            return Ok(current);
-        }
-        if !self.receives {
-            return Err(Error::Disabled);
-        }
-        let shared = Arc::clone(&self.shared);
-        let until = self.recv_timeout.map(|timeout| Instant::now() + timeout);
-        loop {
-            let mut work = Work::default();
-            let mut state = shared.lock();
-            let now = shared.now();
-            self.finish(&mut state, now);
-            self.attend(&mut state, true, now);
-            state.mux.poll_few(self.id, most, now, &mut self.room);
-            self.next.extend(self.room.drain(..));
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let wrong = match self.next.is_empty() {
-                false => None,
-                true if state.closed => Some(Error::Drained),
-                true if flags.contains(Flags::DONTWAIT) || left == Some(Duration::ZERO) => {
-                    Some(Error::WouldBlock)
-                }
-                true => None,
-            };
-            if wrong.is_some() {
-                self.attend(&mut state, false, now);
-            } else if let Some(seat) = state.workers.get_mut(self.id).filter(|_| self.next.is_empty()) {
-                (seat.thread, seat.armed) = (Some(std::thread::current()), false);
-            }
-            state.pump(&shared, &mut work);
-            drop(state);
-            shared.perform(work);
-            if let Some(message) = self.next.pop_front() {
-                return Ok((message, 0));
-            }
-            if let Some(error) = wrong {
-                return Err(error);
-            }
-            park(left);
-        }
-    }
-
-    /// Whether it is counted on to take a message that comes. With [`Order::Sticky`] that cannot be taken back: messages of its connections
-    /// would move.
-    fn attend(&mut self, state: &mut State, attends: bool, now: Time) {
-        if self.attends != attends && (attends || state.mux.config().order != Order::Sticky) {
-            self.attends = attends;
-            state.mux.disable(self.id, !attends, now);
-        }
-    }
-
-    /// What was read of a message is not to be read again.
-    fn put(&mut self, message: Message, at: usize, read: Read) -> Received {
-        let received = Received {
-            bytes: read.copied,
-            length: message.bytes().len() - at,
-            flags: read.flags,
-            ticket: message.ticket(),
-            mark: message.mark(),
-            hash: message.hash(),
-            stripped: message.stripped(),
-        };
-        if at == 0 && read.taken > 0 {
-            self.held.push(message.ticket());
-        }
-        let at = at + read.taken;
-        if at < message.bytes().len() {
-            self.current = Some((message, at));
-        }
-        received
-    }
-
-    /// Messages that were read to their end are done; what answers them leaves before.
-    fn finish(&mut self, state: &mut State, now: Time) {
-        if let Err(error) = self.flush(state, now)
-            && !matches!(error, Error::WouldBlock)
-        {
-            self.error = Some(error);
-        }
-        let current = self.current.as_ref().map(|(message, _)| message.ticket());
-        for ticket in self.held.extract_if(.., |ticket| Some(*ticket) != current) {
-            state.mux.done(self.id, ticket, now);
-        }
-    }
-
-    /// What was not begun goes to others; and (`all`) what was not read to its end, unless it is answered already.
-    fn hand_back(&mut self, state: &mut State, now: Time, all: bool) {
-        let current = self.current.take_if(|(_, at)| all || *at == 0).map(|(message, _)| message);
-        let current = current.filter(|message| {
-            let (ticket, answered) = (message.ticket(), self.answered == Some(message.ticket()));
-            // Peeked and answered: it is done, when this handle next finishes something.
-            if answered && !self.held.contains(&ticket) {
-                self.held.push(ticket);
-            }
-            !answered
-        });
-        let back = current.into_iter().chain(self.next.drain(..));
-        let back: Vec<_> = back.map(|message| message.ticket()).collect();
-        self.held.retain(|ticket| !back.contains(ticket));
-        state.mux.handle_hand_back(self.id, &back, now);
-    }
-
-    /// Whom a message is for, by name.
-    fn address(&self, to: To) -> Result<To, Error> {
-        match to {
-            To::Any if !self.shared.lock().mux.config().connected => Err(Error::NoAddress),
-            To::Asker => match self.gather.to() {
-                Some(first @ To::Message(_)) => Ok(first),
-                _ => self.held.last().copied().map(To::Message).ok_or(Error::NoAddress),
-            },
-            to => Ok(to),
-        }
-    }
-
-    /// Sends what is batched, and then the message that these bytes end.
-    fn deliver(&mut self, state: &mut State, to: To, part: &[u8], now: Time) -> Result<(), Error> {
-        self.flush(state, now)?;
-        match room(state, to) {
-            Ok(()) => {}
-            Err(SendError::Full) => return Err(Error::WouldBlock),
-            Err(error) => {
-                self.gather.clear();
-                return Err(error.into());
-            }
-        }
-        let whole = self.gather.finish(part);
-        if let To::Message(ticket) = to {
-            self.answered = Some(ticket);
-        }
-        if whole.is_empty() { Ok(()) } else { transmit(state, self.id, to, whole, now) }
-    }
-
-    /// Sends what is batched, as far as there is room for it. One that cannot be sent holds up no other; the first error is told.
-    fn flush(&mut self, state: &mut State, now: Time) -> Result<(), Error> {
-        let (mut blocked, mut wrong) = (false, None);
-        for _ in 0..self.batch.len() {
-            let Some((to, bytes)) = self.batch.pop_front() else { break };
-            let sent = match room(state, to) {
-                Ok(()) => transmit(state, self.id, to, bytes, now),
-                Err(SendError::Full) => {
-                    blocked = true;
-                    self.batch.push_back((to, bytes));
-                    Ok(())
-                }
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = sent {
-                wrong.get_or_insert(error);
-            }
-        }
-        match wrong {
-            Some(error) => Err(error),
-            None if blocked => Err(Error::WouldBlock),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Whether there is room for a message.
-fn room(state: &mut State, to: To) -> Result<(), SendError> {
-    match to {
-        To::Any => state.mux.room_for(None),
-        To::Psock(psock) => state.mux.room_for(Some(psock)),
-        To::Asker | To::Message(_) => Ok(()),
-    }
-}
-
-fn transmit(state: &mut State, id: worker::Id, to: To, bytes: Bytes, now: Time) -> Result<(), Error> {
-    match to {
-        To::Any => state.mux.send(bytes, now).map(drop)?,
-        To::Psock(psock) => state.mux.forward(psock, bytes, now)?,
-        To::Message(ticket) => state.mux.reply(id, ticket, bytes, now)?,
-        To::Asker => return Err(Error::NoAddress),
-    }
-    Ok(())
 }
 
 fn park(timeout: Option<Duration>) {
     match timeout {
         Some(timeout) => std::thread::park_timeout(timeout),
         None => std::thread::park(),
-    }
-}
-
-impl AsFd for Socket {
-    /// Readable when there may be something to do, between [`Socket::arm`] and [`Socket::disarm`]. Only to be polled.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
     }
 }
 

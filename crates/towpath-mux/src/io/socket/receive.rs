@@ -1,0 +1,194 @@
+//! Messages are read, and are done when the next one is asked for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::super::state::{State, Work};
+use super::unread::{self, Read};
+use super::{Error, Flags, Received, Socket, park};
+use crate::Time;
+use crate::mux::{Message, Order};
+
+impl Socket {
+    /// Reads the next message, or goes on with one that was read in part; waits for one. Messages that were read before are done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] with [`Flags::DONTWAIT`] or behind [`Socket::set_recv_timeout`]; [`Error::Disabled`];
+    /// [`Error::Drained`] when nothing will come any more.
+    pub fn recv(&mut self, buffer: &mut [u8], flags: Flags) -> Result<Received, Error> {
+        let (message, at) = self.take(1, flags)?;
+        let read = unread::read(self.kind, &message.bytes()[at..], buffer, flags.contains(Flags::PEEK));
+        Ok(self.put(message, at, read))
+    }
+
+    /// The same with a share in the message's bytes instead of a copy: all that is left of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Socket::recv`].
+    pub fn recv_bytes(&mut self, flags: Flags) -> Result<(Received, Bytes), Error> {
+        let (message, at) = self.take(1, flags)?;
+        let bytes = message.bytes().slice(at..);
+        let read = unread::fit(self.kind, bytes.len(), bytes.len(), flags.contains(Flags::PEEK));
+        Ok((self.put(message, at, read), bytes))
+    }
+
+    /// Reads several messages, as many as there are buffers at most (recvmmsg(2) with MSG_WAITFORONE): waits for the first. Where messages
+    /// take long it may be one, and the others are for other handles. None of them is done before the next call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Socket::recv`], for the first.
+    pub fn recv_many(&mut self, buffers: &mut [&mut [u8]], flags: Flags) -> Result<Vec<Received>, Error> {
+        let most = buffers.len();
+        let mut all = Vec::with_capacity(most);
+        for buffer in buffers {
+            let (message, at) = if all.is_empty() {
+                self.take(most, flags)?
+            } else {
+                match self.current.take().or_else(|| self.next.pop_front().map(|message| (message, 0))) {
+                    Some(next) => next,
+                    None => break,
+                }
+            };
+            let read = unread::read(self.kind, &message.bytes()[at..], buffer, flags.contains(Flags::PEEK));
+            all.push(self.put(message, at, read));
+            if flags.contains(Flags::PEEK) {
+                break;
+            }
+        }
+        if !self.next.is_empty() {
+            // A packet took several buffers: others may have those behind it.
+            let shared = Arc::clone(&self.shared);
+            let mut work = Work::default();
+            let mut state = shared.lock();
+            let now = shared.now();
+            let back: Vec<_> = self.next.drain(..).map(|message| message.ticket()).collect();
+            state.mux.handle_hand_back(self.id, &back, now);
+            state.pump(&shared, &mut work);
+            drop(state);
+            shared.perform(work);
+        }
+        Ok(all)
+    }
+
+    /// The messages that this handle has read are done: their connections go on where they waited for that.
+    pub fn done(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut work = Work::default();
+        let mut state = shared.lock();
+        let now = shared.now();
+        self.finish(&mut state, now);
+        state.pump(&shared, &mut work);
+        drop(state);
+        shared.perform(work);
+    }
+
+    /// The next message, and how many bytes of it were read. It is nobody's until it is put back.
+    fn take(&mut self, most: usize, flags: Flags) -> Result<(Message, usize), Error> {
+        if let Some(current) = self.current.take() {
+            return Ok(current);
+        }
+        if !self.receives {
+            return Err(Error::Disabled);
+        }
+        let shared = Arc::clone(&self.shared);
+        let until = self.recv_timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let mut work = Work::default();
+            let mut state = shared.lock();
+            let now = shared.now();
+            self.finish(&mut state, now);
+            self.attend(&mut state, true, now);
+            state.mux.poll_few(self.id, most, now, &mut self.room);
+            self.next.extend(self.room.drain(..));
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let wrong = match self.next.is_empty() {
+                false => None,
+                true if state.closed => Some(Error::Drained),
+                true if flags.contains(Flags::DONTWAIT) || left == Some(Duration::ZERO) => {
+                    Some(Error::WouldBlock)
+                }
+                true => None,
+            };
+            if wrong.is_some() {
+                self.attend(&mut state, false, now);
+            } else if let Some(seat) = state.workers.get_mut(self.id).filter(|_| self.next.is_empty()) {
+                (seat.thread, seat.armed) = (Some(std::thread::current()), false);
+            }
+            state.pump(&shared, &mut work);
+            drop(state);
+            shared.perform(work);
+            if let Some(message) = self.next.pop_front() {
+                return Ok((message, 0));
+            }
+            if let Some(error) = wrong {
+                return Err(error);
+            }
+            park(left);
+        }
+    }
+
+    /// Whether it is counted on to take a message that comes. With [`Order::Sticky`] that cannot be taken back: messages of its connections
+    /// would move.
+    pub(super) fn attend(&mut self, state: &mut State, attends: bool, now: Time) {
+        if self.attends != attends && (attends || state.mux.config().order != Order::Sticky) {
+            self.attends = attends;
+            state.mux.disable(self.id, !attends, now);
+        }
+    }
+
+    /// What was read of a message is not to be read again.
+    fn put(&mut self, message: Message, at: usize, read: Read) -> Received {
+        let received = Received {
+            bytes: read.copied,
+            length: message.bytes().len() - at,
+            flags: read.flags,
+            ticket: message.ticket(),
+            mark: message.mark(),
+            hash: message.hash(),
+            stripped: message.stripped(),
+        };
+        if at == 0 && read.taken > 0 {
+            self.held.push(message.ticket());
+        }
+        let at = at + read.taken;
+        if at < message.bytes().len() {
+            self.current = Some((message, at));
+        }
+        received
+    }
+
+    /// Messages that were read to their end are done; what answers them leaves before.
+    pub(super) fn finish(&mut self, state: &mut State, now: Time) {
+        if let Err(error) = self.flush(state, now)
+            && !matches!(error, Error::WouldBlock)
+        {
+            self.error = Some(error);
+        }
+        let current = self.current.as_ref().map(|(message, _)| message.ticket());
+        for ticket in self.held.extract_if(.., |ticket| Some(*ticket) != current) {
+            state.mux.done(self.id, ticket, now);
+        }
+    }
+
+    /// What was not begun goes to others; and (`all`) what was not read to its end, unless it is answered already.
+    pub(super) fn hand_back(&mut self, state: &mut State, now: Time, all: bool) {
+        let current = self.current.take_if(|(_, at)| all || *at == 0).map(|(message, _)| message);
+        let current = current.filter(|message| {
+            let (ticket, answered) = (message.ticket(), self.answered == Some(message.ticket()));
+            // Peeked and answered: it is done, when this handle next finishes something.
+            if answered && !self.held.contains(&ticket) {
+                self.held.push(ticket);
+            }
+            !answered
+        });
+        let back = current.into_iter().chain(self.next.drain(..));
+        let back: Vec<_> = back.map(|message| message.ticket()).collect();
+        self.held.retain(|ticket| !back.contains(ticket));
+        state.mux.handle_hand_back(self.id, &back, now);
+    }
+}

@@ -1,0 +1,165 @@
+//! Messages are put together, batched and sent.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::super::state::{State, Work};
+use super::{Error, Flags, Socket, To, park};
+use crate::Time;
+use crate::mux::{SendError, worker};
+
+/// Messages that a handle gathers with [`Flags::BATCH`] before it sends them anyway.
+const BATCH: usize = 64;
+
+impl Socket {
+    /// Sends a message or a part of one; how many bytes that were, all of them. A message without bytes is none.
+    ///
+    /// Waits while too much waits to be sent: on every connection for [`To::Any`], on that connection for [`To::Psock`]. An answer never
+    /// waits: a peer that does not take its answers is not read any more, until [`crate::mux::Config::send_most`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`], and nothing of these bytes was taken. Behind any other but [`Error::Elsewhere`] the message is dropped
+    /// with the parts that were taken before. An error of a message that was batched ([`Flags::BATCH`]) is said by the call that sends
+    /// those, which then has taken nothing itself.
+    pub fn send(&mut self, to: To, bytes: &[u8], flags: Flags) -> Result<usize, Error> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        let to = self.address(to)?;
+        let length = self.gather.length_with(to, bytes)?;
+        if !self.gather.ends(flags) {
+            self.gather.add(to, bytes);
+            return Ok(bytes.len());
+        }
+        if flags.contains(Flags::BATCH) && length > 0 && self.batch.len() < BATCH {
+            self.batch.push_back((to, self.gather.finish(bytes)));
+            return Ok(bytes.len());
+        }
+        let shared = Arc::clone(&self.shared);
+        let until = self.send_timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let mut work = Work::default();
+            let mut state = shared.lock();
+            state.waits_no_more();
+            let (now, before) = (shared.now(), self.batch.len());
+            let sent = self.deliver(&mut state, to, bytes, now);
+            if matches!(sent, Err(Error::WouldBlock)) && self.batch.len() == before {
+                // Nothing has changed for others.
+                state.pump_again(&shared, &mut work);
+            } else {
+                state.pump(&shared, &mut work);
+            }
+            let waits = matches!(sent, Err(Error::WouldBlock)) && !flags.contains(Flags::DONTWAIT);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let waits = waits && left != Some(Duration::ZERO);
+            if waits {
+                state.callers.push(std::thread::current());
+            }
+            drop(state);
+            shared.perform(work);
+            if !waits {
+                return sent.map(|()| bytes.len());
+            }
+            park(left);
+        }
+    }
+
+    /// Sends several messages at once (sendmmsg(2)), each for its address; how many were taken.
+    ///
+    /// # Errors
+    ///
+    /// As [`Socket::send`], when not even the first was taken.
+    pub fn send_many(&mut self, messages: &[(To, &[u8])], flags: Flags) -> Result<usize, Error> {
+        for (at, &(to, bytes)) in messages.iter().enumerate() {
+            let last = at + 1 == messages.len();
+            let batch = if last { Flags::empty() } else { Flags::BATCH };
+            match self.send(to, bytes, flags | batch) {
+                Ok(_) => {}
+                Err(error) if at == 0 => return Err(error),
+                Err(Error::WouldBlock) => return Ok(at),
+                Err(error) => {
+                    self.error = Some(error);
+                    return Ok(at);
+                }
+            }
+        }
+        Ok(messages.len())
+    }
+
+    /// Whom a message is for, by name.
+    fn address(&self, to: To) -> Result<To, Error> {
+        match to {
+            To::Any if !self.shared.lock().mux.config().connected => Err(Error::NoAddress),
+            To::Asker => match self.gather.to() {
+                Some(first @ To::Message(_)) => Ok(first),
+                _ => self.held.last().copied().map(To::Message).ok_or(Error::NoAddress),
+            },
+            to => Ok(to),
+        }
+    }
+
+    /// Sends what is batched, and then the message that these bytes end.
+    fn deliver(&mut self, state: &mut State, to: To, part: &[u8], now: Time) -> Result<(), Error> {
+        self.flush(state, now)?;
+        match room(state, to) {
+            Ok(()) => {}
+            Err(SendError::Full) => return Err(Error::WouldBlock),
+            Err(error) => {
+                self.gather.clear();
+                return Err(error.into());
+            }
+        }
+        let whole = self.gather.finish(part);
+        if let To::Message(ticket) = to {
+            self.answered = Some(ticket);
+        }
+        if whole.is_empty() { Ok(()) } else { transmit(state, self.id, to, whole, now) }
+    }
+
+    /// Sends what is batched, as far as there is room for it. One that cannot be sent holds up no other; the first error is told.
+    pub(super) fn flush(&mut self, state: &mut State, now: Time) -> Result<(), Error> {
+        let (mut blocked, mut wrong) = (false, None);
+        for _ in 0..self.batch.len() {
+            let Some((to, bytes)) = self.batch.pop_front() else { break };
+            let sent = match room(state, to) {
+                Ok(()) => transmit(state, self.id, to, bytes, now),
+                Err(SendError::Full) => {
+                    blocked = true;
+                    self.batch.push_back((to, bytes));
+                    Ok(())
+                }
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = sent {
+                wrong.get_or_insert(error);
+            }
+        }
+        match wrong {
+            Some(error) => Err(error),
+            None if blocked => Err(Error::WouldBlock),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether there is room for a message.
+pub(super) fn room(state: &mut State, to: To) -> Result<(), SendError> {
+    match to {
+        To::Any => state.mux.room_for(None),
+        To::Psock(psock) => state.mux.room_for(Some(psock)),
+        To::Asker | To::Message(_) => Ok(()),
+    }
+}
+
+fn transmit(state: &mut State, id: worker::Id, to: To, bytes: Bytes, now: Time) -> Result<(), Error> {
+    match to {
+        To::Any => state.mux.send(bytes, now).map(drop)?,
+        To::Psock(psock) => state.mux.forward(psock, bytes, now)?,
+        To::Message(ticket) => state.mux.reply(id, ticket, bytes, now)?,
+        To::Asker => return Err(Error::NoAddress),
+    }
+    Ok(())
+}
