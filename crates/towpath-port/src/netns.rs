@@ -5,8 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::interface::Interface;
-use crate::{Error, State, sys};
+use crate::{Error, sys};
 
 /// Runs `test` on a thread of its own in a new network namespace, with `lo` up and without IPv6's own traffic.
 ///
@@ -132,21 +131,25 @@ pub fn run(program: &str, arguments: &str) {
     assert!(output.status.success(), "{program} {arguments}: {said}");
 }
 
-/// A veth pair, up.
+/// A veth pair, up and [`settled`].
 pub fn veth(one: &str, other: &str) {
     ip(&format!("link add {one} type veth peer name {other}"));
     ip(&format!("link set {one} up"));
     ip(&format!("link set {other} up"));
+    [one, other].into_iter().for_each(settled);
 }
 
-/// Waits until the kernel calls the interface, of the calling thread's namespace, running: up to a second after the other end of a
-/// veth pair was set up.
+/// Waits until the kernel has noticed that the link of this veth interface, of the calling thread's namespace, is up, which it may do
+/// a second after the other end was set up: before, what is sent may be dropped, and whether it is running changes once more.
 ///
 /// # Panics
-/// As [`until`].
+/// When ip(8) fails; as [`until`].
 pub fn settled(interface: &str) {
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket");
-    until(|| matches!(Interface::find(&socket, interface), Ok(Interface { state: State::Up, .. })));
+    until(|| {
+        let output = Command::new("ip").args(["-o", "link", "show", "dev", interface]).output().expect("ip");
+        assert!(output.status.success(), "{interface}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).contains(" state UP ")
+    });
 }
 
 /// Opens a port, again and again while its interface is in use: a process that another test has just started holds this one's
@@ -176,6 +179,7 @@ pub fn until(mut met: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !met() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it never was");
-        thread::yield_now();
+        // Others have the processors meanwhile: what is waited for is theirs to do.
+        thread::sleep(Duration::from_millis(2));
     }
 }

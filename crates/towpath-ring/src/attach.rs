@@ -18,7 +18,7 @@ use crate::sys::{self, Received, Sent};
 use crate::tap;
 use crate::taplog::Shape;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// What a client says when it attaches.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -112,7 +112,7 @@ pub(crate) struct Replay {
     /// Start COMMAND as an inspector of queue N; may be repeated, also for one queue
     ///
     /// COMMAND is split into words as a shell would, and started without a shell; as its first word, `towpath` means
-    /// this very program. It finds the socket in TOWPATH_SOCKET and must attach within 5 seconds.
+    /// this very program. It finds the socket in TOWPATH_SOCKET and must attach within 15 seconds.
     #[arg(long = "queue", value_name = "N=COMMAND", value_parser = queue)]
     pub(crate) queues: Vec<QueueArg>,
 

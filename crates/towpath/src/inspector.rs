@@ -17,7 +17,7 @@ use towpath_ring::{
 use crate::queue::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
 
 /// How long a process has to attach.
-pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
+pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long a process has to end once its channel is closed, before it is killed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -46,6 +46,8 @@ fn a_second_signal_waits_for_no_inspector() {
         let control = Control::of(directory.path());
         until(|| control.ctl("show stats").status.success());
         let _inspector = Consumer::attach(path("q1.sock")).unwrap();
+        // It has been welcomed; the engine's thread may not know of it yet.
+        until(|| control.json("show queues --json")["queues"][0]["inspectors"] == 1);
         left.run(|| {
             towpath_port::netns::ip("neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev l0");
             UdpSocket::bind("10.0.0.1:0").unwrap().send_to(b"held", "10.0.0.2:9").unwrap();

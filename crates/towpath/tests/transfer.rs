@@ -21,7 +21,7 @@ struct Receiver {
 impl Receiver {
     fn start(out: &Path) -> Self {
         let mut child = towpath()
-            .args(["recv", "--listen", "127.0.0.1:0", "--json", "--timeout", "20", "--out"])
+            .args(["recv", "--listen", "127.0.0.1:0", "--json", "--timeout", "120", "--out"])
             .arg(out)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -46,7 +46,7 @@ impl Receiver {
 
 fn send(file: &Path, to: &str, more: &[&str]) -> Output {
     let mut command = towpath();
-    command.arg("send").arg(file).args(["--to", to, "--timeout", "20"]).args(more);
+    command.arg("send").arg(file).args(["--to", to, "--timeout", "120"]).args(more);
     command.output().expect("towpath starts")
 }
 
@@ -96,7 +96,13 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
         assert_eq!(ways("zerocopy_bytes") + ways("plain_bytes"), len as u64 + 24);
         let compare = more.contains(&"compare");
         let zerocopy = more.contains(&"zerocopy") && len > 100_000 || compare;
-        assert_eq!(ways("zerocopy_bytes") > 0, zerocopy, "{report}");
+        if more.is_empty() {
+            // What takes a second is a reason to try whether the kernel still copies.
+            assert_eq!(ways("zerocopy_bytes"), ways("copied_bytes"), "{report}");
+            assert!(report["plain"]["copying"].as_u64() > Some(0), "{report}");
+        } else {
+            assert_eq!(ways("zerocopy_bytes") > 0, zerocopy, "{report}");
+        }
         if compare {
             // Stretches of 32 MiB in turns, of which the third is cut short.
             assert!(ways("plain_bytes") > 32 << 20 && ways("zerocopy_bytes") > 32 << 20, "{report}");
@@ -115,8 +121,9 @@ fn the_report_tells_what_went_which_way_and_what_to_do() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for part in [
         "sent 1.00 MiB in ",
-        "zero copy 0 B",
-        "  copying 1.00 MiB",
+        "zero copy ",
+        "plain ",
+        "  copying ",
         "CPU       sender",
         "advice: the receiver is on this machine",
     ] {

@@ -61,7 +61,7 @@ pub(crate) struct Mux {
     /// The program of a worker
     ///
     /// COMMAND is split into words as a shell would, and started without a shell. It finds its socket in TOWPATH_SOCKET
-    /// (towpath_ring::Worker::attach_env) and must attach within 5 seconds.
+    /// (towpath_ring::Worker::attach_env) and must attach within 15 seconds.
     #[arg(long, value_name = "COMMAND")]
     worker: String,
 

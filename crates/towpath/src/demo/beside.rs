@@ -27,7 +27,7 @@ const FLOWS: u16 = 64;
 /// What an attempt to send or receive waits at most, so that threads hear that it is over.
 const BREATH: Duration = Duration::from_millis(200);
 /// How long a connection or an answer may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One kind of traffic, by the kernel's way and by ours.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -223,10 +223,12 @@ fn sample(
         Traffic::Datagrams => sinks.datagrams.load(Relaxed),
         _ => sinks.inspected.load(Relaxed),
     };
-    // What TCP needs to find its speed, and the engine to make its states.
-    let paused = stop.pause(turn / 4);
+    let idle = count(sinks);
+    // What TCP needs to find its speed, and the engine to make its states; on a busy machine, until anything arrives.
+    let paused = stop.pause(turn / 4).and_then(|()| stop.until(PATIENCE, || Ok(count(sinks) > idle)));
     let (begun, before, busy) = (Instant::now(), count(sinks), busy_seconds());
-    let paused = paused.and_then(|()| stop.pause(turn));
+    let paused = paused.and_then(|_| stop.pause(turn));
+    let paused = paused.and_then(|()| stop.until(PATIENCE, || Ok(count(sinks) > before)));
     let (seconds, amount, busy) =
         (begun.elapsed().as_secs_f64(), (count(sinks) - before) as f64, busy_seconds() - busy);
     over.store(true, Relaxed);
@@ -307,14 +309,17 @@ fn round_trips(to: Ipv4Addr, congestion: &str, length: Duration) -> io::Result<f
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let (end, mut times, mut bytes) = (Instant::now() + length, Vec::new(), [0x5a; 64]);
-    while Instant::now() < end {
+    loop {
         let begun = Instant::now();
         stream.write_all(&bytes)?;
         stream.read_exact(&mut bytes)?;
         times.push(begun.elapsed());
+        if Instant::now() >= end {
+            break;
+        }
     }
     times.sort_unstable();
-    Ok(times.get(times.len() / 2).map_or(f64::NAN, |median| median.as_secs_f64() * 1e6))
+    Ok(times[times.len() / 2].as_secs_f64() * 1e6)
 }
 
 /// Starts what is sent to, and gives its counters.

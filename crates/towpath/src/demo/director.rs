@@ -167,7 +167,12 @@ impl Stage {
         let mut attack = Attack::default();
         self.board.play(SCAN);
         attack.scan(&self.network, &self.stop)?;
-        let scan = self.rules()?.packets(rule::SCAN);
+        // The last of it may be on its way.
+        let mut scan = 0;
+        self.stop.until(PATIENCE, || {
+            scan = self.rules()?.packets(rule::SCAN);
+            Ok(scan >= attack.scanned)
+        })?;
         let line = format!(
             "{} ports tried, {} open; rule {} stopped {}",
             attack.scanned,
@@ -197,9 +202,12 @@ impl Stage {
         self.board.play(GREED);
         let before = rules.packets(rule::KNOCKS) - rules.packets(rule::LET_IN);
         attack.grab(&self.network, &self.stop, PATIENCE)?;
-        let rules = self.rules()?;
-        let (came, within) = (rules.packets(rule::KNOCKS), rules.packets(rule::LET_IN));
-        let stopped = came - within - before;
+        let mut stopped = 0;
+        self.stop.until(PATIENCE, || {
+            let rules = self.rules()?;
+            stopped = rules.packets(rule::KNOCKS) - rules.packets(rule::LET_IN) - before;
+            Ok(stopped >= WANTED - LIMIT)
+        })?;
         let line = format!(
             "{WANTED} connections wanted, {} got; rule {} stopped {stopped}",
             attack.got,
@@ -286,8 +294,8 @@ impl Stage {
         let mut rows = Vec::new();
         let sinks = beside::sinks(&self.network)?;
         self.measure(&sinks, &mut rows)?;
-        let engine = self.count("every packet is accounted for")?;
-        self.results.stopped = self.stopped()?;
+        let (engine, stopped) = self.count("every packet is accounted for")?;
+        self.results.stopped = stopped;
         self.results.engine = Some(engine);
         self.drain("the engine drains and ends")?;
         let other = self.driver.other();
@@ -323,13 +331,14 @@ impl Stage {
         })
     }
 
-    /// What the engine counted in all, which must add up.
-    fn count(&mut self, name: &'static str) -> Result<Engine, Failure> {
-        let mut engine = Engine::default();
+    /// What the engine counted in all, which must add up, and who dropped what of it.
+    fn count(&mut self, name: &'static str) -> Result<(Engine, Vec<Stopped>), Failure> {
+        let (mut engine, mut stopped) = (Engine::default(), Vec::new());
         // What was on its way has arrived when nothing moves any more.
         let network = &self.network;
         self.stop.until(PATIENCE, || {
             let before = engine.packets;
+            stopped = self.stopped()?;
             engine = network_stats(network)?;
             Ok(engine.packets == before && engine.waiting == 0)
         })?;
@@ -337,7 +346,7 @@ impl Stage {
         let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable + engine.waiting;
         let saw = format!("{} packets in, {} accounted for", thousands(engine.packets), thousands(sum));
         self.results.expect(name, sum == engine.packets && engine.undecodable == 0, saw);
-        Ok(engine)
+        Ok((engine, stopped))
     }
 
     /// Who dropped what: all that the engine did.

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::{Failure, doing};
 
 /// How long processes that were killed may still make files there.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Bytes of a path under which `towpath-demo-XXXXXX/towpath-XXXXXX/queue-1.sock` has room in a socket's name (107 bytes, unix(7)).
 const LONGEST: usize = 50;

@@ -21,7 +21,7 @@ const REST: Duration = Duration::from_millis(2);
 /// Lines that may be on their way: fewer than the smallest of the sockets has room for, on a machine with other things to do.
 const WINDOW: u64 = 100;
 /// How long the last lines have to arrive.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What was sent and what arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

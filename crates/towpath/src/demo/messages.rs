@@ -24,7 +24,7 @@ use super::{Failure, Stop, doing};
 const CONNECTIONS: u64 = 8;
 const WINDOW: usize = 4;
 /// An answer that takes longer is lost.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A worker may be killed between two messages: then another one is.
 const KILLS: u64 = 5;
 

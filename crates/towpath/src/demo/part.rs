@@ -19,7 +19,7 @@ use super::{Failure, Stop, doing};
 use crate::command::say;
 
 /// How long a part has to be ready.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Dropping it kills the process.
 #[derive(Debug)]

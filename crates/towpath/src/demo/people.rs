@@ -20,7 +20,7 @@ const CONNECTIONS: u64 = 4;
 /// Between two requests.
 const REST: Duration = Duration::from_millis(2);
 /// What takes longer is not answered any more.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A question without a reply is asked again after this, as resolvers do, and so often at most.
 const AGAIN: Duration = Duration::from_secs(1);
 const TIMES: u32 = 4;

@@ -25,7 +25,7 @@ use crate::control::mux::Lost;
 use crate::control::protocol;
 
 /// How long a process has to attach.
-const ATTACH: Duration = Duration::from_secs(5);
+const ATTACH: Duration = Duration::from_secs(15);
 /// How long it has to end once its channel is closed, before it is killed.
 const EXIT: Duration = Duration::from_secs(2);
 /// How often a process is looked at that does not say when it is ready.

@@ -71,7 +71,7 @@ const WELCOMES: usize = 8;
 const TEND: Duration = Duration::from_secs(1);
 
 /// How long threads have to do what a reload asks of them.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long processes have to end.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! A bridge: its inspectors, its reloads, its interfaces, its threads, and who looks at it.
 
-use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
     within(|| {
         let (left, right) = machines();
         let queue = "[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-                     workers = 2\noverload = \"block\"\n";
+                     workers = 2\noverload = \"block\"\ndeadline = 600\n";
         let files = files(&format!("{BRIDGE}{queue}"), RULES);
         let engine = Engine::start(files.path());
         arrived(transfer(&left, &right, 9001));
@@ -185,7 +185,7 @@ fn several_threads_share_one_gate() {
     within(|| {
         let (left, right) = machines();
         let more = "[engine]\nthreads = 2\n[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-                    overload = \"block\"\n";
+                    overload = \"block\"\ndeadline = 600\n";
         let files = files(&format!("{BRIDGE}{more}"), RULES);
         let engine = Engine::start(files.path());
         for round in 0..4 {
@@ -224,12 +224,24 @@ fn what_becomes_of_a_flow_is_followed_and_states_are_dumped() {
             until(|| std::fs::metadata(&capture).is_ok_and(|file| file.len() > 0));
             (child, capture)
         };
-        // Of several connections, which the threads share.
+        // Of several connections, which the threads share. They stay open: a state goes a second after its connection's end.
         let (flow, flow_capture) = follow(&["--flow", "tcp 10.0.0.2:9002", "--count", "20"], "flow");
         let (denied, denied_capture) = follow(&["--rule", "65535", "--count", "1"], "denied");
-        for port in 9001..9004 {
-            arrived(transfer(&left, &right, port));
-        }
+        let talk = |port| {
+            let listener = right.run(move || TcpListener::bind((RIGHT, port)).unwrap());
+            let mut client = left.run(move || TcpStream::connect((RIGHT, port)).unwrap());
+            let mut server = listener.accept().unwrap().0;
+            for said in 0..20 {
+                let mut heard = [0];
+                client.write_all(&[said]).unwrap();
+                server.read_exact(&mut heard).unwrap();
+                server.write_all(&heard).unwrap();
+                client.read_exact(&mut heard).unwrap();
+                assert_eq!(heard, [said]);
+            }
+            (client, server)
+        };
+        let open = [9001, 9002, 9003].map(talk);
         assert!(
             right.run(|| TcpStream::connect_timeout(&(LEFT, 9).into(), Duration::from_millis(300)).is_err())
         );
@@ -268,6 +280,7 @@ fn what_becomes_of_a_flow_is_followed_and_states_are_dumped() {
         );
         // Behind all of IPv4's.
         assert_eq!(lines("dump states --from 8589934592"), "");
+        drop(open);
         engine.stop();
     });
 }

@@ -25,7 +25,7 @@ fn every_inline_driver_has_real_tcp() {
         "driver = \"tun\"\noffload = true",
     ];
     let queue = "[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-                 overload = \"block\"\n";
+                 overload = \"block\"\ndeadline = 600\n";
     for driver in rows {
         within(|| {
             let config = BRIDGE.replace("driver = \"af_packet\"", driver);
@@ -107,7 +107,8 @@ fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
                 .map(|lost| (lost[0].as_str().unwrap().to_owned(), lost[1].as_u64().unwrap()))
                 .collect::<Vec<_>>()
         };
-        until(|| matches!(&lost()[..], [(reason, count)] if reason == "unchanged" && *count > 0));
+        // An engine that was away may have found the kernel's queue full besides.
+        until(|| lost().iter().any(|(reason, count)| reason == "unchanged" && *count > 0));
         engine.stop();
     });
 }
@@ -118,7 +119,7 @@ fn the_kernels_own_queue_is_decided() {
         let Some((left, right)) = queued() else { return };
         let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\n[control]\nsocket = \"ctl.sock\"\n\
                       [queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-                      overload = \"block\"\n";
+                      overload = \"block\"\ndeadline = 600\n";
         let rules = "add 100 inspect 1 tcp from any to any 9000\nadd 200 deny tcp from any to any 9009\n\
                      add 210 reset tcp from any to any 9010\nadd 220 unreach port udp from any to any 9010\n\
                      add 300 allow ip from any to any\n";
@@ -143,9 +144,21 @@ fn the_kernels_own_queue_is_decided() {
         });
         let stats = engine.json("show stats --json");
         assert!(stats["stats"]["dropped"].as_u64() > Some(0), "{stats}");
-        assert_eq!(stats["stats"]["rejected"], 2, "{stats}");
+        rejected(&engine);
         engine.stop();
     });
+}
+
+/// Both have been rejected, by rules 210 and 220, and nothing else. A SYN whose answer is late comes once more.
+fn rejected(engine: &Engine) {
+    let rules = engine.json("show rules --json");
+    let packets = |number: u64| {
+        let rule = rules["rules"].as_array().unwrap().iter().find(|rule| rule["number"] == number);
+        rule.unwrap()["packets"].as_u64().unwrap()
+    };
+    let (reset, unreach) = (packets(210), packets(220));
+    assert!(reset > 0 && unreach > 0, "{rules}");
+    assert_eq!(engine.json("show stats --json")["stats"]["rejected"], reset + unreach, "{rules}");
 }
 
 /// The same for IPv6: what is rejected is answered past the queue, at once.
@@ -203,7 +216,7 @@ fn the_kernels_own_queue_is_decided_for_ipv6_too() {
             let error = socket.recv(&mut [0; 8]).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
         });
-        assert_eq!(engine.json("show stats --json")["stats"]["rejected"], 2);
+        rejected(&engine);
         engine.stop();
     });
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, ip, until, veth};
+use towpath_port::netns::{Host, ip, settled, until, veth};
 
 pub(crate) use crate::bridged::BRIDGE;
 use crate::support::Control;
@@ -41,6 +41,7 @@ pub(crate) fn machines() -> (Host, Host) {
     ip(RIGHT_MAC);
     left.take("l0", &format!("{LEFT}/24"));
     right.take("r0", &format!("{RIGHT}/24"));
+    ["wan", "lan"].into_iter().for_each(settled);
     (left, right)
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn iperf3(left: &Host, right: &Host, port: u16) {
         });
         listens.recv().unwrap();
         let said = left.run(move || {
-            let words = format!("--client {RIGHT} --port {port} --bytes 8M --json");
+            let words = format!("--client {RIGHT} --port {port} --bytes 32M --json");
             Command::new("iperf3").args(words.split(' ')).args(way).output().unwrap().stdout
         });
         let said: serde_json::Value = serde_json::from_slice(&said).unwrap();

@@ -25,9 +25,14 @@ impl Control {
             .unwrap()
     }
 
-    /// The same of words with `--json`, which must be answered.
+    /// The same of words with `--json`, which must be answered; an engine that says that it is too busy is asked again.
     pub(crate) fn json(&self, words: &str) -> Value {
-        let output = self.ctl(words);
+        let output = loop {
+            let output = self.ctl(words);
+            if !String::from_utf8_lossy(&output.stderr).contains("did not answer in time") {
+                break output;
+            }
+        };
         assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
