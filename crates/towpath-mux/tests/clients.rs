@@ -96,8 +96,10 @@ fn dig_is_answered_over_tcp() {
         (&["example.org", "AAAA", "+short"], ""),
     ];
     for (args, expected) in rows {
-        let output =
-            Command::new("dig").args(["+tcp", "@127.0.0.1", "-p", server.port()]).args(args).output();
+        let output = Command::new("dig")
+            .args(["+tcp", "+time=30", "@127.0.0.1", "-p", server.port()])
+            .args(args)
+            .output();
         let output = output.expect("dig starts");
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{args:?}");
         assert!(output.status.success(), "{args:?}");

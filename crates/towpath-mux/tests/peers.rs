@@ -30,7 +30,7 @@ impl Talk {
         });
         // Who waits for an answer that it does not get is ended: the test fails instead of hanging.
         let output = Command::new("timeout")
-            .arg("20")
+            .arg("60")
             .args(client.split(' ').map(|word| word.replace("PORT", &port)))
             .stdin(Stdio::null())
             .output()

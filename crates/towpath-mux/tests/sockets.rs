@@ -183,6 +183,25 @@ fn bad_peers_cost_themselves() {
     let drip = bad(b"\0\0\0");
     assert_eq!(name(&cause(&server)), "ETIMEDOUT");
     ask(&mut good, b"still here").expect("an answer");
+
+    // It asks and asks, and reads nothing.
+    let mut deaf = TcpStream::connect(address).expect("it listens");
+    let request = message(&[1; 60_000]);
+    while let Ok(()) = deaf.write_all(&request) {}
+    assert!(matches!(cause(&server), Cause::SendTimeout | Cause::SendFull));
+    ask(&mut good, b"still here").expect("an answer");
+    drop((drip, good));
+    stop(&server, threads);
+
+    // Without limits of time, so that nothing else ends these.
+    let (server, address, threads) =
+        echo(2, Limits { message: 1 << 20, ..Limits::default() }, Config::default());
+    let mut good = TcpStream::connect(address).expect("it listens");
+    let bad = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.write_all(bytes).expect("it reads");
+        stream
+    };
     let huge = bad(&[0xff; 4]);
     assert_eq!(name(&cause(&server)), "EMSGSIZE");
     let garbage = bad(b"GET / HTTP/1.1\r\n\r\n");
@@ -191,14 +210,7 @@ fn bad_peers_cost_themselves() {
     cut.shutdown(Shutdown::Write).expect("it is open");
     assert_eq!(cause(&server), Cause::Inside { bytes: 8, length: Some(13) });
     ask(&mut good, b"still here").expect("an answer");
-
-    // It asks and asks, and reads nothing.
-    let mut deaf = TcpStream::connect(address).expect("it listens");
-    let request = message(&[1; 60_000]);
-    while let Ok(()) = deaf.write_all(&request) {}
-    assert!(matches!(cause(&server), Cause::SendTimeout | Cause::SendFull));
-    ask(&mut good, b"still here").expect("an answer");
-    drop((drip, huge, garbage, good));
+    drop((huge, garbage, good));
     stop(&server, threads);
 }
 
@@ -358,7 +370,8 @@ fn a_long_message_is_read_in_a_few_pieces() {
     client.read_exact(&mut answer).unwrap();
     assert_eq!(u32::from_be_bytes(answer) as usize, LENGTH + 4);
     let reads = server.show().psock_totals.rx_need_more;
-    assert!(reads <= 16, "{reads} reads before the message was whole");
+    // As long as 64 KiB are missing, the kernel waits for them, or for 256 KiB; the last 64 segments may come one by one.
+    assert!(reads <= 80, "{reads} reads before the message was whole");
     server.drain(None);
     lengths.join().unwrap().unwrap();
 }

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, checksum};
 
 /// How long a live wire may take to bring what was sent.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Most frames that are sent before the first is received, but for those of which it does not matter what becomes of them.
 pub const FRAMES: usize = 256;

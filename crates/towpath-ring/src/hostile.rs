@@ -582,6 +582,8 @@ fn an_endpoint_survives_what_is_no_hello() {
     let mut answer = [0; crate::hello::WELCOME];
     assert!(matches!(sys::recv(&old, &mut answer), Ok(sys::Received::Message(..))));
     assert_eq!(Welcome::parse(&answer).unwrap().version, abi::VERSION);
+    // Their ends, whichever child of another test has a copy for a moment.
+    silent.iter().chain([&strange, &long]).for_each(sys::shut);
     drop((silent, strange, long));
     pair.attach(|path| Consumer::attach_as(path, "late").unwrap());
     // Nothing is left that would keep an event loop awake.

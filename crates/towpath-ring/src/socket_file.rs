@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::sys;
 
 /// How long the lock is waited for: much longer than somebody needs it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The file of a Unix socket, which goes with this, unless there is another's by then.
 ///
@@ -33,8 +33,16 @@ impl SocketFile {
     ///
     /// # Errors
     /// What the system said: EADDRINUSE when somebody listens there, or it is no socket.
-    pub fn bind<L>(path: &Path, mut listen: impl FnMut() -> io::Result<L>) -> io::Result<(L, Self)> {
-        let _lock = lock(path);
+    pub fn bind<L>(path: &Path, listen: impl FnMut() -> io::Result<L>) -> io::Result<(L, Self)> {
+        Self::bind_within(PATIENCE, path, listen)
+    }
+
+    fn bind_within<L>(
+        patience: Duration,
+        path: &Path,
+        mut listen: impl FnMut() -> io::Result<L>,
+    ) -> io::Result<(L, Self)> {
+        let _lock = lock(path, patience);
         let listener = match listen() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && make_room(path)? => listen()?,
             other => other?,
@@ -77,7 +85,7 @@ fn make_room(path: &Path) -> io::Result<bool> {
 }
 
 /// The lock of the directory of `path`, until it is dropped; nothing when it cannot be had.
-fn lock(path: &Path) -> Option<File> {
+fn lock(path: &Path, patience: Duration) -> Option<File> {
     let directory = match path.parent()? {
         here if here.as_os_str().is_empty() => Path::new("."),
         directory => directory,
@@ -85,7 +93,7 @@ fn lock(path: &Path) -> Option<File> {
     let directory = File::open(directory).ok()?;
     let begun = Instant::now();
     while flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if begun.elapsed() >= PATIENCE {
+        if begun.elapsed() >= patience {
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -103,6 +111,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::sync::Barrier;
     use std::thread;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
     use super::*;
 
@@ -142,14 +152,17 @@ mod tests {
     #[test]
     fn one_takes_the_place_of_the_dead() {
         const ENGINES: usize = 4;
+        let patience = Duration::from_secs(60);
         for _ in 0..100 {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("s");
-            drop(UnixListener::bind(&path).unwrap());
+            // Bound, and never listened on: a child of another test that has it for a moment does not make it alive.
+            let dead = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            rustix::net::bind(&dead, &SocketAddrUnix::new(&path).unwrap()).unwrap();
             let start = Barrier::new(ENGINES);
             let bind = || {
                 start.wait();
-                SocketFile::bind(&path, || sys::listen(&path, 1))
+                SocketFile::bind_within(patience, &path, || sys::listen(&path, 1))
             };
             let bound: Vec<_> = thread::scope(|scope| {
                 let engines: Vec<_> = (0..ENGINES).map(|_| scope.spawn(bind)).collect();
@@ -164,8 +177,9 @@ mod tests {
     fn nobody_is_waited_for_who_keeps_the_lock() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let _lock = lock(&path).unwrap();
-        assert!(lock(&path).is_none(), "two have it");
-        let _bound = SocketFile::bind(&path, || UnixListener::bind(&path)).unwrap();
+        let patience = Duration::from_millis(10);
+        let _lock = lock(&path, patience).unwrap();
+        assert!(lock(&path, patience).is_none(), "two have it");
+        let _bound = SocketFile::bind_within(patience, &path, || UnixListener::bind(&path)).unwrap();
     }
 }

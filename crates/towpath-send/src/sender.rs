@@ -227,7 +227,7 @@ impl Backend for Socket {
 /// let mut frame = pool.take().ok_or("no free frame")?;
 /// frame.put(&[7; 64 << 10]);
 /// sender.send(frame)?;
-/// let closed = sender.close(Duration::from_secs(5))?;
+/// let closed = sender.close(Duration::from_secs(60))?;
 /// assert!(closed.finished);
 /// assert_eq!(reader.join().map_err(|_| "the reader failed")??, [7; 64 << 10]);
 /// # Ok(())

@@ -257,7 +257,7 @@ mod tests {
         let mut got = vec![0; 100_000];
         peer.read_exact(&mut got).unwrap();
         assert!(got.iter().all(|byte| *byte == 7));
-        let closed = sender.close(Duration::from_secs(5)).unwrap();
+        let closed = sender.close(Duration::from_secs(60)).unwrap();
         assert_eq!(
             (closed.finished, closed.counters.numbers, closed.counters.plain_bytes()),
             (true, 0, 100_000)

@@ -149,8 +149,8 @@ fn who_may_attach_changes_with_a_reload() {
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let program = directory.path().join("towpath");
         // By a process: a child that another test makes meanwhile would hold it open for writing here.
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(&program).status().unwrap();
-    assert!(copied.success());
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(&program).status().unwrap();
+        assert!(copied.success());
         let write = |users: &str| {
             let config = format!(
                 "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\n[port.lan]\ndriver = \"af_packet\"\n\

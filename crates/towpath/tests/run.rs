@@ -210,7 +210,9 @@ fn captures_go_through_the_live_engine() {
     std::fs::write(path("r"), "add inspect 7 ip from any to any\n").unwrap();
     let queue = |pattern: &str| {
         let command = format!("towpath inspect --queue 7 --match {pattern} --verdict drop");
-        format!("[queue.7]\ncommand = \"{command}\"\noverload = \"block\"\nworkers = 2\ndeadline = 600\n[engine]\ndrain = 600")
+        format!(
+            "[queue.7]\ncommand = \"{command}\"\noverload = \"block\"\nworkers = 2\ndeadline = 600\n[engine]\ndrain = 600"
+        )
     };
     let (code, _, err) = config(&queue("nothing-like-this"));
     assert_eq!(code, 0, "{err}");

@@ -1,6 +1,6 @@
 use super::*;
 use crate::conformance::{self, Shape, Wire};
-use crate::netns::{ip, patiently, until, veth, within};
+use crate::netns::{ip, patiently, settled, until, veth, within};
 use crate::{Checksum, af_packet};
 
 fn config(interface: &str) -> Config {
@@ -132,6 +132,7 @@ fn queues_come_back_together() {
             ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
             ip("link set v0 up");
             ip("link set v1 up");
+            ["v0", "v1"].into_iter().for_each(settled);
         };
         veths();
         let mut queues = match Socket::open_queues(&config("v1"), 2) {

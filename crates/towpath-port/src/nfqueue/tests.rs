@@ -97,7 +97,7 @@ fn verdicts_are_obeyed() {
         }
         let Some(mut queue) = queue(Config::new(5)) else { return };
         let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
-        socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let packets: Vec<_> = (0..8).map(datagram).collect();
         tx.send(&mut packets.iter().map(|bytes| Frame::new(bytes, LinkType::RAW))).unwrap();
         let mut burst = Burst::new(64);
@@ -153,7 +153,7 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
         // Of each packet the two headers and one byte.
         let Some(mut queue) = queue(Config { copy_range: 29, ..Config::new(5) }) else { return };
         let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
-        socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let packets: Vec<_> = (0..6).map(datagram).collect();
         tx.send(&mut packets.iter().map(|bytes| Frame::new(bytes, LinkType::RAW))).unwrap();
         let mut burst = Burst::new(64);
@@ -213,7 +213,7 @@ fn replies_go_the_kernels_way() {
         let own: &[&str] = if six { &["127.0.0.1:0", "[::1]:0"] } else { &["127.0.0.1:0"] };
         for own in own {
             let socket = std::net::UdpSocket::bind(own).unwrap();
-            socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
             let at = socket.local_addr().unwrap();
             let mut bytes = Vec::new();
             header(at, at).udp(7, at.port()).write(&mut bytes, b"answer").unwrap();

@@ -1,5 +1,6 @@
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,13 @@ fn connection() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let peer = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
     (listener.accept().expect("it connected").0.into(), peer)
+}
+
+/// The same in one step: what is written at one end is at the other when the call returns, as it need not be with TCP.
+fn pair() -> (OwnedFd, UnixStream) {
+    let (one, peer) = UnixStream::pair().expect("sockets");
+    one.set_nonblocking(true).expect("a socket");
+    (one.into(), peer)
 }
 
 /// Something that epoll refuses to watch (epoll_ctl(2), EPERM).
@@ -192,7 +200,7 @@ fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
     let (leader, helper) = (server.worker().expect("a worker"), server.worker().expect("a worker"));
     let mut peers = Vec::new();
     for _ in 0..2 {
-        let (fd, mut peer) = connection();
+        let (fd, mut peer) = pair();
         let id = server.attach(fd, b"short\n").expect("epoll");
         peer.write_all(b"1\n2\n3\n4\n").expect("room");
         peers.push(peer);
@@ -501,7 +509,7 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
     driver.gather();
-    let (fd, peer) = connection();
+    let (fd, peer) = pair();
     peer.set_nonblocking(true).expect("a socket");
     let shared = Arc::clone(&server.shared);
     let psock = server
@@ -619,7 +627,7 @@ fn who_finds_no_room_wakes_nobody() {
 fn what_is_applied_is_written_later() {
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
-    let (fd, peer) = connection();
+    let (fd, peer) = pair();
     peer.set_nonblocking(true).expect("a socket");
     let psock = server.attach(fd, b"").expect("epoll");
     let came = || {
