@@ -122,7 +122,7 @@ mod tests {
 
     use towpath_mux::io::Server;
 
-    use super::super::process::Returns;
+    use super::super::returns::Returns;
     use super::super::seat::tests::{ask, attach, learn};
     use super::*;
 

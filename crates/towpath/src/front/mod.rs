@@ -22,10 +22,12 @@
 //! one by one: the new one has attached before the old one is drained.
 
 mod deal;
+mod frame;
 mod listen;
 mod loan;
 mod pace;
 mod process;
+mod returns;
 mod seat;
 mod senders;
 mod signals;
@@ -48,7 +50,7 @@ use deal::Deal;
 pub use listen::{ListenError, is_no_address, listen};
 use pace::Pace;
 pub use process::Ending;
-use process::Returns;
+use returns::Returns;
 use seat::Seat;
 use senders::Senders;
 pub use signals::Orders;

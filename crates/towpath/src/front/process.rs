@@ -8,20 +8,18 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Body, Mux, Run, SendError, Ticket, View, psock, worker};
+use towpath_mux::mux::{Mux, Run, Ticket, psock, worker};
 use towpath_ring::{
-    self as ring, Channel, Death, Endpoint, Full, Geometry, Header, Kind, Layers, Meta, POLL_BYTES,
-    POLL_MESSAGES, Part, Seq, TxPayload, TxSink,
+    self as ring, Channel, Death, Endpoint, Full, Geometry, Kind, Meta, POLL_BYTES, POLL_MESSAGES, Seq,
 };
 
+use super::frame::{Out, Row, part, pass, pieces, place, row, send_first};
 use super::loan::Loans;
-use super::senders::LEAST;
-use crate::control::mux::Lost;
+use super::returns::{Answers, Returns, Unsent};
 use crate::control::protocol;
 
 /// How long a process has to attach.
@@ -34,18 +32,10 @@ const LOOK: Duration = Duration::from_millis(20);
 const CREDIT: usize = 256;
 /// Bytes of its messages from which on it gets no more.
 const RX: u32 = 4 << 20;
-/// Messages up to so many bytes go to a worker together, in a frame of so many bytes of them.
-const SHORT: usize = 4 << 10;
-const BUNDLE: usize = 32 << 10;
 /// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
 const ROUNDS: usize = 16;
-/// Messages that were not sent: so many wait for their worker to be told, and so many it is told of at once.
-const UNSENT: usize = 1024;
-/// Bytes of these, whatever their number.
-const UNSENT_BYTES: usize = 4 << 20;
+/// Messages that were not sent: so many it is told of at once.
 const NOTICES: usize = 64;
-/// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
-const BLOCK: usize = 64 << 10;
 
 /// Why there is no worker process any more, or none yet.
 #[derive(Debug, Error)]
@@ -90,157 +80,6 @@ pub enum Ending {
     /// A system call failed.
     #[error("{0}")]
     System(#[from] io::Error),
-}
-
-/// An answer to messages of one connection that follow each other.
-#[derive(Debug)]
-struct Answer {
-    worker: worker::Id,
-    first: Ticket,
-    /// Messages that it answers, and with how many replies.
-    count: u32,
-    replies: u32,
-    body: Body,
-}
-
-/// What workers gave back, until the core is told.
-#[derive(Debug, Default)]
-pub(super) struct Returns {
-    replies: Vec<Answer>,
-    sends: Vec<(worker::Id, Option<psock::Id>, Bytes)>,
-    /// Those that nobody took, whose workers are to hear of it.
-    unsent: VecDeque<Unsent>,
-    done: Vec<(worker::Id, Row)>,
-    /// Messages that no ring can take: their connections end.
-    pub(super) refused: Vec<(worker::Id, Ticket)>,
-    /// How long those have for what else they asked.
-    drain: Duration,
-    block: BytesMut,
-    /// Messages of workers that were not sent.
-    pub(super) lost: Lost,
-}
-
-impl Returns {
-    pub(super) fn new(drain: Duration) -> Self {
-        Self { drain, ..Self::default() }
-    }
-
-    /// A copy.
-    fn copy(&mut self, bytes: &[u8]) -> Bytes {
-        if bytes.len() > BLOCK / 4 {
-            return Bytes::copy_from_slice(bytes);
-        }
-        if self.block.capacity() < bytes.len() {
-            self.block = BytesMut::with_capacity(BLOCK);
-        }
-        self.block.extend_from_slice(bytes);
-        self.block.split().freeze()
-    }
-
-    /// A worker's message came back: its connection ended before all of it had left, and there is no other.
-    pub(super) fn undelivered(&mut self, bytes: Bytes) {
-        self.lost.undelivered += 1;
-        push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
-    }
-
-    /// Whether no worker is to hear of a message that nobody took.
-    pub(super) fn is_all_told(&self) -> bool {
-        self.unsent.is_empty()
-    }
-
-    /// That worker is gone: nobody is there to hear of what it sent.
-    pub(super) fn forget(&mut self, id: worker::Id) {
-        self.unsent.retain(|unsent| unsent.worker != Some(id));
-    }
-
-    /// Tells the core: first what was answered, then what is done.
-    pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
-        mux.together(|mux| {
-            for Answer { worker, first, count, replies, body } in self.replies.drain(..) {
-                // Nobody is there to be answered any more: the core counts that.
-                let _: Result<(), SendError> = mux.reply_row(worker, (first, count), replies, body, now);
-            }
-            for (worker, to, bytes) in self.sends.drain(..) {
-                let length = bytes.len();
-                match super::send(mux, to, bytes.clone(), now) {
-                    Ok(()) => mux.count_sent(worker, length),
-                    Err(error) => {
-                        self.lost.count(&error);
-                        push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
-                    }
-                }
-            }
-            for (id, row) in self.done.drain(..) {
-                mux.done_row(id, (row.first, row.count), now);
-            }
-        });
-        for (id, ticket) in self.refused.drain(..) {
-            mux.drain_psock(ticket.psock, Some(now + self.drain), now);
-            mux.done(id, ticket, now);
-        }
-    }
-}
-
-/// A message that was not sent.
-#[derive(Debug)]
-struct Unsent {
-    /// Who sent it, as far as that is known; any worker may hear of it otherwise.
-    worker: Option<worker::Id>,
-    to: Option<psock::Id>,
-    error: SendError,
-    bytes: Bytes,
-}
-
-/// The oldest make room.
-fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
-    unsent.push_back(last);
-    let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();
-    while unsent.len() > UNSENT || unsent.len() > 1 && bytes(unsent) > UNSENT_BYTES {
-        unsent.pop_front();
-    }
-}
-
-/// Messages of one connection that follow each other: those of a frame.
-#[derive(Clone, Copy, Debug)]
-struct Row {
-    first: Ticket,
-    count: u32,
-}
-
-impl Row {
-    /// The one at this place.
-    fn at(&self, place: u32) -> Ticket {
-        Ticket { number: self.first.number + u64::from(place), ..self.first }
-    }
-}
-
-/// A frame that the process has.
-#[derive(Clone, Copy, Debug)]
-struct Out {
-    row: Row,
-    /// Since when it may have been at it, in nanoseconds of the front's clock: it was given it then, or had done the one before, or
-    /// answered some of it.
-    since: u64,
-    /// So many of them were answered, from the first on.
-    answered: u32,
-}
-
-impl Out {
-    /// What a reply with this header answers: from which place on, and how many.
-    fn answer(&mut self, header: &Header) -> (u32, u32) {
-        // Without a number, and where there is no choice, it is all of them.
-        let upto = if header.group == 0 { self.row.count } else { header.group.min(self.row.count) };
-        // Another answer to what was answered is one to the last of that.
-        let from = self.answered.min(upto - 1);
-        self.answered = self.answered.max(upto);
-        (from, upto - from)
-    }
-
-    /// Those that were not answered.
-    fn unanswered(&self) -> impl Iterator<Item = Ticket> + use<> {
-        let Self { row, answered, .. } = *self;
-        (answered..row.count).map(move |place| row.at(place))
-    }
 }
 
 /// See the file's text.
@@ -772,68 +611,6 @@ impl Process {
     }
 }
 
-/// What a process says, as it is read.
-struct Answers<'a> {
-    id: worker::Id,
-    first: Seq,
-    out: &'a mut VecDeque<Option<Out>>,
-    loans: Option<&'a mut Loans>,
-    returns: &'a mut Returns,
-    /// Bytes that were copied.
-    copied: usize,
-    now: u64,
-}
-
-impl Answers<'_> {
-    /// The frame that a reply answers. None for a number that it does not have: the message was done, or never was, and there
-    /// is nobody to answer.
-    fn held(&mut self, header: &Header) -> Option<&mut Out> {
-        place(self.first, Seq(header.port)).and_then(|at| self.out.get_mut(at)?.as_mut())
-    }
-}
-
-impl TxSink for Answers<'_> {
-    fn hold(&mut self, header: &Header) -> bool {
-        let len = header.len as usize;
-        if header.kind != Kind::REPLY || len < LEAST {
-            return false;
-        }
-        let Some(psock) = self.held(header).map(|held| held.row.first.psock) else { return false };
-        self.loans.as_mut().is_some_and(|loans| loans.has_room(psock, len))
-    }
-
-    fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
-        let (worker, now) = (self.id, self.now);
-        let answer = match header.kind {
-            Kind::REPLY => self.held(header).map(|held| {
-                held.since = now;
-                let (from, count) = held.answer(header);
-                (held.row.at(from), count)
-            }),
-            _ => None,
-        };
-        let body = match (payload, &mut self.loans, answer) {
-            // `hold` has asked whether there is somebody to answer.
-            (TxPayload::Held(frame), Some(loans), Some((first, _))) => {
-                Body::Lent(loans.lend(first.psock, frame))
-            }
-            (TxPayload::Held(_), ..) => return,
-            (TxPayload::Copied(bytes), ..) => {
-                self.copied += bytes.len();
-                let bytes = self.returns.copy(bytes);
-                if header.kind == Kind::MESSAGE {
-                    return self.returns.sends.push((worker, addressee(header), bytes));
-                }
-                Body::Bytes(bytes)
-            }
-        };
-        if let Some((first, count)) = answer {
-            let replies = header.mark.clamp(1, count);
-            self.returns.replies.push(Answer { worker, first, count, replies, body });
-        }
-    }
-}
-
 impl Drop for Process {
     fn drop(&mut self) {
         self.channel = None;
@@ -847,130 +624,5 @@ impl Drop for Process {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Where the message with number `seq` is behind the first.
-fn place(first: Seq, seq: Seq) -> Option<usize> {
-    (!seq.is_before(first)).then(|| seq.since(first) as usize)
-}
-
-/// Where a worker's message is to go: no connection named is any of them.
-fn addressee(header: &Header) -> Option<psock::Id> {
-    let (index, generation) = (header.port, header.group);
-    (generation != 0).then(|| psock::Id::from_parts(index, generation))
-}
-
-/// How many of these messages, `most` at most, go into one frame: short ones of one connection that follow each other. One that
-/// somebody died with goes alone.
-fn row(waiting: &VecDeque<Run>, most: usize) -> usize {
-    let (mut next, mut bytes, mut count): (Option<Ticket>, usize, usize) = (None, 0, 0);
-    for run in waiting {
-        let Some(first) = run.first().filter(|first| next.is_none_or(|next| next == *first)) else { break };
-        if run.deaths() > 0 {
-            break;
-        }
-        let some = run.short(most - count, SHORT, BUNDLE - bytes);
-        bytes += run.bytes(some).len();
-        count += some;
-        if some < run.len() {
-            break;
-        }
-        next = Some(Ticket { number: first.number + run.len() as u64, ..first });
-    }
-    count.max(1)
-}
-
-/// The bytes of the first so many messages.
-fn pieces(waiting: &VecDeque<Run>, count: usize) -> impl Iterator<Item = &[u8]> {
-    let pieces = waiting.iter().scan(count, |left, run| {
-        let some = run.len().min(*left);
-        *left -= some;
-        Some(run.bytes(some))
-    });
-    pieces.take_while(|piece| !piece.is_empty())
-}
-
-/// The first so many messages were published.
-fn pass(waiting: &mut VecDeque<Run>, mut count: usize) {
-    while let Some(run) = waiting.front_mut() {
-        if run.len() > count {
-            return run.skip(count);
-        }
-        count -= run.len();
-        waiting.pop_front();
-    }
-}
-
-/// Publishes the first message of a run by itself.
-fn send_first(channel: &mut Channel, run: &Run, epoch: u64) -> Result<Seq, Full> {
-    let first = run.views().next().expect("a run that waits has messages");
-    channel.send(first.bytes(), &meta(&first, epoch))
-}
-
-fn part(message: View<'_>) -> Part<'_> {
-    let (skip, trim) = message.stripped();
-    let (mark, hash) = (message.mark(), message.hash());
-    Part { bytes: message.bytes(), skip: narrow(skip), trim: narrow(trim), mark, hash }
-}
-
-/// What stands before a message in the ring.
-fn meta(message: &View<'_>, time: u64) -> Meta {
-    let (port, group) = message.psock().parts();
-    let (skip, trim) = message.stripped();
-    let layers = Layers { link: 0, network: narrow(skip), payload: narrow(trim) };
-    let (mark, hash) = (message.mark(), message.hash());
-    Meta { kind: Kind::MESSAGE, time, mark, port, group, hash, layers, ..Meta::default() }
-}
-
-fn narrow(bytes: usize) -> u16 {
-    u16::try_from(bytes).unwrap_or(u16::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use towpath_mux::assembler::Limits;
-    use towpath_mux::mux::{Bound, Config};
-
-    use super::*;
-
-    #[test]
-    fn what_workers_send_and_nobody_takes_is_counted_by_cause() {
-        let now = Time::default();
-        let send_bytes = Bound { high: 10, low: 5 };
-        let rows = [
-            // Whether it is connected mode, whether there is a connection, and whether that one is named: what became of two.
-            (true, false, false, Lost { not_connected: 2, ..Lost::default() }),
-            (true, true, false, Lost { full: 1, ..Lost::default() }),
-            (true, true, true, Lost::default()),
-            (false, true, false, Lost { not_connected: 2, ..Lost::default() }),
-            (false, true, true, Lost::default()),
-            (false, false, true, Lost { gone: 2, ..Lost::default() }),
-        ];
-        for (connected, there, named, expected) in rows {
-            let mut mux = Mux::new(Config { connected, send_bytes, ..Config::default() });
-            let worker = mux.clone_worker(1, now);
-            let psock = mux.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
-            if !there {
-                mux.handle_error(psock, 104, now);
-            }
-            let mut returns = Returns::default();
-            for _ in 0..2 {
-                let bytes = Bytes::from_static(b"0123456789");
-                returns.sends.push((worker, named.then_some(psock), bytes));
-            }
-            returns.apply(&mut mux, now);
-            assert_eq!(returns.lost, expected, "{connected} {there} {named}");
-            let Lost { full, not_connected, gone, .. } = expected;
-            let sent: Vec<_> = mux.show().workers.iter().map(|worker| worker.stats.tx_msgs).collect();
-            assert_eq!(sent, [2 - full - not_connected - gone], "{connected} {there} {named}");
-            assert_eq!(returns.unsent.len() as u64, full + not_connected + gone, "all are to be told");
-        }
-        let (some, more) =
-            (Lost { full: 1, ..Lost::default() }, Lost { full: 3, gone: 2, ..Lost::default() });
-        assert_eq!(
-            more.since(&some).to_string(),
-            "2 found all connections full, 2 were for one that had ended"
-        );
     }
 }

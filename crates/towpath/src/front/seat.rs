@@ -7,7 +7,8 @@ use towpath_mux::Time;
 use towpath_mux::io::Driver;
 use towpath_mux::mux::{Mux, worker};
 
-use super::process::{Ending, Look, Process, Returns};
+use super::process::{Ending, Look, Process};
+use super::returns::Returns;
 use crate::control::protocol;
 
 /// A process that lived for so long did not fail at once.
