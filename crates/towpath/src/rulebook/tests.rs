@@ -1,0 +1,279 @@
+//! Re-checks in steps, commands, tables and settings.
+
+use super::*;
+use towpath_gate::gate::{Dir, DropReason, Ports, Step, Walk};
+use towpath_gate::packet::Link;
+use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
+use towpath_gate::{state, wire};
+
+fn book(rules: &str) -> Rulebook {
+    let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+    let gate = Gate::new(ruleset.clone(), Ports::new(), state::Settings::default(), 1);
+    Rulebook::new(gate, ruleset, false)
+}
+
+/// A DNS query from 10.0.0.1.
+fn walk(book: &Rulebook) -> Step {
+    walk_from(book, [0, 1], 53)
+}
+
+/// A packet from 10.0.HOST to this port.
+fn walk_from(book: &Rulebook, [high, low]: [u8; 2], port: u8) -> Step {
+    let frame =
+        [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, high, low, 10, 0, 0, 2, 4, 0, 0, port, 0, 8, 0, 0];
+    let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+    let mut walk = Walk::new(Dir::In, None, None);
+    book.book().gate.walk(&mut walk, &packet, Time::from_secs(1))
+}
+
+/// Rules count at once; states are looked at in steps, and whoever asks in between is answered.
+#[test]
+fn a_recheck_lets_others_have_the_rules() {
+    let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
+    let with = |more: &str| Ruleset::parse("t", &format!("{more}{rule}")).ruleset.unwrap();
+    let book = book(rule);
+    let states = || book.states(Cursor::default(), usize::MAX, false).0;
+    let hosts = || (0..9_000_u16).map(u16::to_be_bytes);
+    for host in hosts() {
+        assert_eq!(walk_from(&book, host, 53 + host[1] % 2), Step::Pass);
+    }
+    let replace =
+        |more: &str| book.replace(with(more), None, false, StatePolicy::Recheck, None).states_dropped;
+    let going = |looked, dropped| Rechecks { running: true, looked, dropped };
+
+    assert_eq!(replace("add 10 deny udp from any to any 53\n"), 0);
+    assert_eq!((states().len(), book.rechecks()), (9_000, going(0, 0)));
+    assert!(book.recheck_some());
+    assert_eq!(book.rechecks(), going(4_096, 2_048));
+    assert_eq!((states().len(), book.rules().len()), (9_000 - 2_048, 4));
+    // Those whose turn has not come have what they had.
+    assert_eq!(walk_from(&book, [1, 0], 53), Step::Drop(DropReason::Deny));
+    assert_eq!(walk_from(&book, 8_998_u16.to_be_bytes(), 53), Step::Pass);
+
+    // Another reload: it goes on by the new rules, and what the first one has looked at comes once more.
+    assert_eq!(replace("add 10 deny udp from 10.0.0.0/24 to any\n"), 0);
+    assert_eq!(book.rechecks(), going(4_096, 2_048));
+    let mut steps = 1;
+    while book.recheck_some() {
+        // What else changes meanwhile changes at once.
+        book.command(&format!("add {} count ip from any to any", 100 + steps)).unwrap();
+        steps += 1;
+    }
+    assert_eq!(steps, 3);
+    let Rechecks { running, looked, dropped } = book.rechecks();
+    assert!(!running && looked >= 9_000 + 2_048, "{looked}");
+    assert_eq!((dropped, states().len()), (2_048 + 128, 9_000 - 2_048 - 128));
+    assert!(!book.recheck_some());
+    // With no state there is nothing more to look at.
+    replace("add 10 deny ip from any to any\n");
+    book.replace(with(""), None, false, StatePolicy::Drop, None);
+    assert!(!book.rechecks().running && states().is_empty());
+}
+
+/// However often rules are reloaded: each state comes within a round.
+#[test]
+fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
+    let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
+    let book = book(rule);
+    for host in (0..9_000_u16).map(u16::to_be_bytes) {
+        assert_eq!(walk_from(&book, host, 53 + host[1] % 2), Step::Pass);
+    }
+    for reload in 0..6 {
+        let rules = format!("add 10 deny udp from any to any 53 // {reload}\n{rule}");
+        let ruleset = Ruleset::parse("t", &rules).ruleset.unwrap();
+        book.replace(ruleset, None, false, StatePolicy::Recheck, None);
+        assert!(book.recheck_some(), "there is always more by the last one's rules");
+    }
+    let left = book.states(Cursor::default(), usize::MAX, false).0;
+    assert_eq!(left.len(), 4_500);
+    // With no more reloads it is over after one round.
+    let (mut steps, before) = (1, book.rechecks().looked);
+    while book.recheck_some() {
+        steps += 1;
+    }
+    assert!(steps <= 3 && book.rechecks().looked > before, "{steps}");
+}
+
+/// An end that does not wait for the whole re-check: the next engine knows.
+#[test]
+fn what_was_not_rechecked_is_said_in_the_snapshot() {
+    let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
+    let rules = format!("add 10 deny udp from any to any 53\n{rule}");
+    let ruleset = || Ruleset::parse("t", &rules).ruleset.unwrap();
+    let first = book(rule);
+    for host in (0..9_000_u16).map(u16::to_be_bytes) {
+        assert_eq!(walk_from(&first, host, 53 + host[1] % 2), Step::Pass);
+    }
+    first.replace(ruleset(), None, false, StatePolicy::Recheck, None);
+    let mut asked = 0;
+    first.recheck_until(|| {
+        asked += 1;
+        true
+    });
+    assert_eq!((asked, first.rechecks().looked), (1, 4_096));
+    let saved = |book: &Rulebook| {
+        let mut saved = Vec::new();
+        book.snapshot(|piece| saved.extend_from_slice(piece));
+        saved
+    };
+
+    // Of the same rules, and yet not all of them are these rules' states.
+    let now = Time::from_secs(1);
+    let second = book(&rules);
+    let restored = second.restore(&saved(&first), now).unwrap();
+    assert_eq!((restored.states, restored.companion, restored.unchecked), (6_952, 0, true));
+    // It is still so when nobody looks at them here, either.
+    assert!(book(&rules).restore(&saved(&second), now).unwrap().unchecked);
+    second.recheck();
+    second.recheck_until(|| false);
+    assert_eq!(second.rechecks(), Rechecks { running: false, looked: 6_952, dropped: 2_452 });
+    assert!(!book(&rules).restore(&saved(&second), now).unwrap().unchecked);
+}
+
+/// Where there were states of one family, and now are such of the other: all of them within the round.
+#[test]
+fn parts_of_a_round_are_the_whole() {
+    let book = book("");
+    let (syn, ack) = (2, 16);
+    let segment = |tcp_flags| Segment { tcp_flags, tcp_ack: 1000, ..Segment::default() };
+    let start = Time::from_secs(1);
+    for v6 in [false, true] {
+        let mut book = book.book();
+        let states = book.gate.states_mut();
+        for src_port in 0..50 {
+            let ends = match v6 {
+                false => Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+                true => Ends::V6([1; 8].into(), [2; 8].into(), 0),
+            };
+            let flow = Flow { ends, proto: 6, src_port, dst_port: 80, tenant: 0 };
+            let install = Install::default();
+            states.install(&flow, Name::DEFAULT, &segment(syn), RuleId(1), &install, start).unwrap();
+            for (flow, flags) in [(flow.reversed(), syn | ack), (flow, ack)] {
+                assert!(states.lookup(&flow, Lookup::Any, &segment(flags), start).is_some());
+            }
+            if !v6 {
+                assert!(states.remove(&flow, Name::DEFAULT, start));
+            }
+        }
+    }
+    book.clock().set(start + std::time::Duration::from_secs(285));
+    let due = [book.keepalives(0, 0.6).len(), book.keepalives(0, 0.4).len()];
+    assert_eq!(due, [10, 40]);
+}
+
+#[test]
+fn commands_are_carried_out_all_or_none() {
+    let book = book("add 100 allow udp from any to any 53 keep-state\nadd 200 count ip from any to any\n");
+    assert_eq!(walk(&book), Step::Pass);
+    let done = book.command("add 150 deny tcp from any to any\nadd 160 deny icmp from any to any\n").unwrap();
+    assert_eq!((done.diff.added.len(), done.diff.kept, done.diff.states_dropped), (2, 3, 0));
+    let errors = book.command("delete 150\nadd 170 allow tpc from any to any\n").unwrap_err();
+    assert_eq!(errors.len(), 1);
+    assert!(errors[0].to_string().starts_with("command:2:15: "), "{}", errors[0]);
+    let numbers: Vec<u32> = book.rules().iter().map(|rule| rule.number).collect();
+    assert_eq!(numbers, [100, 150, 160, 200, 65535]);
+    // The first rule's state and counter are still there, and go with it.
+    assert_eq!(book.rules()[0].packets, 1);
+    assert_eq!(book.states(Cursor::default(), 10, false).0.len(), 1);
+    let done = book.command("delete 100").unwrap();
+    assert_eq!((done.diff.removed.len(), done.diff.states_dropped), (1, 1));
+    assert!(matches!(walk(&book), Step::Drop(_)));
+}
+
+#[test]
+fn what_a_command_would_do_is_told_and_not_done() {
+    let book = book("add 100 allow udp from any to any 53 keep-state\n");
+    walk(&book);
+    let done = book.preview("add 150 deny tcp from any to any\ndelete 100\n").unwrap();
+    assert_eq!((done.diff.added.len(), done.diff.removed.len()), (1, 1));
+    assert_eq!(book.rules().iter().map(|rule| rule.number).collect::<Vec<_>>(), [100, 65535]);
+    assert_eq!(book.states(Cursor::default(), 10, false).0.len(), 1);
+    let errors = book.preview("add 150 deny tpc from any to any").unwrap_err();
+    assert!(errors[0].to_string().starts_with("command:1:14: "), "{}", errors[0]);
+    book.preview("zero").unwrap();
+    assert_eq!(book.rules()[0].packets, 1);
+}
+
+#[test]
+fn commands_that_only_show_are_none() {
+    let book = book("table t create type addr\n");
+    for (text, place) in [
+        ("table t lookup 10.0.0.1", "command:1:9: \"lookup\" shows something"),
+        ("add 5 count ip from any to any\n ipfw -q table all list", "command:2:20: \"list\" shows"),
+        ("set show", "command:1:5: \"show\" shows"),
+        ("set list", "command:1:5: \"list\" shows"),
+        ("/sbin/ipfw -qf -a set show", "command:1:23: \"show\" shows"),
+        ("pipe show", "command:1:6: \"show\" shows"),
+        ("pipe 5 list", "command:1:8: \"list\" shows"),
+    ] {
+        let errors = book.command(text).unwrap_err();
+        assert!(errors[0].to_string().starts_with(place), "{}", errors[0]);
+        assert!(book.preview(text).is_err());
+    }
+    assert_eq!(book.rules().len(), 1);
+}
+
+#[test]
+fn tables_are_looked_into_by_their_keys() {
+    let book = book(
+        "table a add 10.0.0.0/8 1 10.1.0.0/16 2 0.0.0.0/0 9 2001:db8::/32 3\n\
+         table i create type iface\ntable i add lan 4\n\
+         table n create type number\ntable n add 7 5\n\
+         table f create type flow:src-ip,proto,dst-port\ntable f add 10.0.0.1,tcp,22 6\n\
+         table m create type mac\ntable m add 02:00:00:00:00:00/24 7\n",
+    );
+    type Entry = Option<(&'static str, &'static str)>;
+    let rows: [(&str, &str, Entry); 11] = [
+        ("a", "10.1.2.3", Some(("10.1.0.0/16", "2"))),
+        ("a", "10.2.0.0/16", Some(("10.0.0.0/8", "1"))),
+        ("a", "192.0.2.1", Some(("0.0.0.0/0", "9"))),
+        ("a", "2001:db8::1", Some(("2001:db8::/32", "3"))),
+        ("a", "::1", None),
+        ("i", "lan", Some(("lan", "4"))),
+        ("i", "wan", None),
+        ("n", "7", Some(("7", "5"))),
+        ("f", "10.0.0.1,6,22", Some(("10.0.0.1,6,22", "6"))),
+        ("m", "02:00:00:00:00:01", Some(("02:00:00:00:00:00/24", "7"))),
+        ("m", "04:00:00:00:00:01", None),
+    ];
+    for (table, key, expected) in rows {
+        let found = book.lookup(table, key).unwrap().unwrap();
+        let found = found.as_ref().map(|(key, value)| (key.as_str(), value.as_str()));
+        assert_eq!(found, expected, "{table} {key}");
+    }
+    for (table, key) in [("a", "lan"), ("n", "x"), ("a", "10.0.0.1 10.0.0.2"), ("a", ""), ("f", "1,2")] {
+        assert!(book.lookup(table, key).unwrap().is_err(), "{table} {key}");
+    }
+    assert!(book.lookup("b", "10.0.0.1").is_none());
+}
+
+#[test]
+fn zero_counts_anew() {
+    let book = book("add 100 allow udp from any to any\n");
+    walk(&book);
+    book.command("zero 200").unwrap();
+    assert_eq!(book.rules()[0].packets, 1);
+    book.command("ipfw -q zero 100").unwrap();
+    assert_eq!(book.rules()[0].packets, 0);
+}
+
+#[test]
+fn tables_and_settings() {
+    let book = book("table t create type addr\nadd allow ip from table(t) to any\n");
+    assert!(matches!(walk(&book), Step::Drop(_)));
+    book.command("table t add 10.0.0.0/8 7").unwrap();
+    assert_eq!(walk(&book), Step::Pass);
+    assert_eq!(book.tables(), [("t".to_owned(), "addr".to_owned(), 1)]);
+    let errors = book.command("table t add 11.0.0.0/8\ntable t delete 12.0.0.0/8").unwrap_err();
+    assert!(errors[0].to_string().starts_with("command:2:16: "), "{}", errors[0]);
+    assert_eq!(book.table("t").unwrap().len(), 1, "all or none");
+    assert_eq!(book.command("table t delete 10.0.0.0/8").unwrap().diff.tables, ["t"]);
+    assert!(matches!(walk(&book), Step::Drop(_)));
+    book.command("ipfw -q table t add 10.0.0.0/8 7").unwrap();
+    assert_eq!(book.table("t").unwrap(), [("10.0.0.0/8".to_owned(), "7".to_owned())]);
+    assert_eq!(book.table("u"), None);
+    assert_eq!(book.set("net.inet.ip.fw.dyn_max", 9).unwrap(), ("dyn_max".to_owned(), 1_048_576, 9));
+    assert_eq!(book.set("dyn_fin_lifetime", 100).unwrap(), ("dyn_fin_lifetime".to_owned(), 1, 4));
+    assert!(book.settings().contains(&("dyn_max", 9)));
+    assert!(book.set("dyn_count", 9).is_err());
+}
