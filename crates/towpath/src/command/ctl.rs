@@ -1,30 +1,24 @@
 //! `towpath ctl`: looks into a running engine through its control socket.
 
+mod connection;
 mod listing;
+mod stream;
+mod sysctl;
 
-use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, ErrorKind, IsTerminal, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
-use towpath::control::protocol::{
-    ANSWER_MAX, Answer, Code, Frame, JSON, PCAPNG, Request, emit, parse_answer,
-};
-use towpath::control::{dumps, mux, rows, send, show};
+use towpath::control::protocol::{Answer, Frame, Request};
+use towpath::control::{mux, rows, send, show};
 use towpath::report::Rule;
-use towpath::settings;
-use towpath_ring::{AttachError, Consumer, Kind, Verdict};
 
+use self::connection::{Connection, Failure};
+use self::stream::{dump, events, trace};
+use self::sysctl::sysctl;
 use crate::args::exit;
-use crate::command::{answer, fail, say, warn};
-
-/// How long the engine has for an answer, which it promises within half of that.
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::command::{answer, fail, warn};
 
 /// Look into a running engine
 ///
@@ -431,105 +425,6 @@ fn command(socket: &Path, text: String, check: bool, json: bool) -> Result<Strin
     Ok(show::changes(&changes))
 }
 
-/// A setting that is asked for, by its short name.
-enum Asked<'a> {
-    Read(&'a str),
-    Set(&'a str, u64),
-}
-
-fn sysctl(socket: &Path, names: &[String], json: bool) -> Result<String, Failure> {
-    let mut engine = Connection::open(socket, Request::ShowSettings)?;
-    let Answer::Settings { mut settings } = engine.answer()? else {
-        return Err(engine.nonsense("to show settings"));
-    };
-    if names.is_empty() {
-        return Ok(told(&settings, show::settings(&settings), json));
-    }
-    // All of them are looked at before the first is set.
-    let asked = names.iter().map(|name| asked(name, &settings)).collect::<Result<Vec<_>, _>>()?;
-    let (mut rows, mut text) = (Vec::new(), String::new());
-    for asked in asked {
-        match asked {
-            Asked::Read(name) => {
-                let row: Vec<_> = settings.iter().filter(|(row, _)| row == name).cloned().collect();
-                text += &show::settings(&row);
-                rows.extend(row);
-            }
-            Asked::Set(name, value) => {
-                let mut engine = Connection::open(socket, Request::Set { name: name.to_owned(), value })?;
-                let Answer::Set { name, before, value } = engine.answer()? else {
-                    return Err(engine.nonsense("to change a setting"));
-                };
-                // As sysctl(8) does.
-                text += &format!("net.inet.ip.fw.{name}: {before} -> {value}\n");
-                settings.iter_mut().filter(|(row, _)| *row == name).for_each(|(_, own)| *own = value);
-                rows.push((name, value));
-            }
-        }
-    }
-    Ok(told(&rows, text, json))
-}
-
-fn told(rows: &[(String, u64)], text: String, json: bool) -> String {
-    let object: serde_json::Map<_, _> =
-        rows.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    either(json, &json!({ "settings": object }), || text)
-}
-
-/// NAME or NAME=VALUE, of these settings.
-fn asked<'a>(word: &'a str, settings: &[(String, u64)]) -> Result<Asked<'a>, Failure> {
-    let Some((name, value)) = word.split_once('=') else {
-        let short = settings::short(word);
-        return match settings.iter().any(|(row, _)| row == short) {
-            true => Ok(Asked::Read(short)),
-            false => {
-                let message = format!("there is no setting `{word}`; `towpath ctl sysctl` lists them");
-                Err(Failure::new(exit::FAILED, message))
-            }
-        };
-    };
-    let value = value.parse().map_err(|_| {
-        Failure::new(exit::USAGE, format!("`{value}` is not a whole number; switches are 0 and 1"))
-    })?;
-    let taken = settings::Settings::default().set(name, value);
-    taken.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?;
-    Ok(Asked::Set(settings::short(name), value))
-}
-
-fn events(socket: &Path, args: &Events) -> Result<String, Failure> {
-    let mut engine = Connection::open(socket, Request::Events)?;
-    let Answer::Watching {} = engine.answer()? else { return Err(engine.nonsense("to watch")) };
-    engine.is_patient(true)?;
-    let (mut left, mut told) = (args.count.unwrap_or(u64::MAX), 0);
-    let mut out = io::stdout().lock();
-    loop {
-        let Answer::Events { events, lost } = engine.answer()? else {
-            return Err(engine.nonsense("to watch"));
-        };
-        for event in events {
-            let line = match (args.json.json, &event.state) {
-                (true, _) => json!(event).to_string(),
-                (false, Some(state)) => format!("{} {}", event.what, state.text),
-                (false, None) => event.what.clone(),
-            };
-            match writeln!(out, "{line}").and_then(|()| out.flush()) {
-                // Who reads no further has read enough.
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new()),
-                Err(error) => return Err(Failure::new(exit::FAILED, format!("standard output: {error}"))),
-                Ok(()) => {}
-            }
-            left -= 1;
-            if left == 0 {
-                return Ok(String::new());
-            }
-        }
-        if lost > told {
-            say(format_args!("towpath: {} events were left out", lost - told));
-            told = lost;
-        }
-    }
-}
-
 /// ipfw's own words.
 fn ipfw(socket: &Path, args: &Ipfw) -> Result<String, Failure> {
     let (words, json) = json_behind(&args.words, args.json);
@@ -616,218 +511,4 @@ fn frames(socket: &Path, channel: u32, json: bool) -> Result<String, Failure> {
     }
     let text = || show::frames(channel, &all);
     Ok(if json { json!({ "channel": channel, "frames": all }).to_string() + "\n" } else { text() })
-}
-
-fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
-    let &Trace { channel, ref out, count, rule, ref flow } = args;
-    if out.as_os_str() == "-" && io::stdout().is_terminal() {
-        let message = "a capture is no text for a terminal; name a file with --out, or redirect it";
-        return Err(Failure::new(exit::USAGE, message.to_owned()));
-    }
-    let request = match channel {
-        Some(channel) => Request::Trace { channel, count },
-        None => Request::Follow { rule, flow: flow.clone(), count },
-    };
-    let mut engine = Connection::open(socket, request)?;
-    let Answer::Tracing { .. } = engine.answer()? else { return Err(engine.nonsense("to trace")) };
-    engine.is_patient(true)?;
-    let file = |source| Failure::new(exit::FAILED, format!("{}: {source}", out.display()));
-    let mut out: Box<dyn Write> = match out.as_os_str() == "-" {
-        true => Box::new(io::stdout()),
-        false => Box::new(File::create(out).map_err(file)?),
-    };
-    loop {
-        match engine.message()? {
-            Message::Capture(blocks) => match out.write_all(blocks).and_then(|()| out.flush()) {
-                // Who reads no further has read enough.
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new()),
-                other => other.map_err(file)?,
-            },
-            Message::Answer(Answer::Traced { packets, dropped, .. }) => {
-                say(format_args!("towpath: {packets} packets traced, {dropped} left out"));
-                return Ok(String::new());
-            }
-            Message::Answer(_) => return Err(engine.nonsense("to trace")),
-        }
-    }
-}
-
-fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
-    let path = dumps::path(socket);
-    let failed = |error: &dyn Display| Failure::new(exit::NO_ENGINE, format!("{}: {error}", path.display()));
-    let refused = |error: &dyn Display| Failure::new(exit::FAILED, format!("{}: {error}", path.display()));
-    let mut ring = Consumer::attach_as(&path, "towpath-ctl-dump").map_err(|error| match &error {
-        AttachError::Connect { source, .. } if source.kind() == ErrorKind::NotFound => {
-            without_dumps(socket).unwrap_or_else(|| failed(&error))
-        }
-        AttachError::Limit(_) | AttachError::Engine(_) => refused(&error),
-        _ => failed(&error),
-    })?;
-    let from = args.from;
-    let asked = if from == 0 { Vec::new() } else { from.to_le_bytes().to_vec() };
-    ring.request(dumps::STATES, &asked).map_err(|error| failed(&error))?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    loop {
-        let Some(frame) = ring.recv().map_err(|error| failed(&error))? else {
-            // Another engine has other states: there is nothing to go on with.
-            let message = "the engine has ended: this is not all of them".to_owned();
-            return Err(Failure::new(exit::FAILED, message));
-        };
-        let kind = frame.header().kind;
-        let page: serde_json::Value = match kind {
-            Kind::DUMP => serde_json::from_slice(ring.payload(&frame)).map_err(|error| refused(&error))?,
-            _ => serde_json::Value::Null,
-        };
-        let (error, interrupted) = (frame.header().mark, frame.header().interrupted());
-        ring.verdict(frame, Verdict::Pass);
-        match kind {
-            Kind::DUMP => {}
-            Kind::DONE => {
-                if interrupted {
-                    say("towpath: rules changed meanwhile: numbers before and after that may differ");
-                }
-                return Ok(String::new());
-            }
-            Kind::ERROR => return Err(refused(&io::Error::from_raw_os_error(error as i32))),
-            _ => continue,
-        }
-        let wrote = match args.json {
-            true => writeln!(out, "{page}"),
-            false => {
-                let states = page["states"].as_array().into_iter().flatten();
-                states.filter_map(|state| state["text"].as_str()).try_for_each(|text| writeln!(out, "{text}"))
-            }
-        };
-        match wrote.and_then(|()| out.flush()) {
-            // Who reads no further has read enough.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new()),
-            other => other.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?,
-        }
-    }
-}
-
-/// Whether there is an engine at the socket all the same: it has no ring for dumps then.
-fn without_dumps(socket: &Path) -> Option<Failure> {
-    UnixStream::connect(socket).ok()?;
-    let socket = socket.display();
-    let message =
-        format!("{socket}: this engine has no dumps (`towpath run` has); `show states` lists its states");
-    Some(Failure::new(exit::FAILED, message))
-}
-
-/// A connection to an engine.
-struct Connection {
-    stream: UnixStream,
-    socket: PathBuf,
-    message: Vec<u8>,
-}
-
-enum Message<'a> {
-    Answer(Answer),
-    Capture(&'a [u8]),
-}
-
-struct Failure {
-    code: u8,
-    message: String,
-}
-
-impl Failure {
-    fn new(code: u8, message: String) -> Self {
-        Self { code, message }
-    }
-}
-
-impl Connection {
-    fn open(socket: &Path, request: Request) -> Result<Self, Failure> {
-        let unreachable = |error: io::Error| {
-            let hint = match error.kind() {
-                ErrorKind::NotFound => {
-                    "; no engine is there: is that the `socket` of its [control], or its --control?"
-                }
-                ErrorKind::ConnectionRefused => "; its engine has ended",
-                ErrorKind::PermissionDenied => {
-                    "; only the engine's user and root may, and whom `owner` and `group` of its [control] name"
-                }
-                _ => "",
-            };
-            Failure::new(exit::NO_ENGINE, format!("cannot connect to {}: {error}{hint}", socket.display()))
-        };
-        let stream = UnixStream::connect(socket).map_err(unreachable)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(unreachable)?;
-        let mut connection = Self { stream, socket: socket.into(), message: Vec::new() };
-        // An engine that refuses us says why and closes: its answer is read all the same.
-        let _ = connection.stream.write_all(&emit(&request));
-        Ok(connection)
-    }
-
-    /// Whether to wait for messages however long they take.
-    fn is_patient(&mut self, patient: bool) -> Result<(), Failure> {
-        let timeout = (!patient).then_some(PATIENCE);
-        self.stream.set_read_timeout(timeout).map_err(|error| self.broken(&error))
-    }
-
-    fn answer(&mut self) -> Result<Answer, Failure> {
-        match self.message()? {
-            Message::Answer(answer) => Ok(answer),
-            Message::Capture(_) => Err(self.nonsense("with a capture that was not asked for")),
-        }
-    }
-
-    fn message(&mut self) -> Result<Message<'_>, Failure> {
-        let mut length = [0; 4];
-        self.stream.read_exact(&mut length).map_err(|error| self.broken(&error))?;
-        let length = u32::from_le_bytes(length) as usize;
-        if !(1..=ANSWER_MAX).contains(&length) {
-            return Err(self.nonsense("with a message of impossible length"));
-        }
-        self.message.resize(length, 0);
-        let mut message = std::mem::take(&mut self.message);
-        let read = self.stream.read_exact(&mut message);
-        self.message = message;
-        read.map_err(|error| self.broken(&error))?;
-        match self.message[0] {
-            PCAPNG => Ok(Message::Capture(&self.message[1..])),
-            JSON => match parse_answer(&self.message[1..]) {
-                Ok(Answer::Error { code, message }) => Err(Failure::new(exit_code(code), message)),
-                Ok(answer) => Ok(Message::Answer(answer)),
-                Err(error) => Err(Failure::new(exit::FAILED, error)),
-            },
-            _ => Err(self.nonsense("with an unknown kind of message")),
-        }
-    }
-
-    fn broken(&self, error: &io::Error) -> Failure {
-        let socket = self.socket.display();
-        match error.kind() {
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-                Failure::new(exit::NO_ENGINE, format!("{socket}: the engine has ended"))
-            }
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                let seconds = PATIENCE.as_secs();
-                Failure::new(exit::FAILED, format!("{socket}: the engine did not answer within {seconds} s"))
-            }
-            _ => Failure::new(exit::FAILED, format!("{socket}: {error}")),
-        }
-    }
-
-    fn nonsense(&self, what: &str) -> Failure {
-        let socket = self.socket.display();
-        Failure::new(exit::FAILED, format!("{socket} answers {what}: is it an engine's control socket?"))
-    }
-}
-
-fn exit_code(code: Code) -> u8 {
-    match code {
-        Code::NotPermitted | Code::Ended => exit::NO_ENGINE,
-        Code::Version
-        | Code::Request
-        | Code::TooLong
-        | Code::Busy
-        | Code::NoChannel
-        | Code::NoMux
-        | Code::NotFound
-        | Code::Invalid => exit::FAILED,
-    }
 }
