@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    Administrator, EXIT_TIMEOUT, Ended, Failure, Order, RECHECK_TIMEOUT, Report, Saving, Service, States,
-    doze, heard,
+    Administrator, EXIT_TIMEOUT, Ended, Failure, Order, RECHECK_TIMEOUT, Report, Service, States, doze, heard,
 };
+use crate::snapshot::Saving;
 
 /// How often threads are looked at that end.
 const LOOK: Duration = Duration::from_millis(20);

@@ -1,0 +1,86 @@
+//! What a configuration comes to in the gate: its ports, routes and settings.
+
+use towpath_gate::gate::{PortId, Ports, Routes};
+use towpath_gate::rules::Ruleset;
+use towpath_gate::{Gate, state};
+
+use super::super::hugepages;
+use crate::config::Config;
+use crate::engine::{Arrivals, Way};
+use crate::settings::Settings;
+
+/// A gate, how its ports hang together, and those of the muxes with their names. A port's number is its place in the
+/// configuration; ports of VLANs follow, then those of muxes.
+pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals, Vec<(PortId, String)>) {
+    let mut ports = Ports::new();
+    let ids: Vec<_> = config.ports.iter().map(|port| ports.add(&port.name, port.addresses.clone())).collect();
+    let mut arrivals = Arrivals::none();
+    for (at, port) in config.ports.iter().enumerate() {
+        arrivals.add(ids[at], way(config, at, &ids));
+        for vlan in &port.vlans {
+            arrivals.tagged(vlan.id, ports.add(&vlan.name, Vec::new()));
+        }
+    }
+    let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
+    // Unpredictable: nobody can make states collide from outside.
+    let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
+    let pages = hugepages::states(config.engine.hugepages);
+    let mut gate = Gate::with_pages(ruleset.clone(), ports, state::Settings::default(), seed, pages);
+    gate.set_routes(routes(config));
+    settings(config).give(&mut gate);
+    (gate, arrivals, muxes)
+}
+
+/// The routes. A port's number is its place.
+pub(super) fn routes(config: &Config) -> Routes {
+    let mut routes = Routes::new();
+    for route in &config.routes {
+        let port = PortId(route.port as u16);
+        // Where a gateway is named, or it is the default route, what lies behind is no port's own net.
+        let connected = route.via.is_none() && route.len > 0;
+        routes.add(route.net, route.len, towpath_gate::gate::Route { port, connected });
+    }
+    routes
+}
+
+fn way(config: &Config, port: usize, ids: &[towpath_gate::gate::PortId]) -> Way {
+    if config.ports[port].driver.returns() {
+        return Way::Back;
+    }
+    if config.taps.contains(&port) {
+        return Way::Nowhere;
+    }
+    let bridge = config.bridges.iter().find(|bridge| bridge.ports.contains(&port));
+    bridge.map_or(Way::Router, |bridge| {
+        let other = if bridge.ports[0] == port { bridge.ports[1] } else { bridge.ports[0] };
+        Way::Bridge { xmit: ids[other], walk_out: bridge.walk_out }
+    })
+}
+
+pub(super) fn settings(config: &Config) -> Settings {
+    let mut settings = Settings::default();
+    for (name, value) in &config.settings {
+        settings.set(name, *value).expect("the configuration was checked");
+    }
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_owns_the_nets_without_a_gateway() {
+        let head = "rules = \"r\"\n[port.lan]\ndriver = \"tun\"\n";
+        let route = |(to, more): (&str, &str)| format!("[[route]]\nto = \"{to}\"\nport = \"lan\"\n{more}\n");
+        let rows =
+            [("10.0.0.0/24", ""), ("10.9.0.0/16", "via = \"10.0.0.9\""), ("0.0.0.0/0", ""), ("::/0", "")];
+        let text = head.to_owned() + &rows.map(route).concat();
+        let routes = routes(&Config::parse("t", &text).unwrap());
+        let addresses = [("10.0.0.7", true), ("10.9.0.7", false), ("8.8.8.8", false), ("2001:db8::1", false)];
+        for (address, connected) in addresses {
+            let (route, _) = routes.lookup(address.parse().unwrap()).unwrap();
+            assert_eq!(route.connected, connected, "{address}");
+        }
+    }
+}
