@@ -1,0 +1,156 @@
+//! How a front drains, and what it leaves to the next.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::front::{Front, answer, ask, counted, example, message, split};
+
+#[test]
+fn draining_answers_what_was_asked() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let body = format!("wait {}", gate.local_addr().expect("an address"));
+    stream.write_all(&message(body.as_bytes())).expect("open");
+    let (holder, _) = gate.accept().expect("the worker");
+    front.signal(Signal::TERM);
+    // Nobody is accepted any more, once it has heard.
+    while TcpStream::connect(&front.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(holder);
+    assert_eq!(split(&answer(&mut stream).expect("an answer")).1, body.as_bytes());
+    let (code, errors) = front.ended();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn a_worker_that_dies_while_the_front_drains_is_started_again() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let directory = tempfile::tempdir().expect("a directory");
+    let wait = format!("wait {}", gate.local_addr().expect("an address"));
+    let die = format!("die once {}", directory.path().join("mark").display());
+    let both = [&wait, &die].map(|body| message(body.as_bytes())).concat();
+    stream.write_all(&both).expect("open");
+    let (holder, _) = gate.accept().expect("the worker");
+    front.signal(Signal::TERM);
+    while TcpStream::connect(&front.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(holder);
+    let answers = [wait, die].map(|body| {
+        let answered = answer(&mut stream).expect("an answer");
+        let (pid, echo) = split(&answered);
+        assert_eq!(echo, body.as_bytes());
+        pid
+    });
+    assert_ne!(answers[0], answers[1], "the only one died with the second");
+    let (code, errors) = front.ended();
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains(" 1 workers started again"), "{errors}");
+}
+
+#[test]
+fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
+    let mut stream = front.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let body = format!("wait {}", gate.local_addr().expect("an address"));
+    stream.write_all(&message(body.as_bytes())).expect("open");
+    let _holder = gate.accept().expect("the worker");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(1), "{errors}");
+    assert!(errors.contains("ended before everything was drained"), "{errors}");
+    assert!(errors.contains("not drained in time"), "{errors}");
+}
+
+#[test]
+fn a_peer_that_has_not_taken_its_answer_is_not_done_and_that_is_said() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
+    let mut stream = front.connect();
+    // The kernel takes it, the peer does not.
+    stream.write_all(&message(&vec![0; 600_000])).expect("open");
+    stream.peek(&mut [0]).expect("it is answered");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(1), "{errors}");
+    assert!(errors.contains("1 connections were not done"), "{errors}");
+}
+
+#[test]
+fn a_peer_that_asks_ahead_gets_all_answers_when_the_front_drains() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut stream = front.connect();
+    let mut asks = stream.try_clone().expect("a descriptor");
+    let body = [b'q'; 200];
+    let writer = thread::spawn(move || while asks.write_all(&message(&body).repeat(50)).is_ok() {});
+    // It takes no answer before the front is told to end, and has more to ask all the time.
+    answer(&mut stream).expect("an answer");
+    front.signal(Signal::TERM);
+    while TcpStream::connect(&front.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut answered = 1;
+    while answer(&mut stream).is_ok() {
+        answered += 1;
+    }
+    stream.shutdown(std::net::Shutdown::Both).expect("it is open");
+    writer.join().expect("it ends");
+    let (code, errors) = front.ended();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((done, undone, left), (received, 0, 0), "{errors}");
+    assert_eq!(answered, done, "{errors}");
+}
+
+#[test]
+fn a_socket_that_another_front_made_stays() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("front.sock");
+    let address = format!("unix:{}", path.display());
+    let worker = example("mux_worker");
+    let old = Front::listen(&address, &worker, &["--workers", "1"]);
+    std::fs::rename(&path, directory.path().join("old.sock")).expect("it is there");
+    let new = Front::listen(&address, &worker, &["--workers", "1"]);
+    assert_eq!(old.finish().0, Some(0));
+    let mut stream = UnixStream::connect(&path).expect("the new one listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    assert_eq!(new.finish().0, Some(0));
+    assert!(!path.exists(), "its own goes with it");
+}
+
+/// Its file is gone before nobody listens there: a successor's would otherwise look like its own, and go with it.
+#[test]
+fn a_front_that_drains_leaves_its_place_to_the_next() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("front.sock");
+    let address = format!("unix:{}", path.display());
+    let held = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let args = ["--workers", "1", "--drain", "60"];
+    let old = Front::listen(&address, &example("mux_worker"), &args);
+    let mut asked = UnixStream::connect(&path).expect("it listens");
+    let wait = format!("wait {}", held.local_addr().expect("an address"));
+    asked.write_all(&message(wait.as_bytes())).expect("it is open");
+    let (worker, _) = held.accept().expect("the worker waits");
+    old.signal(Signal::TERM);
+    while UnixStream::connect(&path).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!path.exists(), "it has gone before the listener");
+    let new = Front::listen(&address, &example("mux_worker"), &args);
+    drop(worker);
+    assert_eq!(split(&answer(&mut asked).expect("an answer")).1, wait.as_bytes());
+    drop(asked);
+    assert_eq!(old.ended().0, Some(0));
+    let mut stream = UnixStream::connect(&path).expect("the new one listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    assert_eq!(new.finish().0, Some(0));
+}

@@ -1,0 +1,273 @@
+//! Workers that die, get stuck, hear of what nobody took, or are replaced.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+
+use crate::front::{Front, answer, ask, counted, example, kill, message, split, workers};
+
+#[test]
+fn a_worker_hears_what_nobody_took() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    for text in ["one", "two"] {
+        ask(&mut stream, format!("send {text}").as_bytes());
+    }
+    // ENOTCONN: it is not in connected mode.
+    let mut heard = Vec::new();
+    while heard.len() < 2 {
+        let answer = ask(&mut stream, b"unsent");
+        let said = String::from_utf8_lossy(split(&answer).1);
+        heard.extend(said.split(", ").filter(|said| !said.is_empty()).map(str::to_owned));
+    }
+    assert_eq!(heard, ["107 None one", "107 None two"]);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn a_message_whose_worker_dies_goes_to_another() {
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut stream = front.connect();
+    let directory = tempfile::tempdir().expect("a directory");
+    // It dies the first time, and leaves a mark so that it does not die again.
+    let mark = directory.path().join("mark");
+    let body = format!("die once {}", mark.display());
+    let answered = ask(&mut stream, body.as_bytes());
+    assert!(mark.exists());
+    assert_eq!(split(&answered).1, body.as_bytes());
+    front.until("another one is started");
+    // One that kills all of them is given up, and its connection ends; others do not notice.
+    let mut other = front.connect();
+    stream.write_all(&message(b"die")).expect("open");
+    assert_eq!(stream.read(&mut [0; 16]).expect("an end"), 0, "the connection ends");
+    front.until("was given up");
+    assert_eq!(split(&ask(&mut other, b"still here")).1, b"still here");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((received, done, undone, left), (3, 2, 1, 0), "{errors}");
+}
+
+#[test]
+fn nothing_is_lost_when_workers_are_killed_and_connections_reset() {
+    workers().iter().for_each(|worker| kills(worker));
+}
+
+fn kills(worker: &str) {
+    let mut front = Front::start(worker, &["--workers", "3", "--redeliver", "200"]);
+    // Who resets does it while its messages are under way.
+    for _ in 0..20 {
+        let mut stream = front.connect();
+        let asked: Vec<u8> = (0..50u32).flat_map(|number| message(&number.to_be_bytes())).collect();
+        stream.write_all(&asked).expect("it is open");
+        let answered = answer(&mut stream).expect("an answer");
+        kill(split(&answered).0, Signal::KILL);
+        // With bytes unread, this is a reset.
+        drop(stream);
+    }
+    let clients: Vec<_> = (0..4u32)
+        .map(|client| {
+            let mut stream = front.connect();
+            thread::spawn(move || {
+                for number in 0..200u32 {
+                    let body = [client.to_be_bytes(), number.to_be_bytes()].concat();
+                    let answered = ask(&mut stream, &body);
+                    let (pid, echo) = split(&answered);
+                    assert_eq!(echo, body, "its own answer");
+                    if number % 20 == 7 {
+                        kill(pid, Signal::KILL);
+                    }
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.join().expect("every question is answered");
+    }
+    front.until("another one is started");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((undone, left), (0, 0), "{errors}");
+    assert_eq!(received, done, "{errors}");
+    assert!(received >= 820);
+}
+
+#[test]
+fn who_kills_workers_is_found_among_others() {
+    let front =
+        Front::start(&format!("{} 16", example("mux_worker")), &["--workers", "2", "--undone", "keep"]);
+    let mut stream = front.connect();
+    let mut ask = |deadly: Option<usize>| {
+        let body = |number| if Some(number) == deadly { "die".to_owned() } else { number.to_string() };
+        let asked: Vec<u8> = (0..300).flat_map(|number| message(body(number).as_bytes())).collect();
+        stream.write_all(&asked).expect("it is open");
+        let mut answered = BTreeSet::new();
+        for _ in 0..300 - usize::from(deadly.is_some()) {
+            let answer = answer(&mut stream).expect("an answer");
+            answered.insert(String::from_utf8_lossy(split(&answer).1).into_owned());
+        }
+        assert_eq!(answered, (0..300).filter(|number| Some(*number) != deadly).map(body).collect());
+    };
+    // The first are alone, until it is known how short they are.
+    (0..10).for_each(|_| ask(None));
+    [0, 7, 150, 299].into_iter().for_each(|number| ask(Some(number)));
+    ask(None);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(counted(&errors), (15 * 300, 15 * 300 - 4, 4, 0), "{errors}");
+}
+
+/// Connections, opened and reset at random by four threads at once while their workers are killed.
+#[test]
+fn nothing_is_lost_among_thousands_of_connections() {
+    const CONNECTIONS: usize = 500;
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to there it may");
+    if limit.maximum.is_some_and(|most| most < 5000) {
+        return eprintln!("skipped: fewer than 5000 files may be open");
+    }
+    let worker = format!("{} 16", example("mux_worker"));
+    let front = Front::start(&worker, &["--workers", "3", "--redeliver", "200"]);
+    let client = &|client: u64| {
+        // xorshift64* (Vigna 2016).
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(client + 1);
+        let mut random = move |below: u64| {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % below
+        };
+        let body = |number: usize, at: u8| [&client.to_be_bytes()[..], &number.to_be_bytes(), &[at]].concat();
+        let mut answered = 0;
+        let mut streams: Vec<_> = (0..CONNECTIONS)
+            .map(|number| {
+                let mut stream = front.connect();
+                let asked: Vec<u8> = (0..3).flat_map(|at| message(&body(number, at))).collect();
+                stream.write_all(&asked).expect("it is open");
+                (number, stream)
+            })
+            .collect();
+        while !streams.is_empty() {
+            let (number, mut stream) = streams.swap_remove(random(streams.len() as u64) as usize);
+            if random(3) == 0 {
+                // Inside a message; with answers unread, this is a reset.
+                stream.write_all(&message(&[0; 100])[..50]).expect("it is open");
+                continue;
+            }
+            let mut bodies = BTreeSet::new();
+            for _ in 0..3 {
+                let answer = answer(&mut stream).expect("an answer");
+                let (pid, echo) = split(&answer);
+                bodies.insert(echo.to_vec());
+                if random(100) == 0 {
+                    kill(pid, Signal::KILL);
+                }
+            }
+            assert_eq!(bodies, (0..3).map(|at| body(number, at)).collect(), "its own, each once");
+            answered += 3;
+        }
+        answered
+    };
+    let answered: u64 = thread::scope(|scope| {
+        let clients: Vec<_> = (0..4).map(|number| scope.spawn(move || client(number))).collect();
+        clients.into_iter().map(|client| client.join().expect("every question is answered")).sum()
+    });
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((undone, left), (0, 0), "{errors}");
+    assert_eq!(received, done, "{errors}");
+    assert!(received >= answered && errors.contains("another one is started"), "{answered}: {errors}");
+}
+
+#[test]
+fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
+    let front = Front::start(&example("mux_worker"), &["--workers", "2", "--redeliver", "0"]);
+    let mut stream = front.connect();
+    let body = |number: u32| if number == 0 { b"die".to_vec() } else { number.to_be_bytes().to_vec() };
+    // They arrive in one piece.
+    stream.write_all(&(0..300).flat_map(|number| message(&body(number))).collect::<Vec<_>>()).expect("open");
+    let mut answered = BTreeSet::new();
+    while let Ok(answer) = answer(&mut stream) {
+        answered.insert(split(&answer).1.to_vec());
+    }
+    assert_eq!(answered, (1..300).map(body).collect());
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(counted(&errors), (300, 299, 1, 0), "{errors}");
+}
+
+#[test]
+fn a_stuck_worker_is_killed_when_there_is_a_limit() {
+    let front =
+        Front::start(&example("mux_worker"), &["--workers", "1", "--timeout", "10", "--redeliver", "0"]);
+    let mut stream = front.connect();
+    stream.write_all(&message(b"stop")).expect("open");
+    assert_eq!(stream.read(&mut [0; 16]).expect("an end"), 0, "the connection ends");
+    assert_eq!(split(&ask(&mut front.connect(), b"next")).1, b"next");
+    let (_, errors) = front.finish();
+    assert!(errors.contains("killed: it had a message for too long"), "{errors}");
+}
+
+#[test]
+fn hangup_replaces_the_workers_one_by_one() {
+    let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let pids = |front: &Front| -> BTreeSet<u32> {
+        // So that both answer: each waits until both have begun.
+        let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let body = message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes());
+        let mut streams = [front.connect(), front.connect()];
+        let both = streams.each_mut().map(|stream| {
+            stream.write_all(&body).expect("open");
+            gate.accept().expect("a worker")
+        });
+        drop(both);
+        streams.iter_mut().map(|stream| split(&answer(stream).expect("an answer")).0).collect()
+    };
+    let before = pids(&front);
+    assert_eq!(before.len(), 2);
+    // Somebody keeps asking meanwhile, and is always answered.
+    let mut stream = front.connect();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let asks = thread::spawn(move || {
+        let mut count = 0u64;
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+            ask(&mut stream, b"meanwhile");
+            count += 1;
+        }
+        count
+    });
+    front.signal(Signal::HUP);
+    front.until("all workers were replaced");
+    stop.send(()).expect("it asks");
+    assert!(asks.join().expect("every question is answered") > 0);
+    let after = pids(&front);
+    assert!(before.is_disjoint(&after), "{before:?} {after:?}");
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains(" 0 workers started again"), "{errors}");
+}
+
+#[test]
+fn connections_leave_workers_the_descriptors_that_they_need() {
+    let mut front = Front::limited("ulimit -n 64", &example("mux_worker"), &["--workers", "1"]);
+    let mut stream = front.connect();
+    let mut pid = split(&ask(&mut stream, b"who")).0;
+    // More than there is room for: the last of them wait.
+    let clients: Vec<_> = (0..80).map(|_| front.connect()).collect();
+    let line = front.until("cannot accept until a connection ends");
+    assert!(line.contains("LimitNOFILE="), "{line}");
+    for _ in 0..3 {
+        kill(pid, Signal::KILL);
+        let before = std::mem::replace(&mut pid, split(&ask(&mut stream, b"who")).0);
+        assert_ne!(pid, before, "another one was started");
+    }
+    drop(clients);
+    let (code, errors) = front.finish();
+    assert_eq!(code, Some(0), "{errors}");
+}
