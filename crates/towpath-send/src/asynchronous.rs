@@ -104,7 +104,9 @@ impl AsyncSender {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn drain(&mut self) -> Result<(), SendError> {
-        self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await
+        self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await?;
+        // As `Sender::drain`.
+        self.pump.backend.lost().map_or(Ok(()), |error| Err(SendError::Gone(error)))
     }
 
     /// A buffer that the kernel is done with, with [`Options::keep_done`]. Never waits.

@@ -151,6 +151,11 @@ impl Socket {
         }
     }
 
+    /// Why a stream broke, when it did and nobody was told: what it had not acknowledged then is completed all the same.
+    pub(crate) fn lost(&self) -> Option<io::Error> {
+        if self.stream { self.error() } else { None }
+    }
+
     pub(crate) fn shutdown(&self) -> io::Result<()> {
         // A datagram socket has no end to announce.
         if !self.stream {
@@ -244,6 +249,8 @@ pub struct Sender {
     batch: usize,
     stall: Option<Duration>,
     moderation: Moderation,
+    /// Somebody was told that the connection is gone.
+    gone: bool,
 }
 
 /// How a connection ended.
@@ -276,6 +283,7 @@ impl Sender {
             batch: options.batch,
             stall: options.stall,
             moderation: Moderation::new(),
+            gone: false,
         })
     }
 
@@ -344,7 +352,12 @@ impl Sender {
     /// As [`send`](Self::send).
     pub fn drain(&mut self, patience: Duration) -> Result<bool, SendError> {
         let deadline = Instant::now() + patience;
-        self.drive(|sender| sender.is_idle(), Some(deadline))
+        let idle = self.drive(|sender| sender.is_idle(), Some(deadline))?;
+        // What a reset threw away is completed like what was acknowledged.
+        match self.pump.backend.lost().filter(|_| idle) {
+            Some(error) => self.noted(Err(SendError::Gone(error))),
+            None => Ok(idle),
+        }
     }
 
     /// Ends the connection: sends what is queued, announces the end (shutdown), waits for the completions, closes. After
@@ -357,7 +370,9 @@ impl Sender {
         let flushed = self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline)).unwrap_or(false);
         let finished = flushed
             && self.pump.backend.shutdown().is_ok()
-            && self.drive(|sender| sender.is_idle(), Some(deadline)).unwrap_or(false);
+            && self.drive(|sender| sender.is_idle(), Some(deadline)).unwrap_or(false)
+            && !self.gone
+            && self.pump.backend.lost().is_none();
         if !finished {
             self.pump.backend.reset();
             let soon = Instant::now() + AFTER_RESET;
@@ -419,7 +434,13 @@ impl Sender {
 
     fn try_turn(&mut self) -> Result<(), SendError> {
         let now = self.clock.glance();
-        self.pump.try_turn(now)
+        let turned = self.pump.try_turn(now);
+        self.noted(turned)
+    }
+
+    fn noted<T>(&mut self, result: Result<T, SendError>) -> Result<T, SendError> {
+        self.gone |= matches!(result, Err(SendError::Gone(_)));
+        result
     }
 
     fn is_idle(&self) -> bool {
@@ -428,6 +449,15 @@ impl Sender {
 
     /// Works and waits until `until`; whether that came before `deadline`.
     fn drive(&mut self, until: impl Fn(&Self) -> bool, deadline: Option<Instant>) -> Result<bool, SendError> {
+        let driven = self.try_drive(until, deadline);
+        self.noted(driven)
+    }
+
+    fn try_drive(
+        &mut self,
+        until: impl Fn(&Self) -> bool,
+        deadline: Option<Instant>,
+    ) -> Result<bool, SendError> {
         let (mut moved, mut turn, mut again) = (None, Turn::Flushed, true);
         loop {
             if again {

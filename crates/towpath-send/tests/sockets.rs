@@ -313,6 +313,35 @@ fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
 }
 
 #[test]
+fn what_a_reset_threw_away_was_not_sent() {
+    for choice in [Choice::Zerocopy, Choice::Plain] {
+        for told in [false, true] {
+            let (stream, peer) = v4();
+            let mut sender = Sender::new(stream, Options { choice, keep_done: true, ..zerocopy() }).unwrap();
+            sender.queue(1, vec![7; 256 << 10]).unwrap();
+            // All of it is the kernel's, and nobody has read it.
+            sender.flush().unwrap();
+            sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+            drop(peer);
+            while !polled(&sender).contains(PollFlags::HUP) {}
+            if told {
+                let error = sender.drain(PATIENCE).expect_err("it was reset");
+                assert!(matches!(error, SendError::Gone(_)), "{error}");
+            }
+            let closed = sender.close(PATIENCE).unwrap();
+            assert!(!closed.finished, "{choice:?}, told: {told}");
+            all_are_somewhere(&closed, 1);
+        }
+    }
+}
+
+fn polled(sender: &Sender) -> PollFlags {
+    let mut fds = [PollFd::new(sender, PollFlags::empty())];
+    poll(&mut fds, None).unwrap();
+    fds[0].revents()
+}
+
+#[test]
 fn a_peer_that_stops_reading_costs_its_own_frames_only() {
     for choice in [Choice::Zerocopy, Choice::Plain] {
         let (stream, peer) = v4();
