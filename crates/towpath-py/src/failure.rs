@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
 use rustix::io::Errno;
 use towpath_mux::io::Error;
 use towpath_ring::{AttachError, Full, RecvError};
+use towpath_send::SendError;
 
 /// OSError chooses its subclass by the number: PermissionError for EPERM.
 pub(crate) fn with_errno(errno: i32, text: String) -> PyErr {
@@ -37,6 +38,34 @@ pub(crate) fn full(why: Full) -> PyErr {
 
 pub(crate) fn mux(error: &Error) -> PyErr {
     with_errno(error.errno(), error.to_string())
+}
+
+pub(crate) fn send(error: &SendError) -> PyErr {
+    let (errno, text) = match error {
+        SendError::NotSupported { why } => (
+            Errno::OPNOTSUPP,
+            format!(
+                r#"zero copy was asked for, and this socket does not do it ({why}): choice="adaptive" sends plain instead"#
+            ),
+        ),
+        SendError::TooLong { .. } => (Errno::MSGSIZE, error.to_string()),
+        SendError::Stalled(_) => (Errno::TIMEDOUT, error.to_string()),
+        SendError::NotASocket(source)
+        | SendError::Segmentation(source)
+        | SendError::Gone(source)
+        | SendError::Queue(source)
+        | SendError::Io(source) => {
+            let of_kind = match source.kind() {
+                ErrorKind::ConnectionReset => Errno::CONNRESET,
+                ErrorKind::Unsupported => Errno::OPNOTSUPP,
+                _ => Errno::IO,
+            };
+            let errno = source.raw_os_error().map_or(of_kind, Errno::from_raw_os_error);
+            (errno, error.to_string())
+        }
+        _ => (Errno::IO, error.to_string()),
+    };
+    with_errno(errno.raw_os_error(), text)
 }
 
 /// What the system, or a mux that ends, does not let happen.

@@ -1,21 +1,23 @@
 //! Towpath for Python: the module `towpath`. Its documentation is in the docstrings and in `docs/python.md`; its types are in
 //! `towpath.pyi`.
 //!
-//! What: each class has one of `towpath-ring`'s clients, or a handle of `towpath-mux`'s. Whatever may wait does so without the
+//! What: each class has one of `towpath-ring`'s clients, a handle of `towpath-mux`'s, or a sender of `towpath-send`'s. Whatever may wait does so without the
 //! interpreter's lock, and looks for signals when one came, or ten times a second where none ends the wait, so that ^C works. What arrives
-//! is copied into `bytes` once; what is sent is read where Python has it, if that is `bytes`. An object is used by one thread at a time:
+//! is copied into `bytes` once; what is sent is read where Python has it, if that is `bytes`, and always by a sender (`loan.rs`). An object is used by one thread at a time:
 //! another gets a RuntimeError.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod data;
 mod descriptor;
 mod failure;
 mod inspector;
+mod loan;
 mod mux;
+mod sender;
 mod wait;
 mod worker;
 
-/// Inspectors, workers and multiplexors of Towpath, a network data plane in user space.
+/// Inspectors, workers, multiplexors and senders of Towpath, a network data plane in user space.
 ///
 /// What fails raises OSError with the number of errno(3) (PermissionError, FileNotFoundError, TimeoutError and so on), what is used
 /// when it is closed or decided ValueError.
@@ -25,6 +27,8 @@ mod towpath {
     use crate::inspector::{Frame, Inspector, Verdict};
     #[pymodule_export]
     use crate::mux::{Mux, Received};
+    #[pymodule_export]
+    use crate::sender::{Counters, Sender};
     #[pymodule_export]
     use crate::worker::{Connection, Message, Worker};
     use pyo3::prelude::*;

@@ -14,7 +14,7 @@ use crate::failure;
 /// A signal that came just before a wait is heard after this.
 const LOOK: Duration = Duration::from_secs(1);
 /// The same where no signal ends a wait.
-const PIECE: Duration = Duration::from_millis(100);
+pub(crate) const PIECE: Duration = Duration::from_millis(100);
 /// Nobody waits longer for an end.
 const LONGEST: Duration = Duration::from_hours(24);
 
@@ -123,10 +123,30 @@ pub(crate) fn pieces<T>(
     }
 }
 
+/// What a sender does until it says that it has come to its end, in pieces.
+pub(crate) fn until(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    mut work: impl FnMut(Duration) -> PyResult<bool>,
+) -> PyResult<()> {
+    let end = timeout.map(end_of).transpose()?.flatten();
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let most = left.map_or(PIECE, |left| left.min(PIECE));
+        if work(most)? {
+            return Ok(());
+        }
+        if left == Some(most) {
+            return Err(failure::timed_out("not everything was sent in time"));
+        }
+        py.check_signals()?;
+    }
+}
+
 /// How long an end is waited for.
 pub(crate) fn patience(seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err("patience is not negative"));
+        return Err(PyValueError::new_err("how long to wait is not negative"));
     }
     Ok(Duration::try_from_secs_f64(seconds).map_or(LONGEST, |patience| patience.min(LONGEST)))
 }

@@ -1,7 +1,9 @@
 """The module towpath. tests/python.rs runs this with the module in PYTHONPATH and the command line in TOWPATH."""
 
+import array
 import ast
 import errno
+import gc
 import json
 import os
 import pathlib
@@ -16,7 +18,7 @@ import threading
 import unittest
 
 import towpath
-from towpath import Inspector, Mux, Verdict, Worker
+from towpath import Inspector, Mux, Sender, Verdict, Worker
 
 HERE = pathlib.Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -192,11 +194,44 @@ def checked(worker):
         refuses(ValueError, "the worker is closed", use)
 
 
+def pinned():
+    """In a network of its own, whose packets are held up: a reset does not call back those that are on their way."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    slow = "tc qdisc add dev lo root tbf rate 100bit burst 66000 limit 100mb".split()
+    if subprocess.run(slow, stdout=subprocess.DEVNULL).returncode != 0:
+        print("no tbf: what stays pinned behind a reset is not tried")
+    else:
+        pinned_by(ours, peer)
+    ours.close()
+    peer.close()
+
+
+def pinned_by(ours, peer):
+    with Sender(ours, choice="zerocopy") as sender:
+        data, unsent = bytearray(1 << 20), bytearray(b"unsent")
+        sender.queue(data, "data")
+        sender.queue(unsent, "unsent")
+        assert not sender.close(0)
+        assert (sender.pinned, sender.reclaim()) == (["data"], ["unsent"])
+        unsent.append(0)
+        refuses(BufferError, "", data.append, 0)
+    del sender
+    gc.collect()
+    ours, peer = socket.socketpair()
+    with ours, peer, Sender(ours):
+        refuses(BufferError, "", data.append, 0)
+
+
 def parts(name):
     """What this file does as an inspector or worker: `test_towpath.py NAME`."""
     inspectors = {"one_by_one": one_by_one, "many": many, "held": held, "capitals": capitals, "loop": loop}
     workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked}
-    if name in inspectors:
+    if name == "pinned":
+        pinned()
+    elif name in inspectors:
         with Inspector(name="test", gaps=False) as queue:
             inspectors[name](queue)
     else:
@@ -546,6 +581,440 @@ class Multiplexor(unittest.TestCase):
                 self.assertEqual(server.wait(), 0)
             finally:
                 server.kill()
+
+
+class Lending(unittest.TestCase):
+    """Senders, over loopback."""
+
+    def pair(self, **options):
+        """A sender, and the socket of its peer."""
+        ours, peer = self.sockets()
+        with ours:
+            sender = Sender(ours, **options)
+        # What a test leaves open is reset.
+        self.addCleanup(sender.close, 0)
+        return sender, peer
+
+    def sockets(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            # Less than `stuff` queues, however long anybody takes.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
+            ours = socket.socket()
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 300_000)
+            ours.connect(server.getsockname())
+            peer, _ = server.accept()
+        peer.settimeout(30)
+        self.addCleanup(peer.close)
+        return ours, peer
+
+    def reset(self, sender, peer):
+        """The peer resets, and that has come."""
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        end = select.poll()
+        end.register(sender, 0)
+        while not any(event & select.POLLHUP for _, event in end.poll()):
+            pass
+
+    def stuff(self, sender):
+        """Queues more than there is room for when the peer reads nothing; what was lent."""
+        lent = [bytearray(1 << 20) for _ in range(8)]
+        for data in lent:
+            sender.queue(data)
+        return lent
+
+    def ring_when_it_works(self, sender):
+        """Sends SIGALRM when another thread, this one, is in a call on the sender."""
+
+        def ring():
+            try:
+                while True:
+                    sender.fileno()
+            except RuntimeError:
+                os.kill(os.getpid(), signal.SIGALRM)
+
+        thread = threading.Thread(target=ring)
+        thread.start()
+        self.addCleanup(thread.join)
+
+    def read_all(self, peer):
+        """Reads in a thread; what it gives when it is joined."""
+        read = bytearray()
+
+        def run():
+            while part := peer.recv(1 << 18):
+                read.extend(part)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def join():
+            thread.join()
+            return bytes(read)
+
+        return join
+
+    def resizes(self, *buffers):
+        for buffer in buffers:
+            buffer.append(0)
+            buffer.pop()
+
+    def test_every_byte_comes(self):
+        for choice in ("adaptive", "zerocopy", "plain"):
+            with self.subTest(choice):
+                sender, peer = self.pair(choice=choice, max_buffers=16, tamper_check=True)
+                join = self.read_all(peer)
+                sent, lent, back = [], 0, 0
+                with sender:
+                    for number, size in enumerate([1, 0, 100, 70_000, 1_000_000, 16_384, 5] * 20):
+                        data = bytearray(number.to_bytes(2, "big") * (size // 2 + 1))[:size]
+                        sent.append(bytes(data))
+                        while lent - back == 16:
+                            came = sender.reclaim()
+                            back += len(came)
+                            if not came:
+                                sender.drain(30)
+                            self.resizes(*came)
+                        sender.queue(data)
+                        lent += 1
+                    sender.drain(30)
+                    back += len(sender.reclaim())
+                    self.assertEqual((back, sender.reclaim()), (lent, []))
+                self.assertEqual(join(), b"".join(sent))
+                counted = sender.counters
+                self.assertEqual(counted.zerocopy_bytes + counted.plain_bytes, sum(map(len, sent)))
+                self.assertEqual((counted.calls, counted.tampered), (counted.completed, 0))
+                self.assertEqual(counted.calls > 0, choice == "zerocopy" or counted.zerocopy_bytes > 0)
+                self.assertIn(f"plain_bytes={counted.plain_bytes}", repr(counted))
+                self.assertEqual((counted, sender.pinned), (sender.counters, []))
+
+    def test_anything_with_bytes(self):
+        sender, peer = self.pair()
+        numbers, wide = array.array("d", [1.5, 2.5]), memoryview(bytes(range(12))).cast("B", (3, 4))
+        things = [b"bytes", bytearray(b"array"), memoryview(b"a view")[2:], numbers, wide, memoryview(b""), bytearray()]
+        for thing in things:
+            sender.queue(thing)
+        sender.queue(b"!", "its id")
+        sender.queue(b"?", 0)
+        join = self.read_all(peer)
+        self.assertTrue(sender.close(30))
+        self.assertEqual(join(), b"".join(bytes(thing) for thing in things) + b"!?")
+        back = sender.reclaim()
+        self.assertEqual([id(one) for one in back[: len(things)]], [id(one) for one in things])
+        self.assertEqual(back[len(things) :], ["its id", 0])
+        self.assertEqual(sender.reclaim(), [])
+
+    def test_what_is_lent_cannot_be_resized(self):
+        sender, peer = self.pair()
+        small, large = bytearray(b"x" * 100), bytearray(b"y" * 1_000_000)
+        view = memoryview(bytearray(b"z" * 10))
+        for data in (small, large, view):
+            sender.queue(data)
+        for data in (small, large):
+            self.assertRaises(BufferError, data.append, 0)
+        join = self.read_all(peer)
+        sender.drain(30)
+        # They have come back when they are given back.
+        for data in (small, large):
+            self.assertRaises(BufferError, data.append, 0)
+        self.assertEqual(sender.reclaim(), [small, large, view])
+        self.resizes(small, large)
+        view.release()
+
+        # So they have by a close.
+        sender.queue(small)
+        self.assertRaises(BufferError, small.append, 0)
+        self.assertTrue(sender.close(30))
+        self.resizes(small)
+        self.assertIs(sender.reclaim()[0], small)
+        self.assertEqual(join(), b"x" * 100 + b"y" * 1_000_000 + b"z" * 10 + b"x" * 100)
+
+    def test_full(self):
+        sender, peer = self.pair(max_buffers=2)
+        first, second, third = bytearray(b"1"), bytearray(b"2"), bytearray(b"3")
+        sender.queue(first)
+        sender.queue(second)
+        with self.assertRaisesRegex(BlockingIOError, "reclaim"):
+            sender.queue(third)
+        self.resizes(third)
+        sender.drain(30)
+        self.assertRaises(BlockingIOError, sender.queue, third)
+        self.assertEqual(len(sender.reclaim()), 2)
+        sender.queue(third)
+        self.assertTrue(sender.close(30))
+        self.assertEqual(peer.makefile("rb").read(), b"123")
+
+    def test_a_peer_that_resets(self):
+        for choice in ("zerocopy", "plain"):
+            with self.subTest(choice):
+                sender, peer = self.pair(choice=choice)
+                lent = self.stuff(sender)
+                self.reset(sender, peer)
+                for _ in range(2):
+                    with self.assertRaises((ConnectionResetError, BrokenPipeError)):
+                        sender.drain(30)
+                more = bytearray(1 << 20)
+                self.assertRaises((ConnectionResetError, BrokenPipeError), sender.queue, more)
+                self.assertRaises(BufferError, more.append, 0)
+                lent.append(more)
+                back = sender.reclaim()
+                self.assertFalse(sender.close(30))
+                back += sender.reclaim()
+                self.accounted(sender, lent, back)
+
+    def test_what_a_reset_threw_away_was_not_sent(self):
+        for choice in ("zerocopy", "plain"):
+            with self.subTest(choice):
+                sender, peer = self.pair(choice=choice)
+                data = bytearray(100_000)
+                sender.queue(data)
+                sender.flush(30)
+                # All of it is the kernel's, and nobody has read it.
+                self.reset(sender, peer)
+                self.assertFalse(sender.close(30))
+                self.accounted(sender, [data], sender.reclaim())
+
+    def test_a_peer_that_does_not_read(self):
+        for choice in ("zerocopy", "plain"):
+            with self.subTest(choice):
+                sender, peer = self.pair(choice=choice)
+                lent = self.stuff(sender)
+                self.assertRaises(TimeoutError, sender.drain, 0)
+                self.assertRaises(TimeoutError, sender.drain, 0.15)
+                self.assertFalse(sender.close(0.15))
+                self.accounted(sender, lent, sender.reclaim())
+                self.assertFalse(sender.close())
+
+    def accounted(self, sender, lent, back):
+        """Each buffer is back, or it is pinned and cannot be resized."""
+        pinned = sender.pinned
+        self.assertEqual(sorted(map(id, lent)), sorted(map(id, back + pinned)))
+        self.assertEqual((sender.reclaim(), len(sender.pinned)), ([], len(pinned)))
+        self.resizes(*back)
+        for data in pinned:
+            self.assertRaises(BufferError, data.append, 0)
+
+    def test_a_peer_that_stalls(self):
+        sender, peer = self.pair(stall=0.05)
+        self.stuff(sender)
+        with self.assertRaisesRegex(TimeoutError, "stopped reading"):
+            sender.flush()
+        # It may go on.
+        join = self.read_all(peer)
+        self.assertTrue(sender.close(30))
+        self.assertEqual(len(join()), sender.counters.zerocopy_bytes + sender.counters.plain_bytes)
+
+    def test_dropped_unclosed(self):
+        ours, peer = self.sockets()
+        with ours:
+            sender = Sender(ours, choice="zerocopy")
+            lent = self.stuff(sender)
+            lent.append(bytearray(b"behind them"))
+            sender.queue(lent[-1])
+            pinned = sender.counters.calls > sender.counters.completed
+            del sender
+            # What the kernel has not seen is free; nobody will be told when it is done with the rest.
+            self.resizes(lent[-1])
+            if pinned:
+                self.assertRaises(BufferError, lent[0].append, 0)
+
+    def test_what_the_kernel_may_still_read_stays_lent(self):
+        if os.geteuid() != 0:
+            print("not root: what stays pinned behind a reset is not tried")
+            return
+        inside = ["unshare", "--net", sys.executable, "-B", "-X", "dev", __file__, "pinned"]
+        run = subprocess.run(inside, capture_output=True, text=True)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        print(run.stdout, end="")
+
+    def test_with_tells_the_truth(self):
+        sender, peer = self.pair()
+        with self.assertRaises((ConnectionResetError, BrokenPipeError)):
+            with sender:
+                sender.queue(b"x" * 100_000)
+                sender.flush(30)
+                self.reset(sender, peer)
+        # What the body raises goes first, and what close has said is known.
+        sender, peer = self.pair()
+        with self.assertRaises(ZeroDivisionError):
+            with sender:
+                sender.queue(b"x" * 100_000)
+                sender.flush(30)
+                self.reset(sender, peer)
+                1 // 0
+        sender, peer = self.pair()
+        with sender:
+            self.reset(sender, peer)
+            self.assertFalse(sender.close())
+        with sender:
+            pass
+
+    def test_interrupted(self):
+        class Rang(Exception):
+            pass
+
+        def ring(number, frame):
+            raise Rang
+
+        before = signal.signal(signal.SIGALRM, ring)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        sender, peer = self.pair()
+        lent = self.stuff(sender)
+        for wait in (sender.flush, sender.drain, lambda: sender.close(3600)):
+            self.ring_when_it_works(sender)
+            self.assertRaises(Rang, wait)
+        # It is as it was.
+        join = self.read_all(peer)
+        sender.drain(30)
+        self.assertEqual(len(sender.reclaim()), len(lent))
+        self.assertTrue(sender.close(30))
+        self.assertEqual(len(join()), len(lent) << 20)
+
+        # Who interrupts the end of a with does not wait for it again.
+        sender, peer = self.pair()
+        with self.assertRaises(Rang), sender:
+            self.stuff(sender)
+            self.ring_when_it_works(sender)
+        self.assertRaisesRegex(ValueError, "the sender is closed", sender.flush)
+
+    def test_closed_by_a_handler(self):
+        sender, peer = self.pair()
+        self.stuff(sender)
+        before = signal.signal(signal.SIGALRM, lambda number, frame: sender.close(0))
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        self.ring_when_it_works(sender)
+        self.assertRaisesRegex(ValueError, "the sender is closed", sender.drain)
+
+    def test_others_run_while_it_waits(self):
+        sender, peer = self.pair()
+        lent = self.stuff(sender)
+        draining = threading.Thread(target=sender.drain)
+        draining.start()
+        # Until it waits, and between two waits, it may be used.
+        refused = False
+        while not refused:
+            try:
+                sender.reclaim()
+            except RuntimeError:
+                refused = True
+        join = self.read_all(peer)
+        draining.join()
+        self.assertTrue(sender.close(30))
+        self.assertEqual(len(join()), len(lent) << 20)
+
+    def test_a_child_leaves_it_alone(self):
+        sender, peer = self.pair()
+        data = bytearray(b"parent")
+        sender.queue(data)
+        child = os.fork()
+        if child == 0:
+            # Whatever happens, the tests do not go on here.
+            try:
+                for use in (sender.flush, sender.drain, sender.reclaim, lambda: sender.queue(b"child")):
+                    refuses(ValueError, "another process", use)
+                with sender:
+                    pass
+                assert not sender.close()
+                self.resizes(data)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        sender.queue(b" only")
+        self.assertTrue(sender.close(30))
+        self.assertEqual(peer.makefile("rb").read(), b"parent only")
+
+    def test_event_loop(self):
+        sender, peer = self.pair(choice="zerocopy")
+        lent = self.stuff(sender)
+        events, read, back = select.poll(), 0, []
+        events.register(sender, select.POLLOUT)
+        events.register(peer, select.POLLIN)
+        while len(back) < len(lent):
+            for fd, event in events.poll():
+                if fd == peer.fileno():
+                    read += len(peer.recv(1 << 18))
+                    continue
+                try:
+                    sender.flush(0)
+                    events.modify(sender, 0)
+                except TimeoutError:
+                    pass
+                back += sender.reclaim()
+        join = self.read_all(peer)
+        self.assertTrue(sender.close(30))
+        self.assertEqual(read + len(join()), len(lent) << 20)
+
+    def test_datagrams(self):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ours:
+            peer.settimeout(30)
+            peer.bind(("127.0.0.1", 0))
+            ours.connect(peer.getsockname())
+            with Sender(ours.fileno(), segment=1000, choice="zerocopy") as sender:
+                sender.queue(b"a" * 1000 + b"b" * 1000 + b"c" * 5)
+                sender.flush(30)
+                self.assertEqual([peer.recv(2000) for _ in range(3)], [b"a" * 1000, b"b" * 1000, b"c" * 5])
+                with self.assertRaises(OSError) as long:
+                    sender.queue(bytes(100_000))
+                    sender.flush(30)
+                self.assertEqual(long.exception.errno, errno.EMSGSIZE)
+                sender.queue(b"d")
+                sender.drain(30)
+                self.assertEqual(peer.recv(2000), b"d")
+                self.assertEqual(len(sender.reclaim()), 3)
+
+    def test_refusals(self):
+        ours, peer = self.sockets()
+        with ours:
+            self.assertRaisesRegex(ValueError, "adaptive", Sender, ours, choice="fast")
+            self.assertRaisesRegex(ValueError, "max_buffers", Sender, ours, max_buffers=0)
+            self.assertRaisesRegex(ValueError, "segment", Sender, ours, segment=0)
+            for wrong in (0, -1.0, float("nan")):
+                self.assertRaises(ValueError, Sender, ours, stall=wrong)
+            self.assertRaises(OverflowError, Sender, ours, max_pinned=-1)
+            self.assertRaises(TypeError, Sender, ours, "adaptive")
+            with open(os.devnull) as no_socket:
+                for wrong, number in ((-1, errno.EBADF), (no_socket, errno.ENOTSOCK)):
+                    with self.assertRaises(OSError) as bad:
+                        Sender(wrong)
+                    self.assertEqual(bad.exception.errno, number)
+            sender = Sender(ours)
+        one, other = socket.socketpair()
+        with one, other:
+            with self.assertRaisesRegex(OSError, 'choice="adaptive"') as refused:
+                Sender(one, choice="zerocopy")
+            self.assertEqual(refused.exception.errno, errno.EOPNOTSUPP)
+            with Sender(one) as plain:
+                plain.queue(b"plain")
+            self.assertEqual(other.recv(9), b"plain")
+        for wrong in ("text", 7, None):
+            self.assertRaises(TypeError, sender.queue, wrong)
+        self.assertRaisesRegex(ValueError, "side by side", sender.queue, memoryview(b"apart")[::2])
+        released = memoryview(b"x")
+        released.release()
+        self.assertRaises(ValueError, sender.queue, released)
+        for wrong in (-1.0, float("nan")):
+            for wait in (sender.flush, sender.drain, sender.close):
+                self.assertRaisesRegex(ValueError, "not negative", wait, wrong)
+        self.assertEqual(sender.reclaim(), [])
+        self.assertTrue(sender.close())
+        self.assertTrue(sender.close())
+        for use in (sender.flush, sender.drain, sender.fileno, lambda: sender.queue(b"x")):
+            self.assertRaisesRegex(ValueError, "the sender is closed", use)
+
+    def test_the_example(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = "%s:%d" % server.getsockname()
+            command = [sys.executable, "-B", EXAMPLES / "sender.py", address, towpath.__file__]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sending:
+                try:
+                    stream, _ = server.accept()
+                    with stream, stream.makefile("rb") as read:
+                        self.assertEqual(read.read(), pathlib.Path(towpath.__file__).read_bytes())
+                    self.assertIn(" plain", sending.stdout.read())
+                    self.assertEqual(sending.wait(), 0)
+                finally:
+                    sending.kill()
 
 
 class Packets(unittest.TestCase):

@@ -321,6 +321,15 @@ impl Sender {
         self.drive(|sender| sender.pump.engine.is_flushed(), None).map(|_| ())
     }
 
+    /// The same for at most `patience`. Whether the kernel took everything.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn flush_for(&mut self, patience: Duration) -> Result<bool, SendError> {
+        let deadline = Instant::now() + patience;
+        self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline))
+    }
+
     /// A buffer that the kernel is done with, for those who asked to keep them ([`Options::keep_done`]). Never blocks.
     ///
     /// # Errors

@@ -34,6 +34,8 @@ pub enum Pages {
 struct Mapping {
     base: NonNull<c_void>,
     len: usize,
+    /// Somebody else has mapped it, and keeps it.
+    foreign: bool,
 }
 
 // SAFETY: a mapping is plain memory and belongs to no thread; who may read and write it is said by `Slot` and `Region`.
@@ -44,7 +46,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len })
+        Ok(Self { base, len, foreign: false })
     }
 
     fn anonymous(len: usize, flags: MapFlags) -> io::Result<Self> {
@@ -63,6 +65,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.foreign {
+            return;
+        }
         // SAFETY: it was mapped by us, and whoever had a part of it held it by an Arc.
         let done = unsafe { munmap(self.base.as_ptr(), self.len) };
         debug_assert!(done.is_ok(), "{done:?}");
@@ -194,7 +199,7 @@ impl Drop for Slot {
     }
 }
 
-/// Memory of others, mapped for reading: what is sent from it is opaque, and may change while it is looked at.
+/// Memory of others, mapped for reading or kept for it: what is sent from it is opaque, and may change while it is looked at.
 #[derive(Clone, Debug)]
 pub struct Region(Arc<Mapping>);
 
@@ -217,12 +222,21 @@ impl Region {
         Ok(Self(Arc::new(Mapping::new(base, len)?)))
     }
 
+    /// Memory that somebody else in this process has, and lends: nothing is mapped, nor unmapped in the end.
+    ///
+    /// # Safety
+    /// The bytes are there to be read until the region and all that was made of it are dropped. Whoever has them may write them
+    /// meanwhile: no reference to them is made.
+    pub unsafe fn foreign(bytes: NonNull<[u8]>) -> Self {
+        Self(Arc::new(Mapping { base: bytes.cast(), len: bytes.len(), foreign: true }))
+    }
+
     /// Bytes that it has.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Never: a region has at least one byte.
+    /// Whether it has none; one that was mapped has some.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
@@ -257,6 +271,22 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_keep_is_read_where_it_is_and_left_there() {
+        let mut kept: Vec<u8> = (0..100).collect();
+        // SAFETY: `kept` is not touched until the region is dropped.
+        let region = unsafe { Region::foreign(NonNull::from(&mut kept[1..])) };
+        let mut copy = [0; 20];
+        region.copy_out(70, &mut copy);
+        assert_eq!(copy[..], (71..91).collect::<Vec<u8>>());
+        assert!(region.part(0, 99).is_some() && region.part(0, 100).is_none());
+        drop(region);
+        assert_eq!(kept[99], 99);
+        // SAFETY: there are no bytes.
+        let none = unsafe { Region::foreign(NonNull::from(&mut [])) };
+        assert!(none.is_empty() && none.part(0, 0).is_some());
+    }
 
     #[test]
     fn an_area_ends_with_the_last_that_has_a_part_of_it() {
