@@ -310,6 +310,56 @@ struct towpath_mux_message {
  * framing: a preset or description (docs/framing.md). -EINVAL: the framing, and where it is wrong; -EPROTONOSUPPORT: the type. */
 int towpath_mux_socket(int type, const char *framing, uint32_t flags, towpath_mux **mux);
 
+/* What a mux holds at most, and for how long (docs/mux.md, "Bounds"). Zeros are the defaults. */
+struct towpath_mux_options {
+    uint64_t message_max;      /* bytes of a message, above which its connection ends; 16 MiB */
+    uint64_t head_max;         /* bytes of one before its length is known, for framings that do not bound that; 64 KiB */
+    uint64_t connection_bytes; /* bytes of a connection's messages that are not done, from which on it is not read; 1 MiB */
+    uint64_t send_bytes;       /* bytes that its peer has not taken, from which on it is not read; 256 KiB */
+    uint64_t send_most;        /* and above which it ends; 16 MiB, or two of message_max if that is set and they are more */
+    uint64_t mux_bytes;        /* bytes of everything, from which on nothing is read; 256 MiB */
+    uint32_t head_time;        /* milliseconds from a message's first byte until its length is known, of a line its end; for ever */
+    uint32_t body_time;        /* and then until its last byte, from the first on, besides what rate gives; for ever */
+    uint32_t rate;             /* bytes per second: a long message has length / rate beyond body_time; nothing */
+    uint32_t idle;             /* milliseconds that a connection may be without traffic and work; for ever */
+    uint32_t send_time;        /* milliseconds that a peer may take nothing of what is sent; 60 s, UINT32_MAX: for ever */
+    uint32_t reserved;         /* 0 */
+};
+
+/* What a mux counted, over all its handles; received = done + undone + queued + in_hand. */
+struct towpath_mux_counters {
+    uint64_t connections;    /* attached now */
+    uint64_t attached;       /* and ever */
+    uint64_t ended;          /* of these, ended, however; the errors are below */
+    uint64_t received;       /* whole messages that arrived */
+    uint64_t received_bytes; /* their bytes */
+    uint64_t done;           /* messages that were read and are done */
+    uint64_t undone;         /* that were given up */
+    uint64_t queued;         /* that no handle has begun to read */
+    uint64_t in_hand;        /* that handles have, and that are not done */
+    uint64_t sent;           /* messages that were sent, all of them */
+    uint64_t sent_bytes;     /* bytes that were sent */
+    uint64_t unsent;         /* messages that were not, or not all of them, because their connection ended */
+    uint64_t bytes;          /* bytes that the mux holds */
+    uint64_t resets;         /* connections that were reset, or where a read or write failed */
+    uint64_t inside;         /* that their peers closed inside a message */
+    uint64_t malformed;      /* whose bytes are no message */
+    uint64_t too_long;       /* with a message above message_max */
+    uint64_t late;           /* with a message that was not known or whole in time: head_time, body_time */
+    uint64_t idle;           /* that were idle for too long */
+    uint64_t send_timeouts;  /* whose peers took nothing for send_time */
+    uint64_t send_full;      /* for which there was more than send_most */
+    uint64_t mux_full;       /* that held most when mux_bytes was not enough */
+    uint64_t drain_timeouts; /* that were not drained in time */
+};
+
+/* As towpath_mux_socket, with bounds of its own; options may be NULL. */
+int towpath_mux_socket_with(int type, const char *framing, uint32_t flags, const struct towpath_mux_options *options,
+                            towpath_mux **mux);
+
+/* What was counted. */
+int towpath_mux_counters(const towpath_mux *mux, struct towpath_mux_counters *counters);
+
 /* Another handle of the same mux and type. -ENOTCONN: it drains. */
 int towpath_mux_clone(const towpath_mux *mux, towpath_mux **clone);
 

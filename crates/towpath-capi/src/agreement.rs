@@ -95,6 +95,49 @@ fn numbers() -> Vec<(String, u64)> {
         tampered
     );
     layout!(
+        "towpath_mux_options",
+        mux::Options,
+        message_max,
+        head_max,
+        connection_bytes,
+        send_bytes,
+        send_most,
+        mux_bytes,
+        head_time,
+        body_time,
+        rate,
+        idle,
+        send_time,
+        reserved
+    );
+    layout!(
+        "towpath_mux_counters",
+        mux::Counters,
+        connections,
+        attached,
+        ended,
+        received,
+        received_bytes,
+        done,
+        undone,
+        queued,
+        in_hand,
+        sent,
+        sent_bytes,
+        unsent,
+        bytes,
+        resets,
+        inside,
+        malformed,
+        too_long,
+        late,
+        idle,
+        send_timeouts,
+        send_full,
+        mux_full,
+        drain_timeouts
+    );
+    layout!(
         "towpath_mux_message",
         mux::Received,
         length,

@@ -6,9 +6,10 @@ use std::os::fd::IntoRawFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Config, psock};
+use towpath_mux::mux::{Bound, Config, Show, psock};
 
 use crate::failure::{Failure, guard};
 use crate::foreign::{Bytes, Room, Text, duplicate};
@@ -46,6 +47,88 @@ pub struct Received {
     pub reserved: u32,
 }
 
+/// `struct towpath_mux_options`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Options {
+    /// Bytes of a message.
+    pub message_max: u64,
+    /// Bytes of one before its length is known.
+    pub head_max: u64,
+    /// Bytes of a connection's messages.
+    pub connection_bytes: u64,
+    /// Bytes of its answers from which on it is not read.
+    pub send_bytes: u64,
+    /// And above which it ends.
+    pub send_most: u64,
+    /// Bytes of everything.
+    pub mux_bytes: u64,
+    /// Milliseconds from a message's first byte until its length is known.
+    pub head_time: u32,
+    /// And until its last.
+    pub body_time: u32,
+    /// Bytes per second that give more time.
+    pub rate: u32,
+    /// Milliseconds without traffic.
+    pub idle: u32,
+    /// Milliseconds that a peer may take nothing.
+    pub send_time: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// `struct towpath_mux_counters`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Counters {
+    /// Connections that are attached.
+    pub connections: u64,
+    /// Connections that were.
+    pub attached: u64,
+    /// Those that ended.
+    pub ended: u64,
+    /// Whole messages that arrived.
+    pub received: u64,
+    /// Bytes of these.
+    pub received_bytes: u64,
+    /// Messages that are done.
+    pub done: u64,
+    /// Those that were given up.
+    pub undone: u64,
+    /// Those that nobody has read.
+    pub queued: u64,
+    /// Those that handles have.
+    pub in_hand: u64,
+    /// Messages that were sent.
+    pub sent: u64,
+    /// Bytes of these.
+    pub sent_bytes: u64,
+    /// Those that were not, or not all of them.
+    pub unsent: u64,
+    /// Bytes that the mux holds.
+    pub bytes: u64,
+    /// Ends by a reset.
+    pub resets: u64,
+    /// By a close inside a message.
+    pub inside: u64,
+    /// By bytes that are no message.
+    pub malformed: u64,
+    /// By a message that was too long.
+    pub too_long: u64,
+    /// By one that was not whole in time.
+    pub late: u64,
+    /// By too long a time without traffic.
+    pub idle: u64,
+    /// By a peer that took nothing.
+    pub send_timeouts: u64,
+    /// By more to be sent than may wait.
+    pub send_full: u64,
+    /// By a full mux.
+    pub mux_full: u64,
+    /// By a drain that took too long.
+    pub drain_timeouts: u64,
+}
+
 /// `TOWPATH_CONNECTED`.
 pub(crate) const CONNECTED: u32 = 1;
 /// `TOWPATH_ROOM`.
@@ -59,21 +142,19 @@ pub extern "C" fn towpath_mux_socket(
     flags: u32,
     mux: Option<&mut MaybeUninit<*mut Mux>>,
 ) -> c_int {
-    guard(|| {
-        let into = mux.ok_or(NO_PLACE)?;
-        let kind = match kind as u32 {
-            libc_type::DGRAM => Kind::Dgram,
-            libc_type::SEQPACKET => Kind::Seqpacket,
-            _ => return Err(Failure::new(Errno::PROTONOSUPPORT, "a mux has SOCK_DGRAM and SOCK_SEQPACKET")),
-        };
-        if flags & !CONNECTED != 0 {
-            return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
-        }
-        let framing = framing_of(&framing)?.ok_or(Failure::null("the framing is NULL"))?;
-        let connected = flags & CONNECTED != 0;
-        let server = Server::new(framing.clone(), Config { connected, ..Config::default() })?;
-        give(into, Mux { socket: server.socket(kind)?, framing, connected })
-    })
+    guard(|| open(kind, &framing, flags, Options::default(), mux))
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_socket_with(
+    kind: c_int,
+    framing: Text,
+    flags: u32,
+    options: Option<&Options>,
+    mux: Option<&mut MaybeUninit<*mut Mux>>,
+) -> c_int {
+    guard(|| open(kind, &framing, flags, options.copied().unwrap_or_default(), mux))
 }
 
 /// See `towpath.h`.
@@ -274,6 +355,20 @@ pub extern "C" fn towpath_mux_disarm(mux: Option<&mut Mux>) -> c_int {
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_counters(
+    mux: Option<&Mux>,
+    counters: Option<&mut MaybeUninit<Counters>>,
+) -> c_int {
+    guard(|| {
+        let mux = mux.ok_or(Failure::NULL_HANDLE)?;
+        let into = counters.ok_or(Failure::null("there is no place for the counters"))?;
+        into.write(mux.socket.server().show().into());
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
 pub extern "C" fn towpath_mux_done(mux: Option<&mut Mux>) -> c_int {
     guard(|| {
         some(mux)?.socket.done();
@@ -289,6 +384,99 @@ mod libc_type {
 
 const NO_PLACE: Failure = Failure::null("there is no place for the handle");
 const NO_CONNECTION: Failure = Failure::null("the connection is NULL");
+
+fn open(
+    kind: c_int,
+    framing: &Text,
+    flags: u32,
+    options: Options,
+    mux: Option<&mut MaybeUninit<*mut Mux>>,
+) -> Result<c_int, Failure> {
+    let into = mux.ok_or(NO_PLACE)?;
+    let kind = match kind as u32 {
+        libc_type::DGRAM => Kind::Dgram,
+        libc_type::SEQPACKET => Kind::Seqpacket,
+        _ => return Err(Failure::new(Errno::PROTONOSUPPORT, "a mux has SOCK_DGRAM and SOCK_SEQPACKET")),
+    };
+    if flags & !CONNECTED != 0 {
+        return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+    }
+    let framing = framing_of(framing)?.ok_or(Failure::null("the framing is NULL"))?;
+    let connected = flags & CONNECTED != 0;
+    let config = Config { connected, ..options.config() };
+    let server = Server::with_limits(framing.clone(), options.limits(), config)?;
+    give(into, Mux { socket: server.socket(kind)?, framing, connected })
+}
+
+impl Options {
+    fn limits(&self) -> Limits {
+        let defaults = Limits::default();
+        Limits {
+            head: bytes(self.head_max).unwrap_or(defaults.head),
+            message: bytes(self.message_max).unwrap_or(defaults.message),
+            head_time: millis(self.head_time),
+            body_time: millis(self.body_time),
+            rate: self.rate,
+        }
+    }
+
+    fn config(&self) -> Config {
+        let defaults = bytes(self.message_max).map_or_else(Config::default, Config::for_messages);
+        Config {
+            psock_bytes: bytes(self.connection_bytes).map_or(defaults.psock_bytes, Bound::of),
+            send_bytes: bytes(self.send_bytes).map_or(defaults.send_bytes, Bound::of),
+            send_most: bytes(self.send_most).unwrap_or(defaults.send_most),
+            mux_bytes: bytes(self.mux_bytes).map_or(defaults.mux_bytes, Bound::of),
+            idle: millis(self.idle),
+            send_time: match self.send_time {
+                0 => defaults.send_time,
+                u32::MAX => None,
+                time => millis(time),
+            },
+            ..defaults
+        }
+    }
+}
+
+/// Of an option; none for its default.
+fn bytes(option: u64) -> Option<usize> {
+    (option > 0).then(|| usize::try_from(option).unwrap_or(usize::MAX))
+}
+
+fn millis(option: u32) -> Option<Duration> {
+    (option > 0).then(|| Duration::from_millis(option.into()))
+}
+
+impl From<Show> for Counters {
+    fn from(show: Show) -> Self {
+        let Show { totals, psock_totals, bytes, psocks, .. } = show;
+        Self {
+            connections: psocks.len() as u64,
+            attached: totals.attach,
+            ended: totals.unattach,
+            received: totals.received,
+            received_bytes: psock_totals.rx_bytes,
+            done: totals.done,
+            undone: totals.undone,
+            queued: totals.queued as u64,
+            in_hand: totals.in_hand as u64,
+            sent: totals.tx_msgs,
+            sent_bytes: totals.tx_bytes,
+            unsent: totals.unsent,
+            bytes: bytes as u64,
+            resets: totals.resets,
+            inside: totals.inside,
+            malformed: totals.malformed,
+            too_long: psock_totals.rx_msg_too_big,
+            late: psock_totals.rx_msg_timeouts,
+            idle: totals.idle,
+            send_timeouts: totals.send_timeouts,
+            send_full: totals.send_full,
+            mux_full: psock_totals.rx_mem_fail,
+            drain_timeouts: totals.drain_timeouts,
+        }
+    }
+}
 
 fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {
     mux.ok_or(Failure::NULL_HANDLE)
@@ -337,5 +525,46 @@ impl From<psock::Id> for Connection {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::of_errno(error.errno(), error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_the_defaults_and_each_option_is_its_own() {
+        let none = Options::default();
+        assert_eq!((none.limits(), none.config()), (Limits::default(), Config::default()));
+        let all = Options {
+            message_max: 1 << 30,
+            head_max: 2,
+            connection_bytes: 30,
+            send_bytes: 40,
+            send_most: 0,
+            mux_bytes: 60,
+            head_time: 7,
+            body_time: 8,
+            rate: 9,
+            idle: 10,
+            send_time: 11,
+            reserved: 0,
+        };
+        let [seven, eight, ten, eleven] = [7, 8, 10, 11].map(|time| Some(Duration::from_millis(time)));
+        let limits = Limits { head: 2, message: 1 << 30, head_time: seven, body_time: eight, rate: 9 };
+        assert_eq!(all.limits(), limits);
+        let config = Config {
+            psock_bytes: Bound { high: 30, low: 15 },
+            send_bytes: Bound { high: 40, low: 20 },
+            // Room for answers that are as long.
+            send_most: 2 << 30,
+            mux_bytes: Bound { high: 60, low: 30 },
+            idle: ten,
+            send_time: eleven,
+            ..Config::default()
+        };
+        assert_eq!(all.config(), config);
+        let others = Options { send_most: 50, send_time: u32::MAX, ..all };
+        assert_eq!(others.config(), Config { send_most: 50, send_time: None, ..config });
     }
 }

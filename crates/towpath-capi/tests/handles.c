@@ -156,8 +156,92 @@ static void looping(void)
     CHECK(towpath_mux_close(mux, 10000) == 1);
 }
 
+/* The peer sees its connection's end. */
+static void ends(int peer)
+{
+    struct pollfd end = {.fd = peer, .events = POLLIN};
+    char byte;
+    CHECK(poll(&end, 1, 30000) == 1);
+    CHECK(read(peer, &byte, 1) <= 0);
+    close(peer);
+}
+
+static int attach(towpath_mux *mux)
+{
+    int pair[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(towpath_mux_attach(mux, pair[0], NULL, NULL) == 0);
+    close(pair[0]);
+    return pair[1];
+}
+
+static void bounded(void)
+{
+    struct towpath_mux_options options;
+    struct towpath_mux_counters counted;
+    towpath_mux *mux, *other;
+    char buffer[100];
+    memset(&options, 0, sizeof options);
+    options.message_max = 10;
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, NULL, 0, &options, &mux) == -EINVAL);
+    CHECK(towpath_mux_socket_with(SOCK_STREAM, "line", 0, &options, &mux) == -EPROTONOSUPPORT);
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 2, &options, &mux) == -EINVAL);
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, NULL) == -EINVAL);
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == 0);
+    CHECK(towpath_mux_counters(NULL, &counted) == -EINVAL && towpath_mux_counters(mux, NULL) == -EINVAL);
+
+    int peer = attach(mux);
+    says(peer, "hello\nworld\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == 6);
+    CHECK(towpath_mux_send(mux, NULL, "answer\n", 7, 0) == 7);
+    hears(peer, "answer\n");
+    CHECK(towpath_mux_counters(mux, &counted) == 0);
+    CHECK(counted.connections == 1 && counted.attached == 1 && counted.ended == 0);
+    CHECK(counted.received == 2 && counted.received_bytes == 12 && counted.queued == 1);
+    CHECK(counted.done + counted.in_hand == 1 && counted.undone == 0 && counted.bytes > 0);
+    CHECK(counted.sent == 1 && counted.sent_bytes == 7 && counted.unsent == 0);
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == 6 && towpath_mux_done(mux) == 0);
+    says(peer, "longer than ten\n");
+    ends(peer);
+    peer = attach(mux);
+    says(peer, "begun");
+    shutdown(peer, SHUT_WR);
+    ends(peer);
+    /* Every handle tells of all. */
+    CHECK(towpath_mux_clone(mux, &other) == 0 && towpath_mux_counters(other, &counted) == 0);
+    CHECK(counted.connections == 0 && counted.attached == 2 && counted.ended == 2);
+    CHECK(counted.received == 2 && counted.done == 2 && counted.queued == 0 && counted.in_hand == 0);
+    CHECK(counted.too_long == 1 && counted.inside == 1 && counted.malformed == 0 && counted.bytes == 0);
+    CHECK(towpath_mux_close(other, 0) == 1 && towpath_mux_close(mux, 10000) == 1);
+
+    memset(&options, 0, sizeof options);
+    options.idle = 1;
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == 0);
+    ends(attach(mux));
+    CHECK(towpath_mux_counters(mux, &counted) == 0 && counted.idle == 1 && counted.too_long == 0);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+
+    memset(&options, 0, sizeof options);
+    options.head_time = 1;
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == 0);
+    peer = attach(mux);
+    says(peer, "begun");
+    ends(peer);
+    CHECK(towpath_mux_counters(mux, &counted) == 0 && counted.late == 1 && counted.idle == 0);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+
+    /* None are the defaults. */
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, NULL, &mux) == 0);
+    peer = attach(mux);
+    says(peer, "longer than ten\n");
+    CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == 16);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+    close(peer);
+}
+
 int main(void)
 {
+    bounded();
     looping();
     datagrams();
     packets();
