@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use towpath_send::{Buffer, Choice, Time};
+use towpath_send::{Buffer, Choice, SendError, Time};
 
 use crate::failure::{Failure, guard};
 use crate::foreign::{Bytes, Room, duplicate};
@@ -18,6 +18,8 @@ pub struct Sender {
     /// Buffers that are lent: queued and not given back. Who has so many gets no more.
     lent: usize,
     max: usize,
+    /// An error that was found when there were ids to give, which it would have taken along.
+    unsaid: Option<SendError>,
 }
 
 /// `struct towpath_sender_options`.
@@ -72,7 +74,7 @@ pub extern "C" fn towpath_sender_open(
         let options = options.copied().unwrap_or_default().checked()?;
         let max = options.max_frames;
         let sender = towpath_send::Sender::new(duplicate(fd)?, options)?;
-        into.write(Box::into_raw(Box::new(Sender { sender, lent: 0, max })));
+        into.write(Box::into_raw(Box::new(Sender { sender, lent: 0, max, unsaid: None })));
         Ok(0)
     })
 }
@@ -86,7 +88,7 @@ pub extern "C" fn towpath_sender_queue(
     len: usize,
 ) -> c_int {
     guard(|| {
-        let Sender { sender, lent, max } = some(sender)?;
+        let Sender { sender, lent, max, .. } = some(sender)?;
         let buffer = Buffer::owner(bytes.lend(len)?);
         if *lent >= *max {
             return Err(Failure::new(Errno::AGAIN, "too many buffers are lent: reclaim some"));
@@ -114,11 +116,18 @@ pub extern "C" fn towpath_sender_reclaim(
     max: usize,
 ) -> c_int {
     guard(|| {
-        let Sender { sender, lent, .. } = some(sender)?;
+        let Sender { sender, lent, unsaid, .. } = some(sender)?;
         let mut count = 0;
         for id in ids.get(max.min(c_int::MAX as usize))? {
-            let Some(done) = sender.reclaim()? else { break };
-            id.write(done.token);
+            match unsaid.take().map_or_else(|| sender.reclaim(), Err) {
+                Ok(Some(done)) => id.write(done.token),
+                Ok(None) => break,
+                Err(error) if count == 0 => return Err(error.into()),
+                Err(error) => {
+                    *unsaid = Some(error);
+                    break;
+                }
+            };
             *lent -= 1;
             count += 1;
         }
