@@ -25,7 +25,7 @@ use crate::control::protocol;
 /// How long a process has to attach.
 const ATTACH: Duration = Duration::from_secs(15);
 /// How long it has to end once its channel is closed, before it is killed.
-const EXIT: Duration = Duration::from_secs(2);
+const EXIT: Duration = Duration::from_secs(5);
 /// How often a process is looked at that does not say when it is ready.
 const LOOK: Duration = Duration::from_millis(20);
 /// Messages that it may have at a time: several turns of them when they are short; the core gives fewer when they take long.
