@@ -17,6 +17,12 @@ mod sender;
 mod wait;
 mod worker;
 
+/// A struct of counters as Python shows objects: `MuxCounters(received=2, done=1)`.
+fn repr(of: &str, counters: &impl std::fmt::Debug) -> String {
+    let fields = format!("{counters:?}").replace(": ", "=").replace(" { ", "(").replace(" }", ")");
+    format!("{of}{fields}")
+}
+
 /// Inspectors, workers, multiplexors and senders of Towpath, a network data plane in user space.
 ///
 /// What fails raises OSError with the number of errno(3) (PermissionError, FileNotFoundError, TimeoutError and so on), what is used
@@ -26,9 +32,9 @@ mod towpath {
     #[pymodule_export]
     use crate::inspector::{Frame, Inspector, Verdict};
     #[pymodule_export]
-    use crate::mux::{Mux, Received};
+    use crate::mux::{Counters as MuxCounters, Mux, Received};
     #[pymodule_export]
-    use crate::sender::{Counters, Sender};
+    use crate::sender::{Counters as SenderCounters, Sender};
     #[pymodule_export]
     use crate::worker::{Connection, Message, Worker};
     use pyo3::prelude::*;

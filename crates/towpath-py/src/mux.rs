@@ -1,14 +1,16 @@
 //! `towpath.Mux`: a multiplexor in this process, by handles with a socket's calls, as Linux's KCM has them.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rustix::io::Errno;
+use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Config, Ticket, psock};
+use towpath_mux::mux::{Config, Show, Ticket, psock};
 
 use crate::data::Data;
 use crate::worker::Connection;
@@ -19,12 +21,20 @@ const PATIENCE: f64 = 10.0;
 
 /// A handle of a multiplexor in this process, for one thread.
 ///
-/// Mux(framing, kind="dgram", *, connected=False)
+/// Mux(framing, kind="dgram", *, connected=False, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
+/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0)
 ///
 /// Makes a multiplexor; clone() gives other threads their handles. A message goes to the handle that asks, whichever connection it comes
 /// from. kind is what ends a message: "dgram", the send itself unless it says MSG_MORE, and a short read drops the rest; "seqpacket", the
 /// send that says MSG_EOR, and a short read leaves the rest to the next one. Flags are those of the module socket. A context manager,
 /// and an iterator over messages. What was read is done when the next is asked for.
+///
+/// Bounds in bytes, None for the default: message_max, of a message, above which its connection ends (16 MiB); head_max, of one before its
+/// length is known, for framings that do not bound that (64 KiB); connection_bytes, of a connection's messages that are not done, from which
+/// on it is not read (1 MiB); send_bytes, of what its peer has not taken, likewise (256 KiB), and send_most, above which it ends (16 MiB, or
+/// two of message_max); mux_bytes, of everything (256 MiB). In seconds, None for ever: head_time, from a message's first byte until its
+/// length is known, of a line its end; body_time, then until its last byte, besides what rate gives, in bytes per second; idle, without
+/// traffic and work; send_time, in which a peer takes nothing.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Mux {
@@ -66,6 +76,58 @@ pub(crate) struct Received {
     stripped: (usize, usize),
 }
 
+/// What a multiplexor counted, as it was when asked; received = done + undone + queued + in_hand.
+#[pyclass(name = "MuxCounters", eq, frozen, get_all)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Connections that are attached.
+    connections: u64,
+    /// Connections that were.
+    attached: u64,
+    /// Those of them that ended, however; the errors are below.
+    ended: u64,
+    /// Whole messages that arrived.
+    received: u64,
+    /// Their bytes.
+    received_bytes: u64,
+    /// Messages that were read and are done.
+    done: u64,
+    /// Messages that were given up.
+    undone: u64,
+    /// Messages that no handle has begun to read.
+    queued: u64,
+    /// Messages that handles have, and that are not done.
+    in_hand: u64,
+    /// Messages that were sent, all of them.
+    sent: u64,
+    /// Bytes that were sent.
+    sent_bytes: u64,
+    /// Messages that were not sent, or not all of them, because their connection ended.
+    unsent: u64,
+    /// Bytes that it holds.
+    bytes: u64,
+    /// Connections that were reset, or where a read or write failed.
+    resets: u64,
+    /// Connections that their peers closed inside a message.
+    inside: u64,
+    /// Connections whose bytes are no message.
+    malformed: u64,
+    /// Connections with a message above message_max.
+    too_long: u64,
+    /// Connections with a message that was not known or whole in time: head_time, body_time.
+    late: u64,
+    /// Connections that were idle for too long.
+    idle: u64,
+    /// Connections whose peers took nothing for send_time.
+    send_timeouts: u64,
+    /// Connections for which there was more than send_most.
+    send_full: u64,
+    /// Connections that held most when mux_bytes was not enough.
+    mux_full: u64,
+    /// Connections that were not drained in time.
+    drain_timeouts: u64,
+}
+
 /// Whom a message is for.
 #[derive(FromPyObject)]
 enum Whom<'py> {
@@ -78,15 +140,57 @@ enum Whom<'py> {
 #[pymethods]
 impl Mux {
     #[new]
-    #[pyo3(signature = (framing, kind="dgram", *, connected=false))]
-    fn new(framing: &str, kind: &str, connected: bool) -> PyResult<Self> {
+    #[pyo3(signature = (
+        framing, kind="dgram", *, connected=false, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
+        send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=Some(60.0)
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords there")]
+    fn new(
+        framing: &str,
+        kind: &str,
+        connected: bool,
+        message_max: Option<usize>,
+        head_max: Option<usize>,
+        connection_bytes: Option<usize>,
+        send_bytes: Option<usize>,
+        send_most: Option<usize>,
+        mux_bytes: Option<usize>,
+        head_time: Option<f64>,
+        body_time: Option<f64>,
+        rate: u32,
+        idle: Option<f64>,
+        send_time: Option<f64>,
+    ) -> PyResult<Self> {
         let kind = match kind {
             "dgram" => Kind::Dgram,
             "seqpacket" => Kind::Seqpacket,
             _ => return Err(PyValueError::new_err(r#"a kind is "dgram" or "seqpacket""#)),
         };
         let framing = parse(framing)?;
-        let server = Server::new(framing.clone(), Config { connected, ..Config::default() });
+        let bounds = [message_max, head_max, connection_bytes, send_bytes, send_most, mux_bytes];
+        if bounds.contains(&Some(0)) {
+            return Err(PyValueError::new_err("a bound has a byte at least; None is the default"));
+        }
+        let limits = Limits::default();
+        let limits = Limits {
+            head: head_max.unwrap_or(limits.head),
+            message: message_max.unwrap_or(limits.message),
+            head_time: time(head_time)?,
+            body_time: time(body_time)?,
+            rate,
+        };
+        let config = message_max.map_or_else(Config::default, Config::for_messages);
+        let config = Config {
+            connected,
+            psock_bytes: connection_bytes.map_or(config.psock_bytes, towpath_mux::mux::Bound::of),
+            send_bytes: send_bytes.map_or(config.send_bytes, towpath_mux::mux::Bound::of),
+            send_most: send_most.unwrap_or(config.send_most),
+            mux_bytes: mux_bytes.map_or(config.mux_bytes, towpath_mux::mux::Bound::of),
+            idle: time(idle)?,
+            send_time: time(send_time)?,
+            ..config
+        };
+        let server = Server::with_limits(framing.clone(), limits, config);
         let socket =
             server.and_then(|server| server.socket(kind)).map_err(|error| failure::system(&error))?;
         Ok(Self { socket: Some(socket), framing, connected })
@@ -227,6 +331,12 @@ impl Mux {
         sent.map(drop).map_err(|error| failure::mux(&error))
     }
 
+    /// What was counted, over all handles.
+    #[getter]
+    fn counters(&self) -> PyResult<Counters> {
+        Ok(self.open()?.server().show().into())
+    }
+
     /// The messages that this handle has read are done: their connections go on where they waited for that.
     fn done(&mut self) -> PyResult<()> {
         self.open_mut()?.done();
@@ -311,9 +421,56 @@ fn parse(framing: &str) -> PyResult<Framing> {
     Framing::parse(framing).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
+/// A time that something may take; none for ever.
+fn time(seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    let time = seconds.map(wait::patience).transpose()?;
+    if time == Some(Duration::ZERO) {
+        return Err(PyValueError::new_err("a time is more than 0; None is for ever"));
+    }
+    Ok(time)
+}
+
 fn known(flags: u32, known: Flags) -> PyResult<Flags> {
     let flags = Flags::from_bits(flags).filter(|flags| known.contains(*flags));
     flags.ok_or_else(|| PyValueError::new_err("flags that this call does not know"))
+}
+
+#[pymethods]
+impl Counters {
+    fn __repr__(&self) -> String {
+        crate::repr("Mux", self)
+    }
+}
+
+impl From<Show> for Counters {
+    fn from(show: Show) -> Self {
+        let Show { totals, psock_totals, bytes, psocks, .. } = show;
+        Self {
+            connections: psocks.len() as u64,
+            attached: totals.attach,
+            ended: totals.unattach,
+            received: totals.received,
+            received_bytes: psock_totals.rx_bytes,
+            done: totals.done,
+            undone: totals.undone,
+            queued: totals.queued as u64,
+            in_hand: totals.in_hand as u64,
+            sent: totals.tx_msgs,
+            sent_bytes: totals.tx_bytes,
+            unsent: totals.unsent,
+            bytes: bytes as u64,
+            resets: totals.resets,
+            inside: totals.inside,
+            malformed: totals.malformed,
+            too_long: psock_totals.rx_msg_too_big,
+            late: psock_totals.rx_msg_timeouts,
+            idle: totals.idle,
+            send_timeouts: totals.send_timeouts,
+            send_full: totals.send_full,
+            mux_full: psock_totals.rx_mem_fail,
+            drain_timeouts: totals.drain_timeouts,
+        }
+    }
 }
 
 impl From<psock::Id> for Connection {

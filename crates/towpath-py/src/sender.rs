@@ -51,7 +51,7 @@ pub(crate) struct Sender {
 }
 
 /// What a sender counted, as it was when asked.
-#[pyclass(eq, frozen, get_all)]
+#[pyclass(name = "SenderCounters", eq, frozen, get_all)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counters {
     /// Bytes that left without a copy.
@@ -398,20 +398,7 @@ fn progress(sender: &towpath_send::Sender) -> u64 {
 #[pymethods]
 impl Counters {
     fn __repr__(&self) -> String {
-        let Self {
-            zerocopy_bytes,
-            copied_bytes,
-            plain_bytes,
-            calls,
-            completed,
-            copied,
-            no_buffers,
-            tampered,
-        } = self;
-        format!(
-            "Counters(zerocopy_bytes={zerocopy_bytes}, copied_bytes={copied_bytes}, plain_bytes={plain_bytes}, calls={calls}, \
-             completed={completed}, copied={copied}, no_buffers={no_buffers}, tampered={tampered})"
-        )
+        crate::repr("Sender", self)
     }
 }
 

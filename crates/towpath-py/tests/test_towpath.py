@@ -342,6 +342,13 @@ class Messages(unittest.TestCase):
 
 
 class Multiplexor(unittest.TestCase):
+    def ends(self, lines):
+        """The connection has ended; whether by a reset is by what was not read."""
+        try:
+            self.assertEqual(lines.read(), b"")
+        except ConnectionResetError:
+            pass
+
     def client(self, mux):
         stream = socket.create_connection(mux.listen("127.0.0.1:0"), timeout=30)
         lines = stream.makefile("rb")
@@ -531,6 +538,41 @@ class Multiplexor(unittest.TestCase):
                 self.assertEqual(select.select([mux], [], [], 30)[0], [mux])
                 mux.disarm()
                 self.assertFalse(mux.arm(connection))
+
+    def test_bounds_and_counters(self):
+        with Mux("line", message_max=10) as mux:
+            stream, lines = self.client(mux)
+            stream.sendall(b"hello\nworld\n")
+            mux.send(mux.recv().bytes)
+            self.assertEqual(lines.readline(), b"hello\n")
+            counted = mux.counters
+            self.assertEqual((counted.connections, counted.attached, counted.ended), (1, 1, 0))
+            self.assertEqual((counted.received, counted.received_bytes, counted.queued), (2, 12, 1))
+            self.assertEqual((counted.done + counted.in_hand, counted.undone), (1, 0))
+            self.assertEqual((counted.sent, counted.sent_bytes, counted.unsent), (1, 6, 0))
+            self.assertIn("MuxCounters(connections=1, attached=1,", repr(counted))
+            mux.recv()
+            mux.done()
+            stream.sendall(b"longer than ten\n")
+            self.ends(lines)
+            counted = mux.clone().counters
+            self.assertEqual((counted.connections, counted.ended, counted.too_long), (0, 1, 1))
+            self.assertEqual((counted.received, counted.done, counted.bytes), (2, 2, 0))
+        self.assertRaisesRegex(ValueError, "the mux is closed", lambda: mux.counters)
+        for bound, counter in (("head_time", "late"), ("idle", "idle")):
+            with Mux("line", **{bound: 0.001}) as mux:
+                stream, lines = self.client(mux)
+                if bound == "head_time":
+                    stream.sendall(b"begun")
+                self.ends(lines)
+                self.assertEqual(getattr(mux.counters, counter), 1)
+        for bound in ("message_max", "head_max", "connection_bytes", "send_bytes", "send_most", "mux_bytes"):
+            self.assertRaisesRegex(ValueError, "a byte at least", Mux, "line", **{bound: 0})
+            Mux("line", **{bound: 1 << 20}).close()
+        for bound in ("head_time", "body_time", "idle", "send_time"):
+            self.assertRaisesRegex(ValueError, "more than 0", Mux, "line", **{bound: 0})
+            self.assertRaisesRegex(ValueError, "not negative", Mux, "line", **{bound: -1})
+            Mux("line", **{bound: None}).close()
 
     def test_closed_by_a_handler(self):
         with Mux("line", connected=True) as mux:
