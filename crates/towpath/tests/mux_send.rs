@@ -57,7 +57,7 @@ impl Front {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
         stream
     }
 
@@ -72,10 +72,10 @@ impl Front {
         all["send"].clone()
     }
 
-    /// Asks until it looks so, for a minute.
+    /// Asks until it looks so, for two minutes.
     fn until(&self, what: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
         let begin = std::time::Instant::now();
-        while begin.elapsed() < Duration::from_secs(60) {
+        while begin.elapsed() < Duration::from_secs(120) {
             let send = self.show();
             if what(&send) {
                 return send;

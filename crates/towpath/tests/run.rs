@@ -398,7 +398,7 @@ fn a_start_that_fails_leaves_no_process_behind() {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
     // Whoever is left has the standard error that is read to its end here.
-    let count = "i=0; while [ $i -lt 5000000 ]; do i=$((i + 1)); done; echo left behind >&2";
+    let count = "i=0; while [ $i -lt 500000000 ]; do i=$((i + 1)); done; echo left behind >&2";
     let config = format!(
         "rules = \"r\"\ntap = \"a\"\n[port.a]\ndriver = \"pcap\"\nwrite = \"x.pcap\"\n\
          [queue.1]\ncommand = [\"sh -c '{count}'\", \"/no/such/program\"]\n"

@@ -52,6 +52,8 @@ impl Front {
         let mut child = command
             .args(["mux", address, "--worker", worker])
             .args(["--framing", FRAMING].iter().filter(|_| !more.contains(&"--framing")))
+            // A busy machine may take longer than the usual time.
+            .args(["--drain", "120"].iter().filter(|_| !more.contains(&"--drain")))
             .args(more)
             .stderr(Stdio::piped())
             .spawn()
