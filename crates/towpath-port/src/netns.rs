@@ -91,7 +91,8 @@ impl Host {
         result
     }
 
-    /// Moves an interface of the calling thread's namespace there, gives it an address with its prefix length, and brings it up.
+    /// Moves an interface of the calling thread's namespace there, gives it an address with its prefix length, and brings it up: its
+    /// other end must be up. What is sent from there at once is sent.
     ///
     /// # Panics
     /// When ip(8) fails.
@@ -101,6 +102,10 @@ impl Host {
         self.run(move || {
             ip(&format!("addr add {address} dev {interface}"));
             ip(&format!("link set {interface} up"));
+            // A TUN device has a link of which the kernel knows nothing.
+            until(|| {
+                [" state UP ", " state UNKNOWN "].iter().any(|state| described(&interface).contains(state))
+            });
         });
     }
 }
@@ -145,11 +150,14 @@ pub fn veth(one: &str, other: &str) {
 /// # Panics
 /// When ip(8) fails; as [`until`].
 pub fn settled(interface: &str) {
-    until(|| {
-        let output = Command::new("ip").args(["-o", "link", "show", "dev", interface]).output().expect("ip");
-        assert!(output.status.success(), "{interface}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).contains(" state UP ")
-    });
+    until(|| described(interface).contains(" state UP "));
+}
+
+/// What ip(8) says of an interface.
+fn described(interface: &str) -> String {
+    let output = Command::new("ip").args(["-o", "link", "show", "dev", interface]).output().expect("ip");
+    assert!(output.status.success(), "{interface}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Opens a port, again and again while its interface is in use: a process that another test has just started holds this one's

@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::sys;
 
 /// How long the lock is waited for: much longer than somebody needs it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The file of a Unix socket, which goes with this, unless there is another's by then.
 ///
@@ -92,13 +92,15 @@ fn lock(path: &Path, patience: Duration) -> Option<File> {
     };
     let directory = File::open(directory).ok()?;
     let begun = Instant::now();
-    while flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if begun.elapsed() >= patience {
-            return None;
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(_) => return None,
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
-    Some(directory)
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

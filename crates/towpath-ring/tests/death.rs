@@ -202,7 +202,13 @@ fn client_leaves_a_child() {
     let queue = consumer();
     // The child's standard input is the socket, which it keeps for longer than we live.
     let socket = queue.as_fd().try_clone_to_owned().expect("a copy");
-    let mut child = std::process::Command::new("sleep").arg("60").stdin(socket).spawn().expect("a child");
+    let mut child = std::process::Command::new("sleep")
+        .arg("60")
+        .stdin(socket)
+        // Nobody who reads what we say waits for it.
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("a child");
     if child.id() != 0 {
         kill_9();
     }

@@ -426,7 +426,9 @@ proptest! {
                     clients.remove(i);
                     // A child of another test may have the socket until it executes its program.
                     let alive = |group: &mut Group| group.members().filter_map(|(_, channel)| channel.check_peer().then_some(())).count();
+                    let begun = std::time::Instant::now();
                     while alive(&mut w.group) > clients.len() {
+                        prop_assert!(begun.elapsed() < PATIENCE, "a client that has left is taken for alive");
                         std::thread::yield_now();
                     }
                     w.group.remove_dead(|_, _| {});

@@ -117,6 +117,7 @@ fn client_that_does_not_listen() {
     while client.stats().sleeps == 0 {
         assert_eq!(client.send(b"x", &meta), Err(Full::Lent));
         tries += 1;
+        assert!(tries < 100, "it never sleeps");
     }
     // Each sleep takes a millisecond at least.
     let sleeps = u128::from(client.stats().sleeps);

@@ -324,8 +324,7 @@ fn hundreds_of_connections_get_an_answer_or_a_refusal() {
     let mut engine = Engine::start(&["--queue", "1=towpath inspect --queue 1 --match x --verdict drop"]);
     let ask = request(&json!({"towpath": 1, "do": "show-rings"}));
     // They connect and say nothing; the first ones keep their places.
-    let silent: Vec<UnixStream> =
-        (0..300).map_while(|_| UnixStream::connect(engine.socket()).ok()).collect();
+    let silent: Vec<UnixStream> = (0..300).map_while(|_| UnixStream::connect(engine.socket()).ok()).collect();
     assert!(silent.len() > 64, "{}", silent.len());
     let answers = engine.say(&ask);
     assert!(answers.is_empty() || answers[0]["code"] == "busy", "{answers:?}");

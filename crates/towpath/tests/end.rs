@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, until, veth, within};
+use towpath_port::netns::{Host, settled, until, veth, within};
 use towpath_ring::Consumer;
 
 #[path = "support/bridged.rs"]
@@ -33,6 +33,7 @@ fn a_second_signal_waits_for_no_inspector() {
         veth("wan", "l0");
         veth("lan", "r0");
         left.take("l0", "10.0.0.1/24");
+        settled("wan");
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("t.toml"), format!("{BRIDGE}{WAITS}")).unwrap();

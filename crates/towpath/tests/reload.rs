@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, until, veth, within};
 
 mod support;
 use support::Control;
@@ -67,6 +67,7 @@ fn routes_and_queues_come_with_their_rules() {
         }
         ip("link set wan address 02:00:00:00:00:0f");
         left.take("l0", "10.0.0.1/24");
+        settled("wan");
         left.run(|| {
             ip("route add 10.0.0.0/8 via 10.0.0.254");
             ip("neigh add 10.0.0.254 lladdr 02:00:00:00:00:0f dev l0");

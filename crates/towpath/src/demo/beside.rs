@@ -225,10 +225,13 @@ fn sample(
     };
     let idle = count(sinks);
     // What TCP needs to find its speed, and the engine to make its states; on a busy machine, until anything arrives.
-    let paused = stop.pause(turn / 4).and_then(|()| stop.until(PATIENCE, || Ok(count(sinks) > idle)));
+    let moves = |than: u64| stop.until(PATIENCE, || Ok(count(sinks) > than || sender.is_finished()));
+    let paused = stop.pause(turn / 4).and_then(|()| moves(idle));
     let (begun, before, busy) = (Instant::now(), count(sinks), busy_seconds());
-    let paused = paused.and_then(|_| stop.pause(turn));
-    let paused = paused.and_then(|()| stop.until(PATIENCE, || Ok(count(sinks) > before)));
+    let paused = paused.and_then(|moved| {
+        stop.pause(turn)?;
+        if moved { moves(before) } else { Ok(false) }
+    });
     let (seconds, amount, busy) =
         (begun.elapsed().as_secs_f64(), (count(sinks) - before) as f64, busy_seconds() - busy);
     over.store(true, Relaxed);

@@ -26,7 +26,7 @@ const WINDOW: usize = 4;
 /// An answer that takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A worker may be killed between two messages: then another one is.
-const KILLS: u64 = 5;
+const KILLS: usize = 5;
 
 /// What became of the messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -90,10 +90,13 @@ pub(super) fn ask(ends: Ends<'_>, stop: &Stop, board: &Board, length: Duration) 
     service.asked = asked.load(Relaxed);
     service.by_worker = by_worker.into_values().collect();
     service.by_worker.sort_by_key(|count| std::cmp::Reverse(*count));
-    if let Some(shown) = ctl(&socket, "show mux") {
-        service.redelivered = redelivered(&shown);
-        service.restarted = shown["mux"]["restarts"].as_u64().unwrap_or(0);
-    }
+    stop.until(PATIENCE, || {
+        if let Some(shown) = ctl(&socket, "show mux") {
+            service.redelivered = redelivered(&shown);
+            service.restarted = shown["mux"]["restarts"].as_u64().unwrap_or(0);
+        }
+        Ok(service.restarted >= service.killed)
+    })?;
     board.mux(None);
     service.drained = front.stop()?.success();
     Ok(service)
@@ -140,15 +143,17 @@ fn redelivered(shown: &Value) -> u64 {
 /// Lets the workers work for a while, kills one that has a message, and lets them work on; how many were killed.
 fn kill(stop: &Stop, board: &Board, socket: &Path, length: Duration) -> Result<u64, Failure> {
     stop.pause(length / 2)?;
-    let mut killed = 0;
-    while killed < KILLS {
+    let mut killed = Vec::new();
+    while killed.len() < KILLS {
         let Some(shown) = ctl(socket, "show mux") else { break };
         let workers = shown["mux"]["workers"].as_array().cloned().unwrap_or_default();
-        let busiest = workers.iter().max_by_key(|worker| worker["recv_q"].as_u64());
-        let pid = busiest.and_then(|worker| worker["pid"].as_i64()).and_then(|pid| Pid::from_raw(pid as i32));
-        let Some(pid) = pid else { break };
+        let pid = |worker: &Value| worker["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
+        // One that was killed may still be named.
+        let others = workers.iter().filter(|worker| pid(worker).is_some_and(|pid| !killed.contains(&pid)));
+        let busiest = others.max_by_key(|worker| worker["recv_q"].as_u64());
+        let Some(pid) = busiest.and_then(pid) else { break };
         kill_process(pid, Signal::KILL).map_err(|error| doing("killing a worker")(error.into()))?;
-        killed += 1;
+        killed.push(pid);
         board.say(format!("worker {} is killed (SIGKILL) while it has a message", pid.as_raw_nonzero()));
         let given = stop.until(Duration::from_millis(500), || {
             Ok(ctl(socket, "show mux").is_some_and(|shown| redelivered(&shown) > 0))
@@ -159,7 +164,7 @@ fn kill(stop: &Stop, board: &Board, socket: &Path, length: Duration) -> Result<u
         }
     }
     stop.pause(length / 2)?;
-    Ok(killed)
+    Ok(killed.len() as u64)
 }
 
 /// What one connection got.

@@ -99,7 +99,7 @@ ports = ["wan", "lan"]
 [queue.1]
 command = "towpath inspect --queue 1 --match 'PATTERN' --verdict drop"
 overload = "block"
-deadline = 5
+deadline = 60
 
 [settings]
 dyn_syn_lifetime = SYN_LIFETIME

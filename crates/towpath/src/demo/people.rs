@@ -23,7 +23,7 @@ const REST: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A question without a reply is asked again after this, as resolvers do, and so often at most.
 const AGAIN: Duration = Duration::from_secs(1);
-const TIMES: u32 = 4;
+const TIMES: u32 = 20;
 
 /// Threads that work until they are told to go home.
 #[derive(Debug)]

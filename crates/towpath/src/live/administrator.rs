@@ -56,7 +56,7 @@ const WELCOMES: usize = 8;
 const TEND: Duration = Duration::from_secs(1);
 
 /// How long processes have to end.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why an engine could not be started.
 #[derive(Debug, Error)]

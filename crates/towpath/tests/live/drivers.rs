@@ -138,7 +138,7 @@ fn the_kernels_own_queue_is_decided() {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             socket.connect((RIGHT, 9010)).unwrap();
             socket.send(b"hello").unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let error = socket.recv(&mut [0; 8]).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
         });
@@ -212,7 +212,7 @@ fn the_kernels_own_queue_is_decided_for_ipv6_too() {
             let socket = UdpSocket::bind("[::]:0").unwrap();
             socket.connect(place).unwrap();
             socket.send(b"hello").unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let error = socket.recv(&mut [0; 8]).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
         });
@@ -241,7 +241,7 @@ fn a_flood_is_received_or_counted() {
         // Both know each other's Ethernet address afterwards.
         let there = right.run(|| UdpSocket::bind((RIGHT, 9)).unwrap());
         left.run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", (RIGHT, 9)).unwrap());
-        there.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        there.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         there.recv(&mut [0; 8]).unwrap();
         engine.signal(Signal::STOP);
         left.run(|| {

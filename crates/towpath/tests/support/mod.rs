@@ -27,12 +27,13 @@ impl Control {
 
     /// The same of words with `--json`, which must be answered; an engine that says that it is too busy is asked again.
     pub(crate) fn json(&self, words: &str) -> Value {
-        let output = loop {
-            let output = self.ctl(words);
+        let mut output = self.ctl(words);
+        for _ in 0..10 {
             if !String::from_utf8_lossy(&output.stderr).contains("did not answer in time") {
-                break output;
+                break;
             }
-        };
+            output = self.ctl(words);
+        }
         assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
