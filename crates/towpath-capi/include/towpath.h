@@ -343,8 +343,8 @@ struct towpath_mux_counters {
     uint64_t bytes;          /* bytes that the mux holds */
     uint64_t resets;         /* connections that were reset, or where a read or write failed */
     uint64_t inside;         /* that their peers closed inside a message */
-    uint64_t malformed;      /* whose bytes are no message */
-    uint64_t too_long;       /* with a message above message_max */
+    uint64_t malformed;      /* whose bytes are no message, or say a length that cannot be */
+    uint64_t too_long;       /* with a message above message_max, or head_max */
     uint64_t late;           /* with a message that was not known or whole in time: head_time, body_time */
     uint64_t idle;           /* that were idle for too long */
     uint64_t send_timeouts;  /* whose peers took nothing for send_time */

@@ -398,8 +398,11 @@ fn open(
         libc_type::SEQPACKET => Kind::Seqpacket,
         _ => return Err(Failure::new(Errno::PROTONOSUPPORT, "a mux has SOCK_DGRAM and SOCK_SEQPACKET")),
     };
-    if flags & !CONNECTED != 0 {
-        return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+    if flags & !CONNECTED != 0 || options.reserved != 0 {
+        return Err(Failure::new(
+            Errno::INVAL,
+            "flags that have no meaning, or something in what is reserved",
+        ));
     }
     let framing = framing_of(framing)?.ok_or(Failure::null("the framing is NULL"))?;
     let connected = flags & CONNECTED != 0;
@@ -449,9 +452,10 @@ fn millis(option: u32) -> Option<Duration> {
 
 impl From<Show> for Counters {
     fn from(show: Show) -> Self {
-        let Show { totals, psock_totals, bytes, psocks, .. } = show;
+        let Show { totals, psock_totals, bytes, .. } = show;
         Self {
-            connections: psocks.len() as u64,
+            // One that has ended may be shown as long as somebody has its messages.
+            connections: totals.attach - totals.unattach,
             attached: totals.attach,
             ended: totals.unattach,
             received: totals.received,
@@ -466,7 +470,7 @@ impl From<Show> for Counters {
             bytes: bytes as u64,
             resets: totals.resets,
             inside: totals.inside,
-            malformed: totals.malformed,
+            malformed: totals.malformed + psock_totals.rx_bad_hdr_len,
             too_long: psock_totals.rx_msg_too_big,
             late: psock_totals.rx_msg_timeouts,
             idle: totals.idle,

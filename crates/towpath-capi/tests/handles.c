@@ -186,6 +186,9 @@ static void bounded(void)
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, NULL, 0, &options, &mux) == -EINVAL);
     CHECK(towpath_mux_socket_with(SOCK_STREAM, "line", 0, &options, &mux) == -EPROTONOSUPPORT);
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 2, &options, &mux) == -EINVAL);
+    options.reserved = 1;
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == -EINVAL);
+    options.reserved = 0;
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, NULL) == -EINVAL);
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == 0);
     CHECK(towpath_mux_counters(NULL, &counted) == -EINVAL && towpath_mux_counters(mux, NULL) == -EINVAL);
@@ -228,6 +231,15 @@ static void bounded(void)
     says(peer, "begun");
     ends(peer);
     CHECK(towpath_mux_counters(mux, &counted) == 0 && counted.late == 1 && counted.idle == 0);
+    CHECK(towpath_mux_close(mux, 10000) == 1);
+
+    /* A length that cannot be. */
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "postgres-backend", 0, NULL, &mux) == 0);
+    peer = attach(mux);
+    CHECK(write(peer, "E\0\0\0\3", 5) == 5);
+    ends(peer);
+    CHECK(towpath_mux_counters(mux, &counted) == 0 && counted.malformed == 1);
+    CHECK(counted.connections == 0 && counted.attached == 1 && counted.ended == 1);
     CHECK(towpath_mux_close(mux, 10000) == 1);
 
     /* None are the defaults. */

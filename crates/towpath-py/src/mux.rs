@@ -33,8 +33,8 @@ const PATIENCE: f64 = 10.0;
 /// length is known, for framings that do not bound that (64 KiB); connection_bytes, of a connection's messages that are not done, from which
 /// on it is not read (1 MiB); send_bytes, of what its peer has not taken, likewise (256 KiB), and send_most, above which it ends (16 MiB, or
 /// two of message_max); mux_bytes, of everything (256 MiB). In seconds, None for ever: head_time, from a message's first byte until its
-/// length is known, of a line its end; body_time, then until its last byte, besides what rate gives, in bytes per second; idle, without
-/// traffic and work; send_time, in which a peer takes nothing.
+/// length is known, of a line its end; body_time, from its first byte until its last when its length is known, besides what rate gives, in
+/// bytes per second; idle, without traffic and work; send_time, in which a peer takes nothing.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Mux {
@@ -423,11 +423,15 @@ fn parse(framing: &str) -> PyResult<Framing> {
 
 /// A time that something may take; none for ever.
 fn time(seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    let time = seconds.map(wait::patience).transpose()?;
-    if time == Some(Duration::ZERO) {
+    let Some(seconds) = seconds else { return Ok(None) };
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(PyValueError::new_err("a time is not negative; None is for ever"));
+    }
+    if seconds == 0.0 {
         return Err(PyValueError::new_err("a time is more than 0; None is for ever"));
     }
-    Ok(time)
+    // Longer than anything is for ever, too.
+    Ok(Duration::try_from_secs_f64(seconds).ok())
 }
 
 fn known(flags: u32, known: Flags) -> PyResult<Flags> {
@@ -444,9 +448,10 @@ impl Counters {
 
 impl From<Show> for Counters {
     fn from(show: Show) -> Self {
-        let Show { totals, psock_totals, bytes, psocks, .. } = show;
+        let Show { totals, psock_totals, bytes, .. } = show;
         Self {
-            connections: psocks.len() as u64,
+            // One that has ended may be shown as long as somebody has its messages.
+            connections: totals.attach - totals.unattach,
             attached: totals.attach,
             ended: totals.unattach,
             received: totals.received,
@@ -461,7 +466,7 @@ impl From<Show> for Counters {
             bytes: bytes as u64,
             resets: totals.resets,
             inside: totals.inside,
-            malformed: totals.malformed,
+            malformed: totals.malformed + psock_totals.rx_bad_hdr_len,
             too_long: psock_totals.rx_msg_too_big,
             late: psock_totals.rx_msg_timeouts,
             idle: totals.idle,

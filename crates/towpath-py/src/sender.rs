@@ -255,7 +255,13 @@ impl Sender {
     }
 
     fn failed(&mut self, error: &SendError) -> PyErr {
-        self.broken |= !matches!(error, SendError::TooLong { .. });
+        // A datagram's peer may listen again; what was refused was sent.
+        let passes = match error {
+            SendError::TooLong { .. } => true,
+            SendError::Gone(source) => source.kind() == std::io::ErrorKind::ConnectionRefused,
+            _ => false,
+        };
+        self.broken |= !passes;
         failure::send(error)
     }
 

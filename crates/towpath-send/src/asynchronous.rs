@@ -104,9 +104,17 @@ impl AsyncSender {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn drain(&mut self) -> Result<(), SendError> {
-        self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await?;
-        // As `Sender::drain`.
-        self.pump.backend.lost().map_or(Ok(()), |error| Err(SendError::Gone(error)))
+        self.idle().await?;
+        self.told(false)
+    }
+
+    async fn idle(&mut self) -> Result<(), SendError> {
+        self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await
+    }
+
+    /// As [`Sender::drain`](crate::Sender::drain): what a reset threw away is completed like what was acknowledged.
+    fn told(&self, announced: bool) -> Result<(), SendError> {
+        self.pump.backend.lost(announced).map_or(Ok(()), |error| Err(SendError::Gone(error)))
     }
 
     /// A buffer that the kernel is done with, with [`Options::keep_done`]. Never waits.
@@ -135,8 +143,10 @@ impl AsyncSender {
     pub async fn close(mut self, patience: Duration) -> Result<Closed, SendError> {
         let end = async |sender: &mut Self| -> Result<(), SendError> {
             sender.flush().await?;
+            sender.told(false)?;
             sender.pump.backend.shutdown().map_err(SendError::Io)?;
-            sender.drain().await
+            sender.idle().await?;
+            sender.told(true)
         };
         let finished = matches!(timeout(patience, end(&mut self)).await, Ok(Ok(())));
         if !finished {

@@ -81,6 +81,8 @@ pub(crate) struct Socket {
     pub(crate) fd: OwnedFd,
     /// Whether completions end with the connection (TCP).
     stream: bool,
+    /// Whether it can be asked for what TCP alone knows.
+    tcp: bool,
     pub(crate) unarmed: Option<Unarmed>,
     /// What its error queue is read into.
     control: Control,
@@ -140,7 +142,8 @@ impl Socket {
             optmem: limits.optmem,
             ..Config::default()
         };
-        Ok((Self { fd, stream, unarmed, control: Control::new() }, Engine::new(config, now)))
+        let tcp = stream && inet && protocol != Some(rustix::net::ipproto::MPTCP);
+        Ok((Self { fd, stream, tcp, unarmed, control: Control::new() }, Engine::new(config, now)))
     }
 
     /// Why the connection broke, when it did.
@@ -151,9 +154,15 @@ impl Socket {
         }
     }
 
-    /// Why a stream broke, when it did and nobody was told: what it had not acknowledged then is completed all the same.
-    pub(crate) fn lost(&self) -> Option<io::Error> {
-        if self.stream { self.error() } else { None }
+    /// Why a TCP connection broke, when it did: what the peer had not acknowledged then is completed all the same. The socket's error says
+    /// little of it: one that ICMP brought may pass, and whoever shares the socket may have taken one that does not.
+    ///
+    /// Before the end is `announced`, one that is over was reset. Behind that it may have ended as it should, and was reset when it has
+    /// more left than the end itself, which has a place among the bytes.
+    pub(crate) fn lost(&self, announced: bool) -> Option<io::Error> {
+        let left = || sys::queued(self.fd.as_fd()).is_some_and(|bytes| bytes > 1);
+        let lost = self.tcp && sys::is_over(self.fd.as_fd()) && (!announced || left());
+        lost.then(|| self.error().unwrap_or_else(|| rustix::io::Errno::PIPE.into()))
     }
 
     pub(crate) fn shutdown(&self) -> io::Result<()> {
@@ -249,8 +258,6 @@ pub struct Sender {
     batch: usize,
     stall: Option<Duration>,
     moderation: Moderation,
-    /// Somebody was told that the connection is gone.
-    gone: bool,
 }
 
 /// How a connection ended.
@@ -283,7 +290,6 @@ impl Sender {
             batch: options.batch,
             stall: options.stall,
             moderation: Moderation::new(),
-            gone: false,
         })
     }
 
@@ -363,8 +369,8 @@ impl Sender {
         let deadline = Instant::now() + patience;
         let idle = self.drive(|sender| sender.is_idle(), Some(deadline))?;
         // What a reset threw away is completed like what was acknowledged.
-        match self.pump.backend.lost().filter(|_| idle) {
-            Some(error) => self.noted(Err(SendError::Gone(error))),
+        match self.pump.backend.lost(false).filter(|_| idle) {
+            Some(error) => Err(SendError::Gone(error)),
             None => Ok(idle),
         }
     }
@@ -378,10 +384,10 @@ impl Sender {
         let deadline = Instant::now() + patience;
         let flushed = self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline)).unwrap_or(false);
         let finished = flushed
+            && self.pump.backend.lost(false).is_none()
             && self.pump.backend.shutdown().is_ok()
             && self.drive(|sender| sender.is_idle(), Some(deadline)).unwrap_or(false)
-            && !self.gone
-            && self.pump.backend.lost().is_none();
+            && self.pump.backend.lost(true).is_none();
         if !finished {
             self.pump.backend.reset();
             let soon = Instant::now() + AFTER_RESET;
@@ -443,13 +449,7 @@ impl Sender {
 
     fn try_turn(&mut self) -> Result<(), SendError> {
         let now = self.clock.glance();
-        let turned = self.pump.try_turn(now);
-        self.noted(turned)
-    }
-
-    fn noted<T>(&mut self, result: Result<T, SendError>) -> Result<T, SendError> {
-        self.gone |= matches!(result, Err(SendError::Gone(_)));
-        result
+        self.pump.try_turn(now)
     }
 
     fn is_idle(&self) -> bool {
@@ -458,15 +458,6 @@ impl Sender {
 
     /// Works and waits until `until`; whether that came before `deadline`.
     fn drive(&mut self, until: impl Fn(&Self) -> bool, deadline: Option<Instant>) -> Result<bool, SendError> {
-        let driven = self.try_drive(until, deadline);
-        self.noted(driven)
-    }
-
-    fn try_drive(
-        &mut self,
-        until: impl Fn(&Self) -> bool,
-        deadline: Option<Instant>,
-    ) -> Result<bool, SendError> {
         let (mut moved, mut turn, mut again) = (None, Turn::Flushed, true);
         loop {
             if again {

@@ -22,9 +22,10 @@ use crate::engine::MAX_CALLS;
 pub use memory::{Pages, Region};
 pub(crate) use memory::{Slot, Slots};
 
-/// include/uapi/linux/tcp.h, TCP_ULP and TCP_INFO; the places of `tcpi_rtt`, microseconds, and of `tcpi_bytes_acked`.
+/// include/uapi/linux/tcp.h, TCP_ULP and TCP_INFO, a state; the places of `tcpi_rtt`, microseconds, and of `tcpi_bytes_acked`.
 const TCP_ULP: c_int = 31;
 const TCP_INFO: c_int = 11;
+const TCP_CLOSE: u8 = 7;
 const TCPI_RTT: usize = 68;
 const TCPI_BYTES_ACKED: usize = 120;
 /// include/uapi/linux/udp.h.
@@ -179,6 +180,13 @@ pub(crate) fn acked(socket: BorrowedFd<'_>) -> Option<u64> {
     let mut info = [0; 128];
     let len = get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).ok()?;
     Some(u64::from_ne_bytes(*info[..len].get(TCPI_BYTES_ACKED..)?.first_chunk()?))
+}
+
+/// Whether a TCP connection has ended on both sides, or was reset (TCP_CLOSE, net/tcp_states.h).
+pub(crate) fn is_over(socket: BorrowedFd<'_>) -> bool {
+    let mut info = [0; 8];
+    // tcpi_state is its first byte.
+    get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).is_ok_and(|len| len > 0 && info[0] == TCP_CLOSE)
 }
 
 /// Bytes that the socket holds: not sent, or sent and not acknowledged (SIOCOUTQ, tcp(7)).

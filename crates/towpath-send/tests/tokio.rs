@@ -60,6 +60,30 @@ async fn a_peer_that_goes_is_an_error() {
     assert!(!sender.close(PATIENCE).await.unwrap().finished);
 }
 
+/// As the blocking sender's.
+#[tokio::test]
+async fn what_a_reset_threw_away_was_not_sent() {
+    for told in [false, true] {
+        let (stream, peer) = pair().await;
+        let watched = stream.try_clone().unwrap();
+        let mut sender = AsyncSender::new(stream, options()).unwrap();
+        sender.queue(1, vec![7; 256 << 10]).await.unwrap();
+        sender.flush().await.unwrap();
+        rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        drop(peer);
+        let mut fds = [rustix::event::PollFd::new(&watched, rustix::event::PollFlags::empty())];
+        while !fds[0].revents().contains(rustix::event::PollFlags::HUP) {
+            rustix::event::poll(&mut fds, None).unwrap();
+        }
+        if told {
+            for _ in 0..2 {
+                assert!(matches!(sender.drain().await, Err(SendError::Gone(_))));
+            }
+        }
+        assert!(!sender.close(PATIENCE).await.unwrap().finished, "told: {told}");
+    }
+}
+
 #[tokio::test]
 async fn close_gives_up_on_a_peer_that_does_not_read() {
     let (stream, peer) = pair().await;
