@@ -427,11 +427,12 @@ fn time(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err("a time is not negative; None is for ever"));
     }
-    if seconds == 0.0 {
+    // Longer than anything is for ever, too.
+    let time = Duration::try_from_secs_f64(seconds).ok();
+    if time == Some(Duration::ZERO) {
         return Err(PyValueError::new_err("a time is more than 0; None is for ever"));
     }
-    // Longer than anything is for ever, too.
-    Ok(Duration::try_from_secs_f64(seconds).ok())
+    Ok(time)
 }
 
 fn known(flags: u32, known: Flags) -> PyResult<Flags> {

@@ -344,6 +344,7 @@ impl Sender {
                 }
                 Ok(false) => {}
                 // Those behind it can be sent.
+                Err(SendError::Gone(source)) if source.kind() == std::io::ErrorKind::ConnectionRefused => {}
                 Err(error @ SendError::TooLong { .. }) => {
                     why = Some(failure::send(&error));
                     this.broken = true;

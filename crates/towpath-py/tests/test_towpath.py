@@ -859,7 +859,7 @@ class Lending(unittest.TestCase):
             sender.flush()
         # It may go on.
         join = self.read_all(peer)
-        while True:
+        for _ in range(60):
             try:
                 sender.drain(60)
                 break

@@ -113,7 +113,7 @@ impl AsyncSender {
     }
 
     /// As [`Sender::drain`](crate::Sender::drain): what a reset threw away is completed like what was acknowledged.
-    fn told(&self, announced: bool) -> Result<(), SendError> {
+    fn told(&mut self, announced: bool) -> Result<(), SendError> {
         self.pump.backend.lost(announced).map_or(Ok(()), |error| Err(SendError::Gone(error)))
     }
 

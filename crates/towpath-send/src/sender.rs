@@ -83,6 +83,8 @@ pub(crate) struct Socket {
     stream: bool,
     /// Whether it can be asked for what TCP alone knows.
     tcp: bool,
+    /// Why it broke, once that is known (errno(3)).
+    broken: Option<i32>,
     pub(crate) unarmed: Option<Unarmed>,
     /// What its error queue is read into.
     control: Control,
@@ -143,26 +145,34 @@ impl Socket {
             ..Config::default()
         };
         let tcp = stream && inet && protocol != Some(rustix::net::ipproto::MPTCP);
-        Ok((Self { fd, stream, tcp, unarmed, control: Control::new() }, Engine::new(config, now)))
+        Ok((
+            Self { fd, stream, tcp, broken: None, unarmed, control: Control::new() },
+            Engine::new(config, now),
+        ))
     }
 
-    /// Why the connection broke, when it did.
+    /// Why the connection broke, when it did; it is said once. An error that TCP goes on with (ICMP's, ip(7)) is none.
     pub(crate) fn error(&self) -> Option<io::Error> {
+        if self.tcp && !sys::is_over(self.fd.as_fd()) {
+            return None;
+        }
         match sockopt::socket_error(&self.fd) {
             Ok(Err(error)) | Err(error) => Some(error.into()),
             Ok(Ok(())) => None,
         }
     }
 
-    /// Why a TCP connection broke, when it did: what the peer had not acknowledged then is completed all the same. The socket's error says
-    /// little of it: one that ICMP brought may pass, and whoever shares the socket may have taken one that does not.
-    ///
-    /// Before the end is `announced`, one that is over was reset. Behind that it may have ended as it should, and was reset when it has
-    /// more left than the end itself, which has a place among the bytes.
-    pub(crate) fn lost(&self, announced: bool) -> Option<io::Error> {
-        let left = || sys::queued(self.fd.as_fd()).is_some_and(|bytes| bytes > 1);
-        let lost = self.tcp && sys::is_over(self.fd.as_fd()) && (!announced || left());
-        lost.then(|| self.error().unwrap_or_else(|| rustix::io::Errno::PIPE.into()))
+    /// Why a stream broke, when it did, again and again: what the peer had not acknowledged then is completed all the same. Whoever shares the
+    /// socket may have taken its error; TCP tells still that it is over, and how many bytes are left, among which the end, when it was
+    /// `announced`, has a place.
+    pub(crate) fn lost(&mut self, announced: bool) -> Option<io::Error> {
+        if self.stream && self.broken.is_none() {
+            let left = || sys::queued(self.fd.as_fd()).is_some_and(|bytes| bytes > u64::from(announced));
+            let error = self.error().map(|error| error.raw_os_error().unwrap_or(libc::EPIPE));
+            let over = || self.tcp && sys::is_over(self.fd.as_fd());
+            self.broken = error.or_else(|| (over() && left()).then_some(libc::EPIPE));
+        }
+        self.broken.map(io::Error::from_raw_os_error)
     }
 
     pub(crate) fn shutdown(&self) -> io::Result<()> {
@@ -263,8 +273,8 @@ pub struct Sender {
 /// How a connection ended.
 #[derive(Debug)]
 pub struct Closed {
-    /// Everything was handed over, and every completion came: what TCP sent was acknowledged by the peer's machine (which
-    /// does not say that anybody read it). Otherwise the connection was reset.
+    /// Everything was handed over, and every completion came: what TCP sent without a copy was acknowledged by the peer's machine
+    /// (which does not say that anybody read it), and what it copied is the kernel's. Otherwise the connection was reset.
     pub finished: bool,
     /// The buffers.
     pub remains: Remains,

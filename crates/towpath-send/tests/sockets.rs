@@ -316,7 +316,11 @@ fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
 fn what_a_reset_threw_away_was_not_sent() {
     for choice in [Choice::Zerocopy, Choice::Plain] {
         for told in [false, true] {
-            let (stream, peer) = v4();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            // Much less than is sent: the rest cannot be acknowledged.
+            sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let peer = listener.accept().unwrap().0;
             let mut sender = Sender::new(stream, Options { choice, keep_done: true, ..zerocopy() }).unwrap();
             sender.queue(1, vec![7; 256 << 10]).unwrap();
             // All of it is the kernel's, and nobody has read it.
@@ -337,6 +341,28 @@ fn what_a_reset_threw_away_was_not_sent() {
             all_are_somewhere(&closed, 1);
         }
     }
+    let (stream, peer) = UnixStream::pair().unwrap();
+    let mut sender = Sender::new(stream, Options { choice: Choice::Plain, ..zerocopy() }).unwrap();
+    sender.queue(1, vec![7; 10_000]).unwrap();
+    sender.flush().unwrap();
+    drop(peer);
+    assert!(!sender.close(PATIENCE).unwrap().finished, "nobody has read it");
+}
+
+/// Whoever shares the socket announces the end, and the peer answers with its own.
+#[test]
+fn an_end_that_others_announce_is_no_reset() {
+    let (stream, mut peer) = v4();
+    let mut shared = stream.try_clone().unwrap();
+    let mut sender = Sender::new(stream, zerocopy()).unwrap();
+    sender.send(pattern(0, 100_000)).unwrap();
+    let reader = thread::spawn(move || peer.read_to_end(&mut Vec::new()).unwrap());
+    assert!(sender.drain(PATIENCE).unwrap());
+    shared.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(reader.join().unwrap(), 100_000);
+    assert_eq!(shared.read(&mut [0]).unwrap(), 0, "the peer is gone as well");
+    assert!(sender.drain(PATIENCE).unwrap());
+    finished(&sender.close(PATIENCE).unwrap());
 }
 
 fn polled(sender: &Sender) -> PollFlags {

@@ -162,7 +162,7 @@ impl Index {
     }
 
     /// Lines that have moved to the next index.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }

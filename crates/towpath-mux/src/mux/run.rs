@@ -201,6 +201,7 @@ impl Run {
     }
 
     /// The one at this place, where it lies.
+    #[cfg(feature = "io")]
     pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
         Some(self.view_of(self.found.get(at)?, at))
     }

@@ -145,13 +145,18 @@ fn kill(stop: &Stop, board: &Board, socket: &Path, length: Duration) -> Result<u
     stop.pause(length / 2)?;
     let mut killed = Vec::new();
     while killed.len() < KILLS {
-        let Some(shown) = ctl(socket, "show mux") else { break };
-        let workers = shown["mux"]["workers"].as_array().cloned().unwrap_or_default();
-        let pid = |worker: &Value| worker["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
-        // One that was killed may still be named.
-        let others = workers.iter().filter(|worker| pid(worker).is_some_and(|pid| !killed.contains(&pid)));
-        let busiest = others.max_by_key(|worker| worker["recv_q"].as_u64());
-        let Some(pid) = busiest.and_then(pid) else { break };
+        let mut found = None;
+        stop.until(PATIENCE, || {
+            let shown = ctl(socket, "show mux").unwrap_or_default();
+            let workers = shown["mux"]["workers"].as_array().cloned().unwrap_or_default();
+            let pid = |worker: &Value| worker["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
+            // One that was killed may still be named.
+            let others =
+                workers.iter().filter(|worker| pid(worker).is_some_and(|pid| !killed.contains(&pid)));
+            found = others.max_by_key(|worker| worker["recv_q"].as_u64()).and_then(pid);
+            Ok(found.is_some())
+        })?;
+        let Some(pid) = found else { break };
         kill_process(pid, Signal::KILL).map_err(|error| doing("killing a worker")(error.into()))?;
         killed.push(pid);
         board.say(format!("worker {} is killed (SIGKILL) while it has a message", pid.as_raw_nonzero()));
