@@ -20,7 +20,7 @@ use crate::queue::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long a process has to end once its channel is closed, before it is killed.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+pub const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a process is looked at while it is waited for.
 const LOOK: Duration = Duration::from_millis(10);

@@ -55,9 +55,6 @@ const WELCOMES: usize = 8;
 /// How often the connections of muxes are looked after.
 const TEND: Duration = Duration::from_secs(1);
 
-/// How long processes have to end.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Why an engine could not be started.
 #[derive(Debug, Error)]
 pub enum Failure {

@@ -96,17 +96,8 @@ pub(crate) fn udp_capture(path: &Path, n: u32, flows: u16) {
         bytes.extend((1024 + (i % u32::from(flows)) as u16).to_be_bytes());
         bytes.extend([0, 53, 0, 26, 0, 0]);
         bytes.extend(format!("payload {i:010}").as_bytes());
-        let wire_len = bytes.len() as u32;
         let time_ns = u64::from(i) * 1000;
-        let frame = Frame {
-            bytes: &bytes,
-            wire_len,
-            time_ns,
-            link: LinkType::ETHERNET,
-            interface: 0,
-            meta: Default::default(),
-        };
-        writer.write(frame, None).unwrap();
+        writer.write(Frame { time_ns, ..Frame::new(&bytes, LinkType::ETHERNET) }, None).unwrap();
     }
     writer.finish().unwrap();
 }

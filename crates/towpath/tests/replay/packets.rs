@@ -57,16 +57,7 @@ fn rejected_packets_are_answered() {
         let mut writer = Writer::create(&path).unwrap();
         for (time_ns, words) in (0..).step_by(1_000_000).zip(packets) {
             let bytes = towpath_gate::gate::Written::parse(words).unwrap().frame;
-            let wire_len = bytes.len() as u32;
-            let frame = Frame {
-                bytes: &bytes,
-                wire_len,
-                time_ns,
-                link: LinkType::ETHERNET,
-                interface: 0,
-                meta: Default::default(),
-            };
-            writer.write(frame, None).unwrap();
+            writer.write(Frame { time_ns, ..Frame::new(&bytes, LinkType::ETHERNET) }, None).unwrap();
         }
         writer.finish().unwrap();
         path

@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::{
-    Administrator, EXIT_TIMEOUT, Ended, Failure, Order, RECHECK_TIMEOUT, Report, Service, States, doze, heard,
-};
+use super::{Administrator, Ended, Failure, Order, RECHECK_TIMEOUT, Report, Service, States, doze, heard};
+use crate::inspector::EXIT_TIMEOUT;
 use crate::snapshot::Saving;
 
 /// How often threads are looked at that end.
