@@ -246,7 +246,7 @@ struct All {
     reps: u32,
 }
 
-/// What the subjects measured, as a page: docs/numbers.md
+/// What the subjects measured, as a page: docs/book/src/numbers.md
 ///
 /// Prints the page for the files that `all` wrote. Why bars are missed stands in reasons.tsv; what the README quotes of the page,
 /// in quoted.tsv.
@@ -265,7 +265,7 @@ struct Numbers {
     check: Option<std::path::PathBuf>,
 
     /// The page that --readme and --check read
-    #[arg(long, value_name = "FILE", default_value = "docs/numbers.md")]
+    #[arg(long, value_name = "FILE", default_value = "docs/book/src/numbers.md")]
     page: std::path::PathBuf,
 }
 

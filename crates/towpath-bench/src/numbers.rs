@@ -111,7 +111,7 @@ fn write(parts: &[Part], machine: &str) -> String {
          ```text\n\
          cargo build --release -p towpath -p towpath-bench\n\
          target/release/towpath-bench all --dir DIR                     # as root, on a quiet machine\n\
-         target/release/towpath-bench numbers DIR/*.json > docs/numbers.md\n\
+         target/release/towpath-bench numbers DIR/*.json > docs/book/src/numbers.md\n\
          target/release/towpath-bench numbers --readme README.md        # the few that README.md quotes\n\
          ```\n\n\
          Ratio is ours over the peer's; what it must reach or stay under is the bar. Where a bar is a fixed figure, that stands \
@@ -237,7 +237,7 @@ fn quoted(readme: &str, page: &Path) -> Result<String> {
         let _ = writeln!(block, "| {words} | {ours} | {peer}: {rest}");
     }
     block.push_str(
-        "\nEvery bar, the machine, and what is missed and why: [docs/numbers.md](docs/numbers.md).\n",
+        "\nEvery bar, the machine, and what is missed and why: [docs/book/src/numbers.md](docs/book/src/numbers.md).\n",
     );
     Ok(format!("{}{block}{}", &readme[..begin], &readme[end..]))
 }
@@ -329,9 +329,9 @@ mod tests {
     #[test]
     fn this_repositorys_readme_says_what_its_page_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let page = root.join("docs/numbers.md");
+        let page = root.join("docs/book/src/numbers.md");
         if !page.exists() {
-            return println!("skipped: no docs/numbers.md yet");
+            return println!("skipped: no docs/book/src/numbers.md yet");
         }
         check(&root.join("README.md"), &page).unwrap();
     }

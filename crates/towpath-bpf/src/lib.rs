@@ -9,7 +9,7 @@
 //!   allocates nothing.
 //! - [`Code`] is a program before the check, to list it.
 //!
-//! What is accepted, and what differs from Linux, is in `docs/bpf.md`.
+//! What is accepted, and what differs from Linux, is in `docs/book/src/reference/bpf.md`.
 //!
 //! Not supported: maps, global data, helpers other than `skb_load_bytes`, atomics, writes to the message, calls through
 //! registers, and context fields that only a packet has.

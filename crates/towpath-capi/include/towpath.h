@@ -1,4 +1,4 @@
-/* towpath.h: inspectors, workers, senders and the multiplexor of Towpath in C. libtowpath 0.1; the guide is docs/c.md.
+/* towpath.h: inspectors, workers, senders and the multiplexor of Towpath in C. libtowpath 0.1; the guide is docs/book/src/reference/c.md.
  *
  * Results    Functions return 0 or a number that their comment explains, and on failure a negative number of errno(3); what
  *            happened, in words, is towpath_error()'s. -EINVAL: a NULL or a value that the comment does not allow.
@@ -207,7 +207,7 @@ int towpath_reply_append(towpath_reply *reply, const void *bytes, size_t len);
 typedef void towpath_work(const struct towpath_message *message, towpath_reply *reply, void *context);
 
 /* Does messages until the mux wants this worker no more: as recv, reply and done, with less to do for each. at_once: short
- * messages of a connection that it takes at once, 1 to 64 (docs/mux.md says what that costs). 0: the end; -EINTR: call it
+ * messages of a connection that it takes at once, 1 to 64 (docs/book/src/reference/mux.md says what that costs). 0: the end; -EINTR: call it
  * again; -EMSGSIZE: an answer was too long, and what it was to is done without one: call it again for the others; else as recv and
  * reply. */
 int towpath_worker_serve(towpath_worker *worker, unsigned at_once, towpath_work *work, void *context);
@@ -219,7 +219,7 @@ int towpath_worker_arm(towpath_worker *worker);
 int towpath_worker_disarm(towpath_worker *worker);
 int towpath_worker_stats(const towpath_worker *worker, struct towpath_ring_stats *stats);
 
-/* ---- Senders: TCP and UDP without copying what is sent (docs/send.md) ---------------------------------------------------- */
+/* ---- Senders: TCP and UDP without copying what is sent (docs/book/src/reference/send.md) ---------------------------------------------------- */
 
 typedef struct towpath_sender towpath_sender;
 
@@ -286,7 +286,7 @@ int towpath_sender_counters(const towpath_sender *sender, struct towpath_sender_
  * were lent. */
 int towpath_sender_close(towpath_sender *sender, int timeout, uint64_t *ids, size_t max, size_t *pinned);
 
-/* ---- A multiplexor in this process: handles with a socket's calls, as Linux's KCM has them (docs/mux.md) ----------------- */
+/* ---- A multiplexor in this process: handles with a socket's calls, as Linux's KCM has them (docs/book/src/reference/mux.md) ----------------- */
 
 /* A handle of a mux, as a KCM socket is: messages of all its connections come to whichever handle asks. For several threads, clone
  * it. Waits are not ended by signals. */
@@ -307,10 +307,10 @@ struct towpath_mux_message {
 
 /* A mux and its first handle. type: SOCK_DGRAM (each send is a message unless it says MSG_MORE; a read that is shorter than the
  * message drops the rest) or SOCK_SEQPACKET (the send that says MSG_EOR ends a message; a shorter read leaves the rest to the next).
- * framing: a preset or description (docs/framing.md). -EINVAL: the framing, and where it is wrong; -EPROTONOSUPPORT: the type. */
+ * framing: a preset or description (docs/book/src/reference/framing.md). -EINVAL: the framing, and where it is wrong; -EPROTONOSUPPORT: the type. */
 int towpath_mux_socket(int type, const char *framing, uint32_t flags, towpath_mux **mux);
 
-/* What a mux holds at most, and for how long (docs/mux.md, "Bounds"). Zeros are the defaults. */
+/* What a mux holds at most, and for how long (docs/book/src/reference/mux.md, "Bounds"). Zeros are the defaults. */
 struct towpath_mux_options {
     uint64_t message_max;      /* bytes of a message, above which its connection ends; 16 MiB */
     uint64_t head_max;         /* bytes of one before its length is known, for framings that do not bound that; 64 KiB */

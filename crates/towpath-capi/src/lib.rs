@@ -1,4 +1,4 @@
-//! Towpath for C: `libtowpath` and `include/towpath.h`, which documents every function; the guide is `docs/c.md`.
+//! Towpath for C: `libtowpath` and `include/towpath.h`, which documents every function; the guide is `docs/book/src/reference/c.md`.
 //!
 //! Nothing but a boundary. What: C's arguments become Rust's, Rust's results become numbers of errno(3) and a sentence
 //! (`failure.rs`), and a panic ends here. Handles are boxes that C has a pointer to; a frame or message is a struct of

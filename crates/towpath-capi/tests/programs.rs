@@ -232,7 +232,7 @@ fn messages_are_answered_in_c() {
 fn the_example_of_a_worker_in_both_ways_to_link() {
     let Some(bench) = Bench::new() else { return };
     let library = bench.directory.path().join("static/libtowpath.a").display().to_string();
-    // What the archive needs is in docs/c.md.
+    // What the archive needs is in docs/book/src/reference/c.md.
     let linked = ["shared", "static"].map(|how| match how {
         "static" => bench.compile(
             "examples/worker.c",

@@ -5,13 +5,13 @@ use towpath_gate::wire::Malformed;
 
 #[test]
 fn examples_of_the_reference_parse() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
     let text = std::fs::read_to_string(path).unwrap();
     let blocks: Vec<&str> =
         text.split("```ipfw\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert_eq!(blocks.len(), 6);
     for block in blocks {
-        let ruleset = Ruleset::parse("docs/rules.md", block)
+        let ruleset = Ruleset::parse("docs/book/src/reference/rules.md", block)
             .ruleset
             .unwrap_or_else(|errors| panic!("{block}{errors:#?}"));
         let again = Ruleset::parse("again", &ruleset.to_text()).ruleset.unwrap();
@@ -21,7 +21,7 @@ fn examples_of_the_reference_parse() {
 
 #[test]
 fn the_reference_says_which_packets_no_rule_sees() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
     let text = std::fs::read_to_string(path).unwrap();
     let words: Vec<&str> = text.split_once("## What no rule sees").unwrap().1.split_whitespace().collect();
     let section = words.join(" ");

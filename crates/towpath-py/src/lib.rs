@@ -1,4 +1,4 @@
-//! Towpath for Python: the module `towpath`. Its documentation is in the docstrings and in `docs/python.md`; its types are in
+//! Towpath for Python: the module `towpath`. Its documentation is in the docstrings and in `docs/book/src/reference/python.md`; its types are in
 //! `towpath.pyi`.
 //!
 //! What: each class has one of `towpath-ring`'s clients, a handle of `towpath-mux`'s, or a sender of `towpath-send`'s. Whatever may wait does so without the

@@ -1,6 +1,6 @@
 //! The layout of everything that two processes share.
 //!
-//! The byte table is in `docs/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
+//! The byte table is in `docs/book/src/reference/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
 //! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
 
 use crate::Seq;

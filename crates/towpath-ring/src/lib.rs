@@ -3,7 +3,7 @@
 //! An engine ([`Endpoint`], [`Channel`]) hands frames to clients ([`Consumer`]) without a system call or a copy per
 //! frame, and takes their verdicts back the same way. A [`Group`] gives each message to several clients from one copy, and
 //! to those that only look on ([`Tap`]). What one side writes the other side can only read; what it
-//! reads it copies and checks. The layout of the shared memory is in `docs/ring-abi.md`.
+//! reads it copies and checks. The layout of the shared memory is in `docs/book/src/reference/ring-abi.md`.
 //!
 //! Feature `tokio`: `AsyncConsumer`, the same client for tokio. Feature `test-util`: `mock`, peers that lie, for fuzzing.
 //!

@@ -125,7 +125,7 @@ fn client_dies_early() {
     let path = std::env::var("TOWPATH_SOCKET").expect("TOWPATH_SOCKET");
     let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     net::connect(&socket, &SocketAddrUnix::new(path).expect("an address")).expect("connected");
-    // As docs/ring-abi.md has it.
+    // As docs/book/src/reference/ring-abi.md has it.
     let mut hello = [0; 64];
     hello[..4].copy_from_slice(b"TPRG");
     hello[4..6].copy_from_slice(&towpath_ring::VERSION.to_le_bytes());

@@ -1,7 +1,7 @@
 //! Zero-copy sends with honest completions: MSG_ZEROCOPY (Linux 4.14) over TCP and UDP sockets.
 //!
 //! A frame is handed over, the kernel sends straight from it, and it comes back exactly when the kernel is done with it:
-//! faster where the path allows it, plain sends where it does not. The guide for newcomers is `docs/send.md`.
+//! faster where the path allows it, plain sends where it does not. The guide for newcomers is `docs/book/src/reference/send.md`.
 //!
 //! - [`Sender`] sends buffers over a connected TCP or UDP socket; `AsyncSender` (feature `tokio`) on tokio;
 //!   [`PollSender`] in an event loop of one's own.

@@ -1,5 +1,5 @@
 //! Framings as they are named on a command line and in a configuration: a preset, clauses, or a file with either the same in TOML or
-//! a BPF program made for KCM. docs/framing.md has them.
+//! a BPF program made for KCM. docs/book/src/reference/framing.md has them.
 
 use std::path::{Path, PathBuf};
 

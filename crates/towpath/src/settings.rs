@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_every_setting_with_its_default() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
         let text = std::fs::read_to_string(file).unwrap().replace(',', "");
         for (name, value) in Settings::default().rows() {
             let is_row = |line: &&str| line.starts_with('|') && line.contains(&format!("`{name}`"));

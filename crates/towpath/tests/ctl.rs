@@ -163,7 +163,7 @@ impl Drop for Engine {
     }
 }
 
-/// A request as it stands in docs/ctl.md.
+/// A request as it stands in docs/book/src/reference/ctl.md.
 fn request(object: &Value) -> Vec<u8> {
     let object = object.to_string();
     [&(object.len() as u32 + 1).to_le_bytes()[..], &[1], object.as_bytes()].concat()

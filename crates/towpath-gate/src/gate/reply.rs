@@ -10,7 +10,7 @@
 //!   link it is a packet that was sent by this host;
 //! - it is never larger than what was quoted and a header, and it has the checksums that it needs.
 //!
-//! After ipfw's `send_reject` and `send_reject6`; what differs is in `docs/rules.md`.
+//! After ipfw's `send_reject` and `send_reject6`; what differs is in `docs/book/src/reference/rules.md`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

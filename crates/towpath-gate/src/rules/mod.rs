@@ -1,6 +1,6 @@
 //! The rule language: text to rules and back.
 //!
-//! It is ipfw(8)'s, with a few words of our own; `docs/rules.md` lists every word. A file is read by
+//! It is ipfw(8)'s, with a few words of our own; `docs/book/src/reference/rules.md` lists every word. A file is read by
 //! [`Ruleset::parse`], which reports everything that is wrong with it at once.
 //!
 //! ```

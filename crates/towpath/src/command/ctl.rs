@@ -170,7 +170,7 @@ enum Show {
     ///
     /// The limits, why bytes went plain, numbers per notification, how long buffers were pinned, why modes switched; and a
     /// line for each connection that had a long answer: bytes without a copy, those that the kernel copied after all, bytes
-    /// sent plain, numbers given out and outstanding, bytes pinned and how many may be, ENOBUFS. See docs/send.md.
+    /// sent plain, numbers given out and outstanding, bytes pinned and how many may be, ENOBUFS. See docs/book/src/reference/send.md.
     Send(Json),
     /// The frames of a channel that are not free
     ///

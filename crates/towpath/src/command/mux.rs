@@ -54,7 +54,7 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "FILE", requires = "connected", value_hint = ValueHint::FilePath)]
     trust: Option<PathBuf>,
 
-    /// Where messages end: a preset's name, clauses, or a file: the same in TOML, or a BPF program made for KCM (docs/framing.md)
+    /// Where messages end: a preset's name, clauses, or a file: the same in TOML, or a BPF program made for KCM (docs/book/src/reference/framing.md)
     #[arg(long, value_name = "FRAMING")]
     framing: String,
 
@@ -166,7 +166,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         .framing()
         .clone();
     if args.order == OrderArg::Key && !framing.may_have_key() {
-        let why = "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/framing.md)";
+        let why = "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/book/src/reference/framing.md)";
         return Err((exit::USAGE, format!("--order key, --framing {}: {why}", args.framing)));
     }
     let command = shell_words::split(&args.worker)

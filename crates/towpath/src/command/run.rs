@@ -17,7 +17,7 @@ use crate::command::{answer, fail, say, warn};
 /// Stand between live ports, as a configuration says
 ///
 /// CONFIG is a TOML file: the ports and how they are wired, the rule file, the queues and who may inspect them, the engine's
-/// threads, the control socket. docs/run.md has every key. Runs until SIGTERM or SIGINT, which drain it: nothing more is
+/// threads, the control socket. docs/book/src/reference/run.md has every key. Runs until SIGTERM or SIGINT, which drain it: nothing more is
 /// received, and what inspectors have is waited for. SIGHUP reads the rules and the configuration again.
 #[derive(Debug, Parser)]
 #[command(after_help = "\

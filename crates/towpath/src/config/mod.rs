@@ -1,7 +1,7 @@
 //! The configuration of `towpath run`: a TOML file, checked as a whole.
 //!
 //! Reading it finds everything that is wrong at once, each with line, column and what to do. What every key means is in
-//! `docs/run.md`.
+//! `docs/book/src/reference/run.md`.
 //!
 //! ```
 //! use towpath::config::Config;
@@ -272,7 +272,7 @@ impl Config {
 fn text_of(path: &Path) -> Result<String, Vec<Diagnostic>> {
     std::fs::read_to_string(path).map_err(|error| {
         let findings = Findings::new(&path.display().to_string(), "");
-        let hint = "name a configuration file, as docs/run.md describes it".to_owned();
+        let hint = "name a configuration file, as docs/book/src/reference/run.md describes it".to_owned();
         findings.add(&(0..0), format!("cannot be read: {error}"), Some(hint));
         findings.into_found()
     })

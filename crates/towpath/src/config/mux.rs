@@ -106,7 +106,7 @@ pub(super) fn take(
 
 fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize) -> Option<Mux> {
     table.need("listen", "write listen = [\"HOST:PORT\"], or \"unix:PATH\"");
-    table.need("framing", "write framing = \"PRESET\": docs/framing.md has them");
+    table.need("framing", "write framing = \"PRESET\": docs/book/src/reference/framing.md has them");
     table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
     let framing = table.text("framing").map(|text| (Named::read(text.value, directory), text));
@@ -122,14 +122,14 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
     match &framing {
         Some((Err(error), text)) => {
             let message = format!("`{}` is no framing: {}", text.value, error.why());
-            table.wrong(&text.span, message, "docs/framing.md has them");
+            table.wrong(&text.span, message, "docs/book/src/reference/framing.md has them");
         }
         Some((Ok(named), text)) if order == Order::Key && !named.framing().may_have_key() => {
             let message = format!("`{}` gives no key, and the order is by key", text.value);
             table.wrong(
                 &text.span,
                 message,
-                "write its clauses with key=OFFSET:LENGTH: docs/framing.md has them",
+                "write its clauses with key=OFFSET:LENGTH: docs/book/src/reference/framing.md has them",
             );
         }
         _ => {}

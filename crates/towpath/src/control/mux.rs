@@ -85,7 +85,7 @@ impl From<towpath_mux::io::Arrivals> for Arrivals {
 
 /// Counters under KCM's names, and those that say what became of each message: received = done + undone + queued + in_hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // KCM's names: net/kcm/kcmproc.c, and docs/mux.md
+#[allow(missing_docs)] // KCM's names: net/kcm/kcmproc.c, and docs/book/src/reference/mux.md
 pub struct Stats {
     pub rx_msgs: u64,
     pub rx_bytes: u64,

@@ -1,4 +1,4 @@
-//! Requests and answers on the control socket. `docs/ctl.md` is the same for readers without Rust.
+//! Requests and answers on the control socket. `docs/book/src/reference/ctl.md` is the same for readers without Rust.
 //!
 //! Every message is a little-endian `u32`, the number of bytes that follow it, one byte for what they are, and the
 //! bytes: [`JSON`] an object, [`PCAPNG`] blocks of a capture.

@@ -51,7 +51,7 @@ pub struct Send {
     pub others: Vec<Send>,
 }
 
-/// What was counted: see docs/send.md.
+/// What was counted: see docs/book/src/reference/send.md.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Bytes handed over with MSG_ZEROCOPY, and those of them that the kernel said it copied.

@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_reference_has_every_word() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rules.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
         let text = std::fs::read_to_string(path).unwrap();
         let boundary = |c: Option<char>| c.is_none_or(|c| !(c.is_ascii_alphanumeric() || c == '-'));
         let has = |word: &str| {

@@ -289,11 +289,11 @@ fn every_preset_is_found_by_name_and_alias() {
 
 mod presets;
 
-/// What docs/framing.md shows is what is there.
+/// What docs/book/src/reference/framing.md shows is what is there.
 #[test]
 fn the_documentation_holds() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/framing.md");
-    let text = std::fs::read_to_string(path).expect("docs/framing.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/framing.md");
+    let text = std::fs::read_to_string(path).expect("docs/book/src/reference/framing.md");
     let documents: Vec<&str> =
         text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or("")).collect();
     assert!(documents.len() >= 6);
@@ -306,12 +306,12 @@ fn the_documentation_holds() {
     for preset in PRESETS {
         let alias = if preset.alias.is_empty() { String::new() } else { format!("`{}`", preset.alias) };
         let row = format!("| `{}` | {alias} | {} |", preset.name, preset.about);
-        assert!(text.contains(&row), "docs/framing.md lacks the row\n{row}");
+        assert!(text.contains(&row), "docs/book/src/reference/framing.md lacks the row\n{row}");
     }
     for key in compile::all_keys() {
         assert!(
             text.contains(&format!("`{key}")) || text.contains(&format!("[{key}]")),
-            "docs/framing.md lacks {key}"
+            "docs/book/src/reference/framing.md lacks {key}"
         );
     }
 }
