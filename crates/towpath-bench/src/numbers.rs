@@ -115,7 +115,7 @@ fn write(parts: &[Part], machine: &str) -> String {
          target/release/towpath-bench numbers --readme README.md        # the few that README.md quotes\n\
          ```\n\n\
          Ratio is ours over the peer's; what it must reach or stay under is the bar. Where a bar is a fixed figure, that stands \
-         in the peer's place. What each row is, and what its peer is: [the bench's README](../crates/towpath-bench/README.md).\n",
+         in the peer's place. What each row is, and what its peer is: [the bench's README](../../../crates/towpath-bench/README.md).\n",
         all - lost
     );
     for part in parts {
