@@ -166,7 +166,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         .framing()
         .clone();
     if args.order == OrderArg::Key && !framing.may_have_key() {
-        let why = "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/book/src/reference/framing.md)";
+        let why =
+            "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/book/src/reference/framing.md)";
         return Err((exit::USAGE, format!("--order key, --framing {}: {why}", args.framing)));
     }
     let command = shell_words::split(&args.worker)
