@@ -12,19 +12,20 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::abi::{self, ENTRY_WORDS, Layout};
-use crate::attach::{Attached, Options, attach};
-use crate::header::FLAG_ONESHOT;
-use crate::hello::{Notice, Reply, Terms, Welcome};
-use crate::limits::Shares;
+use crate::engine::open::open;
+use crate::engine::quota::Shares;
+use crate::handshake::attach::{Attached, Options, attach};
+use crate::handshake::messages::{Notice, Reply, Terms, Welcome};
+use crate::lane::verdict::Word;
 use crate::mock::{self, EngineOp, Ledger, Op, apply, config, poke, run_engine, small};
-use crate::open::open;
-use crate::park::Fences;
-use crate::region::{Access, Words};
-use crate::verdict::Word;
+use crate::shm::abi::{self, ENTRY_WORDS, Layout};
+use crate::shm::header::FLAG_ONESHOT;
+use crate::shm::park::Fences;
+use crate::shm::region::{Access, Words};
+use crate::shm::sys;
 use crate::{
     AttachError, Cause, Channel, Config, Consumer, Credentials, Death, Endpoint, Flags, Geometry, Group,
-    Kind, Limits, Meta, Seq, Verdict, sys,
+    Kind, Limits, Meta, Seq, Verdict,
 };
 
 struct Pair {
@@ -384,7 +385,7 @@ proptest! {
 }
 
 /// Serves one connection with a welcome of the test's making.
-fn attach_to(welcome: [u8; crate::hello::WELCOME], fds: Vec<OwnedFd>) -> AttachError {
+fn attach_to(welcome: [u8; crate::handshake::messages::WELCOME], fds: Vec<OwnedFd>) -> AttachError {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let listener = sys::listen(&path, 1).unwrap();
@@ -431,7 +432,7 @@ fn memory_that_is_not_safe_to_map_is_refused() {
     let nulls = (0..4).map(|_| null.try_clone().unwrap().into()).collect();
     let e = attach_to(welcome(layout), nulls);
     assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("is no memfd")), "{e}");
-    let e = attach_to([0; crate::hello::WELCOME], vec![]);
+    let e = attach_to([0; crate::handshake::messages::WELCOME], vec![]);
     assert!(matches!(e, AttachError::NotTowpath(_)), "{e}");
 }
 
@@ -493,8 +494,10 @@ fn a_refused_client_is_told_why() {
     drop(channel);
     one.attach(|path| Consumer::attach_as(path, "second").unwrap());
 
-    let theirs =
-        Welcome { version: 7, answer: Reply::Refused(crate::hello::Refusal::Version, String::new()) };
+    let theirs = Welcome {
+        version: 7,
+        answer: Reply::Refused(crate::handshake::messages::Refusal::Version, String::new()),
+    };
     let e = attach_to(theirs.emit(), vec![]);
     assert_eq!(
         e.to_string(),
@@ -562,9 +565,14 @@ fn an_endpoint_survives_what_is_no_hello() {
         socket
     };
     let silent: Vec<_> = (0..5).map(|_| connect(b"")).collect();
-    let wrong =
-        crate::hello::Hello { version: 9, gaps: true, fences: Fences::Both, tap: false, name: "old".into() }
-            .emit();
+    let wrong = crate::handshake::messages::Hello {
+        version: 9,
+        gaps: true,
+        fences: Fences::Both,
+        tap: false,
+        name: "old".into(),
+    }
+    .emit();
     let (strange, old, long) = (connect(b"GET / HTTP/1.1"), connect(&wrong), connect(&[b'x'; 500]));
     for _ in 0..10 {
         assert!(pair.endpoint.accept().unwrap().is_none());
@@ -573,13 +581,13 @@ fn an_endpoint_survives_what_is_no_hello() {
     assert_eq!((stats.wrong_version, stats.attached), (1, 0));
     assert!(stats.failed >= 3, "{stats:?}");
     // The one that gave way knows to whom.
-    let mut answer = [0; crate::hello::WELCOME];
+    let mut answer = [0; crate::handshake::messages::WELCOME];
     assert!(matches!(sys::recv(&silent[0], &mut answer), Ok(sys::Received::Message(..))));
     let us = std::process::id();
     let over = format!("2 connections that have not said hello; held by: [{us}] [{us}]");
-    let refusal = Reply::Refused(crate::hello::Refusal::Limit, over);
+    let refusal = Reply::Refused(crate::handshake::messages::Refusal::Limit, over);
     assert_eq!(Welcome::parse(&answer).unwrap().answer, refusal);
-    let mut answer = [0; crate::hello::WELCOME];
+    let mut answer = [0; crate::handshake::messages::WELCOME];
     assert!(matches!(sys::recv(&old, &mut answer), Ok(sys::Received::Message(..))));
     assert_eq!(Welcome::parse(&answer).unwrap().version, abi::VERSION);
     // Their ends, whichever child of another test has a copy for a moment.

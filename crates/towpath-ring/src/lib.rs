@@ -13,127 +13,67 @@
 #![allow(unexpected_cfgs)]
 #![cfg_attr(loom, allow(dead_code))]
 
-mod abi;
-#[cfg(all(feature = "tokio", not(loom)))]
-mod asynchronous;
-#[cfg(not(loom))]
-mod attach;
-#[cfg(not(loom))]
-mod bundle;
-#[cfg(not(loom))]
-mod channel;
 #[cfg(not(loom))]
 mod client;
 #[cfg(not(loom))]
-mod cpu;
+mod engine;
 #[cfg(not(loom))]
-mod dump;
-#[cfg(not(loom))]
-mod endpoint;
-#[cfg(not(loom))]
-mod error;
-#[cfg(not(loom))]
-mod gap;
-mod geometry;
-#[cfg(not(loom))]
-mod group;
-#[cfg(not(loom))]
-mod grow;
-mod header;
-#[cfg(not(loom))]
-mod hello;
+mod handshake;
 #[cfg(all(test, not(loom)))]
 mod hostile;
-#[cfg(not(loom))]
-mod inbox;
 mod lane;
-#[cfg(not(loom))]
-mod life;
-#[cfg(not(loom))]
-mod limits;
-#[cfg(not(loom))]
-mod member;
 #[cfg(all(any(test, feature = "test-util"), not(loom)))]
 pub mod mock;
 #[cfg(all(test, loom))]
 mod model;
-#[cfg(not(loom))]
-mod open;
-#[cfg(not(loom))]
-mod outbox;
-#[cfg(not(loom))]
-mod overload;
-mod park;
-mod region;
-#[cfg(not(loom))]
-mod rings;
-mod seq;
-#[cfg(not(loom))]
-mod slot;
-#[cfg(not(loom))]
-mod socket_file;
-#[cfg(not(loom))]
-mod stats;
-mod sync;
-#[cfg(not(loom))]
-mod sys;
-#[cfg(not(loom))]
-mod tap;
-mod taplog;
-#[cfg(not(loom))]
-mod transmit;
-mod verdict;
-#[cfg(not(loom))]
-mod verdicts;
-#[cfg(not(loom))]
-mod worker;
+mod shm;
 #[cfg(all(test, not(loom)))]
 mod wrap;
 
-pub use abi::{INLINE_BYTES, VERSION};
 #[cfg(all(feature = "tokio", not(loom)))]
-pub use asynchronous::AsyncConsumer;
+pub use client::asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
-pub use attach::Options;
+pub use client::tap::{Tap, Tapped};
 #[cfg(not(loom))]
-pub use bundle::{BUNDLE_MOST, Part};
-#[cfg(not(loom))]
-pub use channel::{Channel, FrameOut, Full, POLL_BYTES, POLL_MESSAGES};
+pub use client::worker::{Connection, Message, Reply, ServeError, Unsent, View, Worker};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced, Ticket};
 #[cfg(not(loom))]
-pub use dump::{Busy, Progress, Source};
+pub use engine::channel::{Channel, FrameOut, Full, POLL_BYTES, POLL_MESSAGES};
 #[cfg(not(loom))]
-pub use endpoint::{Allow, Config, Endpoint, Stats};
+pub use engine::dump::{Busy, Progress, Source};
 #[cfg(not(loom))]
-pub use error::{AttachError, BindError, RecvError};
+pub use engine::endpoint::{Allow, Config, Endpoint, Stats};
 #[cfg(not(loom))]
-pub use gap::{Gap, Loss};
-pub use geometry::{Geometry, GeometryError};
+pub use engine::fanout::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
 #[cfg(not(loom))]
-pub use group::{Group, GroupStats, Joined, MemberId};
+pub use engine::group::{Group, GroupStats, Joined, MemberId};
 #[cfg(not(loom))]
-pub use grow::Growth;
-pub use header::{Credentials, Header, Kind, Layers, Meta};
+pub use engine::peer_liveness::Death;
 #[cfg(not(loom))]
-pub use life::Death;
+pub use engine::quota::Limits;
 #[cfg(not(loom))]
-pub use limits::Limits;
+pub use engine::reservation::Slot;
 #[cfg(not(loom))]
-pub use overload::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
-pub use seq::Seq;
+pub use engine::resize::Growth;
 #[cfg(not(loom))]
-pub use slot::Slot;
+pub use engine::socket_file::SocketFile;
 #[cfg(not(loom))]
-pub use socket_file::SocketFile;
+pub use engine::stats::ChannelStats;
 #[cfg(not(loom))]
-pub use stats::ChannelStats;
+pub use engine::tx_ring::{TxFrame, TxPayload, TxSink};
 #[cfg(not(loom))]
-pub use tap::{Tap, Tapped};
+pub use engine::verdict_reader::{Cause, Decision};
 #[cfg(not(loom))]
-pub use transmit::{TxFrame, TxPayload, TxSink};
-pub use verdict::{Answer, Flags, Verdict};
+pub use handshake::attach::Options;
 #[cfg(not(loom))]
-pub use verdicts::{Cause, Decision};
+pub use handshake::error::{AttachError, BindError, RecvError};
 #[cfg(not(loom))]
-pub use worker::{Connection, Message, Reply, ServeError, Unsent, View, Worker};
+pub use lane::batch::{BUNDLE_MOST, Part};
+#[cfg(not(loom))]
+pub use lane::loss_record::{Gap, Loss};
+pub use lane::verdict::{Answer, Flags, Verdict};
+pub use shm::abi::{INLINE_BYTES, VERSION};
+pub use shm::geometry::{Geometry, GeometryError};
+pub use shm::header::{Credentials, Header, Kind, Layers, Meta};
+pub use shm::seq::Seq;

@@ -8,16 +8,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
-use crate::attach::{Attached, Memory, Page, receive};
-use crate::hello::{Hello, Notice, Offer, Welcome};
-use crate::limits::Shares;
-use crate::open::open;
-use crate::park::Fences;
-use crate::region::{Access, Payload, Words};
+use crate::engine::open::open;
+use crate::engine::quota::Shares;
+use crate::handshake::attach::{Attached, Memory, Page, receive};
+use crate::handshake::messages::{Hello, Notice, Offer, Welcome};
+use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
+use crate::shm::park::Fences;
+use crate::shm::region::{Access, Payload, Words};
+use crate::shm::sys;
 use crate::{
-    Channel, Config, Consumer, Credentials, FrameId, Full, Geometry, Growth, Kind, Limits, Meta, Seq,
-    Verdict, sys,
+    Channel, Config, Consumer, Credentials, FrameId, Full, Geometry, Growth, Kind, Limits, Meta, Seq, Verdict,
 };
 
 /// Most operations of one run.
@@ -330,7 +330,10 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
             );
             // And a frame that says it is there.
             let header = layout.tx_headers() + (seq as usize % 16) * HEADER_WORDS;
-            store(header + 1, len & 0xffff_ffff | 6 << 32 | u64::from(crate::header::FLAG_ONESHOT) << 48);
+            store(
+                header + 1,
+                len & 0xffff_ffff | 6 << 32 | u64::from(crate::shm::header::FLAG_ONESHOT) << 48,
+            );
             store(header, seq.into());
         }
         Op::Move(number) => {

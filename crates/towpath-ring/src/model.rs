@@ -6,21 +6,21 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
-use crate::Seq;
-use crate::geometry::Geometry;
-use crate::header::{Credentials, Header, Kind, Layers, Meta};
 use crate::lane::Place;
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
-use crate::park::{Fences, Ringer, Sleeper};
-use crate::region::Words;
-use crate::taplog::{Look, Reader, Shape, Writer};
-use crate::verdict::{Flags, Verdict, Word};
+use crate::lane::taplog::{Look, Reader, Shape, Writer};
+use crate::lane::verdict::{Flags, Verdict, Word};
+use crate::shm::geometry::Geometry;
+use crate::shm::header::{Credentials, Header, Kind, Layers, Meta};
+use crate::shm::park::{Fences, Ringer, Sleeper};
+use crate::shm::region::Words;
+use crate::shm::seq::Seq;
 
 const FRAME_NR: u32 = 2;
 const HEADERS: usize = 0;
-const NOTES: usize = HEADERS + FRAME_NR as usize * crate::abi::HEADER_WORDS;
+const NOTES: usize = HEADERS + FRAME_NR as usize * crate::shm::abi::HEADER_WORDS;
 const ENTRIES: usize = 0;
 const SLEEP: usize = 4;
 
@@ -54,7 +54,7 @@ fn consumer() -> Consumer {
 /// The header of message `n`: every field tells which message it belongs to.
 fn header(n: u32) -> Header {
     let meta = Meta { kind: Kind(n as u16), time: n.into(), mark: n, port: n, group: n, ..Meta::default() };
-    meta.header(n as usize, crate::header::FLAG_INLINE)
+    meta.header(n as usize, crate::shm::header::FLAG_INLINE)
 }
 
 fn publish(producer: &mut Producer, shared: &Shared) -> Option<Seq> {
@@ -146,7 +146,7 @@ fn a_record_comes_after_what_was_said_before_it() {
     loom::model(move || {
         let shared = Arc::new(Shared {
             ours: Words::heap(NOTES + 3),
-            theirs: Words::heap(place.ring + 2 * crate::abi::ENTRY_WORDS),
+            theirs: Words::heap(place.ring + 2 * crate::shm::abi::ENTRY_WORDS),
         });
         let mut producer = producer();
         publish(&mut producer, &shared);
@@ -225,7 +225,7 @@ fn no_wake_up_is_lost_with(fences: Fences) {
 fn one_doorbell_wakes_a_sleeper_of_two_lanes() {
     loom::model(|| {
         let lanes = [shared(), shared()];
-        let answered = crate::park::Answered::default();
+        let answered = crate::shm::park::Answered::default();
         let rang = Arc::new(AtomicUsize::new(0));
         let threads = lanes.clone().map(|shared| {
             let (answered, rang) = (answered.clone(), rang.clone());
@@ -273,7 +273,7 @@ fn rings_end_behind_their_last_frame() {
         };
         let mut producer = producer();
         publish(&mut producer, &old);
-        old.ours.word(MOVED).store(crate::abi::moved(producer.frames.next_seq()), Ordering::Release);
+        old.ours.word(MOVED).store(crate::shm::abi::moved(producer.frames.next_seq()), Ordering::Release);
         let mut larger = Producer::new(place(), producer.frames.next_seq());
         publish(&mut larger, &new);
         client.join().unwrap();
@@ -282,7 +282,7 @@ fn rings_end_behind_their_last_frame() {
 
 /// A log of one slot and one stamp; the payload of its frame is one word behind them.
 const LOG: Shape = Shape { area: Geometry { block_size: 4096, block_nr: 1, frame_size: 64, frame_nr: 1 } };
-const PAYLOAD: usize = crate::abi::LOG_SLOTS + crate::abi::HEADER_WORDS + 1;
+const PAYLOAD: usize = crate::shm::abi::LOG_SLOTS + crate::shm::abi::HEADER_WORDS + 1;
 
 /// The header of a tapped message: each of its words tells which message it belongs to. Its payload is in the frame.
 fn tapped(n: u32) -> Header {

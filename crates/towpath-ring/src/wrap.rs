@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::prelude::*;
 
 use crate::mock::{self, config, growing};
-use crate::seq::BEGIN;
+use crate::shm::seq::BEGIN;
 use crate::{Channel, Config, Consumer, Frame, Full, Kind, Meta, Seq, Verdict};
 
 #[derive(Clone, Debug)]

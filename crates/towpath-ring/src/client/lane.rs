@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use super::rings::Rings;
 use super::{ConsumerStats, Frame, FrameId};
-use crate::Seq;
-use crate::abi;
-use crate::attach::{Attached, Page, map};
-use crate::channel::Full;
-use crate::error::RecvError;
-use crate::header::Meta;
-use crate::hello::{Notice, OFFER, Offer};
+use crate::client::tx_ring;
+use crate::engine::channel::Full;
+use crate::handshake::attach::{Attached, Page, map};
+use crate::handshake::error::RecvError;
+use crate::handshake::messages::{Notice, OFFER, Offer};
 use crate::lane::consumer::Found;
-use crate::outbox;
-use crate::park::{Answered, Ringer};
-use crate::region::{Access, Payload, Words, in_huge_pages};
-use crate::sync::Ordering;
-use crate::sys::{self, Received, Sent};
-use crate::verdict::Answer;
+use crate::lane::verdict::Answer;
+use crate::shm::abi;
+use crate::shm::header::Meta;
+use crate::shm::park::{Answered, Ringer};
+use crate::shm::region::{Access, Payload, Words, in_huge_pages};
+use crate::shm::seq::Seq;
+use crate::shm::sync::Ordering;
+use crate::shm::sys::{self, Received, Sent};
 
 /// Most messages read from the engine's socket at a time.
 const NOTICES: usize = 64;
@@ -308,7 +308,7 @@ fn transmit(
     payload: &[u8],
     meta: &Meta,
 ) -> Result<u16, Full> {
-    let way = outbox::Way {
+    let way = tx_ring::Way {
         own: &rings.memory.own,
         theirs: &rings.memory.theirs,
         payload: &mut rings.memory.tx_payload,

@@ -2,18 +2,18 @@
 
 use std::collections::VecDeque;
 
-use crate::Seq;
-use crate::abi;
-use crate::attach::Memory;
-use crate::error::RecvError;
-use crate::header::{FLAG_INLINE, FLAG_ONESHOT};
+use crate::client::tx_ring::Outbox;
+use crate::handshake::attach::Memory;
+use crate::handshake::error::RecvError;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::lane::records;
-use crate::outbox::Outbox;
-use crate::region::{Payload, Use};
-use crate::sync::Ordering;
-use crate::sys;
-use crate::verdict::{Answer, Verdict, Word};
+use crate::lane::verdict::{Answer, Verdict, Word};
+use crate::shm::abi;
+use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT};
+use crate::shm::region::{Payload, Use};
+use crate::shm::seq::Seq;
+use crate::shm::sync::Ordering;
+use crate::shm::sys;
 
 /// The rings of a lane: one generation of them.
 #[derive(Debug)]
@@ -257,14 +257,14 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     use super::*;
-    use crate::attach;
-    use crate::header::{Kind, Meta};
-    use crate::inbox::Inbox;
+    use crate::client::tx_ring::Way;
+    use crate::engine::control_rx::Inbox;
+    use crate::engine::rings::{self, First};
+    use crate::engine::tx_ring::{Next, Taken};
+    use crate::handshake::attach;
     use crate::lane::producer::Entry;
     use crate::mock;
-    use crate::outbox::Way;
-    use crate::rings::{self, First};
-    use crate::transmit::{Next, Taken};
+    use crate::shm::header::{Kind, Meta};
 
     /// Both ends of a lane, without a channel around them.
     struct World {
@@ -416,7 +416,7 @@ mod tests {
     /// Numbers that begin again come to notes that were left 2^32 messages ago.
     #[test]
     fn a_note_from_long_ago_is_none() {
-        use crate::sync::Ordering;
+        use crate::shm::sync::Ordering;
         let mut w = world(Seq(7));
         for n in 7..40 {
             let note = w.engine.layout.rx_notes() + (n & 31) as usize;

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use super::lane::Lane;
 use super::{Consumer, Frame};
-use crate::channel::Full;
-use crate::header::{Kind, Meta};
-use crate::verdict::Verdict;
+use crate::engine::channel::Full;
+use crate::lane::verdict::Verdict;
+use crate::shm::header::{Kind, Meta};
 
 /// A replacement that could not be handed over; the frame is still there to be decided.
 #[derive(Debug, thiserror::Error)]

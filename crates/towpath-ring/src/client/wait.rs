@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Consumer;
-use crate::cpu;
-use crate::error::RecvError;
-use crate::sys;
+use crate::handshake::error::RecvError;
+use crate::shm::cpu;
+use crate::shm::sys;
 
 /// Looks at the lanes before going to sleep: some 10 us.
 pub(super) const SPINS: u32 = 400;

@@ -2,13 +2,13 @@
 
 use super::Place;
 use super::cursor::Cursor;
-use crate::Seq;
-use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
-use crate::geometry::Geometry;
-use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
-use crate::region::{Use, Words};
-use crate::sync::{AtomicU64, Ordering};
-use crate::verdict::Word;
+use crate::lane::verdict::Word;
+use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS};
+use crate::shm::geometry::Geometry;
+use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
+use crate::shm::region::{Use, Words};
+use crate::shm::seq::Seq;
+use crate::shm::sync::{AtomicU64, Ordering};
 
 /// A message as its header describes it: copied, and checked against the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

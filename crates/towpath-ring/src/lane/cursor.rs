@@ -7,7 +7,7 @@
 //! A note alone says little: numbers begin again after 2^32, so one may be left from so long ago, and one that was never written
 //! is about number 0. It counts when the message is there.
 
-use crate::Seq;
+use crate::shm::seq::Seq;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
@@ -70,7 +70,7 @@ impl Cursor {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::abi::note;
+    use crate::shm::abi::note;
 
     #[test]
     fn rows() {

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::Seq;
+use crate::shm::seq::Seq;
 
 const MARKS: u64 = 16;
 

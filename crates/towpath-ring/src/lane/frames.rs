@@ -19,7 +19,7 @@
 //!
 //! All of it is private: the other side's words are compared with it and never stored in it.
 
-use crate::Seq;
+use crate::shm::seq::Seq;
 
 const NONE: u32 = u32::MAX;
 

@@ -16,14 +16,20 @@
 //! publish this one: a message a time, it is the difference between 11 and 16 million a second. A consumer that asked
 //! ahead would only take lines away that are being written.
 
+#[cfg(not(loom))]
+pub(crate) mod batch;
 pub(crate) mod consumer;
 pub(crate) mod cursor;
 pub(crate) mod deadline;
 pub(crate) mod frames;
+#[cfg(not(loom))]
+pub(crate) mod loss_record;
 pub(crate) mod producer;
 pub(crate) mod records;
+pub(crate) mod taplog;
+pub(crate) mod verdict;
 
-use crate::geometry::Geometry;
+use crate::shm::geometry::Geometry;
 
 /// Where the parts of a ring are, in words of the memory that they lie in.
 #[derive(Clone, Copy, Debug)]

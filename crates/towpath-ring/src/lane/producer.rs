@@ -2,13 +2,13 @@
 
 use super::Place;
 use super::frames::{Frames, NoRoom, Room};
-use crate::Seq;
-use crate::abi::{self, ENTRY_WORDS, HEADER_WORDS};
-use crate::geometry::Geometry;
-use crate::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
-use crate::region::{Use, Words};
-use crate::sync::Ordering;
-use crate::verdict::{Verdict, Word};
+use crate::lane::verdict::{Verdict, Word};
+use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS};
+use crate::shm::geometry::Geometry;
+use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
+use crate::shm::region::{Use, Words};
+use crate::shm::seq::Seq;
+use crate::shm::sync::Ordering;
 
 /// What a release entry says about the message that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 //!
 //! Whoever sees a record sees every single verdict and every hold that was given before it: so those win.
 
-use crate::abi::ENTRY_WORDS;
-use crate::region::Words;
-use crate::sync::Ordering;
-use crate::verdict::Word;
+use crate::lane::verdict::Word;
+use crate::shm::abi::ENTRY_WORDS;
+use crate::shm::region::Words;
+use crate::shm::sync::Ordering;
 
 /// Where the ring and its two counters are.
 #[derive(Clone, Copy, Debug)]

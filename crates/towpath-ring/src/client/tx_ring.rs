@@ -1,0 +1,146 @@
+//! The TX lane, seen from the client: frames that it fills.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::engine::channel::Full;
+use crate::handshake::messages::Notice;
+use crate::lane::frames::NoRoom;
+use crate::lane::producer::{Entry, Producer};
+use crate::lane::verdict::Verdict;
+use crate::shm::abi::{INLINE_BYTES, Layout};
+use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Meta};
+use crate::shm::region::{Payload, Words};
+use crate::shm::seq::Seq;
+use crate::shm::sys::{self, Sent};
+
+/// Most messages that are under way in a memory of their own; an engine keeps no more descriptors by default.
+const ONESHOTS: usize = 8;
+
+/// The parts of an attached ring that sending works on.
+pub(crate) struct Way<'a> {
+    pub(crate) own: &'a Words,
+    pub(crate) theirs: &'a Words,
+    pub(crate) payload: &'a mut Payload,
+    pub(crate) socket: &'a OwnedFd,
+    pub(crate) generation: u16,
+    pub(crate) oneshot_max: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    tx: Producer,
+    /// Messages under way in a memory of their own.
+    under_way: Vec<Seq>,
+    /// Messages sent in a memory of their own.
+    pub(crate) oneshots: u64,
+}
+
+impl Outbox {
+    /// An outbox whose first message gets the number `first`, in memory that is new.
+    pub(crate) fn new(layout: &Layout, own: &Words, first: Seq) -> Self {
+        let tx = Producer::new(layout.tx_place(), first);
+        tx.clear(own);
+        Self { tx, under_way: Vec::new(), oneshots: 0 }
+    }
+
+    /// Publishes a message; returns its first frame. What is larger than the ring, or than every gap in it, goes in a
+    /// memory of its own.
+    pub(crate) fn send(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+        let room = match self.tx.room(payload.len()).or_else(|_| {
+            self.reclaim(way.theirs);
+            self.tx.room(payload.len())
+        }) {
+            Ok(room) => room,
+            Err(NoRoom::TooLarge | NoRoom::Held) => return self.send_oneshot(way, payload, meta),
+            Err(NoRoom::Lent) => return Err(Full::Lent),
+        };
+        let inline = payload.len() <= INLINE_BYTES;
+        let header = meta.header(payload.len(), if inline { FLAG_INLINE } else { 0 });
+        if !inline {
+            let offset = self.tx.payload_offset(room.at);
+            way.payload.bytes_mut(offset, payload.len()).copy_from_slice(payload);
+        }
+        self.tx.publish(way.own, room, &header, if inline { payload } else { &[] });
+        Ok(room.at as u16)
+    }
+
+    /// The number that the next message gets.
+    pub(crate) fn next_seq(&self) -> Seq {
+        self.tx.frames.next_seq()
+    }
+
+    /// Whether a message of `len` bytes finds room in the ring.
+    pub(crate) fn has_room(&mut self, theirs: &Words, len: usize) -> bool {
+        self.reclaim(theirs);
+        self.tx.room(len).is_ok()
+    }
+
+    fn send_oneshot(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+        let len = payload.len() as u64;
+        if len > way.oneshot_max.min(u32::MAX.into()) {
+            return Err(Full::TooLarge);
+        }
+        let frames = &self.tx.frames;
+        self.under_way.retain(|seq| frames.find(*seq).is_some());
+        if self.under_way.len() >= ONESHOTS {
+            return Err(Full::Lent);
+        }
+        let room = self.tx.room(0)?;
+        let seq = self.tx.frames.next_seq();
+        let refused = |e| {
+            log::warn!("no memory for a message of {len} bytes: {e}");
+            Full::TooLarge
+        };
+        let fd = sys::frozen(payload).map_err(refused)?;
+        // Sent before it is published: when the engine sees the header, the descriptor is there.
+        match sys::send(
+            way.socket,
+            &Notice::OneShot { generation: way.generation, seq, len }.emit(),
+            &[fd.as_fd()],
+        ) {
+            Ok(Sent::Yes) => {}
+            Ok(Sent::Full) => return Err(Full::Lent),
+            Ok(Sent::Gone) => return Err(Full::Dead),
+            Err(e) => return Err(refused(e)),
+        }
+        self.under_way.push(seq);
+        self.oneshots += 1;
+        self.tx.publish(way.own, room, &meta.header(payload.len(), FLAG_ONESHOT), &[]);
+        Ok(room.at as u16)
+    }
+
+    /// Takes back the frames that the engine is done with.
+    fn reclaim(&mut self, theirs: &Words) {
+        let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
+        while seq != end {
+            if let Some(at) = self.tx.frames.find(seq) {
+                match self.tx.entry(theirs, at) {
+                    // The engine passes it on from where it is: the frames behind it come back before it does.
+                    Entry::Says(word) if word.verdict == Verdict::Hold => self.tx.frames.hold(at),
+                    Entry::Says(_) => self.tx.frames.release(at),
+                    _ => {}
+                }
+            }
+            seq = seq.next();
+        }
+        let mut held = 0;
+        while let Some(&at) = self.tx.frames.aside().get(held) {
+            match self.tx.entry(theirs, at) {
+                Entry::Says(word) if word.verdict != Verdict::Hold => self.tx.frames.release(at),
+                _ => held += 1,
+            }
+        }
+    }
+
+    /// Whether a frame has come back that was not taken back yet.
+    pub(crate) fn is_returned(&self, theirs: &Words) -> bool {
+        let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
+        while seq != end {
+            if self.tx.frames.find(seq).is_some_and(|at| self.tx.has_entry(theirs, at)) {
+                return true;
+            }
+            seq = seq.next();
+        }
+        self.tx.frames.aside().iter().any(|at| self.tx.has_entry(theirs, *at))
+    }
+}

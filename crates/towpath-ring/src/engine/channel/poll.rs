@@ -1,0 +1,204 @@
+//! From the client: its verdicts and its messages, each read once and checked.
+
+use std::os::fd::OwnedFd;
+
+use super::{Channel, PEER_CHECK};
+use crate::engine::control_rx::Inbox;
+use crate::engine::peer_liveness::Death;
+use crate::engine::rings::Rings;
+use crate::engine::stats::ChannelStats;
+use crate::engine::tx_ring::{Next, Taken, TxFrame, TxPayload, TxSink};
+use crate::engine::verdict_reader::Decision;
+use crate::lane::loss_record::Gaps;
+use crate::shm::cpu;
+use crate::shm::header::{Credentials, Header};
+use crate::shm::seq::Seq;
+
+/// Most messages that a [`Channel::poll_messages`] takes from a client's TX lane.
+pub const POLL_MESSAGES: usize = 256;
+/// Bytes of messages after which a [`Channel::poll_messages`] takes no more: they may overlap in the area, so its size is no bound.
+pub const POLL_BYTES: usize = 4 << 20;
+
+impl Channel {
+    /// Reads what the client has decided and gives each frame's decision to `f` once; the frames are free then. Frames
+    /// that are overdue at `now` (nanoseconds, of a clock that does not go back) get the default verdict.
+    ///
+    /// Decisions come in no particular order. A bounded amount of work per call: frames far behind an undecided one may
+    /// take several. Returns how many frames there were, gap records included.
+    pub fn poll_verdicts(&mut self, now: u64, mut f: impl FnMut(Seq, Decision<'_>)) -> usize {
+        if self.checked == 0 || now >= self.checked.saturating_add(PEER_CHECK) {
+            self.checked = now.max(1);
+            self.check_peer();
+            cpu::tell(&self.page.own);
+        }
+        self.note_high_water();
+        let mut decided = 0;
+        let Self { rings, old, inbox, stats, gaps, .. } = self;
+        let mut held_elsewhere = 0;
+        // What was sent first is decided first.
+        if let Some(old) = old {
+            held_elsewhere = rings.rx.frames.held();
+            decided += poll(&mut old.rings, inbox, stats, gaps, held_elsewhere, now, &mut f);
+            held_elsewhere = old.rings.rx.frames.held();
+        }
+        decided += poll(rings, inbox, stats, gaps, held_elsewhere, now, &mut f);
+        if self.old.is_some() {
+            self.drop_drained();
+        }
+        if !self.oneshots.is_empty() {
+            self.forget_oneshots();
+        }
+        self.look_at_violations();
+        // An overdue frame is with the client until its answer comes, too late.
+        if self.demands.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
+            self.life.end(Death::Stuck);
+        }
+        decided
+    }
+
+    fn look_at_violations(&mut self) {
+        if self.stats.violations > self.demands.violations_max {
+            self.life.end(Death::Violations);
+        }
+    }
+
+    /// Counts those messages in a memory of their own no more that have come back. An overdue one is decided, but its memory
+    /// is with the client until it gives the frame back.
+    #[cold]
+    fn forget_oneshots(&mut self) {
+        let out = |rings: &Rings, seq| {
+            let frames = &rings.rx.frames;
+            frames.find(seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == seq)
+        };
+        self.oneshots.retain(|(seq, _)| {
+            out(&self.rings, *seq) || self.old.as_ref().is_some_and(|old| out(&old.rings, *seq))
+        });
+    }
+
+    /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its
+    /// header, of which the length was checked and the sender is the kernel's word, and its payload. Returns how many, [`POLL_MESSAGES`] at
+    /// most, and none after [`POLL_BYTES`]: with less of both, all that had been sent was taken, but
+    /// for what stands behind a message that is not where its header says (a violation). The client may wait for the room that
+    /// they leave; [`kick`](Self::kick) tells it.
+    pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
+        struct Copies<F>(F);
+        impl<F: FnMut(&Header, &[u8])> TxSink for Copies<F> {
+            fn hold(&mut self, _: &Header) -> bool {
+                false
+            }
+
+            fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
+                if let TxPayload::Copied(bytes) = payload {
+                    self.0(header, bytes);
+                }
+            }
+        }
+        self.poll_frames(&mut Copies(&mut f))
+    }
+
+    /// The same, but a message of which `sink` says so stays in the client's memory until it is [given back](Self::give_back): for
+    /// those that are only passed on, and whose bytes nobody looks at, because the client may still change them. Messages that are
+    /// not in the ring, or that cross its end, are copied all the same, and so is everything where lanes grow
+    /// ([`Config::growth`](crate::Config::growth)).
+    pub fn poll_frames(&mut self, sink: &mut impl TxSink) -> usize {
+        // A lane that grows has another area afterwards.
+        let one_area = self.growing.is_none();
+        let mut left = POLL_BYTES;
+        for count in 0..POLL_MESSAGES {
+            if left == 0 {
+                return count;
+            }
+            if self.life.death() == Some(Death::Violations) || !self.demands.messages {
+                return count;
+            }
+            // What is in the old ring was sent first.
+            let moved = self.has_tx_moved();
+            let rings = match &mut self.old {
+                Some(old) if !moved => &mut old.rings,
+                _ => &mut self.rings,
+            };
+            let next = rings
+                .transmit
+                .next(&rings.own, &rings.theirs, &mut self.inbox, |header| one_area && sink.hold(header));
+            self.stats.oneshots_in += std::mem::take(&mut rings.transmit.oneshots);
+            match next {
+                Ok(Next::Nothing) => return count,
+                Ok(Next::Missing) => {
+                    // One that we had no descriptor for is not the client's fault.
+                    self.stats.violations += u64::from(!self.inbox.take_short());
+                    self.look_at_violations();
+                    return count;
+                }
+                Ok(Next::Message(found, taken)) => {
+                    self.stats.messages += 1;
+                    // Who sends is what the kernel said, not what the sender says.
+                    let Credentials { pid, uid, gid } = self.life.peer;
+                    let header = Header { pid, uid, gid, ..found.header };
+                    match taken {
+                        Taken::Held(frame) => sink.take(&header, TxPayload::Held(frame)),
+                        Taken::Copied(bytes) => {
+                            left = left.saturating_sub(bytes.len());
+                            sink.take(&header, TxPayload::Copied(&bytes));
+                            rings.transmit.put_back(bytes);
+                        }
+                    }
+                }
+                Err(_) => {
+                    // Where the next message would be is not known any more.
+                    self.stats.violations += 1;
+                    self.life.end(Death::Violations);
+                }
+            }
+        }
+        POLL_MESSAGES
+    }
+
+    /// The memory that the client's messages are in, and its length: a descriptor of a memory that cannot shrink, to be mapped for
+    /// reading by whoever passes on what is [held](Self::poll_frames).
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn tx_area(&self) -> std::io::Result<(OwnedFd, usize)> {
+        Ok((self.rings.tx_fd.try_clone()?, self.rings.layout.tx.bytes()))
+    }
+
+    /// Gives a message back to the client, which may use its memory again. It is woken by the next [`kick`](Self::kick).
+    pub fn give_back(&mut self, frame: TxFrame) {
+        let old = self.old.as_mut().map(|old| &mut old.rings);
+        for rings in std::iter::once(&mut self.rings).chain(old) {
+            if rings.transmit.give_back(&rings.own, &frame) {
+                return;
+            }
+        }
+    }
+
+    /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        self.each_rings().filter_map(|rings| rings.verdicts.deadline()).min()
+    }
+}
+
+/// Polls one generation of a lane's rings, without the gap records among the decisions.
+#[inline]
+fn poll(
+    rings: &mut Rings,
+    inbox: &mut Inbox,
+    stats: &mut ChannelStats,
+    gaps: &mut Gaps,
+    held_elsewhere: u32,
+    now: u64,
+    f: &mut impl FnMut(Seq, Decision<'_>),
+) -> usize {
+    let Rings { own, theirs, rx, transmit, verdicts, .. } = rings;
+    let lane =
+        crate::engine::verdict_reader::Lane { own, theirs, rx, transmit, inbox, stats, held_elsewhere };
+    if gaps.none_out() {
+        return verdicts.poll(lane, now, f);
+    }
+    verdicts.poll(lane, now, &mut |seq, decision| {
+        if !gaps.take(seq) {
+            f(seq, decision);
+        }
+    })
+}

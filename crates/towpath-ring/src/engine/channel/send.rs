@@ -1,0 +1,186 @@
+//! Towards the client: room for messages, their publication, what was lost instead, and its doorbell.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{Channel, Full};
+use crate::engine::peer_liveness::Death;
+use crate::engine::reservation::Slot;
+use crate::handshake::messages::Notice;
+use crate::lane::frames::{NoRoom, Room};
+use crate::lane::loss_record::Loss;
+use crate::shm::abi::{self, INLINE_BYTES};
+use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Kind, Meta};
+use crate::shm::region::Use;
+use crate::shm::seq::Seq;
+use crate::shm::sync::Ordering;
+use crate::shm::sys::{self, Sent};
+
+impl Channel {
+    /// Room for a message of `len` bytes, to be filled and committed. Dropping the slot gives the room back unused.
+    ///
+    /// # Errors
+    /// [`Full`]: there is none.
+    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_>, Full> {
+        let room = self.room(len)?;
+        Ok(Slot { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
+    }
+
+    /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one. A message that is larger than
+    /// the ring, or than every gap between held frames, travels in a memory of its own; the client notices nothing.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        let room = match self.room(bytes.len()) {
+            Ok(room) => room,
+            Err(why) => return self.send_without_room(why, bytes, meta),
+        };
+        if bytes.len() <= INLINE_BYTES {
+            return Ok(self.publish(room, bytes.len(), FLAG_INLINE, meta, bytes));
+        }
+        let offset = self.rings.rx.payload_offset(room.at);
+        self.rings.payload.bytes_mut(offset, bytes.len()).copy_from_slice(bytes);
+        let seq = self.publish(room, bytes.len(), 0, meta, &[]);
+        // The next message is likely of the same size, and the client has read what is there now.
+        let next = self.rings.rx.payload_offset(self.rings.rx.frames.position());
+        self.rings.payload.prefetch(next, bytes.len(), Use::Write);
+        Ok(seq)
+    }
+
+    #[inline]
+    pub(crate) fn room(&mut self, len: usize) -> Result<Room, Full> {
+        if self.life.is_over() {
+            return Err(Full::Dead);
+        }
+        if self.demands.shared {
+            return Err(Full::Shared);
+        }
+        if self.gaps.is_pending() {
+            self.tell_gaps(self.rings.rx.geometry().frames_for(len));
+        }
+        match self.rings.rx.room(len) {
+            Ok(room) => {
+                self.at_ease();
+                Ok(room)
+            }
+            Err(why) => self.no_room(why, len),
+        }
+    }
+
+    /// There is no room; perhaps there is in larger rings.
+    #[cold]
+    fn no_room(&mut self, why: NoRoom, len: usize) -> Result<Room, Full> {
+        self.stats.full += 1;
+        if self.pressed(why.into(), len) { Ok(self.rings.rx.room(len)?) } else { Err(why.into()) }
+    }
+
+    #[cold]
+    fn send_without_room(&mut self, why: Full, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        if !matches!(why, Full::TooLarge | Full::Held) {
+            return Err(why);
+        }
+        let sent = self.send_oneshot(bytes, meta);
+        self.stats.oneshots_held += u64::from(why == Full::Held && sent.is_ok());
+        sent
+    }
+
+    fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        if bytes.len() as u64 > self.demands.oneshot_max || bytes.is_empty() {
+            return Err(Full::TooLarge);
+        }
+        let room = self.rings.rx.room(0)?;
+        let fd = sys::frozen(bytes).map_err(|e| {
+            log::warn!("no memory for a message of {} bytes: {e}", bytes.len());
+            Full::TooLarge
+        })?;
+        self.hand_over(&fd, bytes.len())?;
+        Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
+    }
+
+    /// Sends the memory of the message that is published next.
+    pub(crate) fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), Full> {
+        let (seq, len) = (self.rings.rx.frames.next_seq(), len as u64);
+        if len > self.demands.oneshot_max.min(u32::MAX.into()) {
+            return Err(Full::TooLarge);
+        }
+        let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
+        if under_way + len > self.demands.oneshot_max {
+            return Err(Full::Lent);
+        }
+        // Sent before it is published: when the client sees the header, the descriptor is there.
+        match sys::send(
+            self.life.socket(self.lane),
+            &Notice::OneShot { generation: self.rings.generation, seq, len }.emit(),
+            &[fd.as_fd()],
+        ) {
+            Ok(Sent::Yes) => {}
+            Ok(Sent::Full) => return Err(Full::Lent),
+            Ok(Sent::Gone) => {
+                self.life.end(Death::Closed);
+                return Err(Full::Dead);
+            }
+            Err(e) => {
+                log::warn!("a message of {len} bytes cannot be handed over: {e}");
+                return Err(Full::TooLarge);
+            }
+        }
+        self.oneshots.push((seq, len));
+        self.stats.oneshots += 1;
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn publish(&mut self, room: Room, len: usize, flags: u16, meta: &Meta, inline: &[u8]) -> Seq {
+        let mut header = meta.header(len, flags);
+        if meta.kind != Kind::GAP {
+            header.lost = self.gaps.take_before();
+        }
+        let seq = self.rings.rx.publish(&self.rings.own, room, &header, inline);
+        self.stats.published += 1;
+        self.stats.bytes += len as u64;
+        seq
+    }
+
+    /// Counts a frame that was meant for this client and is not published. It is told: in the header of the next
+    /// message, and, to a client that wants to know, in a frame of [`Kind::GAP`].
+    pub fn lose(&mut self, loss: Loss) {
+        self.gaps.count(loss, 1);
+        self.stats.lost += 1;
+        self.stats.lost_by[loss as usize] += 1;
+        // Relaxed: a number for Consumer::overrun, which orders nothing.
+        self.page.own.word(abi::ENGINE_LOST).store(self.stats.lost, Ordering::Relaxed);
+    }
+
+    /// Publishes gap records while they leave room for `frames` frames behind them.
+    #[cold]
+    fn tell_gaps(&mut self, frames: usize) {
+        let frames = u32::try_from(frames).unwrap_or(u32::MAX).saturating_add(1);
+        while self.gaps.is_pending()
+            && self.rings.rx.frames.room(frames).is_ok()
+            && let Ok(room) = self.rings.rx.room(0)
+            && let Some(meta) = self.gaps.next()
+        {
+            let seq = self.publish(room, 0, FLAG_INLINE, &meta, &[]);
+            self.gaps.told(seq);
+            self.stats.gaps += 1;
+        }
+    }
+
+    /// Wakes the client if it sleeps. Called once after a batch of commits.
+    #[inline]
+    pub fn kick(&mut self) {
+        // Without a message that follows, a loss is told when the client has caught up by half.
+        if self.gaps.is_pending() && !self.life.is_over() && !self.demands.shared {
+            self.tell_gaps(self.rings.rx.frames.frame_nr() as usize / 2);
+        }
+        if self.ringer.should_ring(&self.page.theirs) {
+            self.ring();
+        }
+    }
+
+    #[cold]
+    fn ring(&mut self) {
+        self.stats.wakeups += 1;
+        self.life.ring();
+    }
+}

@@ -1,0 +1,656 @@
+//! One queue, several listeners: who gets a frame, and what becomes of one that nobody has room for.
+//!
+//! Every frame that is offered is accounted for: delivered, lost by a named policy, sent back to the caller to pass, drop
+//! or hand on, or waiting in the backlog. A loss is told to the listener in the header of its next frame.
+
+use std::collections::VecDeque;
+
+use crate::engine::channel::{Channel, Full};
+use crate::lane::loss_record::Loss;
+use crate::shm::header::Meta;
+use crate::shm::seq::Seq;
+
+/// Who gets a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fanout {
+    /// The first listener; the others stand by.
+    Exclusive,
+    /// One listener per flow, by [`Meta::hash`]. A flow moves only when its listener goes, or to one that comes.
+    FlowHash,
+    /// One listener per CPU.
+    Cpu,
+    /// The listener that has the fewest frames out.
+    LeastLoaded,
+    /// Every listener, each with its own verdict and its own copy. With [`Overload::Block`] nobody gets a frame while a
+    /// listener is above its marks; set them below what the rings hold, because a ring that is full all the same loses
+    /// that listener's copy (counted, and told to it).
+    Broadcast,
+    /// Every listener that has room; nobody waits for them and nothing depends on what they say.
+    Tap,
+}
+
+/// What becomes of a frame whose listener has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overload {
+    /// The caller waits: back-pressure.
+    Block,
+    /// This frame is lost.
+    DropNewest,
+    /// It waits in a backlog of this many frames, whose oldest is lost when it is full.
+    DropOldest(usize),
+    /// It passes uninspected: fail open.
+    Pass,
+    /// It is dropped: fail closed.
+    Drop,
+    /// It goes to this queue.
+    Queue(u16),
+}
+
+impl Overload {
+    /// Whether a frame is kept, or offered again, until there is room; if not, its fate is decided at once, too large or not.
+    fn waits(self) -> bool {
+        matches!(self, Self::Block | Self::DropNewest | Self::DropOldest(_))
+    }
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// This listener (its place among [`Queue::listeners`] at present) has it, under this number.
+    Sent(usize, Seq),
+    /// So many listeners have it ([`Fanout::Broadcast`], [`Fanout::Tap`]).
+    SentTo(usize),
+    /// It waits in the backlog.
+    Queued,
+    /// No room, and the policy is to wait: offer it again.
+    Block,
+    /// Lost by [`Overload::DropNewest`]; or larger than the listener can ever be sent ([`Loss::TooLarge`]), so that waiting
+    /// for room would never end.
+    Lost,
+    /// The policy is to let it pass.
+    Pass,
+    /// The policy is to drop it.
+    Drop,
+    /// The policy is to hand it to this queue.
+    Queue(u16),
+    /// Nobody listens.
+    NoListener,
+}
+
+/// What a queue needs of a listener; a [`Channel`], or a double in a test.
+pub trait Listener {
+    /// Publishes a frame.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full>;
+    /// Frames that are out.
+    fn depth(&self) -> u32;
+    /// Counts a loss and tells it with the next frame.
+    fn lose(&mut self, loss: Loss);
+    /// Whether it is gone.
+    fn is_dead(&self) -> bool;
+}
+
+impl Listener for Channel {
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+        self.send(bytes, meta)
+    }
+
+    fn depth(&self) -> u32 {
+        self.held()
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        self.lose(loss);
+    }
+
+    fn is_dead(&self) -> bool {
+        self.is_dead()
+    }
+}
+
+/// How a queue behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Who gets a frame.
+    pub fanout: Fanout,
+    /// What becomes of one that finds no room.
+    pub overload: Overload,
+    /// A listener with this many frames out is overloaded ...
+    pub high: u32,
+    /// ... until it has this many or fewer.
+    pub low: u32,
+}
+
+impl Default for Policy {
+    /// Exclusive, fail closed, and overloaded only when the ring is full.
+    fn default() -> Self {
+        Self { fanout: Fanout::Exclusive, overload: Overload::Drop, high: u32::MAX, low: u32::MAX }
+    }
+}
+
+/// What a queue has done. offered = sent + blocked + lost + passed + dropped + handed on + without listener + backlog.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Frames offered; one that is offered again after [`Offer::Block`] counts again.
+    pub offered: u64,
+    /// Frames that a listener has, or several.
+    pub sent: u64,
+    /// Copies that a listener of a broadcast or a tap lost.
+    pub copies_lost: u64,
+    /// Frames given back with [`Offer::Block`].
+    pub blocked: u64,
+    /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`], or because they are too large.
+    pub lost: u64,
+    /// Frames that passed uninspected.
+    pub passed: u64,
+    /// Frames dropped.
+    pub dropped: u64,
+    /// Frames handed to another queue.
+    pub handed_on: u64,
+    /// Frames that nobody was there for.
+    pub no_listener: u64,
+    /// Frames in the backlog now.
+    pub backlog: u64,
+    /// Times that a listener reached the high mark.
+    pub overloads: u64,
+}
+
+#[derive(Debug)]
+struct Member<L> {
+    /// Its own for as long as the queue lives, whoever goes: what flows are shared out by.
+    id: u32,
+    listener: L,
+    overloaded: bool,
+}
+
+/// A queue and its listeners. See [`Policy`].
+#[derive(Debug)]
+pub struct Queue<L> {
+    members: Vec<Member<L>>,
+    next_id: u32,
+    policy: Policy,
+    backlog: VecDeque<(Meta, u32, Box<[u8]>)>,
+    stats: QueueStats,
+}
+
+impl<L: Listener> Queue<L> {
+    /// A queue without listeners.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            members: Vec::new(),
+            next_id: 0,
+            policy,
+            backlog: VecDeque::new(),
+            stats: QueueStats::default(),
+        }
+    }
+
+    /// Adds a listener.
+    pub fn join(&mut self, listener: L) {
+        self.members.push(Member { id: self.next_id, listener, overloaded: false });
+        self.next_id = self.next_id.wrapping_add(1);
+    }
+
+    /// Takes out the listeners that are gone, so that what they held can be decided.
+    pub fn take_dead(&mut self) -> Vec<L> {
+        let dead = self.members.extract_if(.., |m| m.listener.is_dead());
+        dead.map(|m| m.listener).collect()
+    }
+
+    /// The listeners, for polling.
+    pub fn listeners(&mut self) -> impl Iterator<Item = &mut L> {
+        self.members.iter_mut().map(|m| &mut m.listener)
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn stats(&self) -> QueueStats {
+        QueueStats { backlog: self.backlog.len() as u64, ..self.stats }
+    }
+
+    /// Offers a frame that came on `cpu`.
+    pub fn offer(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
+        self.flush();
+        self.stats.offered += 1;
+        if !self.members.iter().any(|m| !m.listener.is_dead()) {
+            self.stats.no_listener += 1;
+            return Offer::NoListener;
+        }
+        if matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Tap) {
+            return self.offer_all(bytes, meta);
+        }
+        // What is in the backlog comes first.
+        if self.backlog.is_empty()
+            && let Some(sent) = self.try_one(bytes, meta, cpu)
+        {
+            return sent;
+        }
+        self.overloaded(bytes, meta, cpu)
+    }
+
+    /// Sends what is in the backlog and has room now. What will never have room is lost.
+    pub fn flush(&mut self) {
+        while let Some((meta, cpu, bytes)) = self.backlog.pop_front() {
+            if self.try_one(&bytes, &meta, cpu).is_none() {
+                self.backlog.push_front((meta, cpu, bytes));
+                return;
+            }
+        }
+    }
+
+    /// What became of the frame; none while it has to wait.
+    fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Offer> {
+        let index = self.choose(meta, cpu)?;
+        if !self.has_room(index) {
+            return None;
+        }
+        match self.members[index].listener.send(bytes, meta) {
+            Ok(seq) => {
+                self.stats.sent += 1;
+                Some(Offer::Sent(index, seq))
+            }
+            // No room will ever be enough: behind it, nothing else would get through either.
+            Err(Full::TooLarge) if self.policy.overload.waits() => {
+                self.members[index].listener.lose(Loss::TooLarge);
+                self.stats.lost += 1;
+                Some(Offer::Lost)
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn offer_all(&mut self, bytes: &[u8], meta: &Meta) -> Offer {
+        // Of a broadcast that may block, all get it or none does yet.
+        if self.policy.fanout == Fanout::Broadcast
+            && self.policy.overload == Overload::Block
+            && !(0..self.members.len()).all(|i| self.has_room(i) || self.members[i].listener.is_dead())
+        {
+            self.stats.blocked += 1;
+            return Offer::Block;
+        }
+        let (mut sent, mut later) = (0, false);
+        for index in 0..self.members.len() {
+            if self.members[index].listener.is_dead() {
+                continue;
+            }
+            let room = self.has_room(index);
+            let listener = &mut self.members[index].listener;
+            let loss = match room.then(|| listener.send(bytes, meta)) {
+                Some(Ok(_)) => {
+                    sent += 1;
+                    continue;
+                }
+                Some(Err(Full::TooLarge)) => Loss::TooLarge,
+                Some(Err(_)) | None => Loss::NoRoom,
+            };
+            listener.lose(loss);
+            self.stats.copies_lost += 1;
+            later |= loss == Loss::NoRoom;
+        }
+        if sent == 0 && self.policy.fanout == Fanout::Broadcast {
+            if !later && self.policy.overload.waits() {
+                self.stats.lost += 1;
+                return Offer::Lost;
+            }
+            return self.refuse();
+        }
+        self.stats.sent += 1;
+        Offer::SentTo(sent)
+    }
+
+    fn choose(&self, meta: &Meta, cpu: u32) -> Option<usize> {
+        let live = |i: &usize| !self.members[*i].listener.is_dead();
+        let suits = |hash: u32, i: usize| score(hash, self.members[i].id);
+        let all = 0..self.members.len();
+        match self.policy.fanout {
+            Fanout::Exclusive | Fanout::Broadcast | Fanout::Tap => all.into_iter().find(live),
+            // Rendezvous hashing: the listener with the highest score for this flow; when it goes, only its flows move.
+            Fanout::FlowHash => all.filter(live).max_by_key(|i| suits(meta.hash, *i)),
+            Fanout::Cpu => {
+                all.filter(live).max_by_key(|i| (*i == cpu as usize % self.members.len(), suits(cpu, *i)))
+            }
+            Fanout::LeastLoaded => all.filter(live).min_by_key(|i| self.members[*i].listener.depth()),
+        }
+    }
+
+    /// Whether the listener is below its marks.
+    fn has_room(&mut self, index: usize) -> bool {
+        let Policy { high, low, .. } = self.policy;
+        let member = &mut self.members[index];
+        let depth = member.listener.depth();
+        if member.overloaded && depth <= low {
+            member.overloaded = false;
+        } else if !member.overloaded && depth >= high {
+            member.overloaded = true;
+            self.stats.overloads += 1;
+        }
+        !member.overloaded
+    }
+
+    fn overloaded(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
+        let max = match self.policy.overload {
+            Overload::DropOldest(max) if max > 0 => max,
+            policy => {
+                let loss = match policy {
+                    Overload::Block => None,
+                    Overload::DropNewest | Overload::DropOldest(_) => Some(Loss::NoRoom),
+                    Overload::Pass => Some(Loss::Passed),
+                    Overload::Drop => Some(Loss::Dropped),
+                    Overload::Queue(_) => Some(Loss::HandedOn),
+                };
+                if let Some(loss) = loss {
+                    self.lose(loss, meta, cpu);
+                }
+                return self.refuse();
+            }
+        };
+        if self.backlog.len() >= max
+            && let Some((meta, cpu, _)) = self.backlog.pop_front()
+        {
+            self.stats.lost += 1;
+            self.lose(Loss::Oldest, &meta, cpu);
+        }
+        self.backlog.push_back((*meta, cpu, bytes.into()));
+        Offer::Queued
+    }
+
+    /// Tells the listener that would have had the frame that it is lost, when the caller decides so.
+    pub fn lose(&mut self, loss: Loss, meta: &Meta, cpu: u32) {
+        if let Some(index) = self.choose(meta, cpu) {
+            self.members[index].listener.lose(loss);
+        }
+    }
+
+    /// The policies that leave the frame to the caller.
+    fn refuse(&mut self) -> Offer {
+        match self.policy.overload {
+            Overload::Block => {
+                self.stats.blocked += 1;
+                Offer::Block
+            }
+            Overload::DropNewest | Overload::DropOldest(_) => {
+                self.stats.lost += 1;
+                Offer::Lost
+            }
+            Overload::Pass => {
+                self.stats.passed += 1;
+                Offer::Pass
+            }
+            Overload::Drop => {
+                self.stats.dropped += 1;
+                Offer::Drop
+            }
+            Overload::Queue(number) => {
+                self.stats.handed_on += 1;
+                Offer::Queue(number)
+            }
+        }
+    }
+}
+
+/// How well the listener with this id suits `hash`: a mix of the two (the finaliser of MurmurHash3).
+fn score(hash: u32, id: u32) -> u32 {
+    let mut x = hash ^ id.wrapping_mul(0x9e37_79b9);
+    x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
+    x ^ (x >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Most bytes that a listener can be sent.
+    const LARGEST: usize = 3;
+
+    /// A listener with room for `room` frames.
+    #[derive(Debug, Default)]
+    struct Double {
+        room: usize,
+        out: Vec<u8>,
+        lost: u64,
+        last: Option<Loss>,
+        dead: bool,
+        next: u32,
+    }
+
+    impl Listener for Double {
+        fn send(&mut self, bytes: &[u8], _: &Meta) -> Result<Seq, Full> {
+            if bytes.len() > LARGEST {
+                return Err(Full::TooLarge);
+            }
+            if self.out.len() == self.room {
+                return Err(Full::Lent);
+            }
+            self.out.push(bytes[0]);
+            self.next += 1;
+            Ok(Seq(self.next))
+        }
+
+        fn depth(&self) -> u32 {
+            self.out.len() as u32
+        }
+
+        fn lose(&mut self, loss: Loss) {
+            self.lost += 1;
+            self.last = Some(loss);
+        }
+
+        fn is_dead(&self) -> bool {
+            self.dead
+        }
+    }
+
+    fn queue(policy: Policy, listeners: usize, room: usize) -> Queue<Double> {
+        let mut queue = Queue::new(policy);
+        for _ in 0..listeners {
+            queue.join(Double { room, ..Double::default() });
+        }
+        queue
+    }
+
+    fn with(fanout: Fanout, overload: Overload) -> Policy {
+        Policy { fanout, overload, ..Policy::default() }
+    }
+
+    fn hash(hash: u32) -> Meta {
+        Meta { hash, ..Meta::default() }
+    }
+
+    #[test]
+    fn what_becomes_of_the_third_frame_when_there_is_room_for_two() {
+        // Policy, the third frame's fate, what the listener is told after the fourth, what it has after room for one more.
+        for (overload, third, told, out) in [
+            (Overload::Block, Offer::Block, (0, None), vec![1, 2, 5]),
+            (Overload::DropNewest, Offer::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
+            (Overload::DropOldest(1), Offer::Queued, (1, Some(Loss::Oldest)), vec![1, 2, 4]),
+            (Overload::DropOldest(0), Offer::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
+            (Overload::Pass, Offer::Pass, (2, Some(Loss::Passed)), vec![1, 2, 5]),
+            (Overload::Drop, Offer::Drop, (2, Some(Loss::Dropped)), vec![1, 2, 5]),
+            (Overload::Queue(9), Offer::Queue(9), (2, Some(Loss::HandedOn)), vec![1, 2, 5]),
+        ] {
+            let mut q = queue(with(Fanout::Exclusive, overload), 1, 2);
+            for n in [1, 2] {
+                assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(0, _)));
+            }
+            assert_eq!(q.offer(&[3], &hash(0), 0), third, "{overload:?}");
+            q.offer(&[4], &hash(0), 0);
+            let listener = &mut q.members[0].listener;
+            assert_eq!((listener.lost, listener.last), told, "{overload:?}");
+            listener.room = 3;
+            q.offer(&[5], &hash(0), 0);
+            assert_eq!(q.members[0].listener.out, out, "{overload:?}");
+        }
+    }
+
+    #[test]
+    fn what_never_fits_is_lost_and_keeps_nothing_waiting() {
+        let all = [1; LARGEST + 1];
+        for fanout in [Fanout::Exclusive, Fanout::Broadcast] {
+            // Policy, its fate, what the listener is told.
+            for (overload, fate, told) in [
+                (Overload::Block, Offer::Lost, Loss::TooLarge),
+                (Overload::DropNewest, Offer::Lost, Loss::TooLarge),
+                (Overload::DropOldest(4), Offer::Lost, Loss::TooLarge),
+                (Overload::Pass, Offer::Pass, Loss::Passed),
+                (Overload::Drop, Offer::Drop, Loss::Dropped),
+                (Overload::Queue(9), Offer::Queue(9), Loss::HandedOn),
+            ] {
+                let told = if fanout == Fanout::Broadcast { Loss::TooLarge } else { told };
+                let mut q = queue(with(fanout, overload), 1, 2);
+                assert_eq!(q.offer(&all, &hash(0), 0), fate, "{overload:?}");
+                let listener = &q.members[0].listener;
+                assert_eq!((listener.lost, listener.last), (1, Some(told)), "{overload:?}");
+                assert_eq!(q.stats().lost, u64::from(fate == Offer::Lost));
+            }
+        }
+        // In the backlog, with a frame behind it.
+        let mut q = queue(with(Fanout::Exclusive, Overload::DropOldest(4)), 1, 1);
+        assert!(matches!(q.offer(&[1], &hash(0), 0), Offer::Sent(0, _)));
+        for bytes in [&[2][..], &all, &[3]] {
+            assert_eq!(q.offer(bytes, &hash(0), 0), Offer::Queued);
+        }
+        q.members[0].listener.room = 9;
+        q.flush();
+        assert_eq!((q.members[0].listener.out.as_slice(), q.members[0].listener.lost), (&[1, 2, 3][..], 1));
+        assert_eq!((q.stats().backlog, q.stats().lost, q.stats().sent), (0, 1, 3));
+    }
+
+    #[test]
+    fn the_marks_have_hysteresis() {
+        let policy = Policy { high: 4, low: 1, ..with(Fanout::Exclusive, Overload::Drop) };
+        let mut q = queue(policy, 1, 100);
+        for n in 0..4 {
+            assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(..)));
+        }
+        for depth in [4, 3, 2] {
+            q.members[0].listener.out.truncate(depth);
+            assert_eq!(q.offer(&[9], &hash(0), 0), Offer::Drop, "at {depth}");
+        }
+        q.members[0].listener.out.truncate(1);
+        assert!(matches!(q.offer(&[9], &hash(0), 0), Offer::Sent(..)));
+        assert_eq!(q.stats().overloads, 1);
+    }
+
+    #[test]
+    fn a_flow_stays_with_its_listener_while_others_come_and_go() {
+        let mut q = queue(with(Fanout::FlowHash, Overload::Drop), 0, 0);
+        // Who a listener is, wherever it stands: its room.
+        let join = |q: &mut Queue<Double>, who| q.join(Double { room: 10_000 + who, ..Double::default() });
+        let flows = |q: &mut Queue<Double>| {
+            let mut at = |flow| match q.offer(&[0], &hash(flow), 0) {
+                Offer::Sent(i, _) => q.members[i].listener.room - 10_000,
+                other => panic!("{other:?}"),
+            };
+            (0..1000).map(|h| at(h * 7919)).collect::<Vec<_>>()
+        };
+        (0..4).for_each(|who| join(&mut q, who));
+        let mut before = flows(&mut q);
+        for who in 0..4 {
+            let share = before.iter().filter(|b| **b == who).count();
+            assert!((150..350).contains(&share), "listener {who} has {share} of 1000 flows");
+        }
+        // Who goes; whether it is taken out at once; who comes.
+        for (gone, taken, come) in [(1, false, None), (0, true, None), (3, true, Some(4)), (2, true, Some(5))]
+        {
+            for member in q.members.iter_mut().filter(|m| m.listener.room == 10_000 + gone) {
+                member.listener.dead = true;
+            }
+            if taken {
+                assert!(!q.take_dead().is_empty());
+            }
+            come.into_iter().for_each(|who| join(&mut q, who));
+            let now = flows(&mut q);
+            for (flow, (before, now)) in before.iter().zip(&now).enumerate() {
+                assert_ne!(*now, gone);
+                let may = before == now || *before == gone || Some(*now) == come;
+                assert!(may, "flow {flow} moved from {before} to {now} when {gone} went");
+            }
+            before = now;
+        }
+    }
+
+    #[test]
+    fn the_other_ways_of_choosing() {
+        let mut q = queue(with(Fanout::Cpu, Overload::Drop), 3, 10);
+        for cpu in 0..6 {
+            assert!(matches!(q.offer(&[0], &hash(0), cpu), Offer::Sent(i, _) if i == cpu as usize % 3));
+        }
+        let mut q = queue(with(Fanout::LeastLoaded, Overload::Drop), 3, 10);
+        for n in 0..9 {
+            q.offer(&[n], &hash(0), 0);
+        }
+        assert!(q.listeners().all(|l| l.out.len() == 3));
+        let mut q = queue(with(Fanout::Exclusive, Overload::Drop), 2, 10);
+        q.members[0].listener.dead = true;
+        assert!(matches!(q.offer(&[0], &hash(0), 0), Offer::Sent(1, _)));
+        assert_eq!(q.take_dead().len(), 1);
+        q.members[0].listener.dead = true;
+        assert_eq!(q.offer(&[0], &hash(0), 0), Offer::NoListener);
+    }
+
+    #[test]
+    fn a_slow_listener_of_a_tap_slows_nobody() {
+        let mut q = queue(with(Fanout::Tap, Overload::Block), 2, 100);
+        q.members[1].listener.room = 1;
+        for n in 0..10 {
+            assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::SentTo(1 | 2)));
+        }
+        assert_eq!((q.members[0].listener.out.len(), q.members[0].listener.lost), (10, 0));
+        assert_eq!((q.members[1].listener.out.len(), q.members[1].listener.lost), (1, 9));
+        let mut q = queue(with(Fanout::Broadcast, Overload::Drop), 2, 1);
+        assert_eq!(q.offer(&[1], &hash(0), 0), Offer::SentTo(2));
+        assert_eq!(q.offer(&[2], &hash(0), 0), Offer::Drop);
+    }
+
+    fn overload() -> impl Strategy<Value = Overload> {
+        prop_oneof![
+            Just(Overload::Block),
+            Just(Overload::DropNewest),
+            (0..4usize).prop_map(Overload::DropOldest),
+            Just(Overload::Pass),
+            Just(Overload::Drop),
+            Just(Overload::Queue(3)),
+        ]
+    }
+
+    fn fanout() -> impl Strategy<Value = Fanout> {
+        prop::sample::select(vec![
+            Fanout::Exclusive,
+            Fanout::FlowHash,
+            Fanout::Cpu,
+            Fanout::LeastLoaded,
+            Fanout::Broadcast,
+            Fanout::Tap,
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn every_frame_is_accounted_for(
+            fanout in fanout(), overload in overload(), high in 1..6u32, low in 0..6u32,
+            ops in prop::collection::vec((0..4usize, 0..6usize, any::<u32>()), 1..80),
+        ) {
+            let mut q = queue(Policy { fanout, overload, high, low }, 3, 4);
+            for (who, what, hash) in ops {
+                match what {
+                    0 => drop(q.members.get_mut(who).map(|m| m.listener.out.clear())),
+                    1 if hash % 8 == 0 => drop(q.members.get_mut(who).map(|m| m.listener.dead = true)),
+                    2 if hash % 4 == 0 => drop(q.take_dead()),
+                    _ => drop(q.offer(&[1; LARGEST + 1][..1 + hash as usize % (LARGEST + 1)], &Meta { hash, ..Meta::default() }, hash)),
+                }
+                let s = q.stats();
+                prop_assert_eq!(s.offered, s.sent + s.blocked + s.lost + s.passed + s.dropped + s.handed_on
+                    + s.no_listener + s.backlog);
+                if let Overload::DropOldest(max) = overload {
+                    prop_assert!(s.backlog <= max as u64);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The engine's side: endpoints, channels, and queues with several listeners.
+
+pub(crate) mod channel;
+pub(crate) mod control_rx;
+pub(crate) mod dump;
+pub(crate) mod endpoint;
+pub(crate) mod fanout;
+pub(crate) mod group;
+pub(crate) mod member;
+pub(crate) mod open;
+pub(crate) mod peer_liveness;
+pub(crate) mod quota;
+pub(crate) mod reservation;
+pub(crate) mod resize;
+pub(crate) mod rings;
+pub(crate) mod socket_file;
+pub(crate) mod stats;
+pub(crate) mod tx_ring;
+pub(crate) mod verdict_reader;

@@ -1,0 +1,109 @@
+//! Making a channel: the memory of every lane, handed to a client that may attach.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::engine::channel::{Channel, Demands};
+use crate::engine::control_rx::Inbox;
+use crate::engine::endpoint::Config;
+use crate::engine::peer_liveness::Life;
+use crate::engine::quota::Share;
+use crate::engine::resize::Growing;
+use crate::engine::rings::{First, Rings};
+use crate::engine::stats::ChannelStats;
+use crate::handshake::messages::{Hello, Offer, Reply, Terms, Welcome};
+use crate::lane::loss_record::Gaps;
+use crate::shm::abi::{self, VERSION};
+use crate::shm::header::Credentials;
+use crate::shm::park::{Answered, Ringer, Sleeper};
+use crate::shm::seq::Seq;
+use crate::shm::sys::{self, Sent};
+
+/// Makes the memory of each lane, seals it and hands it over. The lanes of a group's listener share its `area`.
+pub(crate) fn open(
+    config: &Config,
+    socket: &OwnedFd,
+    peer: Credentials,
+    hello: &Hello,
+    share: Share,
+    area: Option<BorrowedFd<'_>>,
+) -> std::io::Result<Channel> {
+    let pidfd = sys::pidfd(peer.pid);
+    // Detached, it would be in quarantine, with its frames, for as long as the group lives.
+    if area.is_some() && pidfd.is_none() {
+        let why = "a group's listener must be a process whose end can be seen (pidfd_open(2)), of a process namespace that \
+                   the engine sees into";
+        return Err(std::io::Error::other(why));
+    }
+    let layout = config.layout();
+    let first = First { generation: 0, rx: Seq::begin(), tx: Seq::begin() };
+    let made = (0..config.lanes).map(|_| Rings::make(config, layout, first, area));
+    let made = made.collect::<std::io::Result<Vec<_>>>()?;
+    let mut sockets = vec![socket.try_clone()?];
+
+    let terms = Terms {
+        layout,
+        lanes: config.lanes,
+        oneshot_max: config.oneshot_max,
+        replacement_max: config.replacement_max,
+        fences: hello.fences,
+    };
+    let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
+    let mut memory = made.iter().map(|(.., memory)| memory);
+    // The first lane comes with the welcome, and its socket is the one that is there.
+    let first = memory.next().ok_or(std::io::ErrorKind::InvalidInput)?;
+    hand_over(socket, &welcome.emit(), &first.fds())?;
+    share.lend();
+    for (lane, memory) in (1..).zip(memory) {
+        let (ours, theirs) = sys::pair()?;
+        let mut fds = memory.fds().to_vec();
+        fds.push(theirs.as_fd());
+        hand_over(socket, &Offer { lane, generation: 0, layout }.emit(), &fds)?;
+        sockets.push(ours);
+    }
+
+    let answered = Answered::default();
+    let life = Life::new(sockets.into(), peer, pidfd, hello.name.clone(), share);
+    let life = Arc::new(life);
+    let demands = Demands {
+        violations_max: config.violations_max,
+        overdue_max: config.overdue_max,
+        oneshot_max: config.oneshot_max,
+        messages: config.messages,
+        shared: area.is_some(),
+    };
+    let mut lanes = Vec::with_capacity(made.len());
+    for (lane, (rings, page, _)) in (0..).zip(made) {
+        let socket = life.socket(lane).try_clone()?;
+        lanes.push(Channel {
+            lane,
+            page,
+            rings,
+            inbox: Inbox::new(socket, config.limits.descriptors, config.oneshot_max),
+            sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, hello.fences),
+            ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP, hello.fences, answered.clone()),
+            oneshots: Vec::new(),
+            demands,
+            dump: None,
+            gaps: Gaps::new(hello.gaps),
+            checked: 0,
+            stats: ChannelStats::default(),
+            old: None,
+            growing: if area.is_some() { None } else { Growing::new(config) },
+            others: Vec::new(),
+            life: life.clone(),
+        });
+    }
+    let others = lanes.split_off(1);
+    let mut channel = lanes.pop().ok_or(std::io::ErrorKind::InvalidInput)?;
+    channel.others = others;
+    Ok(channel)
+}
+
+fn hand_over(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    match sys::send(socket, message, fds)? {
+        Sent::Yes => Ok(()),
+        // What a client is sent before it has said anything more finds room, or it is not a client.
+        Sent::Full | Sent::Gone => Err(std::io::ErrorKind::BrokenPipe.into()),
+    }
+}

@@ -1,0 +1,424 @@
+//! What each user may have of an endpoint, and who has it.
+//!
+//! The end of a channel gives its memory back only if the client lets go of it too: nobody can take memory from a process that has
+//! mapped it. What was in the hands of another user's process therefore counts until that has ended; to attach, close and keep
+//! would otherwise be a way to all of the system's memory. (A process can still pass it on to one that lives longer.) Of our own
+//! user, and of root, nothing is kept count of: they could end us, too.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::shm::header::Credentials;
+use crate::shm::sys::{self, Process};
+
+/// How long memory counts that is with a process whose end cannot be seen.
+const UNSEEN: Duration = Duration::from_secs(3600);
+/// What such a process had of channels that ended within so long is counted together, as long as the last of it.
+const TOGETHER: Duration = Duration::from_secs(60);
+
+/// What each user may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes of shared memory of all channels of one user. Of a user who is neither the engine's own nor root, what a channel had counts
+    /// until the client's process has ended, or for an hour where that cannot be seen. The default is 256 MiB.
+    pub bytes_per_user: u64,
+    /// Most channels of one user. The default is 64.
+    pub channels_per_user: usize,
+    /// Most channels of all users. The default is 256.
+    pub channels: usize,
+    /// Most descriptors that a client may have passed and that were not used yet; more are closed. The default is 16.
+    pub descriptors: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes_per_user: 256 << 20, channels_per_user: 64, channels: 256, descriptors: 16 }
+    }
+}
+
+/// One channel's part; given back when it is dropped, unless somebody else may still have it.
+#[derive(Debug)]
+pub(crate) struct Share {
+    shares: Shares,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Holder {
+    uid: u32,
+    pid: u32,
+    name: String,
+    bytes: u64,
+    /// Its process, if that counts.
+    process: Process,
+    /// The memory was handed over.
+    lent: bool,
+}
+
+/// What a process may have kept of channels that have ended.
+#[derive(Debug)]
+struct Kept {
+    uid: u32,
+    pid: u32,
+    name: String,
+    bytes: u64,
+    until: Until,
+}
+
+#[derive(Debug)]
+enum Until {
+    /// This process has ended.
+    Ended(OwnedFd),
+    Then(Instant),
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    holders: BTreeMap<u64, Holder>,
+    /// One for each process whose end can be seen; of others, one for each minute.
+    kept: Vec<Kept>,
+    next: u64,
+}
+
+/// Who has what. Locked at attach and detach only.
+#[derive(Clone, Debug)]
+pub(crate) struct Shares {
+    limits: Limits,
+    book: Arc<Mutex<Book>>,
+}
+
+impl Shares {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, book: Arc::default() }
+    }
+
+    /// Takes a share of `bytes`, or says which limit stands against it and who holds what.
+    pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Share, String> {
+        let mut book = self.lock();
+        let Limits { channels_per_user, channels, .. } = self.limits;
+        let uid = peer.uid;
+        if book.holders.len() >= channels {
+            return Err(format!("{channels} channels; {}", holders(book.holders.values())));
+        }
+        if book.holders.values().filter(|h| h.uid == uid).count() >= channels_per_user {
+            return Err(format!("{channels_per_user} channels for user {uid}; {}", book.theirs(uid)));
+        }
+        book.forget(uid, Instant::now());
+        // Each is a descriptor of ours.
+        let seen = |k: &&Kept| k.uid == uid && matches!(k.until, Until::Ended(_));
+        if book.kept.iter().filter(seen).count() >= channels_per_user {
+            return Err(format!("{channels_per_user} processes of user {uid}; {}", book.theirs(uid)));
+        }
+        self.has_room(&book, uid, bytes)?;
+        let process = if is_trusted(uid) {
+            Process::Unseen
+        } else {
+            sys::process(peer.pid)
+                .map_err(|e| format!("the end of process {} cannot be seen: {e}", peer.pid))?
+        };
+        let number = book.next;
+        book.next += 1;
+        let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, process, lent: false };
+        book.holders.insert(number, holder);
+        Ok(Share { shares: self.clone(), number })
+    }
+
+    fn has_room(&self, book: &Book, uid: u32, bytes: u64) -> Result<(), String> {
+        let most = self.limits.bytes_per_user;
+        if book.bytes_of(uid).saturating_add(bytes) <= most {
+            return Ok(());
+        }
+        Err(format!("{most} bytes for user {uid}, {bytes} more asked for; {}", book.theirs(uid)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the user is our own, or root.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+impl Book {
+    fn bytes_of(&self, uid: u32) -> u64 {
+        let held = self.holders.values().filter(|h| h.uid == uid).map(|h| h.bytes);
+        held.chain(self.kept.iter().filter(|k| k.uid == uid).map(|k| k.bytes)).sum()
+    }
+
+    /// What the user has, for people.
+    fn theirs(&self, uid: u32) -> String {
+        let mut text = holders(self.holders.values().filter(|h| h.uid == uid));
+        let kept = self.kept.iter().filter(|k| k.uid == uid);
+        for (n, Kept { pid, name, bytes, .. }) in kept.take(8).enumerate() {
+            let before = if n == 0 { "; of channels that have ended, until the process ends:" } else { "" };
+            let _ = write!(text, "{before} {name}[{pid}] {bytes}");
+        }
+        text
+    }
+
+    /// Counts no more what processes of the user had that have ended.
+    fn forget(&mut self, uid: u32, now: Instant) {
+        self.kept.retain(|kept| kept.uid != uid || !kept.until.has_come(now));
+    }
+
+    /// The channel has ended. What its client may have kept counts on.
+    fn end(&mut self, number: u64, now: Instant) {
+        let Some(Holder { uid, pid, name, bytes, process, lent }) = self.holders.remove(&number) else {
+            return;
+        };
+        if is_trusted(uid) || !lent {
+            return;
+        }
+        let until = match process {
+            Process::Seen(pidfd) => Until::Ended(pidfd),
+            Process::Ended => return,
+            Process::Unseen => Until::Then(now + UNSEEN + TOGETHER),
+        };
+        if until.has_come(now) {
+            return;
+        }
+        self.forget(uid, now);
+        let goes_with = |kept: &&mut Kept| match (&kept.until, &until) {
+            // As long as a process is there, no other has its number.
+            (Until::Ended(_), Until::Ended(_)) => true,
+            // Its time is not put off by what comes later: all of it would count for as long as there are new channels.
+            (Until::Then(then), Until::Then(_)) => *then >= now + UNSEEN,
+            _ => false,
+        };
+        match self.kept.iter_mut().filter(|kept| (kept.uid, kept.pid) == (uid, pid)).find(goes_with) {
+            Some(kept) => kept.bytes += bytes,
+            None => self.kept.push(Kept { uid, pid, name, bytes, until }),
+        }
+    }
+}
+
+impl Until {
+    fn has_come(&self, now: Instant) -> bool {
+        match self {
+            Self::Ended(pidfd) => sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false),
+            Self::Then(then) => now >= *then,
+        }
+    }
+}
+
+fn holders<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
+    let mut text = String::from("held by:");
+    for Holder { pid, name, bytes, .. } in holders.take(8) {
+        let _ = write!(text, " {name}[{pid}] {bytes}");
+    }
+    text
+}
+
+impl Share {
+    /// From now on the client has the memory.
+    pub(crate) fn lend(&self) {
+        if let Some(holder) = self.shares.lock().holders.get_mut(&self.number) {
+            holder.lent = true;
+        }
+    }
+
+    /// Counts `bytes` more, or says which limit stands against it and who holds what.
+    pub(crate) fn more(&self, bytes: u64) -> Result<More, String> {
+        let mut book = self.shares.lock();
+        let uid = book.holders.get(&self.number).map_or(0, |h| h.uid);
+        book.forget(uid, Instant::now());
+        self.shares.has_room(&book, uid, bytes)?;
+        if let Some(holder) = book.holders.get_mut(&self.number) {
+            holder.bytes += bytes;
+        }
+        Ok(More { shares: self.shares.clone(), number: self.number, bytes, lent: false })
+    }
+}
+
+/// What a channel has taken beyond its share; given back when it is dropped, unless somebody else may still have it: then it
+/// counts as the channel's.
+#[derive(Debug)]
+pub(crate) struct More {
+    shares: Shares,
+    number: u64,
+    bytes: u64,
+    lent: bool,
+}
+
+impl More {
+    /// From now on the client has the memory.
+    pub(crate) fn lend(&mut self) {
+        self.lent = true;
+    }
+}
+
+impl Drop for More {
+    fn drop(&mut self) {
+        let mut book = self.shares.lock();
+        // When the channel is gone, so is its entry.
+        if let Some(holder) = book.holders.get_mut(&self.number)
+            && (!self.lent || is_trusted(holder.uid))
+        {
+            holder.bytes -= self.bytes;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shares.lock().end(self.number, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::engine::open::open;
+    use crate::mock;
+
+    #[test]
+    fn a_limit_names_itself_and_the_holders() {
+        let shares = Shares::new(Limits {
+            bytes_per_user: 100,
+            channels_per_user: 2,
+            channels: 3,
+            ..Limits::default()
+        });
+        let peer = |uid, pid| Credentials { pid, uid, gid: 0 };
+        let take = |uid, pid, bytes| shares.take(&peer(uid, pid), "ids", bytes);
+        let us = rustix::process::geteuid().as_raw();
+        let first = take(us, 11, 60).unwrap();
+        assert_eq!(
+            take(us, 12, 41).unwrap_err(),
+            format!("100 bytes for user {us}, 41 more asked for; held by: ids[11] 60")
+        );
+        let _second = take(us, 12, 40).unwrap();
+        assert_eq!(
+            take(us, 13, 0).unwrap_err(),
+            format!("2 channels for user {us}; held by: ids[11] 60 ids[12] 40")
+        );
+        let _third = take(us + 8, 14, 1).unwrap();
+        assert!(take(us + 9, 15, 1).unwrap_err().starts_with("3 channels; held by:"));
+        first.lend();
+        drop(first);
+        let third = take(us, 13, 50).unwrap();
+        let more = third.more(10).unwrap();
+        assert_eq!(
+            third.more(1).unwrap_err(),
+            format!("100 bytes for user {us}, 1 more asked for; held by: ids[12] 40 ids[13] 60")
+        );
+        drop(more);
+        let more = third.more(10).unwrap();
+        drop(third);
+        drop(more);
+        take(us, 13, 60).unwrap();
+    }
+
+    /// Memory that another user's process was handed, and may have mapped still, is no less than it was.
+    #[test]
+    fn what_a_process_of_another_user_had_counts_until_it_ends() {
+        let Ok(mut child) = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn() else {
+            println!("not tested: there is no cat(1)");
+            return;
+        };
+        let shares = Shares::new(Limits { bytes_per_user: 100, ..Limits::default() });
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let (pid, us) = (child.id(), std::process::id());
+        let take = |pid, bytes| {
+            let share = shares.take(&Credentials { pid, uid, gid: 0 }, "ids", bytes)?;
+            share.lend();
+            Ok::<_, String>(share)
+        };
+        // Again and again: no more than it may have at a time.
+        for _ in 0..3 {
+            drop(take(pid, 20).unwrap());
+        }
+        let live = take(us, 40).unwrap();
+        assert_eq!(
+            take(us, 1).unwrap_err(),
+            format!(
+                "100 bytes for user {uid}, 1 more asked for; held by: ids[{us}] 40; of channels that have ended, until the \
+                 process ends: ids[{pid}] 60"
+            )
+        );
+        assert!(live.more(1).is_err());
+        // Nothing was handed over, so nothing is kept.
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        drop(shares.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60).unwrap());
+        drop(live.more(60).unwrap());
+        // Rings that were replaced by larger ones are with the client, too.
+        let mut more = live.more(60).unwrap();
+        more.lend();
+        drop(more);
+        assert!(live.more(1).is_err());
+        drop(live);
+        assert!(take(us, 1).is_err());
+    }
+
+    #[test]
+    fn what_a_process_had_whose_end_cannot_be_seen_counts_for_an_hour() {
+        let shares = Shares::new(Limits { bytes_per_user: 100, ..Limits::default() });
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let outside = Credentials { pid: 0, uid, gid: 0 };
+        for _ in 0..2 {
+            let share = shares.take(&outside, "ids", 50).unwrap();
+            share.lend();
+        }
+        assert!(shares.take(&outside, "ids", 1).is_err());
+        let now = Instant::now();
+        let left = |later| {
+            let mut book = shares.lock();
+            book.forget(uid, now + later);
+            book.bytes_of(uid)
+        };
+        assert_eq!((left(UNSEEN - Duration::from_secs(1)), left(UNSEEN + TOGETHER)), (100, 0));
+    }
+
+    #[test]
+    fn what_is_new_puts_nothing_off() {
+        let shares = Shares::new(Limits { channels_per_user: 1, ..Limits::default() });
+        let (uid, begin) = (rustix::process::geteuid().as_raw() + 7, Instant::now());
+        let book = || shares.lock();
+        // More often than there may be channels at a time: nothing of ours is with any.
+        for n in 0..120 {
+            let share = shares.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10).unwrap();
+            share.lend();
+            book().end(share.number, begin + n * Duration::from_secs(10));
+        }
+        assert!(book().kept.len() <= 20);
+        let left = |later: Duration| {
+            book().forget(uid, begin + later);
+            book().bytes_of(uid)
+        };
+        assert_eq!(left(UNSEEN - Duration::from_secs(1)), 1200);
+        // Seven go together each time.
+        assert_eq!(left(UNSEEN + Duration::from_secs(600)), 640);
+        assert_eq!(left(UNSEEN + Duration::from_secs(1300)), 0);
+    }
+
+    #[test]
+    fn what_was_never_handed_over_and_what_a_dead_process_had_does_not_count() {
+        let Ok(mut child) = Command::new("true").spawn() else {
+            println!("not tested: there is no true(1)");
+            return;
+        };
+        child.wait().unwrap();
+        let shares = Shares::new(Limits::default());
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let peer = |pid| Credentials { pid, uid, gid: 0 };
+        let share = shares.take(&peer(child.id()), "ids", 50).unwrap();
+        share.lend();
+        drop(share);
+        assert_eq!(shares.lock().bytes_of(uid), 0);
+
+        let (ours, theirs) = sys::pair().unwrap();
+        drop(theirs);
+        let peer = peer(0);
+        let share = shares.take(&peer, "ids", 50).unwrap();
+        open(&mock::config(), &ours, peer, &mock::hello(), share, None).unwrap_err();
+        assert_eq!(shares.lock().bytes_of(uid), 0);
+    }
+}

@@ -1,0 +1,187 @@
+//! The file of a Unix socket that is listened on.
+//!
+//! Two engines that start at once both find what a third one has left. Without more, the second removes what the first has put in its
+//! place: bind(2) and listen(2) are two steps, and between them a socket looks as one that nobody listens on. So whoever looks, removes
+//! and binds has the directory's lock meanwhile (flock(2)). It is advice: who has it for longer is no engine, and is not waited for.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::shm::sys;
+
+/// How long the lock is waited for: much longer than somebody needs it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The file of a Unix socket, which goes with this, unless there is another's by then.
+///
+/// Drop it before the listener, which keeps its number taken: a file that somebody makes there after the listener is closed may get the
+/// same one, and would be removed in its place. (Fields of a struct are dropped in their order, variables in the reverse of theirs.)
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// What it is (stat(2)): its device and its number there. No other has these as long as it is listened on.
+    file: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// Has `listen` listen at `path`. A socket that nobody listens on any more is replaced; a file of any other kind is not.
+    ///
+    /// # Errors
+    /// What the system said: EADDRINUSE when somebody listens there, or it is no socket.
+    pub fn bind<L>(path: &Path, listen: impl FnMut() -> io::Result<L>) -> io::Result<(L, Self)> {
+        Self::bind_within(PATIENCE, path, listen)
+    }
+
+    fn bind_within<L>(
+        patience: Duration,
+        path: &Path,
+        mut listen: impl FnMut() -> io::Result<L>,
+    ) -> io::Result<(L, Self)> {
+        let _lock = lock(path, patience);
+        let listener = match listen() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && make_room(path)? => listen()?,
+            other => other?,
+        };
+        Ok((listener, Self { path: path.into(), file: identity(path) }))
+    }
+
+    /// Whether there is a socket at `path`, whoever listens.
+    #[must_use]
+    pub fn is_socket(path: &Path) -> bool {
+        std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.file.is_some() && identity(&self.path) == self.file {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes a socket that nobody listens on; whether nothing is there then. An engine that ends removes its own without the lock, so
+/// it may go between any two steps of this.
+fn make_room(path: &Path) -> io::Result<bool> {
+    let removed = || {
+        let is_dead = std::fs::symlink_metadata(path)?.file_type().is_socket() && !sys::is_listened_on(path)?;
+        if is_dead { std::fs::remove_file(path).map(|()| true) } else { Ok(false) }
+    };
+    match removed() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        other => other,
+    }
+}
+
+/// The lock of the directory of `path`, until it is dropped; nothing when it cannot be had.
+fn lock(path: &Path, patience: Duration) -> Option<File> {
+    let directory = match path.parent()? {
+        here if here.as_os_str().is_empty() => Path::new("."),
+        directory => directory,
+    };
+    let directory = File::open(directory).ok()?;
+    let begun = Instant::now();
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::sync::Barrier;
+    use std::thread;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+    use super::*;
+
+    #[test]
+    fn another_ones_socket_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let bind = || SocketFile::bind(&path, || UnixListener::bind(&path));
+        let (_one, file) = bind().unwrap();
+        // Somebody has taken it away, and another engine has bound there.
+        std::fs::remove_file(&path).unwrap();
+        let (_other, others) = bind().unwrap();
+        drop(file);
+        assert!(SocketFile::is_socket(&path));
+        drop(others);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_goes_meanwhile_is_not_in_the_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let mut ending = Some(sys::listen(&path, 1).unwrap());
+        let listen = || {
+            let listener = sys::listen(&path, 1);
+            // Another engine ends right behind the first try.
+            if ending.take().is_some() {
+                std::fs::remove_file(&path).unwrap();
+            }
+            listener
+        };
+        let _bound = SocketFile::bind(&path, listen).unwrap();
+        assert!(sys::is_listened_on(&path).unwrap());
+    }
+
+    /// Of several that find a dead one's socket at once, one has the place.
+    #[test]
+    fn one_takes_the_place_of_the_dead() {
+        const ENGINES: usize = 4;
+        let patience = Duration::from_secs(60);
+        for _ in 0..100 {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("s");
+            // Bound, and never listened on: a child of another test that has it for a moment does not make it alive.
+            let dead = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            rustix::net::bind(&dead, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            let start = Barrier::new(ENGINES);
+            let bind = || {
+                start.wait();
+                SocketFile::bind_within(patience, &path, || sys::listen(&path, 1))
+            };
+            let bound: Vec<_> = thread::scope(|scope| {
+                let engines: Vec<_> = (0..ENGINES).map(|_| scope.spawn(bind)).collect();
+                engines.into_iter().map(|engine| engine.join().unwrap()).collect()
+            });
+            assert_eq!(bound.iter().filter(|bound| bound.is_ok()).count(), 1, "{bound:?}");
+            assert!(sys::is_listened_on(&path).unwrap());
+        }
+    }
+
+    #[test]
+    fn nobody_is_waited_for_who_keeps_the_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let patience = Duration::from_millis(10);
+        let _lock = lock(&path, patience).unwrap();
+        assert!(lock(&path, patience).is_none(), "two have it");
+        let _bound = SocketFile::bind_within(patience, &path, || UnixListener::bind(&path)).unwrap();
+    }
+}

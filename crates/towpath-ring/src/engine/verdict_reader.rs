@@ -1,0 +1,372 @@
+//! From what the client wrote to what was decided.
+//!
+//! Two places say it: a ring of cumulative records ("everything up to n"), and one release entry per frame. Order of
+//! reading: first the records, each applied to the frames it covers that have no word of their own; a single verdict
+//! or a hold that the client gave before a record is visible when the record is, and wins. Then the entries, from the
+//! oldest frame that is out.
+//!
+//! A poll does bounded work: it looks at frames until [`MISSES`] in a row have nothing to say, and then at as many
+//! more from where the last poll left off, so that a verdict far behind an undecided frame is found too. Each record is
+//! applied from where the one before it ended. Once as much of replacements was copied as a poll may ([`Budget`]), nothing
+//! that is new is read: entries keep their words, and a record that was applied in part is applied again from where it began.
+
+use crate::engine::control_rx::Inbox;
+use crate::engine::endpoint::Config;
+use crate::engine::stats::ChannelStats;
+use crate::engine::tx_ring::{Budget, Transmit};
+use crate::lane::deadline::Deadline;
+use crate::lane::producer::{Entry, Producer};
+use crate::lane::records;
+use crate::lane::verdict::{Flags, Verdict, Word};
+use crate::shm::abi::Layout;
+use crate::shm::region::Words;
+use crate::shm::seq::Seq;
+
+const MISSES: u32 = 64;
+
+/// What is to happen to a frame, with everything the client said about it. Copied: nothing in it can change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision<'a> {
+    /// What is to happen; never [`Verdict::Hold`].
+    pub verdict: Verdict,
+    /// Whether it is for the flow, and whether `mark` and `mask` are valid.
+    pub flags: Flags,
+    /// New bits of the mark, under `mask`.
+    pub mark: u32,
+    /// Which bits of the mark change.
+    pub mask: u32,
+    /// With [`Verdict::Replace`]: the payload that takes the place of the packet's.
+    pub replacement: Option<&'a [u8]>,
+    /// Who decided.
+    pub cause: Cause,
+}
+
+/// Who decided about a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The client, about this frame.
+    Single,
+    /// The client, about everything up to some frame.
+    Cumulative,
+    /// Nobody, until it was overdue: the default verdict.
+    Overdue,
+    /// The client, in a way that has no meaning: the default verdict.
+    Garbage,
+}
+
+/// The parts of a channel that a poll works on.
+pub(crate) struct Lane<'a> {
+    pub(crate) own: &'a Words,
+    pub(crate) theirs: &'a Words,
+    pub(crate) rx: &'a mut Producer,
+    pub(crate) transmit: &'a mut Transmit,
+    pub(crate) inbox: &'a mut Inbox,
+    pub(crate) stats: &'a mut ChannelStats,
+    /// Messages that are held in another generation of the rings.
+    pub(crate) held_elsewhere: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Verdicts {
+    default: Verdict,
+    held_max: u32,
+    /// What is left of it, in a poll.
+    budget: Budget,
+    deadline: Option<Deadline>,
+    records: records::Reader,
+    /// Everything up to here is decided by records.
+    upto: Seq,
+    /// Where the search for far verdicts goes on.
+    far: Seq,
+    far_aside: usize,
+    /// Everything below is overdue.
+    overdue: Seq,
+    /// Frames that records were applied to.
+    #[cfg(test)]
+    pub(crate) walked: u64,
+}
+
+type Emit<'f> = dyn FnMut(Seq, Decision<'_>) + 'f;
+
+impl Verdicts {
+    /// What becomes of frames of which the first has the number `first`.
+    pub(crate) fn new(config: &Config, layout: &Layout, first: Seq) -> Self {
+        Self {
+            default: config.default_verdict,
+            held_max: config.held_max,
+            budget: Budget::new(config.replacement_max),
+            deadline: config.deadline.map(Deadline::new),
+            records: records::Reader::new(layout.records_place()),
+            upto: first.back(1),
+            far: first,
+            far_aside: 0,
+            overdue: first,
+            #[cfg(test)]
+            walked: 0,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.deadline.as_ref().and_then(Deadline::next)
+    }
+
+    /// Whether a poll would find something.
+    pub(crate) fn is_ready(&self, theirs: &Words, rx: &Producer) -> bool {
+        if self.records.is_ready(theirs) {
+            return true;
+        }
+        let (mut seq, end) = (rx.frames.oldest(), rx.frames.next_seq());
+        while seq != end {
+            if rx.frames.find(seq).is_some_and(|at| rx.has_entry(theirs, at)) {
+                return true;
+            }
+            seq = seq.next();
+        }
+        rx.frames.aside().iter().any(|at| rx.has_entry(theirs, *at))
+    }
+
+    pub(crate) fn poll(&mut self, mut lane: Lane<'_>, now: u64, f: &mut Emit<'_>) -> usize {
+        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
+        let floor = lane.rx.frames.next_seq().back(1 << 30);
+        for seq in [&mut self.upto, &mut self.overdue] {
+            if seq.is_before(floor) {
+                *seq = floor;
+            }
+        }
+        self.budget.renew();
+        let before = lane.stats.decided + lane.stats.overdue + lane.stats.garbage;
+        self.take_records(&mut lane, f);
+        self.take_entries(&mut lane, f);
+        // What was left for the next poll may be in time.
+        if !self.budget.is_spent() {
+            self.expire(&mut lane, now, f);
+        }
+        (lane.stats.decided + lane.stats.overdue + lane.stats.garbage - before) as usize
+    }
+
+    fn take_records(&mut self, lane: &mut Lane<'_>, f: &mut Emit<'_>) {
+        let Ok(count) = self.records.look(lane.theirs) else {
+            lane.stats.violations += 1;
+            return;
+        };
+        for _ in 0..count {
+            let (mark, word) = self.records.peek(lane.theirs);
+            if !self.take_record(lane, mark, word, f) {
+                break;
+            }
+            self.records.step();
+        }
+        self.records.acknowledge(lane.own);
+    }
+
+    /// Whether the record is done with; if not, there is more of it for the next poll.
+    fn take_record(&mut self, lane: &mut Lane<'_>, mark: u64, raw: u64, f: &mut Emit<'_>) -> bool {
+        let next = lane.rx.frames.next_seq();
+        let upto = Word::seq_of(raw);
+        // Outside of (last decided, last published] it could decide frames that are not published yet.
+        let inside = self.upto.is_before(upto) && upto.is_before(next);
+        let word = match Word::parse(raw) {
+            // A hold or another payload is about one frame.
+            Ok(word) if inside && !matches!(word.verdict, Verdict::Hold | Verdict::Replace(_)) => word,
+            _ => {
+                lane.stats.violations += 1;
+                return true;
+            }
+        };
+        // What the records before went over has a word of its own, or has gone: each record could otherwise be a walk
+        // through the whole window.
+        let (oldest, begin) = (lane.rx.frames.oldest(), self.upto.next());
+        let mut seq = if oldest.is_before(begin) { begin } else { oldest };
+        while seq != upto.next() && !upto.is_before(seq) {
+            #[cfg(test)]
+            {
+                self.walked += 1;
+            }
+            if let Some(at) = lane.rx.frames.find(seq)
+                && !self.take_entry(lane, at, f)
+                // A hold wins even when it was over the quota: the client is reading the frame.
+                && !lane.rx.says_hold(at)
+            {
+                // It may have a word of its own that was not read.
+                if self.budget.is_spent() {
+                    return false;
+                }
+                let decision = Decision {
+                    verdict: word.verdict,
+                    flags: word.flags,
+                    mark: mark as u32,
+                    mask: (mark >> 32) as u32,
+                    replacement: None,
+                    cause: Cause::Cumulative,
+                };
+                self.give_back(lane, at, decision, f);
+            }
+            seq = seq.next();
+        }
+        self.upto = upto;
+        true
+    }
+
+    fn take_entries(&mut self, lane: &mut Lane<'_>, f: &mut Emit<'_>) {
+        let end = lane.rx.frames.next_seq();
+        let stopped = self.scan(lane, lane.rx.frames.oldest(), end, f);
+        if stopped != end {
+            // `far` may have been passed by the window, or by the near search.
+            let from =
+                if self.far.is_before(stopped) || !self.far.is_before(end) { stopped } else { self.far };
+            self.far = self.scan(lane, from, end, f);
+        }
+        for _ in 0..MISSES.min(lane.rx.frames.aside().len() as u32) {
+            if self.far_aside >= lane.rx.frames.aside().len() {
+                self.far_aside = 0;
+            }
+            let Some(at) = lane.rx.frames.aside().get(self.far_aside).copied() else { break };
+            // When it came back, another took its place in the list.
+            if !self.take_entry(lane, at, f) {
+                self.far_aside += 1;
+            }
+        }
+    }
+
+    /// Takes entries from `seq` on until `end` or until too many in a row say nothing; where it stopped.
+    fn scan(&mut self, lane: &mut Lane<'_>, mut seq: Seq, end: Seq, f: &mut Emit<'_>) -> Seq {
+        let mut misses = 0;
+        while seq != end && misses < MISSES {
+            match lane.rx.frames.find(seq) {
+                Some(at) if self.take_entry(lane, at, f) => misses = 0,
+                _ => misses += 1,
+            }
+            seq = seq.next();
+        }
+        seq
+    }
+
+    /// Reads the entry of the message at `at`; whether it has come back.
+    #[inline]
+    fn take_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
+        lane.rx.has_entry(lane.theirs, at) && self.take_new_entry(lane, at, f)
+    }
+
+    fn take_new_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
+        // Before the entry is read: it is news still in the next poll.
+        if self.budget.is_spent() {
+            return false;
+        }
+        let seq = lane.rx.frames.seq_at(at);
+        let word = match lane.rx.entry(lane.theirs, at) {
+            Entry::Nothing => return false,
+            Entry::Foreign => {
+                lane.stats.violations += 1;
+                return false;
+            }
+            Entry::Garbage => {
+                lane.stats.violations += 1;
+                self.give_back(lane, at, self.by_default(Cause::Garbage), f);
+                return true;
+            }
+            Entry::Says(word) => word,
+        };
+        if word.verdict == Verdict::Hold {
+            self.hold(lane, at);
+            return false;
+        }
+        let (mark, mask) = lane.rx.mark(lane.theirs, at);
+        let mut decision = Decision {
+            verdict: word.verdict,
+            flags: word.flags,
+            mark,
+            mask,
+            replacement: None,
+            cause: Cause::Single,
+        };
+        let Verdict::Replace(frame) = word.verdict else {
+            self.give_back(lane, at, decision, f);
+            return true;
+        };
+        // The copy is taken even when the verdict comes too late: it gives the TX frame back.
+        let budget = &mut self.budget;
+        let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, lane.inbox, frame, seq, budget);
+        if let Some(bytes) = &scratch {
+            decision.replacement = Some(bytes);
+        } else {
+            // One that we had no descriptor for is not the client's fault.
+            lane.stats.violations += u64::from(!lane.inbox.take_short());
+            decision = self.by_default(Cause::Garbage);
+        }
+        self.give_back(lane, at, decision, f);
+        if let Some(bytes) = scratch {
+            lane.transmit.put_back(bytes);
+        }
+        true
+    }
+
+    fn hold(&self, lane: &mut Lane<'_>, at: u32) {
+        if lane.rx.frames.is_aside(at) {
+            return;
+        }
+        if lane.rx.frames.held() + lane.held_elsewhere >= self.held_max {
+            lane.stats.holds_refused += 1;
+            return;
+        }
+        lane.rx.frames.hold(at);
+    }
+
+    /// The frame is free, and somebody decided about it, now or before.
+    #[inline]
+    fn give_back(&self, lane: &mut Lane<'_>, at: u32, decision: Decision<'_>, f: &mut Emit<'_>) {
+        let seq = lane.rx.frames.seq_at(at);
+        let late = lane.rx.frames.is_expired(at);
+        lane.rx.frames.release(at);
+        if late {
+            lane.stats.late += 1;
+            return;
+        }
+        match decision.cause {
+            Cause::Single | Cause::Cumulative => lane.stats.decided += 1,
+            Cause::Garbage => lane.stats.garbage += 1,
+            Cause::Overdue => unreachable!("overdue frames do not come back"),
+        }
+        lane.stats.cumulative += u64::from(decision.cause == Cause::Cumulative);
+        f(seq, decision);
+    }
+
+    /// Decides frames that are overdue. Their memory stays with the client, which may be reading it.
+    fn expire(&mut self, lane: &mut Lane<'_>, now: u64, f: &mut Emit<'_>) {
+        let Some(deadline) = &mut self.deadline else { return };
+        let below = deadline.overdue(now);
+        deadline.mark(now, lane.rx.frames.next_seq());
+        let Some(below) = below else { return };
+        let mut seq = if self.overdue.is_before(lane.rx.frames.oldest()) {
+            lane.rx.frames.oldest()
+        } else {
+            self.overdue
+        };
+        while seq.is_before(below) {
+            if let Some(at) = lane.rx.frames.find(seq) {
+                self.decide_overdue(lane, at, f);
+            }
+            seq = seq.next();
+        }
+        self.overdue = below;
+        for i in 0..lane.rx.frames.aside().len() {
+            let at = lane.rx.frames.aside()[i];
+            if lane.rx.frames.seq_at(at).is_before(below) {
+                self.decide_overdue(lane, at, f);
+            }
+        }
+    }
+
+    fn decide_overdue(&self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) {
+        if lane.rx.frames.is_expired(at) {
+            return;
+        }
+        lane.rx.frames.expire(at);
+        lane.stats.overdue += 1;
+        f(lane.rx.frames.seq_at(at), self.by_default(Cause::Overdue));
+    }
+
+    fn by_default(&self, cause: Cause) -> Decision<'static> {
+        let verdict = self.default;
+        Decision { verdict, flags: Flags::default(), mark: 0, mask: 0, replacement: None, cause }
+    }
+}

@@ -1,0 +1,265 @@
+//! The client's side of attaching: say hello, take the descriptors, believe none of them before looking.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::SealFlags;
+
+use crate::client::tap;
+use crate::handshake::error::AttachError;
+use crate::handshake::messages::{Hello, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
+use crate::lane::taplog::Shape;
+use crate::shm::abi::{self, Layout, MAGIC, VERSION};
+use crate::shm::geometry::PAGE;
+use crate::shm::park::Fences;
+use crate::shm::region::{Access, Payload, Words, in_huge_pages};
+use crate::shm::sync::Ordering;
+use crate::shm::sys::{self, Received, Sent};
+
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What a client says when it attaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What the engine shows to people: at most 32 bytes. The default is this program's name.
+    pub name: String,
+    /// Whether losses are told in the stream, as frames of [`Kind::GAP`](crate::Kind::GAP), and by
+    /// [`Consumer::overrun`](crate::Consumer::overrun). The default is yes. Without them (what `NETLINK_NO_ENOBUFS` was
+    /// for netlink(7)) [`Header::lost`](crate::Header::lost) still counts.
+    pub gaps: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let name = std::env::args_os().next().unwrap_or_default();
+        Self::named(&Path::new(&name).file_name().unwrap_or_default().to_string_lossy())
+    }
+}
+
+impl Options {
+    /// The defaults, under this name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self { name: name.into(), gaps: true }
+    }
+}
+
+/// What an engine hands over: a lane.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) socket: OwnedFd,
+    /// Largest message that may be sent in a memory of its own.
+    pub(crate) oneshot_max: u64,
+    /// Longest replacement, in bytes.
+    pub(crate) replacement_max: u32,
+    /// Who makes the fences between work and sleep.
+    pub(crate) fences: Fences,
+    /// What belongs to the lane and not to one generation of its rings: the first page of each side's memory.
+    pub(crate) page: Page,
+    pub(crate) memory: Memory,
+}
+
+/// The first page of the engine's memory, and of ours.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) theirs: Words,
+    pub(crate) own: Words,
+}
+
+/// The memory of a lane's rings.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) layout: Layout,
+    /// The engine's memory.
+    pub(crate) theirs: Words,
+    /// The memory that we write.
+    pub(crate) own: Words,
+    pub(crate) rx_payload: Payload,
+    pub(crate) tx_payload: Payload,
+}
+
+/// The lanes, in order; at least one.
+pub(crate) fn attach(path: &Path, options: &Options) -> Result<Vec<Attached>, AttachError> {
+    let (socket, fences) = greet(path, options, false)?;
+    receive(socket, path, fences)
+}
+
+/// The same for a tap.
+pub(crate) fn tap(path: &Path, options: &Options) -> Result<tap::Attached, AttachError> {
+    let (socket, fences) = greet(path, options, true)?;
+    let (terms, fds) = terms(&socket, path, fences)?;
+    let area = terms.layout.rx;
+    area.check()?;
+    let [log, payload, own] = descriptors(fds)?;
+    verify("log", &log, sys::READ_ONLY, Shape { area }.bytes())?;
+    verify_area("payload", &payload, sys::READ_ONLY, area.bytes())?;
+    verify("tap's", &own, sys::WRITABLE, abi::TAP_BYTES)?;
+    tap::map(socket, terms, log.as_fd(), payload.as_fd(), own.as_fd()).map_err(system("mapping the log"))
+}
+
+fn greet(path: &Path, options: &Options, tap: bool) -> Result<(OwnedFd, Fences), AttachError> {
+    let socket = sys::connect(path, PATIENCE).map_err(|source| match source.kind() {
+        // It accepts nobody.
+        ErrorKind::WouldBlock => AttachError::TimedOut(PATIENCE.as_secs()),
+        _ => AttachError::Connect { path: path.into(), source },
+    })?;
+    let fences = Fences::offer();
+    let Options { name, gaps } = options.clone();
+    let hello = Hello { version: VERSION, gaps, fences, tap, name }.emit();
+    // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
+    let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
+    Ok((socket, fences))
+}
+
+/// Takes what the engine at the other end of `socket`, which listens at `path`, hands over to a client that offered
+/// `fences`.
+pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, AttachError> {
+    let (terms, fds) = terms(&socket, path, fences)?;
+    // An engine could otherwise have us wait for lanes for ever, and fill our table of descriptors.
+    if !(1..=abi::MAX_LANES).contains(&terms.lanes) {
+        return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)));
+    }
+    terms.layout.check()?;
+    let (page, memory) = map(terms.layout, descriptors(fds)?)?;
+    let mut rest = Vec::new();
+    for number in 1..terms.lanes {
+        let mut message = [0; WELCOME];
+        let (len, fds) = next(&socket, &mut message)?;
+        let [engine, rx, client, tx, bell] = descriptors(fds)?;
+        match Offer::parse(&message[..len]) {
+            Ok(Offer { lane, generation: 0, layout }) if lane == number => {
+                let (page, memory) = map(layout, [engine, rx, client, tx])?;
+                rest.push(lane_of(bell, &terms, page, memory));
+            }
+            _ => return Err(AttachError::Unsafe(format!("lane {number} did not come"))),
+        }
+    }
+    let mut lanes = vec![lane_of(socket, &terms, page, memory)];
+    lanes.extend(rest);
+    Ok(lanes)
+}
+
+fn lane_of(socket: OwnedFd, terms: &Terms, page: Page, memory: Memory) -> Attached {
+    let Terms { oneshot_max, replacement_max, fences, .. } = *terms;
+    Attached { socket, oneshot_max, replacement_max, fences, page, memory }
+}
+
+fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
+    let (welcome, fds) = welcome(socket, path)?;
+    match welcome.answer {
+        // What was not offered is not agreed on.
+        Reply::Attached(terms) => Ok((Terms { fences: terms.fences.and(fences), ..terms }, fds)),
+        Reply::Refused(Refusal::Version, _) => {
+            Err(AttachError::Version { engine: welcome.version, client: VERSION })
+        }
+        Reply::Refused(Refusal::NotPermitted, text) => Err(AttachError::NotPermitted(text)),
+        Reply::Refused(Refusal::Limit, text) => Err(AttachError::Limit(text)),
+        Reply::Refused(Refusal::Failed, text) => Err(AttachError::Engine(text)),
+    }
+}
+
+fn descriptors<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], AttachError> {
+    let count = fds.len();
+    fds.try_into().map_err(|_| AttachError::Unsafe(format!("{count} descriptors instead of {N}")))
+}
+
+fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
+    let mut bytes = [0; WELCOME];
+    let (len, fds) = next(socket, &mut bytes)?;
+    let welcome = Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
+    Ok((welcome, fds))
+}
+
+/// The next message, and what comes with it.
+fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), AttachError> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match sys::recv_with_fds::<{ sys::MAX_FDS }>(socket, into)
+            .map_err(system("waiting for the engine"))?
+        {
+            Received::Message(len, fds) => return Ok((len, fds)),
+            Received::Short(_) => return Err(system("taking the engine's memory")(sys::no_descriptor())),
+            Received::End => return Err(AttachError::Closed),
+            Received::Nothing => {}
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(AttachError::TimedOut(PATIENCE.as_secs()));
+        }
+        sys::wait(&[socket.as_fd()], Some(left)).map_err(system("waiting for the engine"))?;
+    }
+}
+
+/// Maps the rings of a lane, when they are what an engine makes.
+pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<(Page, Memory), AttachError> {
+    layout.check()?;
+    if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
+        return Err(AttachError::Unsafe(format!("{} records", layout.records)));
+    }
+    let [engine, rx, client, tx] = fds;
+    verify("header", &engine, sys::READ_ONLY, layout.engine_bytes())?;
+    verify_area("payload", &rx, sys::READ_ONLY, layout.rx.bytes())?;
+    verify("client", &client, sys::WRITABLE, layout.client_bytes())?;
+    verify("transmit", &tx, sys::WRITABLE, layout.tx.bytes())?;
+    let mapping = system("mapping the ring");
+    let theirs = Words::map(engine.as_fd(), layout.engine_bytes(), Access::Lent).map_err(&mapping)?;
+    let own = Words::map(client.as_fd(), layout.client_bytes(), Access::Own).map_err(&mapping)?;
+    let rx_payload = Payload::map(rx.as_fd(), layout.rx.bytes(), Access::Lent).map_err(&mapping)?;
+    let tx_payload = Payload::map(tx.as_fd(), layout.tx.bytes(), Access::Own).map_err(&mapping)?;
+    let page = Page {
+        theirs: Words::map(engine.as_fd(), PAGE as usize, Access::Lent).map_err(&mapping)?,
+        own: Words::map(client.as_fd(), PAGE as usize, Access::Own).map_err(&mapping)?,
+    };
+    // Relaxed: written before the descriptors were sent.
+    let ident = theirs.word(abi::IDENT).load(Ordering::Relaxed);
+    if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
+        return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
+    }
+    Ok((page, Memory { layout, theirs, own, rx_payload, tx_payload }))
+}
+
+/// What is mapped with a length that is no multiple of a huge page would be mapped beyond it, over something else of ours; and a hole that
+/// the engine makes in huge pages that we write would kill us with SIGBUS when there is none to fill it.
+fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
+    verify_area(which, fd, seals, bytes)?;
+    if in_huge_pages(fd.as_fd()).map_err(system("looking at the ring's memory"))? {
+        return Err(AttachError::Unsafe(format!("the {which} memory is in huge pages")));
+    }
+    Ok(())
+}
+
+/// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes. It may be in huge pages.
+fn verify_area(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
+    let (found, size) = sys::sealed(fd.as_fd())
+        .map_err(|e| AttachError::Unsafe(format!("the {which} memory is no memfd: {e}")))?;
+    if !found.contains(seals) {
+        return Err(AttachError::Unsafe(format!(
+            "the {which} memory lacks seals {:?}",
+            seals.difference(found)
+        )));
+    }
+    if size != bytes as u64 {
+        return Err(AttachError::Unsafe(format!("the {which} memory has {size} bytes instead of {bytes}")));
+    }
+    Ok(())
+}
+
+fn system(doing: &'static str) -> impl Fn(std::io::Error) -> AttachError {
+    move |source| AttachError::System { doing, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_payload_may_be_in_huge_pages() {
+        let Some(fd) = sys::tests::hugetlb(2 << 20) else { return };
+        sys::seal(&fd, sys::READ_ONLY).unwrap();
+        verify_area("payload", &fd, sys::READ_ONLY, 2 << 20).unwrap();
+        let refused = verify("header", &fd, sys::READ_ONLY, 2 << 20).unwrap_err();
+        assert!(matches!(&refused, AttachError::Unsafe(why) if why.contains("huge pages")), "{refused}");
+    }
+}

@@ -1,0 +1,166 @@
+//! Short messages of one connection, several of them in one frame.
+//!
+//! What: a frame of [`Kind::MESSAGES`] has as many messages as its mark says: an entry for each, one behind the other, and then
+//! their bytes in the same order. It is one frame to the ring, with one number and one release. Who takes such frames says so
+//! ([`Channel::bundle_max`]), and at which message of which frame it is ([`Channel::at`]): if it dies, that one is to blame.
+//!
+//! | entry: offset | size | what |
+//! |---|---|---|
+//! | 0 | 4 | bytes of the message |
+//! | 4 | 2 | of these, the bytes that the framing strips in front |
+//! | 6 | 2 | and behind |
+//! | 8 | 4 | mark |
+//! | 12 | 4 | hash |
+
+use crate::engine::channel::{Channel, Full};
+use crate::shm::abi;
+use crate::shm::header::{Kind, Meta};
+use crate::shm::seq::Seq;
+use crate::shm::sync::Ordering;
+
+/// Most messages in a frame.
+pub const BUNDLE_MOST: usize = 64;
+/// Bytes of an entry.
+const ENTRY: usize = 16;
+
+/// A message of a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// All of it.
+    pub bytes: &'a [u8],
+    /// How many bytes the framing strips in front.
+    pub skip: u16,
+    /// How many it strips behind.
+    pub trim: u16,
+    /// The framing's mark.
+    pub mark: u32,
+    /// The framing's hash.
+    pub hash: u32,
+}
+
+impl Part<'_> {
+    fn emit(&self) -> [u8; ENTRY] {
+        let mut entry = [0; ENTRY];
+        entry[..4].copy_from_slice(&(self.bytes.len() as u32).to_ne_bytes());
+        entry[4..6].copy_from_slice(&self.skip.to_ne_bytes());
+        entry[6..8].copy_from_slice(&self.trim.to_ne_bytes());
+        entry[8..12].copy_from_slice(&self.mark.to_ne_bytes());
+        entry[12..].copy_from_slice(&self.hash.to_ne_bytes());
+        entry
+    }
+}
+
+/// The messages of a frame's payload, in order. None when they are not what it says.
+pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = Part<'_>>> {
+    let (entries, mut rest) = payload.split_at_checked((count as usize).checked_mul(ENTRY)?)?;
+    let (entries, _) = entries.as_chunks::<ENTRY>();
+    let length = |entry: &[u8; ENTRY]| u32::from_ne_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
+    let all = entries.iter().try_fold(0usize, |sum, entry| sum.checked_add(length(entry)))?;
+    if all != rest.len() {
+        return None;
+    }
+    Some(entries.iter().map(move |entry| {
+        let (bytes, more) = rest.split_at(length(entry));
+        rest = more;
+        let word = |at: usize| u32::from_ne_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
+        let (skip, trim) = (word(4) as u16, (word(4) >> 16) as u16);
+        Part { bytes, skip, trim, mark: word(8), hash: word(12) }
+    }))
+}
+
+impl Channel {
+    /// How many short messages the client takes in one frame ([`Channel::send_bundle`]), up to [`BUNDLE_MOST`]; 1 when it takes no
+    /// such frames. What the client says: more than it takes is its own loss.
+    #[must_use]
+    pub fn bundle_max(&self) -> usize {
+        // Relaxed: a number that orders nothing.
+        let most = self.page.theirs.word(abi::CLIENT_BUNDLE).load(Ordering::Relaxed);
+        usize::try_from(most).map_or(BUNDLE_MOST, |most| most.clamp(1, BUNDLE_MOST))
+    }
+
+    /// The frame that the client says it is at, and which message of it, from 0. To be believed as far as the client itself is
+    /// concerned: which of those that it has it died at.
+    #[must_use]
+    pub fn at(&self) -> Option<(Seq, u32)> {
+        // Relaxed: asked when the client is gone, or to be shown.
+        let at = self.page.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed);
+        (at >> 63 != 0).then_some((Seq(at as u32), (at >> 32) as u32 & 0xffff))
+    }
+
+    /// Publishes copies of several messages in one frame, to a client that takes so many ([`Channel::bundle_max`]). Kind and mark of
+    /// `meta` are set here.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    ///
+    /// # Panics
+    /// When there are more than [`BUNDLE_MOST`], or the iterator's clone gives others.
+    pub fn send_bundle<'a>(
+        &mut self,
+        parts: impl Iterator<Item = Part<'a>> + Clone,
+        meta: &Meta,
+    ) -> Result<Seq, Full> {
+        let pieces = parts.clone().map(|part| part.bytes);
+        self.send_bundle_of(parts, pieces, meta)
+    }
+
+    /// The same where messages lie one behind the other: `pieces` are their bytes, in as few pieces as may be.
+    ///
+    /// # Errors
+    /// [`Full`]: there is no room.
+    ///
+    /// # Panics
+    /// When there are more than [`BUNDLE_MOST`], or the pieces are not as many bytes as the messages.
+    pub fn send_bundle_of<'a>(
+        &mut self,
+        parts: impl Iterator<Item = Part<'a>>,
+        pieces: impl Iterator<Item = &'a [u8]>,
+        meta: &Meta,
+    ) -> Result<Seq, Full> {
+        let (mut entries, mut count, mut bytes) = ([[0; ENTRY]; BUNDLE_MOST], 0, 0);
+        for part in parts {
+            assert!(count < BUNDLE_MOST, "more than {BUNDLE_MOST} messages in a frame");
+            (entries[count], count, bytes) = (part.emit(), count + 1, bytes + part.bytes.len());
+        }
+        let mut slot = self.reserve(count * ENTRY + bytes)?;
+        slot.write(entries[..count].as_flattened());
+        // More bytes than were asked for are the slot's to refuse.
+        let wrote: usize = pieces.map(|piece| (slot.write(piece), piece.len()).1).sum();
+        assert_eq!(wrote, bytes, "bytes of the messages");
+        Ok(slot.commit(&Meta { kind: Kind::MESSAGES, mark: count as u32, ..*meta }))
+    }
+}
+
+/// The word that says that the client is at message `index` of frame `seq`.
+pub(crate) const fn at(seq: Seq, index: u16) -> u64 {
+    1 << 63 | (index as u64) << 32 | seq.0 as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(parts: &[Part<'_>]) -> Vec<u8> {
+        let entries = parts.iter().flat_map(Part::emit);
+        entries.chain(parts.iter().flat_map(|part| part.bytes.to_vec())).collect()
+    }
+
+    #[test]
+    fn parts_are_found_again_and_nothing_else_is() {
+        let part = |bytes, skip| Part { bytes, skip, trim: 2, mark: 7, hash: u32::MAX };
+        let parts = [part(&b"first"[..], 1), part(b"", 0), part(b"third, and last", u16::MAX)];
+        let whole = payload(&parts);
+        assert_eq!(parse(&whole, 3).unwrap().collect::<Vec<_>>(), parts);
+        assert_eq!(parse(&[], 0).unwrap().count(), 0);
+        for (wrong, count) in [
+            (&whole[..], 2),
+            (&whole, 4),
+            (&whole, u32::MAX),
+            (&whole[..whole.len() - 1], 3),
+            (&[&whole[..], b"x"].concat(), 3),
+            (&[0xff; 48], 3),
+        ] {
+            assert!(parse(wrong, count).is_none(), "{count} in {} bytes", wrong.len());
+        }
+    }
+}

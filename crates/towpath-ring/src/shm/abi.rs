@@ -1,0 +1,291 @@
+//! The layout of everything that two processes share.
+//!
+//! The byte table is in `docs/book/src/reference/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
+//! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
+
+use crate::lane::{Place, records};
+use crate::shm::geometry::{Geometry, GeometryError, PAGE};
+use crate::shm::header::{Header, Kind, Layers};
+use crate::shm::seq::Seq;
+use crate::shm::sync::{AtomicU64, Ordering};
+
+/// The version of this layout; an engine and a client must have the same.
+pub const VERSION: u16 = 5;
+/// First word of a hello, a welcome and the engine's memory: "TPRG".
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
+
+/// Words of a cache line.
+const LINE: usize = 8;
+/// Words of a frame's header together with its inline bytes: two lines, which the prefetcher fetches as one.
+pub(crate) const HEADER_WORDS: usize = 2 * LINE;
+/// Bytes of a message that fit beside its header.
+pub const INLINE_BYTES: usize = 64;
+/// Word of a header: the first of the inline bytes.
+pub(crate) const INLINE: usize = LINE;
+/// Words of a release entry: mark and mask, then the verdict's word.
+pub(crate) const ENTRY_WORDS: usize = 2;
+const PAGE_WORDS: usize = PAGE as usize / 8;
+
+/// Word of the engine's memory: magic and version.
+pub(crate) const IDENT: usize = 0;
+/// Word of the engine's memory: the sequence number after the last published RX frame.
+pub(crate) const ENGINE_PUBLISHED: usize = 2 * LINE;
+/// Word of the engine's memory: non-zero while the engine sleeps; another number for each sleep.
+pub(crate) const ENGINE_NEED_WAKEUP: usize = ENGINE_PUBLISHED + 1;
+/// Word of the engine's memory: how many records it has taken, modulo 2^32.
+pub(crate) const ENGINE_RECORDS: usize = ENGINE_PUBLISHED + 2;
+
+/// Word of either memory: the CPU that its writer ran on when it last said so, from 1; a hint.
+pub(crate) const CPU: usize = 2 * LINE + 4;
+
+/// Word of the engine's memory: frames lost for this client so far. On a line of its own: the client reads the one above
+/// with each verdict.
+pub(crate) const ENGINE_LOST: usize = 3 * LINE;
+
+/// Word of a memory: where its rings end, see [`moved`]. The engine's is on the line above, and so is the client's.
+pub(crate) const MOVED: usize = ENGINE_LOST + 1;
+
+/// Word of the client's memory: the sequence number after the last RX frame it has seen (a statistic; believed by nobody).
+pub(crate) const CLIENT_CONSUMED: usize = 2 * LINE;
+/// Word of the client's memory: non-zero while the client sleeps; another number for each sleep.
+pub(crate) const CLIENT_NEED_WAKEUP: usize = CLIENT_CONSUMED + 1;
+/// Word of the client's memory: how many records it has written, modulo 2^32.
+pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
+/// Word of the client's memory: the sequence number after the last published TX frame.
+pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
+/// Word of the client's memory: how many messages it takes in one frame; 0 and 1 are one.
+pub(crate) const CLIENT_BUNDLE: usize = CLIENT_CONSUMED + 5;
+/// Word of the client's memory: the message that it is at. On a line of its own: it is written for each, and the engine reads
+/// the lines above.
+pub(crate) const CLIENT_AT: usize = 4 * LINE;
+
+/// Word of a log: the sequence number after the last published message.
+pub(crate) const LOG_PUBLISHED: usize = 2 * LINE;
+/// Word of a log: its first header.
+#[cfg(not(loom))]
+pub(crate) const LOG_SLOTS: usize = PAGE_WORDS;
+/// A model checker is lost in many words.
+#[cfg(loom)]
+pub(crate) const LOG_SLOTS: usize = 3 * LINE;
+/// Bytes of the memory that a tap writes: its need_wakeup, where a client has it.
+pub(crate) const TAP_BYTES: usize = PAGE as usize;
+
+/// Most lanes of a channel.
+pub(crate) const MAX_LANES: u32 = 64;
+
+/// Where things lie in the two memories of a lane that both sides map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) rx: Geometry,
+    pub(crate) tx: Geometry,
+    pub(crate) records: u32,
+}
+
+impl Layout {
+    /// Most records of a lane.
+    pub(crate) const MAX_RECORDS: u32 = 1 << 16;
+
+    pub(crate) fn check(&self) -> Result<(), GeometryError> {
+        self.rx.check()?;
+        self.tx.check()
+    }
+
+    /// First word of the RX headers, in the engine's memory.
+    pub(crate) const fn rx_headers(&self) -> usize {
+        PAGE_WORDS
+    }
+
+    /// First RX note, in the engine's memory: as many as there are frames, rounded up to a power of two.
+    pub(crate) const fn rx_notes(&self) -> usize {
+        self.rx_headers() + self.rx.frame_nr as usize * HEADER_WORDS
+    }
+
+    /// First word of the TX frames' release entries, in the engine's memory.
+    pub(crate) const fn tx_entries(&self) -> usize {
+        (self.rx_notes() + notes(&self.rx)).next_multiple_of(LINE)
+    }
+
+    /// Bytes of the memory that the engine writes.
+    pub(crate) const fn engine_bytes(&self) -> usize {
+        pages(self.tx_entries() + self.tx.frame_nr as usize * ENTRY_WORDS)
+    }
+
+    /// First word of the RX frames' release entries, in the client's memory.
+    pub(crate) const fn rx_entries(&self) -> usize {
+        PAGE_WORDS
+    }
+
+    /// First word of the records, in the client's memory.
+    pub(crate) const fn record_ring(&self) -> usize {
+        self.rx_entries() + self.rx.frame_nr as usize * ENTRY_WORDS
+    }
+
+    /// The records of the lane.
+    pub(crate) const fn records_place(&self) -> records::Place {
+        records::Place {
+            ring: self.record_ring(),
+            records: self.records,
+            written: CLIENT_RECORDS,
+            taken: ENGINE_RECORDS,
+        }
+    }
+
+    /// First word of the TX headers, in the client's memory; headers start on a pair of lines.
+    pub(crate) const fn tx_headers(&self) -> usize {
+        (self.record_ring() + self.records as usize * ENTRY_WORDS).next_multiple_of(HEADER_WORDS)
+    }
+
+    /// First TX note, in the client's memory.
+    pub(crate) const fn tx_notes(&self) -> usize {
+        self.tx_headers() + self.tx.frame_nr as usize * HEADER_WORDS
+    }
+
+    /// The parts of the RX ring.
+    pub(crate) const fn rx_place(&self) -> Place {
+        Place {
+            geometry: self.rx,
+            headers: self.rx_headers(),
+            notes: self.rx_notes(),
+            entries: self.rx_entries(),
+        }
+    }
+
+    /// The parts of the TX ring.
+    pub(crate) const fn tx_place(&self) -> Place {
+        Place {
+            geometry: self.tx,
+            headers: self.tx_headers(),
+            notes: self.tx_notes(),
+            entries: self.tx_entries(),
+        }
+    }
+
+    /// Bytes of shared memory of one lane, payload areas included.
+    pub(crate) const fn total_bytes(&self) -> u64 {
+        (self.engine_bytes() + self.client_bytes() + self.rx.bytes() + self.tx.bytes()) as u64
+    }
+
+    /// Bytes of the memory that the client writes.
+    pub(crate) const fn client_bytes(&self) -> usize {
+        pages(self.tx_notes() + notes(&self.tx))
+    }
+}
+
+/// Notes of a ring: its frames, rounded up to a power of two.
+pub(crate) const fn notes(ring: &Geometry) -> usize {
+    ring.frame_nr.next_power_of_two() as usize
+}
+
+pub(crate) const fn pages(words: usize) -> usize {
+    (words * 8).next_multiple_of(PAGE as usize)
+}
+
+/// First word of a header that no message was written to, or that is being written: no number is so large.
+pub(crate) const NO_MESSAGE: u64 = u64::MAX;
+
+/// `seq | at << 32`: the word that says where message `seq` is when it is not where it would be expected.
+pub(crate) const fn note(seq: Seq, at: u32) -> u64 {
+    seq.0 as u64 | (at as u64) << 32
+}
+
+/// The word that says that message `seq`, and all after it, are in the lane's next generation.
+pub(crate) const fn moved(seq: Seq) -> u64 {
+    1 << 32 | seq.0 as u64
+}
+
+/// Stores all of a header but its first word (the sequence number), whose release store publishes these.
+#[inline(always)]
+pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    // Relaxed: ordered by the release store of word 0, which pairs with the consumer's acquire load of it.
+    words[1].store(pair(h.len, u32::from(h.kind.0) | u32::from(h.flags) << 16), Ordering::Relaxed);
+    words[2].store(pair(h.wire_len, h.group), Ordering::Relaxed);
+    words[3].store(h.time, Ordering::Relaxed);
+    words[4].store(pair(h.mark, h.port), Ordering::Relaxed);
+    words[5].store(pair(h.pid, h.uid), Ordering::Relaxed);
+    words[6].store(pair(h.gid, h.hash), Ordering::Relaxed);
+    let Layers { link, network, payload } = h.layers;
+    let layers = u64::from(link) | u64::from(network) << 16 | u64::from(payload) << 32;
+    words[7].store(layers | u64::from(h.lost) << 48, Ordering::Relaxed);
+}
+
+/// Copies a header out, each word read once. Nothing in it is checked yet.
+#[inline(always)]
+pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
+    // Relaxed: the caller has loaded word 0 with acquire; a hostile writer may tear the rest, hence the checks after.
+    let word = |i: usize| words[i].load(Ordering::Relaxed);
+    let low = |w: u64| w as u32;
+    let high = |w: u64| (w >> 32) as u32;
+    let (w1, w2, w4, w5, w6, w7) = (word(1), word(2), word(4), word(5), word(6), word(7));
+    Header {
+        len: low(w1),
+        kind: Kind((w1 >> 32) as u16),
+        flags: (w1 >> 48) as u16,
+        wire_len: low(w2),
+        group: high(w2),
+        time: word(3),
+        mark: low(w4),
+        port: high(w4),
+        pid: low(w5),
+        uid: high(w5),
+        gid: low(w6),
+        hash: high(w6),
+        layers: Layers { link: w7 as u16, network: (w7 >> 16) as u16, payload: (w7 >> 32) as u16 },
+        lost: (w7 >> 48) as u16,
+    }
+}
+
+/// Stores up to [`INLINE_BYTES`] beside the header.
+#[inline]
+pub(crate) fn store_inline(words: &[AtomicU64; HEADER_WORDS], bytes: &[u8]) {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let mut words = words[INLINE..].iter();
+    for (chunk, word) in whole.iter().zip(words.by_ref()) {
+        // Relaxed: as in store_header.
+        word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+    }
+    if let (Some(word), false) = (words.next(), rest.is_empty()) {
+        let mut chunk = [0; 8];
+        chunk[..rest.len()].copy_from_slice(rest);
+        // Relaxed: as in store_header.
+        word.store(u64::from_ne_bytes(chunk), Ordering::Relaxed);
+    }
+}
+
+/// Copies the inline bytes out.
+#[inline]
+pub(crate) fn load_inline(words: &[AtomicU64; HEADER_WORDS]) -> [u8; INLINE_BYTES] {
+    let mut bytes = [0; INLINE_BYTES];
+    for (word, chunk) in words[INLINE..].iter().zip(bytes.chunks_exact_mut(8)) {
+        // Relaxed: as in load_header.
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+    bytes
+}
+
+// The byte table, asserted. A change here is a new VERSION.
+const _: () = {
+    let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
+    assert!(HEADER_WORDS * 8 == 128 && ENTRY_WORDS * 8 == 16 && INLINE_BYTES == LINE * 8);
+    assert!(
+        IDENT == 0
+            && ENGINE_PUBLISHED * 8 == 128
+            && ENGINE_NEED_WAKEUP * 8 == 136
+            && ENGINE_RECORDS * 8 == 144
+            && ENGINE_LOST * 8 == 192
+            && MOVED * 8 == 200
+    );
+    assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
+    assert!(LOG_PUBLISHED * 8 == 128 && TAP_BYTES == 4096 && (cfg!(loom) || LOG_SLOTS * 8 == 4096));
+    assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);
+    assert!(CLIENT_BUNDLE * 8 == 168 && CLIENT_AT * 8 == 256);
+    assert!(layout.rx_headers() * 8 == 4096);
+    assert!(layout.rx_notes() * 8 == 4096 + 4096 * 128);
+    assert!(layout.tx_entries() * 8 == 4096 + 4096 * 128 + 4096 * 8);
+    assert!(layout.engine_bytes() == 4096 + 4096 * 128 + 4096 * 8 + 1024 * 16);
+    assert!(layout.rx_entries() * 8 == 4096);
+    assert!(layout.record_ring() * 8 == 4096 + 4096 * 16);
+    assert!(layout.tx_headers() * 8 == 4096 + 4096 * 16 + 256 * 16);
+    assert!(layout.tx_notes() * 8 == 4096 + 4096 * 16 + 256 * 16 + 1024 * 128);
+    assert!(layout.client_bytes() == 4096 + 4096 * 16 + 256 * 16 + 1024 * 128 + 1024 * 8);
+};

@@ -1,0 +1,389 @@
+//! Shared memory, mapped: the only file that touches it.
+//!
+//! Two views exist and neither hands out a reference to memory that somebody else may write: [`Words`] gives atomics,
+//! [`Payload`] copies. The one exception is [`Payload::lent`], the payload of a frame that the engine has lent to this
+//! process: the memory is sealed against every writer but the engine, and the engine leaves lent frames alone
+//! (ARCHITECTURE.md, "What always holds").
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::{
+    asm,
+    x86_64::{_MM_HINT_T0, _mm_prefetch},
+};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::shm::sync::AtomicU64;
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+/// Most bytes of a payload that are asked for ahead; of a longer one the processor notices by itself what comes next.
+const PREFETCH: usize = 2048;
+/// Largest page that a mapping is aligned to.
+const MAX_PAGE: usize = 2 << 20;
+/// What fstatfs(2) says of memory in huge pages (linux/magic.h).
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+/// Whose memory a mapping is, and what may be done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Ours: we write it.
+    Own,
+    /// The engine's, sealed against everybody else: what is lent to us may be borrowed.
+    Lent,
+    /// Another process may write it at any time: it can be loaded and copied, never borrowed.
+    Foreign,
+}
+
+/// What a cache line is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    /// No other processor keeps a copy.
+    Write,
+}
+
+/// Asks for the cache line at `line`; a hint, and none on other architectures.
+#[inline]
+fn prefetch(line: *const u8, what_for: Use) {
+    #[cfg(target_arch = "x86_64")]
+    match what_for {
+        // SAFETY: a prefetch gives no value and does not fault, whatever the address.
+        Use::Read => unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) },
+        // The intrinsic for writing is one for reading unless the whole program is built for newer processors; to those
+        // that do not know the instruction it does nothing (Intel SDM, PREFETCHW).
+        // SAFETY: as above; it changes no register, flag or byte of memory.
+        Use::Write => unsafe {
+            asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+        },
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (line, what_for);
+}
+
+/// Whether the memory is in huge pages (hugetlbfs). st_blksize does not tell: it is as large for ordinary memory where the system makes
+/// transparent huge pages of it, which can be mapped at any length and place.
+pub(crate) fn in_huge_pages(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::fs::fstatfs(fd)?.f_type as u32 == HUGETLBFS_MAGIC)
+}
+
+/// A range of addresses that stays ours until it is dropped.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    /// What was reserved: more than the mapping when that has to begin at a huge page.
+    reserved: (NonNull<u8>, usize),
+    access: Access,
+}
+
+// SAFETY: the mapping is memory, not bound to a thread; all access goes through the views below.
+unsafe impl Send for Mapping {}
+// SAFETY: through a shared reference the views only load, store atomically, or read what nobody writes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd`, `times` times one after the other, so that what crosses the end is contiguous.
+    fn new(fd: BorrowedFd<'_>, len: usize, times: usize, access: Access) -> io::Result<Self> {
+        let total = len.checked_mul(times).filter(|t| *t > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        // Huge pages are mapped at multiples of their size only.
+        let page = usize::try_from(rustix::fs::fstat(fd)?.st_blksize).unwrap_or(0);
+        let align = page.clamp(4096, MAX_PAGE).next_power_of_two();
+        // The kernel maps whole huge pages, whatever length it is asked for (mmap(2)): beyond our reservation, over what is there.
+        if page > 4096 && in_huge_pages(fd)? && (page > MAX_PAGE || !len.is_multiple_of(page)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let room = if align > 4096 { total.checked_add(align) } else { Some(total) };
+        let room = room.ok_or(io::ErrorKind::InvalidInput)?;
+        let reserve = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: no address is asked for, so nothing that is mapped can be replaced.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), reserve) }?;
+        let reserved = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let ahead = reserved.as_ptr().align_offset(align).min(room - total);
+        let start = NonNull::new(reserved.as_ptr().wrapping_add(ahead)).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { start, len: total, reserved: (reserved, room), access };
+        let prot = match access {
+            Access::Lent | Access::Foreign => ProtFlags::READ,
+            Access::Own => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        for i in 0..times {
+            // `mapping` owns all of [start, start + total), so this stays inside one allocation.
+            let at = start.as_ptr().wrapping_add(i * len).cast();
+            // SAFETY: the range replaced is part of the reservation above, which nobody else knows yet.
+            unsafe { mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0) }?;
+        }
+        Ok(mapping)
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// When they are not all inside the mapping.
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset, "{offset}+{len} is outside of {}", self.len);
+        self.start.as_ptr().wrapping_add(offset)
+    }
+
+    /// Asks for the cache lines of `len` bytes at `offset`, as far as they are inside.
+    #[inline]
+    fn prefetch(&self, offset: usize, len: usize, what_for: Use) {
+        let end = self.len.min(offset.saturating_add(len));
+        for at in (offset..end).step_by(LINE_BYTES) {
+            prefetch(self.start.as_ptr().wrapping_add(at), what_for);
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was reserved by `new`, and every view borrows from the owner of `self`.
+        let _ = unsafe { munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
+    }
+}
+
+/// Memory as an array of atomic words: headers, entries, records, positions.
+#[derive(Debug)]
+pub(crate) struct Words {
+    #[cfg(not(loom))]
+    mapping: Mapping,
+    #[cfg(loom)]
+    heap: Box<[AtomicU64]>,
+}
+
+#[cfg(not(loom))]
+impl Words {
+    /// Maps `bytes` (a multiple of the page) of `fd`, whose size the caller has verified.
+    pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)? })
+    }
+
+    /// The word at `index`. On a mapping for reading, only loads are possible.
+    ///
+    /// # Panics
+    /// When it is outside of the memory.
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        let at = self.mapping.at(index * 8, 8).cast::<AtomicU64>();
+        // SAFETY: in bounds by `at`, aligned because mappings are page-aligned and the offset is a multiple of 8,
+        // lives as long as `self`; whatever another process writes, it meets an atomic.
+        unsafe { &*at }
+    }
+
+    /// `N` words at `index`.
+    ///
+    /// # Panics
+    /// When they are not all inside of the memory.
+    pub(crate) fn line<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        let at = self.mapping.at(index * 8, N * 8).cast::<[AtomicU64; N]>();
+        // SAFETY: as in `word`; an array of atomics has the layout of its elements.
+        unsafe { &*at }
+    }
+}
+
+#[cfg(not(loom))]
+impl Words {
+    /// Asks for the cache line at `index`, which is read or written soon. Nothing happens outside of the memory.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize, what_for: Use) {
+        self.mapping.prefetch(index * 8, 8, what_for);
+    }
+}
+
+#[cfg(not(loom))]
+impl Words {
+    /// The first `len` bytes at `index`, which belong to a frame that is lent to this process.
+    ///
+    /// # Panics
+    /// When the range is outside, or the memory is not the engine's.
+    pub(crate) fn lent(&self, index: usize, len: usize) -> &[u8] {
+        assert!(self.mapping.access == Access::Lent);
+        let at = self.mapping.at(index * 8, len);
+        // SAFETY: as in `Payload::lent`.
+        unsafe { slice::from_raw_parts(at, len) }
+    }
+}
+
+#[cfg(loom)]
+impl Words {
+    pub(crate) fn map(_: BorrowedFd<'_>, bytes: usize, _: Access) -> io::Result<Self> {
+        Ok(Self::heap(bytes / 8))
+    }
+
+    /// Words of a model: not shared memory, but loom's atomics.
+    pub(crate) fn heap(words: usize) -> Self {
+        Self { heap: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(crate) fn prefetch(&self, _: usize, _: Use) {}
+
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        &self.heap[index]
+    }
+
+    pub(crate) fn line<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        self.heap[index..index + N].try_into().expect("N words")
+    }
+}
+
+/// A payload area, mapped twice in a row.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    mapping: Mapping,
+    size: usize,
+}
+
+impl Payload {
+    /// Maps `bytes` (a multiple of the page) of `fd` twice in a row.
+    ///
+    /// With [`Access::Lent`] the caller has verified that `fd` is sealed against every writer but the engine:
+    /// [`Payload::lent`] relies on it.
+    pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(fd, bytes, 2, access)?, size: bytes })
+    }
+
+    /// Maps a message that has a memory of its own, once. With [`Access::Lent`] the caller has verified that nobody can
+    /// write it any more.
+    pub(crate) fn map_once(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)?, size: bytes })
+    }
+
+    /// Asks for the first bytes of a message of `len` bytes at `offset`, which is read or written soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: usize, len: usize, what_for: Use) {
+        self.mapping.prefetch(offset, len.min(PREFETCH), what_for);
+    }
+
+    /// Our own memory, to be filled.
+    ///
+    /// # Panics
+    /// When the range is outside, longer than the area, or the memory is not ours.
+    pub(crate) fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(self.mapping.access == Access::Own && len <= self.size);
+        let at = self.mapping.at(offset, len);
+        // SAFETY: in bounds by `at`; only this process has a writable mapping or the area is the peer's to read; the
+        // exclusive borrow of `self` keeps other views of this process away, and a range that is not longer than
+        // the area never overlaps its own mirror image.
+        unsafe { slice::from_raw_parts_mut(at, len) }
+    }
+
+    /// The payload of a frame that is lent to this process.
+    ///
+    /// # Panics
+    /// When the range is outside, or the memory is not the engine's.
+    pub(crate) fn lent(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(self.mapping.access == Access::Lent);
+        let at = self.mapping.at(offset, len);
+        // SAFETY: in bounds by `at`; the memory is sealed so that only the engine can write it, and the engine, which
+        // is trusted in this one thing, leaves a lent frame alone (see the head of this file).
+        unsafe { slice::from_raw_parts(at, len) }
+    }
+
+    /// Appends `len` bytes that another process may be changing: whatever they are, only the copy is looked at.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub(crate) fn copy_out(&self, offset: usize, len: usize, into: &mut Vec<u8>) {
+        let from = self.mapping.at(offset, len);
+        into.reserve(len);
+        let (start, to) = (into.len(), into.spare_capacity_mut().as_mut_ptr().cast());
+        // SAFETY: `at` has checked `len` bytes at `from`, and `into` has room for as many behind what it holds; it is in this process's
+        // own memory, so they do not overlap.
+        unsafe { copy(from, to, len) };
+        // SAFETY: those bytes are written now.
+        unsafe { into.set_len(start + len) };
+    }
+}
+
+/// Copies `len` bytes that another process may be changing. To the compiler this is no access to them: it neither assumes that they
+/// stay as they are, nor reads them again.
+///
+/// # Safety
+/// `from` can be read and `to` written for `len` bytes, and they do not overlap.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's; the direction flag is clear at the beginning of every asm block (the Rust Reference, "Inline assembly").
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// The same, eight bytes at a time where `from` is aligned.
+///
+/// # Safety
+/// As above.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    let words = if from.addr().is_multiple_of(8) { len / 8 } else { 0 };
+    for at in 0..words {
+        // SAFETY: the caller's, and `from` is aligned; volatile because the memory may change at any time, and any bytes are a valid u64.
+        let word = unsafe { from.cast::<u64>().wrapping_add(at).read_volatile() };
+        // SAFETY: the caller's.
+        unsafe { to.cast::<u64>().wrapping_add(at).write_unaligned(word) };
+    }
+    for at in words * 8..len {
+        // SAFETY: as above, for a byte.
+        let byte = unsafe { from.wrapping_add(at).read_volatile() };
+        // SAFETY: the caller's.
+        unsafe { to.wrapping_add(at).write(byte) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::shm::sys;
+
+    #[test]
+    fn the_mirror_is_the_same_memory() {
+        let fd = sys::memfd("mirror", 8192).unwrap();
+        let mut area = Payload::map(fd.as_fd(), 8192, Access::Own).unwrap();
+        area.bytes_mut(8190, 4).copy_from_slice(b"abcd");
+        assert_eq!(area.bytes_mut(0, 2), b"cd");
+        let mut out = Vec::new();
+        area.copy_out(8189, 6, &mut out);
+        assert_eq!(out, b"\0abcd\0");
+        area.copy_out(8184, 13, &mut out);
+        assert_eq!(out, b"\0abcd\0\0\0\0\0\0\0abcd\0\0\0", "behind what was there");
+        let before = out.clone();
+        area.copy_out(16384, 0, &mut out);
+        assert_eq!(out, before);
+        let reader = Payload::map(fd.as_fd(), 8192, Access::Lent).unwrap();
+        assert_eq!(reader.lent(8190, 4), b"abcd");
+    }
+
+    #[test]
+    fn part_of_a_huge_page_is_not_mapped() {
+        let Some(fd) = sys::tests::hugetlb(4 << 20) else { return };
+        assert!(in_huge_pages(fd.as_fd()).unwrap());
+        assert!(!in_huge_pages(sys::memfd("ordinary", 4096).unwrap().as_fd()).unwrap());
+        // Whether the system has such pages to give or not: it is not asked.
+        for len in [4096, (2 << 20) - 4096, (2 << 20) + 4096] {
+            for access in [Access::Lent, Access::Own] {
+                let refused = Words::map(fd.as_fd(), len, access).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{len} bytes: {refused}");
+                let refused = Payload::map(fd.as_fd(), len, access).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{len} bytes: {refused}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn outside_is_a_panic_not_a_read() {
+        let fd = sys::memfd("bounds", 4096).unwrap();
+        let words = Words::map(fd.as_fd(), 4096, Access::Foreign).unwrap();
+        words.word(512);
+    }
+}

@@ -1,0 +1,405 @@
+//! The system calls, each with the error that a person can act on; nearly all through rustix, which makes them safe.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt::Timeout,
+};
+use rustix::thread::MembarrierCommand;
+
+use crate::shm::header::Credentials;
+
+/// Seals of memory that only its creator writes.
+pub(crate) const READ_ONLY: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+/// Seals of memory that the client writes.
+pub(crate) const WRITABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Seals of a message in a memory of its own: nobody writes it any more.
+pub(crate) const FROZEN: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
+
+/// Most descriptors in one message: those of a lane, and its socket.
+pub(crate) const MAX_FDS: usize = 5;
+
+/// Lets other processes make this one pass a full fence (membarrier(2), Linux 4.16).
+pub(crate) fn membarrier_register() -> io::Result<()> {
+    Ok(rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited)?)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Has [`membarrier`] fail in this thread, as under a seccomp(2) filter that came after the attach.
+    pub(crate) static REFUSE_MEMBARRIER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Calls of [`wait`] in this thread.
+    pub(crate) static WAITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Every running thread of every registered process has passed a full fence when this returns.
+pub(crate) fn membarrier() -> io::Result<()> {
+    #[cfg(test)]
+    if REFUSE_MEMBARRIER.get() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
+}
+
+/// The CPU that the calling thread runs on, from 0.
+pub(crate) fn cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// Lets other threads of this CPU run first (sched_yield(2)).
+pub(crate) fn give_way() {
+    rustix::thread::sched_yield();
+}
+
+/// A memfd of `bytes`, all of them allocated, so that running out of memory is an error here and no SIGBUS later.
+pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // MFD_NOEXEC_SEAL came with Linux 6.3; an older kernel says EINVAL.
+    let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| rustix::fs::memfd_create(name, flags))?;
+    allocate(&fd, bytes)?;
+    Ok(fd)
+}
+
+/// Makes `bytes` of it there. Any signal may end that with EINTR and nothing done (fallocate(2)), also one that no handler sees.
+fn allocate(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
+    let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, bytes as u64);
+    Ok(rustix::io::retry_on_intr(allocate)?)
+}
+
+/// Bytes of a huge page, the smallest that x86-64 and most others have.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// A memfd of `bytes`, a multiple of [`HUGE_PAGE`], in huge pages; an error when the system has not so many to spare.
+pub(crate) fn huge_memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let fd = rustix::fs::memfd_create(name, flags)?;
+    allocate(&fd, bytes)?;
+    Ok(fd)
+}
+
+/// A memfd with these bytes that nobody can change.
+pub(crate) fn frozen(mut bytes: &[u8]) -> io::Result<OwnedFd> {
+    let fd = memfd("towpath-message", bytes.len())?;
+    while !bytes.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&fd, bytes))?;
+        bytes = &bytes[written..];
+    }
+    seal(&fd, FROZEN)?;
+    Ok(fd)
+}
+
+/// Appends the first `len` bytes of `fd`.
+pub(crate) fn read_exactly(fd: &OwnedFd, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    let start = into.len();
+    into.resize(start + len, 0);
+    let mut done = 0;
+    while done < len {
+        match rustix::io::pread(fd, &mut into[start + done..], done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn seal(fd: &OwnedFd, seals: SealFlags) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(fd, seals)?)
+}
+
+/// The seals and the size of `fd`.
+pub(crate) fn sealed(fd: BorrowedFd<'_>) -> io::Result<(SealFlags, u64)> {
+    let seals = rustix::fs::fcntl_get_seals(fd)?;
+    let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+    Ok((seals, size))
+}
+
+const SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// A listening socket at `path`.
+pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, backlog)?;
+    Ok(socket)
+}
+
+/// The next connection, or none.
+pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    match rustix::net::accept_with(listener, SOCKET) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether somebody listens at `path`. Never blocks.
+pub(crate) fn is_listened_on(path: &Path) -> io::Result<bool> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        // AGAIN: its backlog is full, so it is there. PROTOTYPE: a socket of another type, somebody else's.
+        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Ok(true),
+        Err(rustix::io::Errno::CONNREFUSED) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// A connected socket, non-blocking after the connection is there. [`io::ErrorKind::WouldBlock`] when its listener has a full backlog for
+/// so long.
+pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC, // connect(2) blocks while the backlog is full, which is what a client wants
+        None,
+    )?;
+    let (address, end) = (SocketAddrUnix::new(path)?, Instant::now() + patience);
+    loop {
+        // It is that long that connect(2) blocks (socket(7)); 0 would be for ever.
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left))?;
+        match rustix::net::connect(&socket, &address) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    }
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Ends the connection for everybody who has a descriptor of the socket.
+pub(crate) fn shut(socket: &OwnedFd) {
+    // Over already: then there is nothing to end.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
+}
+
+/// Two connected sockets.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?)
+}
+
+/// Who is at the other end, as the kernel recorded it at connect(2). (rustix knows no process 0, which one outside our PID namespace
+/// is.)
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let (to, room) = ((&raw mut cred).cast(), &raw mut length);
+    // SAFETY: the descriptor is open as long as it is borrowed; `to` is to a ucred, which is as long as is said and three numbers
+    // for which every value is valid; the kernel writes there during the call only (getsockopt(2)).
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, room) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Credentials { pid: cred.pid.unsigned_abs(), uid: cred.uid, gid: cred.gid })
+}
+
+/// Another process, as far as its end is concerned.
+#[derive(Debug)]
+pub(crate) enum Process {
+    /// This becomes readable when it ends.
+    Seen(OwnedFd),
+    Ended,
+    /// It is of a process namespace that we do not see into, or the kernel has no pidfd_open(2).
+    Unseen,
+}
+
+/// Process `pid`. Fails when we have no descriptor or no memory left.
+pub(crate) fn process(pid: u32) -> io::Result<Process> {
+    use rustix::io::Errno;
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return Ok(Process::Unseen);
+    };
+    match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+        Ok(fd) => Ok(Process::Seen(fd)),
+        Err(Errno::SRCH) => Ok(Process::Ended),
+        Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(e.into()),
+        Err(_) => Ok(Process::Unseen),
+    }
+}
+
+/// A descriptor that becomes readable when process `pid` ends; none if there is none, for whatever reason.
+pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
+    match process(pid) {
+        Ok(Process::Seen(fd)) => Some(fd),
+        _ => None,
+    }
+}
+
+/// What became of a message that was sent without blocking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Yes,
+    /// The peer has not read what is already there.
+    Full,
+    /// The peer is gone.
+    Gone,
+}
+
+/// Sends one message with descriptors. Never blocks, raises no signal.
+pub(crate) fn send(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Sent> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(message)], &mut control, flags) {
+        Ok(_) => Ok(Sent::Yes),
+        // ETOOMANYREFS: too many descriptors in flight to this peer (unix(7)).
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::TOOMANYREFS) => {
+            Ok(Sent::Full)
+        }
+        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN) => {
+            Ok(Sent::Gone)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// What arrived.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A message of this many bytes, with these descriptors.
+    Message(usize, Vec<OwnedFd>),
+    /// A message of this many bytes that came with descriptors for which this process had no room (EMFILE). They are lost.
+    Short(usize),
+    Nothing,
+    /// The peer is gone.
+    End,
+}
+
+/// Receives one message and at least the first `FDS` of its descriptors, at most [`MAX_FDS`]; the rest are closed. Never
+/// blocks.
+pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(FDS))]);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
+    // A peer that closed without reading what we sent resets the connection; that is said once, and before what it had
+    // still sent to us can be read.
+    if matches!(got, Err(rustix::io::Errno::CONNRESET)) {
+        got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
+    }
+    let got = match got {
+        Ok(got) => got,
+        Err(e) => return no_message(e),
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    // A message of no bytes is how a closed seqpacket socket reads (socket(7)); this protocol sends none.
+    Ok(match got.bytes {
+        0 => Received::End,
+        // What is said of a message with more than were asked for, too, but that has those.
+        bytes if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS => Received::Short(bytes),
+        bytes => Received::Message(bytes, fds),
+    })
+}
+
+/// Receives one message; descriptors with it never enter this process. Never blocks.
+pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
+    match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
+        Ok((0, _)) => Ok(Received::End),
+        Ok((n, _)) => Ok(Received::Message(n, Vec::new())),
+        Err(e) => no_message(e),
+    }
+}
+
+/// The error of who has no descriptor left.
+pub(crate) fn no_descriptor() -> io::Error {
+    rustix::io::Errno::MFILE.into()
+}
+
+fn no_message(e: rustix::io::Errno) -> io::Result<Received> {
+    match e {
+        rustix::io::Errno::AGAIN | rustix::io::Errno::INTR => Ok(Received::Nothing),
+        rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN => Ok(Received::End),
+        e => Err(e.into()),
+    }
+}
+
+/// A set of descriptors that is readable when one of them is (epoll(7)).
+pub(crate) fn watch_set() -> io::Result<OwnedFd> {
+    Ok(rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?)
+}
+
+/// Adds `fd` to the set.
+pub(crate) fn watch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
+    use rustix::event::epoll::{EventData, EventFlags, add};
+    Ok(add(set, fd, EventData::new_u64(0), EventFlags::IN)?)
+}
+
+/// Takes `fd` out of the set: closing it would not, while a copy of it is open.
+pub(crate) fn unwatch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
+    Ok(rustix::event::epoll::delete(set, fd)?)
+}
+
+/// Registers a descriptor with the reactor of the current tokio runtime.
+#[cfg(feature = "tokio")]
+pub(crate) fn reactor(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    use tokio::io::{Interest, unix::AsyncFd};
+    // SAFETY: an OwnedFd stays open until it is dropped, and always names the same descriptor; the AsyncFd owns it.
+    #[allow(unsafe_code)]
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    Ok(registered?)
+}
+
+/// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is. Not so when a signal came.
+pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+    match wait_interruptibly(fds, timeout) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        other => other,
+    }
+}
+
+/// The same; fails with EINTR when a signal came.
+pub(crate) fn wait_interruptibly(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+    #[cfg(test)]
+    WAITS.set(WAITS.get() + 1);
+    let mut set: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    Ok(poll(&mut set, timeout.map(timespec).as_ref())? > 0)
+}
+
+/// Whether the other end of the socket is gone, whatever it sent before and is still to be read; waits for that, at most so long.
+pub(crate) fn hung_up(socket: &OwnedFd, timeout: Duration) -> io::Result<bool> {
+    let mut set = [PollFd::new(socket, PollFlags::RDHUP)];
+    Ok(poll(&mut set, Some(&timespec(timeout)))? > 0)
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A memfd of huge pages, none of which is there yet; a line that says why, where the system knows no such.
+    pub(crate) fn hugetlb(bytes: u64) -> Option<OwnedFd> {
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let fd = rustix::fs::memfd_create("huge", flags).and_then(|fd| {
+            rustix::fs::ftruncate(&fd, bytes)?;
+            Ok(fd)
+        });
+        fd.inspect_err(|e| println!("not tested: this system gives no memory in huge pages: {e}")).ok()
+    }
+}
