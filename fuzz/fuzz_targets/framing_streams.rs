@@ -3,8 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use towpath::streams::{Chunk, Limits, Streams};
-use towpath_gate::packet::Link;
-use towpath_gate::wire;
+use towpath_wire::{self as wire, Link};
 
 fuzz_target!(|input: &[u8]| {
     let mut streams = Streams::new(Limits { streams: 8, waiting: 64, waiting_total: 128 });

@@ -5,10 +5,9 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use towpath_gate::gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk};
-use towpath_gate::packet::{Addresses, Link, Packet};
+use towpath_wire::{self as wire, Addresses, Link, Packet, Time, edit};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::wire::{self, edit};
-use towpath_gate::{Time, state};
+use towpath_gate::state;
 
 static RULES: LazyLock<Ruleset> = LazyLock::new(|| {
     Ruleset::parse("packets.ipfw", include_str!("packets.ipfw")).ruleset.expect("rules without errors")

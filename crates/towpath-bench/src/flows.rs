@@ -5,13 +5,13 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use towpath_gate::Gate;
 use towpath_gate::gate::{Dir, Ports, Step, Walk, Walker};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{
     Ends, Flow, Hit, Install, Installed, Lookup, Name, Pages, RuleId, Segment, Settings, States,
 };
-use towpath_gate::{Gate, Time, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 /// Packets of a burst.
 pub(crate) const BURST: usize = 32;

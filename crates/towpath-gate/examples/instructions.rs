@@ -12,11 +12,11 @@ use std::hint::black_box;
 use std::io::ErrorKind;
 use std::process::{Command, ExitCode};
 
+use towpath_gate::Gate;
 use towpath_gate::gate::{BURST, Dir, Ports, Step, Walk};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Ends, Flow, Install, Installed, Lookup, Name, RuleId, Segment, Settings, States};
-use towpath_gate::{Gate, Time, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 /// A step: its name, and what does it so often, with the work before and after it that the difference takes out.
 type Counted = (&'static str, fn(u32));

@@ -9,7 +9,7 @@ use towpath_gate::gate::{Dir, Gate, Ports, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::rules::table::{Key, Table, Value};
 use towpath_gate::state::Settings;
-use towpath_gate::{Packet, Time, wire};
+use towpath_wire::{self as wire, Packet, Time};
 
 /// A small generator, the same every run.
 struct Random(u64);
@@ -155,7 +155,7 @@ fn main() {
     let frames = packets(4096);
     let parsed: Vec<Packet<'_>> = frames
         .iter()
-        .filter_map(|frame| wire::parse(towpath_gate::packet::Link::Ethernet, frame, frame.len() as u32).ok())
+        .filter_map(|frame| wire::parse(towpath_wire::Link::Ethernet, frame, frame.len() as u32).ok())
         .collect();
     let counts: &[usize] = if asked("rules") { &[100, 1_000, 10_000, 100_000] } else { &[] };
     for &count in counts {

@@ -1,20 +1,14 @@
 //! The decision about every packet: ipfw rules with dynamic states.
 //!
-//! No descriptor, no clock, no thread: bytes and a [`Time`] go in, a decision comes out.
+//! No descriptor, no clock, no thread: bytes and a [`Time`](towpath_wire::Time) go in, a decision comes out.
 // `unsafe` is in `state/memory.rs` only, which has the memory of the states.
 #![deny(unsafe_code)]
 // `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
 #![allow(unexpected_cfgs)]
 
-mod time;
-
 pub mod gate;
-pub mod packet;
 pub mod reassembly;
 pub mod rules;
 pub mod state;
-pub mod wire;
 
 pub use gate::Gate;
-pub use packet::Packet;
-pub use time::Time;

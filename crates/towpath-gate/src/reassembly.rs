@@ -14,8 +14,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::packet::{Addresses, Fragment, Packet};
-use crate::{Time, wire};
+use towpath_wire::{self as wire, Addresses, Fragment, Packet, Time};
 
 /// How long a datagram may take to become whole: `net.inet.ip.fragttl` of FreeBSD, 30 s.
 pub const LIFETIME: Duration = Duration::from_secs(30);
@@ -253,7 +252,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::packet::Link;
+    use towpath_wire::Link;
 
     /// A UDP datagram and its fragments of at most `step` bytes.
     fn fragments(payload: &[u8], step: usize, id: u16) -> (Vec<u8>, Vec<Vec<u8>>) {

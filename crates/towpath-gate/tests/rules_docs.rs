@@ -1,7 +1,7 @@
 //! The reference of the language is true: its examples parse, and so do other rules outside the tests.
 
 use towpath_gate::rules::Ruleset;
-use towpath_gate::wire::Malformed;
+use towpath_wire::Malformed;
 
 #[test]
 fn examples_of_the_reference_parse() {

@@ -3,7 +3,7 @@
 use towpath_gate::gate::{Diff, Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Cursor, Settings};
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Time};
 
 fn ruleset(rules: &str) -> Ruleset {
     Ruleset::parse("t", rules).ruleset.unwrap_or_else(|errors| panic!("{rules}: {}", errors[0]))

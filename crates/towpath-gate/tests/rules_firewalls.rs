@@ -3,7 +3,7 @@
 use towpath_gate::gate::{Dir, Gate, Ports, Reject, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::Settings;
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Time};
 
 type Row<'r> = (&'r str, &'r str, &'r [(&'r str, &'r str)]);
 

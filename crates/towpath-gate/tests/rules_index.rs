@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use towpath_gate::gate::{BURST, Dir, Gate, Ports, Step, Walk, Walker, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::Settings;
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Time};
 
 fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> + Clone {
     proptest::sample::select(words)

@@ -1,10 +1,10 @@
 //! Limits per prefix, by the second, and shared by name: rules, and packets one after the other.
 
 use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Step, Walk};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
+use towpath_gate::state;
 use towpath_gate::state::{Kind, Refused};
-use towpath_gate::{Time, state, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 fn gate(text: &str) -> Gate {
     let ruleset = Ruleset::parse("t", text).ruleset.unwrap_or_else(|errors| panic!("{}", errors[0]));

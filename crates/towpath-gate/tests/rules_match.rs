@@ -2,7 +2,8 @@
 
 use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Time, state, wire};
+use towpath_gate::state;
+use towpath_wire::{self as wire, Time};
 
 fn gate(rules: &str) -> Gate {
     let parsed = Ruleset::parse("t", rules);

@@ -1,10 +1,9 @@
 //! ICMP errors go the way of the flow that they are about; `strict` and `loose` change what a state lets through.
 
 use towpath_gate::gate::{Dir, DropReason, Gate, Outcome, Ports, Step, Walk, Written};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 const NOW: Time = Time::from_secs(100);
 const DENY: Step = Step::Drop(DropReason::Deny);

@@ -3,8 +3,7 @@
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 use towpath_gate::gate::{Limit, REPLIES_PER_SECOND, Reject, Silent, Written};
-use towpath_gate::packet::Link;
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 fn frame(words: &str) -> Vec<u8> {
     Written::parse(words).unwrap_or_else(|error| panic!("{error}")).frame
@@ -212,7 +211,7 @@ fn link_headers_are_turned_round() {
         assert_eq!(usize::from(u16::from_be_bytes([answer[at], answer[at + 1]])), answer.len() - at - 2);
         assert_eq!(answer[at + 2..at + 10], [0xaa, 0xaa, 3, 0, 0, 0, 8, 0]);
         assert_eq!(answer.len(), at + 10 + 40);
-        assert!(towpath_gate::wire::checksum::fill(Link::Ethernet, &mut answer.clone(), answer.len() as u32));
+        assert!(towpath_wire::checksum::fill(Link::Ethernet, &mut answer.clone(), answer.len() as u32));
     }
     // Cooked: a packet to this host, one to everybody, one to a group; the answer is sent by this host.
     let sll = [0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0, 8, 0];

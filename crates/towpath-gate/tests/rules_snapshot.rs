@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use towpath_gate::gate::{BadSnapshot, COMPANION, Dir, Gate, Ports, Restored, Step, Walk};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
+use towpath_gate::state;
 use towpath_gate::state::{Kind, Listed};
-use towpath_gate::{Time, state, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 const THEN: Time = Time::from_secs(1_000);
 const NOW: Time = Time::from_secs(9);

@@ -3,7 +3,7 @@
 use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Reject, Silent, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Time};
 
 /// A gate, a clock and the packets' walks.
 struct Story {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use towpath_gate::gate::{Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Walker};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::rules::table::{Key, Value};
-use towpath_gate::{Time, state, wire};
+use towpath_gate::state;
+use towpath_wire::{self as wire, Link, Time};
 
 const THREADS: usize = 3;
 const PACKETS: u32 = 30_000;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
-use towpath_gate::packet::{Addresses, Link, Packet};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Time, state, wire};
+use towpath_gate::state;
+use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
 
 fn cases() -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");

@@ -1,9 +1,9 @@
 //! Later fragments find their state.
 
 use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Settings, Step, Walk};
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Time, state, wire};
+use towpath_gate::state;
+use towpath_wire::{self as wire, Link, Time};
 
 /// A fragment of a UDP datagram from 10.0.0.1:4000 to 192.0.2.1:53, or of the same ports over IPv6.
 fn fragment(six: bool, id: u16, offset: u16, more: bool) -> Vec<u8> {

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use towpath_gate::packet::Link;
 use towpath_gate::state::{
     Ends, Flow, Happened, Install, Keepalive, Lookup, Name, Refused, RuleId, Segment, Settings, States, Top,
 };
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 const START: Time = Time::from_secs(1_000);
 const TCP: u8 = 6;

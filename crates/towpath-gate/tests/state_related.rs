@@ -1,10 +1,9 @@
 //! ICMP errors find the state of the packet that they quote.
 
-use towpath_gate::packet::Link;
 use towpath_gate::state::{
     Direction, Ends, Flow, Install, Lookup, Name, Quoted, RuleId, Segment, Settings, States,
 };
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Link, Time};
 
 const CLIENT: [u8; 4] = [10, 0, 0, 1];
 const SERVER: [u8; 4] = [192, 0, 2, 1];

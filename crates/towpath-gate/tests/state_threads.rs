@@ -4,11 +4,11 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 
-use towpath_gate::Time;
 use towpath_gate::state::{
     Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Lookup, Name, Refused, RuleId, Segment, Settings,
     States,
 };
+use towpath_wire::Time;
 
 const THREADS: usize = 4;
 const NOW: Time = Time::from_secs(1_000);

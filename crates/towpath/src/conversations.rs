@@ -14,8 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::net::Ipv4Addr;
 
-use towpath_gate::packet::{Addresses, Fragment, Packet};
-use towpath_gate::wire::{proto, tunnel};
+use towpath_wire::{Addresses, Fragment, Packet, proto, tunnel};
 
 /// Conversations of each protocol that are remembered: what a hash table of 2^21 slots has room for.
 const LIMIT: usize = 7 << 18;
@@ -33,7 +32,7 @@ const ACK: u8 = 0x10;
 ///
 /// ```
 /// use towpath::conversations::Conversations;
-/// use towpath_gate::{packet::Link, wire};
+/// use towpath_wire::{Link, self as wire};
 ///
 /// let mut seen = Conversations::new();
 /// let query = [
@@ -215,8 +214,7 @@ impl Hasher for Same {
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::packet::Link;
-    use towpath_gate::wire;
+    use towpath_wire::{self as wire, Link};
 
     use super::*;
 

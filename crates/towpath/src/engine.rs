@@ -40,11 +40,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::Time;
 use towpath_gate::gate::Walker;
-use towpath_gate::packet::Link;
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Ends, Keepalive};
+use towpath_wire::{Link, Time};
 
 pub use self::edge::{Edge, Meta};
 use self::path::{BUCKETS, Fate, Next, Progress, Settled, advance};

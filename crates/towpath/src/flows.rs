@@ -15,8 +15,8 @@
 
 use std::collections::HashMap;
 
-use towpath_gate::Time;
 use towpath_gate::state::{Ends, Flow};
+use towpath_wire::Time;
 
 /// Nanoseconds of silence after which a flow's verdict ends: the lifetime of ipfw's established states
 /// (`dyn_ack_lifetime`).

@@ -1,7 +1,7 @@
 //! What a port or a capture says that its frames begin with, in the gate's words.
 
-use towpath_gate::packet::Link;
 use towpath_port::{Header, LinkType};
+use towpath_wire::Link;
 
 /// A link type, as the gate knows it.
 pub fn link(link: LinkType) -> Link {

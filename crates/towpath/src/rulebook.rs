@@ -6,11 +6,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use towpath_gate::Gate;
 use towpath_gate::gate::{BadSnapshot, Diff, Restored, Routes, StatePolicy};
 use towpath_gate::rules::table::{Key, Kind, Table, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{Cursor, Gauge, Keepalive, Listed, SettingError, StateEvent, Top};
-use towpath_gate::{Gate, Time};
+use towpath_wire::Time;
 
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,7 @@
 //!
 //! Invariant: what [`Timeline::at`] says is never less than what it said before.
 
-use towpath_gate::Time;
+use towpath_wire::Time;
 
 /// How far a stamp may be from the time so far without others that agree: the nanoseconds of a day.
 const FAR: u64 = 86_400_000_000_000;

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 
 use towpath::conversations::Conversations;
 use towpath::link::link;
-use towpath_gate::packet::Fragment;
-use towpath_gate::wire::{self, Malformed, proto};
 use towpath_port::{Burst, Port, Received, pcap};
+use towpath_wire::{self as wire, Fragment, Malformed, proto};
 
 /// Why a count differs from Wireshark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

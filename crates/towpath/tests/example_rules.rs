@@ -8,10 +8,10 @@ use std::process::Command;
 
 use serde_json::Value;
 use towpath_gate::gate::{Dir, DropReason, Gate, PortId, Ports, Route, Routes, Step, Walk};
-use towpath_gate::packet::{Addresses, Link, Packet};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Time, state, wire};
+use towpath_gate::state;
 use towpath_port::{Burst, Port, Received, pcap};
+use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use towpath::link::link;
 use towpath::streams::{Chunk, Limits, Streams};
-use towpath_gate::wire;
 use towpath_mux::Time;
 use towpath_mux::assembler::{self, Assembler, Event};
 use towpath_mux::framing::{Framing, State};
 use towpath_port::{Burst, Port, Received, pcap};
+use towpath_wire as wire;
 
 /// One direction as the capture gives it: its bytes up to the first gap, and what is known about it.
 #[derive(Clone, Debug, Default)]

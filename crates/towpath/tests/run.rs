@@ -294,8 +294,8 @@ fn states_go_from_one_engine_to_the_next() {
 #[test]
 fn a_router_answers_what_it_cannot_pass_on() {
     use towpath_gate::gate::Written;
-    use towpath_gate::wire;
     use towpath_port::{Burst, Frame, LinkType, Port, Received, pcap};
+    use towpath_wire as wire;
 
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
@@ -341,8 +341,7 @@ fn a_router_answers_what_it_cannot_pass_on() {
             (pcap::Reader::open(path(name)).unwrap(), Burst::new(64), Vec::new());
         while reader.receive(&mut burst).unwrap() == Received::Frames {
             for frame in burst.iter() {
-                let packet =
-                    wire::parse(towpath_gate::packet::Link::Ethernet, frame.bytes, frame.wire_len).unwrap();
+                let packet = wire::parse(towpath_wire::Link::Ethernet, frame.bytes, frame.wire_len).unwrap();
                 let hops =
                     frame.bytes[packet.network + if frame.bytes[packet.network] >> 4 == 6 { 7 } else { 8 }];
                 seen.push((packet.proto, hops, packet.icmp_type, packet.icmp_code));

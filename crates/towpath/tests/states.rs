@@ -8,11 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use towpath::link::link;
-use towpath_gate::Time;
-use towpath_gate::packet::{Fragment, Packet};
 use towpath_gate::state::{Ends, Install, Lookup, Name, RuleId, Segment, Settings, States, Tracking};
-use towpath_gate::wire::{self, proto, tunnel};
 use towpath_port::{Burst, Port, Received, pcap};
+use towpath_wire::{self as wire, Fragment, Packet, Time, proto, tunnel};
 
 /// Why connections of a capture differ from Wireshark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

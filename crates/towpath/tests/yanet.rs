@@ -16,9 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use towpath_gate::packet::{Addresses, Link};
-use towpath_gate::wire;
 use towpath_port::{Burst, Frame, Port, Received, pcap};
+use towpath_wire::{self as wire, Addresses, Link};
 
 /// Steps that say nothing about a gate: the word, and why.
 const WITHOUT_MEANING: [(&str, &str); 3] = [

@@ -9,12 +9,12 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use towpath::engine::{Arrivals, Edge, Engine, Meta, Way};
 use towpath::queue::{Answer, Channel, Gone, Outcome, Policy, Queue, Reply};
 use towpath_gate::gate::Ports;
-use towpath_gate::packet::Link;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
 use towpath_port::generator::{Description, Generator};
 use towpath_port::{Burst, Frame, Port, Received};
 use towpath_ring::{Full, Loss, Seq};
+use towpath_wire::Link;
 
 use super::middle::rules;
 

@@ -6,9 +6,9 @@
 use super::program::{Act, Program};
 use super::walk::{Step, Walk};
 use super::walker::Walker;
-use crate::Time;
 use crate::rules::option::Arg;
 use crate::state::RuleId;
+use towpath_wire::Time;
 
 impl Walker {
     /// What [`Walker::walk`] would say of packet `at` of those that were [fetched](Walker::fetch), where its state says it alone:

@@ -12,21 +12,21 @@ use super::opening::Plain;
 use super::port::PortId;
 use super::program::Program;
 use super::walker::Walker;
-use crate::Time;
 use crate::state::{Ends, Flow, RuleId, Segment};
+use towpath_wire::Time;
 
 pub use crate::state::BURST;
 
 impl Walker {
     /// Has the states of these packets on their way to the cache, of as many as a [`BURST`] has, so that the cache misses
-    /// of [`Walker::pass`] overlap. They have come in by the port `recv`. [`crate::wire::plain`] says what a packet's flow
+    /// of [`Walker::pass`] overlap. They have come in by the port `recv`. [`towpath_wire::plain`] says what a packet's flow
     /// is; `None` is a packet that has to walk in any case, and so has one of another tenant, or that came by another port.
     ///
     /// ```
     /// use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
-    /// use towpath_gate::packet::Link;
+    /// use towpath_wire::{self as wire, Link, Time};
     /// use towpath_gate::rules::Ruleset;
-    /// use towpath_gate::{Time, state, wire};
+    /// use towpath_gate::state;
     ///
     /// let text = "add check-state\nadd 200 allow udp from any to any 53 keep-state";
     /// let rules = Ruleset::parse("t", text).ruleset.unwrap();

@@ -3,8 +3,7 @@
 
 use super::insn::{ACK, Insn, Op, RST, SYN};
 use super::walk::Dir;
-use crate::packet::{Addresses, Packet};
-use crate::wire::proto;
+use towpath_wire::{Addresses, Packet, proto};
 
 /// How many classes there are.
 pub(crate) const CLASSES: usize = 30;

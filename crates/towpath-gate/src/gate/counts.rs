@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::program::Program;
-use crate::Time;
 use crate::state::RuleId;
+use towpath_wire::Time;
 
 /// Beside the version of a walker that says it walks nothing for a while.
 const AWAY: u64 = 1 << 63;

@@ -8,13 +8,11 @@ use super::insn::all_hold;
 use super::program::{Act, Program};
 use super::run::{Next, flow_of};
 use super::walk::{Dir, DropReason, Memo, Step, Walk};
-use crate::Time;
-use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::{Term, Test};
 use crate::rules::table::Value;
 use crate::rules::{block_text, protocol};
 use crate::state::{Flow, Kind, Listed, Lookup};
-use crate::wire::proto;
+use towpath_wire::{Addresses, Fragment, Packet, Time, proto};
 
 /// What became of a packet, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]

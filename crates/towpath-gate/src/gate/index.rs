@@ -15,8 +15,8 @@ use super::cuts::{Area, DIMENSIONS, Key, Tree};
 use super::insn::{Insn, Op};
 use super::program::Ready;
 use super::walk::{Dir, Memo};
-use crate::packet::{Addresses, Packet};
 use crate::state::Lookup;
+use towpath_wire::{Addresses, Packet};
 
 /// With so few rules their classes decide alone.
 const FEW: usize = 24;

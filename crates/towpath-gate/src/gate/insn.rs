@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use super::port::{PortId, Ports, Routes};
 use super::walk::{Dir, Walk};
-use crate::packet::{Addresses, Fragment, Link, Packet};
 use crate::rules::address::{Net4, Net6, Set4};
 use crate::rules::option::{Flags, LookupKey, LookupMask, MacMask};
 use crate::rules::ports::Ranges;
 use crate::rules::table::{FlowFields, FlowKey, Kind, Table, Value};
-use crate::wire::proto;
+use towpath_wire::{Addresses, Fragment, Link, Packet, proto};
 
 /// One instruction. A block of instructions joined by `or` holds when one of them does.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use super::pipe::Bucket;
 use super::port::{Ports, Routes};
 use super::program::Program;
 use super::{Settings, insn::Sight};
-use crate::packet::Packet;
 use crate::rules::table::Table;
+use towpath_wire::Packet;
 
 /// What a packet meets.
 #[derive(Clone, Default)]

@@ -8,11 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::port::PortId;
 use super::walk::Dir;
-use crate::Time;
-use crate::packet::{Addresses, Packet};
 use crate::rules::protocol;
 use crate::state::Refused;
-use crate::wire::proto;
+use towpath_wire::{Addresses, Packet, Time, proto};
 
 /// Entries that are kept until somebody takes them.
 const CAPACITY: usize = 1024;

@@ -2,9 +2,10 @@
 //!
 //! ```
 //! use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
-//! use towpath_gate::packet::Link;
+//! use towpath_wire::Link;
 //! use towpath_gate::rules::Ruleset;
-//! use towpath_gate::{Time, state, wire};
+//! use towpath_gate::state;
+//! use towpath_wire::{Time, self as wire};
 //!
 //! let rules = Ruleset::parse("t", "add allow udp from any to any 53").ruleset.unwrap();
 //! let mut ports = Ports::new();
@@ -65,11 +66,10 @@ use self::pipe::Bucket;
 use self::program::{Names, Program};
 use self::reload::Leaving;
 use self::walker::Shared;
-use crate::Time;
-use crate::packet::Packet;
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
 use crate::state::{self, Keepalive, Name, Pages, RuleId, States};
+use towpath_wire::{Packet, Time};
 
 /// The rule of states that come from outside and have no rule here: `allow ... // dynamic states default rule`.
 pub const COMPANION: RuleId = RuleId(0);

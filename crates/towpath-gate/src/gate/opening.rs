@@ -1,7 +1,7 @@
 //! The rules before the first that looks a state up, and which plain packets none of them is about.
 //!
 //! What: where every rule before a check-state (or keep-state) says nothing about a packet, its walk begins with that lookup,
-//! and [`super::burst`] may do it without a walk. What is known of a plain packet ([`crate::wire::plain`]) is less than a
+//! and [`super::burst`] may do it without a walk. What is known of a plain packet ([`towpath_wire::plain`]) is less than a
 //! packet: its flow, what it contributes to its state, and the port that it came in by. A test that asks for anything else is
 //! taken for one that may hold, and then the packet walks.
 //!
@@ -15,7 +15,7 @@ use super::live::Live;
 use super::port::PortId;
 use super::program::{Program, Ready};
 use crate::state::{Ends, Flow, Lookup, Segment};
-use crate::wire::proto;
+use towpath_wire::proto;
 
 /// With more rules before it than that, the index of a walk finds out sooner.
 const MOST: usize = 8;

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Time;
 use crate::rules::Pipe;
+use towpath_wire::Time;
 
 /// Shortest burst that is allowed without being asked for: two full Ethernet frames.
 const MIN_BURST: u64 = 3028;

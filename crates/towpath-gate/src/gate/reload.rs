@@ -13,11 +13,10 @@ use super::run::Next;
 use super::walk::{Dir, Memo, Step, Walk};
 use super::written::first_packets;
 use super::{COMPANION, Gate};
-use crate::packet::{Link, Packet};
 use crate::rules::option::Test;
 use crate::rules::{Rule, Ruleset};
 use crate::state::{Cursor, Kind, Listed, RuleId};
-use crate::{Time, wire};
+use towpath_wire::{self as wire, Link, Packet, Time};
 
 /// Walks of one call that re-checks states, which takes some milliseconds; and how many states it looks at at least, however many
 /// ways they may have come.

@@ -19,9 +19,7 @@ use std::time::Duration;
 use crc::{CRC_32_ISCSI, Crc};
 
 use super::walk::Reject;
-use crate::Time;
-use crate::packet::{Addresses, Fragment, Link, Packet};
-use crate::wire::{checksum, proto};
+use towpath_wire::{Addresses, Fragment, Link, Packet, Time, checksum, proto};
 
 /// Why a rejected packet is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,7 +137,7 @@ impl Reject {
     ///
     /// ```
     /// use towpath_gate::gate::{Reject, Written};
-    /// use towpath_gate::wire;
+    /// use towpath_wire as wire;
     ///
     /// let syn = Written::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
     /// let packet = wire::parse(syn.link(), &syn.frame, syn.frame.len() as u32).unwrap();

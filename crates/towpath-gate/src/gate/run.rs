@@ -15,13 +15,11 @@ use super::program::{Act, Installs, Jump, Ready};
 use super::reply::{reset, unreach};
 use super::walk::{CALL_DEPTH, Dir, DropReason, Memo, Reject, Step, Walk};
 use super::walker::Walker;
-use crate::Time;
-use crate::packet::{Addresses, Fragment, Packet};
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
 use crate::rules::{NextHop, ReturnTo};
 use crate::state::{Direction, Ends, Flow, Lookup, Quoted, Refused};
-use crate::wire::{ext6, proto};
+use towpath_wire::{Addresses, Fragment, Packet, Time, ext6, proto};
 
 /// What trying a rule came to.
 pub(super) enum Tried {

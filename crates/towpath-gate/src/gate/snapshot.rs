@@ -28,7 +28,7 @@ use crc::{CRC_32_ISCSI, Crc};
 use super::reload::same;
 use super::{COMPANION, Gate};
 use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, RuleId, Saved};
-use crate::{Time, wire};
+use towpath_wire::{self as wire, Time};
 
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
@@ -109,7 +109,8 @@ impl Gate {
     /// Gives all live states, in pieces, for a file.
     ///
     /// ```
-    /// # use towpath_gate::{Gate, Time, gate::Ports, rules::Ruleset, state};
+    /// # use towpath_gate::{Gate, gate::Ports, rules::Ruleset, state};
+    /// # use towpath_wire::Time;
     /// # let rules = || Ruleset::parse("t", "add allow ip from any to any keep-state").ruleset.unwrap();
     /// # let new = |seed| Gate::new(rules(), Ports::new(), state::Settings::default(), seed);
     /// # let (gate, mut other) = (new(1), new(2));

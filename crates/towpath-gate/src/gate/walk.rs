@@ -69,7 +69,7 @@ impl Memo {
     }
 }
 
-/// What rules changed in a packet; the caller applies it when the packet leaves ([`crate::wire::edit`]).
+/// What rules changed in a packet; the caller applies it when the packet leaves ([`towpath_wire::edit`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
     /// The code point (0 to 63) to set.

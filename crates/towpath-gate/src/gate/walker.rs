@@ -11,8 +11,8 @@ use super::live::{Current, Live};
 use super::log::{PacketLog, Refusals};
 use super::port::{Ports, Routes};
 use super::{Random, Settings};
-use crate::Time;
 use crate::state::States;
+use towpath_wire::Time;
 
 /// What the gate and its walkers share.
 #[derive(Default)]
@@ -29,9 +29,9 @@ pub(super) struct Shared {
 ///
 /// ```
 /// use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
-/// use towpath_gate::packet::Link;
+/// use towpath_wire::{self as wire, Link, Time};
 /// use towpath_gate::rules::Ruleset;
-/// use towpath_gate::{Time, state, wire};
+/// use towpath_gate::state;
 ///
 /// let rules = Ruleset::parse("t", "add allow udp from any to any 53 keep-state").ruleset.unwrap();
 /// let mut gate = Gate::new(rules, Ports::new(), state::Settings::default(), 0x5eed);

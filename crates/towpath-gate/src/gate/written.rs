@@ -10,10 +10,9 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use super::walk::Dir;
-use crate::packet::Link;
 use crate::rules::protocol::Protocol;
 use crate::state::{Ends, Flow};
-use crate::wire::proto;
+use towpath_wire::{Link, proto};
 
 /// A packet made from words: an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]

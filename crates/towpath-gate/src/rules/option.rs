@@ -92,7 +92,7 @@ pub enum Test {
     IcmpTypes(u32),
     /// ICMPv6 types, a bit each.
     Icmp6Types([u64; 4]),
-    /// IPv6 extension headers of which one is there ([`crate::wire::ext6`]).
+    /// IPv6 extension headers of which one is there ([`towpath_wire::ext6`]).
     Ext6Hdr(u16),
     /// IPv6 flow labels.
     FlowId(Vec<u32>),
@@ -267,14 +267,14 @@ pub(crate) const IP_TOS: &[FlagName] = &[
 ];
 /// `ext6hdr`.
 pub(crate) const EXT6: &[(&str, u16)] = &[
-    ("frag", crate::wire::ext6::FRAG),
-    ("hopopt", crate::wire::ext6::HOPOPT),
-    ("route", crate::wire::ext6::ROUTE),
-    ("dstopt", crate::wire::ext6::DSTOPT),
-    ("ah", crate::wire::ext6::AH),
-    ("esp", crate::wire::ext6::ESP),
-    ("rthdr0", crate::wire::ext6::RTHDR0),
-    ("rthdr2", crate::wire::ext6::RTHDR2),
+    ("frag", towpath_wire::ext6::FRAG),
+    ("hopopt", towpath_wire::ext6::HOPOPT),
+    ("route", towpath_wire::ext6::ROUTE),
+    ("dstopt", towpath_wire::ext6::DSTOPT),
+    ("ah", towpath_wire::ext6::AH),
+    ("esp", towpath_wire::ext6::ESP),
+    ("rthdr0", towpath_wire::ext6::RTHDR0),
+    ("rthdr2", towpath_wire::ext6::RTHDR2),
 ];
 /// Code points by name (RFC 2474, 2597, 3246, 5865).
 pub(crate) const DSCP: &[(&str, u8)] = &[

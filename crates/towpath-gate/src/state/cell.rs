@@ -20,7 +20,7 @@ use super::slab::Words;
 use super::sync::Ordering;
 use super::tcp::{Life, Tcp};
 use super::{Direction, Name, RuleId, Segment, Settings};
-use crate::Time;
+use towpath_wire::Time;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

@@ -24,7 +24,7 @@ use super::near::Near;
 use super::slab::Slab;
 use super::sync::{Apart, AtomicU64, Ordering};
 use super::{Lookup, Name};
-use crate::Time;
+use towpath_wire::Time;
 
 /// Lines of the first index, as a power of two.
 #[cfg(not(loom))]

@@ -9,7 +9,7 @@
 use std::sync::OnceLock;
 
 use super::sync::{AtomicU64, Ordering};
-use crate::Time;
+use towpath_wire::Time;
 
 /// Places, 8 MiB: among a hundred thousand made-up SYNs in a second nine of ten real ones are remembered.
 #[cfg(not(loom))]

@@ -14,7 +14,7 @@
 use std::sync::OnceLock;
 
 use super::sync::{AtomicU64, Ordering};
-use crate::Time;
+use towpath_wire::Time;
 
 #[cfg(not(loom))]
 const PLACES: usize = 1 << 16;

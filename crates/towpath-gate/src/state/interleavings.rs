@@ -17,7 +17,7 @@ use super::rules::{Gone, Recent, Rules};
 use super::window::{Fit, Window};
 use super::windows::Windows;
 use super::{Direction, Lookup, Name, RuleId, Segment, Settings};
-use crate::Time;
+use towpath_wire::Time;
 
 const NOW: Time = Time::from_secs(100);
 const TCP: u8 = 6;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::table::Entry;
 use super::{Ends, Flow, Name, RuleId, tcp};
-use crate::Time;
+use towpath_wire::Time;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@ use super::{
     Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name,
     Quoted, Refused, RuleId, Segment, Settings, Tracking,
 };
-use crate::Time;
 use packet::{count, fit, packet, replied};
+use towpath_wire::Time;
 
 struct State {
     flow: Flow,

@@ -12,7 +12,7 @@ use super::{
     Counters, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, RuleId,
     Segment, Settings, States, Tracking,
 };
-use crate::Time;
+use towpath_wire::Time;
 
 /// Bytes that make one operation.
 pub const OP_BYTES: usize = 12;

@@ -6,7 +6,7 @@ use super::key::{self, ParentKey};
 use super::list::{Kind, Listed};
 use super::table::{Body, Entry, Table};
 use super::{Flow, LimitMask, Name, RuleId};
-use crate::Time;
+use towpath_wire::Time;
 
 /// How many states there are of one rule and masked flow. Its entry's expiry is `dyn_short_lifetime` after its last
 /// use; it stays as long as it counts anything.

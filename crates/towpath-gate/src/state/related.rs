@@ -5,8 +5,7 @@
 //! nor counts in it: anybody on the way could send it.
 
 use super::Flow;
-use crate::packet::{Addresses, Fragment, Link, Packet};
-use crate::wire::{self, proto};
+use towpath_wire::{self as wire, Addresses, Fragment, Link, Packet, proto};
 
 /// What an ICMP error says about the packet that it quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

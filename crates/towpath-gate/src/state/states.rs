@@ -59,7 +59,7 @@ use super::watch::{Happened, StateEvent, Watch};
 use super::window::Window;
 use super::windows::Windows;
 use super::{Ends, Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings};
-use crate::Time;
+use towpath_wire::Time;
 
 /// Slots looked at for each state that [`States::expire`] may look at: most need no look at the state.
 const GLANCES: usize = 4;

@@ -19,7 +19,7 @@ use super::hash::Secret;
 use super::key::Key;
 use super::wheel::Wheel;
 use super::{Name, RuleId};
-use crate::Time;
+use towpath_wire::Time;
 
 /// How long a held entry is not looked at: whoever lets go of it says so ([`Table::release`]).
 const HELD: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use super::Listed;
 use super::epoch::WORKERS;
 use super::family::locked;
 use super::sync::{AtomicU64, Ordering};
-use crate::Time;
+use towpath_wire::Time;
 
 /// What happened to a state, or to all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,7 +12,7 @@
 //! Reference: Varghese and Lauck 1987, "Hashed and Hierarchical Timing Wheels", scheme 6.
 
 use super::chain::{Chains, List};
-use crate::Time;
+use towpath_wire::Time;
 
 const TICK_BITS: u32 = 28;
 const TICKS: u64 = 2048;

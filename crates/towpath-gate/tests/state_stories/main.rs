@@ -2,11 +2,11 @@
 
 mod bounds;
 
-use towpath_gate::Time;
 use towpath_gate::state::{
     Cursor, Direction, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted,
     Refused, RuleId, Segment, Settings, States, Tracking,
 };
+use towpath_wire::Time;
 
 const RULE: RuleId = RuleId(7);
 

@@ -6,9 +6,8 @@ use std::path::Path;
 
 use towpath::link::link;
 use towpath::timeline::{JUDGES, Timeline};
-use towpath_gate::Time;
-use towpath_gate::packet::Link;
 use towpath_port::{Burst, Error, Frame, LinkType, Port, Received, pcap};
+use towpath_wire::{Link, Time};
 
 use crate::command::warn;
 

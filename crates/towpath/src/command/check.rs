@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use towpath_gate::gate::{Diff, Dir, StatePolicy, Walk};
 use towpath_gate::rules::{self, Diagnostic, Parsed, Ruleset};
-use towpath_gate::{Time, wire};
+use towpath_wire::{self as wire, Time};
 
 use crate::args::{Check, exit};
 use crate::command::captured::{Captured, NOT_IP};

@@ -7,10 +7,11 @@ use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
 use towpath::engine::Arrivals;
+use towpath_gate::Gate;
 use towpath_gate::gate::{
     Dir, DropReason, Explained, Explanation, Lead, Outcome, Reject, Step, Walk, Written,
 };
-use towpath_gate::{Gate, Packet, Time, wire};
+use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::exit;
 use crate::command::captured::{Captured, NOT_IP};

@@ -13,10 +13,9 @@ use towpath::framing::{self, Named};
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
-use towpath_gate::packet::{Addresses, Fragment};
 use towpath_gate::reassembly::Reassembler;
-use towpath_gate::wire;
 use towpath_mux::framing::{Framing, PRESETS};
+use towpath_wire::{self as wire, Addresses, Fragment};
 
 use crate::args::exit;
 use crate::command::captured::Captured;

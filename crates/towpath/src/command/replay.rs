@@ -18,11 +18,11 @@ use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::{self, Report};
 use towpath::rulebook::{Clock, Rulebook};
 use towpath::snapshot::{Saving, told};
-use towpath_gate::Time;
 use towpath_gate::gate::{PortId, Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 use towpath_ring::Overload;
+use towpath_wire::Time;
 
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::command::captured::{BURST, Captured, NOT_IP};

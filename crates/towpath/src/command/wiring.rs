@@ -8,9 +8,9 @@ use std::path::Path;
 use clap::Args;
 use towpath::engine::Arrivals;
 use towpath_gate::gate::{Dir, PortId, Ports, Route, Routes, Step, Walk};
-use towpath_gate::packet::Addresses;
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, Packet, Time, state};
+use towpath_gate::{Gate, state};
+use towpath_wire::{Addresses, Packet, Time};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
 use crate::command::{fail, say, warn};
@@ -165,7 +165,7 @@ pub(crate) fn read(file: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use towpath_gate::gate::Written;
-    use towpath_gate::wire;
+    use towpath_wire as wire;
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use towpath_gate::Time;
+use towpath_wire::Time;
 
 use super::protocol::{Frame, Ring};
 use super::rows::{Port, Queue, Stats};

@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use towpath_gate::Packet;
-use towpath_gate::packet::Addresses;
+use towpath_wire::{Addresses, Packet};
 
 /// Which packets somebody follows. Without any word: all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,7 +100,7 @@ fn end(word: &str) -> Result<End, String> {
 #[cfg(test)]
 mod tests {
     use towpath_gate::gate::Written;
-    use towpath_gate::wire;
+    use towpath_wire as wire;
 
     use super::*;
 

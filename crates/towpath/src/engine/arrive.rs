@@ -1,9 +1,7 @@
 //! A packet as it comes: looked at, taken through the rules as far as it gets, and sent, ended, or kept in the window.
 
-use towpath_gate::Packet;
-use towpath_gate::Time;
 use towpath_gate::gate::Edits;
-use towpath_gate::wire;
+use towpath_wire::{self as wire, Packet, Time};
 
 use super::path::{Kind, Next, Progress, advance, apply, begins, follow, obey};
 use super::{Edge, Engine, Meta};

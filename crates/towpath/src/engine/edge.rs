@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use towpath_gate::gate::PortId;
-use towpath_gate::packet::Link;
+use towpath_wire::Link;
 
 use crate::control::Observed;
 use crate::queue::Channel;

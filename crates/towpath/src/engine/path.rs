@@ -3,12 +3,9 @@
 use std::net::IpAddr;
 
 use towpath_gate::gate::{Dir, Edits, PortId, Reject, Step, Walk, Walker};
-use towpath_gate::packet::Addresses;
 use towpath_gate::state::{Ends, Flow};
-use towpath_gate::wire::{self, edit};
-use towpath_gate::{Packet, Time};
+use towpath_wire::{self as wire, Addresses, Packet, Time, edit, proto};
 
-use towpath_gate::wire::proto;
 use towpath_port::Checksum;
 use towpath_ring::{self as ring, Layers};
 

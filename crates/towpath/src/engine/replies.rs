@@ -1,7 +1,7 @@
 //! Answers to rejected packets: at most so many a second and port, each counted.
 
 use towpath_gate::gate::{Limit, PortId, Reject, Walker};
-use towpath_gate::{Packet, Time};
+use towpath_wire::{Packet, Time};
 
 use super::{Edge, Meta};
 use crate::report;

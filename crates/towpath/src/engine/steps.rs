@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use towpath_gate::Packet;
 use towpath_gate::gate::{Dir, Edits, Walk};
 use towpath_gate::reassembly::Added;
-use towpath_gate::wire::{self, checksum};
 use towpath_port::{Burst, Checksum};
+use towpath_wire::{self as wire, Packet, checksum};
 
 use super::path::{Decision, Fate, Kind, Next, Settled, Wait, apply, begins, detoured, goes_on, label, obey};
 use super::{Edge, Engine, Meta};
@@ -413,8 +412,8 @@ fn change(edits: Edits, stored: &mut Stored<Meta>, came: Option<&Arc<Burst>>) {
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::packet::Link;
     use towpath_port::Queued;
+    use towpath_wire::Link;
 
     use super::*;
 

@@ -8,7 +8,7 @@
 //! Invariant: what passes here would have passed there, and left in the same order. Who follows packets sees them walk.
 
 use towpath_gate::gate::{BURST, PortId};
-use towpath_gate::wire;
+use towpath_wire as wire;
 
 use super::{Edge, Engine, Meta};
 

@@ -1,7 +1,7 @@
 //! What an engine lets others see.
 
-use towpath_gate::Time;
 use towpath_gate::gate::Walker;
+use towpath_wire::Time;
 
 use super::Totals;
 use super::trace::Traces;

@@ -1,7 +1,7 @@
 //! How ports hang together: where a packet arrives, and by which way it leaves when it has passed.
 
-use towpath_gate::Packet;
 use towpath_gate::gate::PortId;
+use towpath_wire::Packet;
 
 /// The ports that packets can arrive on, by the interface that brings them.
 #[derive(Clone, Debug)]

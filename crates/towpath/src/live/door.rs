@@ -19,10 +19,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use towpath_gate::gate::{Dir, PortId, Reject, Silent, Step, Walk, Walker};
-use towpath_gate::packet::Link;
 use towpath_gate::state::{Ends, Flow, Lookup, Segment};
-use towpath_gate::{Time, wire};
 use towpath_mux::io::{Admission, Admit, Peer};
+use towpath_wire::{self as wire, Link, Time};
 
 use crate::queue::DefaultVerdict;
 use crate::rulebook::Clock;

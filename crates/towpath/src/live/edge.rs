@@ -8,9 +8,8 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::gate::{Limit, PortId, Reject};
-use towpath_gate::packet::Link;
-use towpath_gate::{Time, wire};
 use towpath_port::{Burst, Frame, LinkType, Verdict, checksum};
+use towpath_wire::{self as wire, Link, Time};
 
 use super::hop::{self, Hops, Stuck};
 use super::neighbor::{self, Fate, Resolver};

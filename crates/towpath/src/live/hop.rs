@@ -3,10 +3,8 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
-use towpath_gate::Packet;
-use towpath_gate::packet::Addresses;
-use towpath_gate::wire;
 use towpath_port::{Caps, Checksum, Frame, GsoKind, LinkType, checksum, segment};
+use towpath_wire::{self as wire, Addresses, Packet};
 
 use crate::config::Route;
 use crate::engine::Meta;
@@ -118,7 +116,7 @@ impl Hops {
         if let Checksum::Partial { start, .. } = &mut meta.port.offload.checksum {
             *start = *start + ETHERNET as u16 - network as u16;
         }
-        meta.link = towpath_gate::packet::Link::Ethernet;
+        meta.link = towpath_wire::Link::Ethernet;
         meta.link_type = LinkType::ETHERNET.0;
         meta.wire_len = out.len() as u32;
         Ok(Onward { ask: next.err(), divide })
@@ -285,8 +283,8 @@ fn contains(net: IpAddr, len: u8, address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use towpath_gate::packet::Link;
     use towpath_port::{Gso, Offload};
+    use towpath_wire::Link;
 
     use super::*;
 

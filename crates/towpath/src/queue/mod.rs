@@ -18,11 +18,11 @@ pub mod words;
 use std::collections::{BTreeMap, VecDeque};
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::Time;
 use towpath_gate::state::Flow;
 use towpath_ring::{
     self as ring, ChannelStats, Credentials, Fanout, FrameOut, Full, Geometry, Loss, Meta, Overload, Seq,
 };
+use towpath_wire::Time;
 
 pub use self::listener::Listener;
 use self::listener::Slot;

@@ -2,9 +2,9 @@
 
 use super::*;
 use towpath_gate::gate::{Dir, DropReason, Ports, Step, Walk};
-use towpath_gate::packet::Link;
+use towpath_gate::state;
 use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
-use towpath_gate::{state, wire};
+use towpath_wire::{self as wire, Link};
 
 fn book(rules: &str) -> Rulebook {
     let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();

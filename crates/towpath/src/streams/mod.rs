@@ -26,8 +26,7 @@ pub mod messages;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-use towpath_gate::packet::{Addresses, Fragment, Packet};
-use towpath_gate::wire::{proto, tunnel};
+use towpath_wire::{Addresses, Fragment, Packet, proto, tunnel};
 
 use direction::{Direction, Segment};
 
@@ -170,7 +169,7 @@ impl Streams {
     ///
     /// ```
     /// use towpath::streams::{Chunk, Limits, Streams};
-    /// use towpath_gate::{packet::Link, wire};
+    /// use towpath_wire::{Link, self as wire};
     ///
     /// let mut segment = vec![
     ///     0x45, 0, 0, 42, 0, 0, 0, 0, 64, 6, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, // IPv4

@@ -1,8 +1,7 @@
 //! Packet stories as rows, and any disorder against the stream that was sent.
 
 use proptest::prelude::*;
-use towpath_gate::packet::Link;
-use towpath_gate::wire;
+use towpath_wire::{self as wire, Link};
 
 use super::*;
 

@@ -120,7 +120,7 @@ impl Builder {
 /// Whether a rule with these protocols may match TCP.
 fn may_be_tcp(proto: &[Term]) -> bool {
     let may = |term: &Term| match &term.test {
-        Test::Proto(Protocol::Number(number)) => (*number == crate::wire::proto::TCP) != term.not,
+        Test::Proto(Protocol::Number(number)) => (*number == towpath_wire::proto::TCP) != term.not,
         _ => true,
     };
     proto.is_empty() || proto.iter().any(may)

@@ -3,7 +3,7 @@
 use super::super::window::{Fit, Window};
 use super::super::{Direction, Segment, Settings};
 use super::{State, seconds};
-use crate::Time;
+use towpath_wire::Time;
 
 pub(super) fn count(state: &mut State, direction: Direction, segment: &Segment) {
     state.packets[direction as usize] += 1;

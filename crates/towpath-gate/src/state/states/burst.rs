@@ -12,12 +12,12 @@
 //! state away and put none before another of its flow: [`States::pass`] asks.
 
 use super::{Own, States, TELL};
-use crate::Time;
 use crate::state::cell::{Cell, Moment, STRICT, Seen};
 use crate::state::family::Family;
 use crate::state::index::{Index, Probe};
 use crate::state::key::{Key, Key4, Key6, Side, Unpack};
 use crate::state::{Ends, Flow, Hit, Lookup, RuleId, Segment};
+use towpath_wire::Time;
 
 /// Packets that go through the stages of a burst together: so many cache lines are on their way at once.
 pub const BURST: usize = 32;
@@ -33,7 +33,7 @@ type Cells<'s, const N: usize> = [Option<Cell<'s, N>>; BURST];
 impl States {
     /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
     /// them found. How many packets there were, no more than there is room for in `hits`, of which the rest stays as it is.
-    /// `None`, as [`crate::wire::plain`] says of some, is a packet that finds nothing.
+    /// `None`, as [`towpath_wire::plain`] says of some, is a packet that finds nothing.
     #[inline]
     pub fn lookup_burst(
         &mut self,

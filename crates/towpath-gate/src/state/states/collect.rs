@@ -7,13 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Own, Shared, States};
-use crate::Time;
 use crate::state::cell::{CAPPED, Cell, LIMITED, Living, REPLIED, SPILLED};
 use crate::state::family::{locked, tick};
 use crate::state::key::{Key, Unpack};
 use crate::state::sync::Ordering;
 use crate::state::tally::Event;
 use crate::state::{Happened, Lookup, Name, RuleId};
+use towpath_wire::Time;
 
 /// At how many slots of each family an install may look to find room that ended states take up.
 pub(super) const RECLAIM: u32 = 512;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::collect::WALK;
 use super::visit::Visit;
 use super::{Own, States, TCP};
-use crate::Time;
 use crate::state::Direction;
 use crate::state::cell::{LIMITED, Living, ORPHANED, SPILLED, unpack};
 use crate::state::family::{Family, locked};
 use crate::state::key::{Key, Unpack};
 use crate::state::list::{Cursor, Kind, Listed};
+use towpath_wire::Time;
 
 impl States {
     /// What is live: parents, then IPv4 states, then IPv6 states.

@@ -1,9 +1,9 @@
 //! Later fragments and their states.
 
 use super::{Own, States};
-use crate::Time;
 use crate::state::key::{Key, Key4, Key6, Side};
 use crate::state::{Ends, Flow, Hit, Lookup};
+use towpath_wire::Time;
 
 impl States {
     /// Remembers that the first fragment of the datagram `id` of this flow had the flow's ports.

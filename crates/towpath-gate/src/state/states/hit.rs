@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use super::{ICMP, ICMP6, Own, States, TCP};
-use crate::Time;
 use crate::state::cell::{
     ANSWERED, Cell, End, Maker, Moment, REPLIED, SCTP, SPILLED, STRICT, Seen, is_high, one, unpack,
 };
@@ -15,6 +14,7 @@ use crate::state::tally::Event;
 use crate::state::tcp::{ACK, SYN};
 use crate::state::window::{Fit, Window};
 use crate::state::{Direction, Ends, Flow, Hit, Lookup, Segment};
+use towpath_wire::Time;
 
 /// What came of a packet.
 pub(super) enum Found {

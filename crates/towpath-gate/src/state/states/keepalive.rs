@@ -11,12 +11,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Own, States, TCP};
-use crate::Time;
-use crate::packet::Link;
 use crate::state::key::{Key, Unpack};
 use crate::state::tcp::{ACK, ACK_FWD, ACK_REV, SYN};
 use crate::state::{Direction, Ends, Flow, KEEPALIVE_PERIOD};
-use crate::wire::checksum;
+use towpath_wire::{Link, Time, checksum};
 
 /// States that end sooner than this are asked for; ipfw has it as a hidden constant.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);

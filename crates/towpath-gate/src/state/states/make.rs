@@ -2,7 +2,6 @@
 
 use super::collect::RECLAIM;
 use super::{Found, Own, States, TCP};
-use crate::Time;
 use crate::state::cell::{CAPPED, LIMITED, Moment, REPLIED, STRICT, Seen, Template, after};
 use crate::state::chain::NONE;
 use crate::state::family::{Published, locked};
@@ -17,6 +16,7 @@ use crate::state::{
     Direction, Ends, Flow, Happened, Install, Installed, Limit, Name, Refused, RuleId, Segment, Tracking,
 };
 use std::sync::Arc;
+use towpath_wire::Time;
 
 /// How many states an install may evict, and at how many of each family it looks to choose one.
 const EVICT: usize = 64;

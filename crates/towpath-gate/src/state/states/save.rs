@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::visit::Visit;
 use super::{Own, States};
-use crate::Time;
 use crate::state::cell::{ANSWERED, REPLIED, SPILLED, STRICT, after};
 use crate::state::family::locked;
 use crate::state::key::{Key, Key4, Key6};
@@ -13,6 +12,7 @@ use crate::state::window::{WORDS, Window};
 use crate::state::{
     Direction, Ends, Happened, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment,
 };
+use towpath_wire::Time;
 
 /// Everything that a state is, but for what it is counted by.
 #[derive(Clone, Debug, PartialEq, Eq)]

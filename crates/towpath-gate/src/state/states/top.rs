@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use super::States;
-use crate::Time;
 use crate::state::{Kind, Listed};
+use towpath_wire::Time;
 
 /// What is most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

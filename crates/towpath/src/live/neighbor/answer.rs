@@ -4,8 +4,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use towpath_gate::packet::{Addresses, Link};
-use towpath_gate::wire::{self, proto};
+use towpath_wire::{self as wire, Addresses, Link, proto};
 
 use super::{
     ADVERTISEMENT, ETHERNET, IPV6, MESSAGE, OVERRIDE, ROUTER, SOLICITATION, SOLICITED, SOURCE_LINK_ADDRESS,

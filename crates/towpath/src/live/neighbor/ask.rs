@@ -3,8 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_gate::packet::{Addresses, Link};
-use towpath_gate::wire::{self, proto};
+use towpath_wire::{self as wire, Addresses, Link, proto};
 
 use super::table::{Answer, Request};
 use super::{

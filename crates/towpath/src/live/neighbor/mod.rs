@@ -14,7 +14,7 @@ mod table;
 
 use std::net::Ipv6Addr;
 
-use towpath_gate::wire::proto;
+use towpath_wire::proto;
 
 pub(super) use answer::answer;
 pub(super) use resolver::{Directory, Fate, Resolver};

@@ -246,7 +246,7 @@ impl Asking {
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::packet::Link;
+    use towpath_wire::Link;
 
     use super::*;
 

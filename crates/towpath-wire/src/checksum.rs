@@ -4,7 +4,7 @@
 //! The Internet checksum is RFC 1071's; the pseudo-headers are those of RFC 9293 (3.1), RFC 768 and RFC 8200 (8.1).
 
 use super::{be16, proto};
-use crate::packet::{Addresses, Fragment, Link, Packet};
+use crate::{Addresses, Fragment, Link, Packet};
 
 /// Puts the right checksums into a frame: IPv4 header, TCP, UDP, ICMP, ICMPv6.
 ///
@@ -18,8 +18,7 @@ use crate::packet::{Addresses, Fragment, Link, Packet};
 /// # Examples
 ///
 /// ```
-/// use towpath_gate::packet::Link;
-/// use towpath_gate::wire::checksum;
+/// use towpath_wire::{Link, checksum};
 ///
 /// // An ICMP echo request without its checksums.
 /// let mut frame = [
@@ -150,8 +149,12 @@ fn place(proto: u8, v6: bool) -> Option<usize> {
     }
 }
 
-/// Puts the right checksum into the IPv4 header at `network`, which must be whole.
-pub(crate) fn fill_ip4(frame: &mut [u8], network: usize) {
+/// Computes and stores the checksum of the IPv4 header at `network`.
+///
+/// # Panics
+///
+/// Panics if the frame does not contain the whole header.
+pub fn fill_ip4(frame: &mut [u8], network: usize) {
     // The parser has seen the whole header.
     let len = usize::from(frame[network] & 0x0f) * 4;
     let header = &mut frame[network..network + len];
@@ -202,7 +205,7 @@ mod tests {
         #[test]
         fn agrees_with_another_writer(kind: u8, payload in proptest::collection::vec(any::<u8>(), 0..200), noise: u16) {
             let right = packet(kind, &payload);
-            let parsed = crate::wire::parse(Link::Ethernet, &right, 0).unwrap();
+            let parsed = crate::parse(Link::Ethernet, &right, 0).unwrap();
             let v6 = matches!(parsed.addresses, Addresses::V6(..));
             let at = parsed.transport + place(parsed.proto, v6).unwrap();
             let mut frame = right.clone();

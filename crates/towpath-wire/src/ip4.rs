@@ -1,7 +1,7 @@
 //! The IPv4 header (RFC 791).
 
 use super::{Frame, Ip, Malformed, Next, be16, proto};
-use crate::packet::{Addresses, Fragment};
+use crate::{Addresses, Fragment};
 
 /// Reserved flag ("evil bit"), as [`Packet::ipoff_flags`](crate::Packet::ipoff_flags) gives it.
 pub const RF: u8 = 0x80;

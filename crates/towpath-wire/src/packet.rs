@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::state::{Ends, Flow, Segment};
-use crate::wire::proto;
+use crate::proto;
+use crate::{Ends, Flow, Segment};
 
 /// How a frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,7 +90,7 @@ pub enum Fragment {
 
 /// One packet: the frame's bytes and what its headers say.
 ///
-/// Made by [`crate::wire::parse`], which guarantees that every offset lies inside `frame`.
+/// Made by [`crate::parse`], which guarantees that every offset lies inside `frame`.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// The captured bytes, link header first.
@@ -138,7 +138,7 @@ pub struct Packet<'a> {
     pub icmp_type: u8,
     /// ICMP or ICMPv6 code.
     pub icmp_code: u8,
-    /// IPv6 extension headers seen, see [`crate::wire::ext6`].
+    /// IPv6 extension headers seen, see [`crate::ext6`].
     pub ext6: u16,
 }
 

@@ -13,7 +13,7 @@ use super::{be16, bytes};
 /// # Examples
 ///
 /// ```
-/// use towpath_gate::wire::edit;
+/// use towpath_wire::edit;
 ///
 /// let mut frame = [0x45, 0x02, 0, 20, 0, 0, 0, 0, 64, 59, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
 /// assert!(edit::set_dscp(&mut frame, 0, 46));

@@ -1,7 +1,7 @@
 //! Link headers, down to the first byte of the network header.
 
 use super::{Frame, Malformed, be16};
-use crate::packet::Link;
+use crate::Link;
 
 /// VLAN tags looked through in one frame; real networks use one, two, seldom three.
 const MAX_TAGS: usize = 16;

@@ -11,7 +11,7 @@
 
 use super::link;
 use super::{Frame, Ip, Malformed, Next, be16, bytes, proto, upper};
-use crate::packet::{Addresses, Fragment, Link, Packet};
+use crate::{Addresses, Fragment, Link, Packet};
 
 /// The packet that `packet` carries; `None` when it carries none that is known, or is a fragment.
 ///
@@ -25,8 +25,7 @@ use crate::packet::{Addresses, Fragment, Link, Packet};
 /// # Examples
 ///
 /// ```
-/// use towpath_gate::packet::Link;
-/// use towpath_gate::wire::{self, tunnel};
+/// use towpath_wire::{self as wire, Link, tunnel};
 ///
 /// let frame = [
 ///     0x45, 0, 0, 48, 0, 0, 0, 0, 64, 4, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4, carrying IPv4

@@ -18,11 +18,16 @@
 //! Invariant: every offset in the packet lies inside `frame` (at most `frame.len()`), and every header whose fields
 //! were read lies before the end that the IP header gave.
 
+#![forbid(unsafe_code)]
+
+mod flow;
 mod ip4;
 mod ip6;
 mod link;
 mod malformed;
+mod packet;
 mod plain;
+mod time;
 mod upper;
 mod view;
 
@@ -36,7 +41,9 @@ pub use malformed::Malformed;
 pub use plain::plain;
 pub use view::{Macs, OptionField, Options};
 
-use crate::packet::{Addresses, Fragment, Link, Packet};
+pub use flow::{Ends, Flow, Segment};
+pub use packet::{Addresses, Fragment, Link, Packet};
+pub use time::Time;
 
 /// Protocol numbers that the wire views know (IANA, Assigned Internet Protocol Numbers).
 pub mod proto {
@@ -88,8 +95,7 @@ pub mod proto {
 /// # Examples
 ///
 /// ```
-/// use towpath_gate::packet::{Addresses, Link};
-/// use towpath_gate::wire;
+/// use towpath_wire::{self as wire, Addresses, Link};
 ///
 /// // 192.0.2.1:53 > 198.51.100.2:4242, UDP, no payload, without a link header.
 /// let frame = [

@@ -1,7 +1,7 @@
 //! The IPv6 header and its extension headers (RFC 8200), walked to the upper layer.
 
 use super::{Frame, Ip, Malformed, Next, be16, ext6, proto};
-use crate::packet::{Addresses, Fragment};
+use crate::{Addresses, Fragment};
 
 /// Length of the fixed header.
 const HEADER_LEN: usize = 40;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{DF, MF, RF, be16, bytes, ip6, proto};
-use crate::packet::{Addresses, Fragment, Link, Packet};
+use crate::{Addresses, Fragment, Link, Packet};
 
 /// The addresses of an Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,8 +1,8 @@
 //! Plain packets: what states need to know of them, and nothing else.
 
 use super::{Frame, be16, proto};
-use crate::packet::Link;
-use crate::state::{Ends, Flow, Segment};
+use crate::Link;
+use crate::{Ends, Flow, Segment};
 
 /// SYN (RFC 9293, 3.1).
 const SYN: u8 = 0x02;
@@ -15,8 +15,7 @@ const SYN: u8 = 0x02;
 /// about a packet but that it is not plain.
 ///
 /// ```
-/// use towpath_gate::packet::Link;
-/// use towpath_gate::wire;
+/// use towpath_wire::{self as wire, Link};
 ///
 /// let mut frame = [0; 42];
 /// frame[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -102,7 +101,7 @@ fn upper<const IP: usize>(frame: Frame<'_>, ends: Ends, proto: u8, length: usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::parse;
+    use crate::parse;
     use proptest::prelude::*;
 
     /// Something like a packet: one that is right, in which some bytes are not.
@@ -159,7 +158,7 @@ mod tests {
             } else if let Ok(packet) = parsed {
                 // And nothing that is plain is missed.
                 let bare = packet.transport == packet.network + if packet.ethertype == 0x86dd { 40 } else { 20 };
-                let simple = packet.vlan.is_none() && packet.fragment == crate::packet::Fragment::Whole && bare
+                let simple = packet.vlan.is_none() && packet.fragment == crate::Fragment::Whole && bare
                     && matches!(packet.ethertype, 0x0800 | 0x86dd);
                 let header = if packet.proto == 6 { 20 } else { 8 };
                 let captured = frame.len() >= packet.transport + header;

@@ -1,7 +1,7 @@
 //! Upper-layer headers: ports, TCP's fields, ICMP type and code.
 
 use super::{Frame, Malformed, Next, Upper, be16, proto};
-use crate::packet::Fragment;
+use crate::Fragment;
 
 /// Reads the upper-layer header that `next` has got to. Later fragments have none.
 pub(super) fn parse(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
