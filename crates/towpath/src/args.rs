@@ -12,7 +12,7 @@ use towpath_ring::{Fanout, Overload};
 
 use crate::command::bpf::Bpf;
 use crate::command::ctl::Ctl;
-use crate::command::demo::{Demo, DemoPart};
+
 use crate::command::explain::Explain;
 use crate::command::frame::Frame;
 use crate::command::mux::Mux;
@@ -69,9 +69,11 @@ pub(crate) enum Command {
     Mux(Mux),
     Send(Send),
     Recv(Recv),
-    Demo(Demo),
+    #[cfg(feature = "demo")]
+    Demo(towpath_demo::Args),
+    #[cfg(feature = "demo")]
     #[command(hide = true, subcommand)]
-    DemoPart(DemoPart),
+    DemoPart(towpath_demo::Part),
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.

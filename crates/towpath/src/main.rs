@@ -3,7 +3,6 @@
 
 mod args;
 mod command;
-mod demo;
 
 use std::process::ExitCode;
 
@@ -34,7 +33,9 @@ fn main() -> ExitCode {
         Command::Mux(args) => command::mux::run(&args),
         Command::Send(args) => command::send::run(&args),
         Command::Recv(args) => command::recv::run(&args),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => command::demo::run(&args),
+        #[cfg(feature = "demo")]
         Command::DemoPart(part) => command::demo::part(&part),
         Command::Completions { shell } => command::pages::completions(shell),
         Command::Man { directory } => command::pages::man(&directory),

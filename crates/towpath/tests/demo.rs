@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
+use towpath::config::Config;
+use towpath_demo::{Driver, FLOOD_MAX, REPORTED_RULES, RULES, configuration};
 
 /// Each has the machine's processors to itself.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -274,4 +276,23 @@ fn a_recording_that_cannot_be_begun_is_told_before_anything_is_played() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nowhere/demo.cast") && !said.contains("..."), "{said}");
     assert!(output.stdout.is_empty() && empty(directory.path()));
+}
+
+#[test]
+fn configuration_and_rules_have_no_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("demo.toml");
+    fs::write(directory.path().join("demo.ipfw"), RULES).unwrap();
+    fs::write(&file, configuration(Driver::AfXdp)).unwrap();
+    Config::read(&file).unwrap();
+    fs::write(&file, configuration(Driver::AfPacket)).unwrap();
+    let config = Config::read(&file).unwrap();
+    let lifetime = config.settings.iter().find(|(name, _)| name == "dyn_syn_lifetime").unwrap().1;
+    assert!(FLOOD_MAX < Duration::from_secs(lifetime), "a flood of {FLOOD_MAX:?} outlives its first states");
+    let rules = config.read_rules().unwrap();
+    assert!(rules.warnings.is_empty(), "{:?}", rules.warnings);
+    let numbers: Vec<u64> = rules.ruleset.rules().iter().map(|rule| u64::from(rule.number)).collect();
+    for number in REPORTED_RULES {
+        assert!(numbers.contains(&number), "rule {number} is missing from {numbers:?}");
+    }
 }

@@ -4,6 +4,7 @@ pub(crate) mod bpf;
 pub(crate) mod captured;
 pub(crate) mod check;
 pub(crate) mod ctl;
+#[cfg(feature = "demo")]
 pub(crate) mod demo;
 pub(crate) mod ending;
 pub(crate) mod explain;

@@ -1,15 +1,15 @@
-//! The machines, the wires between them, the engine, and the kernel's own way beside it.
+//! The machines, the wires between them, the engine, and the kernel's forwarding path for comparison.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::files::Files;
-use super::host::{Host, system_program};
-use super::part::{Part, ctl};
+use super::netns_host::{NetnsHost, system_program};
+use super::process::{Process, ctl};
 use super::{Driver, Failure, Stop, doing};
 
-/// People, on the outside.
+/// Clients, on the outside.
 pub(super) const PEOPLE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// Somebody who opens more connections than one may.
 pub(super) const GREEDY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
@@ -61,14 +61,29 @@ pub(super) mod rule {
     pub(crate) const STRAY: u64 = 300;
 }
 
-const RULES: &str = "\
+/// The numbers of the rules that the demo reports on.
+pub const REPORTED_RULES: [u64; 10] = [
+    rule::KNOCKS,
+    rule::LIMIT,
+    rule::LET_IN,
+    rule::FLOOD_KNOCKS,
+    rule::FLOOD_LIMIT,
+    rule::FLOOD_LET_IN,
+    rule::SCAN,
+    rule::STRAY,
+    rule::INSPECT,
+    rule::ELSE,
+];
+
+/// The demo's rule file, `demo.ipfw`.
+pub const RULES: &str = "\
 # What `towpath demo` lets through. Written for one run; outside is wan, inside is lan.
 add 100 allow layer2 mac-type arp
 add 200 check-state
 add 300 deny tcp from any to any established // belongs to no connection
 add 400 inspect 1 udp from any to 10.77.0.2 514,9102 recv wan // an inspector reads it
 
-# People: 8 connections for each of them. What a limit refuses ends there; what it lets in goes on below.
+# Clients: 8 connections for each of them. What a limit refuses ends there; what it lets in goes on below.
 add 490 count tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // knocks
 add 500 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan set-limit src-addr 8 defer-action // a source over its limit
 add 510 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // let in
@@ -111,20 +126,20 @@ socket = "engine.sock"
 /// All that there is while the demo runs.
 #[derive(Debug)]
 pub(super) struct Network {
-    pub(super) outside: Host,
-    pub(super) inside: Host,
-    pub(super) kernel: Host,
+    pub(super) outside: NetnsHost,
+    pub(super) inside: NetnsHost,
+    pub(super) kernel: NetnsHost,
     /// What the kernel's way is, in words: what could be switched on here.
     pub(super) way: Way,
     pub(super) files: Files,
-    middle: Host,
+    middle: NetnsHost,
 }
 
 /// Where two programs that talk to each other are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends<'a> {
-    pub(super) outside: &'a Host,
-    pub(super) inside: &'a Host,
+    pub(super) outside: &'a NetnsHost,
+    pub(super) inside: &'a NetnsHost,
     /// The server's address.
     pub(super) server: Ipv4Addr,
     /// The machine is shared with others: servers take a free port.
@@ -159,7 +174,8 @@ impl Network {
         if system_program("ip").is_none() {
             return Err(Failure::Missing("there is no program ip (install iproute2)".into()));
         }
-        let [outside, inside, middle, kernel] = [Host::new()?, Host::new()?, Host::new()?, Host::new()?];
+        let [outside, inside, middle, kernel] =
+            [NetnsHost::new()?, NetnsHost::new()?, NetnsHost::new()?, NetnsHost::new()?];
         let (out, within) = (outside.tid(), inside.tid());
         middle.ip(format!(
             "link add wan type veth peer name l0 netns {out}\n\
@@ -186,10 +202,10 @@ impl Network {
     }
 
     /// Starts the engine, and waits until its ports are up.
-    pub(super) fn engine(&self, driver: Driver, stop: &Stop) -> Result<Part, Failure> {
-        std::fs::write(self.files.path().join("demo.toml"), config(driver))
+    pub(super) fn engine(&self, driver: Driver, stop: &Stop) -> Result<Process, Failure> {
+        std::fs::write(self.files.path().join("demo.toml"), configuration(driver))
             .map_err(doing("the configuration"))?;
-        let mut engine = Part::start(&self.middle, self.files.path(), "run", &["run", "demo.toml"])?;
+        let mut engine = Process::start(&self.middle, self.files.path(), "run", &["run", "demo.toml"])?;
         let socket = self.engine_socket();
         engine.wait_until(stop, |_| {
             let up = |ports: &serde_json::Value| {
@@ -217,8 +233,8 @@ impl Network {
     }
 }
 
-/// The configuration, whole.
-fn config(driver: Driver) -> String {
+/// The demo's configuration of `towpath run` with a port driver. It names the rule file `demo.ipfw` beside it.
+pub fn configuration(driver: Driver) -> String {
     let driver = match driver {
         Driver::AfPacket => "driver = \"af_packet\"\noffload = true",
         Driver::AfXdp => "driver = \"af_xdp\"",
@@ -247,37 +263,5 @@ impl Way {
         let conntrack = iptables("-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
             && iptables("-A FORWARD -m conntrack --ctstate NEW -j ACCEPT");
         Self { forwards, conntrack, queue }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use towpath::config::Config;
-
-    use super::super::attack::LONGEST;
-    use super::{Driver, RULES, config, rule};
-
-    #[test]
-    fn the_configuration_and_the_rules_have_no_errors() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("demo.toml");
-        std::fs::write(directory.path().join("demo.ipfw"), RULES).unwrap();
-        std::fs::write(&file, config(Driver::AfXdp)).unwrap();
-        Config::read(&file).unwrap();
-        std::fs::write(&file, config(Driver::AfPacket)).unwrap();
-        let config = Config::read(&file).unwrap();
-        let lifetime = config.settings.iter().find(|(name, _)| name == "dyn_syn_lifetime").unwrap().1;
-        assert!(LONGEST < Duration::from_secs(lifetime), "a flood of {LONGEST:?} ends before its states");
-        let rules = config.read_rules().unwrap();
-        assert!(rules.warnings.is_empty(), "{:?}", rules.warnings);
-        let numbers: Vec<u64> = rules.ruleset.rules().iter().map(|rule| u64::from(rule.number)).collect();
-        for number in [rule::KNOCKS, rule::LIMIT, rule::LET_IN, rule::FLOOD_KNOCKS, rule::FLOOD_LIMIT]
-            .into_iter()
-            .chain([rule::FLOOD_LET_IN, rule::SCAN, rule::STRAY, rule::INSPECT, rule::ELSE])
-        {
-            assert!(numbers.contains(&number), "{number} of {numbers:?}");
-        }
     }
 }

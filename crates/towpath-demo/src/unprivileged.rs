@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::board::Board;
 use super::files::Files;
-use super::host::Host;
+use super::netns_host::NetnsHost;
 use super::network::Ends;
-use super::part::{PATIENCE, Part};
+use super::process::{PATIENCE, Process};
 use super::results::{Engine, Results, thousands};
 use super::screen::Screen;
+use super::status::Status;
 use super::{Failure, Options, Stop, doing, file, messages};
 
 const CAPTURE: &str = "a capture, inspected";
@@ -28,15 +28,15 @@ const INSPECTOR: &str = "1=towpath inspect --queue 1 --match password= --verdict
 /// Plays what needs no privilege; `missing` says what the rest would need.
 pub(super) fn play(options: &Options, screen: &Screen, missing: &str) -> Result<Results, Failure> {
     let stop = Stop::on_signals()?;
-    let board = screen.board(&[CAPTURE, WORKERS, FILE]);
-    board.shown().place = PLACE.into();
-    board.shown().news.push_back(format!("Only this can be shown here: {missing}."));
-    screen.show(&board, || scenes(options, &stop, &board, missing).map_err(|failure| stop.explain(failure)))
+    let status = screen.status(&[CAPTURE, WORKERS, FILE]);
+    status.shown().place = PLACE.into();
+    status.shown().news.push_back(format!("Only this can be shown here: {missing}."));
+    screen.show(&status, || scenes(options, &stop, &status, missing).map_err(|failure| stop.explain(failure)))
 }
 
-fn scenes(options: &Options, stop: &Stop, board: &Board, missing: &str) -> Result<Results, Failure> {
+fn scenes(options: &Options, stop: &Stop, status: &Status, missing: &str) -> Result<Results, Failure> {
     let files = Files::new()?;
-    let here = Host::here();
+    let here = NetnsHost::here();
     let ends = Ends {
         outside: &here,
         inside: &here,
@@ -53,7 +53,7 @@ fn scenes(options: &Options, stop: &Stop, board: &Board, missing: &str) -> Resul
         results.left_out.push("--driver: there are no interfaces to have by it".into());
     }
 
-    board.play(CAPTURE);
+    status.play(CAPTURE);
     let engine = replay(ends, stop)?;
     let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable;
     let line = format!(
@@ -64,41 +64,41 @@ fn scenes(options: &Options, stop: &Stop, board: &Board, missing: &str) -> Resul
         thousands(engine.rejected),
         thousands(engine.inspected)
     );
-    close(board, &mut results, CAPTURE, "every packet is accounted for", sum == engine.packets, line);
+    close(status, &mut results, CAPTURE, "every packet is accounted for", sum == engine.packets, line);
     results.engine = Some(engine);
 
-    board.play(WORKERS);
+    status.play(WORKERS);
     let length = Duration::from_secs_f64(options.length.as_secs_f64() * 0.15);
-    results.messages = messages::ask(ends, stop, board, length)?;
+    results.messages = messages::ask(ends, stop, status, length)?;
     let (well, line) = (results.messages.well(), results.messages.to_string());
-    close(board, &mut results, WORKERS, "no message is lost with its worker", well, line);
+    close(status, &mut results, WORKERS, "no message is lost with its worker", well, line);
 
-    board.play(FILE);
+    status.play(FILE);
     results.file = file::send(ends, stop, 64)?;
     let (well, line) = (results.file.well(), results.file.to_string());
-    close(board, &mut results, FILE, "the file arrives whole", well, line);
+    close(status, &mut results, FILE, "the file arrives whole", well, line);
     Ok(results)
 }
 
 fn close(
-    board: &Board,
+    status: &Status,
     results: &mut Results,
     scene: &'static str,
     name: &'static str,
     met: bool,
     saw: String,
 ) {
-    board.over(scene, met, saw.clone());
+    status.over(scene, met, saw.clone());
     results.expect(name, met, saw);
 }
 
 /// The office of examples/, with an inspector process.
 fn replay(ends: Ends<'_>, stop: &Stop) -> Result<Engine, Failure> {
     let write = |name: &str, bytes: &[u8]| std::fs::write(ends.files.join(name), bytes).map_err(doing(name));
-    write("office.pcap", include_bytes!("../../../../examples/office.pcap"))?;
-    write("office.ipfw", include_bytes!("../../../../examples/office.ipfw"))?;
+    write("office.pcap", include_bytes!("../../../examples/office.pcap"))?;
+    write("office.ipfw", include_bytes!("../../../examples/office.ipfw"))?;
     let words = ["replay", "office.pcap", "--rules", "office.ipfw", "--queue", INSPECTOR, "--json"];
-    let said = Part::start(ends.inside, ends.files, "replay", &words)?.answer(stop, PATIENCE)?;
+    let said = Process::start(ends.inside, ends.files, "replay", &words)?.answer(stop, PATIENCE)?;
     let said: Value = serde_json::from_str(&said)
         .map_err(|error| doing("towpath replay")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
     Ok(Engine::told(&said))

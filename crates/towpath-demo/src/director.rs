@@ -9,15 +9,15 @@ use serde_json::Value;
 use towpath_port::namespace;
 
 use super::attack::{Attack, WANTED};
-use super::beside::{Beside, Turns};
-use super::board::Board;
+use super::clients::Clients;
 use super::files::Files;
 use super::network::{LIMIT, Network, STRANGERS, Way, rule};
-use super::part::{PATIENCE, Part, ctl};
-use super::people::People;
+use super::process::{PATIENCE, Process, ctl};
 use super::results::{Engine, Results, Stopped, thousands};
 use super::screen::Screen;
-use super::{Driver, Failure, Options, Stop, beside, file, inspect, messages};
+use super::status::Status;
+use super::vs_kernel::{Comparison, Turns};
+use super::{Driver, Failure, Options, Stop, file, inspect, messages, vs_kernel};
 
 const PEOPLE: &str = "people at work";
 const SCAN: &str = "a port scan";
@@ -26,7 +26,7 @@ const GREED: &str = "a source over its limit";
 const INSPECTOR: &str = "an inspector reads lines";
 const WORKERS: &str = "a worker is killed";
 const FILE: &str = "a file is sent";
-const KERNEL: &str = "beside the kernel";
+const KERNEL: &str = "compared with the kernel";
 const SCENES: [&str; 8] = [PEOPLE, SCAN, FLOOD, GREED, INSPECTOR, WORKERS, FILE, KERNEL];
 
 /// How long the demo takes when scenes have their usual length.
@@ -43,11 +43,11 @@ pub(super) fn play(options: &Options, screen: &Screen) -> Result<Results, Failur
     descriptors()?;
     let (root, place) = enter()?;
     let stop = Stop::on_signals()?;
-    let board = screen.board(&SCENES);
-    board.shown().place = place.to_owned();
-    board.shown().hosts = true;
-    screen.show(&board, || {
-        let played = Stage::set(options, root, stop.clone(), board.clone()).and_then(Stage::play);
+    let status = screen.status(&SCENES);
+    status.shown().place = place.to_owned();
+    status.shown().hosts = true;
+    screen.show(&status, || {
+        let played = Stage::set(options, root, stop.clone(), status.clone()).and_then(Stage::play);
         played
             .map(|results| Results { place: place.to_owned(), ..results })
             .map_err(|failure| stop.explain(failure))
@@ -93,7 +93,7 @@ fn engine(
     asked: Option<Driver>,
     root: bool,
     stop: &Stop,
-) -> Result<(Driver, Part), Failure> {
+) -> Result<(Driver, Process), Failure> {
     let by = |driver| Ok((driver, network.engine(driver, stop)?));
     let engine = match asked {
         // Another one is not what was asked for.
@@ -110,12 +110,12 @@ fn engine(
 
 /// Everything that is there while it plays. What it holds goes with it: the engine and the other processes first.
 struct Stage {
-    engine: Part,
+    engine: Process,
     driver: Driver,
     root: bool,
     network: Network,
     stop: Stop,
-    board: Board,
+    status: Status,
     /// 1 is the usual length of scenes.
     unit: f64,
     watching: Watch,
@@ -135,15 +135,15 @@ impl Drop for Watch {
 }
 
 impl Stage {
-    fn set(options: &Options, root: bool, stop: Stop, board: Board) -> Result<Self, Failure> {
+    fn set(options: &Options, root: bool, stop: Stop, status: Status) -> Result<Self, Failure> {
         let network = Network::new(Files::new()?).map_err(Failure::before_the_first_scene)?;
         let (driver, engine) = engine(&network, options.driver, root, &stop)?;
-        board.engine(Some(&network.engine_socket()));
+        status.engine(Some(&network.engine_socket()));
         let over = Arc::new(AtomicBool::new(false));
-        let watching = Watch(Arc::clone(&over), Some(board.watch(over)));
+        let watching = Watch(Arc::clone(&over), Some(status.watch(over)));
         let unit = options.length.as_secs_f64() / USUAL;
         let results = Results { driver: driver.word(), ..Results::default() };
-        Ok(Self { engine, driver, root, network, stop, board, unit, watching, results })
+        Ok(Self { engine, driver, root, network, stop, status, unit, watching, results })
     }
 
     /// So many seconds of the usual length.
@@ -152,8 +152,8 @@ impl Stage {
     }
 
     fn play(mut self) -> Result<Results, Failure> {
-        self.board.play(PEOPLE);
-        let people = People::start(&self.network)?;
+        self.status.play(PEOPLE);
+        let people = Clients::start(&self.network)?;
         self.stop.pause(self.units(1.5))?;
         self.attack(&people)?;
         self.inspector()?;
@@ -163,9 +163,9 @@ impl Stage {
         self.kernel()
     }
 
-    fn attack(&mut self, people: &People) -> Result<(), Failure> {
+    fn attack(&mut self, people: &Clients) -> Result<(), Failure> {
         let mut attack = Attack::default();
-        self.board.play(SCAN);
+        self.status.play(SCAN);
         attack.scan(&self.network, &self.stop)?;
         // The last of it may be on its way.
         let mut scan = 0;
@@ -183,7 +183,7 @@ impl Stage {
         self.close(SCAN, "the port scan finds nothing", attack.open == 0 && scan >= attack.scanned, line);
         self.stop.pause(self.units(0.3))?;
 
-        self.board.play(FLOOD);
+        self.status.play(FLOOD);
         let before = people.work();
         attack.flood(&self.network, &self.stop, self.units(2.0))?;
         self.stop.pause(self.units(0.3))?;
@@ -199,7 +199,7 @@ impl Stage {
         let held = came > STRANGERS && within <= STRANGERS && answered > 0;
         self.close(FLOOD, "the flood is held by its limit", held, line);
 
-        self.board.play(GREED);
+        self.status.play(GREED);
         let before = rules.packets(rule::KNOCKS) - rules.packets(rule::LET_IN);
         attack.grab(&self.network, &self.stop, PATIENCE)?;
         let mut stopped = 0;
@@ -224,7 +224,7 @@ impl Stage {
     }
 
     fn inspector(&mut self) -> Result<(), Failure> {
-        self.board.play(INSPECTOR);
+        self.status.play(INSPECTOR);
         let lines = inspect::send(&self.network, &self.stop, self.units(1.5))?;
         let line = format!(
             "{} lines, {} with a secret; {} arrived, {} leaked",
@@ -240,8 +240,8 @@ impl Stage {
     }
 
     fn workers(&mut self) -> Result<(), Failure> {
-        self.board.play(WORKERS);
-        let service = messages::ask(self.network.ends(), &self.stop, &self.board, self.units(3.0))?;
+        self.status.play(WORKERS);
+        let service = messages::ask(self.network.ends(), &self.stop, &self.status, self.units(3.0))?;
         let (well, line) = (service.well(), service.to_string());
         self.results.messages = service;
         self.close(WORKERS, "no message is lost with its worker", well, line);
@@ -249,7 +249,7 @@ impl Stage {
     }
 
     fn file(&mut self) -> Result<(), Failure> {
-        self.board.play(FILE);
+        self.status.play(FILE);
         let megabytes = (64.0 * self.unit).clamp(8.0, 512.0) as u64;
         let sent = file::send(self.network.ends(), &self.stop, megabytes)?;
         let (well, line) = (sent.well(), sent.to_string());
@@ -259,7 +259,7 @@ impl Stage {
     }
 
     /// The end of the people's day.
-    fn homeward(&mut self, people: People) {
+    fn homeward(&mut self, people: Clients) {
         let work = people.end();
         let all = work.requests == work.answers && work.questions == work.replies && work.requests > 0;
         let line = format!(
@@ -276,7 +276,7 @@ impl Stage {
     }
 
     fn kernel(mut self) -> Result<Results, Failure> {
-        self.board.play(KERNEL);
+        self.status.play(KERNEL);
         let Way { forwards, conntrack, queue } = self.network.way;
         for (there, what) in [
             (
@@ -290,9 +290,9 @@ impl Stage {
                 self.results.left_out.push(what.into());
             }
         }
-        self.board.quiet(true);
+        self.status.quiet(true);
         let mut rows = Vec::new();
-        let sinks = beside::sinks(&self.network)?;
+        let sinks = vs_kernel::sinks(&self.network)?;
         self.measure(&sinks, &mut rows)?;
         let (engine, stopped) = self.count("every packet is accounted for")?;
         self.results.stopped = stopped;
@@ -317,17 +317,17 @@ impl Stage {
     }
 
     /// The same traffic by both ways, with the engine that runs.
-    fn measure(&mut self, sinks: &Arc<beside::Sinks>, rows: &mut Vec<Beside>) -> Result<(), Failure> {
+    fn measure(&mut self, sinks: &Arc<vs_kernel::Sinks>, rows: &mut Vec<Comparison>) -> Result<(), Failure> {
         if !self.network.way.forwards {
             return Ok(());
         }
-        let congestion = beside::congestion(&self.network)?;
+        let congestion = vs_kernel::congestion(&self.network)?;
         self.results.congestion = Some(congestion);
         let turns = Turns { driver: self.driver.word(), length: self.units(0.26).max(TURN), congestion };
-        let board = self.board.clone();
-        beside::measure(&self.network, &self.stop, sinks, turns, rows, |rows| {
-            board.note(KERNEL, format!("by {}: {} kinds of traffic", turns.driver, rows.len()));
-            board.shown().beside = rows.to_vec();
+        let status = self.status.clone();
+        vs_kernel::measure(&self.network, &self.stop, sinks, turns, rows, |rows| {
+            status.note(KERNEL, format!("by {}: {} kinds of traffic", turns.driver, rows.len()));
+            status.shown().vs_kernel = rows.to_vec();
         })
     }
 
@@ -380,19 +380,19 @@ impl Stage {
         Ok(())
     }
 
-    fn end(mut self, rows: Vec<Beside>) -> Result<Results, Failure> {
+    fn end(mut self, rows: Vec<Comparison>) -> Result<Results, Failure> {
         let ours = || rows.iter().flat_map(|row| &row.ours);
         let measured = ours().all(|ours| ours.ratio.is_finite() && ours.ratio > 0.0);
         let line = format!("{} kinds of traffic measured by both ways", rows.len());
-        self.results.beside = rows;
+        self.results.vs_kernel = rows;
         self.close(KERNEL, "traffic goes both ways", measured, line);
-        self.board.engine(None);
+        self.status.engine(None);
         drop(self.watching);
         Ok(self.results)
     }
 
     fn close(&mut self, scene: &'static str, name: &'static str, met: bool, saw: String) {
-        self.board.over(scene, met, saw.clone());
+        self.status.over(scene, met, saw.clone());
         self.results.expect(name, met, saw);
     }
 

@@ -6,11 +6,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::attack::Attack;
-use super::beside::Beside;
+use super::clients::Work;
 use super::file::Transfer;
 use super::inspect::Lines;
 use super::messages::Service;
-use super::people::Work;
+use super::vs_kernel::Comparison;
 
 /// Everything; what `--json` prints.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -32,7 +32,8 @@ pub(crate) struct Results {
     pub(crate) inspector: Lines,
     pub(crate) messages: Service,
     pub(crate) file: Transfer,
-    pub(crate) beside: Vec<Beside>,
+    #[serde(rename = "beside")]
+    pub(crate) vs_kernel: Vec<Comparison>,
     /// TCP's congestion control there, by both ways.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<&'static str>,
@@ -135,8 +136,8 @@ impl fmt::Display for Results {
             }
             writeln!(f)?;
         }
-        if !self.beside.is_empty() {
-            write!(f, "{}", Comparison(&self.beside, self.congestion))?;
+        if !self.vs_kernel.is_empty() {
+            write!(f, "{}", ComparisonTable(&self.vs_kernel, self.congestion))?;
         }
         for Expectation { name, met, saw } in &self.expected {
             writeln!(f, "{} {name}: {saw}", if *met { "ok    " } else { "FAILED" })?;
@@ -145,14 +146,14 @@ impl fmt::Display for Results {
     }
 }
 
-/// The rows beside the kernel's, in lines of at most 80 columns.
-struct Comparison<'a>(&'a [Beside], Option<&'static str>);
+/// The comparison with the kernel's path as a table, in lines of at most 80 columns.
+struct ComparisonTable<'a>(&'a [Comparison], Option<&'static str>);
 
-impl fmt::Display for Comparison<'_> {
+impl fmt::Display for ComparisonTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.0;
         let ours = rows.first().map(|row| row.ours.as_slice()).unwrap_or_default();
-        write!(f, "{:<32} {:>7}", "beside the kernel's own path", "kernel")?;
+        write!(f, "{:<32} {:>7}", "compared with the kernel's path", "kernel")?;
         ours.iter().try_for_each(|ours| write!(f, " {:>9} {:>8}", ours.driver, "ratio"))?;
         writeln!(f)?;
         for row in rows {
@@ -214,7 +215,7 @@ pub(crate) fn bytes(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::beside::{Beside, Figure, Ours};
+    use super::super::vs_kernel::{Comparison, Figure, Ours};
     use super::{Results, thousands};
 
     #[test]
@@ -240,9 +241,14 @@ mod tests {
     fn the_page_fits_a_terminal() {
         let figure = Figure { value: 12_345.6, cpu: 123.45 };
         let ours = ["af_xdp", "af_packet"].map(|driver| Ours { driver, figure, ratio: 129.67 });
-        let row =
-            Beside::of("read by a process, 64 B, k/s", "k/s", "forwarding, conntrack", figure, ours.into());
-        let results = Results { beside: vec![row], congestion: Some("cubic"), ..Results::default() };
+        let row = Comparison::of(
+            "read by a process, 64 B, k/s",
+            "k/s",
+            "forwarding, conntrack",
+            figure,
+            ours.into(),
+        );
+        let results = Results { vs_kernel: vec![row], congestion: Some("cubic"), ..Results::default() };
         let page = results.to_string();
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}");

@@ -15,12 +15,12 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The namespace goes with the thread, and the thread with this, or with the process.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct NetnsHost {
     tid: i32,
     jobs: mpsc::Sender<Job>,
 }
 
-impl Host {
+impl NetnsHost {
     /// A new one, with `lo` up and without IPv6's own traffic.
     pub(super) fn new() -> Result<Self, Failure> {
         let (jobs, work) = mpsc::channel::<Job>();

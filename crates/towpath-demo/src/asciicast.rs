@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// Pieces of output, each with its time. They are few and small: a screen has ten changes a second.
 #[derive(Debug)]
-pub(super) struct Cast {
+pub(super) struct Asciicast {
     width: u16,
     height: u16,
     begun: Instant,
@@ -17,7 +17,7 @@ pub(super) struct Cast {
     open: Vec<u8>,
 }
 
-impl Cast {
+impl Asciicast {
     pub(super) fn new(width: u16, height: u16) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self { width, height, begun: Instant::now(), wall, pieces: Vec::new(), open: Vec::new() }
@@ -50,7 +50,7 @@ impl Cast {
     }
 }
 
-impl Write for Cast {
+impl Write for Asciicast {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.open.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -68,11 +68,11 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::Cast;
+    use super::Asciicast;
 
     #[test]
     fn a_recording_is_a_header_and_pieces_in_their_order() {
-        let mut cast = Cast::new(80, 24);
+        let mut cast = Asciicast::new(80, 24);
         cast.write_all(b"\x1b[1;1Hone").unwrap();
         cast.cut_at(Duration::from_millis(250));
         cast.cut_at(Duration::from_millis(300));

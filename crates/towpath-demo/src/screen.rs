@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-use super::board::Board;
 use super::results::Results;
+use super::status::Status;
 use super::view::{Seen, View};
-use super::{Failure, Options, doing, still};
-use crate::command::say;
+use super::{Failure, Options, doing, svg};
+use crate::say;
 
 /// The terminal, and files that are open before the first scene: what cannot be written is known before anything is played.
 #[derive(Debug)]
@@ -29,23 +29,23 @@ impl Screen {
         Ok(Self { on_terminal, recording: open(&options.record)?, still: open(&options.still)? })
     }
 
-    /// A board for these scenes.
-    pub(super) fn board(&self, scenes: &[&'static str]) -> Board {
-        Board::new(scenes, !self.on_terminal)
+    /// A status for these scenes.
+    pub(super) fn status(&self, scenes: &[&'static str]) -> Status {
+        Status::new(scenes, !self.on_terminal)
     }
 
-    /// Shows `board` while `play` runs. What went wrong with showing it stands in the results, and costs nothing else.
+    /// Shows `status` while `play` runs. What went wrong with showing it stands in the results, and costs nothing else.
     pub(super) fn show(
         &self,
-        board: &Board,
+        status: &Status,
         play: impl FnOnce() -> Result<Results, Failure>,
     ) -> Result<Results, Failure> {
         let wanted = self.recording.is_some() || self.still.is_some();
-        let view = (self.on_terminal || wanted).then(|| View::start(board, self.on_terminal));
+        let view = (self.on_terminal || wanted).then(|| View::start(status, self.on_terminal));
         let mut played = play();
         if let Ok(results) = &mut played {
-            results.seconds = board.shown().begun.elapsed().as_secs_f64();
-            board.shown().ended = Some(results.ok);
+            results.seconds = status.shown().begun.elapsed().as_secs_f64();
+            status.shown().ended = Some(results.ok);
         }
         let Some(view) = view else { return played };
         // Where the rest is to be played elsewhere, the files are for that.
@@ -72,7 +72,7 @@ impl Screen {
             written.map_err(doing(path.display().to_string()))?;
         }
         if let Some((path, mut file)) = self.still.as_ref().map(|(path, file)| (path, file)) {
-            let written = io::Write::write_all(&mut file, still::svg(&seen.screen).as_bytes());
+            let written = io::Write::write_all(&mut file, svg::svg(&seen.screen).as_bytes());
             written.map_err(doing(path.display().to_string()))?;
         }
         Ok(())

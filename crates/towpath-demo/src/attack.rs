@@ -25,8 +25,8 @@ const ANSWERS: Duration = Duration::from_millis(40);
 const BURST: u32 = 64;
 const REST: Duration = Duration::from_millis(1);
 
-/// The flood ends before the first of its states does: those that came after it would be let in, too.
-pub(super) const LONGEST: Duration = Duration::from_secs(SYN_LIFETIME - 1);
+/// Upper bound of the SYN flood's duration: the flood ends before its first states expire.
+pub const FLOOD_MAX: Duration = Duration::from_secs(SYN_LIFETIME - 1);
 
 /// What attackers saw of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -62,10 +62,10 @@ impl Attack {
         Ok(())
     }
 
-    /// SYNs from addresses that are nobody's, for so long, or [`LONGEST`].
+    /// SYNs from addresses that are nobody's, for so long, or [`FLOOD_MAX`].
     pub(super) fn flood(&mut self, network: &Network, stop: &Stop, length: Duration) -> Result<(), Failure> {
         let stop = stop.clone();
-        let sent = network.outside.run(move || flood(&stop, length.min(LONGEST)));
+        let sent = network.outside.run(move || flood(&stop, length.min(FLOOD_MAX)));
         self.flood = sent.map_err(|error| Failure::Broken(format!("the SYN flood: {error}")))?;
         Ok(())
     }

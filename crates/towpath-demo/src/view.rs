@@ -1,4 +1,4 @@
-//! The live view: the board as a picture on a terminal, or into a recording, or both.
+//! The live view: the status as a picture on a terminal, or into a recording, or both.
 
 use std::cell::RefCell;
 use std::io::{self, IsTerminal, Stderr, Write};
@@ -19,9 +19,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
-use super::board::{Board, Shown, State};
-use super::cast::Cast;
+use super::asciicast::Asciicast;
 use super::results::thousands;
+use super::status::{Shown, State, Status};
 use super::{Failure, doing};
 
 /// Between two pictures.
@@ -41,7 +41,7 @@ pub(super) struct View {
 /// What is left of it.
 #[derive(Debug)]
 pub(super) struct Seen {
-    pub(super) cast: Cast,
+    pub(super) cast: Asciicast,
     /// The last picture.
     pub(super) screen: Buffer,
 }
@@ -49,7 +49,7 @@ pub(super) struct Seen {
 /// Where the picture goes.
 struct Paper {
     terminal: Option<Stderr>,
-    cast: Rc<RefCell<Cast>>,
+    cast: Rc<RefCell<Asciicast>>,
 }
 
 impl View {
@@ -60,37 +60,37 @@ impl View {
     }
 
     /// Begins to draw: on the terminal or not, always into the recording.
-    pub(super) fn start(board: &Board, on_terminal: bool) -> Self {
+    pub(super) fn start(status: &Status, on_terminal: bool) -> Self {
         let over = Arc::new(AtomicBool::new(false));
-        let (board, until) = (board.clone(), Arc::clone(&over));
-        let thread = thread::spawn(move || draw_until(&board, on_terminal, &until));
+        let (status, until) = (status.clone(), Arc::clone(&over));
+        let thread = thread::spawn(move || draw_until(&status, on_terminal, &until));
         Self { over, thread }
     }
 
     /// Draws once more, and gives the terminal back.
     pub(super) fn end(self) -> Result<Seen, Failure> {
-        // Relaxed: the board has a lock of its own.
+        // Relaxed: the status has a lock of its own.
         self.over.store(true, Ordering::Relaxed);
         let seen = self.thread.join().map_err(|_| Failure::Broken("the view panicked".into()))?;
         seen.map_err(doing("the view"))
     }
 }
 
-fn draw_until(board: &Board, on_terminal: bool, over: &AtomicBool) -> io::Result<Seen> {
+fn draw_until(status: &Status, on_terminal: bool, over: &AtomicBool) -> io::Result<Seen> {
     let (mut width, mut height) = SCREEN;
     if on_terminal {
         let size = terminal::size()?;
         (width, height) = (width.min(size.0), height.min(size.1));
     }
     // Shared with the backend, which keeps what it writes to to itself. One thread has both.
-    let cast = Rc::new(RefCell::new(Cast::new(width, height)));
+    let cast = Rc::new(RefCell::new(Asciicast::new(width, height)));
     let paper = Paper { terminal: on_terminal.then(io::stderr), cast: Rc::clone(&cast) };
     let viewport = Viewport::Fixed(Rect::new(0, 0, width, height));
     let mut terminal = Terminal::with_options(CrosstermBackend::new(paper), TerminalOptions { viewport })?;
     if on_terminal {
         execute!(io::stderr(), EnterAlternateScreen, cursor::Hide)?;
     }
-    let drawn = pictures(board, &mut terminal, &cast, over);
+    let drawn = pictures(status, &mut terminal, &cast, over);
     if on_terminal {
         // One that has gone away needs nothing back.
         let _ = execute!(io::stderr(), LeaveAlternateScreen, cursor::Show);
@@ -103,14 +103,14 @@ fn draw_until(board: &Board, on_terminal: bool, over: &AtomicBool) -> io::Result
 
 /// Draws until `over`, and once more.
 fn pictures(
-    board: &Board,
+    status: &Status,
     terminal: &mut Terminal<CrosstermBackend<Paper>>,
-    cast: &RefCell<Cast>,
+    cast: &RefCell<Asciicast>,
     over: &AtomicBool,
 ) -> io::Result<Buffer> {
     loop {
         let last = over.load(Ordering::Relaxed);
-        let shown = board.shown().clone();
+        let shown = status.shown().clone();
         let screen = terminal.draw(|frame| picture(frame, &shown))?.buffer.clone();
         cast.borrow_mut().cut();
         if last {
@@ -153,11 +153,13 @@ fn picture(frame: &mut Frame<'_>, shown: &Shown) {
     );
     let [curves, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(2)]).areas(bottom);
     curves_of(frame, shown, curves);
-    if shown.beside.is_empty() {
+    if shown.vs_kernel.is_empty() {
         frame.render_widget(news(shown), right);
     } else {
-        frame
-            .render_widget(Paragraph::new(beside(shown)).block(boxed("beside the kernel's own path")), right);
+        frame.render_widget(
+            Paragraph::new(vs_kernel(shown)).block(boxed("compared with the kernel's path")),
+            right,
+        );
     }
 }
 
@@ -201,14 +203,14 @@ fn map(shown: &Shown) -> Paragraph<'_> {
         ]),
         Line::from(vec![
             "      10.77.0.1    ".dark_gray(),
-            "                 and beside it the kernel's own path ".dark_gray(),
+            "                 and, for comparison, the kernel's path ".dark_gray(),
             "        10.77.0.2    workers ".dark_gray(),
             workers.magenta(),
         ]),
     ])
 }
 
-fn scene(scene: &super::board::Scene) -> Line<'_> {
+fn scene(scene: &super::status::Scene) -> Line<'_> {
     let sign = match scene.state {
         State::Waits => "  ".dark_gray(),
         State::Plays => "> ".yellow().bold(),
@@ -260,12 +262,12 @@ fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
     }
 }
 
-fn beside(shown: &Shown) -> Vec<Line<'_>> {
-    let ours = shown.beside.first().map(|row| row.ours.as_slice()).unwrap_or_default();
+fn vs_kernel(shown: &Shown) -> Vec<Line<'_>> {
+    let ours = shown.vs_kernel.first().map(|row| row.ours.as_slice()).unwrap_or_default();
     let mut head = format!("{:<29}{:>8}", "", "kernel");
     ours.iter().for_each(|ours| head += &format!(" {:>9}{:>9}", ours.driver, "ratio"));
     let mut lines = vec![Line::from(head.dark_gray())];
-    lines.extend(shown.beside.iter().map(|row| {
+    lines.extend(shown.vs_kernel.iter().map(|row| {
         let mut line = vec![Span::raw(format!("{:<29}{:>8.1}", row.name, row.kernel.value))];
         for ours in &row.ours {
             let better = (ours.ratio >= 1.0) != row.lower_is_better;

@@ -14,26 +14,26 @@ use serde_json::Value;
 use towpath_port::{Burst, Port, Received, Verdict, nfqueue};
 use towpath_ring::Worker;
 
-use super::host::Host;
+use super::netns_host::NetnsHost;
 use super::{Failure, Stop, doing};
-use crate::command::say;
+use crate::say;
 
 /// How long a part has to be ready.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Dropping it kills the process.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct Process {
     name: &'static str,
     child: Child,
     said: PathBuf,
     answered: PathBuf,
 }
 
-impl Part {
+impl Process {
     /// Starts `towpath` with these words in `host`. What it says goes to files in `directory`, which is also where it runs.
     pub(super) fn start(
-        host: &Host,
+        host: &NetnsHost,
         directory: &Path,
         name: &'static str,
         words: &[&str],
@@ -136,7 +136,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for Process {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.child.kill();
@@ -167,7 +167,7 @@ fn this_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(doing("this program"))
 }
 
-/// The other side of [`Part::start`]: becomes `towpath WORDS`, and is killed when the demo ends.
+/// The other side of [`Process::start`]: becomes `towpath WORDS`, and is killed when the demo ends.
 pub(crate) fn exec(words: &[String]) -> io::Error {
     match set_parent_process_death_signal(Some(Signal::KILL)) {
         Ok(()) => match std::env::current_exe() {

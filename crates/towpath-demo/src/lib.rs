@@ -11,26 +11,28 @@
 //! processes, started as a user would start it. Namespaces and processes end with this process, however it ends; its files
 //! lie in one temporary directory, which another process removes then (`files.rs`).
 
-mod alone;
+mod asciicast;
 mod attack;
-mod beside;
-mod board;
-mod cast;
+mod cli;
+mod clients;
 mod director;
 mod file;
 mod files;
-mod host;
 mod inspect;
 mod messages;
+mod netns_host;
 mod network;
-mod part;
-mod people;
+mod process;
 mod results;
 mod screen;
-mod still;
+mod status;
+mod svg;
+mod unprivileged;
 mod view;
+mod vs_kernel;
 
-use std::io;
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,24 +42,29 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use thiserror::Error;
 
-pub(crate) use files::sweep;
-pub(crate) use part::{exec, queue, worker};
+pub use self::attack::FLOOD_MAX;
+pub use self::cli::{Args, Outcome, Part};
+pub use self::network::{REPORTED_RULES, RULES, configuration};
+use self::results::Results;
+use self::screen::Screen;
 
-use crate::command::say;
-use results::Results;
-use screen::Screen;
+/// Writes a line to standard error. A closed standard error is not an error of the demo.
+fn say(line: impl Display) {
+    // One write per line: other processes may write to the same terminal.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
 
-/// Plays it, or where namespaces cannot be had what can be shown without; what came of it.
+/// Plays all scenes, or without network namespaces the scenes that need none.
 ///
-/// Call it while the process has one thread: it may become root in a user namespace of its own.
-pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
+/// Must be called while the process has one thread: it may enter a user namespace and become root there.
+fn play(options: &Options) -> Result<Results, Failure> {
     let screen = Screen::open(options)?;
     match director::play(options, &screen) {
         Err(Failure::Missing(what)) => {
             say(format_args!(
                 "towpath demo: {what}. What needs no privilege follows: a capture, the mux, a file"
             ));
-            alone::play(options, &screen, &what)
+            unprivileged::play(options, &screen, &what)
         }
         played => played,
     }
@@ -65,7 +72,7 @@ pub(crate) fn play(options: &Options) -> Result<Results, Failure> {
 
 /// What the demo is asked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+struct Options {
     /// How long it takes, about.
     pub(crate) length: Duration,
     /// What the engine has its interfaces by; what does best here without it.
@@ -80,7 +87,7 @@ pub(crate) struct Options {
 
 /// How the engine gets at its interfaces: a driver of `towpath run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Driver {
+pub enum Driver {
     /// Packet sockets: everywhere
     AfPacket,
     /// XDP sockets: shorter waits; as root only

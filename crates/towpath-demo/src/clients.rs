@@ -1,4 +1,4 @@
-//! People at work, from the beginning to the end: requests over connections that stay, and questions in datagrams.
+//! Clients at work, from the beginning to the end: requests over connections that stay, and questions in datagrams.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -27,7 +27,7 @@ const TIMES: u32 = 20;
 
 /// Threads that work until they are told to go home.
 #[derive(Debug)]
-pub(super) struct People {
+pub(super) struct Clients {
     over: Arc<AtomicBool>,
     /// Relaxed throughout: each is a count by itself, and exact when the threads have been joined.
     tally: Arc<Tally>,
@@ -62,7 +62,7 @@ pub(crate) struct Work {
     pub(crate) trouble: Option<String>,
 }
 
-impl People {
+impl Clients {
     /// Starts the servers and the people.
     pub(super) fn start(network: &Network) -> Result<Self, Failure> {
         network.inside.run(serve)?;
@@ -101,7 +101,7 @@ impl People {
     }
 }
 
-impl Drop for People {
+impl Drop for Clients {
     fn drop(&mut self) {
         self.over.store(true, Relaxed);
     }

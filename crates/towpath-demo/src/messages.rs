@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::board::Board;
 use super::network::{Ends, MESSAGES};
-use super::part::{Part, command, ctl};
+use super::process::{Process, command, ctl};
 use super::results::thousands;
+use super::status::Status;
 use super::{Failure, Stop, doing};
 
 /// Connections, and messages that each has on its way at a time: more than the workers can do at once, so that they always
@@ -51,7 +51,12 @@ pub(crate) struct Service {
 }
 
 /// Has people ask for so long, kills a worker in the middle of it, and ends the service.
-pub(super) fn ask(ends: Ends<'_>, stop: &Stop, board: &Board, length: Duration) -> Result<Service, Failure> {
+pub(super) fn ask(
+    ends: Ends<'_>,
+    stop: &Stop,
+    status: &Status,
+    length: Duration,
+) -> Result<Service, Failure> {
     let socket = ends.files.join("mux.sock");
     let address = ends.address(MESSAGES);
     let worker = command(&["demo-part", "worker"])?;
@@ -67,10 +72,10 @@ pub(super) fn ask(ends: Ends<'_>, stop: &Stop, board: &Board, length: Duration) 
         "--control",
         "mux.sock",
     ];
-    let mut front = Part::start(ends.inside, ends.files, "mux", &words)?;
+    let mut front = Process::start(ends.inside, ends.files, "mux", &words)?;
     front.wait_until(stop, |front| front.said().contains("workers attached"))?;
     let address = front.listening()?;
-    board.mux(Some(&socket));
+    status.mux(Some(&socket));
     let over = Arc::new(AtomicBool::new(false));
     let asked = Arc::new(AtomicU64::new(0));
     let clients: Vec<_> = (0..CONNECTIONS)
@@ -79,7 +84,7 @@ pub(super) fn ask(ends: Ends<'_>, stop: &Stop, board: &Board, length: Duration) 
             ends.outside.start(move || client(address, &over, &asked))
         })
         .collect();
-    let killed = kill(stop, board, &socket, length);
+    let killed = kill(stop, status, &socket, length);
     over.store(true, Relaxed);
     let mut service = Service { killed: killed?, asked: 0, ..Service::default() };
     let mut by_worker = HashMap::new();
@@ -97,7 +102,7 @@ pub(super) fn ask(ends: Ends<'_>, stop: &Stop, board: &Board, length: Duration) 
         }
         Ok(service.restarted >= service.killed)
     })?;
-    board.mux(None);
+    status.mux(None);
     service.drained = front.stop()?.success();
     Ok(service)
 }
@@ -141,7 +146,7 @@ fn redelivered(shown: &Value) -> u64 {
 }
 
 /// Lets the workers work for a while, kills one that has a message, and lets them work on; how many were killed.
-fn kill(stop: &Stop, board: &Board, socket: &Path, length: Duration) -> Result<u64, Failure> {
+fn kill(stop: &Stop, status: &Status, socket: &Path, length: Duration) -> Result<u64, Failure> {
     stop.pause(length / 2)?;
     let mut killed = Vec::new();
     while killed.len() < KILLS {
@@ -159,12 +164,12 @@ fn kill(stop: &Stop, board: &Board, socket: &Path, length: Duration) -> Result<u
         let Some(pid) = found else { break };
         kill_process(pid, Signal::KILL).map_err(|error| doing("killing a worker")(error.into()))?;
         killed.push(pid);
-        board.say(format!("worker {} is killed (SIGKILL) while it has a message", pid.as_raw_nonzero()));
+        status.say(format!("worker {} is killed (SIGKILL) while it has a message", pid.as_raw_nonzero()));
         let given = stop.until(Duration::from_millis(500), || {
             Ok(ctl(socket, "show mux").is_some_and(|shown| redelivered(&shown) > 0))
         })?;
         if given {
-            board.say("its message is with the other worker; another process takes its place".into());
+            status.say("its message is with the other worker; another process takes its place".into());
             break;
         }
     }

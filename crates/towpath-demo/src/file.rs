@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::network::{Ends, FILES};
-use super::part::Part;
+use super::process::Process;
 use super::results::bytes;
 use super::{Failure, Stop, doing};
 
@@ -72,7 +72,7 @@ pub(super) fn send(ends: Ends<'_>, stop: &Stop, megabytes: u64) -> Result<Transf
     let (original, copy) = (directory.join("file.bin"), directory.join("copy.bin"));
     write(&original, megabytes).map_err(doing("the file to send"))?;
     let address = ends.address(FILES);
-    let mut receiver = Part::start(
+    let mut receiver = Process::start(
         ends.inside,
         directory,
         "recv",
@@ -81,7 +81,7 @@ pub(super) fn send(ends: Ends<'_>, stop: &Stop, megabytes: u64) -> Result<Transf
     receiver.wait_until(stop, |receiver| receiver.said().contains("listening on"))?;
     let address = receiver.listening()?.to_string();
     let sender =
-        Part::start(ends.outside, directory, "send", &["send", "file.bin", "--to", &address, "--json"])?;
+        Process::start(ends.outside, directory, "send", &["send", "file.bin", "--to", &address, "--json"])?;
     let said = sender.answer(stop, PATIENCE)?;
     receiver.answer(stop, PATIENCE)?;
     let said: Value =

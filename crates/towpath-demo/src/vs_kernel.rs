@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket, socke
 use serde::Serialize;
 
 use super::network::{DATAGRAMS, ECHO, INSPECTED, KERNEL_SERVER, Network, QUEUE, SERVER, STREAM, Way};
-use super::part::Part;
+use super::process::Process;
 use super::{Failure, Stop, doing};
 
 /// A frame of 64 bytes: what Ethernet, IPv4 and UDP leave of it.
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One kind of traffic, by the kernel's way and by ours.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Beside {
+pub(crate) struct Comparison {
     /// What is measured, with its unit.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
@@ -106,8 +106,8 @@ pub(super) fn measure(
     stop: &Stop,
     sinks: &Arc<Sinks>,
     turns: Turns,
-    rows: &mut Vec<Beside>,
-    mut progress: impl FnMut(&[Beside]),
+    rows: &mut Vec<Comparison>,
+    mut progress: impl FnMut(&[Comparison]),
 ) -> Result<(), Failure> {
     for traffic in
         [Traffic::Stream, Traffic::CutStream, Traffic::Datagrams, Traffic::Inspected, Traffic::RoundTrips]
@@ -141,7 +141,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-impl Beside {
+impl Comparison {
     /// A row that has been measured.
     #[cfg(test)]
     pub(super) fn of(
@@ -167,10 +167,10 @@ impl Beside {
 }
 
 /// Whoever has the kernel's queue.
-fn consumer(network: &Network, stop: &Stop) -> Result<Part, Failure> {
+fn consumer(network: &Network, stop: &Stop) -> Result<Process, Failure> {
     let number = QUEUE.to_string();
     let words = ["demo-part", "queue", &number];
-    let mut part = Part::start(&network.kernel, network.files.path(), "demo-part queue", &words)?;
+    let mut part = Process::start(&network.kernel, network.files.path(), "demo-part queue", &words)?;
     part.wait_until(stop, |part| part.said().contains("ready"))?;
     Ok(part)
 }
@@ -182,7 +182,7 @@ fn mean(figures: &[Figure]) -> Figure {
 }
 
 impl Traffic {
-    fn row(self, way: Way) -> Beside {
+    fn row(self, way: Way) -> Comparison {
         let forwarding = if way.conntrack { "forwarding, conntrack" } else { "forwarding" };
         let (name, kernel_is, unit, cpu_unit) = match self {
             Self::Stream => ("TCP, one stream, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
@@ -193,7 +193,7 @@ impl Traffic {
         };
         let lower_is_better = self == Self::RoundTrips;
         let (kernel, ours) = (Figure::default(), Vec::new());
-        Beside { name, unit, lower_is_better, kernel_is, kernel, ours, cpu_unit, turns: 0 }
+        Comparison { name, unit, lower_is_better, kernel_is, kernel, ours, cpu_unit, turns: 0 }
     }
 }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::beside::Beside;
-use super::part::ctl;
-use crate::command::say;
+use super::process::ctl;
+use super::vs_kernel::Comparison;
+use crate::say;
 
 /// How often the engine is asked.
 const LOOK: Duration = Duration::from_millis(400);
@@ -20,9 +20,9 @@ const NEWS: usize = 8;
 /// Points of the curves.
 pub(super) const POINTS: usize = 64;
 
-/// Shared; copies are the same board.
+/// Shared; copies are the same status.
 #[derive(Clone, Debug)]
-pub(super) struct Board(Arc<Mutex<Shown>>);
+pub(super) struct Status(Arc<Mutex<Shown>>);
 
 /// What is on it.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub(super) struct Shown {
     /// Workers of the mux: process, messages, status.
     pub(super) workers: Vec<(u64, u64, String)>,
     pub(super) news: VecDeque<String>,
-    pub(super) beside: Vec<Beside>,
+    pub(super) vs_kernel: Vec<Comparison>,
     /// It has ended; whether everything happened that should have.
     pub(super) ended: Option<bool>,
     /// Standard error has lines, as there is no picture.
@@ -72,7 +72,7 @@ pub(super) enum State {
     Over(bool),
 }
 
-impl Board {
+impl Status {
     pub(super) fn new(scenes: &[&'static str], plain: bool) -> Self {
         let scene = |name: &&'static str| Scene { name, state: State::Waits, line: String::new() };
         Self(Arc::new(Mutex::new(Shown {
@@ -85,7 +85,7 @@ impl Board {
             dropped: VecDeque::new(),
             workers: Vec::new(),
             news: VecDeque::new(),
-            beside: Vec::new(),
+            vs_kernel: Vec::new(),
             ended: None,
             plain,
             engine: None,
@@ -96,7 +96,7 @@ impl Board {
     }
 
     pub(super) fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.0.lock().expect("nobody panics with the board")
+        self.0.lock().expect("nobody panics with the status")
     }
 
     /// A scene begins.
@@ -152,11 +152,11 @@ impl Board {
 
     /// Looks at what runs until `over`, on a thread of its own.
     pub(super) fn watch(&self, over: Arc<AtomicBool>) -> JoinHandle<()> {
-        let board = self.clone();
+        let status = self.clone();
         thread::spawn(move || {
             // Relaxed: the flag is all there is to know.
             while !over.load(Ordering::Relaxed) {
-                board.look();
+                status.look();
                 thread::sleep(LOOK);
             }
         })
