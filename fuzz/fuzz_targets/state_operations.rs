@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use towpath_gate::state::ops::{OP_BYTES, Op, World};
+use towpath_gate::state::testing::ops::{OP_BYTES, Op, World};
 
 fuzz_target!(|input: &[u8]| {
     let (ops, _) = input.as_chunks::<OP_BYTES>();

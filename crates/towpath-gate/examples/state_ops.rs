@@ -1,6 +1,6 @@
 //! Random operations against the table of states and its model: `state_ops [OPERATIONS [SEED]]`.
 
-use towpath_gate::state::ops::{OP_BYTES, Op, World};
+use towpath_gate::state::testing::ops::{OP_BYTES, Op, World};
 
 /// Everything is compared after so many operations; what each of them answers, always.
 const COMPARE: u64 = 256;

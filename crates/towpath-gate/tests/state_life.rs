@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use towpath_gate::state::{
-    Ends, Flow, Happened, Install, Keepalive, Lookup, Name, Refused, RuleId, Segment, Settings, States, Top,
+    Ends, EventKind, Flow, Install, Keepalive, Lookup, Name, Refused, RuleId, Segment, Settings, States, Top,
 };
 use towpath_wire::{self as wire, Link, Time};
 
@@ -150,11 +150,11 @@ fn who_watches_is_told_and_told_what_was_lost() {
     let what: Vec<_> =
         told.iter().map(|event| (event.what, event.state.as_ref().map(|state| state.flow))).collect();
     let rows = [
-        (Happened::Created, Some(flow(1, UDP))),
-        (Happened::Created, Some(flow(2, UDP))),
-        (Happened::Expired, Some(flow(100, UDP))),
-        (Happened::Expired, Some(flow(1, UDP))),
-        (Happened::Removed, Some(flow(2, UDP))),
+        (EventKind::Created, Some(flow(1, UDP))),
+        (EventKind::Created, Some(flow(2, UDP))),
+        (EventKind::Expired, Some(flow(100, UDP))),
+        (EventKind::Expired, Some(flow(1, UDP))),
+        (EventKind::Removed, Some(flow(2, UDP))),
     ];
     assert_eq!(what, rows);
     assert_eq!(told[0].state.as_ref().map(|state| state.bytes), Some([100, 0]));
@@ -168,10 +168,10 @@ fn who_watches_is_told_and_told_what_was_lost() {
                 .take_events()
                 .into_iter()
                 .map(|event| event.what)
-                .filter(|what| *what != Happened::Created),
+                .filter(|what| *what != EventKind::Created),
         );
     }
-    assert_eq!(what, [Happened::NearlyFull, Happened::Evicted]);
+    assert_eq!(what, [EventKind::NearlyFull, EventKind::Evicted]);
     assert_eq!(states.events_lost(), 0);
     states.remove_where(|_| true);
     states.expire_all(after(20));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use towpath_gate::state::ops::{OP_BYTES, Op, Seen, World};
+use towpath_gate::state::testing::ops::{OP_BYTES, Op, World, WorldCounts};
 use towpath_gate::state::{Counters, Ends, Flow, Install, Limit, LimitMask, Lookup, Name, RuleId, Segment};
 
 proptest! {
@@ -36,7 +36,7 @@ fn everything_happens() {
         world.step(&Op::new(&bytes));
     }
     world.counters().for_each(|counters| add(&mut happened, &counters));
-    let Seen { fragments, restored, left } = world.seen();
+    let WorldCounts { fragments, restored, left } = world.seen();
     happened.extend([("fragments", fragments), ("restored", restored), ("not restored", left)]);
     assert!(happened.values().all(|times| *times >= 5), "{happened:?}");
 }

@@ -36,55 +36,33 @@
 //! assert!(states.lookup(&reply, Lookup::Any, &packet, Time::from_secs(19)).is_none());
 //! ```
 
-mod cell;
-mod chain;
-mod epoch;
-mod family;
-mod first_syn;
-mod fragments;
-mod hash;
-mod index;
-#[cfg(all(test, loom))]
-mod interleavings;
-mod key;
-mod limbo;
-mod list;
-mod memory;
-#[doc(hidden)]
-pub mod model;
-mod near;
-#[doc(hidden)]
-pub mod ops;
-mod parents;
+mod concurrent;
+mod events;
+mod fragment_table;
+mod limits;
+mod listing;
 mod related;
-mod rules;
 mod sctp;
 mod settings;
-mod slab;
-mod sources;
 mod states;
-mod sync;
 mod table;
-mod tally;
 mod tcp;
-mod watch;
-mod wheel;
-mod window;
-mod windows;
+#[doc(hidden)]
+pub mod testing;
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::ops::BitOr;
 
-pub use list::{Cursor, Kind, Line, Listed};
-pub use memory::Pages;
+pub use events::{EventKind, StateEvent};
+pub use listing::{Cursor, Kind, Line, Listed};
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, LIFETIME_MAX, SYN_NEARLY_FULL, SettingError, Settings};
 pub(crate) use states::Saved;
 pub use states::{BURST, Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
+pub use table::memory::Pages;
 pub use towpath_wire::{Ends, Flow, Segment};
-pub use watch::{Happened, StateEvent};
 
 /// A flow name (`keep-state :web`), interned by the rules; `Name::DEFAULT` is `:default`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

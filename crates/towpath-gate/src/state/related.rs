@@ -4,7 +4,7 @@
 //! section 2.4 (c)). The quote has the flow, in the direction that the packet went. An error neither refreshes a state
 //! nor counts in it: anybody on the way could send it.
 
-use super::Flow;
+use crate::state::Flow;
 use towpath_wire::{self as wire, Addresses, Fragment, Link, Packet, proto};
 
 /// What an ICMP error says about the packet that it quotes.

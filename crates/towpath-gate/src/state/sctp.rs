@@ -4,7 +4,7 @@
 //! (RFC 9260, 5.1 and 6.10). Neither verification tags nor checksums are looked at: as with a TCP reset in ipfw's way,
 //! whoever can forge the addresses and ports can end the state, not the association.
 
-use super::Direction;
+use crate::state::Direction;
 
 /// Chunk types, RFC 9260 section 3.2.
 const INIT: u8 = 1;
@@ -17,7 +17,7 @@ const SHUTDOWN_COMPLETE: u8 = 14;
 
 /// How far the association has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// Its beginning was not seen.
     #[default]
     Unknown,
@@ -37,7 +37,7 @@ pub(super) enum Phase {
 
 /// The lifetime that a packet gives, by the names that ipfw has for TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(crate) enum Life {
     Short,
     Syn,
     Ack,
@@ -61,17 +61,17 @@ impl Phase {
     ];
 
     /// The phase as a number below 16.
-    pub(super) fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> u64 {
         Self::ALL.iter().position(|&phase| phase == self).unwrap_or(0) as u64
     }
 
     /// The phase with this number.
-    pub(super) fn from_bits(bits: u64) -> Self {
+    pub(crate) fn from_bits(bits: u64) -> Self {
         Self::ALL.get(bits as usize).copied().unwrap_or_default()
     }
 
     /// Takes a packet in. The lifetime to refresh with, or `None` when the state keeps the expiry that it has.
-    pub(super) fn packet(&mut self, direction: Direction, chunk: Option<u8>) -> Option<Life> {
+    pub(crate) fn packet(&mut self, direction: Direction, chunk: Option<u8>) -> Option<Life> {
         let before = *self;
         *self = match (before, chunk) {
             // Whatever came before; the ports of the next association are often the same.
@@ -102,8 +102,8 @@ impl Phase {
 
 #[cfg(test)]
 mod tests {
-    use super::Direction::{Forward, Reverse};
     use super::*;
+    use crate::state::Direction::{Forward, Reverse};
 
     const DATA: u8 = 0;
     const INIT_ACK: u8 = 2;

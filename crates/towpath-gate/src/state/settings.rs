@@ -10,7 +10,7 @@ pub const LIFETIME_MAX: u32 = 9_000_000;
 
 /// Settings of the dynamic states. Lifetimes are in seconds.
 ///
-/// They may change while running ([`States::set_settings`](super::States::set_settings)); a lifetime that changes
+/// They may change while running ([`States::set_settings`](crate::state::States::set_settings)); a lifetime that changes
 /// applies from each state's next packet. One over [`LIFETIME_MAX`] is cut to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -123,7 +123,7 @@ impl fmt::Display for SettingError {
 
 impl std::error::Error for SettingError {}
 
-/// The read-only names, which [`States`](super::States) answers.
+/// The read-only names, which [`States`](crate::state::States) answers.
 const READ_ONLY: [&str; 3] = ["dyn_count", "dyn_parent_count", "curr_max_length"];
 
 /// A setting and where it is kept.
@@ -209,12 +209,12 @@ impl Settings {
     }
 
     /// What a connection goes by that begins while the table is nearly full.
-    pub(super) fn of_nearly_full(&self) -> Self {
+    pub(crate) fn of_nearly_full(&self) -> Self {
         Self { dyn_syn_lifetime: self.dyn_syn_lifetime.min(SYN_NEARLY_FULL), ..self.clone() }
     }
 
     /// As ipfw keeps them: a closed connection must be gone before a keepalive could prolong it.
-    pub(super) fn clamped(mut self) -> Self {
+    pub(crate) fn clamped(mut self) -> Self {
         self.dyn_fin_lifetime = self.dyn_fin_lifetime.min(KEEPALIVE_PERIOD - 1);
         if self.dyn_keepalive {
             self.dyn_rst_lifetime = self.dyn_rst_lifetime.min(KEEPALIVE_PERIOD - 1);

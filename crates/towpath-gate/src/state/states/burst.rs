@@ -1,4 +1,4 @@
-//! Bursts: lookups whose cache misses overlap.
+//! BurstBuffers: lookups whose cache misses overlap.
 //!
 //! What: three stages. The flows' lines of the index are asked for; then, from their tags alone, the states; then each
 //! packet is looked up, in the packets' order. What the tags told is a guess that the key confirms. While packets are in
@@ -11,11 +11,11 @@
 //! Invariant: a guess is good as long as the worker has not said since that it knows no slots, and has itself taken no
 //! state away and put none before another of its flow: [`States::pass`] asks.
 
-use super::{Own, States, TELL};
-use crate::state::cell::{Cell, Moment, STRICT, Seen};
-use crate::state::family::Family;
-use crate::state::index::{Index, Probe};
-use crate::state::key::{Key, Key4, Key6, Side, Unpack};
+use super::{AddressFamily, States, TELL};
+use crate::state::table::entry::{BurstTime, Entry, PacketInfo, STRICT};
+use crate::state::table::family::Family;
+use crate::state::table::index::{Index, Probe};
+use crate::state::table::key::{FlowKey, Key, Key4, Key6, Side};
 use crate::state::{Ends, Flow, Hit, Lookup, RuleId, Segment};
 use towpath_wire::Time;
 
@@ -28,7 +28,7 @@ const UDP: u8 = 17;
 const NONE: u32 = u32::MAX;
 
 /// The states that packets of a burst are in, as far as that was guessed.
-type Cells<'s, const N: usize> = [Option<Cell<'s, N>>; BURST];
+type Entries<'s, const N: usize> = [Option<Entry<'s, N>>; BURST];
 
 impl States {
     /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
@@ -70,10 +70,10 @@ impl States {
         now: Time,
         hits: &mut [Option<Hit>],
     ) -> usize {
-        let at = Moment::new(now, &self.settings);
+        let at = BurstTime::new(now, &self.settings);
         let mut bursts = self.bursts.take().unwrap_or_default();
         let [mut first, mut behind] = [&mut bursts.0, &mut bursts.1];
-        let (mut v4, mut v6): (Cells<'_, 2>, Cells<'_, 6>) = ([None; BURST], [None; BURST]);
+        let (mut v4, mut v6): (Entries<'_, 2>, Entries<'_, 6>) = ([None; BURST], [None; BURST]);
         first.clear();
         let mut count = 0;
         loop {
@@ -146,13 +146,13 @@ impl States {
 }
 
 /// Packets on their way, and those behind them: a worker's own, which it keeps, for it is too much to make each time.
-pub(super) type Bursts = (Burst, Burst);
+pub(super) type BurstBuffers = (BurstBuffer, BurstBuffer);
 
 /// Packets of both families on their way.
 #[derive(Debug, Default)]
-pub(super) struct Burst {
-    v4: Half<2>,
-    v6: Half<6>,
+pub(super) struct BurstBuffer {
+    v4: FamilyBurst<2>,
+    v6: FamilyBurst<6>,
     count: usize,
     /// The worker's stamp, and the news and turns that it had, when the guesses were made.
     seen: u64,
@@ -160,7 +160,7 @@ pub(super) struct Burst {
     turns: u64,
 }
 
-impl Burst {
+impl BurstBuffer {
     fn clear(&mut self) {
         (self.count, self.v4.here, self.v6.here) = (0, 0, 0);
     }
@@ -207,14 +207,14 @@ impl Burst {
 
 /// Packets of one family on their way, each in its place in the burst.
 #[derive(Debug)]
-struct Half<const N: usize> {
-    packets: [Fetched<N>; BURST],
+struct FamilyBurst<const N: usize> {
+    packets: [PendingPacket<N>; BURST],
     /// In which places there is one.
     here: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Fetched<const N: usize> {
+struct PendingPacket<const N: usize> {
     key: Key<N>,
     probe: Probe,
     /// A slot that the index has for the tag, nearly always the flow's; or [`NONE`].
@@ -225,9 +225,9 @@ struct Fetched<const N: usize> {
     segment: Segment,
 }
 
-impl<const N: usize> Default for Half<N> {
+impl<const N: usize> Default for FamilyBurst<N> {
     fn default() -> Self {
-        let none = Fetched {
+        let none = PendingPacket {
             key: Key([0; N]),
             probe: Probe::default(),
             guess: NONE,
@@ -239,25 +239,25 @@ impl<const N: usize> Default for Half<N> {
     }
 }
 
-impl<const N: usize> Half<N>
+impl<const N: usize> FamilyBurst<N>
 where
-    Key<N>: Own<N>,
+    Key<N>: AddressFamily<N>,
 {
     /// Has the states on their way, as far as the index tells by tags alone: all of them, or what a look takes.
     ///
     /// A stage stands by itself, so that what it uses is in registers.
     #[inline(never)]
-    fn fetch<'s, const COUNTS: bool>(&mut self, states: &'s States, cells: &mut Cells<'s, N>) {
+    fn fetch<'s, const COUNTS: bool>(&mut self, states: &'s States, entries: &mut Entries<'s, N>) {
         let family = Key::<N>::family(&states.shared);
         let index = &*Key::<N>::local(states).index;
         let mut elsewhere = 0_u32;
         for at in bits(self.here) {
             let packet = &mut self.packets[at];
             if let Some(slot) = index.guess(packet.probe) {
-                cells[at] = packet.expect::<COUNTS>(family, slot);
+                entries[at] = packet.expect::<COUNTS>(family, slot);
             } else {
                 index.prefetch_second(packet.probe);
-                (packet.guess, cells[at]) = (NONE, None);
+                (packet.guess, entries[at]) = (NONE, None);
                 elsewhere |= 1 << at;
             }
         }
@@ -265,14 +265,14 @@ where
         for at in bits(elsewhere) {
             let packet = &mut self.packets[at];
             match index.guess_second(packet.probe) {
-                Some(slot) => cells[at] = packet.expect::<COUNTS>(family, slot),
+                Some(slot) => entries[at] = packet.expect::<COUNTS>(family, slot),
                 None => moved |= 1 << at,
             }
         }
         if moved != 0
             && let Some(next) = index.next()
         {
-            self.fetch_moved::<COUNTS>(family, next, moved, cells);
+            self.fetch_moved::<COUNTS>(family, next, moved, entries);
         }
     }
 
@@ -284,7 +284,7 @@ where
         family: &'s Family<N>,
         next: &Index,
         moved: u32,
-        cells: &mut Cells<'s, N>,
+        entries: &mut Entries<'s, N>,
     ) {
         let mut probes = [Probe::default(); BURST];
         for at in bits(moved) {
@@ -294,7 +294,7 @@ where
         let mut elsewhere = 0_u32;
         for at in bits(moved) {
             match next.guess(probes[at]) {
-                Some(slot) => cells[at] = self.packets[at].expect::<COUNTS>(family, slot),
+                Some(slot) => entries[at] = self.packets[at].expect::<COUNTS>(family, slot),
                 None => {
                     next.prefetch_second(probes[at]);
                     elsewhere |= 1 << at;
@@ -303,7 +303,7 @@ where
         }
         for at in bits(elsewhere) {
             let slot = next.guess_second(probes[at]);
-            cells[at] = slot.and_then(|slot| self.packets[at].expect::<COUNTS>(family, slot));
+            entries[at] = slot.and_then(|slot| self.packets[at].expect::<COUNTS>(family, slot));
         }
     }
 
@@ -312,30 +312,30 @@ where
     fn find<const COUNTS: bool>(
         &self,
         states: &States,
-        cells: &Cells<'_, N>,
+        entries: &Entries<'_, N>,
         lookup: Lookup,
-        moment: Moment,
+        moment: BurstTime,
         hits: &mut [Option<Hit>],
     ) {
         let living = states.living(moment.now);
         for at in bits(self.here) {
             let packet = &self.packets[at];
             // The guess was made in this call, so that a state of the flow in it is what a lookup would have found then.
-            let Some(cell) = cells[at].filter(|&cell| Family::is_it(cell, &packet.key, lookup, living))
+            let Some(entry) = entries[at].filter(|&entry| Family::is_it(entry, &packet.key, lookup, living))
             else {
                 hits[at] = packet.search::<COUNTS>(states, lookup, moment);
                 continue;
             };
-            let maker = cell.maker();
+            let header = entry.header();
             let direction = if !COUNTS {
-                packet.side.direction(maker.forward())
-            } else if maker.has(STRICT) {
-                hits[at] = packet.hit(states, packet.guess, cell, moment);
+                packet.side.direction(header.forward())
+            } else if header.has(STRICT) {
+                hits[at] = packet.hit(states, packet.guess, entry, moment);
                 continue;
             } else {
-                states.hit_loosely(cell, maker, packet.guess, packet.side, packet.seen(moment))
+                states.hit_loosely(entry, header, packet.guess, packet.side, packet.seen(moment))
             };
-            hits[at] = Some(Hit { rule: maker.rule(), direction });
+            hits[at] = Some(Hit { rule: header.rule(), direction });
         }
     }
 
@@ -348,9 +348,9 @@ where
     }
 }
 
-impl<const N: usize> Fetched<N>
+impl<const N: usize> PendingPacket<N>
 where
-    Key<N>: Own<N>,
+    Key<N>: AddressFamily<N>,
 {
     /// A packet at the first stage: its line of the index is on its way.
     #[inline(always)]
@@ -367,15 +367,15 @@ where
 
     /// The second stage: the packet's state may be in this slot, and is on its way.
     #[inline(always)]
-    fn expect<'s, const COUNTS: bool>(&mut self, family: &'s Family<N>, slot: u32) -> Option<Cell<'s, N>> {
+    fn expect<'s, const COUNTS: bool>(&mut self, family: &'s Family<N>, slot: u32) -> Option<Entry<'s, N>> {
         self.guess = slot;
-        let cell = family.cell_at(slot)?;
+        let entry = family.try_entry(slot)?;
         if COUNTS {
-            cell.prefetch()
+            entry.prefetch()
         } else {
-            cell.prefetch_key()
+            entry.prefetch_key()
         }
-        Some(cell)
+        Some(entry)
     }
 
     #[inline(always)]
@@ -389,41 +389,41 @@ where
         if self.guess == NONE {
             return None;
         }
-        let cell = Key::<N>::family(&states.shared).cell(self.guess);
-        let maker = cell.maker();
-        if !Family::is_it(cell, &self.key, lookup, states.living(now)) || maker.has(STRICT) {
+        let entry = Key::<N>::family(&states.shared).entry(self.guess);
+        let header = entry.header();
+        if !Family::is_it(entry, &self.key, lookup, states.living(now)) || header.has(STRICT) {
             return None;
         }
-        let passed = passes(maker.rule())?;
-        let moment = Moment::new(now, &states.settings);
-        states.hit_loosely(cell, maker, self.guess, self.side, self.seen(moment));
+        let passed = passes(header.rule())?;
+        let moment = BurstTime::new(now, &states.settings);
+        states.hit_loosely(entry, header, self.guess, self.side, self.seen(moment));
         Some((passed, self.bytes))
     }
 
     /// The last stage, whatever the guess was.
     #[cold]
     #[inline(never)]
-    fn search<const COUNTS: bool>(&self, states: &States, lookup: Lookup, moment: Moment) -> Option<Hit> {
+    fn search<const COUNTS: bool>(&self, states: &States, lookup: Lookup, moment: BurstTime) -> Option<Hit> {
         let family = Key::<N>::family(&states.shared);
         let index = &Key::<N>::local(states).index;
         let slot = family.find(index, self.probe, &self.key, lookup, states.living(moment.now))?;
-        let cell = family.cell(slot);
+        let entry = family.entry(slot);
         if COUNTS {
-            return self.hit(states, slot, cell, moment);
+            return self.hit(states, slot, entry, moment);
         }
-        let maker = cell.maker();
-        Some(Hit { rule: maker.rule(), direction: self.side.direction(maker.forward()) })
+        let header = entry.header();
+        Some(Hit { rule: header.rule(), direction: self.side.direction(header.forward()) })
     }
 
     #[cold]
     #[inline(never)]
-    fn hit(&self, states: &States, slot: u32, cell: Cell<'_, N>, moment: Moment) -> Option<Hit> {
-        states.hit_of(states.hit(cell, slot, self.side, self.seen(moment)))
+    fn hit(&self, states: &States, slot: u32, entry: Entry<'_, N>, moment: BurstTime) -> Option<Hit> {
+        states.hit_of(states.hit(entry, slot, self.side, self.seen(moment)))
     }
 
     #[inline(always)]
-    fn seen(&self, at: Moment) -> Seen<'_> {
-        Seen { proto: self.key.proto(), bytes: self.bytes, segment: &self.segment, at }
+    fn seen(&self, at: BurstTime) -> PacketInfo<'_> {
+        PacketInfo { proto: self.key.proto(), bytes: self.bytes, segment: &self.segment, at }
     }
 }
 

@@ -1,9 +1,9 @@
 //! What happened to states, and how full the table is.
 
 use super::States;
-use crate::state::sync::Ordering;
-use crate::state::tally::Event;
-use crate::state::{Happened, StateEvent};
+use crate::state::concurrent::sync::Ordering;
+use crate::state::concurrent::worker_counters::Counter;
+use crate::state::{EventKind, StateEvent};
 
 /// What happened to states since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl States {
 
     /// States made since the beginning.
     pub fn created(&self) -> u64 {
-        self.shared.tallies.sum(Event::Created)
+        self.shared.tallies.sum(Counter::Created)
     }
 
     /// The most states held at once.
@@ -101,21 +101,21 @@ impl States {
     pub fn counters(&self) -> Counters {
         let sum = |event| self.shared.tallies.sum(event);
         Counters {
-            created: sum(Event::Created),
+            created: sum(Counter::Created),
             peak: self.peak(),
-            expired: sum(Event::Expired),
-            removed: sum(Event::Removed),
-            evicted: sum(Event::Evicted),
-            nearly_full: sum(Event::NearlyFull),
-            related: sum(Event::Related),
-            full: sum(Event::Full),
-            over_limit: sum(Event::OverLimit),
-            over_rate: sum(Event::OverRate),
-            parents_full: sum(Event::ParentsFull),
-            over_source: sum(Event::OverSource),
-            invalid: sum(Event::Invalid),
-            unfit: sum(Event::Unfit),
-            first_syn: sum(Event::FirstSyn),
+            expired: sum(Counter::Expired),
+            removed: sum(Counter::Removed),
+            evicted: sum(Counter::Evicted),
+            nearly_full: sum(Counter::NearlyFull),
+            related: sum(Counter::Related),
+            full: sum(Counter::Full),
+            over_limit: sum(Counter::OverLimit),
+            over_rate: sum(Counter::OverRate),
+            parents_full: sum(Counter::ParentsFull),
+            over_source: sum(Counter::OverSource),
+            invalid: sum(Counter::Invalid),
+            unfit: sum(Counter::Unfit),
+            first_syn: sum(Counter::FirstSyn),
         }
     }
 
@@ -140,7 +140,7 @@ impl States {
     /// States that were never replied to.
     pub(super) fn unreplied(&self) -> usize {
         let sum = |event| self.shared.tallies.sum(event);
-        let replied = sum(Event::Replied).saturating_sub(sum(Event::RepliedGone)) as usize;
+        let replied = sum(Counter::Replied).saturating_sub(sum(Counter::RepliedGone)) as usize;
         self.len().saturating_sub(replied)
     }
 
@@ -151,20 +151,20 @@ impl States {
         let full = u64::from(states * 10 >= max * if before != 0 { 8 } else { 9 });
         if full != before {
             let turned = self.shared.nearly_full.swap(full, Ordering::Relaxed) != full;
-            self.count_many(Event::NearlyFull, u64::from(turned && full != 0));
-            if turned && self.shared.watch.is_on() {
-                let what = if full != 0 { Happened::NearlyFull } else { Happened::NoLongerFull };
-                self.shared.watch.tell(self.worker, StateEvent { at: self.now, what, state: None });
+            self.count_many(Counter::NearlyFull, u64::from(turned && full != 0));
+            if turned && self.shared.events.is_on() {
+                let what = if full != 0 { EventKind::NearlyFull } else { EventKind::NoLongerFull };
+                self.shared.events.tell(self.worker, StateEvent { at: self.now, what, state: None });
             }
         }
     }
 
     #[inline]
-    pub(super) fn count(&self, event: Event) {
+    pub(super) fn count(&self, event: Counter) {
         self.count_many(event, 1);
     }
 
-    pub(super) fn count_many(&self, event: Event, times: u64) {
+    pub(super) fn count_many(&self, event: Counter, times: u64) {
         self.shared.tallies.count(self.worker, event, times);
     }
 }

@@ -3,14 +3,14 @@
 use std::cmp::Ordering as Order;
 use std::sync::Arc;
 
-use super::collect::WALK;
-use super::visit::Visit;
-use super::{Own, States, TCP};
+use super::readers::ReadGuard;
+use super::sweep::WALK;
+use super::{AddressFamily, States, TCP};
 use crate::state::Direction;
-use crate::state::cell::{LIMITED, Living, ORPHANED, SPILLED, unpack};
-use crate::state::family::{Family, locked};
-use crate::state::key::{Key, Unpack};
-use crate::state::list::{Cursor, Kind, Listed};
+use crate::state::listing::{Cursor, Kind, Listed};
+use crate::state::table::entry::{LIMITED, LiveFilter, ORPHANED, SPILLED, unpack};
+use crate::state::table::family::{Family, locked};
+use crate::state::table::key::{FlowKey, Key};
 use towpath_wire::Time;
 
 impl States {
@@ -46,10 +46,10 @@ impl States {
         &'s self,
         from: u32,
         now: Time,
-        visit: &Arc<Visit<'s>>,
+        visit: &Arc<ReadGuard<'s>>,
     ) -> impl Iterator<Item = (u32, Listed)> + use<'s, N>
     where
-        Key<N>: Own<N>,
+        Key<N>: AddressFamily<N>,
     {
         let family = Key::<N>::family(&self.shared);
         let visit = Arc::clone(visit);
@@ -59,39 +59,39 @@ impl States {
             if slot.is_multiple_of(WALK) {
                 visit.pause();
             }
-            family.slab.tick(slot).is_some() && Living::new(now, &gone).has(family.cell(slot))
+            family.slab.tick(slot).is_some() && LiveFilter::new(now, &gone).has(family.entry(slot))
         };
         (from..family.slab.len()).filter(live).map(move |slot| (slot, self.listed(family, slot, now)))
     }
 
     pub(super) fn listed<const N: usize>(&self, family: &Family<N>, slot: u32, now: Time) -> Listed
     where
-        Key<N>: Own<N>,
+        Key<N>: AddressFamily<N>,
     {
-        let cell = family.cell(slot);
-        let (maker, key, tcp) = (cell.maker(), cell.key(), cell.tcp());
-        let flow = key.flow(maker.forward());
-        let mut counts = [cell.counted(Direction::Forward), cell.counted(Direction::Reverse)];
+        let entry = family.entry(slot);
+        let (header, key, tcp) = (entry.header(), entry.key(), entry.tcp());
+        let flow = key.flow(header.forward());
+        let mut counts = [entry.counted(Direction::Forward), entry.counted(Direction::Reverse)];
         for (at, count) in counts.iter_mut().enumerate() {
-            for more in family.near.counted(slot, at).map(unpack) {
+            for more in family.slot_counters.counted(slot, at).map(unpack) {
                 *count = [count[0] + more[0], count[1] + more[1]];
             }
         }
-        if maker.has(SPILLED)
+        if header.has(SPILLED)
             && let Some(wide) = locked(&self.shared.spilled).get(&(Key::<N>::V6, slot))
         {
             counts = [0, 1].map(|at| [counts[at][0] + wide[2 * at], counts[at][1] + wide[2 * at + 1]]);
         }
         let is_tcp = flow.proto == TCP;
         Listed {
-            kind: if maker.has(LIMITED) { Kind::Limit } else { Kind::State },
-            rule: maker.rule(),
-            name: maker.name(),
-            orphaned: maker.has(ORPHANED),
+            kind: if header.has(LIMITED) { Kind::Limit } else { Kind::State },
+            rule: header.rule(),
+            name: header.name(),
+            orphaned: header.has(ORPHANED),
             flow,
             packets: counts.map(|[packets, _]| packets),
             bytes: counts.map(|[_, bytes]| bytes),
-            remaining: cell.end(now).since(now),
+            remaining: entry.end(now).since(now),
             tcp_seen: if is_tcp { tcp.seen } else { 0 },
             tcp_ack: tcp.ack,
         }

@@ -1,7 +1,7 @@
 //! Later fragments and their states.
 
-use super::{Own, States};
-use crate::state::key::{Key, Key4, Key6, Side};
+use super::{AddressFamily, States};
+use crate::state::table::key::{Key, Key4, Key6, Side};
 use crate::state::{Ends, Flow, Hit, Lookup};
 use towpath_wire::Time;
 
@@ -40,16 +40,16 @@ impl States {
         now: Time,
     ) -> Option<Hit>
     where
-        Key<N>: Own<N>,
+        Key<N>: AddressFamily<N>,
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
         let slot = family.find(index, index.probe(&key), &key, lookup, self.living(now))?;
-        let cell = family.cell(slot);
-        let maker = cell.maker();
-        let direction = side.direction(maker.forward());
-        self.count_packet(cell, slot, direction, bytes);
-        Some(Hit { rule: maker.rule(), direction })
+        let entry = family.entry(slot);
+        let header = entry.header();
+        let direction = side.direction(header.forward());
+        self.count_packet(entry, slot, direction, bytes);
+        Some(Hit { rule: header.rule(), direction })
     }
 
     /// What a datagram is known by: not by its ports.

@@ -10,8 +10,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Own, States, TCP};
-use crate::state::key::{Key, Unpack};
+use super::{AddressFamily, States, TCP};
+use crate::state::table::key::{FlowKey, Key};
 use crate::state::tcp::{ACK, ACK_FWD, ACK_REV, SYN};
 use crate::state::{Direction, Ends, Flow, KEEPALIVE_PERIOD};
 use towpath_wire::{Link, Time, checksum};
@@ -102,7 +102,7 @@ impl States {
 
     fn ask<const N: usize>(&mut self, now: Time, budget: &mut u32, send: &mut impl FnMut(Keepalive))
     where
-        Key<N>: Own<N>,
+        Key<N>: AddressFamily<N>,
     {
         let family = Key::<N>::family(&self.shared);
         let (from, len) = (self.round.slot, family.slab.len());
@@ -113,12 +113,12 @@ impl States {
             if !family.may_be_over(slot, soon) {
                 continue;
             }
-            let cell = family.cell(slot);
-            let (key, maker, tcp) = (cell.key(), cell.maker(), cell.tcp());
-            let flow = key.flow(maker.forward());
+            let entry = family.entry(slot);
+            let (key, header, tcp) = (entry.key(), entry.header(), entry.tcp());
+            let flow = key.flow(header.forward());
             let both = u32::from(SYN) | u32::from(SYN) << 8;
             let established = flow.proto == TCP && tcp.seen & both == both && !tcp.ended();
-            if !established || !self.living(now).has(cell) || cell.end(now) >= soon {
+            if !established || !self.living(now).has(entry) || entry.end(now) >= soon {
                 continue;
             }
             let [forward, reverse] = tcp.ack;

@@ -1,0 +1,6 @@
+//! What lets threads share a table without locks: atomics, grace periods, retired slots, counters of each worker.
+
+pub(crate) mod epoch;
+pub(crate) mod retire_list;
+pub(crate) mod sync;
+pub(crate) mod worker_counters;

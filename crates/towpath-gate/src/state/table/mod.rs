@@ -1,0 +1,10 @@
+//! The table of one address family: fixed slots, the index that finds them, and what is kept beside each slot.
+
+pub(crate) mod entry;
+pub(crate) mod family;
+pub(crate) mod hash;
+pub(crate) mod index;
+pub(crate) mod key;
+pub(crate) mod memory;
+pub(crate) mod slab;
+pub(crate) mod slot_counters;

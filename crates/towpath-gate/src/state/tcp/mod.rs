@@ -1,0 +1,147 @@
+//! What a state remembers of a TCP connection, and which lifetime a segment gives it.
+//!
+//! A pure step: (what was seen, direction, segment) to (what is seen now, lifetime). There is no sequence window in
+//! it; see [`Tracking`](crate::state::Tracking) for that.
+//!
+//! The word that holds what was seen is ipfw's, bit for bit (`ipfw -v` prints it): the forward side's FIN, SYN, RST
+//! in bits 0 to 2, the reverse side's in bits 8 to 10, and one mark for each side whose acknowledgement was the last
+//! to be accepted.
+//!
+//! Reference: ipfw's dynamic states, `dyn_update_tcp_state`. One deviation: the acknowledgement number counts only when
+//! the segment has ACK set ("If the ACK control bit is set, this field contains ...", RFC 9293 section 3.1). ipfw reads
+//! the field always, so that there a repeated SYN after the SYN-ACK passes for an acknowledgement.
+
+pub(crate) mod window;
+pub(crate) mod window_table;
+
+use crate::state::Direction;
+
+/// TCP flags, RFC 9293 section 3.1.
+pub(crate) const FIN: u8 = 0x01;
+/// Synchronise.
+pub(crate) const SYN: u8 = 0x02;
+/// Reset.
+pub(crate) const RST: u8 = 0x04;
+/// The acknowledgement number is valid.
+pub(crate) const ACK: u8 = 0x10;
+
+/// The forward side's acknowledgement was accepted, and the reverse side's has not been since.
+pub(crate) const ACK_FWD: u32 = 0x1_0000;
+/// Likewise the other way round.
+pub(crate) const ACK_REV: u32 = 0x2_0000;
+
+/// The lifetime that a segment gives, by ipfw's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// `dyn_syn_lifetime`.
+    Syn,
+    /// `dyn_ack_lifetime`, if the acknowledgement is acceptable and it is this side's turn.
+    Ack,
+    /// `dyn_fin_lifetime`.
+    Fin,
+    /// `dyn_rst_lifetime`.
+    Rst,
+}
+
+/// One row of the table: when the flags seen so far, of those in `of`, are exactly `seen`.
+struct Row {
+    of: [u8; 2],
+    seen: [u8; 2],
+    life: Life,
+}
+
+const ALL: [u8; 2] = [FIN | SYN | RST; 2];
+
+/// First row that fits; flags as \[forward, reverse\].
+const ROWS: [Row; 8] = [
+    // A reset, from either side and whatever else came before or after it: the connection is gone.
+    Row { of: [RST, 0], seen: [RST, 0], life: Life::Rst },
+    Row { of: [0, RST], seen: [0, RST], life: Life::Rst },
+    // Opening: the first SYN, or its repetition, waits for an answer.
+    Row { of: ALL, seen: [SYN, 0], life: Life::Syn },
+    // Established, or about to be: lives on the acknowledgements of both sides.
+    Row { of: ALL, seen: [SYN, SYN], life: Life::Ack },
+    // FamilyBurst closed: one side is done, the other may send for as long as it likes.
+    Row { of: ALL, seen: [SYN | FIN, SYN], life: Life::Ack },
+    Row { of: ALL, seen: [SYN, SYN | FIN], life: Life::Ack },
+    // Closed by both sides: time for the last ACK.
+    Row { of: ALL, seen: [SYN | FIN, SYN | FIN], life: Life::Fin },
+    // Everything else is no connection that began here: picked up in the middle, SYN from the reverse side only,
+    // SYN and FIN at once without an answer.
+    Row { of: [0, 0], seen: [0, 0], life: Life::Rst },
+];
+
+/// [`ROWS`] by index: forward flags in bits 0 to 2, reverse flags in bits 3 to 5.
+static LIFE: [Life; 64] = {
+    let mut life = [Life::Rst; 64];
+    let mut i = 0;
+    while i < life.len() {
+        let flags = [i as u8 & 7, i as u8 >> 3];
+        let mut row = 0;
+        while flags[0] & ROWS[row].of[0] != ROWS[row].seen[0]
+            || flags[1] & ROWS[row].of[1] != ROWS[row].seen[1]
+        {
+            row += 1;
+        }
+        life[i] = ROWS[row].life;
+        i += 1;
+    }
+    life
+};
+
+/// What was seen of one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tcp {
+    /// ipfw's word: flags seen forward, flags seen reverse << 8, acknowledgement marks.
+    pub(crate) seen: u32,
+    /// The last acceptable acknowledgement number of the forward and the reverse side; 0 is unset, as in ipfw.
+    pub(crate) ack: [u32; 2],
+}
+
+impl Tcp {
+    /// Takes a segment in. The lifetime to refresh with, or `None` when the state keeps the expiry that it has.
+    #[inline]
+    pub(crate) fn segment(&mut self, direction: Direction, flags: u8, ack: u32) -> Option<Life> {
+        self.seen |= u32::from(flags & (FIN | SYN | RST)) << (8 * direction as u32);
+        let life = LIFE[(self.seen & 7 | self.seen >> 5 & 0x38) as usize];
+        if life == Life::Ack && !self.acknowledge(direction, flags, ack) {
+            return None;
+        }
+        Some(life)
+    }
+
+    /// Takes the connection for established, whatever was seen.
+    pub(crate) fn assume_established(&mut self) {
+        self.seen |= u32::from(SYN) | u32::from(SYN) << 8;
+    }
+
+    /// Whether a side has reset the connection.
+    pub(crate) fn was_reset(&self) -> bool {
+        self.seen & (u32::from(RST) | u32::from(RST) << 8) != 0
+    }
+
+    /// Whether the connection has ended, by both sides or by a reset.
+    pub(crate) fn ended(&self) -> bool {
+        let fin = u32::from(FIN) | u32::from(FIN) << 8;
+        self.seen & fin == fin || self.was_reset()
+    }
+
+    /// Whether this acknowledgement refreshes the state: it is acceptable, and the last acceptable one came from the
+    /// other side. So traffic in one direction only never prolongs a state.
+    fn acknowledge(&mut self, direction: Direction, flags: u8, ack: u32) -> bool {
+        if flags & ACK == 0 {
+            return false;
+        }
+        let side = direction as usize;
+        let (own, other) = (ACK_FWD << side, ACK_REV >> side);
+        let last = self.ack[side];
+        // Not older than the last one, modulo 2^32 (RFC 9293 section 3.4).
+        if last != 0 && (ack.wrapping_sub(last) as i32) < 0 {
+            return false;
+        }
+        self.ack[side] = ack;
+        let turn = self.seen & other != 0;
+        self.seen = self.seen & !other | own;
+        turn
+    }
+}

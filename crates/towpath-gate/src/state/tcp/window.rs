@@ -1,0 +1,492 @@
+//! Sequence windows: whether a segment fits into its connection. For [`Tracking::Strict`](crate::state::Tracking::Strict).
+//!
+//! What: from the two directions together it is known what each side has sent, what the other has acknowledged, and how
+//! much it is ready to take. A segment fits when it lies in the window that its receiver has open, and acknowledges
+//! what the receiver has sent. Bounds are from the middle of the path: what one side knows may not have come by yet, so
+//! they are as wide as either side could rightly see them, and no wider.
+//!
+//! A reset or a SYN in the middle of a connection ends nothing unless it is exact: an inexact one goes on to the
+//! receiver, who answers it with a challenge ACK if it is in the window (RFC 5961, sections 3 and 4), and the state
+//! stays as it is.
+//!
+//! Not supported: selective acknowledgements and timestamps are not looked at; urgent data is data.
+//!
+//! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and 3.10.7;
+//! RFC 7323, 2; RFC 5961, 3 to 5.
+
+use crate::state::tcp::{ACK, FIN, RST, SYN};
+use crate::state::{Direction, Segment};
+
+/// The least that an acknowledgement may be behind: a full window without scaling.
+const ACK_WINDOW: u32 = 66_000;
+
+/// What one side has shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Side {
+    /// Its initial sequence number.
+    isn: u32,
+    /// The end of what it has sent.
+    end: u32,
+    /// The end of what the other side was ready to take.
+    max_end: u32,
+    /// The largest window it has offered, in bytes.
+    max_window: u32,
+    /// The last acknowledgement number it has sent.
+    acked: u32,
+    /// Shift of its windows.
+    scale: u8,
+    /// Its SYN had the window scale option.
+    scales: bool,
+    /// Its SYN was seen.
+    known: bool,
+    /// It has acknowledged the other side's SYN.
+    agreed: bool,
+}
+
+/// What a segment is to the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// A part of it.
+    Fits,
+    /// For its receiver to answer: the connection stays as it is.
+    Ignored,
+    /// No part of it.
+    Invalid,
+}
+
+/// The windows of one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Window([Side; 2]);
+
+/// Words that a window is packed into.
+pub(crate) const WORDS: usize = 6;
+
+impl Window {
+    /// Whether a connection can begin with this segment: a SYN, and nothing that contradicts it.
+    pub(crate) fn begins(segment: &Segment) -> bool {
+        segment.tcp_flags & (SYN | ACK | RST | FIN) == SYN
+    }
+
+    /// The window as words: numbers of both sides, then the words with what is known of each.
+    pub(crate) fn words(&self) -> [u64; WORDS] {
+        let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let known = |side: &Side| {
+            let flags = [side.scales, side.known, side.agreed];
+            let bits = flags.iter().zip(8..).map(|(&flag, bit)| u32::from(flag) << bit).sum::<u32>();
+            two(side.acked, bits | u32::from(side.scale))
+        };
+        let [a, b] = &self.0;
+        [
+            two(a.isn, a.end),
+            two(a.max_end, a.max_window),
+            two(b.isn, b.end),
+            two(b.max_end, b.max_window),
+            known(a),
+            known(b),
+        ]
+    }
+
+    /// The window that was packed into these.
+    pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
+        let high = |at: usize| (words[at] >> 32) as u32;
+        let low = |at: usize| words[at] as u32;
+        let side = |numbers: usize, known: usize| Side {
+            isn: high(numbers),
+            end: low(numbers),
+            max_end: high(numbers + 1),
+            max_window: low(numbers + 1),
+            acked: high(known),
+            scale: low(known) as u8,
+            scales: low(known) >> 8 & 1 != 0,
+            known: low(known) >> 9 & 1 != 0,
+            agreed: low(known) >> 10 & 1 != 0,
+        };
+        Self([side(0, 4), side(2, 5)])
+    }
+
+    /// Takes a segment in, if it fits.
+    pub(crate) fn segment(&mut self, direction: Direction, segment: &Segment) -> Fit {
+        let sender = direction as usize;
+        let (from, to) = (self.0[sender], self.0[1 - sender]);
+        let flags = segment.tcp_flags;
+        match (from.known, to.known) {
+            _ if flags & RST != 0 => from.reset(&to, segment),
+            // Until it is acknowledged, an answer may be another one: a listener without memory makes a new initial
+            // sequence number for every repetition of the SYN.
+            (true, true) if flags & (SYN | ACK) == SYN | ACK && !to.agreed => self.answer(sender, segment),
+            (true, true) if flags & SYN != 0 => Fit::Ignored,
+            (true, true) => self.established(sender, segment),
+            // Before the answer there is only the SYN, or its repetition, or another attempt.
+            (_, false) => self.open(sender, segment),
+            (false, true) => self.answer(sender, segment),
+        }
+    }
+
+    /// Whether the side that sends in `direction` may have sent a segment at `seq` that is still on its way.
+    pub(crate) fn sent(&self, direction: Direction, seq: u32) -> bool {
+        let (from, to) = (self.0[direction as usize], self.0[1 - direction as usize]);
+        let oldest = from.end.wrapping_sub(to.max_window.max(ACK_WINDOW));
+        from.known && before(seq, from.end) && !before(seq, oldest)
+    }
+
+    fn open(&mut self, sender: usize, segment: &Segment) -> Fit {
+        if !Self::begins(segment) {
+            return Fit::Invalid;
+        }
+        self.0[sender] = Side::of_syn(segment);
+        Fit::Fits
+    }
+
+    fn answer(&mut self, sender: usize, segment: &Segment) -> Fit {
+        let peer = self.0[1 - sender];
+        let acknowledges = segment.tcp_flags & ACK == 0 || peer.syn_acknowledged_by(segment.tcp_ack);
+        if segment.tcp_flags & SYN == 0 || !acknowledges {
+            return Fit::Invalid;
+        }
+        let mut side = Side::of_syn(segment);
+        side.max_end = side.end.wrapping_add(peer.max_window);
+        let peer = &mut self.0[1 - sender];
+        let una = if segment.tcp_flags & ACK == 0 { peer.end } else { segment.tcp_ack };
+        (side.acked, side.agreed) = (una, segment.tcp_flags & ACK != 0);
+        peer.max_end = una.wrapping_add(u32::from(segment.tcp_window).max(1));
+        self.0[sender] = side;
+        Fit::Fits
+    }
+
+    fn established(&mut self, sender: usize, segment: &Segment) -> Fit {
+        let (from, to) = (self.0[sender], self.0[1 - sender]);
+        // "If the ACK bit is off, drop the segment and return", RFC 9293 section 3.10.7.4.
+        if segment.tcp_flags & ACK == 0 {
+            return Fit::Invalid;
+        }
+        let (seq, end, ack) = (segment.tcp_seq, end(segment), segment.tcp_ack);
+        let fits =
+            // Not beyond what the receiver was ready to take.
+            !before(from.max_end, seq)
+            // Nor older than its largest window.
+            && !before(end, from.end.wrapping_sub(to.max_window.max(1)))
+            // It does not acknowledge what was not sent,
+            && !before(to.end, ack)
+            // nor what is long forgotten (RFC 5961, 5.2).
+            && !before(ack, to.end.wrapping_sub(from.max_window.max(ACK_WINDOW)));
+        if !fits {
+            return Fit::Invalid;
+        }
+        // "Both sides MUST send Window Scale options in their <SYN> segments to enable window scaling in either
+        // direction", RFC 7323 section 2.2.
+        let scale = if from.scales && to.scales { from.scale } else { 0 };
+        let window = u32::from(segment.tcp_window) << scale;
+        let from = &mut self.0[sender];
+        from.max_window = from.max_window.max(window);
+        from.end = later(from.end, end);
+        (from.acked, from.agreed) = (later(from.acked, ack), true);
+        let to = &mut self.0[1 - sender];
+        to.max_end = later(to.max_end, ack.wrapping_add(window.max(1)));
+        Fit::Fits
+    }
+}
+
+impl Side {
+    fn of_syn(segment: &Segment) -> Self {
+        let end = end(segment);
+        Self {
+            isn: segment.tcp_seq,
+            end,
+            max_end: end,
+            max_window: u32::from(segment.tcp_window).max(1),
+            acked: 0,
+            agreed: false,
+            scale: segment.tcp_wscale.unwrap_or(0).min(14),
+            scales: segment.tcp_wscale.is_some(),
+            known: true,
+        }
+    }
+
+    /// Whether an answer with this acknowledgement number is one to this side's SYN: of all of it, or of less data
+    /// than came with it (RFC 7413, 4.2.2).
+    fn syn_acknowledged_by(&self, ack: u32) -> bool {
+        !before(self.end, ack) && before(self.isn, ack)
+    }
+
+    /// What a reset from this side to `to` is.
+    fn reset(&self, to: &Side, segment: &Segment) -> Fit {
+        if !self.known {
+            // The answer to a SYN that nobody listens for: it must acknowledge that SYN (RFC 9293, 3.10.7.3).
+            let refused = to.known && segment.tcp_flags & ACK != 0 && to.syn_acknowledged_by(segment.tcp_ack);
+            return if refused { Fit::Fits } else { Fit::Invalid };
+        }
+        let seq = segment.tcp_seq;
+        // What the receiver expects next is what it acknowledged, or what came by here and it has not yet.
+        let oldest = if to.known { to.acked } else { self.isn };
+        if seq == self.end || seq == oldest {
+            Fit::Fits
+        } else if to.known && !before(seq, oldest) && !before(self.max_end, seq) {
+            Fit::Ignored
+        } else {
+            Fit::Invalid
+        }
+    }
+}
+
+/// The sequence number after a segment.
+fn end(segment: &Segment) -> u32 {
+    let phantom = u32::from(segment.tcp_flags & SYN != 0) + u32::from(segment.tcp_flags & FIN != 0);
+    segment.tcp_seq.wrapping_add(segment.tcp_len).wrapping_add(phantom)
+}
+
+/// Whether `a` is before `b`, modulo 2^32 (RFC 9293, 3.4).
+fn before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+
+fn later(a: u32, b: u32) -> u32 {
+    if before(a, b) { b } else { a }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A segment: direction, flags, sequence number, acknowledgement number, payload, window; and what it is.
+    type Row = (char, &'static str, u32, u32, u32, u16, Fit);
+    use Fit::{Fits, Ignored, Invalid};
+
+    fn play(title: &str, isns: [u32; 2], scale: Option<u8>, rows: &[Row]) {
+        let mut window = Window::default();
+        for (i, &(direction, letters, seq, ack, tcp_len, tcp_window, fit)) in rows.iter().enumerate() {
+            let letter = |letter| match letter {
+                'F' => FIN,
+                'S' => SYN,
+                'R' => RST,
+                'A' => ACK,
+                _ => panic!("no flag {letter}"),
+            };
+            let tcp_flags = letters.chars().map(letter).sum();
+            let side = usize::from(direction == '<');
+            let segment = Segment {
+                tcp_flags,
+                tcp_seq: seq.wrapping_add(isns[side]),
+                tcp_ack: if tcp_flags & ACK != 0 { ack.wrapping_add(isns[1 - side]) } else { 0 },
+                tcp_len,
+                tcp_window,
+                tcp_wscale: scale.filter(|_| tcp_flags & SYN != 0),
+                ..Segment::default()
+            };
+            let direction = if side == 0 { Direction::Forward } else { Direction::Reverse };
+            let before = window;
+            assert_eq!(window.segment(direction, &segment), fit, "{title}: segment {i}, isns {isns:x?}");
+            assert_eq!(Window::from_words(window.words()), window, "{title}: segment {i} packed");
+            if fit != Fits {
+                assert_eq!(window, before, "{title}: segment {i} changed something");
+            }
+        }
+    }
+
+    const OPEN: [Row; 3] =
+        [('>', "S", 0, 0, 0, 1000, Fits), ('<', "SA", 0, 1, 0, 2000, Fits), ('>', "A", 1, 1, 0, 1000, Fits)];
+
+    #[test]
+    fn stories() {
+        // Sequence numbers from the initial ones; offsets of both sides begin at 1 after the handshake.
+        let stories: &[(&str, &[Row])] = &[
+            (
+                "data both ways",
+                &[
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('<', "A", 1, 501, 700, 2000, Fits),
+                    ('>', "A", 501, 701, 0, 1000, Fits),
+                ],
+            ),
+            (
+                "up to the window and not beyond",
+                &[
+                    ('>', "A", 2001, 1, 100, 1000, Fits),
+                    ('>', "A", 2002, 1, 100, 1000, Invalid),
+                    ('<', "A", 1, 1001, 0, 2000, Fits),
+                    ('>', "A", 3001, 1, 1, 1000, Fits),
+                ],
+            ),
+            (
+                "a retransmission, but no old duplicate",
+                &[
+                    ('>', "A", 1, 1, 2000, 1000, Fits),
+                    ('<', "A", 1, 2001, 0, 2000, Fits),
+                    ('>', "A", 2001, 1, 2000, 1000, Fits),
+                    ('>', "A", 1, 1, 2000, 1000, Fits),
+                    ('>', "A", 1, 1, 1999, 1000, Invalid),
+                ],
+            ),
+            (
+                "a window that closes does not forbid what it was open for",
+                &[
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('<', "A", 1, 501, 0, 10, Fits),
+                    ('>', "A", 1, 1, 100, 1000, Fits),
+                ],
+            ),
+            (
+                "no acknowledgement of what was not sent",
+                &[
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('<', "A", 1, 502, 0, 2000, Invalid),
+                    ('<', "A", 1, 501, 0, 2000, Fits),
+                ],
+            ),
+            ("nor of what is long past", &[('<', "A", 1, 1_u32.wrapping_sub(70_000), 0, 2000, Invalid)]),
+            (
+                "a segment without ACK",
+                &[('>', "", 1, 0, 10, 1000, Invalid), ('>', "F", 1, 0, 0, 1000, Invalid)],
+            ),
+            (
+                "a closed window takes a probe of one byte",
+                &[
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('<', "A", 1, 501, 0, 0, Fits),
+                    ('>', "A", 501, 1, 1, 1000, Fits),
+                    ('>', "A", 2500, 1, 1, 1000, Invalid),
+                ],
+            ),
+            ("a keepalive", &[('>', "A", 1, 1, 10, 1000, Fits), ('>', "A", 10, 1, 0, 1000, Fits)]),
+            (
+                "a FIN takes a number",
+                &[
+                    ('>', "FA", 1, 1, 0, 1000, Fits),
+                    ('<', "A", 1, 2, 0, 2000, Fits),
+                    ('<', "A", 1, 3, 0, 2000, Invalid),
+                    ('<', "FA", 1, 2, 0, 2000, Fits),
+                    ('>', "A", 2, 2, 0, 1000, Fits),
+                ],
+            ),
+            (
+                "a reset must be exact",
+                &[
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('>', "R", 5000, 0, 0, 0, Invalid),
+                    ('>', "R", 502, 0, 0, 0, Ignored),
+                    ('>', "R", 0, 0, 0, 0, Invalid),
+                    ('>', "R", 501, 0, 0, 0, Fits),
+                    ('>', "R", 1, 0, 0, 0, Fits),
+                ],
+            ),
+            (
+                "a SYN in the middle is for its receiver to answer",
+                &[
+                    ('>', "S", 77_777, 0, 0, 1000, Ignored),
+                    ('<', "SA", 0, 1, 0, 2000, Ignored),
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                ],
+            ),
+        ];
+        for (title, rows) in stories {
+            let rows: Vec<_> = OPEN.iter().chain(*rows).copied().collect();
+            for isns in
+                [[0, 0], [1000, 2_000_000_000], [u32::MAX, u32::MAX - 600], [u32::MAX - 1999, 0x7fff_ff00]]
+            {
+                play(title, isns, None, &rows);
+            }
+        }
+    }
+
+    #[test]
+    fn opening() {
+        let stories: &[(&str, &[Row])] = &[
+            (
+                "a repeated SYN",
+                &[OPEN[0], OPEN[0], OPEN[1], OPEN[0].ignored(), OPEN[1], OPEN[2], OPEN[1].ignored()],
+            ),
+            (
+                "another answer",
+                &[
+                    OPEN[0],
+                    OPEN[1],
+                    ('<', "SA", 77_777, 1, 0, 2000, Fits),
+                    ('>', "A", 1, 1, 0, 1000, Invalid),
+                    ('>', "A", 1, 77_778, 0, 1000, Fits),
+                    ('<', "SA", 99_999, 1, 0, 2000, Ignored),
+                ],
+            ),
+            (
+                "another attempt",
+                &[OPEN[0], ('>', "S", 500, 0, 0, 1000, Fits), ('<', "SA", 0, 501, 0, 2000, Fits)],
+            ),
+            ("data before the answer", &[OPEN[0], ('>', "A", 1, 1, 10, 1000, Invalid)]),
+            (
+                "an answer to something else",
+                &[
+                    OPEN[0],
+                    ('<', "SA", 0, 0, 0, 2000, Invalid),
+                    ('<', "SA", 0, 2, 0, 2000, Invalid),
+                    ('<', "A", 0, 1, 0, 2000, Invalid),
+                ],
+            ),
+            (
+                "refused",
+                &[
+                    OPEN[0],
+                    ('<', "RA", 0, 2, 0, 0, Invalid),
+                    ('<', "R", 0, 0, 0, 0, Invalid),
+                    ('<', "RA", 0, 1, 0, 0, Fits),
+                ],
+            ),
+            ("given up", &[OPEN[0], ('>', "R", 2, 0, 0, 0, Invalid), ('>', "R", 1, 0, 0, 0, Fits)]),
+            (
+                "at the same time",
+                &[
+                    OPEN[0],
+                    ('<', "S", 0, 0, 0, 2000, Fits),
+                    ('>', "A", 1, 1, 10, 1000, Fits),
+                    ('<', "A", 1, 11, 0, 2000, Fits),
+                ],
+            ),
+            (
+                "data in the SYN, of which none was taken",
+                &[
+                    ('>', "S", 0, 0, 100, 1000, Fits),
+                    ('<', "SA", 0, 1, 0, 2000, Fits),
+                    ('>', "A", 1, 1, 100, 1000, Fits),
+                ],
+            ),
+        ];
+        for (title, rows) in stories {
+            for isns in [[0, 0], [u32::MAX, 0x8000_0000]] {
+                play(title, isns, None, rows);
+            }
+        }
+    }
+
+    trait Changed {
+        fn ignored(self) -> Self;
+    }
+
+    impl Changed for Row {
+        fn ignored(mut self) -> Self {
+            self.6 = Ignored;
+            self
+        }
+    }
+
+    #[test]
+    fn windows_scale_when_both_agree() {
+        let wide: &[Row] = &[OPEN[0], OPEN[1], OPEN[2], ('<', "A", 1, 1, 0, 2000, Fits)];
+        let far: Row = ('>', "A", 1 + 2000 * 128, 1, 0, 1000, Fits);
+        let (mut beyond, mut unscaled) = (far, far);
+        (beyond.2, beyond.6) = (far.2 + 1, Invalid);
+        unscaled.6 = Invalid;
+        play("scaled", [0, 0], Some(7), &[wide, &[beyond, far]].concat());
+        play("not scaled", [0, 0], None, &[wide, &[unscaled]].concat());
+        // The window of a SYN is never scaled.
+        play("in the SYN", [0, 0], Some(7), &[&OPEN[..], &[unscaled]].concat());
+    }
+
+    #[test]
+    fn what_was_sent() {
+        let mut window = Window::default();
+        let syn = Segment { tcp_flags: SYN, tcp_seq: 1000, tcp_window: 1000, ..Segment::default() };
+        window.segment(Direction::Forward, &syn);
+        for (seq, sent) in [(1000, true), (1001, false), (999, true), (1000_u32.wrapping_sub(70_000), false)]
+        {
+            assert_eq!(window.sent(Direction::Forward, seq), sent, "{seq}");
+        }
+        assert!(!window.sent(Direction::Reverse, 0));
+    }
+}

@@ -1,0 +1,285 @@
+//! Every interleaving, and every reordering that the memory model permits, of what threads do to a table at once, explored
+//! by loom: `RUSTFLAGS="--cfg loom" cargo test --release -p towpath-gate --lib interleavings`
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use crate::state::concurrent::epoch::Epochs;
+use crate::state::concurrent::retire_list::RetireList;
+use crate::state::limits::rule_counts::{RemovedRules, RuleCountCache, RuleCounts};
+use crate::state::table::entry::{BurstTime, Entry, LiveFilter, NewEntry, PacketInfo};
+use crate::state::table::family::{Family, InsertResult};
+use crate::state::table::hash::Secret;
+use crate::state::table::index::{Index, Moved};
+use crate::state::table::key::{Key, Key4, Side};
+use crate::state::table::memory::Pages;
+use crate::state::tcp::window::{Fit, Window};
+use crate::state::tcp::window_table::WindowTable;
+use crate::state::{Direction, Lookup, Name, RuleId, Segment, Settings};
+use towpath_wire::Time;
+
+const NOW: Time = Time::from_secs(100);
+const TCP: u8 = 6;
+
+/// A table and its workers.
+struct World {
+    family: Family<2>,
+    epochs: Epochs,
+}
+
+fn explore(play: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    // More switches than that find nothing more in practice, and take days.
+    builder.preemption_bound = Some(2);
+    builder.check(play);
+}
+
+fn world() -> Arc<World> {
+    let world = World { family: Family::new(1, Pages::Base), epochs: Epochs::new() };
+    // The memory of the first slots is made by std's OnceLock, whose ordering loom does not see.
+    let slot = world.family.slab.take().unwrap();
+    world.family.slab.give(slot, slot);
+    Arc::new(world)
+}
+
+fn key(n: u64) -> Key4 {
+    Key([n, 7])
+}
+
+/// Makes the state of flow `n` for rule `n` in a slot of its own.
+fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
+    let slot = family.slab.take().unwrap();
+    let template = NewEntry {
+        key: key(n.into()),
+        side: Side::Low,
+        rule: RuleId(n),
+        name: Name::DEFAULT,
+        era: 0,
+        marks: 0,
+        parent: u32::MAX,
+        lifetime: None,
+        established: true,
+    };
+    let segment = Segment { tcp_flags: 0x10, ..Segment::default() };
+    let packet = PacketInfo {
+        proto: TCP,
+        bytes: segment.bytes,
+        segment: &segment,
+        at: BurstTime::new(NOW, &Settings::default()),
+    };
+    family.entry(slot).write(&template, packet, &Settings::default());
+    (
+        slot,
+        family.publish(index, &key(n.into()), Name::DEFAULT, slot, LiveFilter::new(NOW, RemovedRules::NONE)),
+    )
+}
+
+fn find(family: &Family<2>, index: &Index, n: u32) -> Option<u32> {
+    let key = key(n.into());
+    family.find(index, index.probe(&key), &key, Lookup::Any, LiveFilter::new(NOW, RemovedRules::NONE))
+}
+
+#[test]
+fn of_two_that_make_a_state_one_does() {
+    explore(|| {
+        let world = world();
+        let make = |world: &World| publish(&world.family, &world.family.index(), 1);
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || make(&world))
+        };
+        let made = [make(&world), other.join().unwrap()];
+        let new = made.iter().filter(|(_, what)| matches!(what, InsertResult::Made { .. })).count();
+        assert_eq!(new, 1);
+        let slot = find(&world.family, &world.family.index(), 1);
+        for (own, what) in made {
+            let is = if let InsertResult::Exists(other) = what { other } else { own };
+            assert_eq!(slot, Some(is));
+        }
+    });
+}
+
+#[test]
+fn a_state_that_is_found_is_whole() {
+    explore(|| {
+        let world = world();
+        let header = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || publish(&world.family, &world.family.index(), 1))
+        };
+        if let Some(slot) = find(&world.family, &world.family.index(), 1) {
+            assert_eq!(world.family.entry(slot).header().rule(), RuleId(1));
+            assert!(world.family.entry(slot).is(&key(1)));
+        }
+        header.join().unwrap();
+    });
+}
+
+#[test]
+fn a_slot_is_not_used_again_while_somebody_reads_it() {
+    explore(|| {
+        let world = world();
+        publish(&world.family, &world.family.index(), 1);
+        let (remover, reader) = (world.epochs.join().unwrap(), world.epochs.join().unwrap());
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let (family, mut seen, mut retired) = (&world.family, 0, RetireList::default());
+                let index = family.index();
+                world.epochs.stamp(remover, &mut seen);
+                let slot = find(family, &index, 1).unwrap();
+                assert!(family.unlink(&index, slot, |_| true));
+                retired.add(&family.slab, slot);
+                retired.free(&family.slab, &world.epochs, remover, &mut seen);
+                // In the same slot if it is free already.
+                publish(family, &index, 2);
+            })
+        };
+        let (family, index, mut seen) = (&world.family, world.family.index(), 0);
+        world.epochs.stamp(reader, &mut seen);
+        if let Some(slot) = find(family, &index, 1) {
+            family.entry(slot).refresh(
+                Direction::Forward,
+                PacketInfo {
+                    proto: TCP,
+                    bytes: 0,
+                    segment: &Segment::default(),
+                    at: BurstTime::new(NOW, &Settings::default()),
+                },
+                &Settings::default(),
+            );
+            assert_eq!(family.entry(slot).header().rule(), RuleId(1));
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_flow_that_moves_is_found() {
+    explore(|| {
+        let world = world();
+        publish(&world.family, &world.family.index(), 1);
+        let mover = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let index = world.family.index();
+                index.begin(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                while index.move_some(4, |slot| world.family.entry(slot).key()) == Moved::Some {}
+            })
+        };
+        assert!(find(&world.family, &world.family.index(), 1).is_some());
+        mover.join().unwrap();
+        assert!(find(&world.family, &world.family.index(), 1).is_some());
+    });
+}
+
+#[test]
+fn a_flow_that_is_made_while_flows_move_is_made_once() {
+    explore(|| {
+        let world = world();
+        let index = world.family.index();
+        let mover = {
+            let (world, index) = (Arc::clone(&world), Arc::clone(&index));
+            thread::spawn(move || {
+                index.begin(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                publish(&world.family, &index, 1).1
+            })
+        };
+        let made = [publish(&world.family, &index, 1).1, mover.join().unwrap()];
+        let new = made.iter().filter(|what| matches!(what, InsertResult::Made { .. })).count();
+        assert_eq!(new, 1);
+        assert!(find(&world.family, &index, 1).is_some());
+    });
+}
+
+#[test]
+fn no_fin_is_lost() {
+    explore(|| {
+        let world = world();
+        let (slot, _) = publish(&world.family, &world.family.index(), 1);
+        let fin = |entry: Entry<'_, 2>, direction| {
+            let segment = Segment { tcp_flags: 0x11, tcp_ack: 5, bytes: 40, ..Segment::default() };
+            let _ = entry.count(direction, segment.bytes);
+            entry.refresh(
+                direction,
+                PacketInfo {
+                    proto: TCP,
+                    bytes: segment.bytes,
+                    segment: &segment,
+                    at: BurstTime::new(NOW, &Settings::default()),
+                },
+                &Settings::default(),
+            );
+        };
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || fin(world.family.entry(slot), Direction::Reverse))
+        };
+        fin(world.family.entry(slot), Direction::Forward);
+        other.join().unwrap();
+        let entry = world.family.entry(slot);
+        assert!(entry.tcp().ended());
+        assert_eq!(entry.end(NOW).since(NOW).as_secs(), 1);
+        assert_eq!(entry.counted(Direction::Forward), [2, 40]);
+        assert_eq!(entry.counted(Direction::Reverse), [1, 40]);
+    });
+}
+
+#[test]
+fn windows_grow_by_both_of_two_segments() {
+    explore(|| {
+        let windows = Arc::new(WindowTable::new());
+        let segment = |tcp_flags, tcp_seq, tcp_ack, tcp_len| Segment {
+            tcp_flags,
+            tcp_seq,
+            tcp_ack,
+            tcp_len,
+            tcp_window: 1000,
+            ..Segment::default()
+        };
+        let mut window = Window::default();
+        window.segment(Direction::Forward, &segment(0x02, 100, 0, 0));
+        window.segment(Direction::Reverse, &segment(0x12, 500, 101, 0));
+        window.segment(Direction::Forward, &segment(0x10, 101, 501, 0));
+        windows.insert(false, 0, window);
+        let (up, down) = (segment(0x10, 101, 501, 50), segment(0x10, 501, 101, 70));
+        let take = |windows: &WindowTable, direction, segment: &Segment| {
+            windows.with(false, 0, |window| window.segment(direction, segment))
+        };
+        let other = {
+            let windows = Arc::clone(&windows);
+            thread::spawn(move || take(&windows, Direction::Reverse, &down))
+        };
+        assert_eq!(take(&windows, Direction::Forward, &up), Some(Fit::Fits));
+        assert_eq!(other.join().unwrap(), Some(Fit::Fits));
+        window.segment(Direction::Forward, &up);
+        window.segment(Direction::Reverse, &down);
+        assert_eq!(windows.with(false, 0, |window| *window), Some(window));
+    });
+}
+
+#[test]
+fn a_state_counts_in_the_era_that_it_is_of() {
+    explore(|| {
+        let rules = Arc::new(RuleCounts::default());
+        let rule = RuleId(1);
+        // Made before, so that there is something to turn.
+        let first = RuleCountCache::default().add(&rules, rule);
+        let turner = {
+            let rules = Arc::clone(&rules);
+            thread::spawn(move || {
+                let mut gone = RemovedRules::default();
+                (rules.turn(|_| true, &mut gone), gone)
+            })
+        };
+        let mut recent = RuleCountCache::default();
+        let era = recent.add(&rules, rule);
+        assert!(recent.subtract(&rules, rule, first) || era == first);
+        let (turned, gone) = turner.join().unwrap();
+        let is_gone = recent.subtract(&rules, rule, era);
+        assert_eq!(is_gone, turned > 0 && era == first);
+        assert!(gone.is_over());
+        assert_eq!(rules.count(rule), 0);
+    });
+}

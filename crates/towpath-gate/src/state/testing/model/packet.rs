@@ -1,0 +1,137 @@
+//! What a packet does to its state: counters, windows, flags and chunks seen, and how long it lives from then on.
+
+use super::{State, seconds};
+use crate::state::tcp::window::{Fit, Window};
+use crate::state::{Direction, Segment, Settings};
+use towpath_wire::Time;
+
+pub(super) fn count(state: &mut State, direction: Direction, segment: &Segment) {
+    state.packets[direction as usize] += 1;
+    state.bytes[direction as usize] += u64::from(segment.bytes);
+}
+
+pub(super) fn fit(state: &mut State, direction: Direction, segment: &Segment) -> Fit {
+    let Some(window) = &mut state.window else { return Fit::Fits };
+    let ended = (state.flags[0] | state.flags[1]) & 4 != 0 || state.flags[0] & state.flags[1] & 1 != 0;
+    if direction == Direction::Forward && ended && segment.tcp_flags & 0b1_0111 == 2 {
+        *window = Window::default();
+        (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
+    }
+    window.segment(direction, segment)
+}
+
+/// Whether a packet, after what it did to the state, says that both sides hear each other.
+pub(super) fn replied(state: &State, direction: Direction, segment: &Segment, settings: &Settings) -> bool {
+    let chunk = |kind: u8| state.chunks.iter().any(|chunk| chunk.0 == kind);
+    match state.flow.proto {
+        6 => {
+            let reset = (state.flags[0] | state.flags[1]) & 4 != 0;
+            let acknowledges = segment.tcp_flags & 0b1_0010 == 0b1_0000;
+            direction == Direction::Forward && state.answered && acknowledges && !reset
+        }
+        // Nothing of a handshake was seen, or all of it.
+        132 if settings.dyn_sctp && !state.chunks.is_empty() => {
+            chunk(11) && ![7, 14, 6].into_iter().any(chunk)
+        }
+        _ => direction == Direction::Reverse,
+    }
+}
+
+pub(super) fn packet(
+    state: &mut State,
+    direction: Direction,
+    segment: &Segment,
+    settings: &Settings,
+    now: Time,
+) {
+    let lifetime = match state.flow.proto {
+        6 => tcp(state, direction, segment, settings),
+        132 if settings.dyn_sctp => sctp(state, direction, segment.sctp_chunk, settings),
+        17 | 136 => Some(state.lifetime.unwrap_or(settings.dyn_udp_lifetime)),
+        _ => Some(state.lifetime.unwrap_or(settings.dyn_short_lifetime)),
+    };
+    if let Some(lifetime) = lifetime {
+        state.expire = now + seconds(lifetime);
+    }
+}
+
+fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings) -> Option<u32> {
+    let side = direction as usize;
+    state.flags[side] |= segment.tcp_flags & 7;
+    let [forward, reverse] = state.flags;
+    let has = |flags: u8, flag: u8| flags & flag != 0;
+    let (syn, fin, rst) = (2, 1, 4);
+    if has(forward | reverse, rst) {
+        return Some(settings.dyn_rst_lifetime);
+    }
+    if forward == syn && reverse == 0 {
+        return Some(settings.dyn_syn_lifetime);
+    }
+    if !has(forward, syn) || !has(reverse, syn) {
+        return Some(settings.dyn_rst_lifetime);
+    }
+    if has(forward, fin) && has(reverse, fin) {
+        return Some(settings.dyn_fin_lifetime);
+    }
+    let last = state.ack[side];
+    let newer = last == 0 || segment.tcp_ack.wrapping_sub(last) < 1 << 31;
+    if segment.tcp_flags & 16 == 0 || !newer {
+        return None;
+    }
+    state.ack[side] = segment.tcp_ack;
+    let refresh = state.turn.is_some_and(|turn| turn != direction);
+    state.turn = Some(direction);
+    refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
+}
+
+/// The chunks seen since the last INIT that counted, and from which side; the table has phases instead.
+fn sctp(state: &mut State, direction: Direction, chunk: Option<u8>, settings: &Settings) -> Option<u32> {
+    let seen =
+        |state: &State, kind: u8| state.chunks.iter().find(|chunk| chunk.0 == kind).map(|chunk| chunk.1);
+    let (init, abort, shutdown, shutdown_ack, echo, ack, complete) = (1, 6, 7, 8, 10, 11, 14);
+    let over = |state: &State| seen(state, complete).or(seen(state, abort)).is_some();
+    match chunk {
+        Some(1) if seen(state, echo).is_none() || over(state) => state.chunks = vec![(init, direction)],
+        Some(6) => state.chunks.push((abort, direction)),
+        Some(10) if !over(state) && seen(state, echo).is_none() && seen(state, init) == Some(direction) => {
+            state.chunks.push((echo, direction));
+        }
+        Some(11)
+            if !over(state)
+                && seen(state, ack).or(seen(state, shutdown)).is_none()
+                && seen(state, echo).is_some_and(|side| side != direction) =>
+        {
+            state.chunks.push((ack, direction));
+            state.turn = Some(direction);
+            return Some(state.lifetime.unwrap_or(settings.dyn_ack_lifetime));
+        }
+        Some(kind)
+            if (kind == shutdown || kind == shutdown_ack)
+                && !over(state)
+                && seen(state, echo).is_some()
+                && seen(state, shutdown).is_none() =>
+        {
+            state.chunks.push((shutdown, direction));
+            return Some(settings.dyn_syn_lifetime);
+        }
+        Some(14) if !over(state) && seen(state, shutdown).is_some() => {
+            state.chunks.push((complete, direction))
+        }
+        _ => {}
+    }
+    if seen(state, abort).is_some() {
+        Some(settings.dyn_rst_lifetime)
+    } else if seen(state, complete).is_some() {
+        Some(settings.dyn_fin_lifetime)
+    } else if seen(state, shutdown).is_some() {
+        None
+    } else if seen(state, ack).is_some() {
+        let refresh = state.turn != Some(direction);
+        state.turn = Some(direction);
+        refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
+    } else if seen(state, init).is_some() {
+        Some(settings.dyn_syn_lifetime)
+    } else {
+        Some(state.lifetime.unwrap_or(settings.dyn_short_lifetime))
+    }
+}
