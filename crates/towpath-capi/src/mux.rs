@@ -491,7 +491,7 @@ fn whom(to: Option<&Connection>, connected: bool) -> To {
     match to {
         Some(&Connection { index, generation }) => To::Psock(psock::Id::from_parts(index, generation)),
         None if connected => To::Any,
-        None => To::Asker,
+        None => To::Requester,
     }
 }
 

@@ -39,7 +39,7 @@ fn serve(mut socket: Socket) -> Result<(), io::Error> {
         let piece = &mut piece[..read.bytes];
         piece.make_ascii_uppercase();
         // The answer ends where the message does.
-        match socket.send(To::Asker, piece, read.flags & Flags::EOR) {
+        match socket.send(To::Requester, piece, read.flags & Flags::EOR) {
             // Who asked has gone: the others have not.
             Ok(_) | Err(io::Error::Gone) => {}
             Err(error) => return Err(error),

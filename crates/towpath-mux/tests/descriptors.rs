@@ -31,10 +31,10 @@ fn connections_are_accepted_again_when_there_are_descriptors_again() {
     // The one that is left is the client's end.
     files.pop().expect("there were some");
     let mut client = TcpStream::connect(address).expect("it listens");
-    while server.arrivals().refused == 0 {
+    while server.accept_stats().refused == 0 {
         thread::yield_now();
     }
-    assert_eq!(server.arrivals().accepted, 0);
+    assert_eq!(server.accept_stats().accepted, 0);
     drop(files);
     client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     client.write_all(b"hello\n").expect("it is open");

@@ -341,8 +341,11 @@ fn peers_are_asked_about_and_their_ends_told() {
         thread::yield_now();
     }
     assert_eq!(inside(), [left]);
-    let arrivals = server.arrivals();
-    assert_eq!((arrivals.accepted, arrivals.denied, arrivals.reset, arrivals.refused), (4, 1, 1, 0));
+    let accept_stats = server.accept_stats();
+    assert_eq!(
+        (accept_stats.accepted, accept_stats.denied, accept_stats.reset, accept_stats.refused),
+        (4, 1, 1, 0)
+    );
     stop(&server, threads);
     assert_eq!(inside(), []);
 }
@@ -398,7 +401,7 @@ fn many_wait_to_be_accepted() {
         client.write_all(b"hello\n").expect("it is open");
         client.read_exact(&mut [0; 6]).expect("an answer");
     }
-    assert_eq!(server.arrivals().accepted, 400);
+    assert_eq!(server.accept_stats().accepted, 400);
     server.drain(None);
     drop(clients);
     echo.join().expect("it does not panic").expect("epoll");

@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tempfile::TempDir;
 use towpath_mux::Time;
-use towpath_mux::io::{Admission, Admit, Connect, Ended, Peer, Server, Tls, Told};
+use towpath_mux::io::{Admission, Admit, Connect, Ended, Event, Peer, Server, Tls};
 use towpath_mux::mux::{Cause, Config};
 
 /// A certificate for `localhost` that signs itself, and its key.
@@ -88,8 +88,8 @@ fn ended(server: &Server) -> Ended {
 
 fn not_attached(server: &Server) -> String {
     loop {
-        match server.poll_told() {
-            Some(Told::NotAttached { why, .. }) => return why,
+        match server.poll_event() {
+            Some(Event::NotAttached { why, .. }) => return why,
             _ => thread::yield_now(),
         }
     }
@@ -171,8 +171,11 @@ fn what_is_no_tls_is_refused_and_said() {
         .expect("it reads");
     assert_eq!(ended(&server).cause, Cause::Tls("cannot decrypt peer's message".to_owned()));
 
-    let arrivals = server.arrivals();
-    assert_eq!((arrivals.accepted, arrivals.handshakes_failed, arrivals.handshakes_late), (4, 3, 0));
+    let accept_stats = server.accept_stats();
+    assert_eq!(
+        (accept_stats.accepted, accept_stats.handshakes_failed, accept_stats.handshakes_late),
+        (4, 3, 0)
+    );
     stop(&server, thread);
 }
 
@@ -188,8 +191,11 @@ fn silence_ends_a_handshake() {
     if let Err(error) = silent.read_to_end(&mut Vec::new()) {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
     }
-    let arrivals = server.arrivals();
-    assert_eq!((arrivals.accepted, arrivals.handshakes_failed, arrivals.handshakes_late), (1, 0, 1));
+    let accept_stats = server.accept_stats();
+    assert_eq!(
+        (accept_stats.accepted, accept_stats.handshakes_failed, accept_stats.handshakes_late),
+        (1, 0, 1)
+    );
     stop(&server, thread);
 }
 
@@ -216,8 +222,12 @@ fn a_peer_that_shakes_hands_can_be_closed() {
     let mut silent = TcpStream::connect(address).expect("it listens");
     let peer = Peer { local: address, remote: silent.local_addr().expect("connected") };
     while !server.close_peer(&peer) {
-        let arrivals = server.arrivals();
-        assert_eq!((arrivals.handshakes_failed, arrivals.handshakes_late), (0, 0), "it was not found");
+        let accept_stats = server.accept_stats();
+        assert_eq!(
+            (accept_stats.handshakes_failed, accept_stats.handshakes_late),
+            (0, 0),
+            "it was not found"
+        );
         thread::yield_now();
     }
     assert_eq!(not_attached(&server), "it is not let in any more");
@@ -286,7 +296,7 @@ fn outbound_connections_are_made_again() {
     assert_eq!(answers.recv().expect("an answer"), b"hello");
     stop(&server, echo);
     drop(listener.accept().expect("it connects a fourth time"));
-    assert!(client.arrivals().handshakes_failed >= 2, "the first two");
+    assert!(client.accept_stats().handshakes_failed >= 2, "the first two");
     stop(&client, asks);
 }
 

@@ -132,7 +132,7 @@ pub(crate) struct Counters {
 #[derive(FromPyObject)]
 enum Whom<'py> {
     #[pyo3(transparent)]
-    Asker(Bound<'py, Received>),
+    Requester(Bound<'py, Received>),
     #[pyo3(transparent)]
     Connection(Bound<'py, Connection>),
 }
@@ -312,13 +312,13 @@ impl Mux {
         let flags = known(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
         let connected = slf.try_borrow()?.connected;
         let to = match to {
-            Some(Whom::Asker(message)) if !message.get().mux.is(slf) => {
+            Some(Whom::Requester(message)) if !message.get().mux.is(slf) => {
                 return Err(PyValueError::new_err("another handle has read that message"));
             }
-            Some(Whom::Asker(message)) => To::Message(message.get().ticket),
+            Some(Whom::Requester(message)) => To::Message(message.get().ticket),
             Some(Whom::Connection(connection)) => To::Psock((*connection.get()).into()),
             None if connected => To::Any,
-            None => To::Asker,
+            None => To::Requester,
         };
         let data = data.get(py)?;
         let sent = wait::pieces(py, flags, timeout, |most| {
@@ -355,7 +355,7 @@ impl Mux {
     fn arm(&mut self, to: Option<&Connection>, room: bool) -> PyResult<bool> {
         let to = match to {
             Some(connection) => Some(To::Psock((*connection).into())),
-            None if room => Some(if self.connected { To::Any } else { To::Asker }),
+            None if room => Some(if self.connected { To::Any } else { To::Requester }),
             None => None,
         };
         Ok(self.open_mut()?.arm(to))

@@ -43,12 +43,12 @@ impl Default for Connect {
 /// Keeps a connection to one peer. Dropping it stops that, not the connection.
 #[derive(Debug)]
 pub struct Connector {
-    tell: Sender<News>,
+    tell: Sender<ConnectionEvent>,
 }
 
 /// What the thread is told.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum ConnectionEvent {
     /// Its connection has ended, or never was one.
     Over,
     Stop,
@@ -64,9 +64,9 @@ impl Server {
     /// When the system gives no thread.
     pub fn connect(&self, peer: &str, how: Connect) -> io::Result<Connector> {
         let (tell, news) = channel();
-        let keeper = Keeper { server: self.clone(), peer: peer.to_owned(), how, news, tell: tell.clone() };
+        let owner = Keeper { server: self.clone(), peer: peer.to_owned(), how, news, tell: tell.clone() };
         // The kernel keeps 15 bytes of a thread's name (prctl(2), PR_SET_NAME).
-        std::thread::Builder::new().name("connector".to_owned()).spawn(|| keeper.run())?;
+        std::thread::Builder::new().name("connector".to_owned()).spawn(|| owner.run())?;
         Ok(Connector { tell })
     }
 }
@@ -74,7 +74,7 @@ impl Server {
 impl Drop for Connector {
     fn drop(&mut self) {
         // It may be connecting, for as long as that takes: nobody waits for it. It may have gone.
-        let _ = self.tell.send(News::Stop);
+        let _ = self.tell.send(ConnectionEvent::Stop);
     }
 }
 
@@ -82,8 +82,8 @@ struct Keeper {
     server: Server,
     peer: String,
     how: Connect,
-    news: Receiver<News>,
-    tell: Sender<News>,
+    news: Receiver<ConnectionEvent>,
+    tell: Sender<ConnectionEvent>,
 }
 
 impl Keeper {
@@ -96,7 +96,7 @@ impl Keeper {
                 Ok(()) => {
                     refused = 0;
                     log::debug!("connected to {}", self.peer);
-                    let Ok(News::Over) = self.news.recv() else { return };
+                    let Ok(ConnectionEvent::Over) = self.news.recv() else { return };
                     log::debug!("the connection to {} has ended", self.peer);
                 }
                 Err(error) => {
@@ -112,8 +112,8 @@ impl Keeper {
             let pause = pause(&self.how, failures, chance());
             failures = failures.saturating_add(1);
             match self.news.recv_timeout(pause) {
-                Err(RecvTimeoutError::Timeout) | Ok(News::Over) => {}
-                Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) | Ok(ConnectionEvent::Over) => {}
+                Ok(ConnectionEvent::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }

@@ -17,7 +17,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
 use super::reader::{READS, read};
-use super::state::{FOREVER, LOOKS, Told, Work};
+use super::state::{COALESCED_MAX, Event, FOREVER, Work};
 use super::{Server, Shared, timespec};
 use crate::Time;
 use crate::mux::Mux;
@@ -34,7 +34,7 @@ const CALLER: u64 = 1 << 31;
 ///
 /// ```
 /// use std::io::{Read, Write};
-/// use towpath_mux::io::{Server, Told};
+/// use towpath_mux::io::{Server, Event};
 /// use towpath_mux::mux::Config;
 ///
 /// let server = Server::new("line".parse()?, Config::default())?;
@@ -46,7 +46,7 @@ const CALLER: u64 = 1 << 31;
 /// client.write_all(b"hello\n")?;
 /// let mut batch = Vec::new();
 /// while batch.is_empty() {
-///     driver.change(|mux, now| mux.poll_batch(worker, now, &mut batch));
+///     driver.change(|mux, now| mux.poll_messages(worker, now, &mut batch));
 ///     if batch.is_empty() {
 ///         driver.wait(None, |_token| {})?;
 ///     }
@@ -78,10 +78,10 @@ impl Server {
     /// When the server has a driver or workers already.
     pub fn driver(&self) -> io::Result<Driver> {
         let mut state = self.shared.lock();
-        if state.driven || state.handles.is_some() || !state.workers.is_empty() {
+        if state.driven || state.open_sockets.is_some() || !state.workers.is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "the server has a driver, workers or handles already",
+                "the server has a driver, workers or open_sockets already",
             ));
         }
         state.driven = true;
@@ -131,10 +131,10 @@ impl Driver {
         self.shared.perform(std::mem::take(&mut self.work));
     }
 
-    /// From now on, while workers do short messages ([`Mux::quick_turn`]), answers of a connection leave together when all is done that
+    /// From now on, while workers do short messages ([`Mux::quick_batch`]), answers of a connection leave together when all is done that
     /// it asked, or after some turns: one write is cheaper than many, and wakes the peer once. All leave when [`Driver::wait`] is to wait.
     pub fn gather(&mut self) {
-        self.shared.lock().gathers = true;
+        self.shared.lock().coalesces = true;
     }
 
     /// Has [`Driver::wait`] wait for this descriptor to be readable too, and name it by `token`.
@@ -160,7 +160,7 @@ impl Driver {
 
     /// Waits for sockets and the caller's descriptors, at most `timeout`; reads and writes sockets, and names to `each` the
     /// descriptors that are readable. A caller's descriptor that stays readable is named each time. It comes back too when there is
-    /// something new for [`Driver::poll_told`] or [`Server::poll_ended`], whoever caused it.
+    /// something new for [`Driver::poll_event`] or [`Server::poll_ended`], whoever caused it.
     ///
     /// Whether there was anything, or is, besides what there is to tell.
     ///
@@ -175,13 +175,14 @@ impl Driver {
         state.until = None;
         state.handle_timeout(&self.shared, now, &mut work);
         if timeout != Some(Duration::ZERO) {
-            state.gathered = LOOKS;
+            state.coalesced = COALESCED_MAX;
         }
         state.pump(&self.shared, &mut work);
-        let busy = !work.writes.is_empty() || !state.ready.is_empty() || std::mem::take(&mut state.wanted);
+        let busy =
+            !work.writes.is_empty() || !state.ready.is_empty() || std::mem::take(&mut state.worker_wanted);
         let waits = !state.ready.is_empty();
         let own = state.poll_timeout().map(|time| time.since(now));
-        let at_once = busy || std::mem::take(&mut state.parted) || !state.told.is_empty();
+        let at_once = busy || std::mem::take(&mut state.connection_ended) || !state.events.is_empty();
         let timeout = if at_once { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
         if timeout != Some(Duration::ZERO) {
             state.until = Some(own.map_or(FOREVER, |own| now + own));
@@ -219,8 +220,9 @@ impl Driver {
     /// becomes sooner. For who waits elsewhere, once a call has found nothing.
     pub fn poll_timeout(&self) -> Option<std::time::Instant> {
         let mut state = self.shared.lock();
-        // What is wanted was so since the last look, and what was gathered is to leave.
-        let at_once = state.wanted || state.parted || !state.unsent.is_empty() || self.applied;
+        // What is worker_wanted was so since the last look, and what was coalesced is to leave.
+        let at_once =
+            state.worker_wanted || state.connection_ended || !state.transmit_queue.is_empty() || self.applied;
         let due = if at_once { Some(self.shared.now()) } else { state.poll_timeout() };
         state.until = Some(due.unwrap_or(FOREVER));
         let time = due?;
@@ -234,15 +236,15 @@ impl Driver {
     }
 
     /// What the core has to tell, oldest first.
-    pub fn poll_told(&mut self) -> Option<Told> {
-        self.shared.lock().told.pop_front()
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.lock().events.pop_front()
     }
 
-    /// Whether there is something for [`Driver::poll_told`] or [`Server::poll_ended`], or [it has drained](Driver::is_drained): one
+    /// Whether there is something for [`Driver::poll_event`] or [`Server::poll_ended`], or [it has drained](Driver::is_drained): one
     /// look instead of three, for who looks often.
     pub fn has_news(&self) -> bool {
         let state = self.shared.lock();
-        state.closed || !state.told.is_empty() || !state.ended.is_empty()
+        state.closed || !state.events.is_empty() || !state.ended.is_empty()
     }
 
     /// Whether the mux was told to drain and holds nothing any more.

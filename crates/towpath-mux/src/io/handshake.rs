@@ -1,4 +1,4 @@
-//! Connections that shake hands: they are attached when that is done, and stand [aside](super::aside) until then.
+//! Connections that shake hands: they are attached when that is done, and stand [pending](super::pending) until then.
 //!
 //! Invariant: each ends in one way: attached, failed, or too late.
 
@@ -11,9 +11,9 @@ use std::sync::mpsc::Sender;
 use rustix::event::epoll::EventFlags;
 
 use super::admission::Peer;
-use super::aside::{Aside, Connection};
-use super::connector::News;
+use super::connector::ConnectionEvent;
 use super::link::Link;
+use super::pending::{Connection, PendingSet};
 use crate::Time;
 
 /// The event data of their epoll.
@@ -21,21 +21,21 @@ pub(super) const DATA: u64 = 1;
 
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
-    all: Aside<Shaking, DATA>,
+    all: PendingSet<PendingHandshake, DATA>,
     /// Not later than the earliest of their deadlines.
     due: Option<Time>,
 }
 
 /// A connection that shakes hands.
 #[derive(Debug)]
-pub(super) struct Shaking {
+pub(super) struct PendingHandshake {
     pub(super) link: Arc<Link>,
     pub(super) peer: Option<SocketAddr>,
-    pub(super) keeper: Option<Sender<News>>,
+    pub(super) owner: Option<Sender<ConnectionEvent>>,
     until: Time,
 }
 
-impl Connection for Shaking {
+impl Connection for PendingHandshake {
     fn link(&self) -> &Arc<Link> {
         &self.link
     }
@@ -47,13 +47,16 @@ impl Handshakes {
         &mut self,
         epoll: &OwnedFd,
         link: Arc<Link>,
-        keeper: Option<Sender<News>>,
+        owner: Option<Sender<ConnectionEvent>>,
         until: Time,
-    ) -> io::Result<Option<Shaking>> {
+    ) -> io::Result<Option<PendingHandshake>> {
         let peer = super::admission::peer(&link).map(|peer| peer.remote);
         // A client speaks first: that there is room to write is what starts it.
-        let oldest =
-            self.all.begin(epoll, Shaking { link, peer, keeper, until }, EventFlags::IN | EventFlags::OUT)?;
+        let oldest = self.all.begin(
+            epoll,
+            PendingHandshake { link, peer, owner, until },
+            EventFlags::IN | EventFlags::OUT,
+        )?;
         self.due = self.due.into_iter().chain([until]).min();
         Ok(oldest)
     }
@@ -70,17 +73,17 @@ impl Handshakes {
     }
 
     /// It is not one of them any more.
-    pub(super) fn take(&mut self, key: u64) -> Option<Shaking> {
+    pub(super) fn take(&mut self, key: u64) -> Option<PendingHandshake> {
         self.all.take(key)
     }
 
     /// The one of this peer, which was admitted, if it is one of them: then it is not any more.
-    pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<Shaking> {
+    pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<PendingHandshake> {
         self.all.take_peer(peer)
     }
 
     /// One whose time is over, if there is one.
-    pub(super) fn expired(&mut self, now: Time) -> Option<Shaking> {
+    pub(super) fn expired(&mut self, now: Time) -> Option<PendingHandshake> {
         if self.due.is_none_or(|due| due > now) {
             return None;
         }
@@ -95,7 +98,7 @@ impl Handshakes {
     }
 
     /// All of them, when nobody is to come in any more.
-    pub(super) fn close(&mut self) -> Vec<Shaking> {
+    pub(super) fn close(&mut self) -> Vec<PendingHandshake> {
         self.due = None;
         self.all.take_all()
     }

@@ -4,7 +4,7 @@
 //! what the kernel had not delivered yet is thrown away: a peer that asks ahead of what it reads would lose its last answers.
 //!
 //! What: nothing more is sent on them (shutdown(2)), and what still comes is read and dropped, until the peer has closed its side, or has
-//! acknowledged everything and sent nothing for [`QUIET`], or its time is over. They stand [aside](super::aside).
+//! acknowledged everything and sent nothing for [`QUIET`], or its time is over. They stand [pending](super::pending).
 //!
 //! Invariant: for [`LINGER`] at most, and not beyond the time for draining.
 
@@ -16,8 +16,8 @@ use std::time::Duration;
 use rustix::event::epoll::EventFlags;
 
 use super::admission::Peer;
-use super::aside::{Aside, Connection};
 use super::link::Link;
+use super::pending::{Connection, PendingSet};
 use crate::Time;
 
 /// The event data of their epoll.
@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
-    all: Aside<Lingering, DATA>,
+    all: PendingSet<Lingering, DATA>,
     /// When they are looked at next.
     due: Option<Time>,
     /// The end of the time for draining.

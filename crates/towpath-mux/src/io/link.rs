@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use super::admission::{Entry, Peer};
-use super::carrier::{Carrier, Carriers};
 use super::sys::unacknowledged;
-use super::tls::{Session, Shake};
+use super::tls::{HandshakeStep, Session};
+use super::zerocopy_sender::{ZerocopySender, ZerocopySenders};
 use crate::mux::{Cause, Outcome, Transmit};
 
 /// Buffers in one sendmsg(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
@@ -21,13 +21,13 @@ const DROPPED: usize = 64 << 10;
 
 /// How far a read got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Came {
+pub(super) enum ReadOutcome {
     /// Nothing is left to be read; epoll says when there is.
-    All,
+    WouldBlock,
     /// There may be more.
     More,
     /// The peer has sent its last byte.
-    End,
+    Eof,
 }
 
 /// See the file's text.
@@ -38,8 +38,8 @@ pub(super) struct Link {
     /// Before the descriptor: whoever admitted the peer hears of its end before the 5-tuple is free.
     entry: Option<Entry>,
     /// Another way to write, once there was something for it; none where there is none.
-    carrier: OnceLock<Option<Mutex<Box<dyn Carrier>>>>,
-    /// SO_ERROR as the carrier found it, which cleared it.
+    zerocopy_sender: OnceLock<Option<Mutex<Box<dyn ZerocopySender>>>>,
+    /// SO_ERROR as the zerocopy_sender found it, which cleared it.
     broken: OnceLock<i32>,
     /// A read of less than there was room for may leave some: it ends behind bytes that descriptors came with (unix(7)).
     unix: bool,
@@ -54,14 +54,14 @@ impl Link {
         // It may have gone already.
         let address = if unix { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
-        let (tls, carrier, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
-        Self { tls, entry, carrier, broken, unix, address, fd }
+        let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
+        Self { tls, entry, zerocopy_sender, broken, unix, address, fd }
     }
 
     /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
     pub(super) fn hand_back(&self) -> Option<OwnedFd> {
-        // What a carrier has in flight is told in the error queue, which has one reader.
-        if self.tls.is_some() || matches!(self.carrier.get(), Some(Some(_))) {
+        // What a zerocopy_sender has in flight is told in the error queue, which has one reader.
+        if self.tls.is_some() || matches!(self.zerocopy_sender.get(), Some(Some(_))) {
             return None;
         }
         self.fd.try_clone().ok()
@@ -83,10 +83,10 @@ impl Link {
     }
 
     /// Shakes hands, as far as that goes now.
-    pub(super) fn shake(&self) -> Shake {
+    pub(super) fn advance_handshake(&self) -> HandshakeStep {
         match &self.tls {
-            Some(tls) => tls.shake(&self.fd),
-            None => Shake::Done,
+            Some(tls) => tls.advance_handshake(&self.fd),
+            None => HandshakeStep::Done,
         }
     }
 
@@ -96,32 +96,32 @@ impl Link {
     }
 
     /// Reads what fits behind what the buffer holds. Nothing that could be read now is no error.
-    pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<Came, Cause> {
+    pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         if let Some(tls) = &self.tls {
             return tls.read(&self.fd, buffer);
         }
         loop {
             return match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
-                // A carrier was told why, and the system says no more than that it is over.
-                Ok(0) => self.broken.get().map_or(Ok(Came::End), |&errno| Err(Cause::Reset(errno))),
-                Ok(_) if buffer.len() == buffer.capacity() => Ok(Came::More),
+                // A zerocopy_sender was told why, and the system says no more than that it is over.
+                Ok(0) => self.broken.get().map_or(Ok(ReadOutcome::Eof), |&errno| Err(Cause::Reset(errno))),
+                Ok(_) if buffer.len() == buffer.capacity() => Ok(ReadOutcome::More),
                 Ok(_) if self.unix => continue,
-                Ok(_) | Err(Errno::AGAIN) => Ok(Came::All),
-                Err(Errno::INTR) => Ok(Came::More),
+                Ok(_) | Err(Errno::AGAIN) => Ok(ReadOutcome::WouldBlock),
+                Err(Errno::INTR) => Ok(ReadOutcome::More),
                 Err(errno) => Err(Cause::Reset(errno.raw_os_error())),
             };
         }
     }
 
     /// Writes as much as the socket takes.
-    pub(super) fn write(&self, transmit: &mut Transmit, carriers: Option<&dyn Carriers>) -> Outcome {
+    pub(super) fn write(&self, transmit: &mut Transmit, zerocopy: Option<&dyn ZerocopySenders>) -> Outcome {
         if let Some(tls) = &self.tls {
             return tls.write(&self.fd, transmit);
         }
-        if let Some(carriers) = carriers
-            && let Some(carrier) = self.carrier(transmit, carriers)
+        if let Some(zerocopy) = zerocopy
+            && let Some(zerocopy_sender) = self.zerocopy_sender(transmit, zerocopy)
         {
-            return carrier.lock().unwrap_or_else(PoisonError::into_inner).write(transmit);
+            return zerocopy_sender.lock().unwrap_or_else(PoisonError::into_inner).write(transmit);
         }
         while !transmit.is_empty() {
             let slices: Vec<_> = transmit.slices().take(IOV).map(IoSlice::new).collect();
@@ -140,24 +140,28 @@ impl Link {
 }
 
 impl Link {
-    /// The carrier of this connection, opened for the first message that is long enough.
-    fn carrier(&self, transmit: &Transmit, carriers: &dyn Carriers) -> Option<&Mutex<Box<dyn Carrier>>> {
-        if let Some(carrier) = self.carrier.get() {
-            return carrier.as_ref();
+    /// The zerocopy_sender of this connection, opened for the first message that is long enough.
+    fn zerocopy_sender(
+        &self,
+        transmit: &Transmit,
+        zerocopy: &dyn ZerocopySenders,
+    ) -> Option<&Mutex<Box<dyn ZerocopySender>>> {
+        if let Some(zerocopy_sender) = self.zerocopy_sender.get() {
+            return zerocopy_sender.as_ref();
         }
-        let least = carriers.least();
+        let least = zerocopy.min_bytes();
         if !transmit.has_long(least) {
             return None;
         }
-        self.carrier.get_or_init(|| carriers.open(self.fd.as_fd()).map(Mutex::new)).as_ref()
+        self.zerocopy_sender.get_or_init(|| zerocopy.open(self.fd.as_fd()).map(Mutex::new)).as_ref()
     }
 
-    /// EPOLLERR: whether that was about sends of a carrier, and nothing is wrong.
+    /// EPOLLERR: whether that was about sends of a zerocopy_sender, and nothing is wrong.
     pub(super) fn handle_error_queue(&self) -> bool {
-        let Some(Some(carrier)) = self.carrier.get() else { return false };
-        let mut carrier = carrier.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Some(zerocopy_sender)) = self.zerocopy_sender.get() else { return false };
+        let mut zerocopy_sender = zerocopy_sender.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match carrier.handle_error_queue() {
+            match zerocopy_sender.handle_error_queue() {
                 Ok(true) => return true,
                 // No longer than for what is in flight: nobody sends meanwhile.
                 Ok(false) => {}
@@ -187,7 +191,7 @@ impl Link {
                 Ok(bytes) => bytes == 0,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => {
-                    // Completions of a carrier are told there.
+                    // Completions of a zerocopy_sender are told there.
                     self.handle_error_queue();
                     false
                 }

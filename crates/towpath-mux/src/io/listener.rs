@@ -49,9 +49,9 @@ pub(super) struct Listener {
     pub(super) tls: Option<Tls>,
 }
 
-/// What became of connections that came, see [`super::Server::arrivals`].
+/// What became of connections that came, see [`super::Server::accept_stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrivals {
+pub struct AcceptStats {
     /// Connections that listeners accepted.
     pub accepted: u64,
     /// Of these, those that [`super::Admission`] had closed.

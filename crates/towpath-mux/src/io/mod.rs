@@ -11,30 +11,30 @@
 //! - a socket is read by one worker at a time (`reader.rs`), and written by whoever holds its [`mux::Transmit`];
 //! - what has changed is done by whoever changed it, before they go on: writes and wake-ups behind the mutex, what epoll
 //!   watches under it, so that two changes cannot overtake each other;
-//! - when messages take less than a wake-up, a leader that works is not replaced; one parked worker, the deputy, then looks
+//! - when messages take less than a wake-up, a leader that works is not replaced; one parked worker, the watchdog, then looks
 //!   every [`mux::Config::patience`] whether it has got stuck.
 //!
-//! A worker that reads several short messages of a connection does them itself ([`mux::Run`]): they are with it from the read
-//! on, in its tray (`tray.rs`). A leader that is alone waits awake for sockets for a moment when they were ready sooner than
+//! A worker that reads several short messages of a connection does them itself ([`mux::Batch`]): they are with it from the read
+//! on, in its local_queue (`local_queue.rs`). A leader that is alone waits awake for sockets for a moment when they were ready sooner than
 //! sleeping takes, lately.
 //!
 //! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
-//! leader may be told of messages while it goes to wait: the bell (an eventfd) is watched like a socket. Who else waits may hear
+//! leader may be told of messages while it goes to wait: the eventfd (an eventfd) is watched like a socket. Who else waits may hear
 //! it, and leaves it ringing. It rings too when something becomes due sooner than who waits knew of (`state.rs`, `until`).
 //!
-//! With TLS (feature `tls`), a connection is attached when it has shaken hands.
+//! With TLS (feature `tls`), a connection is attached when it has handshake_advanced hands.
 //!
 //! While the rest of a long message is awaited, nobody is woken for a part of it (SO_RCVLOWAT).
 
 mod admission;
-mod aside;
-mod carrier;
 mod connector;
 mod driver;
 mod handshake;
 mod linger;
 mod link;
 mod listener;
+mod local_queue;
+mod pending;
 mod reader;
 mod socket;
 mod state;
@@ -44,10 +44,10 @@ mod sys;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]
-#[path = "plain.rs"]
+#[path = "no_tls.rs"]
 mod tls;
-mod tray;
 mod worker;
+mod zerocopy_sender;
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -71,17 +71,17 @@ use listener::Listener;
 use state::{State, Work};
 
 pub use admission::{Admission, Admit, Peer};
-pub use carrier::{Carrier, Carriers};
 pub use connector::{Connect, Connector};
 pub use driver::Driver;
-pub use listener::Arrivals;
+pub use listener::AcceptStats;
 pub use socket::{Error, Flags, Kind, Received, Socket, To};
-pub use state::{Ended, Told};
+pub use state::{Ended, Event};
 #[cfg(feature = "tokio")]
 pub use stream::{Messages, Reply};
 #[cfg(feature = "tls")]
 pub use tls::{Tls, TlsError};
 pub use worker::{Answer, Worker};
+pub use zerocopy_sender::{ZerocopySender, ZerocopySenders};
 
 /// Connections, listeners and workers of one multiplexor. Cheap to clone.
 ///
@@ -120,12 +120,12 @@ pub struct Server {
 #[derive(Debug)]
 struct Shared {
     epoll: OwnedFd,
-    /// Rung when the leader is wanted.
-    bell: OwnedFd,
+    /// Rung when the leader is worker_wanted.
+    eventfd: OwnedFd,
     start: Instant,
     framing: Framing,
     limits: Limits,
-    carriers: OnceLock<Arc<dyn Carriers>>,
+    zerocopy: OnceLock<Arc<dyn ZerocopySenders>>,
     state: Mutex<State>,
 }
 
@@ -147,12 +147,12 @@ impl Server {
     pub fn with_limits(framing: Framing, limits: Limits, config: mux::Config) -> io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &bell, state::BELL, epoll::EventFlags::IN)?;
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &eventfd, state::EVENTFD, epoll::EventFlags::IN)?;
         let state = Mutex::new(State::new(Mux::new(config)));
         let start = Instant::now();
-        let carriers = OnceLock::new();
-        Ok(Self { shared: Arc::new(Shared { epoll, bell, start, framing, limits, carriers, state }) })
+        let zerocopy = OnceLock::new();
+        Ok(Self { shared: Arc::new(Shared { epoll, eventfd, start, framing, limits, zerocopy, state }) })
     }
 
     /// Listens on a TCP address, and says which it is (a port of 0 is chosen). One of IPv6 is for IPv6 alone, whatever the
@@ -165,7 +165,7 @@ impl Server {
         self.listen_as(listener::bind(address)?, None)
     }
 
-    /// The same, with TLS: a connection is attached when it has shaken hands.
+    /// The same, with TLS: a connection is attached when it has handshake_advanced hands.
     ///
     /// # Errors
     ///
@@ -238,7 +238,7 @@ impl Server {
     /// assert_eq!((&clients[2]).read(&mut [0])?, 0, "the third is closed");
     /// server.drain(None);
     /// thread.join().expect("it does not panic")?;
-    /// assert_eq!(server.arrivals().denied, 1);
+    /// assert_eq!(server.accept_stats().denied, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_admission(&self, admission: Arc<dyn Admission>) {
@@ -251,15 +251,15 @@ impl Server {
         self.shared.lock().listeners.limit = Some(limit);
     }
 
-    /// Has long messages leave by `carriers` instead of sendmsg(2), on connections without TLS, from now on. Once.
-    pub fn set_carriers(&self, carriers: Arc<dyn Carriers>) {
+    /// Has long messages leave by `zerocopy` instead of sendmsg(2), on connections without TLS, from now on. Once.
+    pub fn set_zerocopy(&self, zerocopy: Arc<dyn ZerocopySenders>) {
         // Those who set it twice keep the first.
-        let _ = self.shared.carriers.set(carriers);
+        let _ = self.shared.zerocopy.set(zerocopy);
     }
 
     /// What became of connections that came.
-    pub fn arrivals(&self) -> Arrivals {
-        self.shared.lock().arrivals
+    pub fn accept_stats(&self) -> AcceptStats {
+        self.shared.lock().accept_stats
     }
 
     /// Attaches a connected stream socket, and makes it non-blocking. `read` has bytes that were read of it already.
@@ -298,14 +298,14 @@ impl Server {
         self.with(|state, work| state.attach_read(shared, link, None, (framing, read), work))
     }
 
-    /// Attaches a connected stream socket when it has shaken hands, in either role. [`Server::poll_told`] says when that fails.
+    /// Attaches a connected stream socket when it has handshake_advanced hands, in either role. [`Server::poll_event`] says when that fails.
     ///
     /// # Errors
     ///
     /// When the mux drains, or the system refuses to watch the descriptor.
     #[cfg(feature = "tls")]
     pub fn attach_tls(&self, socket: impl Into<OwnedFd>, tls: &Tls) -> io::Result<()> {
-        self.take_in(socket.into(), Some(tls), None)
+        self.admit_socket(socket.into(), Some(tls), None)
     }
 
     /// The same for one that is made again when it has ended.
@@ -313,20 +313,20 @@ impl Server {
         &self,
         socket: impl Into<OwnedFd>,
         tls: Option<&tls::Tls>,
-        keeper: Sender<connector::News>,
+        owner: Sender<connector::ConnectionEvent>,
     ) -> io::Result<()> {
-        self.take_in(socket.into(), tls, Some(keeper))
+        self.admit_socket(socket.into(), tls, Some(owner))
     }
 
-    fn take_in(
+    fn admit_socket(
         &self,
         socket: OwnedFd,
         tls: Option<&tls::Tls>,
-        keeper: Option<Sender<connector::News>>,
+        owner: Option<Sender<connector::ConnectionEvent>>,
     ) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let shared = &self.shared;
-        self.with(|state, work| state.admit(shared, (socket, None), tls, keeper, work))
+        self.with(|state, work| state.admit(shared, (socket, None), tls, owner, work))
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut State, &mut Work) -> T) -> T {
@@ -362,7 +362,7 @@ impl Server {
                 state.mux.handle_error(id, Errno::CONNABORTED.raw_os_error(), now);
             }
             found.is_some()
-                || state.refuse_shaking(&self.shared, peer, work)
+                || state.refuse_handshake(&self.shared, peer, work)
                 || state.refuse_lingering(&self.shared, peer, work)
         })
     }
@@ -410,8 +410,8 @@ impl Server {
 
     /// The next message that came back, or was not sent; and, to a [`Driver`], what its workers are to do. Oldest first, up to
     /// 1024 are kept.
-    pub fn poll_told(&self) -> Option<Told> {
-        self.shared.lock().told.pop_front()
+    pub fn poll_event(&self) -> Option<Event> {
+        self.shared.lock().events.pop_front()
     }
 
     /// Who is at the other end of a connection; none over a Unix socket, or when it has ended.
@@ -458,7 +458,7 @@ impl Shared {
                 return;
             }
             let write = |(mut transmit, link): (mux::Transmit, Arc<Link>)| {
-                let outcome = link.write(&mut transmit, self.carriers.get().map(|carriers| &**carriers));
+                let outcome = link.write(&mut transmit, self.zerocopy.get().map(|zerocopy| &**zerocopy));
                 (transmit, outcome)
             };
             let outcomes: Vec<_> = work.writes.drain(..).map(write).collect();
@@ -471,9 +471,9 @@ impl Shared {
         }
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         // It only fails when it has been rung 2^64 times: then it rings.
-        let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
+        let _ = rustix::io::write(self.eventfd.as_fd(), &1u64.to_ne_bytes());
     }
 }
 

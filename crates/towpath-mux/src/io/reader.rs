@@ -42,7 +42,7 @@ pub(super) fn read(
     for &(data, mut flags) in events {
         let Some(id) = psock_of(data) else {
             match data {
-                0 => drop(rustix::io::read(&shared.bell, &mut [0; 8])),
+                0 => drop(rustix::io::read(&shared.eventfd, &mut [0; 8])),
                 handshake::DATA => shaking = state.handshakes.ready(),
                 linger::DATA => lingering = state.lingers.ready(),
                 _ => listeners.extend(state.listeners.get(data)),
@@ -52,7 +52,7 @@ pub(super) fn read(
         if flags.contains(EventFlags::OUT) {
             state.mux.handle_writable(id, now);
         }
-        // Completions of a carrier are EPOLLERR too.
+        // Completions of a zerocopy_sender are EPOLLERR too.
         if flags.contains(EventFlags::ERR)
             && state.sockets.get(id).is_some_and(|socket| socket.link.handle_error_queue())
         {
@@ -77,7 +77,8 @@ pub(super) fn read(
             (reading, outcome)
         })
         .collect();
-    let shaken: Vec<_> = shaking.into_iter().map(|(key, link)| (key, link.shake())).collect();
+    let handshake_advanced: Vec<_> =
+        shaking.into_iter().map(|(key, link)| (key, link.advance_handshake())).collect();
     let dropped: Vec<_> = lingering.into_iter().map(|(key, link)| (key, link.discard())).collect();
     let accept = |listener| accept(listener, admission.as_ref(), limit, shared.start);
     let accepted: Vec<_> = listeners.into_iter().map(accept).collect();
@@ -88,11 +89,11 @@ pub(super) fn read(
         runs |= state.read(outcome, by, now);
     }
     if by.is_some() {
-        state.see_to_ready(now, runs, work);
+        state.ensure_reader(now, runs, work);
     }
     state.reads = if runs || state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
-    for (key, shake) in shaken {
-        state.shaken(shared, key, shake, work);
+    for (key, shake) in handshake_advanced {
+        state.handshake_advanced(shared, key, shake, work);
     }
     for (key, over) in dropped {
         state.lingered(shared, key, over, work);
@@ -104,6 +105,6 @@ pub(super) fn read(
         // Others came besides, which wait behind the run: is it long enough to wake somebody?
         state.pump(shared, work);
     }
-    state.rouse(work);
+    state.reschedule(work);
     runs
 }

@@ -15,31 +15,31 @@ use rustix::event::epoll::{EventData, EventFlags};
 use slotmap::{Key, KeyData, SecondaryMap};
 
 use super::Shared;
-use super::connector::News;
+use super::connector::ConnectionEvent;
 use super::handshake::Handshakes;
 use super::linger::Lingers;
 use super::link::Link;
-use super::listener::{Arrivals, Listeners};
+use super::listener::{AcceptStats, Listeners};
+use super::local_queue::LocalQueue;
 use super::reader::READS;
 use super::sys::set_rcvlowat;
-use super::tray::Tray;
 use crate::Time;
 use crate::mux::psock::Interest;
-use crate::mux::{Cause, Event, Message, Mux, SendError, Transmit, Undelivered, psock, worker};
+use crate::mux::{self, Cause, Message, Mux, SendError, Transmit, Undelivered, psock, worker};
 
 pub(super) use ready::Reading;
 
-/// The bell's event data.
-pub(super) const BELL: EventData = EventData::new_u64(0);
+/// The eventfd's event data.
+pub(super) const EVENTFD: EventData = EventData::new_u64(0);
 /// Turns whose answers leave together, when they are full of short messages.
 const GATHERED: u32 = 8;
-/// Looks of a driver that gathers, after which everything leaves; it takes one to four in a turn.
-pub(super) const LOOKS: u32 = 32;
+/// Looks of a driver that coalesces, after which everything leaves; it takes one to four in a turn.
+pub(super) const COALESCED_MAX: u32 = 32;
 /// Rests of a message from so many bytes on are awaited, up to so many at once.
-const AWAITED: usize = 64 << 10;
-const AWAITED_MOST: usize = 256 << 10;
+const LOWAT_MIN: usize = 64 << 10;
+const LOWAT_MAX: usize = 256 << 10;
 /// What is kept of what there is to tell.
-const TOLD: usize = 1024;
+const EVENTS_MAX: usize = 1024;
 /// Later than anything is due.
 pub(super) const FOREVER: Time = Time::from_nanos(u64::MAX);
 
@@ -53,7 +53,7 @@ pub struct Ended {
     /// Why.
     pub cause: Cause,
     /// The descriptor, when it was given back; it is non-blocking. Not of a connection under TLS, nor of one that has a
-    /// [`super::Carrier`].
+    /// [`super::ZerocopySender`].
     pub socket: Option<OwnedFd>,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
@@ -63,7 +63,7 @@ pub struct Ended {
 
 /// What the core has to tell whoever has the server.
 #[derive(Debug)]
-pub enum Told {
+pub enum Event {
     /// To a [`super::Driver`]: this worker was told to leave, and holds nothing any more.
     Left(worker::Id),
     /// A message was given up because the workers that held it died.
@@ -71,7 +71,7 @@ pub enum Told {
     /// Connected mode: a message was not sent, or not all of it.
     Undelivered(Undelivered),
     /// There is room again for [`super::Server::send`] after it found none.
-    Room,
+    WriteSpace,
     /// A connection was not attached, because its handshake failed or took too long.
     NotAttached {
         /// Whose, if it was TCP's.
@@ -85,20 +85,20 @@ pub enum Told {
 pub(super) struct State {
     pub(super) mux: Mux,
     pub(super) sockets: SecondaryMap<psock::Id, Socket>,
-    pub(super) workers: SecondaryMap<worker::Id, Seat>,
+    pub(super) workers: SecondaryMap<worker::Id, WorkerSlot>,
     pub(super) listeners: Listeners,
-    pub(super) arrivals: Arrivals,
+    pub(super) accept_stats: AcceptStats,
     pub(super) handshakes: Handshakes,
     pub(super) lingers: Lingers,
     pub(super) leader: Option<worker::Id>,
     /// It, or the driver, sleeps until then at the latest, as far as it knew: what becomes due sooner has it rung.
     pub(super) until: Option<Time>,
     /// Who looks whether a leader got stuck.
-    pub(super) deputy: Option<worker::Id>,
+    pub(super) watchdog: Option<worker::Id>,
     /// Workers that are parked, the last one at the end.
     pub(super) parked: Vec<worker::Id>,
-    /// Connections that have something to send, while more is gathered for them.
-    pub(super) unsent: Vec<psock::Id>,
+    /// Connections that have something to send, while more is coalesced for them.
+    pub(super) transmit_queue: Vec<psock::Id>,
     /// Connections whose sockets are ready and that nobody reads yet, and since when; the one that waits longest first.
     pub(super) ready: VecDeque<(psock::Id, Time)>,
     /// Sockets that a worker takes at once, and how many were since epoll was last asked.
@@ -110,26 +110,26 @@ pub(super) struct State {
     pub(super) helping: usize,
     pub(super) helpers: usize,
     /// Turns in a row for which it was.
-    pub(super) gathered: u32,
+    pub(super) coalesced: u32,
     /// Turns that any worker began.
     pub(super) turns: u64,
     pub(super) ended: VecDeque<Ended>,
-    pub(super) told: VecDeque<Told>,
-    /// Open handles ([`super::Socket`]), once there was one; then a thread has the sockets.
-    pub(super) handles: Option<usize>,
+    pub(super) events: VecDeque<Event>,
+    /// Open open_sockets ([`super::Socket`]), once there was one; then a thread has the sockets.
+    pub(super) open_sockets: Option<usize>,
     /// Threads that wait for something to change.
-    pub(super) callers: Vec<Thread>,
+    pub(super) waiters: Vec<Thread>,
     /// Handles that are to be rung when there is room, on this connection or any.
-    pub(super) roomless: Vec<(worker::Id, Option<psock::Id>)>,
+    pub(super) write_space_waiters: Vec<(worker::Id, Option<psock::Id>)>,
     /// A [`super::Driver`] leads, and has the workers.
     pub(super) driven: bool,
     /// While its workers do short messages, answers of a connection leave together when all is done that it asked, or after some
     /// looks.
-    pub(super) gathers: bool,
+    pub(super) coalesces: bool,
     /// It has idle workers that are to take something.
-    pub(super) wanted: bool,
+    pub(super) worker_wanted: bool,
     /// A connection has ended since it last looked.
-    pub(super) parted: bool,
+    pub(super) connection_ended: bool,
     /// The core has drained; all has, when nobody lingers either.
     drained: bool,
     pub(super) closed: bool,
@@ -139,7 +139,7 @@ pub(super) struct State {
 pub(super) struct Socket {
     pub(super) link: Arc<Link>,
     /// Who is told when it has ended.
-    keeper: Option<Sender<News>>,
+    owner: Option<Sender<ConnectionEvent>>,
     /// Whether epoll watches it.
     watched: bool,
     /// It is among those that are ready, with what epoll said of it.
@@ -153,10 +153,10 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    fn new(link: Arc<Link>, keeper: Option<Sender<News>>) -> Self {
+    fn new(link: Arc<Link>, owner: Option<Sender<ConnectionEvent>>) -> Self {
         Self {
             link,
-            keeper,
+            owner,
             watched: true,
             queued: false,
             flags: EventFlags::empty(),
@@ -170,7 +170,7 @@ impl Socket {
     /// this). The kernel grows the receive buffer for it, up to twice as many bytes, besides what a mux counts; and says sooner
     /// that there are some when it is short of memory.
     fn expect(&mut self, need: usize) {
-        let lowat = if need < AWAITED { 1 } else { need.min(AWAITED_MOST) };
+        let lowat = if need < LOWAT_MIN { 1 } else { need.min(LOWAT_MAX) };
         if lowat != self.lowat && self.link.is_plain() {
             self.lowat = lowat;
             set_rcvlowat(self.link.as_fd(), lowat);
@@ -180,22 +180,22 @@ impl Socket {
 
 /// Where a worker sits: how it is woken, and what it has not begun.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct WorkerSlot {
     pub(super) thread: Option<Thread>,
     /// A handle's, which it is woken by while it is armed: its thread waits for other things as well (eventfd(2)).
-    pub(super) bell: Option<Arc<OwnedFd>>,
+    pub(super) eventfd: Option<Arc<OwnedFd>>,
     pub(super) armed: bool,
-    pub(super) tray: Arc<Tray>,
+    pub(super) local_queue: Arc<LocalQueue>,
 }
 
-impl Seat {
-    pub(super) const fn new(tray: Arc<Tray>) -> Self {
-        Self { thread: None, bell: None, armed: false, tray }
+impl WorkerSlot {
+    pub(super) const fn new(local_queue: Arc<LocalQueue>) -> Self {
+        Self { thread: None, eventfd: None, armed: false, local_queue }
     }
 
     fn wake(&self, work: &mut Work) {
-        match &self.bell {
-            Some(bell) if self.armed => work.bells.push(Arc::clone(bell)),
+        match &self.eventfd {
+            Some(eventfd) if self.armed => work.eventfds.push(Arc::clone(eventfd)),
             _ => work.wakes.extend(self.thread.clone()),
         }
     }
@@ -206,8 +206,8 @@ impl Seat {
 pub(super) struct Work {
     pub(super) writes: Vec<(Transmit, Arc<Link>)>,
     wakes: Vec<Thread>,
-    bells: Vec<Arc<OwnedFd>>,
-    ring: bool,
+    eventfds: Vec<Arc<OwnedFd>>,
+    notify: bool,
     /// Nothing more is said to these.
     shuts: Vec<Arc<Link>>,
     /// Dropped, and thereby closed, without the mutex.
@@ -224,12 +224,12 @@ impl Work {
         for thread in self.wakes.drain(..) {
             thread.unpark();
         }
-        for bell in self.bells.drain(..) {
+        for eventfd in self.eventfds.drain(..) {
             // As the mux's own: if it fails, it rings already.
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*eventfd, &1u64.to_ne_bytes());
         }
-        if std::mem::take(&mut self.ring) {
-            shared.ring();
+        if std::mem::take(&mut self.notify) {
+            shared.notify();
         }
         self.shuts.drain(..).for_each(|link| link.shut());
         self.closes.clear();
@@ -243,31 +243,31 @@ impl State {
             sockets: SecondaryMap::new(),
             workers: SecondaryMap::new(),
             listeners: Listeners::default(),
-            arrivals: Arrivals::default(),
+            accept_stats: AcceptStats::default(),
             handshakes: Handshakes::default(),
             lingers: Lingers::default(),
             leader: None,
             until: None,
-            deputy: None,
+            watchdog: None,
             parked: Vec::new(),
-            unsent: Vec::new(),
+            transmit_queue: Vec::new(),
             ready: VecDeque::new(),
             reads: READS,
             taken: 0,
             helper: None,
             helping: 0,
             helpers: std::thread::available_parallelism().map_or(0, |count| helpers(count.get())),
-            gathered: 0,
+            coalesced: 0,
             turns: 0,
             ended: VecDeque::new(),
-            told: VecDeque::new(),
-            handles: None,
-            callers: Vec::new(),
-            roomless: Vec::new(),
+            events: VecDeque::new(),
+            open_sockets: None,
+            waiters: Vec::new(),
+            write_space_waiters: Vec::new(),
             driven: false,
-            gathers: false,
-            wanted: false,
-            parted: false,
+            coalesces: false,
+            worker_wanted: false,
+            connection_ended: false,
             drained: false,
             closed: false,
         }
@@ -280,11 +280,11 @@ impl State {
             self.listeners.resume(&shared.epoll);
         }
         while let Some(late) = self.handshakes.expired(now) {
-            self.arrivals.handshakes_late += 1;
+            self.accept_stats.handshakes_late += 1;
             self.not_attached(shared, late, "its handshake took too long".to_owned(), work);
         }
         for (link, late) in self.lingers.expired(now) {
-            self.arrivals.cut_short += u64::from(late);
+            self.accept_stats.cut_short += u64::from(late);
             self.close(shared, link, work);
         }
     }
@@ -298,22 +298,22 @@ impl State {
     /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later. Who waits for something to change
     /// looks again.
     pub(super) fn pump(&mut self, shared: &Shared, work: &mut Work) {
-        self.pump_again(shared, work);
-        work.wakes.append(&mut self.callers);
-        self.ring_for_room(work);
+        self.pump_quietly(shared, work);
+        work.wakes.append(&mut self.waiters);
+        self.notify_write_space(work);
     }
 
     /// The same by who waits, and has found nothing changed and changed nothing: were those woken that wait like it, they would
     /// wake each other for ever.
-    pub(super) fn pump_again(&mut self, shared: &Shared, work: &mut Work) {
-        self.listen(shared, work);
-        // Who gathers and is awake comes again, and leaves nothing behind when it goes to sleep.
-        let gathers = self.gathers && self.until.is_none() && self.gathered < LOOKS;
-        let gathers = gathers && self.mux.quick_turn().is_some();
-        self.gathered = if gathers { self.gathered + 1 } else { 0 };
-        let Self { unsent, mux, sockets, .. } = self;
-        unsent.retain(|&id| {
-            if gathers && mux.outstanding(id) > 0 {
+    pub(super) fn pump_quietly(&mut self, shared: &Shared, work: &mut Work) {
+        self.handle_events(shared, work);
+        // Who coalesces and is awake comes again, and leaves nothing behind when it goes to sleep.
+        let coalesces = self.coalesces && self.until.is_none() && self.coalesced < COALESCED_MAX;
+        let coalesces = coalesces && self.mux.quick_batch().is_some();
+        self.coalesced = if coalesces { self.coalesced + 1 } else { 0 };
+        let Self { transmit_queue, mux, sockets, .. } = self;
+        transmit_queue.retain(|&id| {
+            if coalesces && mux.outstanding(id) > 0 {
                 return true;
             }
             if let Some(socket) = sockets.get(id)
@@ -326,12 +326,12 @@ impl State {
     }
 
     /// Who is armed and waits for room is rung if there is some, or will never be.
-    fn ring_for_room(&mut self, work: &mut Work) {
-        let Self { roomless, mux, workers, .. } = self;
-        roomless.retain(|&(id, to)| {
-            let full = mux.room_for(to) == Err(SendError::Full);
-            if !full && let Some(seat) = workers.get(id) {
-                seat.wake(work);
+    fn notify_write_space(&mut self, work: &mut Work) {
+        let Self { write_space_waiters, mux, workers, .. } = self;
+        write_space_waiters.retain(|&(id, to)| {
+            let full = mux.check_write_space(to) == Err(SendError::Full);
+            if !full && let Some(slot) = workers.get(id) {
+                slot.wake(work);
             }
             full
         });
@@ -339,144 +339,146 @@ impl State {
 
     /// A handle's thread waits by its descriptor from here on, or does not any more.
     pub(super) fn set_armed(&mut self, id: worker::Id, armed: bool) {
-        self.roomless.retain(|(other, _)| *other != id);
-        if let Some(seat) = self.workers.get_mut(id) {
-            seat.armed = armed;
+        self.write_space_waiters.retain(|(other, _)| *other != id);
+        if let Some(slot) = self.workers.get_mut(id) {
+            slot.armed = armed;
         }
     }
 
     /// This thread looks again, so it is not among those that wait: nobody may have woken it.
-    pub(super) fn waits_no_more(&mut self) {
-        if !self.callers.is_empty() {
+    pub(super) fn remove_waiter(&mut self) {
+        if !self.waiters.is_empty() {
             let me = std::thread::current().id();
-            self.callers.retain(|caller| caller.id() != me);
+            self.waiters.retain(|caller| caller.id() != me);
         }
     }
 
     /// As [`State::pump`], but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
     pub(super) fn gather(&mut self, shared: &Shared, work: &mut Work) {
-        if self.gathered >= GATHERED {
+        if self.coalesced >= GATHERED {
             return self.pump(shared, work);
         }
-        self.gathered += 1;
-        self.listen(shared, work);
+        self.coalesced += 1;
+        self.handle_events(shared, work);
     }
 
-    fn listen(&mut self, shared: &Shared, work: &mut Work) {
+    fn handle_events(&mut self, shared: &Shared, work: &mut Work) {
         while let Some(event) = self.mux.poll_event() {
             match event {
-                Event::Interest(id) => self.watch(shared, id),
-                Event::Transmit(id) => self.unsent.push(id),
-                Event::Wake(_) if self.driven => {
-                    self.wanted = true;
-                    self.ring(work);
+                mux::Event::Interest(id) => self.watch(shared, id),
+                mux::Event::Transmit(id) => self.transmit_queue.push(id),
+                mux::Event::Wake(_) if self.driven => {
+                    self.worker_wanted = true;
+                    self.notify(work);
                 }
-                Event::Wake(id) => self.wake(id, work),
-                Event::Recall(id) => self.recall(shared, id),
-                Event::Ended(end) => self.end(shared, end, work),
-                Event::Undone(message) => {
+                mux::Event::Wake(id) => self.wake(id, work),
+                mux::Event::Recall(id) => self.recall(shared, id),
+                mux::Event::Ended(end) => self.end(shared, end, work),
+                mux::Event::Undone(message) => {
                     log::debug!("{:?} was given up: its workers died", message.ticket());
-                    self.tell(Told::Undone(message), work);
+                    self.push_event(Event::Undone(message), work);
                 }
-                Event::Undelivered(undelivered) => self.tell(Told::Undelivered(undelivered), work),
-                Event::Left(id) if self.driven => self.tell(Told::Left(id), work),
-                Event::Room => self.tell(Told::Room, work),
-                Event::Left(_) => {}
-                Event::Drained => self.drained = true,
+                mux::Event::Undelivered(undelivered) => {
+                    self.push_event(Event::Undelivered(undelivered), work)
+                }
+                mux::Event::Left(id) if self.driven => self.push_event(Event::Left(id), work),
+                mux::Event::WriteSpace => self.push_event(Event::WriteSpace, work),
+                mux::Event::Left(_) => {}
+                mux::Event::Drained => self.drained = true,
             }
         }
         if self.drained && !self.closed && self.lingers.is_empty() {
-            self.give_up(work);
+            self.close_all(work);
         }
-        self.rouse(work);
+        self.reschedule(work);
     }
 
     /// Nothing more comes: all are told.
-    pub(super) fn give_up(&mut self, work: &mut Work) {
+    pub(super) fn close_all(&mut self, work: &mut Work) {
         self.closed = true;
-        work.ring = true;
-        work.wakes.append(&mut self.callers);
-        self.workers.values().for_each(|seat| seat.wake(work));
+        work.notify = true;
+        work.wakes.append(&mut self.waiters);
+        self.workers.values().for_each(|slot| slot.wake(work));
     }
 
     /// A message of a handle that was closed before there was room for it.
     pub(super) fn undelivered(&mut self, bytes: Bytes, work: &mut Work) {
-        self.tell(Told::Undelivered(Undelivered { bytes, left: 0 }), work);
+        self.push_event(Event::Undelivered(Undelivered { bytes, left: 0 }), work);
     }
 
     /// Has whoever sleeps over the sockets look again, if something is due sooner than it knew of.
-    pub(super) fn rouse(&mut self, work: &mut Work) {
+    pub(super) fn reschedule(&mut self, work: &mut Work) {
         if let Some(until) = self.until
             && self.poll_timeout().is_some_and(|due| due < until)
         {
-            self.ring(work);
+            self.notify(work);
         }
     }
 
     /// Wakes whoever sleeps over the sockets. Who is awake looks anyway.
-    fn ring(&mut self, work: &mut Work) {
-        work.ring |= self.until.take().is_some();
+    fn notify(&mut self, work: &mut Work) {
+        work.notify |= self.until.take().is_some();
     }
 
     /// A driver that sleeps is woken: it gives back to whoever wants to know.
-    fn tell(&mut self, told: Told, work: &mut Work) {
+    fn push_event(&mut self, told: Event, work: &mut Work) {
         if self.driven {
-            self.ring(work);
+            self.notify(work);
         }
-        self.told.push_back(told);
-        if self.told.len() > TOLD {
+        self.events.push_back(told);
+        if self.events.len() > EVENTS_MAX {
             // A worker that left is told in any case: there are few. Handshakes that fail are as many as peers like, and what was given
             // up has somebody wait for an answer.
-            let first = |least: fn(&Told) -> bool| self.told.iter().position(least);
-            let least = first(|told| matches!(told, Told::NotAttached { .. }));
-            let least = least.or_else(|| first(|told| !matches!(told, Told::Left(_))));
-            self.told.remove(least.unwrap_or(0));
+            let first = |least: fn(&Event) -> bool| self.events.iter().position(least);
+            let least = first(|told| matches!(told, Event::NotAttached { .. }));
+            let least = least.or_else(|| first(|told| !matches!(told, Event::Left(_))));
+            self.events.remove(least.unwrap_or(0));
         }
     }
 
     pub(super) fn wake(&mut self, id: worker::Id, work: &mut Work) {
         self.parked.retain(|&parked| parked != id);
         if self.leader == Some(id) {
-            work.ring = true;
-        } else if let Some(seat) = self.workers.get(id) {
-            seat.wake(work);
+            work.notify = true;
+        } else if let Some(slot) = self.workers.get(id) {
+            slot.wake(work);
         }
     }
 
     /// Wakes a parked worker, if there is one.
     pub(super) fn wake_any(&mut self, work: &mut Work) -> Option<worker::Id> {
         let id = self.parked.pop()?;
-        if self.deputy == Some(id) {
-            self.deputy = None;
+        if self.watchdog == Some(id) {
+            self.watchdog = None;
         }
         self.wake(id, work);
         Some(id)
     }
 
     /// Somebody begins so many messages: who waits for sockets meanwhile?
-    pub(super) fn see_to_leader(&mut self, count: usize, work: &mut Work) {
+    pub(super) fn ensure_leader(&mut self, count: usize, work: &mut Work) {
         if self.leader.is_some() {
             // It waits for as long as it knew of; more waits now.
             let queued = self.mux.queued();
             let leader = self.leader.filter(|_| queued > 0 && self.mux.is_long(queued));
             leader.into_iter().for_each(|leader| self.wake(leader, work));
         } else if !work.wakes() {
-            let takes = self.mux.wary_service_time() * count as u32;
+            let takes = self.mux.slow_service_time() * count as u32;
             if takes >= self.mux.config().wake_cost {
                 self.wake_any(work);
-            } else if self.deputy.is_none() {
-                self.deputy = self.wake_any(work);
+            } else if self.watchdog.is_none() {
+                self.watchdog = self.wake_any(work);
             }
         }
     }
 
     /// Takes from a worker what it has not begun, and settles what it has done.
     fn recall(&mut self, shared: &Shared, id: worker::Id) {
-        let Some(seat) = self.workers.get(id) else { return };
-        let tray = Arc::clone(&seat.tray);
-        let mut tray = tray.lock();
-        tray.settle(&mut self.mux, id, shared.now());
-        let tickets = tray.give_back(&mut self.mux, id);
+        let Some(slot) = self.workers.get(id) else { return };
+        let local_queue = Arc::clone(&slot.local_queue);
+        let mut local_queue = local_queue.lock();
+        local_queue.settle(&mut self.mux, id, shared.now());
+        let tickets = local_queue.give_back(&mut self.mux, id);
         self.mux.handle_hand_back(id, &tickets, shared.now());
     }
 }

@@ -154,7 +154,7 @@ impl Messages {
     fn take(&mut self) -> bool {
         let Self { driver, worker, batch, held, .. } = self;
         if held.is_empty() {
-            driver.change(|mux, now| mux.poll_batch(*worker, now, batch));
+            driver.change(|mux, now| mux.poll_messages(*worker, now, batch));
             held.extend(batch.drain(..));
         }
         !held.is_empty()

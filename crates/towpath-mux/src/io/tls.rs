@@ -19,7 +19,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
-use super::link::Came;
+use super::link::ReadOutcome;
 use crate::mux::{Cause, Outcome, Transmit};
 
 /// Bytes that are made into records before they are written: one record's worth.
@@ -169,7 +169,7 @@ fn wrong(error: rustls::Error) -> TlsError {
 
 /// How far a handshake is.
 #[derive(Debug)]
-pub(super) enum Shake {
+pub(super) enum HandshakeStep {
     /// It is done. [`Session::early`] has what the peer sent right behind it.
     Done,
     /// It waits for the peer, or for room to write.
@@ -211,28 +211,28 @@ impl Session {
     }
 
     /// Shakes hands, as far as that goes now.
-    pub(super) fn shake(&self, fd: &OwnedFd) -> Shake {
+    pub(super) fn advance_handshake(&self, fd: &OwnedFd) -> HandshakeStep {
         let mut inner = self.lock();
         loop {
             match inner.flush(fd) {
                 Ok(()) => {}
-                Err(Errno::AGAIN) => return Shake::More { write: true },
-                Err(errno) => return Shake::Failed(errno.to_string()),
+                Err(Errno::AGAIN) => return HandshakeStep::More { write: true },
+                Err(errno) => return HandshakeStep::Failed(errno.to_string()),
             }
             if !inner.connection.is_handshaking() {
-                return Shake::Done;
+                return HandshakeStep::Done;
             }
             let mut early = std::mem::take(&mut inner.early);
             let received = inner.receive(fd, &mut early);
             inner.early = early;
             match received {
-                Ok(Received::Nothing) => return Shake::More { write: false },
+                Ok(Received::Nothing) => return HandshakeStep::More { write: false },
                 Ok(Received::Some) => {}
                 Ok(Received::End) if inner.connection.is_handshaking() => {
-                    return Shake::Failed("the peer closed inside the handshake".to_owned());
+                    return HandshakeStep::Failed("the peer closed inside the handshake".to_owned());
                 }
                 Ok(Received::End) => inner.over = true,
-                Err(cause) => return Shake::Failed(cause.to_string()),
+                Err(cause) => return HandshakeStep::Failed(cause.to_string()),
             }
         }
     }
@@ -244,19 +244,19 @@ impl Session {
     }
 
     /// Reads what there is, behind what the buffer holds. As much as there was room for, and what came in the same record.
-    pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<Came, Cause> {
+    pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         let mut inner = self.lock();
         let full = buffer.capacity();
         while buffer.len() < full {
             match inner.receive(fd, buffer)? {
-                Received::Nothing => return Ok(Came::All),
+                Received::Nothing => return Ok(ReadOutcome::WouldBlock),
                 Received::Some => {}
-                Received::End => return Ok(Came::End),
+                Received::End => return Ok(ReadOutcome::Eof),
             }
             // An answer to what came. A peer that does not take it does not get any further.
             let _ = inner.flush(fd);
         }
-        Ok(Came::More)
+        Ok(ReadOutcome::More)
     }
 
     /// Writes as much as the socket takes. What is in a record has left when all of the record has: a peer can do nothing with a part of

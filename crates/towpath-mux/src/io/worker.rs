@@ -10,20 +10,20 @@ use bytes::{Bytes, BytesMut};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use super::local_queue::{Inner, LocalQueue};
 use super::reader::{READS, read};
-use super::state::{BELL, FOREVER, Seat, State, Work};
-use super::tray::{Inner, Tray};
+use super::state::{EVENTFD, FOREVER, State, Work, WorkerSlot};
 use super::{Server, Shared, timespec};
 use crate::Time;
-use crate::mux::{Message, Run, Said, SendError, Ticket, View, psock, worker};
+use crate::mux::{Batch, Completion, Message, SendError, Ticket, View, psock, worker};
 
 /// Messages in a turn from which on it is full of short ones.
 const FULL: usize = 8;
 /// From so often on a leader waits awake for sockets before it sleeps, and as often as is remembered.
-const EAGER: u8 = 4;
-const EAGER_MOST: u8 = 16;
+const SPIN_MIN: u8 = 4;
+const SPIN_MAX: u8 = 16;
 /// Sockets were ready at once when waiting for them took no longer than this; so often in a row, and another is to help.
-const AT_ONCE: Duration = Duration::from_micros(3);
+const IMMEDIATE: Duration = Duration::from_micros(3);
 const SATURATED: u8 = 8;
 /// Answers in bytes up to which those of a run are copied together, so that one write has them all.
 const SMALL: usize = 4096;
@@ -36,60 +36,63 @@ const SMALL: usize = 4096;
 pub struct Worker {
     shared: Arc<Shared>,
     id: worker::Id,
-    tray: Arc<Tray>,
+    local_queue: Arc<LocalQueue>,
     current: Option<Ticket>,
-    /// The run that it is one of, if it is. It was answered so, so many times, in `answer`; or else in `said`.
-    run: Option<Run>,
+    /// The run that it is one of, if it is. It was answered so, so many times, in `answer`; or else in `completions`.
+    batch: Option<Batch>,
     answer: Answer,
     answers: u32,
-    said: Vec<Said>,
+    completions: Vec<Completion>,
     /// [`Worker::serve`]: the messages of the run that it has taken, and where the answers end to those that it has done.
     group: Range<usize>,
     ends: Vec<usize>,
     /// How many it takes at most.
     at_once: usize,
-    batch: Vec<Message>,
+    scratch: Vec<Message>,
     wake_cost: Duration,
-    /// What epoll said last.
+    /// What epoll completions last.
     events: Vec<(u64, epoll::EventFlags)>,
     /// How often in a row sockets were ready at once.
-    prompt: u8,
+    ready_streak: u8,
     /// How often lately, about, sockets were ready sooner than sleeping is worth.
-    eager: u8,
+    spin_score: u8,
 }
 
 impl Worker {
     pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let tray = Arc::new(Tray::default());
+        let local_queue = Arc::new(LocalQueue::default());
         let now = shared.now();
         let mut state = shared.lock();
         if state.closed {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux has drained"));
         }
-        if state.driven || state.handles.is_some() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the server has a driver or handles"));
+        if state.driven || state.open_sockets.is_some() {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "the server has a driver or open_sockets",
+            ));
         }
         let (credit, wake_cost) = (state.mux.config().batch, state.mux.config().wake_cost);
         let id = state.mux.clone_worker(credit, now);
-        state.workers.insert(id, Seat::new(Arc::clone(&tray)));
+        state.workers.insert(id, WorkerSlot::new(Arc::clone(&local_queue)));
         drop(state);
         Ok(Self {
             shared,
             id,
-            tray,
+            local_queue,
             current: None,
-            run: None,
+            batch: None,
             answer: Answer::default(),
             answers: 0,
-            said: Vec::new(),
+            completions: Vec::new(),
             group: 0..0,
             ends: Vec::new(),
             at_once: 1,
-            batch: Vec::new(),
+            scratch: Vec::new(),
             wake_cost,
             events: Vec::with_capacity(READS),
-            prompt: 0,
-            eager: 0,
+            ready_streak: 0,
+            spin_score: 0,
         })
     }
 
@@ -109,7 +112,7 @@ impl Worker {
     ///
     /// When epoll fails.
     pub fn recv(&mut self) -> io::Result<Option<Message>> {
-        match self.tell_and_take() {
+        match self.complete_and_take() {
             Some(message) => Ok(Some(message)),
             None => self.next_turn(),
         }
@@ -150,14 +153,14 @@ impl Worker {
             work(message.view(), &mut self.answer);
             self.answers = u32::from(!self.answer.bytes.is_empty());
             if self.answer.bytes.len() > SMALL {
-                self.say_answer(message.ticket());
+                self.flush_answer(message.ticket());
             }
             drop(message);
-            // The others of a run need no more than a look at the tray now and then.
-            let Some(run) = self.run.clone() else { continue };
-            let tray = Arc::clone(&self.tray);
-            while self.next_group(&tray) {
-                for view in self.group.clone().filter_map(|at| run.view(at)) {
+            // The others of a run need no more than a look at the local_queue now and then.
+            let Some(batch) = self.batch.clone() else { continue };
+            let local_queue = Arc::clone(&self.local_queue);
+            while self.next_group(&local_queue) {
+                for view in self.group.clone().filter_map(|at| batch.view(at)) {
                     let before = self.answer.bytes.len();
                     work(view, &mut self.answer);
                     self.answers += u32::from(self.answer.bytes.len() > before);
@@ -177,69 +180,69 @@ impl Worker {
         self
     }
 
-    /// Tells the tray what became of the messages that the worker has, and takes the next ones of the run. Whether there are any.
+    /// Tells the local_queue what became of the messages that the worker has, and takes the next ones of the batch. Whether there are any.
     #[inline]
-    fn next_group(&mut self, tray: &Tray) -> bool {
-        let mut tray = tray.lock();
-        self.tell(&mut tray);
-        self.group = tray.advance(self.at_once);
+    fn next_group(&mut self, local_queue: &LocalQueue) -> bool {
+        let mut local_queue = local_queue.lock();
+        self.complete(&mut local_queue);
+        self.group = local_queue.advance(self.at_once);
         !self.group.is_empty()
     }
 
-    /// Tells the tray what became of the current message, and takes the next one from there.
-    fn tell_and_take(&mut self) -> Option<Message> {
-        let tray = Arc::clone(&self.tray);
-        let mut tray = tray.lock();
-        self.tell(&mut tray);
-        if let Some(at) = tray.advance(1).next() {
-            drop(tray);
-            let run = self.run.as_ref()?;
-            self.current = Some(run.ticket(at));
-            return run.message(at);
+    /// Tells the local_queue what became of the current message, and takes the next one from there.
+    fn complete_and_take(&mut self) -> Option<Message> {
+        let local_queue = Arc::clone(&self.local_queue);
+        let mut local_queue = local_queue.lock();
+        self.complete(&mut local_queue);
+        if let Some(at) = local_queue.advance(1).next() {
+            drop(local_queue);
+            let batch = self.batch.as_ref()?;
+            self.current = Some(batch.ticket(at));
+            return batch.message(at);
         }
-        self.run = None;
-        let message = tray.batch.pop_front()?;
+        self.batch = None;
+        let message = local_queue.messages.pop_front()?;
         self.current = Some(message.ticket());
         Some(message)
     }
 
-    /// Tells the tray what became of the messages that the worker has.
+    /// Tells the local_queue what became of the messages that the worker has.
     #[inline]
-    fn tell(&mut self, tray: &mut Inner) {
+    fn complete(&mut self, local_queue: &mut Inner) {
         if !self.group.is_empty() {
-            return self.tell_group(tray);
+            return self.complete_group(local_queue);
         }
         let Some(ticket) = self.current.take() else { return };
-        if self.run.is_some() && tray.run.is_some() {
-            tray.done(1, &mut self.answer.bytes, self.answers);
-            for said in self.said.drain(..) {
-                if let Said::Reply(_, bytes) = said {
-                    tray.answer(bytes);
+        if self.batch.is_some() && local_queue.batch.is_some() {
+            local_queue.done(1, &mut self.answer.bytes, self.answers);
+            for completions in self.completions.drain(..) {
+                if let Completion::Reply(_, bytes) = completions {
+                    local_queue.answer(bytes);
                 }
             }
         } else {
             // Its run was taken apart meanwhile.
-            self.say_answer(ticket);
-            tray.said.append(&mut self.said);
-            tray.said.push(Said::Done(ticket));
+            self.flush_answer(ticket);
+            local_queue.completions.append(&mut self.completions);
+            local_queue.completions.push(Completion::Done(ticket));
         }
         self.answers = 0;
     }
 
     #[inline]
-    fn tell_group(&mut self, tray: &mut Inner) {
+    fn complete_group(&mut self, local_queue: &mut Inner) {
         let group = std::mem::take(&mut self.group);
-        if tray.run.is_some() {
-            tray.done(self.ends.len(), &mut self.answer.bytes, self.answers);
-        } else if let Some(run) = &self.run {
+        if local_queue.batch.is_some() {
+            local_queue.done(self.ends.len(), &mut self.answer.bytes, self.answers);
+        } else if let Some(batch) = &self.batch {
             // The run was taken apart meanwhile.
             let mut from = 0;
             for (at, &end) in group.zip(&self.ends) {
                 if end > from {
                     let bytes = Bytes::copy_from_slice(&self.answer.bytes[from..end]);
-                    tray.said.push(Said::Reply(run.ticket(at), bytes));
+                    local_queue.completions.push(Completion::Reply(batch.ticket(at), bytes));
                 }
-                tray.said.push(Said::Done(run.ticket(at)));
+                local_queue.completions.push(Completion::Done(batch.ticket(at)));
                 from = end;
             }
             self.answer.bytes.clear();
@@ -248,10 +251,10 @@ impl Worker {
         self.answers = 0;
     }
 
-    /// What was answered so far is said by itself.
-    fn say_answer(&mut self, ticket: Ticket) {
+    /// What was answered so far is completions by itself.
+    fn flush_answer(&mut self, ticket: Ticket) {
         if self.answers > 0 {
-            self.said.push(Said::Reply(ticket, self.answer.bytes.split().freeze()));
+            self.completions.push(Completion::Reply(ticket, self.answer.bytes.split().freeze()));
             self.answers = 0;
         }
     }
@@ -260,28 +263,28 @@ impl Worker {
     /// after a few.
     pub fn reply(&mut self, message: &Message, bytes: impl Into<Bytes>) {
         let bytes = bytes.into();
-        if self.runs(message.ticket(), bytes.len()) {
+        if self.coalesces(message.ticket(), bytes.len()) {
             self.answer.bytes.extend_from_slice(&bytes);
             self.answers += 1;
             return;
         }
-        self.say_answer(message.ticket());
-        self.said.push(Said::Reply(message.ticket(), bytes));
+        self.flush_answer(message.ticket());
+        self.completions.push(Completion::Reply(message.ticket(), bytes));
     }
 
     /// The same with a copy of these bytes, which saves an allocation where an answer is made in a buffer that is used again.
     pub fn reply_slice(&mut self, message: &Message, bytes: &[u8]) {
-        if !self.runs(message.ticket(), bytes.len()) {
+        if !self.coalesces(message.ticket(), bytes.len()) {
             return self.reply(message, Bytes::copy_from_slice(bytes));
         }
         self.answer.bytes.extend_from_slice(bytes);
         self.answers += 1;
     }
 
-    /// Whether an answer of that length leaves together with others of the run.
-    fn runs(&self, ticket: Ticket, length: usize) -> bool {
-        let fits = self.answer.bytes.len() + length <= SMALL && self.said.is_empty();
-        self.run.is_some() && self.current == Some(ticket) && fits
+    /// Whether an answer of that length leaves together with others of the batch.
+    fn coalesces(&self, ticket: Ticket, length: usize) -> bool {
+        let fits = self.answer.bytes.len() + length <= SMALL && self.completions.is_empty();
+        self.batch.is_some() && self.current == Some(ticket) && fits
     }
 
     /// Sends a message to any connection, now. A received message's bytes are not copied.
@@ -305,9 +308,9 @@ impl Worker {
             let now = shared.now();
             if state.helper == Some(self.id) {
                 state.helper = None;
-                self.eager = self.eager.max(EAGER + 1);
+                self.spin_score = self.spin_score.max(SPIN_MIN + 1);
             }
-            self.tray.lock().settle(&mut state.mux, self.id, now);
+            self.local_queue.lock().settle(&mut state.mux, self.id, now);
             if let Some(message) = self.begin(&mut state, now, &mut work) {
                 drop(state);
                 shared.perform(work);
@@ -336,13 +339,13 @@ impl Worker {
     /// Takes what is ready, and sees to who leads meanwhile.
     fn begin(&mut self, state: &mut State, now: Time, work: &mut Work) -> Option<Message> {
         let shared = &self.shared;
-        state.mux.poll_batch(self.id, now, &mut self.batch);
-        let first = self.batch.first()?;
-        (self.current, self.run) = (Some(first.ticket()), None);
-        let count = self.batch.len();
-        let mut messages = self.batch.drain(..);
+        state.mux.poll_messages(self.id, now, &mut self.scratch);
+        let first = self.scratch.first()?;
+        (self.current, self.batch) = (Some(first.ticket()), None);
+        let count = self.scratch.len();
+        let mut messages = self.scratch.drain(..);
         let first = messages.next();
-        self.tray.lock().batch.extend(messages);
+        self.local_queue.lock().messages.extend(messages);
         state.turns += 1;
         if state.leader == Some(self.id) {
             state.leader = None;
@@ -351,11 +354,11 @@ impl Worker {
             FULL.. => state.gather(shared, work),
             _ => state.pump(shared, work),
         }
-        state.see_to_leader(count, work);
+        state.ensure_leader(count, work);
         first
     }
 
-    /// Sleeps until somebody wakes it. The deputy looks around now and then.
+    /// Sleeps until somebody wakes it. The watchdog looks around now and then.
     fn park(&self) {
         let shared = &*self.shared;
         let (mut turns, mut quiet) = (u64::MAX, 0);
@@ -368,30 +371,30 @@ impl Worker {
                 // Nothing began since the last look, and nobody waits for sockets or reads those that are ready: the one who
                 // works got stuck.
                 state.handle_timeout(&self.shared, now, &mut work);
-                if state.deputy == Some(self.id) {
-                    state.deputy = None;
+                if state.watchdog == Some(self.id) {
+                    state.watchdog = None;
                 }
                 state.pump(shared, &mut work);
                 drop(state);
                 return shared.perform(work);
             }
-            if state.mux.queued() > 0 && state.deputy == Some(self.id) {
+            if state.mux.queued() > 0 && state.watchdog == Some(self.id) {
                 state.handle_timeout(&self.shared, now, &mut work);
             }
-            let deputy = state.deputy == Some(self.id);
-            quiet = if deputy && state.turns == turns { quiet + 1 } else { 0 };
-            if deputy && quiet > 1 {
-                state.deputy = None;
+            let watchdog = state.watchdog == Some(self.id);
+            quiet = if watchdog && state.turns == turns { quiet + 1 } else { 0 };
+            if watchdog && quiet > 1 {
+                state.watchdog = None;
             }
             turns = state.turns;
-            let timed = state.deputy == Some(self.id) || state.leader.is_none();
+            let timed = state.watchdog == Some(self.id) || state.leader.is_none();
             let patience = state.mux.config().patience;
             state.pump(shared, &mut work);
             let woken = !state.mux.is_idle(self.id);
-            if let Some(seat) = state.workers.get_mut(self.id)
-                && seat.thread.is_none()
+            if let Some(slot) = state.workers.get_mut(self.id)
+                && slot.thread.is_none()
             {
-                seat.thread = Some(std::thread::current());
+                slot.thread = Some(std::thread::current());
             }
             if !woken && !state.parked.contains(&self.id) {
                 let id = self.id;
@@ -408,7 +411,7 @@ impl Worker {
                 std::thread::park();
             }
             let state = shared.lock();
-            if !state.parked.contains(&self.id) && state.deputy != Some(self.id) {
+            if !state.parked.contains(&self.id) && state.watchdog != Some(self.id) {
                 return;
             }
         }
@@ -429,21 +432,21 @@ impl Worker {
         self.poll(most, timeout)?;
         if timeout != Some(Duration::ZERO) {
             let took = begin.elapsed();
-            self.promptly(took);
+            self.note_wait(took);
             let soon = took < patience;
-            self.eager = if soon { EAGER_MOST.min(self.eager + 1) } else { self.eager / 2 };
+            self.spin_score = if soon { SPIN_MAX.min(self.spin_score + 1) } else { self.spin_score / 2 };
         }
         Ok(())
     }
 
     /// Whether it waits for sockets beside the leader.
     fn helps(&self, state: &State) -> bool {
-        self.eager >= EAGER && !state.is_crowded()
+        self.spin_score >= SPIN_MIN && !state.has_enough_pollers()
     }
 
     /// Waits awake for a moment, when that was worth it lately: whether a socket is ready.
     fn spin(&mut self, most: usize) -> io::Result<bool> {
-        if self.eager < EAGER {
+        if self.spin_score < SPIN_MIN {
             return Ok(false);
         }
         let begin = Instant::now();
@@ -451,18 +454,18 @@ impl Worker {
             self.poll(most, Some(Duration::ZERO))?;
             if !self.events.is_empty() {
                 let took = begin.elapsed();
-                self.promptly(took);
-                self.eager = EAGER_MOST.min(self.eager + 1);
+                self.note_wait(took);
+                self.spin_score = SPIN_MAX.min(self.spin_score + 1);
                 return Ok(true);
             }
         }
-        self.eager -= EAGER / 2;
+        self.spin_score -= SPIN_MIN / 2;
         Ok(false)
     }
 
     /// Waiting took so long.
-    fn promptly(&mut self, took: Duration) {
-        self.prompt = if took < AT_ONCE { self.prompt.saturating_add(1) } else { 0 };
+    fn note_wait(&mut self, took: Duration) {
+        self.ready_streak = if took < IMMEDIATE { self.ready_streak.saturating_add(1) } else { 0 };
     }
 
     /// Asks epoll which sockets are ready.
@@ -485,10 +488,10 @@ impl Worker {
             let mut work = Work::default();
             let mut state = shared.lock();
             let now = shared.now();
-            if let Some(seat) = state.workers.get_mut(self.id)
-                && seat.thread.is_none()
+            if let Some(slot) = state.workers.get_mut(self.id)
+                && slot.thread.is_none()
             {
-                seat.thread = Some(std::thread::current());
+                slot.thread = Some(std::thread::current());
             }
             state.handle_timeout(&self.shared, now, &mut work);
             if let Some(message) = self.begin(&mut state, now, &mut work) {
@@ -506,9 +509,9 @@ impl Worker {
                 return Ok(None);
             }
             let alone = leads && !state.mux.is_worked_for();
-            if leads && self.prompt >= SATURATED {
-                self.prompt = 0;
-                state.get_help(&mut work);
+            if leads && self.ready_streak >= SATURATED {
+                self.ready_streak = 0;
+                state.wake_helper(&mut work);
             }
             let most = state.reads;
             let wait = match () {
@@ -535,7 +538,7 @@ impl Worker {
             let waited = match wait {
                 Some(timeout) => self.wait(most, timeout, alone),
                 None => {
-                    self.eager = EAGER_MOST.min(self.eager + 1);
+                    self.spin_score = SPIN_MAX.min(self.spin_score + 1);
                     Ok(())
                 }
             };
@@ -550,15 +553,15 @@ impl Worker {
             let mut work = Work::default();
             if !leads && wait.is_some() {
                 shared.lock().helping -= 1;
-                // The bell is for the leader.
-                self.events.retain(|(data, _)| *data != BELL.u64());
+                // The eventfd is for the leader.
+                self.events.retain(|(data, _)| *data != EVENTFD.u64());
             }
             let runs = read(&shared, &self.events, &mut work, Some(self.id));
             // What came is for this thread first; who waits is woken for the rest when it has begun.
             shared.perform(work);
             if runs {
-                self.run = self.tray.lock().run.clone();
-                if let Some(message) = self.tell_and_take() {
+                self.batch = self.local_queue.lock().batch.clone();
+                if let Some(message) = self.complete_and_take() {
                     return Ok(Some(message));
                 }
             }
@@ -631,25 +634,25 @@ impl Drop for Worker {
         let now = shared.now();
         let mut work = Work::default();
         let mut state = shared.lock();
-        let tray = Arc::clone(&self.tray);
-        let mut tray = tray.lock();
+        let local_queue = Arc::clone(&self.local_queue);
+        let mut local_queue = local_queue.lock();
         let mut tickets = Vec::new();
         if !std::thread::panicking() {
-            self.tell(&mut tray);
+            self.complete(&mut local_queue);
         } else if let Some(left) = self.group.len().checked_sub(self.ends.len() + 1) {
             // It panicked at one of those that it had taken: those before are done, those behind are not begun.
-            if let Some(run) = self.run.as_ref().filter(|_| tray.run.is_none()) {
+            if let Some(batch) = self.batch.as_ref().filter(|_| local_queue.batch.is_none()) {
                 // The run was taken apart meanwhile: it holds those behind like any others.
-                tickets.extend((self.group.end - left..self.group.end).map(|at| run.ticket(at)));
+                tickets.extend((self.group.end - left..self.group.end).map(|at| batch.ticket(at)));
             }
-            tray.rewind(left);
+            local_queue.rewind(left);
             self.answer.bytes.truncate(self.ends.last().copied().unwrap_or(0));
             self.group.end -= left;
-            self.tell_group(&mut tray);
+            self.complete_group(&mut local_queue);
         }
-        tray.settle(&mut state.mux, self.id, now);
-        tickets.extend(tray.give_back(&mut state.mux, self.id));
-        drop(tray);
+        local_queue.settle(&mut state.mux, self.id, now);
+        tickets.extend(local_queue.give_back(&mut state.mux, self.id));
+        drop(local_queue);
         state.mux.handle_hand_back(self.id, &tickets, now);
         if std::thread::panicking() {
             state.mux.handle_worker_died(self.id, now);
@@ -658,8 +661,8 @@ impl Drop for Worker {
         }
         state.workers.remove(self.id);
         state.parked.retain(|&parked| parked != self.id);
-        if state.deputy == Some(self.id) {
-            state.deputy = None;
+        if state.watchdog == Some(self.id) {
+            state.watchdog = None;
         }
         if state.leader == Some(self.id) {
             state.leader = None;

@@ -1,4 +1,4 @@
-//! The bytes of a message on its way out: ours, or lent by whoever said it.
+//! The bytes of a message on its way out: ours, or leased by whoever said it.
 
 use std::any::Any;
 use std::fmt;
@@ -12,9 +12,9 @@ const SHORT: usize = 16 << 10;
 
 /// Bytes in memory of others, who may change them at any time: nobody here looks at them. They are given back when this is dropped.
 ///
-/// A [`Carrier`](crate::io::Carrier) that knows what they are has the kernel send them from where they lie; for every other way out
+/// A [`ZerocopySender`](crate::io::ZerocopySender) that knows what they are has the kernel send them from where they lie; for every other way out
 /// they are copied first.
-pub trait Lent: Any + fmt::Debug + Send + Sync {
+pub trait Lease: Any + fmt::Debug + Send + Sync {
     /// How many bytes.
     fn len(&self) -> usize;
 
@@ -33,7 +33,7 @@ pub enum Body {
     /// Bytes that nobody changes.
     Bytes(Bytes),
     /// Bytes of others.
-    Lent(Arc<dyn Lent>),
+    Leased(Arc<dyn Lease>),
 }
 
 impl Body {
@@ -41,7 +41,7 @@ impl Body {
     pub fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
-            Self::Lent(lent) => lent.len(),
+            Self::Leased(leased) => leased.len(),
         }
     }
 
@@ -50,11 +50,11 @@ impl Body {
         self.len() == 0
     }
 
-    /// The bytes; none of what is lent, which is [copied](Self::copy_lent) before anybody asks.
+    /// The bytes; none of what is leased, which is [copied](Self::copy_leased) before anybody asks.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,
-            Self::Lent(_) => &[],
+            Self::Leased(_) => &[],
         }
     }
 
@@ -67,16 +67,16 @@ impl Body {
         }
     }
 
-    pub(super) fn copy_lent(&mut self) {
-        if let Self::Lent(lent) = self {
-            *self = Self::Bytes(lent.copy());
+    pub(super) fn copy_leased(&mut self) {
+        if let Self::Leased(leased) = self {
+            *self = Self::Bytes(leased.copy());
         }
     }
 
     pub(super) fn into_bytes(self) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes,
-            Self::Lent(lent) => lent.copy(),
+            Self::Leased(leased) => leased.copy(),
         }
     }
 }

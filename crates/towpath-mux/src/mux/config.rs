@@ -63,7 +63,7 @@ pub struct Config {
     /// How often a message is given to another worker because the one that held it died; then it comes back as
     /// [`super::Event::Undone`]. 2.
     pub redeliver: u8,
-    /// The most messages that a worker gets in one turn, 1 to 64. Short ones that it has read itself ([`super::Run`]) may be
+    /// The most messages that a worker gets in one turn, 1 to 64. Short ones that it has read itself ([`super::Batch`]) may be
     /// more, unless this is 1. 64.
     pub batch: usize,
     /// Bytes of messages that a worker may hold before it gets no more; it always gets one. 1 MiB.

@@ -15,7 +15,7 @@ pub enum Event {
     Interest(psock::Id),
     /// There is something to send: see [`super::Mux::transmit`].
     Transmit(psock::Id),
-    /// This idle worker has something to do: have it call [`super::Mux::poll_batch`].
+    /// This idle worker has something to do: have it call [`super::Mux::poll_messages`].
     Wake(worker::Id),
     /// Others are idle: have this worker hand back what it has not begun ([`super::Mux::handle_hand_back`]).
     Recall(worker::Id),
@@ -26,7 +26,7 @@ pub enum Event {
     /// A message was given up because the workers that held it died.
     Undone(Message),
     /// There is room again for [`super::Mux::send`] after it answered [`SendError::Full`].
-    Room,
+    WriteSpace,
     /// A worker that was told to leave holds nothing any more; its id is not valid any more.
     Left(worker::Id),
     /// A mux that was told to drain holds nothing any more.
@@ -149,7 +149,7 @@ pub enum SendError {
     Gone,
     /// No connection is open (ENOTCONN).
     NotConnected,
-    /// Every connection has as much to send as may wait (EAGAIN); [`Event::Room`] says when to try again.
+    /// Every connection has as much to send as may wait (EAGAIN); [`Event::WriteSpace`] says when to try again.
     Full,
 }
 

@@ -7,19 +7,19 @@ use crate::Time;
 
 impl Mux {
     /// Whether a message may be sent now to this connection, or in connected mode to any. When it may not be because too much
-    /// waits, [`Event::Room`] says that one of any has room again.
+    /// waits, [`Event::WriteSpace`] says that one of any has room again.
     ///
     /// # Errors
     ///
     /// As [`Mux::forward`] and [`Mux::send`]; and [`SendError::Full`] for a connection whose peer does not take what is sent to it.
-    pub(crate) fn room_for(&mut self, psock: Option<psock::Id>) -> Result<(), SendError> {
+    pub(crate) fn check_write_space(&mut self, psock: Option<psock::Id>) -> Result<(), SendError> {
         if let Some(id) = psock {
             let psock = self.psocks.get(id).filter(|psock| psock.is_open()).ok_or(SendError::Gone)?;
             return if psock.send_full { Err(SendError::Full) } else { Ok(()) };
         }
-        let &(waits, _) = self.least.first().ok_or(SendError::NotConnected)?;
+        let &(waits, _) = self.by_send_bytes.first().ok_or(SendError::NotConnected)?;
         if waits >= self.config.send_bytes.high {
-            self.wants_room = true;
+            self.write_space_wanted = true;
             return Err(SendError::Full);
         }
         Ok(())
@@ -31,8 +31,8 @@ impl Mux {
     }
 
     /// The connection with the least to send, however much that is: for what is the last of its sender.
-    pub(crate) fn least_to_send(&self) -> Option<psock::Id> {
-        self.least.first().map(|&(_, id)| id)
+    pub(crate) fn least_loaded(&self) -> Option<psock::Id> {
+        self.by_send_bytes.first().map(|&(_, id)| id)
     }
 
     /// Nobody will do this message, which the worker holds: it comes back as [`Event::Undone`].

@@ -14,9 +14,9 @@ pub struct Ticket {
     pub number: u64,
 }
 
-/// What a worker says about messages that it holds, see [`super::Mux::handle_said`].
+/// What a worker says about messages that it holds, see [`super::Mux::handle_completions`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum Completion {
     /// This answers it: [`super::Mux::reply`].
     Reply(Ticket, Bytes),
     /// It is done: [`super::Mux::done`].

@@ -2,7 +2,7 @@
 //! clock, no thread: whoever drives it reads and writes sockets and says what time it is.
 //!
 //! What: bytes of a connection ([`Mux::reserve`] and [`Mux::handle_read`]) become messages; a worker that is free takes them
-//! ([`Mux::poll_batch`]), answers ([`Mux::reply`]) and is done ([`Mux::done`]); answers leave through the connection that asked
+//! ([`Mux::poll_messages`]), answers ([`Mux::reply`]) and is done ([`Mux::done`]); answers leave through the connection that asked
 //! ([`Mux::transmit`]). [`Mux::poll_event`] says what is to be done outside, [`Mux::poll_timeout`] when to come back.
 //!
 //! Invariants:
@@ -17,9 +17,10 @@
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, whose words these are. There a message's worker is
 //! chosen when it arrives; here a free worker takes the oldest message, so that none waits behind a busy one.
 
+mod batch;
 mod body;
+mod close;
 mod config;
-mod ending;
 mod event;
 #[cfg(feature = "io")]
 mod handle;
@@ -29,7 +30,6 @@ mod pool;
 pub mod psock;
 mod ready;
 mod receive;
-mod run;
 mod schedule;
 mod stats;
 mod timer;
@@ -45,17 +45,17 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use hdrhistogram::Histogram;
 use slotmap::SlotMap;
 
-pub use body::{Body, Lent};
+pub use batch::Batch;
+pub use body::{Body, Lease};
 pub use config::{Bound, Config, Order, Retry};
 pub use event::{Cause, End, Event, SendError, Undelivered};
-pub use message::{Message, Said, Ticket, View};
+pub use message::{Completion, Message, Ticket, View};
 pub use receive::AttachError;
-pub use run::Run;
 pub use stats::{PsockRow, Show, Totals, WorkerRow};
 pub use transmit::{Outcome, Transmit};
 
 use crate::Time;
-use order::Lane;
+use order::KeyQueue;
 use pool::Pool;
 use psock::Psock;
 use ready::Ready;
@@ -78,7 +78,7 @@ use worker::Worker;
 /// // The socket had these bytes: one message, and the start of another.
 /// mux.handle_bytes(psock, b"hello\nwor", now);
 /// let mut batch = Vec::new();
-/// mux.poll_batch(worker, now, &mut batch);
+/// mux.poll_messages(worker, now, &mut batch);
 /// assert_eq!(batch[0].payload(), b"hello");
 ///
 /// // It is echoed to whoever sent it.
@@ -98,7 +98,7 @@ pub struct Mux {
     /// Messages that any worker may take, the oldest first.
     ready: Ready,
     /// [`Order::Key`]: what waits behind a message with the same hash.
-    keys: HashMap<u32, Lane>,
+    keys: HashMap<u32, KeyQueue>,
     /// Idle workers, the one that asked last at the end.
     idle: VecDeque<worker::Id>,
     /// Workers that were told to ask and have not yet.
@@ -106,23 +106,23 @@ pub struct Mux {
     /// Workers that have a turn or ask by themselves soon.
     awake: usize,
     /// Mean time that a message takes, in nanoseconds; 0 before the first.
-    mean: u64,
+    ewma: u64,
     /// The same, which falls more slowly than it rises.
-    wary: u64,
+    ewma_slow: u64,
     /// What most messages take less than and most more: the median, about. A worker that lost its processor for a while, or a
     /// rare slow message, does not change it much.
-    typical: u64,
+    median: u64,
     /// The least that messages took of late, on average over a turn: what they take when nothing keeps their worker from them.
-    least_time: u64,
+    floor: u64,
     /// All that is held, in bytes, and whether that is too much.
     bytes: usize,
     full: bool,
     /// Those of them that messages take, which workers make free.
     message_bytes: usize,
     /// Connections by what they have to send. Connected mode only.
-    least: BTreeSet<(usize, psock::Id)>,
+    by_send_bytes: BTreeSet<(usize, psock::Id)>,
     /// Somebody was told that there is no room.
-    wants_room: bool,
+    write_space_wanted: bool,
     draining: bool,
     drained: bool,
     now: Time,
@@ -131,13 +131,13 @@ pub struct Mux {
     /// Buffers to read into.
     spare: Pool,
     /// Where to note the messages of a read; empty between two.
-    found: Vec<receive::Found>,
+    extents: Vec<receive::Extent>,
     /// Connections are looked after when all that a worker said is known, and which.
     deferring: bool,
     unsettled: Vec<psock::Id>,
     /// Who reads, and the run that it got.
     reader: Option<worker::Id>,
-    run: Option<Run>,
+    local: Option<Batch>,
     totals: Totals,
     queue_wait: Histogram<u64>,
     service_time: Histogram<u64>,
@@ -160,26 +160,26 @@ impl Mux {
             idle: VecDeque::new(),
             woken: 0,
             awake: 0,
-            mean: 0,
-            wary: 0,
-            typical: 0,
-            least_time: 0,
+            ewma: 0,
+            ewma_slow: 0,
+            median: 0,
+            floor: 0,
             bytes: 0,
             full: false,
             message_bytes: 0,
-            least: BTreeSet::new(),
-            wants_room: false,
+            by_send_bytes: BTreeSet::new(),
+            write_space_wanted: false,
             draining: false,
             drained: false,
             now: Time::default(),
             timers: BinaryHeap::new(),
             events: VecDeque::new(),
             spare: Pool::default(),
-            found: Vec::new(),
+            extents: Vec::new(),
             deferring: false,
             unsettled: Vec::new(),
             reader: None,
-            run: None,
+            local: None,
             totals: Totals::default(),
             queue_wait: stats::histogram(),
             service_time: stats::histogram(),
@@ -205,7 +205,7 @@ impl Mux {
     pub fn poll_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
             // Behind anything that may have been the last that could be worked off.
-            self.relieve();
+            self.shed_memory();
         }
         if let Some(event) = self.events.pop_front() {
             return Some(event);
@@ -228,7 +228,7 @@ impl Mux {
         if was && !self.full {
             // All of them: who came meanwhile was never told to be read. It is seldom, behind half of what the mux may hold.
             for psock in self.psocks.keys().collect::<Vec<_>>() {
-                self.tell_interest(psock);
+                self.update_interest(psock);
             }
         }
     }

@@ -14,7 +14,7 @@ pub(super) struct Pool {
 }
 
 /// A buffer that messages lie in.
-struct Lent {
+struct SharedBuffer {
     buffer: Vec<u8>,
     pool: Pool,
 }
@@ -39,17 +39,17 @@ impl Pool {
         if buffer.capacity() > most {
             return Bytes::from(buffer);
         }
-        Bytes::from_owner(Lent { buffer, pool: self.clone() })
+        Bytes::from_owner(SharedBuffer { buffer, pool: self.clone() })
     }
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for SharedBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
     }
 }
 
-impl Drop for Lent {
+impl Drop for SharedBuffer {
     fn drop(&mut self) {
         self.pool.put(std::mem::take(&mut self.buffer));
     }

@@ -40,14 +40,14 @@ pub(super) struct Psock {
     pub(super) assembler: Assembler,
     pub(super) phase: Phase,
     /// The assembler's buffer is with whoever reads the socket: this many bytes of it were there before.
-    pub(super) lent: Option<usize>,
+    pub(super) reading: Option<usize>,
     /// How much room the next read is given, in bytes.
-    pub(super) room: usize,
+    pub(super) read_size: usize,
     /// Not read because something is full. Each remembers itself for its hysteresis.
     pub(super) full: bool,
     pub(super) send_full: bool,
     /// What was last told of [`Interest`].
-    pub(super) told: Interest,
+    pub(super) reported: Interest,
     /// Messages that are queued or with workers.
     pub(super) outstanding: usize,
     /// Of these, those with workers.
@@ -76,8 +76,8 @@ pub(super) struct Psock {
     pub(super) sending: bool,
     /// The socket took less than it was given.
     pub(super) blocked: bool,
-    pub(super) transmit_told: bool,
-    /// Among those that [`super::Mux::handle_said`] has yet to look after.
+    pub(super) transmit_reported: bool,
+    /// Among those that [`super::Mux::handle_completions`] has yet to look after.
     pub(super) unsettled: bool,
     /// When anything last happened, and when the peer last took something.
     pub(super) active: Time,
@@ -99,7 +99,7 @@ pub(super) enum Phase {
     },
     /// It has ended; its messages are still worked on. With the cause until that is told, which waits for who writes to it.
     Dead {
-        untold: Option<Cause>,
+        unreported: Option<Cause>,
     },
 }
 
@@ -266,11 +266,11 @@ impl Psock {
         Self {
             assembler,
             phase: Phase::Open,
-            lent: None,
-            room: 0,
+            reading: None,
+            read_size: 0,
             full: false,
             send_full: false,
-            told: Interest::default(),
+            reported: Interest::default(),
             outstanding: 0,
             in_hand: 0,
             memory: 0,
@@ -286,7 +286,7 @@ impl Psock {
             left: 0,
             sending: false,
             blocked: false,
-            transmit_told: false,
+            transmit_reported: false,
             unsettled: false,
             active: now,
             progress: now,
@@ -312,14 +312,14 @@ impl Psock {
 
     /// Whether nobody holds anything of it.
     pub(super) fn is_free(&self) -> bool {
-        self.outstanding == 0 && self.lent.is_none() && !self.sending
+        self.outstanding == 0 && self.reading.is_none() && !self.sending
     }
 
     pub(super) fn status(&self) -> Status {
         Status {
             reserved: self.in_hand,
             rx_wait: self.assembler.held() > 0,
-            rx_pause: self.is_open() && !self.told.read,
+            rx_pause: self.is_open() && !self.reported.read,
             ready: self.outstanding > self.in_hand,
             rx_stop: !self.is_open(),
             tx_wait: self.blocked,

@@ -1,27 +1,27 @@
 //! What waits for a worker, whichever: the oldest first.
 //!
 //! What: messages of one read stand here as one thing, a row, until somebody takes them: as many of them as it may have, as a row
-//! again ([`Ready::pop_row`]), or one ([`Ready::pop_front`]). A row that is not taken whole stays in front with what is left of it.
+//! again ([`Ready::pop_batch`]), or one ([`Ready::pop_front`]). A row that is not taken whole stays in front with what is left of it.
 //!
 //! Invariant: `messages` counts those in rows too, and no row is empty.
 
 use std::collections::VecDeque;
 
+use super::batch::Batch;
 use super::message::Message;
-use super::run::Run;
 use crate::Time;
 
 #[derive(Debug, Default)]
 pub(super) struct Ready {
-    queue: VecDeque<Waiting>,
+    queue: VecDeque<Entry>,
     messages: usize,
 }
 
 /// One thing that waits.
 #[derive(Debug)]
-pub(super) enum Waiting {
-    One(Message),
-    Row(Run),
+pub(super) enum Entry {
+    Message(Message),
+    Batch(Batch),
 }
 
 impl Ready {
@@ -36,51 +36,51 @@ impl Ready {
 
     /// When the oldest of them was whole.
     pub(super) fn oldest(&self) -> Option<Time> {
-        self.queue.front().map(|waiting| match waiting {
-            Waiting::One(message) => message.received,
-            Waiting::Row(run) => run.received(),
+        self.queue.front().map(|entry| match entry {
+            Entry::Message(message) => message.received,
+            Entry::Batch(batch) => batch.received(),
         })
     }
 
     pub(super) fn push_back(&mut self, message: Message) {
         self.messages += 1;
-        self.queue.push_back(Waiting::One(message));
+        self.queue.push_back(Entry::Message(message));
     }
 
     pub(super) fn push_front(&mut self, message: Message) {
         self.messages += 1;
-        self.queue.push_front(Waiting::One(message));
+        self.queue.push_front(Entry::Message(message));
     }
 
-    pub(super) fn push_row(&mut self, run: Run) {
-        self.messages += run.len();
-        self.queue.push_back(Waiting::Row(run));
+    pub(super) fn push_batch(&mut self, batch: Batch) {
+        self.messages += batch.len();
+        self.queue.push_back(Entry::Batch(batch));
     }
 
     pub(super) fn pop_front(&mut self) -> Option<Message> {
-        if let Some(Waiting::Row(run)) = self.queue.front_mut()
-            && run.len() > 1
+        if let Some(Entry::Batch(batch)) = self.queue.front_mut()
+            && batch.len() > 1
         {
             self.messages -= 1;
-            return run.begin();
+            return batch.begin();
         }
-        let waiting = self.queue.pop_front()?;
+        let entry = self.queue.pop_front()?;
         self.messages -= 1;
-        match waiting {
-            Waiting::One(message) => Some(message),
-            Waiting::Row(mut run) => run.begin(),
+        match entry {
+            Entry::Message(message) => Some(message),
+            Entry::Batch(mut batch) => batch.begin(),
         }
     }
 
     /// The oldest message, or of the oldest row as many as make up no more than `most` messages and `bytes` bytes; one in any case.
-    pub(super) fn pop_row(&mut self, most: usize, bytes: usize) -> Option<Waiting> {
+    pub(super) fn pop_batch(&mut self, most: usize, bytes: usize) -> Option<Entry> {
         let count = match self.queue.front_mut()? {
-            Waiting::One(_) => 1,
-            Waiting::Row(run) => {
-                let count = run.fitting(most, bytes).max(1);
-                if count < run.len() {
+            Entry::Message(_) => 1,
+            Entry::Batch(batch) => {
+                let count = batch.fitting(most, bytes).max(1);
+                if count < batch.len() {
                     self.messages -= count;
-                    return Some(Waiting::Row(run.split_to(count)));
+                    return Some(Entry::Batch(batch.split_to(count)));
                 }
                 count
             }

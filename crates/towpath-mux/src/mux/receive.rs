@@ -41,7 +41,7 @@ impl std::error::Error for AttachError {}
 
 /// Where a message lies in the buffer it was read into.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct Extent {
     pub(super) start: usize,
     pub(super) length: usize,
     pub(super) skip: usize,
@@ -50,7 +50,7 @@ pub(super) struct Found {
     pub(super) hash: u32,
 }
 
-impl Found {
+impl Extent {
     pub(super) const fn range(&self) -> std::ops::Range<usize> {
         self.start..self.start + self.length
     }
@@ -97,8 +97,8 @@ impl Mux {
         let id = self.psocks.insert(Psock::new(assembler, now));
         self.totals.attach += 1;
         if self.config.connected {
-            self.least.insert((0, id));
-            self.room();
+            self.by_send_bytes.insert((0, id));
+            self.report_write_space();
         }
         self.settle(id);
         Ok(id)
@@ -112,7 +112,7 @@ impl Mux {
             return None;
         }
         let read = self.config.read;
-        let psock = self.psocks.get_mut(id).filter(|psock| psock.lent.is_none())?;
+        let psock = self.psocks.get_mut(id).filter(|psock| psock.reading.is_none())?;
         let need = psock.assembler.need();
         let mut buffer = psock.assembler.lend();
         if buffer.len() < LARGE {
@@ -120,8 +120,8 @@ impl Mux {
             room.extend_from_slice(&buffer);
             buffer = room;
         }
-        psock.lent = Some(buffer.len());
-        buffer.reserve_exact(read.max(psock.room).max(need.min(READ_MOST)));
+        psock.reading = Some(buffer.len());
+        buffer.reserve_exact(read.max(psock.read_size).max(need.min(READ_MOST)));
         Some(buffer)
     }
 
@@ -129,19 +129,19 @@ impl Mux {
     pub fn handle_read(&mut self, id: psock::Id, buffer: Vec<u8>, now: Time) -> usize {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return 0 };
-        let Some(before) = psock.lent.take() else { return 0 };
+        let Some(before) = psock.reading.take() else { return 0 };
         let came = buffer.len() - before;
-        psock.room = match () {
+        psock.read_size = match () {
             () if buffer.len() == buffer.capacity() => (2 * came).min(WIDE * self.config.read),
-            () if came < psock.room / 4 => psock.room / 2,
-            () => psock.room,
+            () if came < psock.read_size / 4 => psock.read_size / 2,
+            () => psock.read_size,
         };
         psock.assembler.restore(buffer);
         if came > 0 {
             psock.active = self.now;
         }
         if psock.is_open() {
-            self.absorb(id);
+            self.assemble(id);
         } else {
             if !psock.is_dead() {
                 self.recount_buffer(id);
@@ -164,7 +164,7 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if psock.is_open() {
             psock.assembler.handle_end();
-            self.absorb(id);
+            self.assemble(id);
         }
     }
 
@@ -185,21 +185,21 @@ impl Mux {
     }
 
     /// Takes the messages that are whole, and what ends the stream.
-    pub(super) fn absorb(&mut self, id: psock::Id) {
+    pub(super) fn assemble(&mut self, id: psock::Id) {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let base = psock.assembler.offset();
-        let (mut found, mut last) = (std::mem::take(&mut self.found), None);
+        let (mut found, mut last) = (std::mem::take(&mut self.extents), None);
         let asked = psock.assembler.need() > 1;
-        let note = |found: &mut Vec<Found>, offset, message: framing::Message| {
+        let note = |found: &mut Vec<Extent>, offset, message: framing::Message| {
             let framing::Message { length, skip, trim, mark, hash } = message;
-            found.push(Found { start: (offset - base) as usize, length, skip, trim, mark, hash });
+            found.push(Extent { start: (offset - base) as usize, length, skip, trim, mark, hash });
         };
         loop {
             psock.assembler.scan(|offset, message| note(&mut found, offset, message));
             let Some(event) = psock.assembler.poll(now) else { break };
             match event {
-                assembler::Event::Message(message) => found.push(place_of(&message, base)),
+                assembler::Event::Message(message) => found.push(extent_of(&message, base)),
                 assembler::Event::GiveBack { .. } => {
                     last = Some(Last::GiveBack { inside: asked && found.is_empty() });
                 }
@@ -211,13 +211,13 @@ impl Mux {
             psock.stats.rx_need_more += 1;
         }
         if found.is_empty() {
-            self.tidy(id);
+            self.trim_buffer(id);
         } else {
-            self.part(id, &found);
+            self.deliver(id, &found);
             found.clear();
         }
         if found.capacity() <= NOTED {
-            self.found = found;
+            self.extents = found;
         }
         self.recount_buffer(id);
         match last {
@@ -239,7 +239,7 @@ impl Mux {
     }
 
     /// Nothing is whole: the buffer is kept as small as what it holds.
-    fn tidy(&mut self, id: psock::Id) {
+    fn trim_buffer(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let held = psock.assembler.held();
         if held >= LARGE || psock.assembler.memory() <= 2 * held {
@@ -250,11 +250,11 @@ impl Mux {
     }
 
     /// Parts the messages found from the buffer: they keep it, or a copy of what they need of it when that is much less.
-    fn part(&mut self, id: psock::Id, found: &[Found]) {
+    fn deliver(&mut self, id: psock::Id, found: &[Extent]) {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let mut buffer = psock.assembler.detach();
-        let used = found.last().map_or(0, Found::end);
+        let used = found.last().map_or(0, Extent::end);
         let (bytes, memory, buffer) = if used >= buffer.capacity() / KEEP {
             let memory = buffer.capacity();
             buffer.truncate(used);
@@ -262,20 +262,20 @@ impl Mux {
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
-        if let Some(by) = self.may_run(found.len(), used) {
-            self.give_run(by, id, bytes, memory, found);
+        if let Some(by) = self.local_reader(found.len(), used) {
+            self.give_local(by, id, bytes, memory, found);
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
         }
         if found.len() > 1 && self.config.order == Order::None {
-            self.queue_run(id, bytes, memory, found);
+            self.queue_batch(id, bytes, memory, found);
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
         }
         let (share, mut rest) = (memory / found.len(), memory % found.len());
         for found in found {
             let charge = share + std::mem::take(&mut rest) + size_of::<Message>();
-            let Found { skip, trim, mark, hash, .. } = *found;
+            let Extent { skip, trim, mark, hash, .. } = *found;
             let bytes = bytes.slice(found.range());
             let Some(psock) = self.psocks.get_mut(id) else { return };
             let ticket = Ticket { psock: id, number: psock.next };
@@ -315,7 +315,7 @@ impl Mux {
 
     /// When the mux is full, and would be so when workers had done all that they have and will get, the connection that holds most
     /// ends: they are not waited for, since they may take for ever.
-    pub(super) fn relieve(&mut self) {
+    pub(super) fn shed_memory(&mut self) {
         while self.full && self.bytes - self.message_bytes > self.config.mux_bytes.low {
             let most = self
                 .psocks
@@ -331,25 +331,25 @@ impl Mux {
     }
 
     /// Says again what is to be waited for, if that has changed.
-    pub(super) fn tell_interest(&mut self, id: psock::Id) {
+    pub(super) fn update_interest(&mut self, id: psock::Id) {
         let interest = self.interest(id);
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        if psock.told == interest {
+        if psock.reported == interest {
             return;
         }
-        if interest.read && !psock.told.read {
+        if interest.read && !psock.reported.read {
             // Its timers do not run while we are the ones who wait.
             psock.assembler.excuse(self.now);
         }
-        psock.told = interest;
+        psock.reported = interest;
         self.events.push_back(Event::Interest(id));
     }
 }
 
-fn place_of(message: &assembler::Message<'_>, base: u64) -> Found {
+fn extent_of(message: &assembler::Message<'_>, base: u64) -> Extent {
     let start = (message.offset - base) as usize;
     let skip = message.payload.as_ptr().addr() - message.bytes.as_ptr().addr();
-    Found {
+    Extent {
         start,
         length: message.bytes.len(),
         skip,

@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
+use super::batch::Batch;
 use super::event::Event;
 use super::message::{Message, Ticket};
-use super::ready::Waiting;
-use super::run::Run;
+use super::ready::Entry;
 use super::worker::{self, Activity, Worker};
 use super::{Mux, Order};
 use crate::Time;
@@ -39,32 +39,26 @@ impl Mux {
 
     /// Gives a worker what it is to do now, oldest first, and says how many messages that are. With none it is idle, and
     /// [`Event::Wake`] says when to ask again. A worker that asks while it holds some gets as many as fill up its turn.
-    pub fn poll_batch(&mut self, id: worker::Id, now: Time, batch: &mut Vec<Message>) -> usize {
-        self.poll(id, (usize::MAX, false), now, batch)
+    pub fn poll_messages(&mut self, id: worker::Id, now: Time, out: &mut Vec<Message>) -> usize {
+        self.poll(id, (usize::MAX, false), now, out)
     }
 
-    /// As [`Mux::poll_batch`], for who sees to it that others get their part at the same time: the worker holds `most` messages
+    /// As [`Mux::poll_messages`], for who sees to it that others get their part at the same time: the worker holds `most` messages
     /// afterwards, or what it held before.
-    pub fn poll_at_most(
-        &mut self,
-        id: worker::Id,
-        most: usize,
-        now: Time,
-        batch: &mut Vec<Message>,
-    ) -> usize {
-        self.poll(id, (most, true), now, batch)
+    pub fn poll_at_most(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Message>) -> usize {
+        self.poll(id, (most, true), now, out)
     }
 
-    /// As [`Mux::poll_batch`], but the worker holds `most` messages afterwards, or what it held before.
+    /// As [`Mux::poll_messages`], but the worker holds `most` messages afterwards, or what it held before.
     #[cfg(feature = "io")]
-    pub(crate) fn poll_few(
+    pub(crate) fn poll_up_to(
         &mut self,
         id: worker::Id,
         most: usize,
         now: Time,
-        batch: &mut Vec<Message>,
+        out: &mut Vec<Message>,
     ) -> usize {
-        self.poll(id, (most, false), now, batch)
+        self.poll(id, (most, false), now, out)
     }
 
     fn poll(
@@ -72,7 +66,7 @@ impl Mux {
         id: worker::Id,
         (most, others): (usize, bool),
         now: Time,
-        batch: &mut Vec<Message>,
+        out: &mut Vec<Message>,
     ) -> usize {
         let Some(most) = self.begin_turn(id, most, others, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
@@ -80,7 +74,7 @@ impl Mux {
         while worker.takes_more(most, &self.config) {
             let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };
             waits.push(&mut self.queue_wait, now.since(message.received), 1);
-            batch.push(message.clone());
+            out.push(message.clone());
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
                 psock.hold(1);
             }
@@ -93,35 +87,35 @@ impl Mux {
     }
 
     /// The same, but messages of a connection that were read together come together, as far as they may; those that come alone
-    /// are runs of one. What becomes of them is said by [`Mux::reply_row`] and [`Mux::done_row`], of all or some of a run, or one by
+    /// are runs of one. What becomes of them is said by [`Mux::reply_batch`] and [`Mux::done_batch`], of all or some of a batch, or one by
     /// one. Says how many messages that are.
-    pub fn poll_rows(&mut self, id: worker::Id, most: usize, now: Time, rows: &mut Vec<Run>) -> usize {
+    pub fn poll_batches(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Batch>) -> usize {
         let Some(most) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
             let room = self.config.worker_bytes.saturating_sub(worker.in_hand_bytes);
-            let pinned = worker.pinned.pop_front().map(Waiting::One);
-            let Some(waiting) = pinned.or_else(|| self.ready.pop_row(most - worker.held(), room)) else {
+            let pinned = worker.pinned.pop_front().map(Entry::Message);
+            let Some(waiting) = pinned.or_else(|| self.ready.pop_batch(most - worker.held(), room)) else {
                 break;
             };
-            let run = match waiting {
-                Waiting::One(message) => {
-                    let run = Run::of_one(&message);
+            let batch = match waiting {
+                Entry::Message(message) => {
+                    let batch = Batch::of_one(&message);
                     worker.give(message);
-                    run
+                    batch
                 }
-                Waiting::Row(run) => {
-                    worker.give_row(run.clone());
-                    run
+                Entry::Batch(batch) => {
+                    worker.give_batch(batch.clone());
+                    batch
                 }
             };
-            waits.push(&mut self.queue_wait, now.since(run.received()), run.len() as u64);
-            if let Some(psock) = self.psocks.get_mut(run.psock()) {
-                psock.hold(run.len());
+            waits.push(&mut self.queue_wait, now.since(batch.received()), batch.len() as u64);
+            if let Some(psock) = self.psocks.get_mut(batch.psock()) {
+                psock.hold(batch.len());
             }
-            given += run.len();
-            rows.push(run);
+            given += batch.len();
+            out.push(batch);
         }
         waits.end(&mut self.queue_wait);
         self.end_poll(id, given);
@@ -134,7 +128,7 @@ impl Mux {
         self.end_turn(id);
         let share = self.share(id, others);
         let worker = self.workers.get_mut(id)?;
-        if worker.in_hand.is_empty() && worker.rows.len() == 0 {
+        if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
         Some(worker.credit.min(share).min(most))
@@ -166,14 +160,14 @@ impl Mux {
     }
 
     /// The worker has done so many messages of a connection that follow each other, the first of them named. How many it held.
-    pub fn done_row(&mut self, id: worker::Id, (first, count): (Ticket, u32), now: Time) -> u32 {
+    pub fn done_batch(&mut self, id: worker::Id, (first, count): (Ticket, u32), now: Time) -> u32 {
         let tickets = (0..u64::from(count)).map(|at| Ticket { number: first.number + at, ..first });
         if self.config.order != Order::None {
             return tickets.filter(|ticket| self.done(id, *ticket, now)).count() as u32;
         }
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
-        let (done, charge) = worker.take_row(first, count);
+        let (done, charge) = worker.take_batch(first, count);
         if done == 0 {
             return 0;
         }
@@ -199,7 +193,7 @@ impl Mux {
     /// The worker hands back messages that it has not begun: others get them, before what came later.
     pub fn handle_hand_back(&mut self, id: worker::Id, tickets: &[Ticket], now: Time) {
         self.now = self.now.max(now);
-        self.unroll_rows(id);
+        self.split_batches(id);
         let mut back = Vec::with_capacity(tickets.len());
         for &ticket in tickets {
             let Some(worker) = self.workers.get_mut(id) else { return };
@@ -254,8 +248,8 @@ impl Mux {
         let Some(worker) = self.workers.get_mut(id) else { return };
         worker.enabled = false;
         self.unpin(id);
-        self.unroll(id);
-        self.unroll_rows(id);
+        self.split_local(id);
+        self.split_batches(id);
         self.set_activity(id, Activity::Awake);
         self.awake -= 1;
         let Some(worker) = self.workers.remove(id) else { return };
@@ -318,14 +312,14 @@ impl Mux {
 
     /// What a message takes, lately and on average; zero before the first.
     pub const fn mean_service_time(&self) -> Duration {
-        Duration::from_nanos(self.mean)
+        Duration::from_nanos(self.ewma)
     }
 
     /// The same, but a slow message is remembered for longer than it took to learn of it: among many fast ones, whoever is about to
     /// begin the next slow one does not know it.
     #[cfg(any(feature = "io", test))]
-    pub(crate) const fn wary_service_time(&self) -> Duration {
-        Duration::from_nanos(self.wary)
+    pub(crate) const fn slow_service_time(&self) -> Duration {
+        Duration::from_nanos(self.ewma_slow)
     }
 
     /// Puts a message where it waits.
@@ -334,11 +328,11 @@ impl Mux {
             Order::None | Order::Replies => self.ready.push_back(message),
             Order::Key if message.hash == 0 => self.ready.push_back(message),
             Order::Key => match self.keys.entry(message.hash) {
-                std::collections::hash_map::Entry::Occupied(mut lane) => {
-                    lane.get_mut().pending.push_back(message);
+                std::collections::hash_map::Entry::Occupied(mut queue) => {
+                    queue.get_mut().pending.push_back(message);
                 }
-                std::collections::hash_map::Entry::Vacant(lane) => {
-                    lane.insert_entry(super::Lane::default());
+                std::collections::hash_map::Entry::Vacant(queue) => {
+                    queue.insert_entry(super::KeyQueue::default());
                     self.ready.push_back(message);
                 }
             },
@@ -368,7 +362,7 @@ impl Mux {
         let worker = match bound {
             Some(worker) => worker,
             None if psock.in_hand > 0 => return,
-            None => match self.freest() {
+            None => match self.least_busy() {
                 Some(worker) => worker,
                 None => return,
             },
@@ -399,7 +393,7 @@ impl Mux {
     }
 
     /// An idle worker, or the one with the shortest queue.
-    fn freest(&self) -> Option<worker::Id> {
+    fn least_busy(&self) -> Option<worker::Id> {
         let load = |worker: &Worker| worker.pinned.len() + worker.held();
         self.workers
             .iter()
@@ -487,8 +481,8 @@ impl Mux {
                 }
             }
             Order::Key => {
-                if let Some(lane) = self.keys.get_mut(&message.hash) {
-                    match lane.pending.pop_front() {
+                if let Some(queue) = self.keys.get_mut(&message.hash) {
+                    match queue.pending.pop_front() {
                         Some(next) => self.ready.push_back(next),
                         None => drop(self.keys.remove(&message.hash)),
                     }
@@ -521,13 +515,13 @@ impl Mux {
         let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
         let waits = !others && self.idle.iter().any(|&idle| idle != id);
         let budget = if waits { cost } else { cost.saturating_mul(BUSY_TURN) };
-        if self.mean == 0 {
+        if self.ewma == 0 {
             return 1;
         }
-        if others && self.quick_turn().is_some() {
+        if others && self.quick_batch().is_some() {
             return most as usize;
         }
-        (budget / self.mean).clamp(1, most) as usize
+        (budget / self.ewma).clamp(1, most) as usize
     }
 
     /// Counts how long the messages took that the worker has finished since it last asked.
@@ -541,22 +535,22 @@ impl Mux {
         self.service_time.saturating_record_n(each, worker.finished);
         worker.finished = 0;
         worker.since = self.now;
-        let step = self.typical / 16 + 1;
-        self.typical = match self.typical {
+        let step = self.median / 16 + 1;
+        self.median = match self.median {
             0 => each,
-            typical if each > typical => (typical + step).min(each),
-            typical => typical.saturating_sub(step).max(each),
+            median if each > median => (median + step).min(each),
+            median => median.saturating_sub(step).max(each),
         };
         // It doubles in fifty turns of longer ones.
-        self.least_time = match self.least_time {
+        self.floor = match self.floor {
             0 => each,
             least => each.min(least + least / 64 + 1),
         };
         // A sixteenth of what is new; a turn counts once, so that one slow message is not drowned by a batch of fast ones.
-        self.mean = if self.mean == 0 { each } else { (self.mean - self.mean / 16 + each / 16).max(1) };
-        self.wary = match self.wary {
-            wary if each > wary => wary + (each - wary) / 16,
-            wary => wary - (wary - each) / 64,
+        self.ewma = if self.ewma == 0 { each } else { (self.ewma - self.ewma / 16 + each / 16).max(1) };
+        self.ewma_slow = match self.ewma_slow {
+            ewma_slow if each > ewma_slow => ewma_slow + (each - ewma_slow) / 16,
+            ewma_slow => ewma_slow - (ewma_slow - each) / 64,
         };
     }
 }

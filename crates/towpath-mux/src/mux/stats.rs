@@ -187,13 +187,13 @@ impl Mux {
     pub fn check(&self) -> Result<(), String> {
         let totals = &self.totals;
         let pending = self.psocks.values().map(|psock| psock.pending.len()).sum::<usize>();
-        let lanes = self.keys.values().map(|lane| lane.pending.len()).sum::<usize>();
+        let queue = self.keys.values().map(|queue| queue.pending.len()).sum::<usize>();
         let pinned = self.workers.values().map(|worker| worker.pinned.len()).sum::<usize>();
         let in_hand = self.workers.values().map(worker::Worker::held).sum::<usize>();
         let outstanding = self.psocks.values().map(|psock| psock.outstanding).sum::<usize>();
         let held = |psock: &Psock| psock.memory + psock.buffered + psock.send_bytes;
         let rows = [
-            ("queued", totals.queued, self.ready.len() + pending + lanes + pinned),
+            ("queued", totals.queued, self.ready.len() + pending + queue + pinned),
             ("in hand", totals.in_hand, in_hand),
             ("outstanding", totals.queued + totals.in_hand, outstanding),
             ("bytes", self.bytes, self.psocks.values().map(held).sum()),

@@ -1,8 +1,8 @@
 //! The harness under random, simulated and all small runs; and what each bound, timer and end does, one by one: in the modules.
 
+mod batches;
 mod bounds;
 mod ends;
-mod rows;
 mod workers;
 
 use std::time::Duration;
@@ -114,7 +114,7 @@ fn attach(mux: &mut Mux) -> psock::Id {
 
 fn poll(mux: &mut Mux, worker: worker::Id, now: Time) -> Vec<String> {
     let mut batch = Vec::new();
-    mux.poll_batch(worker, now, &mut batch);
+    mux.poll_messages(worker, now, &mut batch);
     batch.iter().map(|message| String::from_utf8_lossy(message.payload()).into_owned()).collect()
 }
 
@@ -133,7 +133,7 @@ fn end(mux: &mut Mux) -> Option<End> {
 
 fn tickets(mux: &mut Mux, worker: worker::Id, now: Time) -> Vec<Ticket> {
     let mut batch = Vec::new();
-    mux.poll_batch(worker, now, &mut batch);
+    mux.poll_messages(worker, now, &mut batch);
     batch.iter().map(Message::ticket).collect()
 }
 
@@ -172,14 +172,14 @@ fn connected_mode_chooses_the_least_and_says_when_all_are_full() {
 fn messages_share_the_buffer_that_they_were_read_into() {
     let (mut mux, psock) = lines(Config { read: 64, ..Config::default() });
     let worker = mux.clone_worker(64, at(0));
-    mux.mean = 1;
+    mux.ewma = 1;
     let mut buffer = mux.reserve(psock).expect("it is read");
     let start = buffer.as_ptr().addr();
     buffer.extend_from_slice(&b"0123456\n".repeat(6));
     buffer.extend_from_slice(b"89");
     mux.handle_read(psock, buffer, at(0));
     let mut batch = Vec::new();
-    mux.poll_batch(worker, at(0), &mut batch);
+    mux.poll_messages(worker, at(0), &mut batch);
     let places: Vec<_> = batch.iter().map(|message| message.bytes().as_ptr().addr() - start).collect();
     assert_eq!(places, [0, 8, 16, 24, 32, 40]);
     assert_eq!(mux.psocks[psock].assembler.held(), 2);

@@ -40,7 +40,7 @@ impl Mux {
         for worker in late {
             self.expire_worker(worker);
         }
-        self.pass_over();
+        self.expire_wakeups();
         self.recall();
     }
 
@@ -65,7 +65,7 @@ impl Mux {
         match self.deadline(id) {
             Some((time, cause)) if time <= self.now => match cause {
                 Some(cause) => self.abort(id, cause),
-                None => self.absorb(id),
+                None => self.assemble(id),
             },
             _ => self.arm(id),
         }
@@ -79,7 +79,7 @@ impl Mux {
         let idle = config.idle.filter(|_| quiet).map(|time| psock.active + time);
         let send = config.send_time.filter(|_| !psock.send.is_empty() || psock.sending);
         let send = send.map(|time| psock.progress + time);
-        let reading = psock.is_open() && psock.told.read && psock.lent.is_none();
+        let reading = psock.is_open() && psock.reported.read && psock.reading.is_none();
         let assembly = if reading { psock.assembler.poll_timeout() } else { None };
         [
             idle.map(|time| (time, Some(Cause::Idle))),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::body::Body;
 use super::event::{Cause, Event, SendError, Undelivered};
-use super::message::{Said, Ticket};
+use super::message::{Completion, Ticket};
 use super::psock::{self, Outgoing};
 use super::{Mux, Order, Retry, worker};
 use crate::Time;
@@ -44,7 +44,7 @@ impl Transmit {
     /// The bytes to write, in order, for sendmsg(2). What is lent is copied before.
     pub fn slices(&mut self) -> impl Iterator<Item = &[u8]> {
         for out in &mut self.queue {
-            out.bytes.copy_lent();
+            out.bytes.copy_leased();
         }
         let left = self.left;
         self.queue
@@ -53,7 +53,7 @@ impl Transmit {
             .map(move |(at, out)| &out.bytes.bytes()[if at == 0 { left } else { 0 }..])
     }
 
-    /// The same for whoever keeps them for longer and knows what to do about [`Body::Lent`]: each with how many bytes of it have left.
+    /// The same for whoever keeps them for longer and knows what to do about [`Body::Leased`]: each with how many bytes of it have left.
     pub fn pieces(&self) -> impl Iterator<Item = (&Body, usize)> {
         self.queue.iter().enumerate().map(|(at, out)| (&out.bytes, if at == 0 { self.left } else { 0 }))
     }
@@ -102,17 +102,17 @@ impl Mux {
         bytes: impl Into<Bytes>,
         now: Time,
     ) -> Result<(), SendError> {
-        self.reply_row(id, (ticket, 1), 1, bytes.into(), now)
+        self.reply_batch(id, (ticket, 1), 1, bytes.into(), now)
     }
 
     /// The same for so many messages of a connection that follow each other, the first of them named: `replies` answers to some of
-    /// them, in their order, as one piece. What is lent ([`Body::Lent`]) is only for a connection that no other worker says anything
+    /// them, in their order, as one piece. What is lent ([`Body::Leased`]) is only for a connection that no other worker says anything
     /// on, since who lent it may change it until it is given back.
     ///
     /// # Errors
     ///
     /// As [`Mux::reply`], for the first of them.
-    pub fn reply_row(
+    pub fn reply_batch(
         &mut self,
         id: worker::Id,
         (ticket, count): (Ticket, u32),
@@ -141,7 +141,7 @@ impl Mux {
                 answer.replies.push((bytes, replies));
                 self.reorder(ticket.psock, before);
                 self.recount(0, length);
-                self.sent_more(ticket.psock, before);
+                self.check_send_limit(ticket.psock, before);
             }
             return Ok(());
         }
@@ -160,13 +160,18 @@ impl Mux {
 
     /// Takes what a worker said, oldest first: as [`Mux::reply`] and [`Mux::done`] one by one, but what follows for the
     /// connections is done once for all of it.
-    pub fn handle_said(&mut self, id: worker::Id, said: impl IntoIterator<Item = Said>, now: Time) {
+    pub fn handle_completions(
+        &mut self,
+        id: worker::Id,
+        said: impl IntoIterator<Item = Completion>,
+        now: Time,
+    ) {
         self.together(|mux| {
             for said in said {
                 match said {
                     // Nobody is there to be answered any more: that is counted.
-                    Said::Reply(ticket, bytes) => drop(mux.reply(id, ticket, bytes, now)),
-                    Said::Done(ticket) => drop(mux.done(id, ticket, now)),
+                    Completion::Reply(ticket, bytes) => drop(mux.reply(id, ticket, bytes, now)),
+                    Completion::Done(ticket) => drop(mux.done(id, ticket, now)),
                 }
             }
         });
@@ -208,9 +213,9 @@ impl Mux {
     pub fn send(&mut self, bytes: impl Into<Bytes>, now: Time) -> Result<psock::Id, SendError> {
         assert!(self.config.connected, "only a mux in connected mode chooses a connection");
         self.now = self.now.max(now);
-        let &(waits, id) = self.least.first().ok_or(SendError::NotConnected)?;
+        let &(waits, id) = self.by_send_bytes.first().ok_or(SendError::NotConnected)?;
         if waits >= self.config.send_bytes.high {
-            self.wants_room = true;
+            self.write_space_wanted = true;
             return Err(SendError::Full);
         }
         self.queue_out(id, Outgoing { connected: true, ..Outgoing::new(Body::Bytes(bytes.into()), 1) });
@@ -228,7 +233,7 @@ impl Mux {
     /// took no more.
     pub fn transmit(&mut self, id: psock::Id) -> Option<Transmit> {
         let psock = self.psocks.get_mut(id)?;
-        psock.transmit_told = false;
+        psock.transmit_reported = false;
         if psock.sending || psock.blocked || psock.send.is_empty() {
             return None;
         }
@@ -266,7 +271,7 @@ impl Mux {
                     psock.send.iter_mut().for_each(Outgoing::own);
                 }
             }
-            Outcome::Taken => self.tell_transmit(id),
+            Outcome::Taken => self.request_transmit(id),
         }
         self.settle(id);
     }
@@ -276,7 +281,7 @@ impl Mux {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.blocked = false;
-        self.tell_transmit(id);
+        self.request_transmit(id);
         self.settle(id);
     }
 
@@ -298,8 +303,8 @@ impl Mux {
         psock.send.push_back(out);
         self.reorder(id, before);
         self.recount(0, length);
-        self.tell_transmit(id);
-        self.sent_more(id, before);
+        self.request_transmit(id);
+        self.check_send_limit(id, before);
     }
 
     /// [`Order::Replies`]: this message is done; answers that waited for it leave.
@@ -321,20 +326,25 @@ impl Mux {
             let owned = |(bytes, count)| Outgoing { owned: true, ..Outgoing::new(bytes, count) };
             psock.send.extend(replies.into_iter().map(owned));
         }
-        self.tell_transmit(ticket.psock);
+        self.request_transmit(ticket.psock);
     }
 
-    fn tell_transmit(&mut self, id: psock::Id) {
+    fn request_transmit(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        if psock.send.is_empty() || psock.sending || psock.blocked || psock.transmit_told || psock.is_dead() {
+        if psock.send.is_empty()
+            || psock.sending
+            || psock.blocked
+            || psock.transmit_reported
+            || psock.is_dead()
+        {
             return;
         }
-        psock.transmit_told = true;
+        psock.transmit_reported = true;
         self.events.push_back(Event::Transmit(id));
     }
 
     /// A connection has more to send than `before`: it ends when that is too much. One answer is not, however long it is.
-    fn sent_more(&mut self, id: psock::Id, before: usize) {
+    fn check_send_limit(&mut self, id: psock::Id, before: usize) {
         let Some(psock) = self.psocks.get(id) else { return };
         if before > 0 && psock.send_bytes > self.config.send_most {
             self.abort(id, Cause::SendFull);
@@ -351,25 +361,25 @@ impl Mux {
         self.reorder(id, before);
         self.recount(bytes, 0);
         if self.config.connected {
-            self.room();
+            self.report_write_space();
         }
     }
 
     /// Connected mode: the connection's place among the others changed.
     fn reorder(&mut self, id: psock::Id, before: usize) {
-        if self.least.remove(&(before, id))
+        if self.by_send_bytes.remove(&(before, id))
             && let Some(psock) = self.psocks.get(id)
         {
-            self.least.insert((psock.send_bytes, id));
+            self.by_send_bytes.insert((psock.send_bytes, id));
         }
     }
 
     /// Says that there is room, if somebody was told that there is none.
-    pub(super) fn room(&mut self) {
-        let roomy = self.least.first().is_some_and(|&(waits, _)| waits <= self.config.send_bytes.low);
-        if self.wants_room && roomy {
-            self.wants_room = false;
-            self.events.push_back(Event::Room);
+    pub(super) fn report_write_space(&mut self) {
+        let roomy = self.by_send_bytes.first().is_some_and(|&(waits, _)| waits <= self.config.send_bytes.low);
+        if self.write_space_wanted && roomy {
+            self.write_space_wanted = false;
+            self.events.push_back(Event::WriteSpace);
         }
     }
 
@@ -385,7 +395,7 @@ impl Mux {
             answer.replies.clear();
         }
         let bytes = std::mem::take(&mut psock.send_bytes);
-        self.least.remove(&(bytes, id));
+        self.by_send_bytes.remove(&(bytes, id));
         self.recount(bytes, 0);
         for (at, out) in queue.into_iter().enumerate() {
             if !out.connected {
@@ -398,7 +408,7 @@ impl Mux {
                 Retry::IfNoByteLeft => left == 0,
                 Retry::Always => true,
             };
-            match self.least.first() {
+            match self.by_send_bytes.first() {
                 Some(&(_, other)) if again => {
                     self.totals.tx_retries += 1;
                     self.queue_out(other, out);

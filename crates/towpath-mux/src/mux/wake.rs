@@ -15,20 +15,20 @@ impl Mux {
     pub(super) fn set_activity(&mut self, id: worker::Id, activity: Activity) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         if activity == Activity::Woken {
-            worker.told = self.now;
+            worker.woken_at = self.now;
         }
         let before = std::mem::replace(&mut worker.activity, activity);
         match before {
             Activity::Awake => self.awake -= 1,
             Activity::Woken => self.woken -= 1,
             Activity::Idle => self.idle.retain(|&idle| idle != id),
-            Activity::Late => {}
+            Activity::Overdue => {}
         }
         match activity {
             Activity::Awake => self.awake += 1,
             Activity::Woken => self.woken += 1,
             Activity::Idle => self.idle.push_back(id),
-            Activity::Late => {}
+            Activity::Overdue => {}
         }
     }
 
@@ -52,42 +52,43 @@ impl Mux {
     }
 
     /// Those who were told to ask and have not, for too long, are not waited for, if there is another to be told.
-    pub(super) fn pass_over(&mut self) {
+    pub(super) fn expire_wakeups(&mut self) {
         if self.woken == 0 || self.ready.is_empty() || self.first_idle().is_none() {
             return;
         }
         let (now, patience) = (self.now, self.config.patience);
-        let late = |worker: &Worker| worker.activity == Activity::Woken && now.since(worker.told) >= patience;
+        let late =
+            |worker: &Worker| worker.activity == Activity::Woken && now.since(worker.woken_at) >= patience;
         let late: Vec<_> = self.workers.iter().filter(|(_, worker)| late(worker)).map(|(id, _)| id).collect();
         for id in late {
-            self.set_activity(id, Activity::Late);
+            self.set_activity(id, Activity::Overdue);
         }
     }
 
     /// How many messages a worker may be given before it is worth waking another for more of them: those that take less than
     /// several wake-ups. None when it is not known, or one takes as long as a wake-up.
-    pub fn short_turn(&self) -> Option<usize> {
+    pub fn short_batch(&self) -> Option<usize> {
         let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
-        let known = self.typical > 0 && self.typical < cost && self.config.batch > 1;
-        known.then(|| (cost.saturating_mul(WORTH) / self.typical) as usize)
+        let known = self.median > 0 && self.median < cost && self.config.batch > 1;
+        known.then(|| (cost.saturating_mul(WORTH) / self.median) as usize)
     }
 
     /// How many messages a worker may be given before it is worth waking another, where all messages are short: each takes less than a
     /// wake-up, and none of late took much longer. What workers that are elsewhere take is counted with how long it takes to wake
     /// them, so that few messages at a time seem long: what counts is the least that they took.
-    pub fn quick_turn(&self) -> Option<usize> {
+    pub fn quick_batch(&self) -> Option<usize> {
         let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
         let worth = cost.saturating_mul(WORTH);
-        let quick = self.typical > 0 && self.least_time < cost && self.wary < worth && self.config.batch > 1;
-        quick.then(|| (worth / self.typical).max(1) as usize)
+        let quick = self.median > 0 && self.floor < cost && self.ewma_slow < worth && self.config.batch > 1;
+        quick.then(|| (worth / self.median).max(1) as usize)
     }
 
     /// Whether so many messages take long enough for another worker to be woken meanwhile. Short ones must take several
     /// wake-ups' time together: who would come for less would only be in the way.
     pub(crate) fn is_long(&self, messages: usize) -> bool {
         let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
-        let least = if self.typical >= cost { cost } else { cost.saturating_mul(WORTH) };
-        self.typical == 0 || self.typical.saturating_mul(messages as u64) >= least
+        let least = if self.median >= cost { cost } else { cost.saturating_mul(WORTH) };
+        self.median == 0 || self.median.saturating_mul(messages as u64) >= least
     }
 
     /// Whether what is ready would keep those that are awake for longer than waking another takes.
@@ -127,7 +128,8 @@ impl Mux {
         if let Some(oldest) = self.ready.oldest() {
             self.first_idle()?;
             let woken = self.workers.values().filter(|worker| worker.activity == Activity::Woken);
-            let since = if self.woken == 0 { Some(oldest) } else { woken.map(|worker| worker.told).min() };
+            let since =
+                if self.woken == 0 { Some(oldest) } else { woken.map(|worker| worker.woken_at).min() };
             return since.map(|since| since + self.config.patience);
         }
         if !self.recalls() {

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
+use super::batch::{Batch, BatchList, LocalBatch};
 use super::config::Config;
 use super::message::{Message, Ticket};
-use super::run::{Held, Rows, Run};
 use crate::Time;
 
 slotmap::new_key_type! {
@@ -22,14 +22,14 @@ pub(super) enum Activity {
     /// It was idle and is told to ask.
     Woken,
     /// It has not asked for so long that others are told, who may come sooner.
-    Late,
+    Overdue,
 }
 
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) activity: Activity,
     /// When it was told to ask, if it was and has not.
-    pub(super) told: Time,
+    pub(super) woken_at: Time,
     /// Messages that it may hold.
     pub(super) credit: usize,
     pub(super) enabled: bool,
@@ -40,11 +40,11 @@ pub(super) struct Worker {
     pub(super) pinned: VecDeque<Message>,
     pub(super) in_hand: VecDeque<InHand>,
     /// Those that it got as rows.
-    pub(super) rows: Rows,
+    pub(super) batches: BatchList,
     /// Bytes of both.
     pub(super) in_hand_bytes: usize,
     /// Messages that it read itself.
-    pub(super) run: Option<Held>,
+    pub(super) local: Option<LocalBatch>,
     /// When its turn began, and how many messages it finished since.
     pub(super) since: Time,
     pub(super) finished: u64,
@@ -79,16 +79,16 @@ impl Worker {
     pub(super) fn new(credit: usize, now: Time) -> Self {
         Self {
             activity: Activity::Awake,
-            told: now,
+            woken_at: now,
             credit,
             enabled: true,
             leaving: false,
             deadline: None,
             pinned: VecDeque::new(),
             in_hand: VecDeque::new(),
-            rows: Rows::default(),
+            batches: BatchList::default(),
             in_hand_bytes: 0,
-            run: None,
+            local: None,
             since: now,
             finished: 0,
             recalled: false,
@@ -98,16 +98,16 @@ impl Worker {
 
     /// Whether it may have more, when it may hold so many.
     pub(super) fn takes_more(&self, most: usize, config: &Config) -> bool {
-        let held = self.in_hand.len() + self.rows.len();
+        let held = self.in_hand.len() + self.batches.len();
         self.enabled
-            && self.run.is_none()
+            && self.local.is_none()
             && held < most
             && (held == 0 || self.in_hand_bytes < config.worker_bytes)
     }
 
     /// Messages that it has.
     pub(super) fn held(&self) -> usize {
-        self.in_hand.len() + self.rows.len() + self.run.as_ref().map_or(0, Held::left)
+        self.in_hand.len() + self.batches.len() + self.local.as_ref().map_or(0, LocalBatch::left)
     }
 
     /// It has sent so many messages, of so many bytes together; nothing is no message, there as little as at a connection.
@@ -121,9 +121,9 @@ impl Worker {
     /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
         let (mut next, end) = (first, first.number + u64::from(count));
-        // Rows and single messages may stand between each other.
+        // BatchList and single messages may stand between each other.
         while next.number < end {
-            if let Some(some) = self.rows.answered(next, (end - next.number) as usize) {
+            if let Some(some) = self.batches.answered(next, (end - next.number) as usize) {
                 next.number += some as u64;
                 continue;
             }
@@ -148,25 +148,25 @@ impl Worker {
         self.in_hand.push_back(InHand { message, answered: false });
     }
 
-    pub(super) fn give_row(&mut self, run: Run) {
-        let (bytes, _) = run.weight();
+    pub(super) fn give_batch(&mut self, batch: Batch) {
+        let (bytes, _) = batch.weight();
         self.in_hand_bytes += bytes;
-        self.stats.rx_msgs += run.len() as u64;
+        self.stats.rx_msgs += batch.len() as u64;
         self.stats.rx_bytes += bytes as u64;
-        self.rows.push(run);
+        self.batches.push(batch);
     }
 
     /// Takes so many messages that follow each other from what it holds: how many there were, and what they are counted with.
-    pub(super) fn take_row(&mut self, first: Ticket, count: u32) -> (usize, usize) {
+    pub(super) fn take_batch(&mut self, first: Ticket, count: u32) -> (usize, usize) {
         let (mut done, mut charge, mut at) = (0, 0, 0);
         while at < u64::from(count) {
             let ticket = Ticket { number: first.number + at, ..first };
             let left = (u64::from(count) - at) as usize;
-            let (step, found, counted) = match self.rows.take(ticket, left) {
-                Some((run, _)) => {
-                    let (bytes, counted) = run.weight();
+            let (step, found, counted) = match self.batches.take(ticket, left) {
+                Some((batch, _)) => {
+                    let (bytes, counted) = batch.weight();
                     self.in_hand_bytes -= bytes;
-                    (run.len(), run.len(), counted)
+                    (batch.len(), batch.len(), counted)
                 }
                 None => self.take(ticket).map_or((1, 0, 0), |held| (1, 1, held.message.charge)),
             };
@@ -176,8 +176,8 @@ impl Worker {
     }
 
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<InHand> {
-        if let Some((mut run, answered)) = self.rows.take(ticket, 1) {
-            let message = run.begin()?;
+        if let Some((mut batch, answered)) = self.batches.take(ticket, 1) {
+            let message = batch.begin()?;
             self.in_hand_bytes -= message.bytes.len();
             return Some(InHand { message, answered });
         }

@@ -12,14 +12,15 @@
 //! At the end everything is let go on, and all that arrived must have been done once, or come back.
 
 mod act;
-mod row;
+mod batch;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::{
-    Bound, Cause, Config, Event, Message, Mux, Order, Outcome, Retry, Run, Said, Ticket, psock, worker,
+    Batch, Bound, Cause, Completion, Config, Event, Message, Mux, Order, Outcome, Retry, Ticket, psock,
+    worker,
 };
 use crate::Time;
 use crate::assembler::Limits;
@@ -30,17 +31,17 @@ use wire::{framing, key_of, notice, request};
 
 /// Connections and workers that there may be at once.
 const PEERS: usize = 4;
-const HANDS: usize = 4;
+const WORKERS: usize = 4;
 /// Messages that a peer has to send.
 const MESSAGES: u16 = 40;
 
 /// A worker, and what it has got and not begun or not done.
 #[derive(Debug)]
-struct Hand {
+struct Actor {
     id: worker::Id,
     batch: VecDeque<Message>,
     /// What it read itself.
-    run: Option<Run>,
+    run: Option<Batch>,
     /// The mux thinks that it will ask by itself, or told it to.
     asks: bool,
     enabled: bool,
@@ -50,7 +51,7 @@ struct Hand {
     deadline: Option<Time>,
 }
 
-impl Hand {
+impl Actor {
     fn has_some(&self) -> bool {
         !self.batch.is_empty() || self.run.is_some()
     }
@@ -75,7 +76,7 @@ struct Peer {
 
 /// Where a message is, in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Location {
     Waits,
     With(worker::Id),
     Done,
@@ -91,9 +92,9 @@ pub struct World {
     peers: Vec<Peer>,
     /// Peers whose connections ended.
     gone: Vec<Peer>,
-    hands: Vec<Hand>,
+    actors: Vec<Actor>,
     names: u8,
-    places: BTreeMap<Ticket, Place>,
+    locations: BTreeMap<Ticket, Location>,
     /// Which messages were answered, in order, by connection.
     answered: BTreeMap<psock::Id, Vec<u64>>,
     /// Messages that a worker answered, whether anybody was there to hear it or not.
@@ -101,23 +102,23 @@ pub struct World {
     /// [`Order::Sticky`]: who had the last message of a connection.
     last: BTreeMap<psock::Id, worker::Id>,
     /// Connected mode: messages sent, and what became of them.
-    sent: BTreeMap<u16, Fate>,
+    sent: BTreeMap<u16, SentState>,
     ended: BTreeSet<psock::Id>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Fate {
+struct SentState {
     returned: bool,
     arrived: u32,
 }
 
-/// Told when it ended badly.
-struct Story {
+/// Event when it ended badly.
+struct FailureReport {
     kind: u8,
     ops: Vec<Op>,
 }
 
-impl Drop for Story {
+impl Drop for FailureReport {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let ops =
@@ -152,9 +153,9 @@ impl World {
             now: Time::from_secs(1),
             peers: Vec::new(),
             gone: Vec::new(),
-            hands: Vec::new(),
+            actors: Vec::new(),
             names: 0,
-            places: BTreeMap::new(),
+            locations: BTreeMap::new(),
             answered: BTreeMap::new(),
             tried: BTreeSet::new(),
             last: BTreeMap::new(),
@@ -169,10 +170,10 @@ impl World {
     ///
     /// When the mux does what it must not.
     pub fn run(kind: u8, ops: impl IntoIterator<Item = Op>) {
-        let mut story = Story { kind, ops: Vec::new() };
+        let mut report = FailureReport { kind, ops: Vec::new() };
         let mut world = Self::new(kind);
         for op in ops {
-            story.ops.push(op);
+            report.ops.push(op);
             world.apply(op);
         }
         world.finish();
@@ -214,42 +215,42 @@ impl World {
             (Act::Clone, _) => self.clone_worker(1 + much % 5),
             (Act::Pass, _) => self.pass(Duration::from_micros(1 << (much % 24))),
             (Act::Send, _) if self.config.connected => self.send(),
-            (act, _) if !self.hands.is_empty() => self.hand(act, whom % self.hands.len(), much),
+            (act, _) if !self.actors.is_empty() => self.actor(act, whom % self.actors.len(), much),
             _ => {}
         }
     }
 
-    fn hand(&mut self, act: Act, at: usize, much: usize) {
-        let (id, now) = (self.hands[at].id, self.now);
+    fn actor(&mut self, act: Act, at: usize, much: usize) {
+        let (id, now) = (self.actors[at].id, self.now);
         match act {
             Act::Poll => self.poll(at),
             Act::Done | Act::DoneSilently => {
                 // Some worker that has something, so that most calls do something.
-                let count = self.hands.len();
-                let busy = (0..count).map(|more| (at + more) % count).find(|&at| self.hands[at].has_some());
+                let count = self.actors.len();
+                let busy = (0..count).map(|more| (at + more) % count).find(|&at| self.actors[at].has_some());
                 if let Some(at) = busy {
                     self.done(at, act == Act::Done, much);
                 }
             }
             Act::HandBack => self.hand_back(at, much),
             Act::Disable => {
-                self.hands[at].enabled = much.is_multiple_of(2);
-                self.hands[at].moved = true;
+                self.actors[at].enabled = much.is_multiple_of(2);
+                self.actors[at].moved = true;
                 self.mux.disable(id, !much.is_multiple_of(2), now);
             }
             Act::Leave => self.leave(at, None),
             Act::LeaveBy => self.leave(at, Some(now + Duration::from_millis(much as u64))),
             Act::PollAtMost => self.poll_at_most(at, much % 9),
             Act::DoneRow => {
-                let count = self.hands.len();
+                let count = self.actors.len();
                 let busy =
-                    (0..count).map(|more| (at + more) % count).find(|&at| !self.hands[at].batch.is_empty());
-                busy.into_iter().for_each(|at| self.done_row(at, much));
+                    (0..count).map(|more| (at + more) % count).find(|&at| !self.actors[at].batch.is_empty());
+                busy.into_iter().for_each(|at| self.done_batch(at, much));
             }
             Act::Die => {
                 self.hand_back_but(at, much);
                 self.lost(at);
-                self.hands.remove(at);
+                self.actors.remove(at);
                 self.mux.handle_worker_died(id, now);
             }
             _ => {}
@@ -289,13 +290,13 @@ impl World {
         }
         let end = (peer.arrived + bytes).min(peer.stream.len());
         let arriving = &peer.stream[peer.arrived..end];
-        let count = self.hands.len();
-        let (took, run) = match self.hands.get_mut(much % (count + 1)) {
-            Some(hand) => match self.mux.reserve(peer.id) {
+        let count = self.actors.len();
+        let (took, run) = match self.actors.get_mut(much % (count + 1)) {
+            Some(actor) => match self.mux.reserve(peer.id) {
                 Some(mut buffer) => {
                     buffer.extend_from_slice(arriving);
-                    let run = self.mux.handle_read_by(peer.id, buffer, hand.id, self.now);
-                    (arriving.len(), run.map(|run| (hand, run)))
+                    let run = self.mux.handle_read_by(peer.id, buffer, actor.id, self.now);
+                    (arriving.len(), run.map(|run| (actor, run)))
                 }
                 None => (0, None),
             },
@@ -308,34 +309,34 @@ impl World {
         for (number, end) in peer.ends.iter().enumerate() {
             if (before + 1..=peer.arrived).contains(end) {
                 let ticket = Ticket { psock: peer.id, number: number as u64 };
-                self.places.insert(ticket, Place::Waits);
+                self.locations.insert(ticket, Location::Waits);
             }
         }
-        let Some((hand, run)) = run else { return };
-        assert!(hand.enabled && !hand.has_some(), "a run is for who has nothing");
+        let Some((actor, run)) = run else { return };
+        assert!(actor.enabled && !actor.has_some(), "a run is for who has nothing");
         assert_eq!(self.config.order, Order::None);
         for ticket in run.rest() {
-            assert_eq!(self.places.insert(ticket, Place::With(hand.id)), Some(Place::Waits));
+            assert_eq!(self.locations.insert(ticket, Location::With(actor.id)), Some(Location::Waits));
         }
-        (hand.run, hand.asks) = (Some(run), true);
+        (actor.run, actor.asks) = (Some(run), true);
     }
 
     fn clone_worker(&mut self, credit: usize) {
-        if self.hands.len() < HANDS {
+        if self.actors.len() < WORKERS {
             let id = self.mux.clone_worker(credit, self.now);
             let (batch, run, deadline) = (VecDeque::new(), None, None);
-            self.hands.push(Hand { id, batch, run, asks: true, enabled: true, moved: false, deadline });
+            self.actors.push(Actor { id, batch, run, asks: true, enabled: true, moved: false, deadline });
         }
     }
 
-    /// Workers in places with odd numbers get rows, as those that are elsewhere do.
+    /// Workers in locations with odd numbers get rows, as those that are elsewhere do.
     fn poll(&mut self, at: usize) {
-        let (id, now, mut batch) = (self.hands[at].id, self.now, Vec::new());
+        let (id, now, mut batch) = (self.actors[at].id, self.now, Vec::new());
         let given = if at.is_multiple_of(2) {
-            self.mux.poll_batch(id, now, &mut batch)
+            self.mux.poll_messages(id, now, &mut batch)
         } else {
             let mut rows = Vec::new();
-            let given = self.mux.poll_rows(id, usize::MAX, now, &mut rows);
+            let given = self.mux.poll_batches(id, usize::MAX, now, &mut rows);
             for mut row in rows {
                 assert_eq!(row.bytes(row.len()).len(), row.views().map(|view| view.bytes().len()).sum());
                 batch.extend(std::iter::from_fn(|| row.begin()));
@@ -343,27 +344,27 @@ impl World {
             given
         };
         assert_eq!(given, batch.len());
-        self.hands[at].asks = given > 0 || self.hands[at].has_some();
+        self.actors[at].asks = given > 0 || self.actors[at].has_some();
         for message in batch {
             self.got(at, &message);
-            self.hands[at].batch.push_back(message);
+            self.actors[at].batch.push_back(message);
         }
     }
 
     /// A worker got this message: may it?
     fn got(&mut self, at: usize, message: &Message) {
         let ticket = message.ticket();
-        let id = self.hands[at].id;
-        assert!(self.hands[at].enabled, "a disabled worker gets nothing");
+        let id = self.actors[at].id;
+        assert!(self.actors[at].enabled, "a disabled worker gets nothing");
         let peer = self.peers.iter().chain(&self.gone).find(|peer| peer.id == ticket.psock).expect("a peer");
         assert_eq!(
             message.bytes()[..],
             request(peer.name, ticket.number as u16),
             "the message is what was sent"
         );
-        let place = self.places.insert(ticket, Place::With(id));
-        assert_eq!(place, Some(Place::Waits), "{ticket:?} is given once");
-        let with = |other: &Ticket| matches!(self.places.get(other), Some(Place::With(_)));
+        let place = self.locations.insert(ticket, Location::With(id));
+        assert_eq!(place, Some(Location::Waits), "{ticket:?} is given once");
+        let with = |other: &Ticket| matches!(self.locations.get(other), Some(Location::With(_)));
         match self.config.order {
             Order::None | Order::Replies => {}
             Order::Serial => {
@@ -374,24 +375,25 @@ impl World {
             Order::Sticky => {
                 for (other, place) in self.of(ticket.psock) {
                     assert!(
-                        !matches!(place, Place::With(worker) if *worker != id),
+                        !matches!(place, Location::With(worker) if *worker != id),
                         "{other:?} is with another"
                     );
                     assert!(
-                        other.number >= ticket.number || *place != Place::Waits,
+                        other.number >= ticket.number || *place != Location::Waits,
                         "{ticket:?}: before {other:?}, which waits"
                     );
                 }
                 let before = self.last.insert(ticket.psock, id).filter(|before| *before != id);
-                if let Some(hand) = before.and_then(|before| self.hands.iter().find(|hand| hand.id == before))
+                if let Some(actor) =
+                    before.and_then(|before| self.actors.iter().find(|actor| actor.id == before))
                 {
-                    assert!(hand.moved, "{ticket:?} leaves a worker that stays");
+                    assert!(actor.moved, "{ticket:?} leaves a worker that stays");
                 }
             }
             Order::Key => {
                 let key = key_of(ticket.number as u16);
                 let same = |other: &Ticket| key_of(other.number as u16) == key && key != 0;
-                let mut others = self.places.keys().filter(|other| **other != ticket && same(other));
+                let mut others = self.locations.keys().filter(|other| **other != ticket && same(other));
                 assert!(!others.any(with), "{ticket:?}: one of a key at a time");
                 assert!(key == 0 || self.is_first(ticket, same), "{ticket:?} is the first of its key");
             }
@@ -399,38 +401,38 @@ impl World {
     }
 
     /// Messages of a connection, and where they are.
-    fn of(&self, psock: psock::Id) -> impl Iterator<Item = (&Ticket, &Place)> {
-        self.places.range(Ticket { psock, number: 0 }..=Ticket { psock, number: u64::MAX })
+    fn of(&self, psock: psock::Id) -> impl Iterator<Item = (&Ticket, &Location)> {
+        self.locations.range(Ticket { psock, number: 0 }..=Ticket { psock, number: u64::MAX })
     }
 
     /// Whether none before this message of its connection waits, of those that `which` says.
     fn is_first(&self, ticket: Ticket, which: impl Fn(&Ticket) -> bool) -> bool {
         !self
             .of(ticket.psock)
-            .any(|(other, place)| other.number < ticket.number && which(other) && *place == Place::Waits)
+            .any(|(other, place)| other.number < ticket.number && which(other) && *place == Location::Waits)
     }
 
     fn done(&mut self, at: usize, answers: bool, much: usize) {
-        let hand = &mut self.hands[at];
-        hand.asks = true;
-        if hand.run.is_some() {
+        let actor = &mut self.actors[at];
+        actor.asks = true;
+        if actor.run.is_some() {
             return self.done_of_run(at, answers, much);
         }
         // Sticky and keyed work is done in order; otherwise the first need not be the first.
-        let which = if self.config.order == Order::Sticky { 0 } else { much % hand.batch.len() };
-        let message = hand.batch.remove(which).expect("it has some");
-        let (id, ticket) = (hand.id, message.ticket());
+        let which = if self.config.order == Order::Sticky { 0 } else { much % actor.batch.len() };
+        let message = actor.batch.remove(which).expect("it has some");
+        let (id, ticket) = (actor.id, message.ticket());
         if answers && much % 3 == 1 && much < 250 {
             // Both in one go.
             let there = !self.ended.contains(&ticket.psock);
-            let said = [Said::Reply(ticket, message.bytes().clone()), Said::Done(ticket)];
-            self.mux.handle_said(id, said, self.now);
+            let said = [Completion::Reply(ticket, message.bytes().clone()), Completion::Done(ticket)];
+            self.mux.handle_completions(id, said, self.now);
             self.tried.insert(ticket);
             if there {
                 self.answered.entry(ticket.psock).or_default().push(ticket.number);
             }
             assert!(!self.mux.done(id, ticket, self.now), "done once");
-            self.places.insert(ticket, Place::Done);
+            self.locations.insert(ticket, Location::Done);
             return;
         }
         if answers {
@@ -446,24 +448,24 @@ impl World {
         }
         if much >= 250 {
             // It answered and forgot to say that it is done, and dies.
-            self.hands[at].batch.push_front(message);
-            return self.hand(Act::Die, at, 0);
+            self.actors[at].batch.push_front(message);
+            return self.actor(Act::Die, at, 0);
         }
         assert!(self.mux.done(id, ticket, self.now), "it held {ticket:?}");
         assert!(!self.mux.done(id, ticket, self.now), "done once");
-        self.places.insert(ticket, Place::Done);
+        self.locations.insert(ticket, Location::Done);
     }
 
     /// It has done some of its run, and answered them in one piece.
     fn done_of_run(&mut self, at: usize, answers: bool, much: usize) {
-        let hand = &mut self.hands[at];
-        let Some(run) = &mut hand.run else { return };
+        let actor = &mut self.actors[at];
+        let Some(run) = &mut actor.run else { return };
         let (psock, mut answer, mut tickets) = (run.psock(), Vec::new(), Vec::new());
         while let Some(message) = run.begin() {
             let ticket = message.ticket();
             let peer = self.peers.iter().chain(&self.gone).find(|peer| peer.id == psock).expect("a peer");
             assert_eq!(message.bytes()[..], request(peer.name, ticket.number as u16));
-            assert_eq!(self.places.insert(ticket, Place::Done), Some(Place::With(hand.id)));
+            assert_eq!(self.locations.insert(ticket, Location::Done), Some(Location::With(actor.id)));
             answer.extend_from_slice(message.bytes());
             tickets.push(ticket);
             if tickets.len() > much % 4 {
@@ -471,32 +473,32 @@ impl World {
             }
         }
         if run.is_empty() {
-            hand.run = None;
+            actor.run = None;
         }
         let replies = answers.then(|| (answer.into(), tickets.len() as u32));
         if answers && !self.ended.contains(&psock) {
             self.answered.entry(psock).or_default().extend(tickets.iter().map(|ticket| ticket.number));
         }
-        self.mux.handle_run(hand.id, tickets.len(), replies, self.now);
+        self.mux.handle_local_batch(actor.id, tickets.len(), replies, self.now);
     }
 
     fn hand_back(&mut self, at: usize, keep: usize) {
-        let hand = &mut self.hands[at];
-        if let Some(mut run) = hand.run.take() {
-            self.mux.unroll(hand.id);
-            hand.batch.extend(std::iter::from_fn(|| run.begin()));
+        let actor = &mut self.actors[at];
+        if let Some(mut run) = actor.run.take() {
+            self.mux.split_local(actor.id);
+            actor.batch.extend(std::iter::from_fn(|| run.begin()));
         }
-        let keep = keep % (hand.batch.len() + 1);
-        let back: Vec<Ticket> = hand.batch.drain(keep..).map(|message| message.ticket()).collect();
+        let keep = keep % (actor.batch.len() + 1);
+        let back: Vec<Ticket> = actor.batch.drain(keep..).map(|message| message.ticket()).collect();
         for ticket in &back {
-            self.places.insert(*ticket, Place::Waits);
+            self.locations.insert(*ticket, Location::Waits);
         }
-        self.mux.handle_hand_back(self.hands[at].id, &back, self.now);
+        self.mux.handle_hand_back(self.actors[at].id, &back, self.now);
     }
 
     /// What a process that dies had besides the message that it was at, if that is known: it is not to blame for those.
     fn hand_back_but(&mut self, at: usize, which: usize) {
-        let Hand { id, batch, .. } = &mut self.hands[at];
+        let Actor { id, batch, .. } = &mut self.actors[at];
         let blamed = batch.get(which % (batch.len() + 1)).map(Message::ticket);
         let answered = batch.iter().any(|message| self.tried.contains(&message.ticket()));
         let Some(blamed) = blamed.filter(|_| !answered) else { return };
@@ -504,7 +506,7 @@ impl World {
             batch.iter().map(Message::ticket).filter(|&ticket| ticket != blamed).collect();
         batch.retain(|message| message.ticket() == blamed);
         for ticket in &back {
-            self.places.insert(*ticket, Place::Waits);
+            self.locations.insert(*ticket, Location::Waits);
         }
         self.mux.handle_hand_back(*id, &back, self.now);
     }
@@ -525,7 +527,7 @@ impl World {
         let open = self.peers.iter().any(|peer| peer.open);
         match self.mux.send(notice(number), self.now) {
             Ok(_) => {
-                self.sent.insert(number, Fate::default());
+                self.sent.insert(number, SentState::default());
             }
             Err(super::SendError::Full) => assert!(open, "there is a connection"),
             Err(error) => assert_eq!(error, super::SendError::NotConnected),
@@ -537,10 +539,10 @@ impl World {
         while let Some(event) = self.mux.poll_event() {
             match event {
                 Event::Wake(id) => {
-                    let hand =
-                        self.hands.iter_mut().find(|hand| hand.id == id).expect("a worker that is there");
-                    assert!(!hand.asks, "only who is idle is woken");
-                    hand.asks = true;
+                    let actor =
+                        self.actors.iter_mut().find(|actor| actor.id == id).expect("a worker that is there");
+                    assert!(!actor.asks, "only who is idle is woken");
+                    actor.asks = true;
                 }
                 Event::Ended(end) => {
                     let at = self.peers.iter().position(|peer| peer.id == end.psock).expect("a peer");
@@ -564,20 +566,23 @@ impl World {
                 }
                 Event::Undelivered(undelivered) => {
                     let number = u16::from_be_bytes([undelivered.bytes[2], undelivered.bytes[3]]);
-                    let fate = self.sent.get_mut(&number).expect("it was sent");
-                    assert!(!std::mem::replace(&mut fate.returned, true), "it comes back once");
+                    let state = self.sent.get_mut(&number).expect("it was sent");
+                    assert!(!std::mem::replace(&mut state.returned, true), "it comes back once");
                 }
                 Event::Undone(message) => {
-                    assert_eq!(self.places.insert(message.ticket(), Place::Undone), Some(Place::Waits));
+                    assert_eq!(
+                        self.locations.insert(message.ticket(), Location::Undone),
+                        Some(Location::Waits)
+                    );
                 }
-                Event::Left(id) => self.hands.retain(|hand| hand.id != id),
+                Event::Left(id) => self.actors.retain(|actor| actor.id != id),
                 Event::Interest(id) => {
                     let reads = self.mux.interest(id).read;
                     if let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id) {
                         peer.reads = reads;
                     }
                 }
-                Event::Transmit(_) | Event::Recall(_) | Event::Room | Event::Drained => {}
+                Event::Transmit(_) | Event::Recall(_) | Event::WriteSpace | Event::Drained => {}
             }
         }
     }
@@ -588,10 +593,10 @@ impl World {
             panic!("{wrong}");
         }
         let totals = *self.mux.totals();
-        let count = |place: fn(&Place) -> bool| self.places.values().filter(|at| place(at)).count();
-        assert_eq!(totals.queued, count(|place| *place == Place::Waits), "those that wait");
-        assert_eq!(totals.in_hand, count(|place| matches!(place, Place::With(_))), "those with workers");
-        assert_eq!(totals.done as usize, count(|place| *place == Place::Done), "those that are done");
+        let count = |place: fn(&Location) -> bool| self.locations.values().filter(|at| place(at)).count();
+        assert_eq!(totals.queued, count(|place| *place == Location::Waits), "those that wait");
+        assert_eq!(totals.in_hand, count(|place| matches!(place, Location::With(_))), "those with workers");
+        assert_eq!(totals.done as usize, count(|place| *place == Location::Done), "those that are done");
         for peer in &self.peers {
             assert!(
                 peer.reads || !self.mux.interest(peer.id).read,
@@ -602,8 +607,8 @@ impl World {
         let stays = self.mux.bytes - self.mux.message_bytes;
         let stuck = self.mux.is_full() && stays > self.mux.config.mux_bytes.low;
         assert!(!stuck || self.peers.is_empty(), "nothing is read, and workers cannot change that");
-        let idle = self.hands.iter().any(|hand| !hand.asks && hand.enabled);
-        let looking = self.hands.iter().any(|hand| hand.asks);
+        let idle = self.actors.iter().any(|actor| !actor.asks && actor.enabled);
+        let looking = self.actors.iter().any(|actor| actor.asks);
         if idle && !self.mux.ready.is_empty() {
             assert!(looking, "messages wait, somebody is idle, and nobody looks");
             assert!(self.mux.poll_timeout().is_some(), "and nobody will look in time");
@@ -617,27 +622,27 @@ impl World {
     /// When the mux has lost, doubled, cut or reordered something.
     pub fn finish(&mut self) {
         self.clone_worker(64);
-        if self.hands.iter().all(|hand| !hand.enabled) {
-            self.hand(Act::Disable, 0, 0);
-            self.hands[0].enabled =
-                self.mux.workers.get(self.hands[0].id).is_some_and(|worker| worker.enabled);
+        if self.actors.iter().all(|actor| !actor.enabled) {
+            self.actor(Act::Disable, 0, 0);
+            self.actors[0].enabled =
+                self.mux.workers.get(self.actors[0].id).is_some_and(|worker| worker.enabled);
         }
-        if self.hands.iter().all(|hand| !hand.enabled) {
+        if self.actors.iter().all(|actor| !actor.enabled) {
             // All are leaving; one more is needed.
-            self.hand(Act::Die, 0, 0);
+            self.actor(Act::Die, 0, 0);
             self.clone_worker(64);
         }
         self.pump();
         for _ in 0..20_000 {
             let before = self.mux.totals().done + self.mux.totals().tx_bytes;
-            for at in 0..self.hands.len() {
-                if self.hands[at].enabled {
+            for at in 0..self.actors.len() {
+                if self.actors[at].enabled {
                     self.poll(at);
                 }
             }
-            for at in (0..self.hands.len()).rev() {
-                if let Some(hand) = self.hands.get(at)
-                    && hand.has_some()
+            for at in (0..self.actors.len()).rev() {
+                if let Some(actor) = self.actors.get(at)
+                    && actor.has_some()
                 {
                     self.done(at, true, 0);
                     self.pump();
@@ -663,8 +668,8 @@ impl World {
             self.look_at_answers(peer);
         }
         (self.peers, self.gone) = (peers, gone);
-        for (number, fate) in &self.sent {
-            let known = fate.arrived + u32::from(fate.returned);
+        for (number, state) in &self.sent {
+            let known = state.arrived + u32::from(state.returned);
             assert!(known >= 1, "notice {number} is lost");
             assert!(known == 1 || self.config.retry == Retry::Always, "notice {number} came twice");
         }

@@ -11,7 +11,7 @@ use rustix::process::DumpableBehavior;
 use serde_json::json;
 use towpath::control;
 use towpath::framing::Named;
-use towpath::front::{self, Error, Front, Outcome};
+use towpath::worker_pool::{self, Error, Outcome, WorkerPool};
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Connect, Server, Tls};
 use towpath_mux::mux::{self, Order};
@@ -200,9 +200,9 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
     let mut sockets = Vec::new();
     for address in &args.listen {
-        let listens = front::listen(&server, address, tls.as_ref());
+        let listens = worker_pool::listen(&server, address, tls.as_ref());
         let (at, socket) = listens.map_err(|error| {
-            let code = if front::is_no_address(&error.source) { exit::USAGE } else { exit::NO_PORT };
+            let code = if worker_pool::is_no_address(&error.source) { exit::USAGE } else { exit::NO_PORT };
             (code, error.to_string())
         })?;
         say(format_args!("listening on {at}"));
@@ -213,7 +213,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let (_control, desk) = control.unzip();
     let workers =
         args.workers.unwrap_or_else(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
-    let config = front::Config {
+    let config = worker_pool::Config {
         command,
         workers,
         drain: args.drain,
@@ -232,7 +232,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),
         Error::System { .. } => (exit::FAILED, error.to_string()),
     };
-    let mut front = Front::new(&server, config, desk).map_err(code)?;
+    let mut front = WorkerPool::new(&server, config, desk).map_err(code)?;
     front.keep(sockets);
     say(format_args!("{workers} workers attached"));
     let connect = |(peer, how): (&String, Connect)| {

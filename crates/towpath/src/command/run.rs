@@ -7,8 +7,8 @@ use clap::builder::ValueHint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Wrong};
-use towpath::front;
 use towpath::live::{Administrator, Failure};
+use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
 
 use crate::args::exit;
@@ -78,7 +78,7 @@ pub(super) fn open_files() {
 fn refuse(failure: &Failure) -> u8 {
     let code = match failure {
         Failure::Port(_) | Failure::Mux(..) => exit::NO_PORT,
-        Failure::Workers(_, front::Error::Worker { .. }) => exit::INSPECTOR,
+        Failure::Workers(_, worker_pool::Error::Worker { .. }) => exit::INSPECTOR,
         Failure::Workers(..) => exit::FAILED,
         Failure::Control(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,

@@ -68,9 +68,9 @@ pub struct Arrivals {
     pub cut_short: u64,
 }
 
-impl From<towpath_mux::io::Arrivals> for Arrivals {
-    fn from(arrivals: towpath_mux::io::Arrivals) -> Self {
-        let towpath_mux::io::Arrivals {
+impl From<towpath_mux::io::AcceptStats> for Arrivals {
+    fn from(arrivals: towpath_mux::io::AcceptStats) -> Self {
+        let towpath_mux::io::AcceptStats {
             accepted,
             denied,
             reset,
@@ -574,7 +574,7 @@ mod tests {
         let psock = core.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
         let worker = core.clone_worker(1, now);
         core.handle_bytes(psock, b"one\ntwo\nthr", now);
-        core.poll_batch(worker, now, &mut Vec::new());
+        core.poll_messages(worker, now, &mut Vec::new());
         let mut shown = Mux::of(&core, 3, |_| 4711);
         shown.arrivals = Arrivals {
             accepted: 90,

@@ -26,10 +26,10 @@ use super::sockets::Socket;
 use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{BindError, Server};
-use crate::front;
 use crate::inspector::{self, Inspector};
 use crate::report::Report;
 use crate::rulebook::{Rechecks, Rulebook};
+use crate::worker_pool;
 
 /// How long the administrator sleeps at most.
 const TICK: Duration = Duration::from_millis(200);
@@ -72,7 +72,7 @@ pub enum Failure {
     Mux(String, String),
     /// A mux's workers could not be started, or did not attach.
     #[error("mux {0}: {1}")]
-    Workers(String, front::Error),
+    Workers(String, worker_pool::Error),
     /// An inspector could not be started, did not attach, or its socket cannot be had.
     #[error(transparent)]
     Inspector(#[from] inspector::Error),

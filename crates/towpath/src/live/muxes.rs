@@ -1,6 +1,6 @@
 //! The muxes of a thread that has packets: each has a turn between two bursts.
 //!
-//! What: a turn of a mux is bounded ([`Front::step`]), and so is a burst. While both have something to do, packets have as
+//! What: a turn of a mux is bounded ([`WorkerPool::step`]), and so is a burst. While both have something to do, packets have as
 //! long as the muxes had: half of the time is for either. While the muxes have nothing to do, packets go by without a
 //! look at them for [`LOOK`], so a packet does not pay for a system call of theirs.
 //!
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::AsFd;
 
 use super::order::Bell;
-use crate::front::{self, Front, Step};
+use crate::worker_pool::{self, Step, WorkerPool};
 
 /// How long packets go by without a look at muxes that have nothing to do.
 const LOOK: Duration = Duration::from_micros(50);
@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_micros(50);
 /// A mux on an engine's thread.
 #[derive(Debug)]
 pub(super) struct Served {
-    pub(super) front: Front,
+    pub(super) front: WorkerPool,
     /// Who waits for its end has it then, and whether it was drained.
     pub(super) end: Sender<Gone>,
     /// Rung then.
@@ -30,7 +30,7 @@ pub(super) struct Served {
 }
 
 /// A mux that is over, or has failed.
-pub(super) type Gone = (Front, Result<bool, front::Error>);
+pub(super) type Gone = (WorkerPool, Result<bool, worker_pool::Error>);
 
 /// See the module's text.
 #[derive(Debug)]

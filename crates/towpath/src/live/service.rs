@@ -21,8 +21,8 @@ use super::muxes::{Gone, Served};
 use super::order::Bell;
 use crate::config::Mux;
 use crate::control::Desk;
-use crate::front::{self, Front, Orders, Outcome};
 use crate::queue::DefaultVerdict;
+use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 
 /// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
 const CHANNELS: u32 = 1_000_000;
@@ -40,7 +40,7 @@ pub(super) struct Service {
     name: String,
     door: Arc<Door>,
     server: Server,
-    orders: Orders,
+    orders: PoolControl,
     /// Who serves it, until it has ended.
     runs: Option<Runs>,
     /// Whether it ended well, once it has ended.
@@ -51,7 +51,7 @@ pub(super) struct Service {
 #[derive(Debug)]
 enum Runs {
     /// A thread of its own.
-    Own(JoinHandle<Result<Outcome, front::Error>>),
+    Own(JoinHandle<Result<Outcome, worker_pool::Error>>),
     /// One of the engine's, which gives it back.
     Engine(Receiver<Gone>),
 }
@@ -78,7 +78,7 @@ impl Listening {
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
         let mut unix = Vec::new();
         for address in &config.listen {
-            let (at, socket) = front::listen(&server, address, tls.as_ref())
+            let (at, socket) = worker_pool::listen(&server, address, tls.as_ref())
                 .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
             log::info!("mux {}: listens on {at}", config.name);
             unix.extend(socket);
@@ -102,7 +102,7 @@ impl Listening {
         let Mux { name, .. } = config;
         let door = Arc::new(door);
         server.set_admission(Arc::clone(&door) as Arc<_>);
-        let front = front::Config {
+        let front = worker_pool::Config {
             command: config.worker,
             workers: NonZeroUsize::new(config.workers).unwrap_or(NonZeroUsize::MIN),
             drain: config.drain,
@@ -113,7 +113,7 @@ impl Listening {
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
-        let (mut front, orders) = Front::ordered(&server, front, desk, stopped)
+        let (mut front, orders) = WorkerPool::ordered(&server, front, desk, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
         front.keep(unix);
         let (runs, served) = if engine {
@@ -184,7 +184,7 @@ impl Service {
     }
 
     /// What it came to; nothing when its thread panicked.
-    fn settle(&mut self, outcome: Option<Result<Outcome, front::Error>>) {
+    fn settle(&mut self, outcome: Option<Result<Outcome, worker_pool::Error>>) {
         self.ended = Some(match outcome {
             Some(Ok(Outcome { drained, cut, totals, restarts })) => {
                 let left = format!("; ended before everything was drained; {cut} connections were not done");
@@ -214,6 +214,6 @@ impl Service {
 }
 
 /// Ends a mux that an engine's thread has given back.
-fn end((front, gone): Gone) -> Result<Outcome, front::Error> {
+fn end((front, gone): Gone) -> Result<Outcome, worker_pool::Error> {
     gone.map(|drained| front.end(drained))
 }

@@ -28,7 +28,7 @@ pub enum Error {
     /// and nobody did: EDESTADDRREQ.
     NoAddress,
     /// A part of a message is for somebody else than its first part: EINVAL. It is not taken.
-    Elsewhere,
+    AddressMismatch,
     /// The handle was told to receive nothing ([`super::Socket::set_receive`]): EAGAIN.
     Disabled,
     /// The mux has drained: ESHUTDOWN.
@@ -48,7 +48,7 @@ impl Error {
             Self::Gone => Errno::PIPE,
             Self::NotConnected => Errno::NOTCONN,
             Self::NoAddress => Errno::DESTADDRREQ,
-            Self::Elsewhere => Errno::INVAL,
+            Self::AddressMismatch => Errno::INVAL,
             Self::Drained => Errno::SHUTDOWN,
             Self::NotAttached => Errno::NOENT,
             Self::Io(error) => return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
@@ -69,7 +69,7 @@ impl fmt::Display for Error {
             Self::NoAddress => f.write_str(
                 "say to whom: the mux is not in connected mode, or no message was received to be answered",
             ),
-            Self::Elsewhere => f.write_str("the parts of a message are for one address"),
+            Self::AddressMismatch => f.write_str("the parts of a message are for one address"),
             Self::Disabled => f.write_str("receiving is disabled on this handle"),
             Self::Drained => f.write_str("the mux has drained"),
             Self::NotAttached => f.write_str("that connection is not attached"),

@@ -6,11 +6,11 @@ bitflags::bitflags! {
     pub struct Flags: u32 {
         /// MSG_PEEK. Reads without taking: the next call reads the same.
         const PEEK = 0x2;
-        /// MSG_TRUNC. Said by a call: the message was longer than the buffer, and its rest is dropped.
+        /// MSG_TRUNC. Completion by a call: the message was longer than the buffer, and its rest is dropped.
         const TRUNC = 0x20;
         /// MSG_DONTWAIT. What would have to wait is [`super::Error::WouldBlock`].
         const DONTWAIT = 0x40;
-        /// MSG_EOR. Sending on [`super::Kind::Seqpacket`]: the message ends here. Said by a call: what was read ends the message.
+        /// MSG_EOR. Sending on [`super::Kind::Seqpacket`]: the message ends here. Completion by a call: what was read ends the message.
         const EOR = 0x80;
         /// MSG_MORE. Sending on [`super::Kind::Dgram`]: more of this message follows.
         const MORE = 0x8000;

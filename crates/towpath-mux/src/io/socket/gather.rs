@@ -42,10 +42,10 @@ impl Gather {
     ///
     /// # Errors
     ///
-    /// [`Error::Elsewhere`] and [`Error::TooLong`], the latter behind dropping it.
+    /// [`Error::AddressMismatch`] and [`Error::TooLong`], the latter behind dropping it.
     pub(super) fn length_with(&mut self, to: To, part: &[u8]) -> Result<usize, Error> {
         if self.to.is_some_and(|first| first != to) {
-            return Err(Error::Elsewhere);
+            return Err(Error::AddressMismatch);
         }
         let length = self.bytes.len().saturating_add(part.len());
         if length > self.most {
@@ -139,8 +139,8 @@ mod tests {
         let mut gather = Gather::new(Kind::Dgram, 8);
         assert_eq!(gather.length_with(To::Any, b"ab").ok(), Some(2));
         gather.add(To::Any, b"ab");
-        assert!(matches!(gather.length_with(To::Asker, b"c"), Err(Error::Elsewhere)));
-        assert_eq!(gather.length_with(To::Any, b"c").ok(), Some(3), "what was gathered is there still");
+        assert!(matches!(gather.length_with(To::Requester, b"c"), Err(Error::AddressMismatch)));
+        assert_eq!(gather.length_with(To::Any, b"c").ok(), Some(3), "what was coalesced is there still");
     }
 
     fn kind() -> impl Strategy<Value = Kind> {

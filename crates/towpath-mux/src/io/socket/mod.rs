@@ -13,7 +13,7 @@
 //!
 //! A thread that has other things to wait for waits by the handle's descriptor, which is rung while it is armed ([`Socket::arm`]).
 
-mod bell;
+mod arm;
 mod error;
 mod flags;
 mod gather;
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::state::{Seat, Work};
+use super::state::{Work, WorkerSlot};
 use super::{Ended, Server, Shared};
 use crate::framing::Framing;
 use crate::mux::{Message, Ticket, psock, worker};
@@ -59,7 +59,7 @@ pub enum To {
     /// Connected mode: the connection that has the least to send.
     Any,
     /// The connection that the message came from which this handle read last. It is its answer.
-    Asker,
+    Requester,
     /// The same for any message that this handle has read and that is not done.
     Message(Ticket),
     /// This connection.
@@ -106,7 +106,7 @@ pub struct Received {
 /// let mut buffer = [0; 1024];
 /// let message = socket.recv(&mut buffer, Flags::empty())?;
 /// buffer[..message.bytes].make_ascii_uppercase();
-/// socket.send(To::Asker, &buffer[..message.bytes], Flags::empty())?;
+/// socket.send(To::Requester, &buffer[..message.bytes], Flags::empty())?;
 ///
 /// let mut answer = [0; 6];
 /// client.read_exact(&mut answer)?;
@@ -119,7 +119,7 @@ pub struct Socket {
     id: worker::Id,
     kind: Kind,
     /// What is polled: an eventfd(2).
-    bell: Arc<OwnedFd>,
+    eventfd: Arc<OwnedFd>,
     gather: Gather,
     /// Whole messages that leave with the next one.
     batch: VecDeque<(To, Bytes)>,
@@ -150,13 +150,13 @@ impl Server {
     /// descriptor.
     pub fn socket(&self, kind: Kind) -> io::Result<Socket> {
         let shared = Arc::clone(&self.shared);
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let eventfd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let now = shared.now();
         let mut state = shared.lock();
         if state.mux.is_draining() || state.closed {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux was told to drain"));
         }
-        if state.handles.is_none() {
+        if state.open_sockets.is_none() {
             if state.driven || !state.workers.is_empty() {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
@@ -165,19 +165,22 @@ impl Server {
             }
             workqueue::start(&shared)?;
         }
-        *state.handles.get_or_insert(0) += 1;
+        *state.open_sockets.get_or_insert(0) += 1;
         let id = state.mux.clone_worker(usize::MAX, now);
-        state.workers.insert(id, Seat { bell: Some(Arc::clone(&bell)), ..Seat::new(Arc::default()) });
+        state.workers.insert(
+            id,
+            WorkerSlot { eventfd: Some(Arc::clone(&eventfd)), ..WorkerSlot::new(Arc::default()) },
+        );
         // Until it asks for messages it is not to be counted on, by nobody.
         state.mux.disable(id, true, now);
-        state.mux.poll_batch(id, now, &mut Vec::new());
+        state.mux.poll_messages(id, now, &mut Vec::new());
         let most = state.mux.config().send_most;
         drop(state);
         Ok(Socket {
             shared,
             id,
             kind,
-            bell,
+            eventfd,
             gather: Gather::new(kind, most),
             batch: VecDeque::new(),
             error: None,
@@ -252,7 +255,7 @@ impl Socket {
         loop {
             let mut work = Work::default();
             let mut state = shared.lock();
-            state.waits_no_more();
+            state.remove_waiter();
             let now = shared.now();
             let before = (self.held.len(), self.batch.len());
             self.finish(&mut state, now);
@@ -263,13 +266,13 @@ impl Socket {
             if changed {
                 state.pump(&shared, &mut work);
             } else {
-                state.pump_again(&shared, &mut work);
+                state.pump_quietly(&shared, &mut work);
             }
             let ended = state.ended.iter().position(|ended| ended.psock == id);
             let ended = ended.and_then(|at| state.ended.remove(at));
             let waits = ended.is_none() && state.sockets.contains_key(id) && !state.closed;
             if waits {
-                state.callers.push(std::thread::current());
+                state.waiters.push(std::thread::current());
             }
             drop(state);
             shared.perform(work);
@@ -291,7 +294,7 @@ impl Socket {
     }
 
     /// Stops or resumes receiving (KCM_RECV_DISABLE, the other way round). Messages that it has and has not begun to read go to other
-    /// handles; one that is read in part is still read to its end.
+    /// open_sockets; one that is read in part is still read to its end.
     pub fn set_receive(&mut self, receives: bool) {
         self.receives = receives;
         if receives {
@@ -310,26 +313,26 @@ impl Socket {
     }
 
     /// Closes the handle, and waits until the mux has drained if it was the last one, at most `patience`: messages that nobody has read come
-    /// back as [`super::Told::Undone`], answers leave. Whether it has, or others are open. Dropping it does the same without
+    /// back as [`super::Event::Undone`], answers leave. Whether it has, or others are open. Dropping it does the same without
     /// waiting.
     pub fn close(self, patience: Duration) -> bool {
         let shared = Arc::clone(&self.shared);
         drop(self);
         let server = Server { shared: Arc::clone(&shared) };
-        if shared.lock().handles == Some(0) {
+        if shared.lock().open_sockets == Some(0) {
             server.drain(Some(patience));
         }
         // A connection's last bytes may leave at that very moment.
         let until = Instant::now() + patience + Duration::from_secs(1);
         loop {
             let mut state = shared.lock();
-            state.waits_no_more();
-            let over = state.closed || state.handles != Some(0);
+            state.remove_waiter();
+            let over = state.closed || state.open_sockets != Some(0);
             let left = until.saturating_duration_since(Instant::now());
             if over || left.is_zero() {
                 return over;
             }
-            state.callers.push(std::thread::current());
+            state.waiters.push(std::thread::current());
             drop(state);
             park(Some(left));
         }
@@ -360,8 +363,8 @@ impl Drop for Socket {
             // Nobody can wait for room any more.
             let psock = match to {
                 To::Psock(psock) => Some(psock),
-                To::Any => state.mux.least_to_send(),
-                To::Asker | To::Message(_) => None,
+                To::Any => state.mux.least_loaded(),
+                To::Requester | To::Message(_) => None,
             };
             let sent = psock.is_some_and(|psock| state.mux.forward(psock, bytes.clone(), now).is_ok());
             if !sent {
@@ -370,9 +373,9 @@ impl Drop for Socket {
         }
         state.set_armed(self.id, false);
         state.workers.remove(self.id);
-        let last = state.handles.as_mut().is_some_and(|handles| {
-            *handles -= 1;
-            *handles == 0
+        let last = state.open_sockets.as_mut().is_some_and(|open_sockets| {
+            *open_sockets -= 1;
+            *open_sockets == 0
         });
         state.pump(&shared, &mut work);
         drop(state);
@@ -380,7 +383,7 @@ impl Drop for Socket {
         if last {
             self.server().drain(Some(LINGER));
             // What nobody will read is taken by the thread that has the sockets.
-            shared.ring();
+            shared.notify();
         }
     }
 }

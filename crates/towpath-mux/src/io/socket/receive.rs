@@ -37,7 +37,7 @@ impl Socket {
     }
 
     /// Reads several messages, as many as there are buffers at most (recvmmsg(2) with MSG_WAITFORONE): waits for the first. Where messages
-    /// take long it may be one, and the others are for other handles. None of them is done before the next call.
+    /// take long it may be one, and the others are for other open_sockets. None of them is done before the next call.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl Socket {
             let now = shared.now();
             self.finish(&mut state, now);
             self.attend(&mut state, true, now);
-            state.mux.poll_few(self.id, most, now, &mut self.room);
+            state.mux.poll_up_to(self.id, most, now, &mut self.room);
             self.next.extend(self.room.drain(..));
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let wrong = match self.next.is_empty() {
@@ -116,8 +116,8 @@ impl Socket {
             };
             if wrong.is_some() {
                 self.attend(&mut state, false, now);
-            } else if let Some(seat) = state.workers.get_mut(self.id).filter(|_| self.next.is_empty()) {
-                (seat.thread, seat.armed) = (Some(std::thread::current()), false);
+            } else if let Some(slot) = state.workers.get_mut(self.id).filter(|_| self.next.is_empty()) {
+                (slot.thread, slot.armed) = (Some(std::thread::current()), false);
             }
             state.pump(&shared, &mut work);
             drop(state);

@@ -10,7 +10,7 @@ use super::{Error, Flags, Socket, To, park};
 use crate::Time;
 use crate::mux::{SendError, worker};
 
-/// Messages that a handle gathers with [`Flags::BATCH`] before it sends them anyway.
+/// Messages that a handle coalesces with [`Flags::BATCH`] before it sends them anyway.
 const BATCH: usize = 64;
 
 impl Socket {
@@ -21,7 +21,7 @@ impl Socket {
     ///
     /// # Errors
     ///
-    /// [`Error::WouldBlock`], and nothing of these bytes was taken. Behind any other but [`Error::Elsewhere`] the message is dropped
+    /// [`Error::WouldBlock`], and nothing of these bytes was taken. Behind any other but [`Error::AddressMismatch`] the message is dropped
     /// with the parts that were taken before. An error of a message that was batched ([`Flags::BATCH`]) is said by the call that sends
     /// those, which then has taken nothing itself.
     pub fn send(&mut self, to: To, bytes: &[u8], flags: Flags) -> Result<usize, Error> {
@@ -43,12 +43,12 @@ impl Socket {
         loop {
             let mut work = Work::default();
             let mut state = shared.lock();
-            state.waits_no_more();
+            state.remove_waiter();
             let (now, before) = (shared.now(), self.batch.len());
             let sent = self.deliver(&mut state, to, bytes, now);
             if matches!(sent, Err(Error::WouldBlock)) && self.batch.len() == before {
                 // Nothing has changed for others.
-                state.pump_again(&shared, &mut work);
+                state.pump_quietly(&shared, &mut work);
             } else {
                 state.pump(&shared, &mut work);
             }
@@ -56,7 +56,7 @@ impl Socket {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let waits = waits && left != Some(Duration::ZERO);
             if waits {
-                state.callers.push(std::thread::current());
+                state.waiters.push(std::thread::current());
             }
             drop(state);
             shared.perform(work);
@@ -93,7 +93,7 @@ impl Socket {
     fn address(&self, to: To) -> Result<To, Error> {
         match to {
             To::Any if !self.shared.lock().mux.config().connected => Err(Error::NoAddress),
-            To::Asker => match self.gather.to() {
+            To::Requester => match self.gather.to() {
                 Some(first @ To::Message(_)) => Ok(first),
                 _ => self.held.last().copied().map(To::Message).ok_or(Error::NoAddress),
             },
@@ -148,9 +148,9 @@ impl Socket {
 /// Whether there is room for a message.
 pub(super) fn room(state: &mut State, to: To) -> Result<(), SendError> {
     match to {
-        To::Any => state.mux.room_for(None),
-        To::Psock(psock) => state.mux.room_for(Some(psock)),
-        To::Asker | To::Message(_) => Ok(()),
+        To::Any => state.mux.check_write_space(None),
+        To::Psock(psock) => state.mux.check_write_space(Some(psock)),
+        To::Requester | To::Message(_) => Ok(()),
     }
 }
 
@@ -159,7 +159,7 @@ fn transmit(state: &mut State, id: worker::Id, to: To, bytes: Bytes, now: Time) 
         To::Any => state.mux.send(bytes, now).map(drop)?,
         To::Psock(psock) => state.mux.forward(psock, bytes, now)?,
         To::Message(ticket) => state.mux.reply(id, ticket, bytes, now)?,
-        To::Asker => return Err(Error::NoAddress),
+        To::Requester => return Err(Error::NoAddress),
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! The thread that has the sockets of a mux with handles (KCM's work queue): bytes come and go while nobody calls.
+//! The thread that has the sockets of a mux with open_sockets (KCM's work queue): bytes come and go while nobody calls.
 //!
-//! What: it waits for sockets, reads them, writes what they did not take at once, and does what is due. Messages go to handles that
+//! What: it waits for sockets, reads them, writes what they did not take at once, and does what is due. Messages go to open_sockets that
 //! wait for one, or stay in the core. It ends when the mux has drained.
 //!
 //! When the last handle is closed, it takes what nobody will read, so that connections end when what is to be sent has left.
@@ -27,7 +27,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<()> {
         if let Err(error) = queue.run() {
             log::error!("the sockets cannot be waited for any more: {error}");
             let mut work = Work::default();
-            shared.lock().give_up(&mut work);
+            shared.lock().close_all(&mut work);
             shared.perform(work);
         }
     })?;
@@ -50,7 +50,7 @@ impl Workqueue<'_> {
             let now = self.shared.now();
             state.until = None;
             state.handle_timeout(self.shared, now, &mut work);
-            if state.handles == Some(0) {
+            if state.open_sockets == Some(0) {
                 self.refuse(&mut state);
             }
             state.pump(self.shared, &mut work);
@@ -96,7 +96,7 @@ impl Workqueue<'_> {
     fn refuse(&mut self, state: &mut State) {
         let now = self.shared.now();
         let id = *self.refuse.get_or_insert_with(|| state.mux.clone_worker(usize::MAX, now));
-        while state.mux.poll_batch(id, now, &mut self.batch) > 0 {
+        while state.mux.poll_messages(id, now, &mut self.batch) > 0 {
             for message in self.batch.drain(..) {
                 state.mux.give_up(id, message.ticket(), now);
             }

@@ -9,18 +9,18 @@ use rustix::event::epoll;
 
 use super::super::Shared;
 use super::super::admission::{Entry, Peer};
-use super::super::connector::News;
-use super::super::handshake::Shaking;
+use super::super::connector::ConnectionEvent;
+use super::super::handshake::PendingHandshake;
 use super::super::link::Link;
 use super::super::listener::Accepted;
-use super::super::tls::{Shake, Tls};
-use super::{Ended, Socket, State, Told, Work, data, flags};
+use super::super::tls::{HandshakeStep, Tls};
+use super::{Ended, Event, Socket, State, Work, data, flags};
 use crate::framing::Framing;
 use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, psock};
 
 /// Ends that are kept for whoever asks.
-const ENDED: usize = 1024;
+const ENDED_MAX: usize = 1024;
 
 impl State {
     /// Attaches a connection, with a framing of its own or the server's. When that fails it is closed.
@@ -28,7 +28,7 @@ impl State {
         &mut self,
         shared: &Shared,
         link: Arc<Link>,
-        keeper: Option<Sender<News>>,
+        owner: Option<Sender<ConnectionEvent>>,
         framing: Option<Framing>,
         work: &mut Work,
     ) -> io::Result<psock::Id> {
@@ -48,7 +48,7 @@ impl State {
         });
         match watched {
             Ok(id) => {
-                self.sockets.insert(id, Socket::new(link, keeper));
+                self.sockets.insert(id, Socket::new(link, owner));
                 Ok(id)
             }
             Err(error) => {
@@ -70,12 +70,12 @@ impl State {
         shared: &Shared,
         (fd, entry): (OwnedFd, Option<Entry>),
         tls: Option<&Tls>,
-        keeper: Option<Sender<News>>,
+        owner: Option<Sender<ConnectionEvent>>,
         work: &mut Work,
     ) -> io::Result<()> {
         let Some(tls) = tls else {
             let link = Arc::new(Link::new(fd, None, entry));
-            return self.attach(shared, link, keeper, None, work).map(drop);
+            return self.attach(shared, link, owner, None, work).map(drop);
         };
         // Whatever goes wrong, the descriptor and the entry are in a link, which is closed without the mutex.
         let (session, wrong) = match tls.session() {
@@ -89,12 +89,12 @@ impl State {
         let until = shared.now() + tls.time();
         let begun = match wrong {
             Some(error) => Err(error),
-            None => self.handshakes.begin(&shared.epoll, Arc::clone(&link), keeper, until),
+            None => self.handshakes.begin(&shared.epoll, Arc::clone(&link), owner, until),
         };
         match begun {
             Ok(None) => {}
             Ok(Some(oldest)) => {
-                self.arrivals.handshakes_late += 1;
+                self.accept_stats.handshakes_late += 1;
                 self.not_attached(shared, oldest, "too many others shake hands".to_owned(), work);
             }
             Err(error) => {
@@ -108,16 +108,16 @@ impl State {
     /// What a listener accepted.
     pub(in crate::io) fn accepted(&mut self, shared: &Shared, accepted: Accepted, work: &mut Work) {
         let Accepted { listener, passed, denied, reset, failed } = accepted;
-        self.arrivals.accepted += passed.len() as u64 + denied + reset;
-        self.arrivals.denied += denied;
-        self.arrivals.reset += reset;
+        self.accept_stats.accepted += passed.len() as u64 + denied + reset;
+        self.accept_stats.denied += denied;
+        self.accept_stats.reset += reset;
         for socket in passed {
             if self.admit(shared, socket, listener.tls.as_ref(), None, work).is_err() {
-                self.arrivals.refused += 1;
+                self.accept_stats.refused += 1;
             }
         }
         if let Some(errno) = failed {
-            self.arrivals.refused += 1;
+            self.accept_stats.refused += 1;
             if self.listeners.pause(&shared.epoll, shared.now()) {
                 log::warn!(
                     "cannot accept until a connection ends: {errno}: raise the limit of open files (`ulimit -n`, LimitNOFILE=)"
@@ -127,37 +127,43 @@ impl State {
     }
 
     /// A handshake went on.
-    pub(in crate::io) fn shaken(&mut self, shared: &Shared, key: u64, shake: Shake, work: &mut Work) {
+    pub(in crate::io) fn handshake_advanced(
+        &mut self,
+        shared: &Shared,
+        key: u64,
+        shake: HandshakeStep,
+        work: &mut Work,
+    ) {
         let why = match shake {
-            Shake::More { write } => match self.handshakes.wait(key, write) {
+            HandshakeStep::More { write } => match self.handshakes.wait(key, write) {
                 Ok(()) => return,
                 Err(error) => error.to_string(),
             },
-            Shake::Done => {
-                let Some(Shaking { link, keeper, .. }) = self.handshakes.take(key) else { return };
+            HandshakeStep::Done => {
+                let Some(PendingHandshake { link, owner, .. }) = self.handshakes.take(key) else { return };
                 let (early, over) = link.early();
-                match self.attach_read(shared, link, keeper.clone(), (None, &early), work) {
+                match self.attach_read(shared, link, owner.clone(), (None, &early), work) {
                     Ok(id) if over => self.mux.handle_eof(id, shared.now()),
                     Ok(_) => {}
                     Err(_) => {
-                        self.arrivals.refused += 1;
-                        tell_keeper(keeper);
+                        self.accept_stats.refused += 1;
+                        notify_owner(owner);
                     }
                 }
                 return;
             }
-            Shake::Failed(why) => why,
+            HandshakeStep::Failed(why) => why,
         };
         if let Some(shaking) = self.handshakes.take(key) {
-            self.arrivals.handshakes_failed += 1;
+            self.accept_stats.handshakes_failed += 1;
             self.not_attached(shared, shaking, why, work);
         }
     }
 
     /// Ends the handshake of a peer that was admitted; whether there was one.
-    pub(in crate::io) fn refuse_shaking(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
+    pub(in crate::io) fn refuse_handshake(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
         let Some(shaking) = self.handshakes.take_peer(peer) else { return false };
-        self.arrivals.handshakes_failed += 1;
+        self.accept_stats.handshakes_failed += 1;
         self.not_attached(shared, shaking, "it is not let in any more".to_owned(), work);
         true
     }
@@ -167,7 +173,7 @@ impl State {
         &mut self,
         shared: &Shared,
         link: Arc<Link>,
-        keeper: Option<Sender<News>>,
+        owner: Option<Sender<ConnectionEvent>>,
         (framing, read): (Option<Framing>, &[u8]),
         work: &mut Work,
     ) -> io::Result<psock::Id> {
@@ -175,21 +181,27 @@ impl State {
             self.close(shared, link, work);
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the mux is full"));
         }
-        let id = self.attach(shared, link, keeper, framing, work)?;
+        let id = self.attach(shared, link, owner, framing, work)?;
         if !read.is_empty() {
             self.mux.handle_bytes(id, read, shared.now());
         }
         Ok(id)
     }
 
-    pub(super) fn not_attached(&mut self, shared: &Shared, shaking: Shaking, why: String, work: &mut Work) {
-        let Shaking { link, peer, keeper, .. } = shaking;
+    pub(super) fn not_attached(
+        &mut self,
+        shared: &Shared,
+        shaking: PendingHandshake,
+        why: String,
+        work: &mut Work,
+    ) {
+        let PendingHandshake { link, peer, owner, .. } = shaking;
         match peer {
             Some(peer) => log::debug!("{peer} was not attached: {why}"),
             None => log::debug!("a connection was not attached: {why}"),
         }
-        self.tell(Told::NotAttached { peer, why }, work);
-        tell_keeper(keeper);
+        self.push_event(Event::NotAttached { peer, why }, work);
+        notify_owner(owner);
         self.close(shared, link, work);
     }
 
@@ -229,7 +241,7 @@ impl State {
             Ok(oldest) => {
                 work.shuts.push(link);
                 if let Some(oldest) = oldest {
-                    self.arrivals.cut_short += 1;
+                    self.accept_stats.cut_short += 1;
                     self.close(shared, oldest, work);
                 }
             }
@@ -251,7 +263,7 @@ impl State {
         if socket.watched {
             let _ = epoll::delete(&shared.epoll, &socket.link);
         }
-        tell_keeper(socket.keeper);
+        notify_owner(socket.owner);
         let link = socket.link;
         let peer = link.address();
         // A descriptor of the same socket: a writer may still hold the link for a moment.
@@ -260,20 +272,20 @@ impl State {
             Some(_) => self.close(shared, link, work),
             None => self.part(shared, link, &end.cause, work),
         }
-        if self.ended.len() == ENDED {
+        if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
         }
         let End { psock, cause, rest, unsent, .. } = end;
         log::debug!("{psock} ended: {cause}");
         self.ended.push_back(Ended { psock, peer, cause, socket, rest, unsent });
         if self.driven {
-            self.parted = true;
-            self.ring(work);
+            self.connection_ended = true;
+            self.notify(work);
         }
     }
 }
 
-fn tell_keeper(keeper: Option<Sender<News>>) {
+fn notify_owner(owner: Option<Sender<ConnectionEvent>>) {
     // It may have stopped.
-    let _ = keeper.map(|keeper| keeper.send(News::Over));
+    let _ = owner.map(|owner| owner.send(ConnectionEvent::Over));
 }

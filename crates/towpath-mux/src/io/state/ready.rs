@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rustix::event::epoll::{self, EventFlags};
 
 use super::super::Shared;
-use super::super::link::{Came, Link};
+use super::super::link::{Link, ReadOutcome};
 use super::{State, Work, data, flags};
 use crate::Time;
 use crate::mux::psock::{self, Interest};
-use crate::mux::{Cause, Run, worker};
+use crate::mux::{Batch, Cause, worker};
 
 /// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
 const HELP: u32 = 3;
@@ -62,18 +62,18 @@ impl State {
     }
 
     /// Beside those that are at sockets or messages now, one more would be in their way.
-    pub(in crate::io) fn is_crowded(&self) -> bool {
+    pub(in crate::io) fn has_enough_pollers(&self) -> bool {
         self.mux.working() + self.helping + usize::from(self.leader.is_some()) > self.helpers
     }
 
     /// The leader finds sockets ready whenever it looks: another is to wait for them too. Whether one comes.
-    pub(in crate::io) fn get_help(&mut self, work: &mut Work) -> bool {
-        if self.is_crowded() || self.helper.is_some() {
+    pub(in crate::io) fn wake_helper(&mut self, work: &mut Work) -> bool {
+        if self.has_enough_pollers() || self.helper.is_some() {
             return false;
         }
-        // Not the deputy, if there is another: it would have to be replaced.
-        let deputy = self.deputy;
-        if let Some(at) = self.parked.iter().rposition(|&id| Some(id) != deputy) {
+        // Not the watchdog, if there is another: it would have to be replaced.
+        let watchdog = self.watchdog;
+        if let Some(at) = self.parked.iter().rposition(|&id| Some(id) != watchdog) {
             let last = self.parked.len() - 1;
             self.parked.swap(at, last);
         }
@@ -81,25 +81,25 @@ impl State {
         self.helper.is_some()
     }
 
-    /// A worker has read sockets, and has a run or not. Who sees to those that are ready besides, or will be?
-    pub(in crate::io) fn see_to_ready(&mut self, now: Time, runs: bool, work: &mut Work) {
+    /// A worker has read sockets, and has a batch or not. Who sees to those that are ready besides, or will be?
+    pub(in crate::io) fn ensure_reader(&mut self, now: Time, runs: bool, work: &mut Work) {
         let patience = self.mux.config().wake_cost * HELP;
         let late = self.ready.front().is_some_and(|&(_, since)| now.since(since) >= patience);
-        if late && self.get_help(work) {
+        if late && self.wake_helper(work) {
             // Who comes sees to them.
-        } else if runs && self.deputy.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
-            self.deputy = self.wake_any(work);
+        } else if runs && self.watchdog.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
+            self.watchdog = self.wake_any(work);
         }
         if runs && !self.ready.is_empty() && !work.wakes() {
             // Nobody is parked; it went to sleep before these were ready.
-            self.ring(work);
+            self.notify(work);
         }
     }
 
-    /// A socket was read; whether the worker that did has a run of what came.
+    /// A socket was read; whether the worker that did has a batch of what came.
     pub(in crate::io) fn read(
         &mut self,
-        (reading, outcome): (Reading, Result<Came, Cause>),
+        (reading, outcome): (Reading, Result<ReadOutcome, Cause>),
         by: Option<worker::Id>,
         now: Time,
     ) -> bool {
@@ -107,14 +107,16 @@ impl State {
         if let Some(socket) = self.sockets.get_mut(id) {
             socket.reading = false;
             let again = std::mem::take(&mut socket.again);
-            let more = outcome.as_ref().is_ok_and(|&came| came == Came::More || over && came == Came::All);
+            let more = outcome
+                .as_ref()
+                .is_ok_and(|&came| came == ReadOutcome::More || over && came == ReadOutcome::WouldBlock);
             if again || more {
                 let flags = if over { EventFlags::IN | EventFlags::RDHUP } else { EventFlags::IN };
                 self.handle_ready(id, flags, now);
             }
         }
-        let run = match by {
-            Some(by) => self.mux.handle_read_by(id, buffer, by, now).map(|run| (by, run)),
+        let batch = match by {
+            Some(by) => self.mux.handle_read_by(id, buffer, by, now).map(|batch| (by, batch)),
             None => {
                 self.mux.handle_read(id, buffer, now);
                 None
@@ -125,19 +127,19 @@ impl State {
             socket.expect(need);
         }
         match outcome {
-            Ok(Came::All | Came::More) => {}
-            Ok(Came::End) => self.mux.handle_eof(id, now),
+            Ok(ReadOutcome::WouldBlock | ReadOutcome::More) => {}
+            Ok(ReadOutcome::Eof) => self.mux.handle_eof(id, now),
             Err(cause) => self.mux.handle_failure(id, cause, now),
         }
-        let runs = run.is_some();
-        run.into_iter().for_each(|(by, run)| self.begin_run(by, run));
+        let runs = batch.is_some();
+        batch.into_iter().for_each(|(by, batch)| self.begin_batch(by, batch));
         runs
     }
 
-    /// A worker has read a run: it does that, and leads no more.
-    fn begin_run(&mut self, by: worker::Id, run: Run) {
-        let Some(seat) = self.workers.get(by) else { return };
-        seat.tray.lock().put(run);
+    /// A worker has read a batch: it does that, and leads no more.
+    fn begin_batch(&mut self, by: worker::Id, batch: Batch) {
+        let Some(slot) = self.workers.get(by) else { return };
+        slot.local_queue.lock().put(batch);
         self.turns += 1;
         if self.leader == Some(by) {
             self.leader = None;

@@ -5,9 +5,9 @@ use std::sync::{Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::io::link::Came;
+use crate::io::link::ReadOutcome;
 use crate::io::listener::Accepted;
-use crate::io::tls::{Shake, Tls};
+use crate::io::tls::{HandshakeStep, Tls};
 use crate::io::{Admission, Admit, Peer, Server, admission};
 use crate::mux::Config;
 
@@ -61,7 +61,7 @@ fn listeners_go_on_when_a_descriptor_comes_back_or_a_moment_later() {
     let link = Arc::new(Link::new(fd, None, None));
     state.handshakes.begin(&shared.epoll, link, None, until).expect("epoll");
     state.handle_timeout(shared, until, &mut work);
-    assert_eq!(state.arrivals.handshakes_late, 1);
+    assert_eq!(state.accept_stats.handshakes_late, 1);
     assert_eq!(state.listeners.due(), None, "a handshake took too long");
 
     starve(shared, &mut state, &mut work);
@@ -75,7 +75,7 @@ fn listeners_go_on_when_a_descriptor_comes_back_or_a_moment_later() {
     state.mux.drain_psock(id, Some(now), now);
     state.pump(shared, &mut work);
     assert_eq!(state.listeners.due(), None, "a connection ended");
-    assert_eq!(state.arrivals.refused, 4);
+    assert_eq!(state.accept_stats.refused, 4);
 }
 
 /// Looks whether the server's lock is free when it is told of an end.
@@ -136,9 +136,9 @@ fn ends_are_told_without_the_servers_lock() {
     assert_eq!(*lock.free.lock().expect("no panic"), vec![true; 2 * ways.len()]);
 }
 
-/// Whether the bell rang since the last look.
+/// Whether the eventfd rang since the last look.
 fn rang(shared: &Shared) -> bool {
-    rustix::io::read(&shared.bell, &mut [0; 8]).is_ok()
+    rustix::io::read(&shared.eventfd, &mut [0; 8]).is_ok()
 }
 
 #[test]
@@ -165,12 +165,12 @@ fn a_driver_that_sleeps_is_told_of_messages() {
     let shared = &server.shared;
     let mut driver = server.driver().expect("nobody drives it");
     let worker = driver.change(|mux, now| mux.clone_worker(1, now));
-    driver.change(|mux, now| mux.poll_batch(worker, now, &mut Vec::new()));
+    driver.change(|mux, now| mux.poll_messages(worker, now, &mut Vec::new()));
     shared.lock().until = Some(FOREVER);
     let (fd, _peer) = connection();
     server.attach(fd, b"x\n").expect("epoll");
     assert!(rang(shared));
-    assert!(shared.lock().wanted);
+    assert!(shared.lock().worker_wanted);
 }
 
 #[test]
@@ -185,8 +185,8 @@ fn who_sleeps_sees_to_what_a_helper_leaves() {
     state.handle_ready(id, EventFlags::IN, now);
     for (runs, rings) in [(false, false), (true, true)] {
         let mut work = Work::default();
-        state.see_to_ready(now, runs, &mut work);
-        assert_eq!(work.ring, rings, "a run: {runs}");
+        state.ensure_reader(now, runs, &mut work);
+        assert_eq!(work.notify, rings, "a run: {runs}");
     }
 }
 
@@ -208,9 +208,9 @@ fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
         let (now, mut batch) = (shared.now(), Vec::new());
         state.handle_ready(id, EventFlags::IN, now);
         for worker in [&leader, &helper] {
-            state.mux.poll_batch(worker.id(), now, &mut batch);
+            state.mux.poll_messages(worker.id(), now, &mut batch);
             batch.drain(..).for_each(|message| assert!(state.mux.done(worker.id(), message.ticket(), now)));
-            state.mux.poll_batch(worker.id(), now, &mut batch);
+            state.mux.poll_messages(worker.id(), now, &mut batch);
         }
     }
     let mut state = shared.lock();
@@ -219,7 +219,7 @@ fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
     let mut work = Work::default();
     assert!(crate::io::reader::read(shared, &[], &mut work, Some(helper.id())), "it has a run");
     assert_eq!(shared.lock().mux.queued(), 4);
-    assert!(work.ring);
+    assert!(work.notify);
 }
 
 /// Nobody is woken to help who would be in the way; then somebody looks whether the one who works gets stuck.
@@ -232,18 +232,18 @@ fn help_comes_while_there_are_processors() {
     let workers: Vec<_> = (0..2).map(|_| server.worker().expect("a worker")).collect();
     let mut state = shared.lock();
     for worker in &workers {
-        state.mux.poll_batch(worker.id(), shared.now(), &mut Vec::new());
+        state.mux.poll_messages(worker.id(), shared.now(), &mut Vec::new());
     }
     state.leader = Some(workers[0].id());
     for (helpers, helps) in [(0, false), (1, true)] {
         let (mut work, now) = (Work::default(), shared.now());
-        (state.helper, state.deputy, state.helpers) = (None, None, helpers);
+        (state.helper, state.watchdog, state.helpers) = (None, None, helpers);
         state.parked = vec![workers[1].id()];
         state.ready.clear();
         state.sockets[id].queued = false;
         state.handle_ready(id, EventFlags::IN, now);
-        state.see_to_ready(now + Duration::from_secs(1), true, &mut work);
-        assert_eq!((state.helper.is_some(), state.deputy.is_some()), (helps, !helps), "{helpers} may");
+        state.ensure_reader(now + Duration::from_secs(1), true, &mut work);
+        assert_eq!((state.helper.is_some(), state.watchdog.is_some()), (helps, !helps), "{helpers} may");
     }
     drop(state);
 }
@@ -267,7 +267,7 @@ fn what_is_behind_descriptors_is_read_too() {
     peer.write_all(b"cd").expect("room");
     let mut buffer = Vec::with_capacity(64);
     let came = Link::new(own.into(), None, None).read(&mut buffer).expect("a socket");
-    assert_eq!((&buffer[..], came), (&b"abcd"[..], Came::All));
+    assert_eq!((&buffer[..], came), (&b"abcd"[..], ReadOutcome::WouldBlock));
 }
 
 /// Two workers drive a handshake; what came with its end is there, whoever attaches the connection, and also when something was
@@ -311,7 +311,7 @@ fn what_came_with_the_handshake_is_not_lost() {
         while client.wants_write() {
             client.write_tls(&mut peer).expect("room");
         }
-        assert!(matches!(link.shake(), Shake::More { write: false }));
+        assert!(matches!(link.advance_handshake(), HandshakeStep::More { write: false }));
         client.read_tls(&mut peer).expect("an answer");
         client.process_new_packets().expect("a good handshake");
     }
@@ -323,12 +323,15 @@ fn what_came_with_the_handshake_is_not_lost() {
     while client.wants_write() {
         client.write_tls(&mut peer).expect("room");
     }
-    assert!(matches!(link.shake(), Shake::More { write: true }), "its tickets find no room");
+    assert!(
+        matches!(link.advance_handshake(), HandshakeStep::More { write: true }),
+        "its tickets find no room"
+    );
     peer.read_exact(&mut vec![0; full]).expect("what was in their way");
-    let (first, second) = (link.shake(), link.shake());
+    let (first, second) = (link.advance_handshake(), link.advance_handshake());
     let mut work = Work::default();
-    state.shaken(shared, 0, second, &mut work);
-    state.shaken(shared, 0, first, &mut work);
+    state.handshake_advanced(shared, 0, second, &mut work);
+    state.handshake_advanced(shared, 0, first, &mut work);
     assert_eq!(state.mux.queued(), 1);
 }
 
@@ -383,16 +386,16 @@ async fn messages_leave_what_there_is_to_tell() {
 
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
-    server.shared.lock().tell(Told::Room, &mut Work::default());
+    server.shared.lock().push_event(Event::WriteSpace, &mut Work::default());
     assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
     drop(driver);
     server.shared.lock().driven = false;
     let mut messages = server.messages(1).expect("a runtime");
-    server.shared.ring();
+    server.shared.notify();
     let mut next = std::pin::pin!(messages.recv());
     let waits = std::future::poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await;
     assert!(waits, "there is no message");
-    assert!(matches!(server.poll_told(), Some(Told::Room)));
+    assert!(matches!(server.poll_event(), Some(Event::WriteSpace)));
 }
 
 /// Peers that fail to shake hands are as many as they like; somebody waits for what was given up.
@@ -409,13 +412,13 @@ fn what_was_given_up_is_told_however_many_are_not_attached() {
     state.mux.handle_bytes(psock, b"x\n", now);
     let worker = state.mux.clone_worker(1, now);
     let mut batch = Vec::new();
-    state.mux.poll_batch(worker, now, &mut batch);
-    state.tell(Told::Undone(batch.remove(0)), &mut work);
-    for _ in 0..2 * TOLD {
-        state.tell(Told::NotAttached { peer: None, why: String::new() }, &mut work);
+    state.mux.poll_messages(worker, now, &mut batch);
+    state.push_event(Event::Undone(batch.remove(0)), &mut work);
+    for _ in 0..2 * EVENTS_MAX {
+        state.push_event(Event::NotAttached { peer: None, why: String::new() }, &mut work);
     }
-    assert_eq!(state.told.len(), TOLD);
-    assert!(matches!(state.told.pop_front(), Some(Told::Undone(_))));
+    assert_eq!(state.events.len(), EVENTS_MAX);
+    assert!(matches!(state.events.pop_front(), Some(Event::Undone(_))));
 }
 
 /// Descriptors from some number on are not for connections.
@@ -426,31 +429,31 @@ fn listeners_leave_descriptors_to_others() {
     let mut driver = server.driver().expect("nobody drives it");
     server.set_descriptor_limit(0);
     let _peer = TcpStream::connect(address).expect("the kernel has it");
-    while server.arrivals().refused == 0 {
+    while server.accept_stats().refused == 0 {
         driver.wait(None, |_| {}).expect("epoll");
     }
-    assert_eq!(server.arrivals().accepted, 0);
+    assert_eq!(server.accept_stats().accepted, 0);
     server.set_descriptor_limit(i32::MAX);
-    while server.arrivals().accepted == 0 {
+    while server.accept_stats().accepted == 0 {
         driver.wait(None, |_| {}).expect("epoll");
     }
 }
 
-/// A carrier that reads a part of its error queue at a time.
+/// A zerocopy_sender that reads a part of its error queue at a time.
 #[derive(Debug)]
 struct Parts(Arc<std::sync::atomic::AtomicUsize>);
 
-impl crate::io::Carriers for Parts {
-    fn least(&self) -> usize {
+impl crate::io::ZerocopySenders for Parts {
+    fn min_bytes(&self) -> usize {
         0
     }
 
-    fn open(&self, _: std::os::fd::BorrowedFd<'_>) -> Option<Box<dyn crate::io::Carrier>> {
+    fn open(&self, _: std::os::fd::BorrowedFd<'_>) -> Option<Box<dyn crate::io::ZerocopySender>> {
         Some(Box::new(Self(Arc::clone(&self.0))))
     }
 }
 
-impl crate::io::Carrier for Parts {
+impl crate::io::ZerocopySender for Parts {
     fn write(&mut self, transmit: &mut Transmit) -> crate::mux::Outcome {
         let length = transmit.slices().map(<[u8]>::len).sum();
         transmit.advance(length);
@@ -468,7 +471,7 @@ impl crate::io::Carrier for Parts {
 fn an_error_queue_is_read_until_it_is_empty() {
     let left = Arc::new(std::sync::atomic::AtomicUsize::new(3));
     let server = server();
-    server.set_carriers(Arc::new(Parts(Arc::clone(&left))));
+    server.set_zerocopy(Arc::new(Parts(Arc::clone(&left))));
     let (fd, _peer) = connection();
     let id = server.attach(fd, b"").expect("epoll");
     server.shared.change(|mux| mux.forward(id, &b"x\n"[..], Time::default())).expect("it is open");
@@ -494,7 +497,7 @@ fn a_driver_that_sleeps_comes_back_for_what_there_is_to_tell() {
         state.handle_timeout(shared, shared.now(), work);
     });
     assert!(rang(shared));
-    assert!(matches!(driver.poll_told(), Some(Told::NotAttached { .. })));
+    assert!(matches!(driver.poll_event(), Some(Event::NotAttached { .. })));
 
     shared.lock().until = Some(FOREVER);
     server.drain_psock(id, Some(Duration::ZERO));
@@ -520,15 +523,15 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
         let (worker, mut batch) = (mux.clone_worker(64, now), Vec::new());
         let learned = mux.attach("line".parse().expect("a framing"), Default::default(), now).expect("open");
         mux.handle_bytes(learned, "x\n".repeat(100).as_bytes(), now);
-        while mux.poll_batch(worker, now, &mut batch) > 0 {
+        while mux.poll_messages(worker, now, &mut batch) > 0 {
             for message in batch.drain(..) {
                 now = now + Duration::from_micros(1);
                 mux.done(worker, message.ticket(), now);
             }
         }
-        assert!(mux.quick_turn().is_some());
+        assert!(mux.quick_batch().is_some());
         mux.handle_bytes(psock, b"a\nb\nc\n", now);
-        mux.poll_batch(worker, now, &mut batch);
+        mux.poll_messages(worker, now, &mut batch);
         (worker, batch)
     });
     assert_eq!(batch.len(), 3);
@@ -571,9 +574,9 @@ fn a_handle_goes_while_it_is_armed() {
     while socket.send(To::Any, &[b'x'; 1024], Flags::DONTWAIT).is_ok() {}
     let mut armed = socket.try_clone().expect("another handle");
     assert!(armed.arm(Some(To::Any)));
-    assert_eq!(server.shared.lock().roomless.len(), 1);
+    assert_eq!(server.shared.lock().write_space_waiters.len(), 1);
     drop(armed);
-    assert!(server.shared.lock().roomless.is_empty());
+    assert!(server.shared.lock().write_space_waiters.is_empty());
     assert_eq!(server.shared.lock().workers.len(), 1);
 }
 
@@ -586,7 +589,7 @@ fn who_finds_no_room_wakes_nobody() {
     let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
     let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
     // No thread is started that has the sockets: this one does what there is to do.
-    server.shared.lock().handles = Some(0);
+    server.shared.lock().open_sockets = Some(0);
     let mut socket = server.socket(Kind::Dgram).expect("a handle");
     let (ours, mut peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let id = socket.attach(ours, "line".parse().expect("a framing")).expect("it is attached");
@@ -595,9 +598,9 @@ fn who_finds_no_room_wakes_nobody() {
     while let Ok(bytes) = socket.send(To::Any, &message, Flags::DONTWAIT) {
         sent += bytes;
     }
-    let waits = || server.shared.lock().callers.len();
+    let waits = || server.shared.lock().waiters.len();
     let other = std::thread::spawn(|| {}).thread().clone();
-    server.shared.lock().callers.push(other);
+    server.shared.lock().waiters.push(other);
     for to in [To::Any, To::Psock(id)] {
         assert!(matches!(socket.send(to, &message, Flags::DONTWAIT), Err(Error::WouldBlock)));
         assert_eq!(waits(), 1, "{to:?}: nothing has changed");

@@ -85,14 +85,14 @@ fn a_slow_message_is_remembered_while_fast_ones_follow() {
     }
     let cost = mux.config().wake_cost;
     assert!(mux.mean_service_time() < cost, "batches have forgotten it");
-    assert!(mux.wary_service_time() > cost);
+    assert!(mux.slow_service_time() > cost);
 }
 
 #[test]
 fn what_a_slow_worker_has_not_begun_is_recalled() {
     let (mut mux, psock) = lines(Config::default());
     let slow = mux.clone_worker(64, at(0));
-    mux.mean = 100;
+    mux.ewma = 100;
     mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
     let batch = tickets(&mut mux, slow, at(0));
     assert_eq!(batch.len(), 3);
@@ -142,7 +142,7 @@ fn nothing_is_due_that_nobody_would_do() {
     for order in [Order::None, Order::Sticky] {
         let (mut mux, psock) = lines(Config { order, ..Config::default() });
         let (busy, idle) = (mux.clone_worker(64, at(0)), mux.clone_worker(64, at(0)));
-        mux.mean = 100;
+        mux.ewma = 100;
         mux.handle_bytes(psock, b"a\nb\n", at(0));
         assert_eq!(poll(&mut mux, busy, at(0)).len(), 2);
         assert!(poll(&mut mux, idle, at(0)).is_empty());
@@ -163,7 +163,7 @@ fn a_worker_that_kills_workers_is_given_up() {
     for deaths in 0..2 {
         let worker = mux.clone_worker(1, at(0));
         let mut batch = Vec::new();
-        mux.poll_batch(worker, at(0), &mut batch);
+        mux.poll_messages(worker, at(0), &mut batch);
         assert_eq!((batch[0].payload(), batch[0].deaths()), (&b"poison"[..], deaths));
         mux.handle_worker_died(worker, at(0));
         assert!(!mux.done(worker, batch[0].ticket(), at(0)), "the dead do nothing");

@@ -1,4 +1,4 @@
-//! A worker's seat: the process that sits there, the one that comes after it, and when to start another.
+//! A worker's slot: the process that sits there, the one that comes after it, and when to start another.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use towpath_mux::Time;
 use towpath_mux::io::Driver;
 use towpath_mux::mux::{Mux, worker};
 
-use super::process::{Ending, Look, Process};
-use super::returns::Returns;
+use super::completions::Completions;
+use super::process::{Process, ProcessState, WorkerExit};
 use crate::control::protocol;
 
 /// A process that lived for so long did not fail at once.
 const LIVED: Duration = Duration::from_secs(10);
-/// Waiting time before the second start in a row; it doubles.
+/// Waiting time before the second start in a messages; it doubles.
 const AGAIN: Duration = Duration::from_millis(100);
 /// It does not double beyond this.
 const AGAIN_MOST: Duration = Duration::from_secs(10);
@@ -21,12 +21,12 @@ const AGAIN_MOST: Duration = Duration::from_secs(10);
 const GONE: usize = 8;
 
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct WorkerSlot {
     number: usize,
     directory: PathBuf,
     /// Its connections are held by nobody else, and its answers may leave from its own memory: it is the only one, or a connection stays
     /// with its worker.
-    lends: bool,
+    leases: bool,
     /// Processes that were started here.
     starts: u64,
     process: Option<Process>,
@@ -38,26 +38,26 @@ pub(super) struct Seat {
     gone: Vec<Process>,
     /// How long the old one has.
     patience: Duration,
-    /// Ends in a row without having lived.
+    /// Ends in a messages without having lived.
     failures: u32,
     /// When to start again.
     again: Option<Instant>,
     /// Processes that were started because another ended.
     restarts: u64,
-    seated: bool,
+    attached_once: bool,
     /// The last process that was to take the place of another came to nothing.
     kept: bool,
     /// How the first process ended, if it never attached.
-    ending: Option<Ending>,
+    exit: Option<WorkerExit>,
     ready: bool,
 }
 
-impl Seat {
-    pub(super) fn new(number: usize, directory: &Path, lends: bool) -> Self {
+impl WorkerSlot {
+    pub(super) fn new(number: usize, directory: &Path, leases: bool) -> Self {
         Self {
             number,
             directory: directory.into(),
-            lends,
+            leases,
             starts: 0,
             process: None,
             next: None,
@@ -67,14 +67,14 @@ impl Seat {
             failures: 0,
             again: None,
             restarts: 0,
-            seated: false,
+            attached_once: false,
             kept: false,
-            ending: None,
+            exit: None,
             ready: false,
         }
     }
 
-    /// The seat that a token is for.
+    /// The slot that a token is for.
     pub(super) const fn of(token: u32) -> usize {
         token as usize - 1
     }
@@ -84,7 +84,7 @@ impl Seat {
         self.restarts += u64::from(self.again.take().is_some());
         match self.spawn(command, driver, now) {
             Ok(process) => self.process = Some(process),
-            Err(ending) => self.failed(ending, false, now),
+            Err(exit) => self.failed(exit, false, now),
         }
     }
 
@@ -93,39 +93,45 @@ impl Seat {
         (self.patience, self.kept) = (patience, false);
         match self.spawn(command, driver, now) {
             Ok(process) => self.next = Some(process),
-            Err(ending) => self.not_replaced(ending, now),
+            Err(exit) => self.not_replaced(exit, now),
         }
     }
 
-    fn spawn(&mut self, command: &[String], driver: &Driver, now: Instant) -> Result<Process, Ending> {
+    fn spawn(&mut self, command: &[String], driver: &Driver, now: Instant) -> Result<Process, WorkerExit> {
         let path = self.directory.join(format!("worker-{}-{}.sock", self.number, self.starts));
         self.starts += 1;
-        let token = u32::try_from(self.number + 1).expect("there are few seats");
-        Process::start(command, &path, driver, token, self.lends, now)
+        let token = u32::try_from(self.number + 1).expect("there are dispatch_short slots");
+        Process::start(command, &path, driver, token, self.leases, now)
     }
 
     /// Processes that attached or ended.
-    pub(super) fn look(&mut self, driver: &mut Driver, returns: &mut Returns, now: Instant, clock: u64) {
+    pub(super) fn look(
+        &mut self,
+        driver: &mut Driver,
+        completions: &mut Completions,
+        now: Instant,
+        clock: u64,
+    ) {
         let waits = self.all().any(|process| !process.is_attached());
         if !std::mem::take(&mut self.ready) && !waits {
             return;
         }
         if let Some(process) = &mut self.process {
             match process.look(driver, now) {
-                Ok(Look::Same) => {}
-                Ok(Look::Attached) => self.seated = true,
-                Ok(Look::Gone(ending)) | Err(ending) => {
-                    process.die(driver, returns, clock);
+                Ok(ProcessState::Same) => {}
+                Ok(ProcessState::Attached) => self.attached_once = true,
+                Ok(ProcessState::Gone(exit)) | Err(exit) => {
+                    process.die(driver, completions, clock);
                     let lived = process.has_served() || now.duration_since(process.started()) >= LIVED;
                     self.gone.extend(self.process.take());
-                    self.failed(ending, lived, now);
+                    self.failed(exit, lived, now);
                 }
             }
         }
         if let Some(next) = &mut self.next {
             match next.look(driver, now) {
-                Ok(Look::Same) => {}
-                Ok(Look::Attached) => {
+                Ok(ProcessState::Same) => {}
+                Ok(ProcessState::Attached) => {
                     match std::mem::replace(&mut self.process, self.next.take()) {
                         Some(mut old) if old.is_attached() => {
                             old.leave(driver, self.patience, clock);
@@ -136,17 +142,17 @@ impl Seat {
                     }
                     (self.again, self.failures) = (None, 0);
                 }
-                Ok(Look::Gone(ending)) | Err(ending) => {
+                Ok(ProcessState::Gone(exit)) | Err(exit) => {
                     next.close();
                     self.gone.extend(self.next.take());
-                    self.not_replaced(ending, now);
+                    self.not_replaced(exit, now);
                 }
             }
         }
         if let Some(old) = &mut self.old
-            && let Ok(Look::Gone(_)) | Err(_) = old.look(driver, now)
+            && let Ok(ProcessState::Gone(_)) | Err(_) = old.look(driver, now)
         {
-            old.die(driver, returns, clock);
+            old.die(driver, completions, clock);
             self.gone.extend(self.old.take());
         }
         self.gone.retain_mut(|process| !process.has_ended(now));
@@ -155,34 +161,34 @@ impl Seat {
     }
 
     /// A process is gone: another one is started, later when it did not live long and did nothing.
-    fn failed(&mut self, ending: Ending, lived: bool, now: Instant) {
+    fn failed(&mut self, exit: WorkerExit, lived: bool, now: Instant) {
         self.failures = if lived { 1 } else { self.failures + 1 };
         let wait = match self.failures {
             1 => Duration::ZERO,
             more => AGAIN_MOST.min(AGAIN * 2u32.saturating_pow(more - 2).min(1000)),
         };
-        if !self.seated {
-            self.ending = Some(ending);
+        if !self.attached_once {
+            self.exit = Some(exit);
             return;
         }
         if self.next.is_some() {
-            return log::warn!("worker {}: {ending}; the one that replaces it has been started", self.number);
+            return log::warn!("worker {}: {exit}; the one that replaces it has been started", self.number);
         }
-        log::warn!("worker {}: {ending}; another one is started in {} ms", self.number, wait.as_millis());
+        log::warn!("worker {}: {exit}; another one is started in {} ms", self.number, wait.as_millis());
         self.again = Some(now + wait);
     }
 
     /// The process that was to take the place of the one that is there came to nothing; that one may have gone meanwhile.
-    fn not_replaced(&mut self, ending: Ending, now: Instant) {
+    fn not_replaced(&mut self, exit: WorkerExit, now: Instant) {
         self.kept = true;
         match self.process {
-            Some(_) => log::warn!("worker {} stays as it is: {ending}", self.number),
-            None => self.failed(ending, false, now),
+            Some(_) => log::warn!("worker {} stays as it is: {exit}", self.number),
+            None => self.failed(exit, false, now),
         }
     }
 
-    pub(super) fn take_ending(&mut self) -> Option<(usize, Ending)> {
-        Some((self.number, self.ending.take()?))
+    pub(super) fn take_exit(&mut self) -> Option<(usize, WorkerExit)> {
+        Some((self.number, self.exit.take()?))
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -236,10 +242,15 @@ impl Seat {
         }
     }
 
-    pub(super) fn collect(&mut self, returns: &mut Returns, now: u64, timeout: Option<Duration>) -> bool {
+    pub(super) fn collect(
+        &mut self,
+        completions: &mut Completions,
+        now: u64,
+        timeout: Option<Duration>,
+    ) -> bool {
         // While one takes another's place, connections are of both.
         let alone = !self.is_replacing();
-        let collect = |process: &mut Process| process.collect(returns, now, timeout, alone);
+        let collect = |process: &mut Process| process.collect(completions, now, timeout, alone);
         // Every one of them, not up to the first.
         self.all_mut().map(collect).filter(|any| *any).count() > 0
     }
@@ -277,10 +288,10 @@ impl Seat {
         self.process.as_mut().is_some_and(|process| process.fill(mux, now, most))
     }
 
-    pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
+    pub(super) fn hand_over(&mut self, completions: &mut Completions, now: u64, epoch: u64) {
         // One that leaves is given nothing, but may wait for the room that it was given back.
         for process in self.all_mut() {
-            process.hand_over(returns, now, epoch);
+            process.hand_over(completions, now, epoch);
         }
     }
 
@@ -320,11 +331,11 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A seat whose process attaches (this one, in its place), detaches, and does not end.
+    /// A slot whose process attaches (this one, in its place), detaches, and does not end.
     struct Scene {
         driver: Driver,
-        returns: Returns,
-        seat: Seat,
+        completions: Completions,
+        slot: WorkerSlot,
         directory: tempfile::TempDir,
         starts: usize,
     }
@@ -333,35 +344,41 @@ pub(super) mod tests {
         fn new() -> Self {
             let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
             let directory = tempfile::tempdir().unwrap();
-            let seat = Seat::new(0, directory.path(), false);
-            Self { driver: server.driver().unwrap(), returns: Returns::default(), seat, directory, starts: 0 }
+            let slot = WorkerSlot::new(0, directory.path(), false);
+            Self {
+                driver: server.driver().unwrap(),
+                completions: Completions::default(),
+                slot,
+                directory,
+                starts: 0,
+            }
         }
 
         fn look(&mut self, now: Instant) {
-            self.seat.ready = true;
-            self.seat.look(&mut self.driver, &mut self.returns, now, 0);
+            self.slot.ready = true;
+            self.slot.look(&mut self.driver, &mut self.completions, now, 0);
         }
 
         /// Starts one; its process, and this one in its place.
         fn attached(&mut self, now: Instant) -> (u32, Worker) {
             let path = self.directory.path().join(format!("worker-0-{}.sock", self.starts));
             self.starts += 1;
-            let worker = attach(&mut self.seat, path, &mut self.driver, now);
-            (self.seat.process.as_ref().unwrap().pid(), worker)
+            let worker = attach(&mut self.slot, path, &mut self.driver, now);
+            (self.slot.process.as_ref().unwrap().pid(), worker)
         }
 
         /// Starts one, and has it detach; its process.
         fn detached(&mut self, now: Instant) -> u32 {
             let (pid, worker) = self.attached(now);
             drop(worker);
-            while self.seat.is_attached() {
+            while self.slot.is_attached() {
                 self.look(now);
             }
             pid
         }
 
         fn until_gone(&mut self, left: usize, now: Instant) {
-            while self.seat.gone.len() > left {
+            while self.slot.gone.len() > left {
                 self.look(now);
                 std::thread::yield_now();
             }
@@ -373,7 +390,7 @@ pub(super) mod tests {
         let mut batch = Vec::new();
         let worker = mux.clone_worker(64, now);
         ask(mux, 1000, now);
-        while mux.poll_batch(worker, now, &mut batch) > 0 {
+        while mux.poll_messages(worker, now, &mut batch) > 0 {
             for message in batch.drain(..) {
                 now = now + Duration::from_micros(1);
                 mux.done(worker, message.ticket(), now);
@@ -390,16 +407,16 @@ pub(super) mod tests {
 
     /// Starts a process that does nothing; this one attaches in its place.
     pub(in super::super) fn attach(
-        seat: &mut Seat,
+        slot: &mut WorkerSlot,
         path: PathBuf,
         driver: &mut Driver,
         now: Instant,
     ) -> Worker {
-        seat.start(&["sleep".to_owned(), "1000".to_owned()], driver, now);
+        slot.start(&["sleep".to_owned(), "1000".to_owned()], driver, now);
         let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
-        while !seat.is_attached() {
-            seat.ready = true;
-            seat.look(driver, &mut Returns::default(), now, 0);
+        while !slot.is_attached() {
+            slot.ready = true;
+            slot.look(driver, &mut Completions::default(), now, 0);
         }
         attach.join().unwrap()
     }
@@ -415,9 +432,9 @@ pub(super) mod tests {
         let mut scene = Scene::new();
         let now = Instant::now();
         let pid = scene.detached(now);
-        assert!(is_alive(pid), "it has time to end, and the seat is looked after meanwhile");
-        assert!(scene.seat.is_due(now), "another one may start");
-        assert!(scene.seat.due(None, now).is_some(), "and it is looked at again");
+        assert!(is_alive(pid), "it has time to end, and the slot is looked after meanwhile");
+        assert!(scene.slot.is_due(now), "another one may start");
+        assert!(scene.slot.due(None, now).is_some(), "and it is looked at again");
         scene.until_gone(0, now + Duration::from_secs(3600));
         assert!(!is_alive(pid), "then it is killed");
     }
@@ -441,26 +458,26 @@ pub(super) mod tests {
             learn(mux, now);
             ask(mux, 3, now);
         });
-        let Scene { driver, returns, seat, .. } = &mut scene;
-        let process = seat.process.as_mut().unwrap();
+        let Scene { driver, completions, slot, .. } = &mut scene;
+        let process = slot.process.as_mut().unwrap();
         assert!(driver.change(|mux, now| process.fill(mux, now, 3)));
-        process.hand_over(returns, 0, 0);
+        process.hand_over(completions, 0, 0);
         assert_eq!(process.working(), 3);
         process.leave(driver, Duration::from_nanos(10), 0);
-        process.collect(returns, 9, None, false);
+        process.collect(completions, 9, None, false);
         assert!(is_alive(pid), "it has time");
-        process.collect(returns, 10, None, false);
+        process.collect(completions, 10, None, false);
         while is_alive(pid) {
             std::thread::yield_now();
         }
         drop(worker);
-        while scene.seat.is_attached() {
+        while scene.slot.is_attached() {
             scene.look(now);
         }
         let mut again = Vec::new();
         scene.driver.change(|mux, now| {
             let other = mux.clone_worker(3, now);
-            while mux.poll_batch(other, now, &mut again) > 0 {}
+            while mux.poll_messages(other, now, &mut again) > 0 {}
         });
         let deaths: Vec<_> = again.iter().map(Message::deaths).collect();
         assert_eq!(deaths, [1, 0, 0]);
@@ -472,17 +489,17 @@ pub(super) mod tests {
         let now = Instant::now();
         let (_, worker) = scene.attached(now);
         let sleep = ["sleep", "1000"].map(str::to_owned);
-        scene.seat.replace(&sleep, &scene.driver, Duration::ZERO, now);
+        scene.slot.replace(&sleep, &scene.driver, Duration::ZERO, now);
         drop(worker);
-        while scene.seat.is_attached() {
+        while scene.slot.is_attached() {
             scene.look(now);
         }
-        assert!(scene.seat.is_replacing() && !scene.seat.is_due(now + AGAIN_MOST), "the next one may attach");
+        assert!(scene.slot.is_replacing() && !scene.slot.is_due(now + AGAIN_MOST), "the next one may attach");
         // It does not.
         let late = now + Duration::from_secs(3600);
         scene.look(late);
-        assert!(!scene.seat.is_replacing() && scene.seat.was_kept());
-        assert!(scene.seat.is_due(late + AGAIN_MOST), "another one is started");
+        assert!(!scene.slot.is_replacing() && scene.slot.was_kept());
+        assert!(scene.slot.is_due(late + AGAIN_MOST), "another one is started");
     }
 
     #[test]
@@ -491,15 +508,15 @@ pub(super) mod tests {
         let now = Instant::now();
         scene.detached(now);
         let sleep = ["sleep", "1000"].map(str::to_owned);
-        scene.seat.start(&sleep, &scene.driver, now);
-        let late = scene.seat.process.as_ref().unwrap().pid();
-        scene.seat.replace(&sleep, &scene.driver, Duration::ZERO, now);
+        scene.slot.start(&sleep, &scene.driver, now);
+        let late = scene.slot.process.as_ref().unwrap().pid();
+        scene.slot.replace(&sleep, &scene.driver, Duration::ZERO, now);
         let path = scene.directory.path().join("worker-0-2.sock");
         let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
-        while !scene.seat.is_attached() {
+        while !scene.slot.is_attached() {
             scene.look(now);
         }
-        assert!(!scene.seat.is_replacing(), "the next seat may be replaced, and this one again");
+        assert!(!scene.slot.is_replacing(), "the next slot may be replaced, and this one again");
         // The one that detached has time to end; that one has not.
         scene.until_gone(1, now);
         assert!(!is_alive(late));
@@ -512,20 +529,20 @@ pub(super) mod tests {
         let mut scene = Scene::new();
         let start = Instant::now();
         let (_, mut worker) = scene.attached(start);
-        let Scene { driver, returns, seat, .. } = &mut scene;
+        let Scene { driver, completions, slot, .. } = &mut scene;
         driver.change(|mux, now| {
             learn(mux, now);
             // Two connections', so that each has a frame.
             ask(mux, 1, now);
             ask(mux, 1, now);
-            assert!(seat.fill(mux, now, 2));
+            assert!(slot.fill(mux, now, 2));
         });
-        seat.hand_over(returns, 0, 0);
+        slot.hand_over(completions, 0, 0);
         let (second, timeout) = (Duration::from_secs(1), Some(Duration::from_secs(5)));
-        assert_eq!(seat.due(timeout, start), Some(start + 5 * second));
+        assert_eq!(slot.due(timeout, start), Some(start + 5 * second));
         let message = worker.recv().unwrap().unwrap();
         worker.done(message);
-        assert!(seat.collect(returns, 4_000_000_000, timeout));
-        assert_eq!(seat.due(timeout, start), Some(start + 9 * second), "it was given both at once");
+        assert!(slot.collect(completions, 4_000_000_000, timeout));
+        assert_eq!(slot.due(timeout, start), Some(start + 9 * second), "it was given both at once");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use towpath_mux::mux::{Run, Ticket, View};
+use towpath_mux::mux::{Batch, Ticket, View};
 use towpath_ring::{Channel, Full, Header, Kind, Layers, Meta, Part, Seq};
 
 /// Messages up to so many bytes go to a worker together, in a frame of so many bytes of them.
@@ -11,12 +11,12 @@ const BUNDLE: usize = 32 << 10;
 
 /// Messages of one connection that follow each other: those of a frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct FrameMessages {
     pub(super) first: Ticket,
     pub(super) count: u32,
 }
 
-impl Row {
+impl FrameMessages {
     /// The one at this place.
     pub(super) fn at(&self, place: u32) -> Ticket {
         Ticket { number: self.first.number + u64::from(place), ..self.first }
@@ -26,7 +26,7 @@ impl Row {
 /// A frame that the process has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Out {
-    pub(super) row: Row,
+    pub(super) messages: FrameMessages,
     /// Since when it may have been at it, in nanoseconds of the front's clock: it was given it then, or had done the one before, or
     /// answered some of it.
     pub(super) since: u64,
@@ -38,7 +38,8 @@ impl Out {
     /// What a reply with this header answers: from which place on, and how many.
     pub(super) fn answer(&mut self, header: &Header) -> (u32, u32) {
         // Without a number, and where there is no choice, it is all of them.
-        let upto = if header.group == 0 { self.row.count } else { header.group.min(self.row.count) };
+        let upto =
+            if header.group == 0 { self.messages.count } else { header.group.min(self.messages.count) };
         // Another answer to what was answered is one to the last of that.
         let from = self.answered.min(upto - 1);
         self.answered = self.answered.max(upto);
@@ -47,8 +48,8 @@ impl Out {
 
     /// Those that were not answered.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Ticket> + use<> {
-        let Self { row, answered, .. } = *self;
-        (answered..row.count).map(move |place| row.at(place))
+        let Self { messages, answered, .. } = *self;
+        (answered..messages.count).map(move |place| messages.at(place))
     }
 }
 
@@ -59,7 +60,7 @@ pub(super) fn place(first: Seq, seq: Seq) -> Option<usize> {
 
 /// How many of these messages, `most` at most, go into one frame: short ones of one connection that follow each other. One that
 /// somebody died with goes alone.
-pub(super) fn row(waiting: &VecDeque<Run>, most: usize) -> usize {
+pub(super) fn messages(waiting: &VecDeque<Batch>, most: usize) -> usize {
     let (mut next, mut bytes, mut count): (Option<Ticket>, usize, usize) = (None, 0, 0);
     for run in waiting {
         let Some(first) = run.first().filter(|first| next.is_none_or(|next| next == *first)) else { break };
@@ -78,7 +79,7 @@ pub(super) fn row(waiting: &VecDeque<Run>, most: usize) -> usize {
 }
 
 /// The bytes of the first so many messages.
-pub(super) fn pieces(waiting: &VecDeque<Run>, count: usize) -> impl Iterator<Item = &[u8]> {
+pub(super) fn pieces(waiting: &VecDeque<Batch>, count: usize) -> impl Iterator<Item = &[u8]> {
     let pieces = waiting.iter().scan(count, |left, run| {
         let some = run.len().min(*left);
         *left -= some;
@@ -88,7 +89,7 @@ pub(super) fn pieces(waiting: &VecDeque<Run>, count: usize) -> impl Iterator<Ite
 }
 
 /// The first so many messages were published.
-pub(super) fn pass(waiting: &mut VecDeque<Run>, mut count: usize) {
+pub(super) fn pass(waiting: &mut VecDeque<Batch>, mut count: usize) {
     while let Some(run) = waiting.front_mut() {
         if run.len() > count {
             return run.skip(count);
@@ -99,7 +100,7 @@ pub(super) fn pass(waiting: &mut VecDeque<Run>, mut count: usize) {
 }
 
 /// Publishes the first message of a run by itself.
-pub(super) fn send_first(channel: &mut Channel, run: &Run, epoch: u64) -> Result<Seq, Full> {
+pub(super) fn send_first(channel: &mut Channel, run: &Batch, epoch: u64) -> Result<Seq, Full> {
     let first = run.views().next().expect("a run that waits has messages");
     channel.send(first.bytes(), &meta(&first, epoch))
 }

@@ -2,7 +2,7 @@
 //!
 //! Where a connection is shared by several workers, an answer's frame is copied once, as every answer is (DESIGN.md, rule 1 and its
 //! exception), and given back, and the kernel sends from the copy, which is freed at its completion. On a connection that one worker
-//! alone holds (there is no other, or the order is sticky) the kernel sends from the worker's frame (`loan.rs`), which goes back to the worker at its completion.
+//! alone holds (there is no other, or the order is sticky) the kernel sends from the worker's frame (`tx_lease.rs`), which goes back to the worker at its completion.
 //!
 //! A connection that ended with answers in flight lingers here: its socket was shut, not closed, so that completions still come.
 //! A peer that reads, however slowly, gets all of it; one that acknowledges nothing for [`LINGER`] is reset, as the oldest is when
@@ -16,14 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, getpeername, shutdown};
-use towpath_mux::io::{Carrier, Carriers};
+use towpath_mux::io::{ZerocopySender, ZerocopySenders};
 use towpath_mux::mux::{Body, Outcome, Transmit};
 use towpath_send::{
     Buffer, Choice, Counters, Done, Limits, LockedMemory, Options, PollSender, Quarantine, SendError, Sent,
     Time,
 };
 
-use super::loan::Rest;
+use super::tx_lease::Rest;
 use crate::control::send;
 
 /// Shorter answers are written as ever (spec: 16 KiB for each call).
@@ -39,9 +39,9 @@ const LINGERING: (usize, u64) = (1024, 256 << 20);
 /// How often those that linger, and those that nobody writes to, are looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The senders of a front's connections.
+/// The zerocopy_tx of a front's connections.
 #[derive(Clone, Debug)]
-pub(super) struct Senders(Arc<Inner>);
+pub(super) struct ZerocopyTx(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -57,7 +57,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    live: Vec<Arc<Row>>,
+    live: Vec<Arc<FrameMessages>>,
     /// The oldest first.
     lingering: VecDeque<Lingering>,
     /// Of those that are gone, those that were reset: their peers acknowledged nothing, or there were too many.
@@ -70,9 +70,9 @@ struct State {
     looked: Option<Instant>,
 }
 
-/// One connection's sender, which its carrier and whoever looks share.
+/// One connection's sender, which its zerocopy_sender and whoever looks share.
 #[derive(Debug)]
-struct Row {
+struct FrameMessages {
     peer: String,
     sender: Mutex<Option<PollSender>>,
 }
@@ -151,11 +151,11 @@ impl State {
 
 #[derive(Debug)]
 struct Connection {
-    senders: Senders,
-    row: Arc<Row>,
+    zerocopy_tx: ZerocopyTx,
+    messages: Arc<FrameMessages>,
 }
 
-impl Senders {
+impl ZerocopyTx {
     pub(super) fn new(choice: Choice, check: bool) -> Self {
         let limits = Limits::read();
         let locked = Arc::new(LockedMemory::of_rlimit(limits.locked));
@@ -177,8 +177,8 @@ impl Senders {
             return looked + LOOK - now;
         }
         state.looked = Some(now);
-        for row in &state.live {
-            if let Some(sender) = &mut *lock(&row.sender)
+        for messages in &state.live {
+            if let Some(sender) = &mut *lock(&messages.sender)
                 && sender.outstanding() > 0
             {
                 // Whoever reads the connection finds what is wrong with it.
@@ -213,12 +213,12 @@ impl Senders {
         let state = lock(&self.0.state);
         let time = self.time();
         let mut totals = state.ended.clone();
-        let mut senders = Vec::new();
-        for row in &state.live {
-            let sender = lock(&row.sender);
+        let mut zerocopy_tx = Vec::new();
+        for messages in &state.live {
+            let sender = lock(&messages.sender);
             let Some(sender) = &*sender else { continue };
             totals += sender.counters();
-            senders.push(send::Sender::of(&row.peer, sender, time));
+            zerocopy_tx.push(send::Sender::of(&messages.peer, sender, time));
         }
         for lingering in &state.lingering {
             totals += lingering.sender.counters();
@@ -236,7 +236,7 @@ impl Senders {
             quarantined: state.quarantine.len() as u64,
             lent_bytes: self.0.lent.load(Relaxed),
             totals: send::Totals::of(&totals),
-            senders,
+            senders: zerocopy_tx,
             ..send::Send::default()
         };
         shown.bound();
@@ -248,12 +248,12 @@ impl Senders {
     }
 }
 
-impl Carriers for Senders {
-    fn least(&self) -> usize {
+impl ZerocopySenders for ZerocopyTx {
+    fn min_bytes(&self) -> usize {
         LEAST
     }
 
-    fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn Carrier>> {
+    fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn ZerocopySender>> {
         let fd = socket.try_clone_to_owned().ok()?;
         let peer = getpeername(&fd).ok().flatten().and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
         // A Unix socket has no other way.
@@ -274,18 +274,18 @@ impl Carriers for Senders {
                 return None;
             }
         };
-        let row = Arc::new(Row { peer, sender: Mutex::new(Some(sender)) });
+        let messages = Arc::new(FrameMessages { peer, sender: Mutex::new(Some(sender)) });
         let mut state = lock(&self.0.state);
-        state.live.push(row.clone());
+        state.live.push(messages.clone());
         state.connections += 1;
         drop(state);
-        Some(Box::new(Connection { senders: self.clone(), row }))
+        Some(Box::new(Connection { zerocopy_tx: self.clone(), messages }))
     }
 }
 
-impl Carrier for Connection {
+impl ZerocopySender for Connection {
     fn write(&mut self, transmit: &mut Transmit) -> Outcome {
-        let mut sender = lock(&self.row.sender);
+        let mut sender = lock(&self.messages.sender);
         let Some(sender) = &mut *sender else { return Outcome::Failed(broken()) };
         // What it has and could not hand over is at the front of what is to be sent.
         let mut ahead = sender.unsent();
@@ -304,11 +304,11 @@ impl Carrier for Connection {
                 break;
             }
             pushed += len;
-            if let Body::Lent(_) = body {
-                self.senders.0.lent.fetch_add(len, Relaxed);
+            if let Body::Leased(_) = body {
+                self.zerocopy_tx.0.lent.fetch_add(len, Relaxed);
             }
         }
-        let outcome = sender.poll_send(self.senders.time());
+        let outcome = sender.poll_send(self.zerocopy_tx.time());
         let gone = pushed - sender.unsent();
         transmit.advance(usize::try_from(gone).unwrap_or(usize::MAX));
         match outcome {
@@ -321,22 +321,22 @@ impl Carrier for Connection {
     }
 
     fn handle_error_queue(&mut self) -> Result<bool, i32> {
-        let mut sender = lock(&self.row.sender);
+        let mut sender = lock(&self.messages.sender);
         let Some(sender) = &mut *sender else { return Ok(true) };
-        sender.handle_error_queue(self.senders.time()).map_err(|error| number(&error))
+        sender.handle_error_queue(self.zerocopy_tx.time()).map_err(|error| number(&error))
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let Some(sender) = lock(&self.row.sender).take() else { return };
+        let Some(sender) = lock(&self.messages.sender).take() else { return };
         // The mux closes its descriptor, and ours would keep the connection open.
         let _ = shutdown(&sender, Shutdown::Both);
-        let time = self.senders.time();
-        let mut state = lock(&self.senders.0.state);
-        state.live.retain(|row| !Arc::ptr_eq(row, &self.row));
+        let time = self.zerocopy_tx.time();
+        let mut state = lock(&self.zerocopy_tx.0.state);
+        state.live.retain(|messages| !Arc::ptr_eq(messages, &self.messages));
         if sender.outstanding() > 0 {
-            let lingering = Lingering::new(self.row.peer.clone(), sender, Instant::now());
+            let lingering = Lingering::new(self.messages.peer.clone(), sender, Instant::now());
             state.linger(lingering, LINGERING, time);
         } else {
             state.bury(sender, time);
@@ -350,11 +350,11 @@ fn buffer(body: &Body, left: usize) -> Buffer {
         // Short answers share a block of memory, which would wait for them all. They are pushed as copies.
         Body::Bytes(bytes) if bytes.len() - left < LEAST => return bytes[left..].to_vec().into(),
         Body::Bytes(bytes) => return Buffer::owner(bytes.slice(left..)),
-        Body::Lent(lent) => lent,
+        Body::Leased(lent) => lent,
     };
     let any: Arc<dyn Any + Send + Sync> = lent.clone();
     // Nothing else is lent here; if it were, a copy would do.
-    let rest = any.downcast().ok().and_then(|loan| Buffer::lent(Rest::of(loan, left)));
+    let rest = any.downcast().ok().and_then(|tx_lease| Buffer::lent(Rest::of(tx_lease, left)));
     rest.unwrap_or_else(|| Buffer::owner(lent.copy().slice(left..)))
 }
 
@@ -407,27 +407,27 @@ mod tests {
     use super::*;
 
     /// A sender whose peer's buffer is full, with answers in flight; and the peer.
-    fn full(senders: &Senders) -> (PollSender, TcpStream) {
+    fn full(zerocopy_tx: &ZerocopyTx) -> (PollSender, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = listener.accept().unwrap().0;
         let options = Options { choice: Choice::Zerocopy, max_pinned: PINNED, ..Options::default() };
-        let mut sender = PollSender::new(socket, options, senders.time()).unwrap();
-        while sender.poll_send(senders.time()).unwrap() == Sent::Flushed {
+        let mut sender = PollSender::new(socket, options, zerocopy_tx.time()).unwrap();
+        while sender.poll_send(zerocopy_tx.time()).unwrap() == Sent::Flushed {
             sender.push(0, vec![7; 1 << 20]).unwrap();
         }
-        sender.handle_error_queue(senders.time()).unwrap();
+        sender.handle_error_queue(zerocopy_tx.time()).unwrap();
         assert!(sender.outstanding() > 0 && sender.pinned() > 0);
         (sender, peer)
     }
 
-    fn linger(senders: &Senders, sender: PollSender, most: (usize, u64), now: Instant) {
+    fn linger(zerocopy_tx: &ZerocopyTx, sender: PollSender, most: (usize, u64), now: Instant) {
         let lingering = Lingering::new("peer".to_owned(), sender, now);
-        lock(&senders.0.state).linger(lingering, most, senders.time());
+        lock(&zerocopy_tx.0.state).linger(lingering, most, zerocopy_tx.time());
     }
 
-    fn sums(senders: &Senders) -> send::Send {
-        let shown = senders.show("");
+    fn sums(zerocopy_tx: &ZerocopyTx) -> send::Send {
+        let shown = zerocopy_tx.show("");
         let totals = &shown.totals;
         assert!(shown.lingering > 0 || totals.numbers == totals.completed + totals.abandoned, "{shown:?}");
         shown
@@ -435,31 +435,31 @@ mod tests {
 
     #[test]
     fn a_peer_that_reads_has_time_and_one_that_does_not_is_reset() {
-        let senders = Senders::new(Choice::Zerocopy, false);
-        let (sender, mut peer) = full(&senders);
+        let zerocopy_tx = ZerocopyTx::new(Choice::Zerocopy, false);
+        let (sender, mut peer) = full(&zerocopy_tx);
         let start = Instant::now();
-        linger(&senders, sender, LINGERING, start);
+        linger(&zerocopy_tx, sender, LINGERING, start);
         let short = Duration::from_millis(1);
-        assert_eq!(senders.look(start + LINGER - short), LOOK);
-        assert_eq!(sums(&senders).lingering, 1);
+        assert_eq!(zerocopy_tx.look(start + LINGER - short), LOOK);
+        assert_eq!(sums(&zerocopy_tx).lingering, 1);
         // It reads so much that its window opens again.
-        let acked = lock(&senders.0.state).lingering[0].progress.0;
+        let acked = lock(&zerocopy_tx.0.state).lingering[0].progress.0;
         let mut rest = vec![0; 1 << 20];
-        while lock(&senders.0.state).lingering[0].sender.acked() == acked {
+        while lock(&zerocopy_tx.0.state).lingering[0].sender.acked() == acked {
             peer.read_exact(&mut rest).unwrap();
         }
         let later = start + 2 * LINGER;
-        senders.look(later);
-        senders.look(later + LINGER - short);
-        let shown = sums(&senders);
+        zerocopy_tx.look(later);
+        zerocopy_tx.look(later + LINGER - short);
+        let shown = sums(&zerocopy_tx);
         assert_eq!((shown.lingering, shown.stalled), (1, 0), "its time began again");
         // What was on its way at the last look has come by now, or comes between these: then it has its time once more.
         let mut now = later + LINGER;
-        while sums(&senders).lingering == 1 {
+        while sums(&zerocopy_tx).lingering == 1 {
             now += LINGER;
-            senders.look(now);
+            zerocopy_tx.look(now);
         }
-        let shown = sums(&senders);
+        let shown = sums(&zerocopy_tx);
         assert_eq!((shown.stalled, shown.crowded), (1, 0));
         assert!(peer.read_to_end(&mut Vec::new()).is_err(), "it is reset");
     }
@@ -467,15 +467,15 @@ mod tests {
     #[test]
     fn the_oldest_make_room() {
         for most in [(2, u64::MAX), (LINGERING.0, 1)] {
-            let senders = Senders::new(Choice::Zerocopy, false);
+            let zerocopy_tx = ZerocopyTx::new(Choice::Zerocopy, false);
             let mut peers: Vec<_> = (0..3)
                 .map(|_| {
-                    let (sender, peer) = full(&senders);
-                    linger(&senders, sender, most, Instant::now());
+                    let (sender, peer) = full(&zerocopy_tx);
+                    linger(&zerocopy_tx, sender, most, Instant::now());
                     peer
                 })
                 .collect();
-            let shown = sums(&senders);
+            let shown = sums(&zerocopy_tx);
             let left = if most.0 == 2 { 2 } else { 1 };
             assert_eq!((shown.lingering, shown.crowded, shown.stalled), (left, 3 - left, 0));
             assert!(peers[0].read_to_end(&mut Vec::new()).is_err(), "the first is reset");

@@ -12,14 +12,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Mux, Run, Ticket, psock, worker};
+use towpath_mux::mux::{Batch, Mux, Ticket, psock, worker};
 use towpath_ring::{
     self as ring, Channel, Death, Endpoint, Full, Geometry, Kind, Meta, POLL_BYTES, POLL_MESSAGES, Seq,
 };
 
-use super::frame::{Out, Row, part, pass, pieces, place, row, send_first};
-use super::loan::Loans;
-use super::returns::{Answers, Returns, Unsent};
+use super::completions::{Answers, Completions, Unsent};
+use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send_first};
+use super::tx_lease::TxLeases;
 use crate::control::protocol;
 
 /// How long a process has to attach.
@@ -34,12 +34,12 @@ const CREDIT: usize = 256;
 const RX: u32 = 4 << 20;
 /// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
 const ROUNDS: usize = 16;
-/// Messages that were not sent: so many it is told of at once.
+/// Messages that were not sent: so many it is reported of at once.
 const NOTICES: usize = 64;
 
 /// Why there is no worker process any more, or none yet.
 #[derive(Debug, Error)]
-pub enum Ending {
+pub enum WorkerExit {
     /// The socket could not be made.
     #[error("{0}")]
     Bind(#[from] ring::BindError),
@@ -94,8 +94,8 @@ pub(super) struct Process {
     endpoint: Option<Endpoint>,
     channel: Option<Channel>,
     /// What it has lent, where answers may leave from where it wrote them.
-    loans: Option<Loans>,
-    lends: bool,
+    tx_leases: Option<TxLeases>,
+    leases: bool,
     /// Its name in the core, while it has one.
     id: Option<worker::Id>,
     /// It gets nothing more, and is killed when it has some then, in nanoseconds of the front's clock.
@@ -117,23 +117,23 @@ pub(super) struct Process {
     moves: bool,
     served: bool,
     /// Taken from the core, and not published: there was no room.
-    waiting: VecDeque<Run>,
-    /// Released, and told the core when all of its replies were read.
+    waiting: VecDeque<Batch>,
+    /// Released, and reported the core when all of its replies were read.
     released: Vec<Seq>,
     /// Frames that say what was not sent, which it has not given back.
     notices: VecDeque<Seq>,
-    batch: Vec<Run>,
+    batch: Vec<Batch>,
 }
 
 /// What a look at a process found.
 #[derive(Debug)]
-pub(super) enum Look {
+pub(super) enum ProcessState {
     /// Nothing new.
     Same,
     /// It has attached.
     Attached,
     /// It is gone.
-    Gone(Ending),
+    Gone(WorkerExit),
 }
 
 impl Process {
@@ -143,9 +143,9 @@ impl Process {
         path: &Path,
         driver: &Driver,
         token: u32,
-        lends: bool,
+        leases: bool,
         now: Instant,
-    ) -> Result<Self, Ending> {
+    ) -> Result<Self, WorkerExit> {
         let config = ring::Config {
             rx: Geometry::with(RX, 1024).expect("4 MiB in frames of 1 KiB"),
             deadline: None,
@@ -169,7 +169,7 @@ impl Process {
             // A terminal's interrupt is for the front, which drains; a worker that had it too would die with its message.
             .process_group(0)
             .spawn()
-            .map_err(|source| Ending::Start { program: first.clone(), source })?;
+            .map_err(|source| WorkerExit::Start { program: first.clone(), source })?;
         let watched = Pid::from_raw(child.id() as i32).map_or(Err(io::ErrorKind::NotFound.into()), |pid| {
             let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
             driver.watch(&pidfd, token)?;
@@ -188,8 +188,8 @@ impl Process {
             started: now,
             endpoint: Some(endpoint),
             channel: None,
-            loans: None,
-            lends,
+            tx_leases: None,
+            leases,
             id: None,
             leaves: None,
             closed: None,
@@ -210,30 +210,30 @@ impl Process {
     }
 
     /// Looks whether it has attached, or is gone; kills what takes too long.
-    pub(super) fn look(&mut self, driver: &mut Driver, now: Instant) -> Result<Look, Ending> {
+    pub(super) fn look(&mut self, driver: &mut Driver, now: Instant) -> Result<ProcessState, WorkerExit> {
         if let Some(endpoint) = &mut self.endpoint
             && let Some(channel) = endpoint.accept()?
         {
             driver.watch(&channel, self.token)?;
             driver.unwatch(endpoint.as_fd());
             self.endpoint = None;
-            self.loans = self.lends.then(|| Loans::of(&channel)).flatten();
+            self.tx_leases = self.leases.then(|| TxLeases::of(&channel)).flatten();
             self.channel = Some(channel);
             self.id = Some(driver.change(|mux, now| mux.clone_worker(CREDIT, now)));
-            return Ok(Look::Attached);
+            return Ok(ProcessState::Attached);
         }
         if let Some(channel) = &mut self.channel {
             if channel.check_peer() {
-                return Ok(Look::Same);
+                return Ok(ProcessState::Same);
             }
             let death = channel.death().unwrap_or(Death::Closed);
-            return Ok(Look::Gone(self.gone(death.to_string())));
+            return Ok(ProcessState::Gone(self.gone(death.to_string())));
         }
         if let Some(status) = self.child.try_wait()? {
             let program = self.program.clone();
-            return Ok(Look::Gone(match self.closed {
+            return Ok(ProcessState::Gone(match self.closed {
                 Some(_) => self.gone(status.to_string()),
-                None => Ending::Early { program, status },
+                None => WorkerExit::Early { program, status },
             }));
         }
         match self.closed {
@@ -241,14 +241,14 @@ impl Process {
             Some(_) => {}
             None if now > self.started + ATTACH => {
                 self.kill("it did not attach");
-                return Ok(Look::Gone(Ending::Late { program: self.program.clone() }));
+                return Ok(ProcessState::Gone(WorkerExit::Late { program: self.program.clone() }));
             }
             None => {}
         }
-        Ok(Look::Same)
+        Ok(ProcessState::Same)
     }
 
-    /// Whether it has ended, once its channel is gone. It is killed when it takes too long, or was never told to end because it had
+    /// Whether it has ended, once its channel is gone. It is killed when it takes too long, or was never reported to end because it had
     /// not attached; nobody waits for it.
     pub(super) fn has_ended(&mut self, now: Instant) -> bool {
         let late = self.closed.is_none_or(|closed| now > closed + EXIT);
@@ -259,9 +259,9 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    fn gone(&self, how: String) -> Ending {
+    fn gone(&self, how: String) -> WorkerExit {
         let why = self.killed.map_or(how, |why| format!("killed: {why}"));
-        Ending::Gone { pid: self.child.id(), why }
+        WorkerExit::Gone { pid: self.child.id(), why }
     }
 
     /// When [`look`](Self::look) or [`collect`](Self::collect) has something to do by itself.
@@ -320,19 +320,19 @@ impl Process {
     /// Reads what it answered and released; whether there was anything. `alone`: what it answers may leave from its own memory.
     pub(super) fn collect(
         &mut self,
-        returns: &mut Returns,
+        completions: &mut Completions,
         now: u64,
         timeout: Option<Duration>,
         alone: bool,
     ) -> bool {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return false };
-        let Self { out, first, released, loans, .. } = self;
-        let gave = loans.as_mut().is_some_and(|loans| loans.give_back(channel));
-        let loans = if alone { loans.as_mut() } else { None };
+        let Self { out, first, released, tx_leases, .. } = self;
+        let gave = tx_leases.as_mut().is_some_and(|tx_leases| tx_leases.give_back(channel));
+        let tx_leases = if alone { tx_leases.as_mut() } else { None };
         // What is released now was answered before: those replies are there when the lane is read below.
         channel.poll_verdicts(now, |seq, _| released.push(seq));
         let (mut any, mut all) = (!released.is_empty(), false);
-        let mut answers = Answers { id, first: *first, out, loans, returns, copied: 0, now };
+        let mut answers = Answers { id, first: *first, out, tx_leases, completions, copied: 0, now };
         for _ in 0..ROUNDS {
             answers.copied = 0;
             let count = channel.poll_frames(&mut answers);
@@ -348,7 +348,7 @@ impl Process {
             (self.progress, self.moves) = (now, true);
         }
         if all {
-            self.settle(returns, id, now);
+            self.settle(completions, id, now);
         }
         let oldest = self.out.front().copied().flatten();
         if let (Some(timeout), Some(oldest)) = (timeout, oldest)
@@ -364,7 +364,7 @@ impl Process {
     }
 
     /// What was released is done.
-    fn settle(&mut self, returns: &mut Returns, id: worker::Id, now: u64) {
+    fn settle(&mut self, completions: &mut Completions, id: worker::Id, now: u64) {
         for seq in self.released.drain(..) {
             if let Some(at) = self.notices.iter().position(|notice| *notice == seq) {
                 self.notices.remove(at);
@@ -372,9 +372,9 @@ impl Process {
             }
             let Some(slot) = place(self.first, seq).and_then(|at| self.out.get_mut(at)) else { continue };
             if let Some(held) = slot.take() {
-                self.working -= held.row.count as usize;
+                self.working -= held.messages.count as usize;
                 self.served = true;
-                returns.done.push((id, held.row));
+                completions.done.push((id, held.messages));
             }
         }
         while let Some(None) = self.out.front() {
@@ -414,15 +414,15 @@ impl Process {
     /// Takes messages from the core until it has `most`; whether it got any.
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
         let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
-        mux.poll_rows(id, most, now, &mut self.batch);
+        mux.poll_batches(id, most, now, &mut self.batch);
         self.waiting.extend(self.batch.drain(..));
         !self.waiting.is_empty()
     }
 
     /// Tells it what it sent and nobody took, as far as there is room.
-    fn tell_unsent(&mut self, unsent: &mut VecDeque<Unsent>) {
+    fn report_unsent(&mut self, unsent: &mut VecDeque<Unsent>) {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
-        let mut told = false;
+        let mut reported = false;
         unsent.retain(|unsent| {
             if unsent.worker.is_some_and(|worker| worker != id) || self.notices.len() >= NOTICES {
                 return true;
@@ -437,18 +437,18 @@ impl Process {
                 Err(Full::TooLarge) => return false,
                 Err(_) => return true,
             }
-            told = true;
+            reported = true;
             false
         });
-        if told {
+        if reported {
             channel.kick();
         }
     }
 
     /// Publishes what it was given.
-    pub(super) fn hand_over(&mut self, returns: &mut Returns, now: u64, epoch: u64) {
-        if !returns.unsent.is_empty() {
-            self.tell_unsent(&mut returns.unsent);
+    pub(super) fn hand_over(&mut self, completions: &mut Completions, now: u64, epoch: u64) {
+        if !completions.unsent.is_empty() {
+            self.report_unsent(&mut completions.unsent);
         }
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
         if self.waiting.is_empty() && !std::mem::take(&mut self.gave_room) {
@@ -456,12 +456,12 @@ impl Process {
         }
         let most = channel.bundle_max();
         while let Some((first, ticket)) = self.waiting.front().and_then(|run| Some((run, run.first()?))) {
-            let mut count = row(&self.waiting, most);
+            let mut count = messages(&self.waiting, most);
             let sent = match count {
                 1 => send_first(channel, first, epoch),
                 _ => {
                     let (port, group) = ticket.psock.parts();
-                    let parts = self.waiting.iter().flat_map(Run::views).take(count).map(part);
+                    let parts = self.waiting.iter().flat_map(Batch::views).take(count).map(part);
                     let meta = Meta { time: epoch, port, group, ..Meta::default() };
                     match channel.send_bundle_of(parts, pieces(&self.waiting, count), &meta) {
                         // No gap for all of them: the first alone, in a memory of its own if need be.
@@ -482,8 +482,8 @@ impl Process {
                     while place(self.first, seq).is_some_and(|at| at > self.out.len()) {
                         self.out.push_back(None);
                     }
-                    let row = Row { first: ticket, count: count as u32 };
-                    self.out.push_back(Some(Out { row, since: now, answered: 0 }));
+                    let messages = FrameMessages { first: ticket, count: count as u32 };
+                    self.out.push_back(Some(Out { messages, since: now, answered: 0 }));
                     if self.working == 0 {
                         (self.progress, self.moves) = (now, false);
                     }
@@ -491,7 +491,7 @@ impl Process {
                 }
                 Err(Full::TooLarge) => {
                     log::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
-                    returns.refused.push((id, ticket));
+                    completions.refused.push((id, ticket));
                 }
                 Err(_) => break,
             }
@@ -504,7 +504,7 @@ impl Process {
     pub(super) fn arm(&mut self) -> bool {
         let Some(channel) = &mut self.channel else { return true };
         // Frames came back behind the last look: it may wait for their room.
-        if self.loans.as_ref().is_some_and(Loans::has_back) {
+        if self.tx_leases.as_ref().is_some_and(TxLeases::has_back) {
             return false;
         }
         // Its one doorbell may have been read along with what it answered, and then nobody hears of it.
@@ -536,11 +536,11 @@ impl Process {
     }
 
     /// Its channel is gone. What it said before counts, what it had not answered goes to others.
-    pub(super) fn die(&mut self, driver: &mut Driver, returns: &mut Returns, now: u64) {
+    pub(super) fn die(&mut self, driver: &mut Driver, completions: &mut Completions, now: u64) {
         if let Some(id) = self.id {
             if self.channel.as_ref().and_then(Channel::death) != Some(Death::Violations) {
-                self.collect(returns, now, None, false);
-                self.settle(returns, id, now);
+                self.collect(completions, now, None, false);
+                self.settle(completions, id, now);
             }
             // It worked on one that it had not answered, the first of them unless it said which; the others are not what killed it.
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
@@ -552,11 +552,11 @@ impl Process {
             self.out.clear();
             self.waiting.drain(..).for_each(|run| back.extend(run.rest()));
             driver.change(|mux, now| {
-                returns.apply(mux, now);
+                completions.apply(mux, now);
                 mux.handle_hand_back(id, &back, now);
                 mux.handle_worker_died(id, now);
             });
-            returns.forget(id);
+            completions.forget(id);
         }
         self.working = 0;
         self.close();
@@ -566,7 +566,7 @@ impl Process {
     fn at(&self) -> Option<Ticket> {
         let (seq, index) = self.channel.as_ref()?.at()?;
         let held = place(self.first, seq).and_then(|at| *self.out.get(at)?)?;
-        (index < held.row.count).then(|| held.row.at(index))
+        (index < held.messages.count).then(|| held.messages.at(index))
     }
 
     pub(super) fn kill(&mut self, why: &'static str) {
@@ -614,7 +614,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.channel = None;
-        // The end of its socket tells it to go; one that never attached has not been told anything.
+        // The end of its socket tells it to go; one that never attached has not been reported anything.
         let closed = self.closed.unwrap_or(self.started);
         while self.endpoint.is_none() && self.killed.is_none() && closed.elapsed() < EXIT {
             match self.child.try_wait() {

@@ -15,11 +15,11 @@ fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
             let (first, count) = (held[0], held.len() as u32);
             let bytes = bytes::Bytes::from(answers.collect::<String>());
             mux.together(|mux| {
-                mux.reply_row(worker, (first, count), count, bytes, at(0)).expect("it holds them");
-                assert_eq!(mux.done_row(worker, (first, count), at(0)), count);
+                mux.reply_batch(worker, (first, count), count, bytes, at(0)).expect("it holds them");
+                assert_eq!(mux.done_batch(worker, (first, count), at(0)), count);
             });
-            assert_eq!(mux.done_row(worker, (first, count), at(0)), 0, "done once");
-            assert!(mux.reply_row(worker, (first, count), 1, bytes::Bytes::new(), at(0)).is_err());
+            assert_eq!(mux.done_batch(worker, (first, count), at(0)), 0, "done once");
+            assert!(mux.reply_batch(worker, (first, count), 1, bytes::Bytes::new(), at(0)).is_err());
         } else {
             for (ticket, bytes) in held.iter().zip(answers.by_ref()) {
                 mux.reply(worker, *ticket, bytes, at(0)).expect("it holds it");
@@ -52,12 +52,12 @@ fn what_is_left_of_a_row_when_its_worker_dies_goes_to_another() {
     for _ in 0..2 {
         mux.handle_bytes(psock, b"short\n", at(0));
         let held = tickets(&mut mux, worker, at(0));
-        assert_eq!(mux.done_row(worker, (held[0], 1), at(0)), 1);
+        assert_eq!(mux.done_batch(worker, (held[0], 1), at(0)), 1);
     }
     mux.handle_bytes(psock, b"1\n2\n3\n4\n", at(0));
     let held = tickets(&mut mux, worker, at(0));
     assert_eq!(held.len(), 4);
-    mux.reply_row(worker, (held[0], 2), 2, bytes::Bytes::from_static(b"12"), at(0)).expect("it holds them");
+    mux.reply_batch(worker, (held[0], 2), 2, bytes::Bytes::from_static(b"12"), at(0)).expect("it holds them");
     mux.handle_worker_died(worker, at(0));
     assert_eq!((mux.totals().done, mux.totals().redelivered), (4, 2));
     let other = mux.clone_worker(64, at(0));
@@ -69,16 +69,16 @@ fn one_answer_to_what_came_alone_and_what_came_together_answers_all() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
     // Short ones: a turn has several.
-    (mux.mean, mux.typical) = (1, 1);
+    (mux.ewma, mux.median) = (1, 1);
     let mut rows = Vec::new();
     for read in [&b"1\n"[..], b"2\n3\n", b"4\n", b"5\n6\n"] {
         mux.handle_bytes(psock, read, at(0));
-        mux.poll_rows(worker, 64, at(0), &mut rows);
+        mux.poll_batches(worker, 64, at(0), &mut rows);
     }
     let first = rows[0].first().expect("a message");
     let all: usize = rows.iter().map(|run| run.views().count()).sum();
     assert_eq!((rows.len(), all), (4, 6));
-    mux.reply_row(worker, (first, 6), 1, bytes::Bytes::from_static(b"x"), at(0)).expect("it holds them");
+    mux.reply_batch(worker, (first, 6), 1, bytes::Bytes::from_static(b"x"), at(0)).expect("it holds them");
     mux.handle_worker_died(worker, at(0));
     assert_eq!((mux.totals().done, mux.totals().redelivered), (6, 0));
     mux.check().expect("it counted right");
@@ -106,23 +106,23 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
     for (number, (said, again)) in rows.into_iter().enumerate() {
         let (mut mux, psock) = lines(Config::default());
         let worker = mux.clone_worker(64, at(0));
-        (mux.mean, mux.typical) = (1, 1);
+        (mux.ewma, mux.median) = (1, 1);
         mux.handle_bytes(psock, b"1\n2\n3\n4\n5\n6\n", at(0));
         let mut rows = Vec::new();
-        assert_eq!(mux.poll_rows(worker, 2, at(0), &mut rows), 2, "no more than it may have");
-        assert_eq!(mux.poll_rows(worker, 64, at(0), &mut rows), 4, "and what is left");
+        assert_eq!(mux.poll_batches(worker, 2, at(0), &mut rows), 2, "no more than it may have");
+        assert_eq!(mux.poll_batches(worker, 64, at(0), &mut rows), 4, "and what is left");
         assert_eq!(
             rows.iter().map(|row| row.bytes(9)).collect::<Vec<_>>(),
             [&b"1\n2\n"[..], b"3\n4\n5\n6\n"]
         );
-        let held: Vec<Ticket> = rows.iter().flat_map(Run::rest).collect();
+        let held: Vec<Ticket> = rows.iter().flat_map(Batch::rest).collect();
         for (say, first, count) in said {
             let row = (held[*first], *count);
             match say {
                 Answered => {
-                    mux.reply_row(worker, row, 1, bytes::Bytes::from_static(b"x"), at(0)).expect("there")
+                    mux.reply_batch(worker, row, 1, bytes::Bytes::from_static(b"x"), at(0)).expect("there")
                 }
-                Done => assert!(mux.done_row(worker, row, at(0)) > 0),
+                Done => assert!(mux.done_batch(worker, row, at(0)) > 0),
             }
             mux.check().unwrap_or_else(|wrong| panic!("row {number}: {wrong}"));
         }
@@ -137,10 +137,10 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
 fn short_ones_of_a_run_are_counted_from_the_first_that_is_not_begun() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
-    (mux.mean, mux.typical) = (1, 1);
+    (mux.ewma, mux.median) = (1, 1);
     let mut rows = Vec::new();
     mux.handle_bytes(psock, b"begun\na\nbbbb\nc\ndd\n", at(0));
-    mux.poll_rows(worker, 64, at(0), &mut rows);
+    mux.poll_batches(worker, 64, at(0), &mut rows);
     let run = &mut rows[0];
     run.skip(1);
     // At most so many, each of so many bytes, and so many together.

@@ -2,12 +2,12 @@
 //!
 //! What: one thread has the sockets ([`towpath_mux::io::Driver`]) and the rings. Its turn: read what the workers answered
 //! and released, tell the core, take messages for those that have room, publish them, write answers, wait. No other thread
-//! exists; a thread that has other things to do, too, takes one turn at a time ([`Front::step`]).
+//! exists; a thread that has other things to do, too, takes one turn at a time ([`WorkerPool::step`]).
 //!
 //! ```text
 //! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
 //! socket <- psock <- reply, copied <------ TX frame (number of the RX frame) <- reply()
-//!   (long ones leave from that copy without another, or from the frame itself: `senders.rs`, `loan.rs`)
+//!   (long ones leave from that copy without another, or from the frame itself: `zerocopy_tx.rs`, `tx_lease.rs`)
 //!                    done <--------------- release of the RX frame <----------- done()
 //! ```
 //!
@@ -21,16 +21,16 @@
 //! A worker process that dies is started again, after a while that doubles when it dies at once. SIGHUP replaces all of them
 //! one by one: the new one has attached before the old one is drained.
 
-mod deal;
+mod completions;
+mod dispatch;
 mod frame;
 mod listen;
-mod loan;
-mod pace;
+mod poll_backoff;
 mod process;
-mod returns;
-mod seat;
-mod senders;
 mod signals;
+mod tx_lease;
+mod worker_slot;
+mod zerocopy_tx;
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -40,39 +40,39 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thiserror::Error;
-use towpath_mux::io::{Driver, Ended, Server, Told};
+use towpath_mux::io::{Driver, Ended, Event, Server};
 use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
 use towpath_send::Choice;
 
 use crate::control::{Desk, Observed, mux, protocol, send};
-use deal::Deal;
+use completions::Completions;
+use dispatch::Dispatcher;
 pub use listen::{ListenError, is_no_address, listen};
-use pace::Pace;
-pub use process::Ending;
-use returns::Returns;
-use seat::Seat;
-use senders::Senders;
-pub use signals::Orders;
+use poll_backoff::PollBackoff;
+pub use process::WorkerExit;
+pub use signals::PoolControl;
 use signals::{Signal, Signals};
+use worker_slot::WorkerSlot;
+use zerocopy_tx::ZerocopyTx;
 
-/// The token of the signals; a seat's is its number and 1.
+/// The token of the signals; a slot's is its number and 1.
 const SIGNALS: u32 = 0;
-/// Ends of connections that are told in a second; more are counted.
+/// Ends of connections that are reported in a second; more are counted.
 const TOLD: u32 = 10;
 /// How long sockets wait at most while rings give something: to ask for them costs as much as some messages do.
 const LOOK: Duration = Duration::from_micros(10);
-/// What is left behind the time for draining, for the core to end what has not ended and for that to be told.
+/// What is left behind the time for draining, for the core to end what has not ended and for that to be reported.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// What a front is told when it is made.
+/// What a front is reported when it is made.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The command of a worker, in words. As its first word, `towpath` means this very program.
     pub command: Vec<String>,
     /// How many workers.
     pub workers: NonZeroUsize,
-    /// How long connections have to be done when the front is told to end, and a worker when it is replaced.
+    /// How long connections have to be done when the front is reported to end, and a worker when it is replaced.
     pub drain: Duration,
     /// A worker that has a message for longer is killed; none waits for ever.
     pub timeout: Option<Duration>,
@@ -93,12 +93,12 @@ pub struct Config {
 #[derive(Debug, Error)]
 pub enum Error {
     /// A worker could not be started, or ended before it attached, for the first time.
-    #[error("worker {seat}: {ending}")]
+    #[error("worker {slot}: {exit}")]
     Worker {
         /// Which, from 0.
-        seat: usize,
+        slot: usize,
         /// Why.
-        ending: Ending,
+        exit: WorkerExit,
     },
     /// A system call failed.
     #[error("{doing}: {source}")]
@@ -119,7 +119,7 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
 pub struct Outcome {
     /// Connections were drained in time, and their peers have taken everything, or the kernel has it for them.
     pub drained: bool,
-    /// Connections of which something was not answered or not taken when they were waited for no longer, since it was told to end.
+    /// Connections of which something was not answered or not taken when they were waited for no longer, since it was reported to end.
     pub cut: u64,
     /// What the multiplexor counted.
     pub totals: towpath_mux::mux::Totals,
@@ -134,7 +134,7 @@ pub enum Step {
     Busy,
     /// There was nothing to do.
     Quiet,
-    /// It has ended: see [`Front::end`].
+    /// It has ended: see [`WorkerPool::end`].
     Over {
         /// Connections were drained in time.
         drained: bool,
@@ -143,25 +143,25 @@ pub enum Step {
 
 /// A multiplexor whose workers are processes. See the module's documentation.
 #[derive(Debug)]
-pub struct Front {
+pub struct WorkerPool {
     driver: Driver,
     config: Config,
     start: Instant,
-    seats: Vec<Seat>,
+    slots: Vec<WorkerSlot>,
     signals: Signals,
-    returns: Returns,
-    senders: Senders,
+    completions: Completions,
+    zerocopy_tx: ZerocopyTx,
     /// Who is next to be replaced, while that goes on.
     replacing: Option<usize>,
-    /// It was told to end: when it does so at the latest, and how many connections had been cut before.
+    /// It was reported to end: when it does so at the latest, and how many connections had been cut before.
     draining: Option<Instant>,
     cut_before: u64,
-    /// Ends told in this second, those that were not, and when it began.
-    told: (u32, u64, Instant),
-    /// Workers' messages that were not sent, as far as that was told, and when.
+    /// Ends reported in this second, those that were not, and when it began.
+    reported: (u32, u64, Instant),
+    /// Workers' messages that were not sent, as far as that was reported, and when.
     lost: (mux::Lost, Option<Instant>),
     desk: Option<Desk>,
-    deal: Deal,
+    dispatcher: Dispatcher,
     /// How long who looks at it, and what leaves without a copy, can be left alone.
     patience: Duration,
     /// Of the Unix sockets where it listens, as long as it does.
@@ -170,7 +170,7 @@ pub struct Front {
     _directory: TempDir,
 }
 
-impl Front {
+impl WorkerPool {
     /// Starts the workers and waits until all have attached.
     ///
     /// # Errors
@@ -184,13 +184,13 @@ impl Front {
     /// `stopped`, workers that have not attached yet are not waited for any more.
     ///
     /// # Errors
-    /// As [`Front::new`].
+    /// As [`WorkerPool::new`].
     pub fn ordered(
         server: &Server,
         config: Config,
         desk: Option<Desk>,
         stopped: &dyn Fn() -> bool,
-    ) -> Result<(Self, Orders), Error> {
+    ) -> Result<(Self, PoolControl), Error> {
         let (signals, orders) = Signals::ordered().map_err(system("listening to orders"))?;
         Ok((Self::start(server, config, desk, signals, stopped)?, orders))
     }
@@ -212,41 +212,42 @@ impl Front {
             server.set_descriptor_limit(limit);
         }
         let start = Instant::now();
-        let senders = Senders::new(config.send, config.send_check);
-        server.set_carriers(Arc::new(senders.clone()));
+        let zerocopy_tx = ZerocopyTx::new(config.send, config.send_check);
+        server.set_zerocopy(Arc::new(zerocopy_tx.clone()));
         // Else what one worker answers goes out beside what others do.
         let alone = config.workers.get() == 1 || driver.change(|mux, _| mux.config().order) == Order::Sticky;
-        let lends = alone && config.send != Choice::Plain;
-        let seats =
-            (0..config.workers.get()).map(|number| Seat::new(number, directory.path(), lends)).collect();
-        let returns = Returns::new(config.drain);
+        let leases = alone && config.send != Choice::Plain;
+        let slots = (0..config.workers.get())
+            .map(|number| WorkerSlot::new(number, directory.path(), leases))
+            .collect();
+        let completions = Completions::new(config.drain);
         let mut front = Self {
             driver,
             config,
             start,
-            seats,
+            slots,
             signals,
-            returns,
-            senders,
+            completions,
+            zerocopy_tx,
             replacing: None,
             draining: None,
             cut_before: 0,
-            told: (0, 0, start),
+            reported: (0, 0, start),
             lost: (mux::Lost::default(), None),
             desk,
-            deal: Deal::new(),
+            dispatcher: Dispatcher::new(),
             patience: Duration::ZERO,
             sockets: Vec::new(),
             _directory: directory,
         };
-        for seat in &mut front.seats {
-            seat.start(&front.config.command, &front.driver, start);
+        for slot in &mut front.slots {
+            slot.start(&front.config.command, &front.driver, start);
         }
-        while front.seats.iter().any(|seat| !seat.is_attached()) && !stopped() {
+        while front.slots.iter().any(|slot| !slot.is_attached()) && !stopped() {
             front.wait(Some(Duration::from_millis(100)))?;
-            front.look_after_seats();
-            if let Some((seat, ending)) = front.seats.iter_mut().find_map(Seat::take_ending) {
-                return Err(Error::Worker { seat, ending });
+            front.supervise_slots();
+            if let Some((slot, exit)) = front.slots.iter_mut().find_map(WorkerSlot::take_exit) {
+                return Err(Error::Worker { slot, exit });
             }
         }
         Ok(front)
@@ -262,18 +263,18 @@ impl Front {
     /// # Errors
     /// When epoll fails.
     pub fn run(mut self) -> Result<Outcome, Error> {
-        let (mut pace, mut looked) = (Pace::default(), None);
+        let (mut backoff, mut looked) = (PollBackoff::default(), None);
         loop {
             let now = Instant::now();
             let busy = self.exchange();
-            let again = pace.looks_again(busy, || self.seats.iter().any(Seat::works_elsewhere));
+            let again = backoff.should_poll(busy, || self.slots.iter().any(WorkerSlot::works_elsewhere));
             if busy && now.duration_since(*looked.get_or_insert(now)) < LOOK {
                 continue;
             }
             looked = None;
-            let timeout = if again { None } else { self.arm_seats() };
+            let timeout = if again { None } else { self.arm_slots() };
             self.wait(Some(timeout.unwrap_or(Duration::ZERO)))?;
-            if let Some(drained) = self.look_after() {
+            if let Some(drained) = self.supervise() {
                 return Ok(self.end(drained));
             }
         }
@@ -287,7 +288,7 @@ impl Front {
     pub fn step(&mut self) -> Result<Step, Error> {
         let busy = self.exchange();
         let busy = self.wait(Some(Duration::ZERO))? || busy;
-        Ok(match self.look_after() {
+        Ok(match self.supervise() {
             Some(drained) => Step::Over { drained },
             None if busy => Step::Busy,
             None => Step::Quiet,
@@ -297,77 +298,77 @@ impl Front {
     /// Has everything that brings work make the front's descriptor readable; for how long the front may be left alone
     /// otherwise. Nothing when there is something to do already.
     pub fn arm(&mut self) -> Option<Duration> {
-        let seats = self.arm_seats()?;
+        let slots = self.arm_slots()?;
         let own = self.driver.poll_timeout().map(|due| due.saturating_duration_since(Instant::now()));
-        Some(own.map_or(seats, |own| own.min(seats)))
+        Some(own.map_or(slots, |own| own.min(slots)))
     }
 
-    /// Ends it when its last [step](Self::step) was over: its workers are told, and waited for.
+    /// Ends it when its last [step](Self::step) was over: its workers are reported, and waited for.
     pub fn end(mut self, drained: bool) -> Outcome {
         let totals = self.driver.change(|mux, _| *mux.totals());
-        let restarts = self.seats.iter().map(Seat::restarts).sum();
+        let restarts = self.slots.iter().map(WorkerSlot::restarts).sum();
         let open = if drained { 0 } else { totals.attach - totals.unattach };
         let cut = self.cut() + open;
         // Every channel ends before any process is waited for.
-        self.seats.iter_mut().for_each(Seat::close);
+        self.slots.iter_mut().for_each(WorkerSlot::close);
         Outcome { drained, cut, totals, restarts }
     }
 
     /// Messages, answers and questions; whether there was anything to do.
     fn exchange(&mut self) -> bool {
-        let attend = self.attend();
+        let serve_queries = self.serve_queries();
         // Behind the questions: what they take is no worker's delay.
         let now = Instant::now();
         let busy = self.turn(self.clock(now));
         // Also while there is always something else to do.
-        self.patience = attend.min(self.senders.look(now));
+        self.patience = serve_queries.min(self.zerocopy_tx.look(now));
         busy
     }
 
     /// How long to sleep at most; nothing when a worker has something already.
-    fn arm_seats(&mut self) -> Option<Duration> {
+    fn arm_slots(&mut self) -> Option<Duration> {
         // Every one of them, not up to the first that has something.
-        let armed = self.seats.iter_mut().filter_map(|seat| (!seat.arm()).then_some(())).count() == 0;
+        let armed = self.slots.iter_mut().filter_map(|slot| (!slot.arm()).then_some(())).count() == 0;
         armed.then(|| self.timeout().min(self.patience))
     }
 
     /// What is not messages: processes, what there is to tell, signals. Whether it is over, and if so whether it was drained.
-    fn look_after(&mut self) -> Option<bool> {
-        self.look_after_seats();
+    fn supervise(&mut self) -> Option<bool> {
+        self.supervise_slots();
         let news = self.driver.has_news();
         if news {
-            self.hear_told();
-            self.tell_ends();
+            self.handle_events();
+            self.report_ends();
         }
-        self.tell_lost();
+        self.report_lost();
         if news && self.driver.is_drained() {
             return Some(self.cut() == 0);
         }
         // A worker that is stuck in a message is not waited for, since nobody is there any more to be answered.
         let late = self.draining.is_some_and(|latest| Instant::now() >= latest);
-        (self.obey() || late).then_some(false)
+        (self.handle_signals() || late).then_some(false)
     }
 
     /// One turn of messages and answers; whether there was anything to do.
     fn turn(&mut self, now: u64) -> bool {
-        let Self { driver, seats, returns, deal, config, .. } = self;
+        let Self { driver, slots, completions, dispatcher, config, .. } = self;
         let mut busy = false;
-        for seat in seats.iter_mut() {
-            busy |= seat.collect(returns, now, config.timeout);
+        for slot in slots.iter_mut() {
+            busy |= slot.collect(completions, now, config.timeout);
         }
-        let room = seats.iter().any(Seat::has_room);
+        let room = slots.iter().any(WorkerSlot::has_room);
         let more = || room && driver.server().look(|mux| mux.queued() > 0);
-        if !busy && returns.refused.is_empty() && returns.is_all_told() && !more() {
-            deal.rest();
+        if !busy && completions.refused.is_empty() && completions.is_all_reported() && !more() {
+            dispatcher.rest();
             return false;
         }
         driver.apply(|mux, time| {
-            returns.apply(mux, time);
-            busy |= deal.deal(seats, mux, time, now);
+            completions.apply(mux, time);
+            busy |= dispatcher.dispatch(slots, mux, time, now);
         });
         let epoch = epoch();
-        for seat in seats.iter_mut() {
-            seat.hand_over(returns, now, epoch);
+        for slot in slots.iter_mut() {
+            slot.hand_over(completions, now, epoch);
         }
         // Writing takes long: workers are at what they got meanwhile.
         driver.flush();
@@ -375,67 +376,67 @@ impl Front {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
-        let Self { driver, seats, signals, .. } = self;
+        let Self { driver, slots, signals, .. } = self;
         let each = |token| match token {
-            SIGNALS => signals.hear(),
+            SIGNALS => signals.read(),
             token => {
-                if let Some(seat) = seats.get_mut(Seat::of(token)) {
-                    seat.handle_ready();
+                if let Some(slot) = slots.get_mut(WorkerSlot::of(token)) {
+                    slot.handle_ready();
                 }
             }
         };
         driver.wait(timeout, each).map_err(|source| Error::System { doing: "waiting for sockets", source })
     }
 
-    /// When seats want to be looked after at the latest.
+    /// When slots want to be looked after at the latest.
     fn timeout(&self) -> Duration {
         let now = Instant::now();
-        let seats = self.seats.iter().filter_map(|seat| seat.due(self.config.timeout, self.start));
-        let due = seats.chain(self.draining).min();
+        let slots = self.slots.iter().filter_map(|slot| slot.due(self.config.timeout, self.start));
+        let due = slots.chain(self.draining).min();
         let due = due.map_or(Duration::from_secs(1), |due| due.saturating_duration_since(now));
-        self.deal.again().map_or(due, |again| again.min(due))
+        self.dispatcher.again().map_or(due, |again| again.min(due))
     }
 
     /// Processes that attached or ended, restarts that are due, replacements that may go on.
-    fn look_after_seats(&mut self) {
+    fn supervise_slots(&mut self) {
         let now = Instant::now();
         let clock = self.clock(now);
-        let Self { driver, seats, draining, .. } = self;
-        for seat in seats {
-            seat.look(driver, &mut self.returns, now, clock);
-            if !seat.is_due(now) {
+        let Self { driver, slots, draining, .. } = self;
+        for slot in slots {
+            slot.look(driver, &mut self.completions, now, clock);
+            if !slot.is_due(now) {
                 continue;
             }
             // Nothing is read while it drains: what nobody holds or waits with then needs nobody any more.
             match draining.is_none() || driver.server().look(Mux::has_work) {
-                true => seat.start(&self.config.command, driver, now),
-                false => seat.stay_empty(),
+                true => slot.start(&self.config.command, driver, now),
+                false => slot.stay_empty(),
             }
         }
         let Some(at) = self.replacing else { return };
-        if self.seats.get(at).is_some_and(Seat::is_replacing) {
+        if self.slots.get(at).is_some_and(WorkerSlot::is_replacing) {
             return;
         }
-        self.replacing = Some(at + 1).filter(|next| *next < self.seats.len());
+        self.replacing = Some(at + 1).filter(|next| *next < self.slots.len());
         match self.replacing {
             Some(next) => {
-                self.seats[next].replace(&self.config.command, &self.driver, self.config.drain, now);
+                self.slots[next].replace(&self.config.command, &self.driver, self.config.drain, now);
             }
-            None => match self.seats.iter().filter(|seat| seat.was_kept()).count() {
+            None => match self.slots.iter().filter(|slot| slot.was_kept()).count() {
                 0 => log::info!("all workers were replaced"),
-                kept => log::warn!("{kept} of {} workers were not replaced", self.seats.len()),
+                kept => log::warn!("{kept} of {} workers were not replaced", self.slots.len()),
             },
         }
     }
 
     /// Does what signals say; whether to end at once.
-    fn obey(&mut self) -> bool {
+    fn handle_signals(&mut self) -> bool {
         while let Some(signal) = self.signals.next() {
             match signal {
                 Signal::Replace if self.replacing.is_none() && self.draining.is_none() => {
                     self.replacing = Some(0);
                     let now = Instant::now();
-                    self.seats[0].replace(&self.config.command, &self.driver, self.config.drain, now);
+                    self.slots[0].replace(&self.config.command, &self.driver, self.config.drain, now);
                 }
                 Signal::Replace => log::warn!("SIGHUP: workers are being replaced, or the front ends"),
                 Signal::End if self.draining.is_some() => return true,
@@ -454,11 +455,11 @@ impl Front {
         false
     }
 
-    fn hear_told(&mut self) {
-        while let Some(told) = self.driver.poll_told() {
-            match told {
-                Told::Left(id) => self.seats.iter_mut().for_each(|seat| seat.handle_left(id)),
-                Told::Undone(message) => {
+    fn handle_events(&mut self) {
+        while let Some(reported) = self.driver.poll_event() {
+            match reported {
+                Event::Left(id) => self.slots.iter_mut().for_each(|slot| slot.handle_left(id)),
+                Event::Undone(message) => {
                     let psock = message.psock();
                     log::warn!(
                         "a message of {} bytes of {psock} was given up: {} workers died with it",
@@ -471,25 +472,25 @@ impl Front {
                         self.driver.change(|mux, now| mux.drain_psock(psock, Some(now + drain), now));
                     }
                 }
-                Told::NotAttached { peer, why } => match peer {
+                Event::NotAttached { peer, why } => match peer {
                     Some(peer) => self.warn(|| format!("{peer} was not attached: {why}")),
                     None => self.warn(|| format!("a connection was not attached: {why}")),
                 },
-                Told::Undelivered(undelivered) => self.returns.undelivered(undelivered.bytes),
-                Told::Room => {}
+                Event::Undelivered(undelivered) => self.completions.undelivered(undelivered.bytes),
+                Event::WriteSpace => {}
             }
         }
     }
 
-    /// Connections that were cut since it was told to end.
+    /// Connections that were cut since it was reported to end.
     fn cut(&self) -> u64 {
         if self.draining.is_some() { cut(&self.driver.server()) - self.cut_before } else { 0 }
     }
 
     /// Workers' messages that were not sent, at most once a second.
-    fn tell_lost(&mut self) {
+    fn report_lost(&mut self) {
         let (before, since) = &mut self.lost;
-        let lost = self.returns.lost;
+        let lost = self.completions.lost;
         if lost == *before || since.is_some_and(|since| since.elapsed() < Duration::from_secs(1)) {
             return;
         }
@@ -499,7 +500,7 @@ impl Front {
     }
 
     /// Connections that ended badly, with the cause.
-    fn tell_ends(&mut self) {
+    fn report_ends(&mut self) {
         while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
             if cause.is_clean() {
                 continue;
@@ -512,7 +513,7 @@ impl Front {
 
     /// Says what became of a connection: some in a second, the others as a number.
     fn warn(&mut self, line: impl FnOnce() -> String) {
-        let (count, left_out, since) = &mut self.told;
+        let (count, left_out, since) = &mut self.reported;
         if since.elapsed() >= Duration::from_secs(1) {
             if *left_out > 0 {
                 log::warn!("{left_out} more connections ended badly");
@@ -528,7 +529,7 @@ impl Front {
     }
 
     /// Answers those who look; for how long they can be left alone.
-    fn attend(&mut self) -> Duration {
+    fn serve_queries(&mut self) -> Duration {
         let Some(mut desk) = self.desk.take() else { return Duration::MAX };
         let patience = desk.attend(self);
         self.desk = Some(desk);
@@ -541,18 +542,18 @@ impl Front {
     }
 }
 
-/// Readable when there is something to do for [`Front::step`], once the front was [armed](Front::arm).
-impl AsFd for Front {
+/// Readable when there is something to do for [`WorkerPool::step`], once the front was [armed](WorkerPool::arm).
+impl AsFd for WorkerPool {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.as_fd()
     }
 }
 
-impl Observed for Front {
+impl Observed for WorkerPool {
     fn rings(&mut self) -> Vec<protocol::Ring> {
         let first = self.config.first_channel;
         let ring = |ring: protocol::Ring| protocol::Ring { channel: first + ring.channel, ..ring };
-        self.seats.iter().filter_map(Seat::ring).map(ring).collect()
+        self.slots.iter().filter_map(WorkerSlot::ring).map(ring).collect()
     }
 
     fn frames(&mut self, _channel: u32) -> Option<Vec<protocol::Frame>> {
@@ -564,19 +565,19 @@ impl Observed for Front {
     }
 
     fn mux(&mut self) -> Option<Box<mux::Mux>> {
-        let seats = &self.seats;
-        let pid = |id| seats.iter().find_map(|seat| seat.pid(id)).unwrap_or(0);
-        let restarts = seats.iter().map(Seat::restarts).sum();
+        let slots = &self.slots;
+        let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
+        let restarts = slots.iter().map(WorkerSlot::restarts).sum();
         let name = self.config.name.clone();
-        let lost = self.returns.lost;
+        let lost = self.completions.lost;
         let server = self.driver.server();
-        let arrivals = server.arrivals().into();
+        let arrivals = server.accept_stats().into();
         let of = |core: &Mux| mux::Mux { name, lost, arrivals, ..mux::Mux::of(core, restarts, pid) };
         Some(Box::new(server.look(of).with_peers(|psock| server.peer(psock))))
     }
 
     fn send(&mut self) -> Option<Box<send::Send>> {
-        Some(Box::new(self.senders.show(&self.config.name)))
+        Some(Box::new(self.zerocopy_tx.show(&self.config.name)))
     }
 
     fn ports(&self) -> Vec<String> {
@@ -598,7 +599,7 @@ fn cut(server: &Server) -> u64 {
         let totals = mux.totals();
         totals.drain_timeouts + totals.send_timeouts + totals.send_full
     };
-    server.look(ended) + server.arrivals().cut_short
+    server.look(ended) + server.accept_stats().cut_short
 }
 
 /// Nanoseconds since the epoch.

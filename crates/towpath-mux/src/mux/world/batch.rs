@@ -3,41 +3,41 @@
 
 use std::time::Duration;
 
-use super::{Act, Order, Place, World};
+use super::{Act, Location, Order, World};
 use crate::Time;
-use crate::mux::{Message, Run, Ticket};
+use crate::mux::{Batch, Message, Ticket};
 
 impl World {
     /// A driver gives a worker some more, which then has `most` at most, or what it had.
     pub(super) fn poll_at_most(&mut self, at: usize, most: usize) {
-        let (mut batch, before) = (Vec::new(), self.hands[at].batch.len());
-        let given = self.mux.poll_at_most(self.hands[at].id, most, self.now, &mut batch);
+        let (mut batch, before) = (Vec::new(), self.actors[at].batch.len());
+        let given = self.mux.poll_at_most(self.actors[at].id, most, self.now, &mut batch);
         assert_eq!(given, batch.len());
         assert!(given == 0 || before + given <= most, "{given} more, {before} and not above {most}");
-        self.hands[at].asks = given > 0 || self.hands[at].has_some();
+        self.actors[at].asks = given > 0 || self.actors[at].has_some();
         for message in batch {
             self.got(at, &message);
-            self.hands[at].batch.push_back(message);
+            self.actors[at].batch.push_back(message);
         }
     }
 
     /// A worker has done messages of a connection that follow each other, and answers some of them in one piece; or dies between the
     /// two.
-    pub(super) fn done_row(&mut self, at: usize, much: usize) {
-        let hand = &mut self.hands[at];
-        let (id, count) = (hand.id, hand.batch.len());
-        if hand.run.is_some() || count == 0 {
+    pub(super) fn done_batch(&mut self, at: usize, much: usize) {
+        let actor = &mut self.actors[at];
+        let (id, count) = (actor.id, actor.batch.len());
+        if actor.run.is_some() || count == 0 {
             return;
         }
         // As one by one, sticky work is done in order.
         let from = if self.config.order == Order::Sticky { 0 } else { much % count };
-        let first = hand.batch[from].ticket();
+        let first = actor.batch[from].ticket();
         let follows = |(at, message): (usize, &Message)| {
             message.ticket() == Ticket { number: first.number + at as u64, ..first }
         };
-        let row = hand.batch.iter().skip(from).enumerate().take_while(|&row| follows(row)).count();
+        let row = actor.batch.iter().skip(from).enumerate().take_while(|&row| follows(row)).count();
         let row = row.min(1 + much / 4 % 8);
-        let messages: Vec<Message> = hand.batch.iter().skip(from).take(row).cloned().collect();
+        let messages: Vec<Message> = actor.batch.iter().skip(from).take(row).cloned().collect();
         let answers =
             messages.iter().filter(|message| !(message.ticket().number + much as u64).is_multiple_of(3));
         let answers: Vec<_> = answers.collect();
@@ -46,7 +46,7 @@ impl World {
             let there = !self.ended.contains(&first.psock);
             let said = (first, row as u32);
             let replied =
-                self.mux.reply_row(id, said, answers.len() as u32, bytes::Bytes::from(bytes), self.now);
+                self.mux.reply_batch(id, said, answers.len() as u32, bytes::Bytes::from(bytes), self.now);
             self.tried.extend(messages.iter().map(Message::ticket));
             assert!(replied.is_ok() || !there, "an answer to a connection that is there");
             if replied.is_ok() {
@@ -54,31 +54,31 @@ impl World {
                 self.answered.entry(first.psock).or_default().extend(numbers);
             }
             if much.is_multiple_of(16) {
-                return self.hand(Act::Die, at, usize::MAX);
+                return self.actor(Act::Die, at, usize::MAX);
             }
         }
-        self.hands[at].asks = true;
-        self.hands[at].batch.drain(from..from + row);
-        assert_eq!(self.mux.done_row(id, (first, row as u32), self.now), row as u32, "it held them");
-        assert_eq!(self.mux.done_row(id, (first, row as u32), self.now), 0, "done once");
+        self.actors[at].asks = true;
+        self.actors[at].batch.drain(from..from + row);
+        assert_eq!(self.mux.done_batch(id, (first, row as u32), self.now), row as u32, "it held them");
+        assert_eq!(self.mux.done_batch(id, (first, row as u32), self.now), 0, "done once");
         for message in messages {
-            self.places.insert(message.ticket(), Place::Done);
+            self.locations.insert(message.ticket(), Location::Done);
         }
     }
 
     /// A worker leaves, and is taken for dead then.
     pub(super) fn leave(&mut self, at: usize, deadline: Option<Time>) {
-        let hand = &mut self.hands[at];
-        (hand.enabled, hand.moved, hand.deadline) = (false, true, deadline);
-        self.mux.leave(hand.id, deadline, self.now);
+        let actor = &mut self.actors[at];
+        (actor.enabled, actor.moved, actor.deadline) = (false, true, deadline);
+        self.mux.leave(actor.id, deadline, self.now);
     }
 
     /// Time passes. Workers that were to have left are dead.
     pub(super) fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         let now = self.now;
-        let late = self.hands.iter().enumerate();
-        let late = late.filter(|(_, hand)| hand.deadline.is_some_and(|deadline| deadline <= now));
+        let late = self.actors.iter().enumerate();
+        let late = late.filter(|(_, actor)| actor.deadline.is_some_and(|deadline| deadline <= now));
         for at in late.map(|(at, _)| at).collect::<Vec<_>>() {
             self.lost(at);
         }
@@ -93,13 +93,13 @@ impl World {
 
     /// A worker is dead: others get what it had not answered.
     pub(super) fn lost(&mut self, at: usize) {
-        let hand = &self.hands[at];
-        for ticket in hand.run.iter().flat_map(Run::rest) {
-            self.places.insert(ticket, Place::Waits);
+        let actor = &self.actors[at];
+        for ticket in actor.run.iter().flat_map(Batch::rest) {
+            self.locations.insert(ticket, Location::Waits);
         }
-        for ticket in hand.batch.iter().map(Message::ticket) {
-            let place = if self.tried.contains(&ticket) { Place::Done } else { Place::Waits };
-            self.places.insert(ticket, place);
+        for ticket in actor.batch.iter().map(Message::ticket) {
+            let place = if self.tried.contains(&ticket) { Location::Done } else { Location::Waits };
+            self.locations.insert(ticket, place);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What workers gave back: read from their rings, kept until the core is told.
+//! What workers gave back: read from their rings, kept until the core is reported.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use towpath_mux::Time;
 use towpath_mux::mux::{Body, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{Header, Kind, Seq, TxPayload, TxSink};
 
-use super::frame::{Out, Row, place};
-use super::loan::Loans;
-use super::senders::LEAST;
+use super::frame::{FrameMessages, Out, place};
+use super::tx_lease::TxLeases;
+use super::zerocopy_tx::LEAST;
 use crate::control::mux::Lost;
 
-/// Messages that were not sent: so many wait for their worker to be told.
+/// Messages that were not sent: so many wait for their worker to be reported.
 const UNSENT: usize = 1024;
 /// Bytes of these, whatever their number.
 const UNSENT_BYTES: usize = 4 << 20;
@@ -31,14 +31,14 @@ struct Answer {
     body: Body,
 }
 
-/// What workers gave back, until the core is told.
+/// What workers gave back, until the core is reported.
 #[derive(Debug, Default)]
-pub(super) struct Returns {
+pub(super) struct Completions {
     replies: Vec<Answer>,
     sends: Vec<(worker::Id, Option<psock::Id>, Bytes)>,
-    /// Those that nobody took, whose workers are to hear of it.
+    /// Those that nobody took, whose workers are to read of it.
     pub(super) unsent: VecDeque<Unsent>,
-    pub(super) done: Vec<(worker::Id, Row)>,
+    pub(super) done: Vec<(worker::Id, FrameMessages)>,
     /// Messages that no ring can take: their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
     /// How long those have for what else they asked.
@@ -48,7 +48,7 @@ pub(super) struct Returns {
     pub(super) lost: Lost,
 }
 
-impl Returns {
+impl Completions {
     pub(super) fn new(drain: Duration) -> Self {
         Self { drain, ..Self::default() }
     }
@@ -71,12 +71,12 @@ impl Returns {
         push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
     }
 
-    /// Whether no worker is to hear of a message that nobody took.
-    pub(super) fn is_all_told(&self) -> bool {
+    /// Whether no worker is to read of a message that nobody took.
+    pub(super) fn is_all_reported(&self) -> bool {
         self.unsent.is_empty()
     }
 
-    /// That worker is gone: nobody is there to hear of what it sent.
+    /// That worker is gone: nobody is there to read of what it sent.
     pub(super) fn forget(&mut self, id: worker::Id) {
         self.unsent.retain(|unsent| unsent.worker != Some(id));
     }
@@ -86,7 +86,7 @@ impl Returns {
         mux.together(|mux| {
             for Answer { worker, first, count, replies, body } in self.replies.drain(..) {
                 // Nobody is there to be answered any more: the core counts that.
-                let _: Result<(), SendError> = mux.reply_row(worker, (first, count), replies, body, now);
+                let _: Result<(), SendError> = mux.reply_batch(worker, (first, count), replies, body, now);
             }
             for (worker, to, bytes) in self.sends.drain(..) {
                 let length = bytes.len();
@@ -98,8 +98,8 @@ impl Returns {
                     }
                 }
             }
-            for (id, row) in self.done.drain(..) {
-                mux.done_row(id, (row.first, row.count), now);
+            for (id, messages) in self.done.drain(..) {
+                mux.done_batch(id, (messages.first, messages.count), now);
             }
         });
         for (id, ticket) in self.refused.drain(..) {
@@ -112,7 +112,7 @@ impl Returns {
 /// A message that was not sent.
 #[derive(Debug)]
 pub(super) struct Unsent {
-    /// Who sent it, as far as that is known; any worker may hear of it otherwise.
+    /// Who sent it, as far as that is known; any worker may read of it otherwise.
     pub(super) worker: Option<worker::Id>,
     pub(super) to: Option<psock::Id>,
     pub(super) error: SendError,
@@ -133,8 +133,8 @@ pub(super) struct Answers<'a> {
     pub(super) id: worker::Id,
     pub(super) first: Seq,
     pub(super) out: &'a mut VecDeque<Option<Out>>,
-    pub(super) loans: Option<&'a mut Loans>,
-    pub(super) returns: &'a mut Returns,
+    pub(super) tx_leases: Option<&'a mut TxLeases>,
+    pub(super) completions: &'a mut Completions,
     /// Bytes that were copied.
     pub(super) copied: usize,
     pub(super) now: u64,
@@ -154,8 +154,8 @@ impl TxSink for Answers<'_> {
         if header.kind != Kind::REPLY || len < LEAST {
             return false;
         }
-        let Some(psock) = self.held(header).map(|held| held.row.first.psock) else { return false };
-        self.loans.as_mut().is_some_and(|loans| loans.has_room(psock, len))
+        let Some(psock) = self.held(header).map(|held| held.messages.first.psock) else { return false };
+        self.tx_leases.as_mut().is_some_and(|tx_leases| tx_leases.has_room(psock, len))
     }
 
     fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
@@ -164,28 +164,28 @@ impl TxSink for Answers<'_> {
             Kind::REPLY => self.held(header).map(|held| {
                 held.since = now;
                 let (from, count) = held.answer(header);
-                (held.row.at(from), count)
+                (held.messages.at(from), count)
             }),
             _ => None,
         };
-        let body = match (payload, &mut self.loans, answer) {
+        let body = match (payload, &mut self.tx_leases, answer) {
             // `hold` has asked whether there is somebody to answer.
-            (TxPayload::Held(frame), Some(loans), Some((first, _))) => {
-                Body::Lent(loans.lend(first.psock, frame))
+            (TxPayload::Held(frame), Some(tx_leases), Some((first, _))) => {
+                Body::Leased(tx_leases.lend(first.psock, frame))
             }
             (TxPayload::Held(_), ..) => return,
             (TxPayload::Copied(bytes), ..) => {
                 self.copied += bytes.len();
-                let bytes = self.returns.copy(bytes);
+                let bytes = self.completions.copy(bytes);
                 if header.kind == Kind::MESSAGE {
-                    return self.returns.sends.push((worker, addressee(header), bytes));
+                    return self.completions.sends.push((worker, addressee(header), bytes));
                 }
                 Body::Bytes(bytes)
             }
         };
         if let Some((first, count)) = answer {
             let replies = header.mark.clamp(1, count);
-            self.returns.replies.push(Answer { worker, first, count, replies, body });
+            self.completions.replies.push(Answer { worker, first, count, replies, body });
         }
     }
 }
@@ -223,17 +223,21 @@ mod tests {
             if !there {
                 mux.handle_error(psock, 104, now);
             }
-            let mut returns = Returns::default();
+            let mut completions = Completions::default();
             for _ in 0..2 {
                 let bytes = Bytes::from_static(b"0123456789");
-                returns.sends.push((worker, named.then_some(psock), bytes));
+                completions.sends.push((worker, named.then_some(psock), bytes));
             }
-            returns.apply(&mut mux, now);
-            assert_eq!(returns.lost, expected, "{connected} {there} {named}");
+            completions.apply(&mut mux, now);
+            assert_eq!(completions.lost, expected, "{connected} {there} {named}");
             let Lost { full, not_connected, gone, .. } = expected;
             let sent: Vec<_> = mux.show().workers.iter().map(|worker| worker.stats.tx_msgs).collect();
             assert_eq!(sent, [2 - full - not_connected - gone], "{connected} {there} {named}");
-            assert_eq!(returns.unsent.len() as u64, full + not_connected + gone, "all are to be told");
+            assert_eq!(
+                completions.unsent.len() as u64,
+                full + not_connected + gone,
+                "all are to be reported"
+            );
         }
         let (some, more) =
             (Lost { full: 1, ..Lost::default() }, Lost { full: 3, gone: 2, ..Lost::default() });

@@ -31,7 +31,7 @@ pub(super) trait Connection {
 
 /// Their epoll has the event data `DATA`.
 #[derive(Debug)]
-pub(super) struct Aside<T, const DATA: u64> {
+pub(super) struct PendingSet<T, const DATA: u64> {
     /// Made with the first.
     epoll: Option<OwnedFd>,
     /// By number, the oldest first.
@@ -39,13 +39,13 @@ pub(super) struct Aside<T, const DATA: u64> {
     next: u64,
 }
 
-impl<T, const DATA: u64> Default for Aside<T, DATA> {
+impl<T, const DATA: u64> Default for PendingSet<T, DATA> {
     fn default() -> Self {
         Self { epoll: None, all: BTreeMap::new(), next: 0 }
     }
 }
 
-impl<T: Connection, const DATA: u64> Aside<T, DATA> {
+impl<T: Connection, const DATA: u64> PendingSet<T, DATA> {
     /// Takes a connection, and waits for it. Gives back the oldest, when there are too many.
     pub(super) fn begin(
         &mut self,

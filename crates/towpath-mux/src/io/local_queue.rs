@@ -1,9 +1,9 @@
-//! A worker's tray: what it has not begun, and what it has done and not told.
+//! A worker's local_queue: what it has not begun, and what it has done and not told.
 //!
 //! What: the worker takes messages from here and puts here what became of them. Others may take both when it gets stuck in a
 //! message: then what it has not begun goes to them, and answers to what it has done leave.
 //!
-//! Races: the tray is locked for moments only, never while the worker is at a message. Who also has the server's lock took that
+//! Races: the local_queue is locked for moments only, never while the worker is at a message. Who also has the server's lock took that
 //! one first.
 
 use std::collections::VecDeque;
@@ -13,25 +13,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::{Bytes, BytesMut};
 
 use crate::Time;
-use crate::mux::{Message, Mux, Run, Said, Ticket, worker};
+use crate::mux::{Batch, Completion, Message, Mux, Ticket, worker};
 
-/// Answers of a run are written into blocks of so many bytes, so that one write has many; another one is begun when there is no more
+/// Answers of a batch are written into blocks of so many bytes, so that one write has many; another one is begun when there is no more
 /// room than this.
 const BLOCK: usize = 64 << 10;
 const LEAST: usize = 4 << 10;
 
 /// What a worker has not begun, and has done and not told. Others may take both when it gets stuck.
 #[derive(Debug, Default)]
-pub(super) struct Tray {
+pub(super) struct LocalQueue {
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Inner {
-    pub(super) batch: VecDeque<Message>,
-    pub(super) said: Vec<Said>,
+    pub(super) messages: VecDeque<Message>,
+    pub(super) completions: Vec<Completion>,
     /// Messages that the worker read itself: so many of them it has begun, and so many it has done and not told.
-    pub(super) run: Option<Run>,
+    pub(super) batch: Option<Batch>,
     working: usize,
     done: usize,
     /// Answers to those, in pieces of so many; the last piece is growing.
@@ -40,7 +40,7 @@ pub(super) struct Inner {
     answers: u32,
 }
 
-impl Tray {
+impl LocalQueue {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -50,46 +50,46 @@ impl Tray {
 impl Inner {
     /// Tells the core what has been answered and done.
     pub(super) fn settle(&mut self, mux: &mut Mux, id: worker::Id, now: Time) {
-        if let Some(run) = &self.run {
-            let over = run.is_empty() && self.working == 0;
+        if let Some(batch) = &self.batch {
+            let over = batch.is_empty() && self.working == 0;
             self.cut();
-            mux.handle_run(id, std::mem::take(&mut self.done), self.replies.drain(..), now);
+            mux.handle_local_batch(id, std::mem::take(&mut self.done), self.replies.drain(..), now);
             if over {
-                self.run = None;
+                self.batch = None;
             }
         }
-        if !self.said.is_empty() {
-            mux.handle_said(id, self.said.drain(..), now);
+        if !self.completions.is_empty() {
+            mux.handle_completions(id, self.completions.drain(..), now);
         }
     }
 
-    /// The worker reads a run. Under the server's lock, so that the core and the tray agree on it.
-    pub(super) fn put(&mut self, run: Run) {
-        (self.run, self.working, self.done) = (Some(run), 0, 0);
+    /// The worker reads a batch. Under the server's lock, so that the core and the local_queue agree on it.
+    pub(super) fn put(&mut self, batch: Batch) {
+        (self.batch, self.working, self.done) = (Some(batch), 0, 0);
     }
 
-    /// Gives up what is not begun. Of a run, the rest becomes messages like others.
+    /// Gives up what is not begun. Of a batch, the rest becomes messages like others.
     pub(super) fn give_back(&mut self, mux: &mut Mux, id: worker::Id) -> Vec<Ticket> {
-        let mut back: Vec<_> = self.batch.drain(..).map(|message| message.ticket()).collect();
-        if let Some(run) = self.run.take() {
-            mux.unroll(id);
-            back.extend(run.rest());
+        let mut back: Vec<_> = self.messages.drain(..).map(|message| message.ticket()).collect();
+        if let Some(batch) = self.batch.take() {
+            mux.split_local(id);
+            back.extend(batch.rest());
         }
         back
     }
 
-    /// The places of the run's next messages, at most so many, which are thereby begun; empty when there are none.
+    /// The places of the batch's next messages, at most so many, which are thereby begun; empty when there are none.
     #[inline]
     pub(super) fn advance(&mut self, most: usize) -> Range<usize> {
-        let places = self.run.as_mut().map_or(0..0, |run| run.advance(most));
+        let places = self.batch.as_mut().map_or(0..0, |batch| batch.advance(most));
         self.working += places.len();
         places
     }
 
-    /// Those of the run that were begun last and are not to be done are not begun.
+    /// Those of the batch that were begun last and are not to be done are not begun.
     pub(super) fn rewind(&mut self, count: usize) {
-        if let Some(run) = &mut self.run {
-            run.rewind(count);
+        if let Some(batch) = &mut self.batch {
+            batch.rewind(count);
             self.working -= count;
         }
     }
@@ -102,7 +102,7 @@ impl Inner {
         }
     }
 
-    /// So many of the run's messages that were begun are done, the first ones, and this answers them. It is not copied: answers that
+    /// So many of the batch's messages that were begun are done, the first ones, and this answers them. It is not copied: answers that
     /// were written one behind the other into the worker's buffer are one piece.
     #[inline]
     pub(super) fn done(&mut self, count: usize, answer: &mut BytesMut, answers: u32) {

@@ -5,8 +5,8 @@
 //! the one before has nothing of it in hand: what that has lent is behind it then, and whole answers of its own, so that it can spoil
 //! nothing else by it. Nothing here looks at the bytes; what has to be looked at, for TLS or because there is no other way out, is copied.
 //!
-//! A frame is out from [`Loans::lend`] until the last of those who have it (the multiplexor, the sender, a quarantine) drops it,
-//! and is then told to its client by [`Loans::give_back`]. When the client is gone before that, nobody is told: the memory stays
+//! A frame is out from [`TxLeases::lend`] until the last of those who have it (the multiplexor, the sender, a quarantine) drops it,
+//! and is then reported to its client by [`TxLeases::give_back`]. When the client is gone before that, nobody is reported: the memory stays
 //! mapped for as long as somebody has a frame of it, and nobody writes it any more.
 //!
 //! A worker's frames are a bounded good: a connection whose peer does not read has a quarter of them at most, all together half.
@@ -23,40 +23,40 @@ use towpath_send::{Lent, Region};
 
 /// What a worker has lent.
 #[derive(Debug)]
-pub(super) struct Loans {
+pub(super) struct TxLeases {
     region: Region,
-    back: Back,
+    back: ReturnQueue,
     /// Bytes of each connection, and of all.
     lent: HashMap<psock::Id, usize>,
     all: usize,
 }
 
 /// Frames that nobody has any more.
-type Back = Arc<Mutex<Vec<(psock::Id, TxFrame)>>>;
+type ReturnQueue = Arc<Mutex<Vec<(psock::Id, TxFrame)>>>;
 
 /// One frame.
 #[derive(Debug)]
-pub(super) struct Loan {
+pub(super) struct TxLease {
     region: Region,
     span: Range<usize>,
     /// None when it has been given back.
     frame: Option<(psock::Id, TxFrame)>,
-    back: Back,
+    back: ReturnQueue,
 }
 
 /// What is left of a frame to be sent.
 #[derive(Debug)]
 pub(super) struct Rest {
-    loan: Arc<Loan>,
+    tx_lease: Arc<TxLease>,
     sent: usize,
 }
 
-impl Loans {
+impl TxLeases {
     /// Of the client of `channel`; none when its memory cannot be mapped.
     pub(super) fn of(channel: &Channel) -> Option<Self> {
         let (fd, len) = channel.tx_area().ok()?;
         let region = Region::map(&fd, len).inspect_err(|error| log::warn!("answers are copied: {error}"));
-        Some(Self { region: region.ok()?, back: Back::default(), lent: HashMap::new(), all: 0 })
+        Some(Self { region: region.ok()?, back: ReturnQueue::default(), lent: HashMap::new(), all: 0 })
     }
 
     /// Whether `bytes` more may be lent for this connection.
@@ -66,12 +66,12 @@ impl Loans {
     }
 
     /// Lends a frame.
-    pub(super) fn lend(&mut self, psock: psock::Id, frame: TxFrame) -> Arc<Loan> {
+    pub(super) fn lend(&mut self, psock: psock::Id, frame: TxFrame) -> Arc<TxLease> {
         let span = frame.span();
         *self.lent.entry(psock).or_default() += span.len();
         self.all += span.len();
         let (region, back) = (self.region.clone(), self.back.clone());
-        Arc::new(Loan { region, span, frame: Some((psock, frame)), back })
+        Arc::new(TxLease { region, span, frame: Some((psock, frame)), back })
     }
 
     /// Whether there is something that nobody has any more.
@@ -101,7 +101,7 @@ impl Loans {
     }
 }
 
-impl mux::Lent for Loan {
+impl mux::Lease for TxLease {
     fn len(&self) -> usize {
         self.span.len()
     }
@@ -113,7 +113,7 @@ impl mux::Lent for Loan {
     }
 }
 
-impl Drop for Loan {
+impl Drop for TxLease {
     fn drop(&mut self) {
         self.back.lock().unwrap_or_else(PoisonError::into_inner).extend(self.frame.take());
     }
@@ -121,17 +121,17 @@ impl Drop for Loan {
 
 impl Rest {
     /// What is behind the first `sent` bytes.
-    pub(super) fn of(loan: Arc<Loan>, sent: usize) -> Self {
-        Self { loan, sent }
+    pub(super) fn of(tx_lease: Arc<TxLease>, sent: usize) -> Self {
+        Self { tx_lease, sent }
     }
 }
 
 impl Lent for Rest {
     fn region(&self) -> &Region {
-        &self.loan.region
+        &self.tx_lease.region
     }
 
     fn span(&self) -> Range<usize> {
-        self.loan.span.start + self.sent..self.loan.span.end
+        self.tx_lease.span.start + self.sent..self.tx_lease.span.end
     }
 }

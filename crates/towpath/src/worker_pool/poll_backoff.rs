@@ -6,8 +6,8 @@ const SPINS: u32 = 30;
 const AGAIN: u32 = 16;
 
 #[derive(Debug)]
-pub(super) struct Pace {
-    /// Turns in a row in which there was nothing, and how many there may be.
+pub(super) struct PollBackoff {
+    /// Turns in a messages in which there was nothing, and how many there may be.
     quiet: u32,
     spins: u32,
     sleeps: u32,
@@ -15,15 +15,15 @@ pub(super) struct Pace {
     slept: bool,
 }
 
-impl Default for Pace {
+impl Default for PollBackoff {
     fn default() -> Self {
         Self { quiet: 0, spins: SPINS, sleeps: 0, slept: false }
     }
 }
 
-impl Pace {
+impl PollBackoff {
     /// Whether to look again at once, where there was something to do (`busy`), or may be soon (`working`).
-    pub(super) fn looks_again(&mut self, busy: bool, working: impl FnOnce() -> bool) -> bool {
+    pub(super) fn should_poll(&mut self, busy: bool, working: impl FnOnce() -> bool) -> bool {
         if busy {
             if self.quiet > 0 && !self.slept {
                 self.spins = SPINS;
@@ -49,9 +49,9 @@ mod tests {
     use super::*;
 
     /// Turns without anything until it sleeps.
-    fn looks(pace: &mut Pace) -> u32 {
+    fn looks(backoff: &mut PollBackoff) -> u32 {
         let mut looks = 0;
-        while pace.looks_again(false, || true) {
+        while backoff.should_poll(false, || true) {
             looks += 1;
         }
         looks
@@ -59,21 +59,21 @@ mod tests {
 
     #[test]
     fn what_is_in_vain_is_done_less_and_what_is_not_again() {
-        let mut pace = Pace::default();
+        let mut backoff = PollBackoff::default();
         let mut all = Vec::new();
         for _ in 0..7 {
-            all.push(looks(&mut pace));
-            assert!(pace.looks_again(true, || true));
+            all.push(looks(&mut backoff));
+            assert!(backoff.should_poll(true, || true));
         }
         assert_eq!(all, [30, 15, 7, 3, 1, 0, 0]);
-        while looks(&mut pace) < SPINS {
-            pace.looks_again(true, || true);
+        while looks(&mut backoff) < SPINS {
+            backoff.should_poll(true, || true);
         }
         // Now and then it looks for as long as ever, and finds something.
-        pace.looks_again(true, || true);
-        pace.looks_again(false, || true);
-        pace.looks_again(true, || true);
-        assert_eq!(pace.spins, SPINS);
-        assert!(!pace.looks_again(false, || false), "nobody has anything to answer");
+        backoff.should_poll(true, || true);
+        backoff.should_poll(false, || true);
+        backoff.should_poll(true, || true);
+        assert_eq!(backoff.spins, SPINS);
+        assert!(!backoff.should_poll(false, || false), "nobody has anything to answer");
     }
 }

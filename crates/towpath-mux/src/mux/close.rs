@@ -67,7 +67,7 @@ impl Mux {
         }
         psock.stats.rx_aborts += u64::from(!cause.is_clean());
         psock.phase = Phase::Closing { cause, hand_back };
-        self.least.remove(&(psock.send_bytes, id));
+        self.by_send_bytes.remove(&(psock.send_bytes, id));
     }
 
     /// It ends now; its messages are still worked on, but nobody is there to be answered.
@@ -88,12 +88,12 @@ impl Mux {
             Cause::DrainTimeout => self.totals.drain_timeouts += 1,
             _ => {}
         }
-        psock.phase = Phase::Dead { untold: Some(cause) };
+        psock.phase = Phase::Dead { unreported: Some(cause) };
         psock.blocked = false;
-        if psock.lent.is_none() {
+        if psock.reading.is_none() {
             psock.assembler.lend();
         }
-        self.least.remove(&(psock.send_bytes, id));
+        self.by_send_bytes.remove(&(psock.send_bytes, id));
         self.recount_buffer(id);
         self.end_dead(id);
     }
@@ -101,12 +101,12 @@ impl Mux {
     /// Tells the end of a connection that is gone, once nobody writes to it.
     pub(super) fn end_dead(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        let Phase::Dead { untold } = &mut psock.phase else { return };
+        let Phase::Dead { unreported } = &mut psock.phase else { return };
         if psock.sending {
             return;
         }
-        if let Some(cause) = untold.take() {
-            self.tell_end(id, cause, false);
+        if let Some(cause) = unreported.take() {
+            self.report_end(id, cause, false);
         }
         self.settle(id);
     }
@@ -127,19 +127,19 @@ impl Mux {
             Phase::Open => {}
             Phase::Closing { cause, hand_back } if free && psock.send_bytes == 0 => {
                 let (cause, hand_back) = (cause.clone(), *hand_back);
-                psock.phase = Phase::Dead { untold: None };
-                self.tell_end(id, cause, hand_back);
+                psock.phase = Phase::Dead { unreported: None };
+                self.report_end(id, cause, hand_back);
                 return self.remove(id);
             }
             Phase::Closing { .. } => {}
-            Phase::Dead { untold: None } if free => return self.remove(id),
+            Phase::Dead { unreported: None } if free => return self.remove(id),
             Phase::Dead { .. } => return,
         }
-        self.tell_interest(id);
+        self.update_interest(id);
         self.arm(id);
     }
 
-    fn tell_end(&mut self, id: psock::Id, cause: Cause, hand_back: bool) {
+    fn report_end(&mut self, id: psock::Id, cause: Cause, hand_back: bool) {
         let unsent = self.drop_queue(id);
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let rest = Bytes::copy_from_slice(psock.assembler.rest());

@@ -2,13 +2,13 @@
 //!
 //! What: a worker that reads a socket and finds a few short messages gets all of them at once ([`Mux::handle_read_by`]), without
 //! the queue between. They are one thing to the core, whatever their number: it counts how many are done, from the front, and
-//! what was answered goes out as one piece. When somebody else is to have some of them, the run is unrolled
-//! ([`Mux::unroll`]): from then on they are messages like others, held by that worker, and can be handed back.
+//! what was answered goes out as one piece. When somebody else is to have some of them, the batch is unrolled
+//! ([`Mux::split_local`]): from then on they are messages like others, held by that worker, and can be handed back.
 //!
-//! Who takes messages for workers that are elsewhere gets them as runs too, or parts of runs ([`Mux::poll_rows`]): a worker may
-//! hold several of those, and what is said about some of a run's messages parts it there ([`Rows`]).
+//! Who takes messages for workers that are elsewhere gets them as runs too, or parts of runs ([`Mux::poll_batches`]): a worker may
+//! hold several of those, and what is said about some of a batch's messages parts it there ([`BatchList`]).
 //!
-//! Invariant: a run is given to who reads it only when no message waits, order is nobody's concern, and all of it takes less time than
+//! Invariant: a batch is given to who reads it only when no message waits, order is nobody's concern, and all of it takes less time than
 //! another worker is worth waking for.
 
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use super::message::{Message, Ticket, View};
 use super::psock::{self, Outgoing};
-use super::receive::Found;
+use super::receive::Extent;
 use super::worker::{self, InHand};
 use super::{Mux, Order};
 use crate::Time;
@@ -27,12 +27,12 @@ const LEAST: usize = 4;
 
 /// Messages that one worker has, in order; see [`Mux::handle_read_by`].
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct Batch {
     psock: psock::Id,
     /// The number of the first message of the read.
     number: u64,
     bytes: Bytes,
-    found: std::sync::Arc<[Found]>,
+    extents: std::sync::Arc<[Extent]>,
     /// The next one that is to be begun, and behind the last one.
     next: usize,
     end: usize,
@@ -46,35 +46,35 @@ pub struct Run {
 
 /// The same, as the core has it.
 #[derive(Debug)]
-pub(super) struct Held {
-    run: Run,
+pub(super) struct LocalBatch {
+    batch: Batch,
     done: usize,
 }
 
 /// Runs that a worker holds, or parts of runs, in the order in which they were given; each with how many of its messages were
 /// answered, from the first on.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
-    rows: VecDeque<(Run, usize)>,
+pub(super) struct BatchList {
+    batches: VecDeque<(Batch, usize)>,
     messages: usize,
 }
 
-impl Rows {
+impl BatchList {
     /// Messages in them.
     pub(super) const fn len(&self) -> usize {
         self.messages
     }
 
-    pub(super) fn push(&mut self, run: Run) {
-        self.messages += run.len();
-        self.rows.push_back((run, 0));
+    pub(super) fn push(&mut self, batch: Batch) {
+        self.messages += batch.len();
+        self.batches.push_back((batch, 0));
     }
 
     /// Something was answered to this message, and to some behind it: to how many of those `count` it was. None when it is not here.
     pub(super) fn answered(&mut self, first: Ticket, count: usize) -> Option<usize> {
         let (at, place) = self.find(first)?;
-        let (run, answered) = &mut self.rows[at];
-        let count = count.min(run.len() - place);
+        let (batch, answered) = &mut self.batches[at];
+        let count = count.min(batch.len() - place);
         if place <= *answered {
             *answered = (*answered).max(place + count);
         } else {
@@ -87,51 +87,51 @@ impl Rows {
 
     /// This message and some behind it are done: those of the `count` that stand here together, and whether something was answered to
     /// the first. None when it is not here.
-    pub(super) fn take(&mut self, first: Ticket, count: usize) -> Option<(Run, bool)> {
+    pub(super) fn take(&mut self, first: Ticket, count: usize) -> Option<(Batch, bool)> {
         let (mut at, place) = self.find(first)?;
         if place > 0 {
             self.part(at, place);
             at += 1;
         }
-        let (run, answered) = &mut self.rows[at];
-        let (whole, was) = (count >= run.len(), *answered > 0);
+        let (batch, answered) = &mut self.batches[at];
+        let (whole, was) = (count >= batch.len(), *answered > 0);
         let taken = if whole {
-            self.rows.remove(at)?.0
+            self.batches.remove(at)?.0
         } else {
             *answered = answered.saturating_sub(count);
-            run.split_to(count)
+            batch.split_to(count)
         };
         self.messages -= taken.len();
         Some((taken, was))
     }
 
     /// All of them.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (Run, usize)> {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (Batch, usize)> {
         self.messages = 0;
-        self.rows.drain(..)
+        self.batches.drain(..)
     }
 
     /// Which of them has this message, and as which of those that it has.
     fn find(&self, ticket: Ticket) -> Option<(usize, usize)> {
-        let place = |(run, _): &(Run, usize)| {
-            let place = ticket.number.checked_sub(run.number + run.next as u64)? as usize;
-            (run.psock == ticket.psock && place < run.len()).then_some(place)
+        let place = |(batch, _): &(Batch, usize)| {
+            let place = ticket.number.checked_sub(batch.number + batch.next as u64)? as usize;
+            (batch.psock == ticket.psock && place < batch.len()).then_some(place)
         };
         // What is done in order is found at once.
-        self.rows.iter().enumerate().find_map(|(at, row)| Some((at, place(row)?)))
+        self.batches.iter().enumerate().find_map(|(at, row)| Some((at, place(row)?)))
     }
 
     /// Parts a row before this place: the part behind it.
-    fn part(&mut self, at: usize, place: usize) -> &mut (Run, usize) {
-        let (run, answered) = &mut self.rows[at];
-        let first = (run.split_to(place), (*answered).min(place));
+    fn part(&mut self, at: usize, place: usize) -> &mut (Batch, usize) {
+        let (batch, answered) = &mut self.batches[at];
+        let first = (batch.split_to(place), (*answered).min(place));
         *answered = answered.saturating_sub(place);
-        self.rows.insert(at, first);
-        &mut self.rows[at + 1]
+        self.batches.insert(at, first);
+        &mut self.batches[at + 1]
     }
 }
 
-impl Run {
+impl Batch {
     /// How many of its messages are not begun.
     pub fn len(&self) -> usize {
         self.end - self.next
@@ -160,21 +160,21 @@ impl Run {
 
     /// Those that are not begun, where they lie.
     pub fn views(&self) -> impl Iterator<Item = View<'_>> + Clone {
-        self.found[self.next..self.end].iter().zip(self.next..).map(|(found, at)| self.view_of(found, at))
+        self.extents[self.next..self.end].iter().zip(self.next..).map(|(found, at)| self.view_of(found, at))
     }
 
     /// How many of those that are not begun, from the first on and `most` at most, have `each` bytes at most, and so many together.
     pub fn short(&self, most: usize, each: usize, bytes: usize) -> usize {
-        let found = &self.found[self.next..self.end];
+        let found = &self.extents[self.next..self.end];
         let from = found.first().map_or(0, |first| first.start);
-        let short = |found: &&Found| found.length <= each && found.end() - from <= bytes;
+        let short = |found: &&Extent| found.length <= each && found.end() - from <= bytes;
         found.iter().take(most).take_while(short).count()
     }
 
     /// The next so many messages, one behind the other, where they lie.
     pub fn bytes(&self, count: usize) -> &[u8] {
         let places = self.next..self.next + count.min(self.len());
-        let found = &self.found[places];
+        let found = &self.extents[places];
         let Some((first, last)) = found.first().zip(found.last()) else { return &[] };
         &self.bytes[first.start..last.end()]
     }
@@ -184,7 +184,7 @@ impl Run {
         self.advance(count);
     }
 
-    /// How many workers died with it, if it is one message; no run of several has been with any.
+    /// How many workers died with it, if it is one message; no batch of several has been with any.
     pub const fn deaths(&self) -> u8 {
         self.deaths
     }
@@ -203,11 +203,11 @@ impl Run {
     /// The one at this place, where it lies.
     #[cfg(feature = "io")]
     pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
-        Some(self.view_of(self.found.get(at)?, at))
+        Some(self.view_of(self.extents.get(at)?, at))
     }
 
-    fn view_of(&self, found: &Found, at: usize) -> View<'_> {
-        let Found { skip, trim, mark, hash, .. } = *found;
+    fn view_of(&self, found: &Extent, at: usize) -> View<'_> {
+        let Extent { skip, trim, mark, hash, .. } = *found;
         let bytes = &self.bytes[found.range()];
         View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received }
     }
@@ -226,8 +226,8 @@ impl Run {
     }
 
     pub(crate) fn message(&self, at: usize) -> Option<Message> {
-        let found = self.found.get(at)?;
-        let Found { skip, trim, mark, hash, .. } = *found;
+        let found = self.extents.get(at)?;
+        let Extent { skip, trim, mark, hash, .. } = *found;
         Some(Message {
             ticket: self.ticket(at),
             bytes: self.bytes.slice(found.range()),
@@ -256,8 +256,8 @@ impl Run {
         if self.bytes(most).len() <= bytes {
             return most;
         }
-        let from = self.found[self.next].start;
-        self.found[self.next..self.next + most].partition_point(|found| found.end() - from <= bytes)
+        let from = self.extents[self.next].start;
+        self.extents[self.next..self.next + most].partition_point(|found| found.end() - from <= bytes)
     }
 
     /// The next so many that are not begun, by themselves; this has the others.
@@ -268,13 +268,13 @@ impl Run {
         first
     }
 
-    /// A message that waited by itself, as a run of one. What it is counted with is the core's to know.
+    /// A message that waited by itself, as a batch of one. What it is counted with is the core's to know.
     pub(super) fn of_one(message: &Message) -> Self {
         let Message { ticket, bytes, skip, trim, mark, hash, received, deaths, .. } = message.clone();
-        let found = [Found { start: 0, length: bytes.len(), skip, trim, mark, hash }];
+        let found = [Extent { start: 0, length: bytes.len(), skip, trim, mark, hash }];
         let Ticket { psock, number } = ticket;
         let found = std::sync::Arc::new(found);
-        Self { psock, number, bytes, found, next: 0, end: 1, received, deaths, share: 0, rest: 0 }
+        Self { psock, number, bytes, extents: found, next: 0, end: 1, received, deaths, share: 0, rest: 0 }
     }
 
     /// Bytes that these are counted with.
@@ -283,15 +283,15 @@ impl Run {
     }
 }
 
-impl Held {
+impl LocalBatch {
     /// Those that are not done.
     pub(super) fn left(&self) -> usize {
-        self.run.end - self.done
+        self.batch.end - self.done
     }
 }
 
 impl Mux {
-    /// As [`Mux::handle_read`], by a worker that has nothing: it may get the messages that were read as a run, to do them at
+    /// As [`Mux::handle_read`], by a worker that has nothing: it may get the messages that were read as a batch, to do them at
     /// once.
     pub fn handle_read_by(
         &mut self,
@@ -299,16 +299,16 @@ impl Mux {
         buffer: Vec<u8>,
         by: worker::Id,
         now: Time,
-    ) -> Option<Run> {
+    ) -> Option<Batch> {
         self.reader = Some(by);
         self.handle_read(id, buffer, now);
         self.reader = None;
-        self.run.take()
+        self.local.take()
     }
 
     /// The first of these that are not done are, `done` more of them; and this answers them, in pieces of so many replies
     /// each.
-    pub fn handle_run(
+    pub fn handle_local_batch(
         &mut self,
         id: worker::Id,
         done: usize,
@@ -317,18 +317,18 @@ impl Mux {
     ) {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
-        let Some(held) = &mut worker.run else { return };
-        let psock = held.run.psock;
+        let Some(held) = &mut worker.local else { return };
+        let psock = held.batch.psock;
         let done = done.min(held.left());
-        let charge = held.run.charge(held.done..held.done + done);
+        let charge = held.batch.charge(held.done..held.done + done);
         held.done += done;
         worker.finished += done as u64;
         if held.left() == 0 {
-            worker.run = None;
+            worker.local = None;
         }
         self.deferring = true;
         for (bytes, messages) in replies {
-            self.reply_run(id, psock, bytes, messages);
+            self.reply_local(id, psock, bytes, messages);
         }
         self.deferring = false;
         self.totals.in_hand -= done;
@@ -349,7 +349,7 @@ impl Mux {
         self.check_left(id);
     }
 
-    fn reply_run(&mut self, id: worker::Id, to: psock::Id, bytes: Bytes, messages: u32) {
+    fn reply_local(&mut self, id: worker::Id, to: psock::Id, bytes: Bytes, messages: u32) {
         if self.psocks.get(to).is_none_or(psock::Psock::is_dead) {
             self.totals.unsent += u64::from(messages);
             return;
@@ -361,46 +361,46 @@ impl Mux {
     }
 
     /// What a worker got as rows are messages like others from now on.
-    pub(super) fn unroll_rows(&mut self, id: worker::Id) {
+    pub(super) fn split_batches(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
-        for (run, answered) in worker.rows.drain() {
-            let messages = (run.next..run.end).filter_map(|at| run.message(at));
+        for (batch, answered) in worker.batches.drain() {
+            let messages = (batch.next..batch.end).filter_map(|at| batch.message(at));
             let held = messages.enumerate().map(|(at, message)| InHand { message, answered: at < answered });
             worker.in_hand.extend(held);
         }
     }
 
-    /// What is not done of a worker's run are messages like others from now on, which it holds.
-    pub fn unroll(&mut self, id: worker::Id) {
+    /// What is not done of a worker's batch are messages like others from now on, which it holds.
+    pub fn split_local(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
-        let Some(Held { run, done }) = worker.run.take() else { return };
-        for message in (done..run.end).filter_map(|at| run.message(at)) {
+        let Some(LocalBatch { batch, done }) = worker.local.take() else { return };
+        for message in (done..batch.end).filter_map(|at| batch.message(at)) {
             worker.in_hand_bytes += message.bytes.len();
             worker.in_hand.push_back(InHand { message, answered: false });
         }
     }
 
-    /// Whether the worker that read these may have them as a run.
-    pub(super) fn may_run(&self, count: usize, bytes: usize) -> Option<worker::Id> {
+    /// Whether the worker that read these may have them as a batch.
+    pub(super) fn local_reader(&self, count: usize, bytes: usize) -> Option<worker::Id> {
         let id = self.reader?;
         let worker = self.workers.get(id)?;
-        let free = worker.enabled && worker.held() == 0 && self.run.is_none();
+        let free = worker.enabled && worker.held() == 0 && self.local.is_none();
         let alone = self.config.order == Order::None && self.ready.is_empty();
-        let short = self.typical > 0 && !self.is_long(count) && bytes <= self.config.worker_bytes;
+        let short = self.median > 0 && !self.is_long(count) && bytes <= self.config.worker_bytes;
         (free && alone && short && count >= LEAST && self.config.batch > 1).then_some(id)
     }
 
     /// Gives them to it.
-    pub(super) fn give_run(
+    pub(super) fn give_local(
         &mut self,
         by: worker::Id,
         id: psock::Id,
         bytes: Bytes,
         memory: usize,
-        found: &[Found],
+        found: &[Extent],
     ) {
-        let Some(run) = self.receive_run(id, bytes, memory, found) else { return };
-        let (count, length) = (run.len(), run.bytes.len() as u64);
+        let Some(batch) = self.receive_batch(id, bytes, memory, found) else { return };
+        let (count, length) = (batch.len(), batch.bytes.len() as u64);
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.stats.reserved += u64::from(psock.in_hand == 0);
         psock.in_hand += count;
@@ -411,28 +411,34 @@ impl Mux {
             worker.since = self.now;
             worker.stats.rx_msgs += count as u64;
             worker.stats.rx_bytes += length;
-            worker.run = Some(Held { run: run.clone(), done: 0 });
+            worker.local = Some(LocalBatch { batch: batch.clone(), done: 0 });
         }
-        self.run = Some(run);
+        self.local = Some(batch);
     }
 
     /// They wait for a worker, whichever.
-    pub(super) fn queue_run(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Found]) {
-        let Some(run) = self.receive_run(id, bytes, memory, found) else { return };
-        self.totals.queued += run.len();
-        self.ready.push_row(run);
+    pub(super) fn queue_batch(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Extent]) {
+        let Some(batch) = self.receive_batch(id, bytes, memory, found) else { return };
+        self.totals.queued += batch.len();
+        self.ready.push_batch(batch);
     }
 
     /// Messages of a read have come, which somebody has from now on.
-    fn receive_run(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Found]) -> Option<Run> {
+    fn receive_batch(
+        &mut self,
+        id: psock::Id,
+        bytes: Bytes,
+        memory: usize,
+        found: &[Extent],
+    ) -> Option<Batch> {
         let psock = self.psocks.get_mut(id)?;
         let count = found.len();
         let (share, rest) = (memory / count + size_of::<Message>(), memory % count);
         let (number, received) = (psock.next, self.now);
-        let run = Run {
+        let batch = Batch {
             psock: id,
             number,
-            found: found.into(),
+            extents: found.into(),
             next: 0,
             end: count,
             received,
@@ -441,15 +447,15 @@ impl Mux {
             rest,
             bytes,
         };
-        let charge = run.charge(0..count);
+        let charge = batch.charge(0..count);
         psock.next += count as u64;
         psock.stats.rx_msgs += count as u64;
-        psock.stats.rx_bytes += run.bytes.len() as u64;
+        psock.stats.rx_bytes += batch.bytes.len() as u64;
         psock.outstanding += count;
         psock.memory += charge;
         self.message_bytes += charge;
         self.totals.received += count as u64;
         self.recount(0, charge);
-        Some(run)
+        Some(batch)
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_mux::io::{Error, Flags, Kind, Received, Server, Socket, To, Told};
+use towpath_mux::io::{Error, Event, Flags, Kind, Received, Server, Socket, To};
 use towpath_mux::mux::{Bound, Cause, Config, Order, Retry};
 
 const NONE: Flags = Flags::empty();
@@ -144,21 +144,21 @@ fn nothing_to_read() {
 #[test]
 fn answers_find_who_asked() {
     let (mut socket, mut first) = over_tcp(Kind::Dgram);
-    assert!(matches!(socket.send(To::Asker, b"?", NONE), Err(Error::NoAddress)));
+    assert!(matches!(socket.send(To::Requester, b"?", NONE), Err(Error::NoAddress)));
     assert!(matches!(socket.send(To::Any, b"?", NONE), Err(Error::NoAddress)), "it is not in connected mode");
     let mut second = attach(&socket);
     first.write_all(b"1\n").expect("it is open");
     let (_, one) = recv(&mut socket, 9, NONE).expect("a message");
-    assert_eq!(socket.send(To::Asker, b"a", Flags::MORE).expect("it is taken"), 1);
-    assert!(matches!(socket.send(To::Psock(one.ticket.psock), b"b", NONE), Err(Error::Elsewhere)));
-    assert_eq!(socket.send(To::Asker, b"b\n", NONE).expect("it is sent"), 2);
+    assert_eq!(socket.send(To::Requester, b"a", Flags::MORE).expect("it is taken"), 1);
+    assert!(matches!(socket.send(To::Psock(one.ticket.psock), b"b", NONE), Err(Error::AddressMismatch)));
+    assert_eq!(socket.send(To::Requester, b"b\n", NONE).expect("it is sent"), 2);
     assert_eq!(socket.send(To::Message(one.ticket), b"c\n", NONE).expect("it is sent"), 2);
     assert_eq!(read(&mut first, 5), "ab\nc\n");
     second.write_all(b"2\n").expect("it is open");
     let (_, two) = recv(&mut socket, 9, NONE).expect("a message");
     assert!(matches!(socket.send(To::Message(one.ticket), b"late\n", NONE), Err(Error::Gone)), "it is done");
     assert_eq!(socket.send(To::Psock(one.ticket.psock), b"news\n", NONE).expect("it is sent"), 5);
-    assert_eq!(socket.send(To::Asker, b"d\n", NONE).expect("it is sent"), 2);
+    assert_eq!(socket.send(To::Requester, b"d\n", NONE).expect("it is sent"), 2);
     assert_eq!((read(&mut first, 5), read(&mut second, 2)), ("news\n".to_owned(), "d\n".to_owned()));
     drop(second);
     // Its end is seen a moment later.
@@ -262,7 +262,7 @@ fn a_handle_that_does_not_ask_holds_nobody_up() {
         for _ in 0..20 {
             client.write_all(b"1\n").expect("it is open");
             assert_eq!(recv(&mut socket, 9, NONE).expect("a message").0, "1\n");
-            socket.send(To::Asker, b"2\n", NONE).expect("it is sent");
+            socket.send(To::Requester, b"2\n", NONE).expect("it is sent");
             assert_eq!(read(&mut client, 2), "2\n");
         }
         conserved(&server);
@@ -399,7 +399,7 @@ fn a_descriptor_says_when_there_is_a_message() {
             assert_eq!(recv(&mut socket, 2, Flags::DONTWAIT).expect("a message").0, "12");
             assert!(!socket.arm(None), "there is more of it");
             assert_eq!(recv(&mut socket, 9, Flags::DONTWAIT).expect("its rest").0, "34\n");
-            socket.send(To::Asker, b"5\n", Flags::EOR).expect("it is held");
+            socket.send(To::Requester, b"5\n", Flags::EOR).expect("it is held");
             assert_eq!(read(&mut client, 2), "5\n");
             if turn % 2 == 0 {
                 assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
@@ -480,8 +480,8 @@ fn who_waits_for_room_keeps_what_it_has() {
     let reader = thread::spawn(move || read(&mut full, sent));
     assert!(rings(&socket, PATIENCE));
     socket.disarm();
-    assert!(!socket.arm(Some(To::Asker)), "an answer does not wait");
-    socket.send(To::Asker, b"!\n", NONE).expect("it is not done");
+    assert!(!socket.arm(Some(To::Requester)), "an answer does not wait");
+    socket.send(To::Requester, b"!\n", NONE).expect("it is not done");
     assert_eq!(read(&mut asks, 2), "!\n");
     reader.join().expect("it does not panic");
 }
@@ -549,7 +549,7 @@ fn what_nobody_has_read_comes_back() {
     }
     assert!(socket.close(PATIENCE), "it has drained");
     let mut undone = Vec::new();
-    while let Some(Told::Undone(message)) = server.poll_told() {
+    while let Some(Event::Undone(message)) = server.poll_event() {
         undone.push(message.bytes().to_vec());
     }
     assert_eq!(undone, [b"1\n", b"2\n"]);
@@ -604,7 +604,7 @@ fn errors_have_kcms_numbers() {
         (Error::Gone, 32),
         (Error::NotConnected, 107),
         (Error::NoAddress, 89),
-        (Error::Elsewhere, 22),
+        (Error::AddressMismatch, 22),
         (Error::Disabled, 11),
         (Error::Drained, 108),
         (Error::NotAttached, 2),
@@ -628,7 +628,7 @@ fn nothing_is_lost_when_anything_may_go() {
             scope.spawn(move || {
                 // Those that go leave it what they have.
                 while let Ok((text, _)) = recv(&mut stays, 99, NONE) {
-                    let _ = stays.send(To::Asker, text.as_bytes(), NONE);
+                    let _ = stays.send(To::Requester, text.as_bytes(), NONE);
                 }
             });
             let workers: Vec<_> = (0..4)
@@ -674,7 +674,7 @@ fn work(server: &Server, number: usize) {
                 if turn % 5 == 0 {
                     std::panic::resume_unwind(Box::new("it is to"));
                 }
-                match socket.send(To::Asker, &whole, Flags::EOR) {
+                match socket.send(To::Requester, &whole, Flags::EOR) {
                     Ok(_) | Err(Error::Gone) => {}
                     Err(error) => panic!("{error}"),
                 }

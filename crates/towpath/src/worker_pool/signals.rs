@@ -24,17 +24,17 @@ pub(super) struct Signals {
     replace: UnixStream,
     /// Readable when one of them is.
     either: std::os::fd::OwnedFd,
-    heard: VecDeque<Signal>,
+    pending: VecDeque<Signal>,
 }
 
 /// Says to a front what signals would: for a process that has several.
 #[derive(Debug)]
-pub struct Orders {
+pub struct PoolControl {
     end: UnixStream,
     replace: UnixStream,
 }
 
-impl Orders {
+impl PoolControl {
     /// The front drains; the second time it ends at once.
     pub fn end(&self) {
         say(&self.end);
@@ -53,7 +53,7 @@ fn say(mut to: &UnixStream) {
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
-        let (signals, Orders { end, replace }) = Self::ordered()?;
+        let (signals, PoolControl { end, replace }) = Self::ordered()?;
         pipe::register(SIGINT, end.try_clone()?)?;
         pipe::register(SIGTERM, end)?;
         pipe::register(SIGHUP, replace)?;
@@ -61,7 +61,7 @@ impl Signals {
     }
 
     /// They come from here instead.
-    pub(super) fn ordered() -> io::Result<(Self, Orders)> {
+    pub(super) fn ordered() -> io::Result<(Self, PoolControl)> {
         let (end, end_tx) = UnixStream::pair()?;
         let (replace, replace_tx) = UnixStream::pair()?;
         for stream in [&end, &replace, &end_tx, &replace_tx] {
@@ -71,24 +71,24 @@ impl Signals {
         let either = create(CreateFlags::CLOEXEC)?;
         add(&either, &end, EventData::new_u64(0), EventFlags::IN)?;
         add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
-        let orders = Orders { end: end_tx, replace: replace_tx };
-        Ok((Self { end, replace, either, heard: VecDeque::new() }, orders))
+        let orders = PoolControl { end: end_tx, replace: replace_tx };
+        Ok((Self { end, replace, either, pending: VecDeque::new() }, orders))
     }
 
     /// Reads what came.
-    pub(super) fn hear(&mut self) {
+    pub(super) fn read(&mut self) {
         for (stream, signal) in [(&mut self.replace, Signal::Replace), (&mut self.end, Signal::End)] {
             let mut bytes = [0; 64];
             if let Ok(count) = stream.read(&mut bytes) {
-                // Two that wait to be told to end mean it; two that wait to be replaced mean one.
+                // Two that wait to be reported to end mean it; two that wait to be replaced mean one.
                 let count = if signal == Signal::Replace { count.min(1) } else { count };
-                self.heard.extend(std::iter::repeat_n(signal, count));
+                self.pending.extend(std::iter::repeat_n(signal, count));
             }
         }
     }
 
     pub(super) fn next(&mut self) -> Option<Signal> {
-        self.heard.pop_front()
+        self.pending.pop_front()
     }
 }
 

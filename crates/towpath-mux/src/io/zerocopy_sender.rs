@@ -7,17 +7,17 @@ use std::os::fd::BorrowedFd;
 use crate::mux::{Outcome, Transmit};
 
 /// Whoever has that other way.
-pub trait Carriers: fmt::Debug + Send + Sync {
+pub trait ZerocopySenders: fmt::Debug + Send + Sync {
     /// Messages that are shorter are written as ever, until the first that is not.
-    fn least(&self) -> usize;
+    fn min_bytes(&self) -> usize;
 
     /// The way for this connection, which has no TLS; none when there is none. It is asked once, and keeps a descriptor of its own
     /// for as long as it needs the socket.
-    fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn Carrier>>;
+    fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn ZerocopySender>>;
 }
 
 /// The way of one connection. It is dropped when the connection has ended.
-pub trait Carrier: fmt::Debug + Send {
+pub trait ZerocopySender: fmt::Debug + Send {
     /// Hands over as much of `transmit` as the socket takes, and advances it by that. Never blocks. What it said it could not hand
     /// over comes again.
     fn write(&mut self, transmit: &mut Transmit) -> Outcome;

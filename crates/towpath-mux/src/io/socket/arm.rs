@@ -37,7 +37,7 @@ impl Socket {
     ///     socket.disarm();
     ///     loop {
     ///         match socket.recv_bytes(Flags::DONTWAIT) {
-    ///             Ok((_, bytes)) => socket.send(To::Asker, &bytes, Flags::empty())?,
+    ///             Ok((_, bytes)) => socket.send(To::Requester, &bytes, Flags::empty())?,
     ///             Err(Error::WouldBlock) => break,
     ///             Err(error) => return Err(error.into()),
     ///         };
@@ -50,11 +50,11 @@ impl Socket {
     #[must_use = "false means that there is something to do"]
     pub fn arm(&mut self, send: Option<To>) -> bool {
         let told = send.is_some() && self.error.is_some();
-        let answers = matches!(send, Some(To::Asker | To::Message(_)));
+        let answers = matches!(send, Some(To::Requester | To::Message(_)));
         if self.current.is_some() || !self.next.is_empty() || told || answers {
             return false;
         }
-        self.hush();
+        self.drain_eventfd();
         let shared = Arc::clone(&self.shared);
         let mut work = Work::default();
         let mut state = shared.lock();
@@ -73,20 +73,20 @@ impl Socket {
         if sleeps && receives {
             self.attend(&mut state, true, now);
             // It is idle from here on. It gets something only if that has waited for a handle to come (`Order::Sticky`).
-            state.mux.poll_few(self.id, 1, now, &mut self.room);
+            state.mux.poll_up_to(self.id, 1, now, &mut self.room);
             self.next.extend(self.room.drain(..));
             sleeps = self.next.is_empty();
         }
         state.set_armed(self.id, sleeps);
         match to {
-            Some(To::Any) if sleeps => state.roomless.push((self.id, None)),
-            Some(To::Psock(psock)) if sleeps => state.roomless.push((self.id, Some(psock))),
+            Some(To::Any) if sleeps => state.write_space_waiters.push((self.id, None)),
+            Some(To::Psock(psock)) if sleeps => state.write_space_waiters.push((self.id, Some(psock))),
             _ => {}
         }
         if changed {
             state.pump(&shared, &mut work);
         } else {
-            state.pump_again(&shared, &mut work);
+            state.pump_quietly(&shared, &mut work);
         }
         drop(state);
         shared.perform(work);
@@ -103,22 +103,22 @@ impl Socket {
         self.attend(&mut state, false, now);
         if !self.attends {
             // It gets nothing: it is idle, and not waited for. Nobody else is woken before it has had its time to look.
-            state.mux.poll_few(self.id, 1, now, &mut self.room);
+            state.mux.poll_up_to(self.id, 1, now, &mut self.room);
         }
         drop(state);
-        self.hush();
+        self.drain_eventfd();
     }
 
     /// Reads what rang.
-    fn hush(&self) {
+    fn drain_eventfd(&self) {
         // When nothing has, it says so (EAGAIN).
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        let _ = rustix::io::read(&*self.eventfd, &mut [0; 8]);
     }
 }
 
 impl AsFd for Socket {
     /// Readable when there may be something to do, between [`Socket::arm`] and [`Socket::disarm`]. Only to be polled.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.eventfd.as_fd()
     }
 }

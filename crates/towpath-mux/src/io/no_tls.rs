@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::link::Came;
+use super::link::ReadOutcome;
 use crate::mux::{Cause, Outcome, Transmit};
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ impl Tls {
 pub(super) enum Session {}
 
 impl Session {
-    pub(super) fn shake(&self, _: &OwnedFd) -> Shake {
+    pub(super) fn advance_handshake(&self, _: &OwnedFd) -> HandshakeStep {
         match *self {}
     }
 
@@ -32,7 +32,7 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn read(&self, _: &OwnedFd, _: &mut Vec<u8>) -> Result<Came, Cause> {
+    pub(super) fn read(&self, _: &OwnedFd, _: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         match *self {}
     }
 
@@ -48,7 +48,7 @@ impl Session {
 /// How far a handshake is: without TLS there is none.
 #[derive(Debug)]
 #[allow(dead_code)] // The cases of TLS.
-pub(super) enum Shake {
+pub(super) enum HandshakeStep {
     Done,
     More { write: bool },
     Failed(String),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use rustix::net::sockopt;
-use towpath_mux::io::{Carrier, Carriers, Ended, Server};
+use towpath_mux::io::{Ended, Server, ZerocopySender, ZerocopySenders};
 use towpath_mux::mux::{Cause, Config, Outcome, Transmit};
 
 /// For TCP only, as the system has it.
@@ -19,20 +19,21 @@ struct Tcp;
 #[derive(Debug)]
 struct Connection(OwnedFd);
 
-impl Carriers for Tcp {
-    fn least(&self) -> usize {
+impl ZerocopySenders for Tcp {
+    fn min_bytes(&self) -> usize {
         100
     }
 
-    fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn Carrier>> {
+    fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn ZerocopySender>> {
         let tcp = sockopt::socket_domain(socket).expect("a socket") == rustix::net::AddressFamily::INET;
         tcp.then(|| {
-            Box::new(Connection(socket.try_clone_to_owned().expect("a descriptor"))) as Box<dyn Carrier>
+            Box::new(Connection(socket.try_clone_to_owned().expect("a descriptor")))
+                as Box<dyn ZerocopySender>
         })
     }
 }
 
-impl Carrier for Connection {
+impl ZerocopySender for Connection {
     fn write(&mut self, transmit: &mut Transmit) -> Outcome {
         loop {
             let Some(wrote) = transmit.slices().next().map(|piece| rustix::io::write(&self.0, piece)) else {
@@ -55,7 +56,7 @@ impl Carrier for Connection {
 
 fn echo() -> (Server, JoinHandle<()>) {
     let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
-    server.set_carriers(Arc::new(Tcp));
+    server.set_zerocopy(Arc::new(Tcp));
     let mut worker = server.worker().expect("a worker");
     let thread = thread::spawn(move || {
         while let Some(message) = worker.recv().expect("epoll") {
@@ -104,7 +105,7 @@ fn a_reset_is_a_reset_with_a_carrier_too() {
     thread.join().expect("it does not panic");
 }
 
-/// What a carrier has in flight is told to nobody else: only connections that have none are handed back.
+/// What a zerocopy_sender has in flight is told to nobody else: only connections that have none are handed back.
 #[test]
 fn connections_without_a_carrier_are_handed_back() {
     let (server, thread) = echo();
