@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use towpath_gate::gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk};
+use towpath_gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk};
 use towpath_wire::{self as wire, Addresses, Link, Packet, Time, edit};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use towpath_gate::gate::{Gate, Ports};
+use towpath_gate::{Gate, Ports};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 

@@ -5,12 +5,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use towpath_gate::Gate;
-use towpath_gate::gate::{Dir, Ports, Step, Walk, Walker};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{
     Ends, Flow, Hit, Install, Installed, Lookup, Name, Pages, RuleId, Segment, Settings, States,
 };
+use towpath_gate::{Dir, Gate, Ports, Step, Walk, Walker};
 use towpath_wire::{self as wire, Link, Time};
 
 /// Packets of a burst.
@@ -342,10 +341,10 @@ impl RulesLoad {
         let Self { walker, frames, now } = self;
         *now = *now + Duration::from_micros(1);
         let burst = frames.burst(|| 0);
-        walker.fetch(None, burst.clone().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
+        walker.prefetch(None, burst.clone().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
         let mut passed = 0;
         for (at, frame) in burst.enumerate() {
-            passed += u64::from(walker.pass(at, *now).is_some() || walked(walker, frame, *now));
+            passed += u64::from(walker.try_pass(at, *now).is_some() || walked(walker, frame, *now));
         }
         walker.expire(*now, 0);
         passed

@@ -12,10 +12,9 @@ use std::hint::black_box;
 use std::io::ErrorKind;
 use std::process::{Command, ExitCode};
 
-use towpath_gate::Gate;
-use towpath_gate::gate::{BURST, Dir, Ports, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Ends, Flow, Install, Installed, Lookup, Name, RuleId, Segment, Settings, States};
+use towpath_gate::{BURST, Dir, Gate, Ports, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 /// A step: its name, and what does it so often, with the work before and after it that the difference takes out.
@@ -190,8 +189,8 @@ fn passes(times: u32) {
     }
     for n in bursts(times) {
         let burst = burst(&frames, n);
-        walker.fetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
-        assert!((0..BURST).all(|at| black_box(walker.pass(at, NOW)).is_some()));
+        walker.prefetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
+        assert!((0..BURST).all(|at| black_box(walker.try_pass(at, NOW)).is_some()));
         walker.expire(NOW, 0);
     }
 }

@@ -5,10 +5,10 @@ use std::hint::black_box;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use towpath_gate::gate::{Dir, Gate, Ports, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::rules::table::{Key, Table, Value};
 use towpath_gate::state::Settings;
+use towpath_gate::{Dir, Gate, PacketSpec, Ports, Walk};
 use towpath_wire::{self as wire, Packet, Time};
 
 /// A small generator, the same every run.
@@ -60,7 +60,7 @@ fn packets(count: usize) -> Vec<Vec<u8>> {
         let port = [80, 443, 22, 25, 53, 1024 + random.below(60000)][random.below(6) as usize];
         let proto = ["tcp", "udp"][random.below(2) as usize];
         let text = format!("{proto} {src}:{} > {dst}:{port}", random.below(60000));
-        Written::parse(&text).map(|written| written.frame).unwrap_or_default()
+        PacketSpec::parse(&text).map(|written| written.frame).unwrap_or_default()
     };
     (0..count).map(|_| packet(&mut random)).collect()
 }
@@ -81,7 +81,7 @@ fn cost(gate: &mut Gate, packets: &[Packet<'_>], straight: bool) -> f64 {
                 let mut walk = Walk::new(Dir::In, None, None);
                 let now = Time::from_secs(1);
                 let step = if straight {
-                    gate.walk_straight(&mut walk, packet, now)
+                    gate.walk_linear(&mut walk, packet, now)
                 } else {
                     gate.walk(&mut walk, packet, now)
                 };

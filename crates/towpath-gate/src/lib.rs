@@ -6,9 +6,15 @@
 // `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
 #![allow(unexpected_cfgs)]
 
-pub mod gate;
+mod eval;
+
 pub mod reassembly;
 pub mod rules;
 pub mod state;
 
-pub use gate::Gate;
+pub use eval::{
+    ActionOutcome, BURST, CALL_DEPTH, DEFAULT_DYNAMIC_RULE, Diff, Dir, DropReason, Edits, ExplainedRule,
+    Explanation, Gate, GateSettings, LogEntry, MAX_TAGS, NoReply, PacketLog, PacketSpec, PacketSpecError,
+    PortId, Ports, REPLIES_PER_SECOND, Rechecked, Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo,
+    RuleOutcome, SNAPSHOT_VERSION, SnapshotError, StatePolicy, Step, Walk, Walker, check_snapshot,
+};

@@ -1,8 +1,8 @@
 //! `explain` says what the walk does, and changes nothing; `reload` changes everything in one step.
 
-use towpath_gate::gate::{Diff, Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Cursor, Settings};
+use towpath_gate::{Diff, Dir, DropReason, Gate, PacketSpec, Ports, StatePolicy, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
 fn ruleset(rules: &str) -> Ruleset {
@@ -24,13 +24,13 @@ fn gate_with(rules: &str, names: &[&str]) -> Gate {
 const NOW: Time = Time::from_secs(100);
 
 fn step(gate: &mut Gate, packet: &str) -> Step {
-    let written = Written::parse(packet).unwrap();
+    let written = PacketSpec::parse(packet).unwrap();
     let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
     gate.walk(&mut Walk::new(written.dir, None, None), &parsed, NOW)
 }
 
 fn explain(gate: &Gate, packet: &str) -> Vec<String> {
-    let written = Written::parse(packet).unwrap();
+    let written = PacketSpec::parse(packet).unwrap();
     let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
     let explanation = gate.explain(&Walk::new(Dir::In, None, None), &parsed, NOW);
     let lines = explanation.steps.iter().map(|step| format!("{} {}", step.number, step.outcome));
@@ -100,7 +100,7 @@ fn explain_ends_where_the_walk_ends() {
         "arp",
         "udp [::1]:1 > [::2]:2",
     ] {
-        let written = Written::parse(packet).unwrap();
+        let written = PacketSpec::parse(packet).unwrap();
         let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
         let explained = gate.explain(&Walk::new(Dir::In, None, None), &parsed, NOW).verdict;
         assert_eq!(step(&mut gate, packet), explained, "{packet}");
@@ -152,7 +152,7 @@ fn a_recheck_drops_what_the_new_rules_would_not_make() {
     let new = format!("add 5 check-state\nadd 15 deny udp from 10.0.0.1 to any\n{old}");
     let diff = gate.reload(ruleset(&new), StatePolicy::Recheck, NOW);
     assert_eq!((diff.states_dropped, diff.removed.len()), (1, 0));
-    assert_eq!(step(&mut gate, ANSWER), Step::Drop(towpath_gate::gate::DropReason::Deny));
+    assert_eq!(step(&mut gate, ANSWER), Step::Drop(towpath_gate::DropReason::Deny));
     assert_eq!(step(&mut gate, "tcp 10.0.0.2:80 > 10.0.0.1:1 syn ack ackno 1"), Step::Pass);
 }
 
@@ -184,7 +184,7 @@ fn a_recheck_asks_for_every_state() {
         let new = if from.is_empty() { format!("{old}\n{to}") } else { old.replace(from, to) };
         let mut gate = gate_with(old, &["em0", "em1"]);
         for packet in first {
-            let written = Written::parse(packet).unwrap();
+            let written = PacketSpec::parse(packet).unwrap();
             let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
             let port = gate.ports().find("em0");
             assert_eq!(gate.walk(&mut Walk::new(Dir::In, port, None), &parsed, NOW), Step::Pass);
@@ -202,7 +202,7 @@ fn a_recheck_asks_for_every_state() {
 #[test]
 fn a_walk_that_was_stopped_goes_on_in_the_new_rules() {
     let mut gate = gate("add 10 divert 1 ip from any to any\nadd 20 allow ip from any to any");
-    let written = Written::parse(DNS).unwrap();
+    let written = PacketSpec::parse(DNS).unwrap();
     let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
     let mut walk = Walk::new(Dir::In, None, None);
     assert_eq!(gate.walk(&mut walk, &parsed, NOW), Step::Divert(1));
@@ -242,7 +242,7 @@ fn a_recheck_in_pieces_drops_the_same() {
     assert_eq!(step(&mut gate, "udp 10.0.40.249:1 > 10.0.0.2:53"), Step::Pass);
     let (mut pieces, mut looked, mut sum, mut from) = (0, 0, 0, Some(Cursor::default()));
     while let Some(cursor) = from {
-        let rechecked = gate.recheck_some(cursor, NOW);
+        let rechecked = gate.recheck_step(cursor, NOW);
         // What comes in between by these rules stays.
         assert_eq!(step(&mut gate, &format!("udp 10.9.0.{pieces}:1 > 10.0.0.2:123")), Step::Pass);
         (pieces, looked, sum, from) =
@@ -272,7 +272,7 @@ fn orphans_of_a_change_in_between_stay() {
     let diff = gate.reload(ruleset(&(rule(20, 2) + &rule(30, 3))), StatePolicy::RecheckLater, NOW);
     assert_eq!((diff.states_dropped, listed(&gate)), (1, vec![2, 3]));
     gate.reload(ruleset(&rule(30, 3)), StatePolicy::Keep, NOW);
-    let rechecked = gate.recheck_some(Cursor::default(), NOW);
+    let rechecked = gate.recheck_step(Cursor::default(), NOW);
     assert_eq!((rechecked.looked, rechecked.dropped, listed(&gate)), (2, 0, vec![2, 3]));
 }
 
@@ -284,7 +284,7 @@ fn a_packet_without_its_arrow_is_told_so() {
         ("in cap0 tpc 10.0.0.1:1234 > 10.0.0.2:22", "no protocol \"tpc\";"),
         ("in tpc 10.0.0.1:1234", "no protocol \"tpc\";"),
     ] {
-        let error = Written::parse(words).unwrap_err().to_string();
+        let error = PacketSpec::parse(words).unwrap_err().to_string();
         assert!(error.starts_with(wrong), "{words}: {error}");
     }
 }

@@ -1,8 +1,8 @@
 //! Whole rule files of the kinds that people write for ipfw, and what becomes of packets as ipfw would have it.
 
-use towpath_gate::gate::{Dir, Gate, Ports, Reject, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::Settings;
+use towpath_gate::{Dir, Gate, PacketSpec, Ports, Reject, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
 type Row<'r> = (&'r str, &'r str, &'r [(&'r str, &'r str)]);
@@ -21,7 +21,7 @@ fn gate(name: &str, rules: &str) -> Gate {
 
 /// A packet's steps in words, an inspector always saying pass.
 fn outcome(gate: &mut Gate, words: &str) -> String {
-    let written = Written::parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
+    let written = PacketSpec::parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
     let packet = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
     let port = written.port.as_deref().and_then(|name| gate.ports().find(name));
     let mut walk = match written.dir {
@@ -33,7 +33,7 @@ fn outcome(gate: &mut Gate, words: &str) -> String {
         let step = gate.walk(&mut walk, &packet, Time::from_secs(1000));
         said.push(match step {
             Step::Drop(_) => "drop".to_owned(),
-            Step::Reject(Reject::Silent(_)) => "silent".to_owned(),
+            Step::Reject(Reject::NoReply(_)) => "silent".to_owned(),
             Step::Reject(_) => "reject".to_owned(),
             other => other.to_string(),
         });

@@ -2,9 +2,9 @@
 //! states and counters.
 
 use proptest::prelude::*;
-use towpath_gate::gate::{BURST, Dir, Gate, Ports, Step, Walk, Walker, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::Settings;
+use towpath_gate::{BURST, Dir, Gate, PacketSpec, Ports, Step, Walk, Walker};
 use towpath_wire::{self as wire, Time};
 
 fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> + Clone {
@@ -188,7 +188,7 @@ fn gate(rules: &str) -> Gate {
 
 /// All steps of one packet.
 fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, String)> {
-    let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+    let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
     let Ok(parsed) = wire::parse(written.link(), &written.frame, written.frame.len() as u32) else {
         return Vec::new();
     };
@@ -201,7 +201,7 @@ fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, 
     loop {
         let now = Time::from_secs(now);
         let step = if straight {
-            gate.walk_straight(&mut walk, &parsed, now)
+            gate.walk_linear(&mut walk, &parsed, now)
         } else {
             gate.walk(&mut walk, &parsed, now)
         };
@@ -213,7 +213,7 @@ fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, 
 }
 
 /// The first step of one packet, and the rule that decided.
-fn one(walker: &mut Walker, written: &Written, now: u64) -> Option<(Step, Option<u32>)> {
+fn one(walker: &mut Walker, written: &PacketSpec, now: u64) -> Option<(Step, Option<u32>)> {
     let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).ok()?;
     let port = written.port.as_deref().and_then(|name| walker.ports().find(name));
     let mut walk = match written.dir {
@@ -243,11 +243,11 @@ fn bursts_pass_behind_rules_for_other_frames() {
         let mut gate =
             gate(&format!("{front}add check-state\nadd 200 allow udp from any to any keep-state\n"));
         let mut walker = gate.walker().unwrap();
-        let written = Written::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
+        let written = PacketSpec::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
         assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(200))), "{front}");
         let plain = wire::plain(written.link(), &written.frame, written.frame.len() as u32);
-        walker.fetch(None, [plain].into_iter());
-        assert_eq!(walker.pass(0, Time::from_secs(1)), passes.then_some(200), "{front}");
+        walker.prefetch(None, [plain].into_iter());
+        assert_eq!(walker.try_pass(0, Time::from_secs(1)), passes.then_some(200), "{front}");
     }
 }
 
@@ -299,26 +299,26 @@ proptest! {
         // Both walkers are the first of their gates: they have the same random numbers.
         let (mut straight, mut walker) = (alone.walker().unwrap(), together.walker().unwrap());
         // Few packets, many times: nearly all have a state.
-        let burst = order.iter().map(|(at, _)| Written::parse(&packets[at % packets.len()].0).unwrap());
-        let burst: Vec<Written> = burst.collect();
+        let burst = order.iter().map(|(at, _)| PacketSpec::parse(&packets[at % packets.len()].0).unwrap());
+        let burst: Vec<PacketSpec> = burst.collect();
         let mut now = 1000;
         for (burst, later) in burst.chunks(size).zip(packets.iter().map(|(_, later)| later).cycle()) {
             now += later;
             // Of those that come in by the port of the first.
             let port = burst.first().and_then(|written| written.port.clone());
-            let plain = |written: &Written| {
+            let plain = |written: &PacketSpec| {
                 let same = written.dir == Dir::In && written.port == port;
                 if same { wire::plain(written.link(), &written.frame, written.frame.len() as u32) } else { None }
             };
             let recv = port.as_deref().and_then(|name| walker.ports().find(name));
-            walker.fetch(recv, burst.iter().map(plain));
+            walker.prefetch(recv, burst.iter().map(plain));
             for (at, written) in burst.iter().enumerate() {
                 let expected = one(&mut straight, written, now);
                 let mut walk = Walk::new(written.dir, recv, None);
                 // The two ways to ask.
                 let known = match at % 2 {
-                    0 => walker.pass(at, Time::from_secs(now)).map(|rule| (Step::Pass, Some(rule))),
-                    _ => walker.walk_fetched(at, &mut walk, Time::from_secs(now)).map(|step| (step, walk.rule())),
+                    0 => walker.try_pass(at, Time::from_secs(now)).map(|rule| (Step::Pass, Some(rule))),
+                    _ => walker.try_step(at, &mut walk, Time::from_secs(now)).map(|step| (step, walk.rule())),
                 };
                 let found = known.or_else(|| one(&mut walker, written, now));
                 prop_assert_eq!(&found, &expected, "{:?}\n{}", written, rules);
@@ -354,18 +354,18 @@ proptest! {
 fn a_burst_does_not_pass_by_a_state_that_is_gone() {
     let mut gate = gate("add check-state\nadd 200 allow udp from any to any keep-state\n");
     let mut walker = gate.walker().unwrap();
-    let written = Written::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
+    let written = PacketSpec::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
     let now = Time::from_secs(1);
     let (flow, segment) =
         wire::plain(written.link(), &written.frame, written.frame.len() as u32).expect("a plain packet");
-    let fetch = |walker: &mut Walker| walker.fetch(None, [Some((flow, segment)); 2].into_iter());
+    let fetch = |walker: &mut Walker| walker.prefetch(None, [Some((flow, segment)); 2].into_iter());
     fetch(&mut walker);
-    assert_eq!(walker.pass(0, now), None);
+    assert_eq!(walker.try_pass(0, now), None);
     assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(200))));
     fetch(&mut walker);
-    assert_eq!(walker.pass(0, now), Some(200));
+    assert_eq!(walker.try_pass(0, now), Some(200));
     assert_eq!(walker.states_mut().remove_flow(&flow, now), 1);
-    assert_eq!(walker.pass(1, now), None);
+    assert_eq!(walker.try_pass(1, now), None);
 }
 
 /// Rules before the first that looks a state up do not keep bursts from passing, as long as they are about other packets.
@@ -392,10 +392,10 @@ fn a_burst_passes_behind_rules_about_other_packets() {
         let mut gate = gate(&format!("{before}{end}"));
         let mut walker = gate.walker().unwrap();
         let em0 = walker.ports().find("em0");
-        let written = Written::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
+        let written = PacketSpec::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
         let plain = wire::plain(written.link(), &written.frame, written.frame.len() as u32);
         assert_eq!(one(&mut walker, &written, 1), Some((Step::Pass, Some(500))), "{before}");
-        walker.fetch(em0, [plain].into_iter());
-        assert_eq!(walker.pass(0, Time::from_secs(1)).is_some(), passes, "{before}");
+        walker.prefetch(em0, [plain].into_iter());
+        assert_eq!(walker.try_pass(0, Time::from_secs(1)).is_some(), passes, "{before}");
     }
 }

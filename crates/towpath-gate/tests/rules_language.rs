@@ -18,7 +18,7 @@ fn errors(text: &str) -> Vec<String> {
 
 #[test]
 fn rules_print_as_ipfw_lists_them() {
-    // Written, and printed; "" when both are the same.
+    // PacketSpec, and printed; "" when both are the same.
     let rows: &[(&str, &str)] = include!("rows/print.in");
     for (text, expected) in rows {
         let expected = if expected.is_empty() { text } else { expected };

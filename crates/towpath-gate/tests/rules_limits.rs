@@ -1,9 +1,9 @@
 //! Limits per prefix, by the second, and shared by name: rules, and packets one after the other.
 
-use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::state::{Kind, Refused};
+use towpath_gate::{Dir, DropReason, Gate, Ports, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 fn gate(text: &str) -> Gate {
@@ -129,7 +129,7 @@ fn rules_that_share_a_name_count_together() {
     assert_eq!(other(1), LIMIT);
     // When one of the rules goes, what it made goes too, and the others go on counting.
     let ruleset = Ruleset::parse("t", "add 100 allow udp from any to any 1 limit src-addr 2 shared office");
-    let policy = towpath_gate::gate::StatePolicy::Recheck;
+    let policy = towpath_gate::StatePolicy::Recheck;
     gate.reload(ruleset.ruleset.unwrap(), policy, Time::from_secs(1000));
     let limits = gate.states().list(Time::from_secs(1000)).filter(|listed| listed.kind == Kind::Limit);
     assert_eq!(limits.count(), 2);

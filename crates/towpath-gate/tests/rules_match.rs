@@ -1,8 +1,8 @@
 //! Every word of the language: a packet that it matches, and one that it does not.
 
-use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
+use towpath_gate::{Dir, Gate, PacketSpec, Ports, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
 fn gate(rules: &str) -> Gate {
@@ -13,10 +13,10 @@ fn gate(rules: &str) -> Gate {
     ports.add("em1", vec!["192.168.0.254".parse().unwrap()]);
     ports.add("lo0", Vec::new());
     let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
-    let mut routes = towpath_gate::gate::Routes::new();
+    let mut routes = towpath_gate::Routes::new();
     let mut route = |net: &str, len, port: &str, connected| {
         let port = gate.ports().find(port).unwrap();
-        routes.add(net.parse().unwrap(), len, towpath_gate::gate::Route { port, connected });
+        routes.add(net.parse().unwrap(), len, towpath_gate::Route { port, connected });
     };
     route("10.0.0.0", 8, "em0", true);
     route("192.168.0.0", 24, "em1", true);
@@ -28,7 +28,7 @@ fn gate(rules: &str) -> Gate {
 
 /// The first step of a written packet.
 fn step(gate: &mut Gate, packet: &str) -> Step {
-    let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+    let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
     let port = written.port.as_deref().map(|name| gate.ports().find(name).unwrap());
     let (recv, xmit) = match written.dir {
         Dir::In => (port, None),

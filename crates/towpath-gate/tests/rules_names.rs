@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use towpath_gate::gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
+use towpath_gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 const NOW: Time = Time::from_secs(1_000);

@@ -1,8 +1,8 @@
 //! ICMP errors go the way of the flow that they are about; `strict` and `loose` change what a state lets through.
 
-use towpath_gate::gate::{Dir, DropReason, Gate, Outcome, Ports, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
+use towpath_gate::{Dir, DropReason, Gate, PacketSpec, Ports, RuleOutcome, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 const NOW: Time = Time::from_secs(100);
@@ -15,7 +15,7 @@ fn gate(rules: &str) -> Gate {
 }
 
 fn frame(packet: &str) -> Vec<u8> {
-    Written::parse(packet).unwrap_or_else(|error| panic!("{error}")).frame
+    PacketSpec::parse(packet).unwrap_or_else(|error| panic!("{error}")).frame
 }
 
 fn walk(gate: &mut Gate, frame: &[u8]) -> Step {
@@ -67,8 +67,10 @@ fn errors_go_the_way_of_the_state() {
         let packet = wire::parse(Link::Ethernet, &error, error.len() as u32).unwrap();
         let explained = gate.explain(&Walk::new(Dir::In, None, None), &packet, NOW);
         assert_eq!(explained.verdict, want, "row {row}");
-        let related =
-            explained.steps.iter().any(|step| matches!(step.outcome, Outcome::State { related: true, .. }));
+        let related = explained
+            .steps
+            .iter()
+            .any(|step| matches!(step.outcome, RuleOutcome::State { related: true, .. }));
         assert_eq!(related, want == Step::Pass, "row {row}");
         assert_eq!(walk(&mut gate, &error), want, "row {row}");
         // The error neither counts in the state nor refreshes it, but its rule counts it.
@@ -77,7 +79,7 @@ fn errors_go_the_way_of_the_state() {
             gate.show().iter().filter(|rule| rule.number != 65535).map(|rule| rule.packets).sum();
         assert_eq!(counted, 1 + u64::from(want == Step::Pass), "row {row}");
         // It can be switched off.
-        gate.set_settings(towpath_gate::gate::Settings { related: false, ..gate.settings() });
+        gate.set_settings(towpath_gate::GateSettings { related: false, ..gate.settings() });
         assert_eq!(walk(&mut gate, &error), DENY, "row {row}");
     }
 }

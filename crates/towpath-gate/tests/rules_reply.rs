@@ -2,21 +2,21 @@
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
-use towpath_gate::gate::{Limit, REPLIES_PER_SECOND, Reject, Silent, Written};
+use towpath_gate::{NoReply, PacketSpec, REPLIES_PER_SECOND, Reject, ReplyLimiter};
 use towpath_wire::{self as wire, Link, Time};
 
 fn frame(words: &str) -> Vec<u8> {
-    Written::parse(words).unwrap_or_else(|error| panic!("{error}")).frame
+    PacketSpec::parse(words).unwrap_or_else(|error| panic!("{error}")).frame
 }
 
-fn reply_to(frame: &[u8], wire_len: u32, reject: Reject, me: &[&str]) -> Result<Vec<u8>, Silent> {
+fn reply_to(frame: &[u8], wire_len: u32, reject: Reject, me: &[&str]) -> Result<Vec<u8>, NoReply> {
     let packet = wire::parse(Link::Ethernet, frame, wire_len).unwrap();
     let me: Vec<_> = me.iter().map(|ip| ip.parse().unwrap()).collect();
     let mut out = vec![0xaa; 7];
     reject.reply(&packet, &me, &mut out).map(|()| out)
 }
 
-fn reply(words: &str, reject: Reject, me: &[&str]) -> Result<Vec<u8>, Silent> {
+fn reply(words: &str, reject: Reject, me: &[&str]) -> Result<Vec<u8>, NoReply> {
     let frame = frame(words);
     reply_to(&frame, frame.len() as u32, reject, me)
 }
@@ -91,8 +91,8 @@ fn resets() {
             );
         }
     }
-    assert_eq!(reply("tcp 10.0.0.1:1 > 10.0.0.2:2 rst", Reject::Reset, &[]), Err(Silent::Reset));
-    assert_eq!(reply("udp 10.0.0.1:1 > 10.0.0.2:2", Reject::Reset, &[]), Err(Silent::OtherProtocol));
+    assert_eq!(reply("tcp 10.0.0.1:1 > 10.0.0.2:2 rst", Reject::Reset, &[]), Err(NoReply::Reset));
+    assert_eq!(reply("udp 10.0.0.1:1 > 10.0.0.2:2", Reject::Reset, &[]), Err(NoReply::OtherProtocol));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn unreachables_quote_the_packet() {
     assert_eq!((ip.len(), ip[6], &ip[40..42]), (1280, 58, &[1, 1][..]));
     assert_eq!(ip[8..24], "2001:db8::9".parse::<std::net::Ipv6Addr>().unwrap().octets());
     assert_eq!(ip[48..], asked[14..14 + 1232]);
-    assert_eq!(reply(words, Reject::Unreach { code: 1, mtu: 0 }, &[]), Err(Silent::OtherFamily));
+    assert_eq!(reply(words, Reject::Unreach { code: 1, mtu: 0 }, &[]), Err(NoReply::OtherFamily));
 
     // A router says how long a packet may be.
     let packet = wire::parse(Link::Ethernet, &asked, asked.len() as u32).unwrap();
@@ -140,17 +140,17 @@ fn aborts() {
     let data = [0, 3, 0, 17, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0];
     let abort = [6, 0, 0, 4];
     let both = [&data[..], &abort].concat();
-    type Row<'a> = (&'a [u8], u32, Result<(u32, u8), Silent>);
+    type Row<'a> = (&'a [u8], u32, Result<(u32, u8), NoReply>);
     let rows: [Row<'_>; 9] = [
         (&init, 0, Ok((0xcafe_0001, 0))),
         (&data, 0x0102_0304, Ok((0x0102_0304, 1))),
         (&[], 0x0102_0304, Ok((0x0102_0304, 1))),
         (&[7, 0, 0, 8, 0, 0, 0, 0], 5, Ok((5, 1))),
-        (&init, 7, Err(Silent::NoTag)),
-        (&data, 0, Err(Silent::NoTag)),
-        (&abort, 7, Err(Silent::Reset)),
-        (&both, 7, Err(Silent::Reset)),
-        (&[14, 0, 0, 4], 7, Err(Silent::Reset)),
+        (&init, 7, Err(NoReply::NoTag)),
+        (&data, 0, Err(NoReply::NoTag)),
+        (&abort, 7, Err(NoReply::Reset)),
+        (&both, 7, Err(NoReply::Reset)),
+        (&[14, 0, 0, 4], 7, Err(NoReply::Reset)),
     ];
     for (chunks, tag, want) in rows {
         for ends in ["10.0.0.1:40000 > 192.0.2.1:23", "[2001:db8::1]:40000 > [2001:db8::2]:23"] {
@@ -185,9 +185,9 @@ fn what_the_capture_lacks_is_not_made_up() {
     let asked = frame("tcp 10.0.0.1:1 > 10.0.0.2:2 ack len 100");
     let cut = |length: usize, reject| reply_to(&asked[..length], asked.len() as u32, reject, &[]);
     let unreach = Reject::Unreach { code: 1, mtu: 0 };
-    assert_eq!(cut(50, Reject::Reset).map(drop), Err(Silent::Cut));
+    assert_eq!(cut(50, Reject::Reset).map(drop), Err(NoReply::Cut));
     assert_eq!(cut(54, Reject::Reset).map(drop), Ok(()));
-    assert_eq!(cut(41, unreach).map(drop), Err(Silent::Cut));
+    assert_eq!(cut(41, unreach).map(drop), Err(NoReply::Cut));
     assert_eq!(cut(42, unreach).map(|bytes| bytes.len()), Ok(42 + 28));
 }
 
@@ -222,7 +222,7 @@ fn link_headers_are_turned_round() {
     ];
     let headers = [(Link::Sll, &sll[..], 1, back[0]), (Link::Sll2, &sll2, 10, back[1])];
     for (link, header, kind, back) in headers {
-        for (value, want) in [(0, Ok(back)), (1, Err(Silent::ToMany)), (2, Err(Silent::ToMany))] {
+        for (value, want) in [(0, Ok(back)), (1, Err(NoReply::ToMany)), (2, Err(NoReply::ToMany))] {
             let mut frame = header.to_vec();
             frame[kind] = value;
             frame.extend(&asked[14..]);
@@ -236,7 +236,7 @@ fn link_headers_are_turned_round() {
 
 #[test]
 fn two_hundred_in_any_second() {
-    let mut limit = Limit::default();
+    let mut limit = ReplyLimiter::default();
     let mut sent: Vec<u64> = Vec::new();
     // In steps of 1 ms, then of 100 ms.
     let times = (0..3000).map(|ms| ms * 1_000_000).chain((30..90).map(|tenth| tenth * 100_000_000));

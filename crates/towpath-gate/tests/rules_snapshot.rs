@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use towpath_gate::gate::{BadSnapshot, COMPANION, Dir, Gate, Ports, Restored, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::state::{Kind, Listed};
+use towpath_gate::{DEFAULT_DYNAMIC_RULE, Dir, Gate, Ports, Restored, SnapshotError, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 const THEN: Time = Time::from_secs(1_000);
@@ -103,7 +103,9 @@ fn states_without_a_rule_are_the_companions() {
     let mut new = gate("add 100 deny ip from any to any keep-state");
     let restored = new.restore(&snapshot(&filled()), NOW).unwrap();
     assert_eq!(restored, Restored { companion: 3, ..Restored::default() });
-    assert!(new.states().list(NOW).all(|state| state.rule == COMPANION && state.kind == Kind::State));
+    assert!(
+        new.states().list(NOW).all(|state| state.rule == DEFAULT_DYNAMIC_RULE && state.kind == Kind::State)
+    );
     // The companion allows, by the names that the states had.
     assert_eq!(walk(&mut new, true, 17, 53, (0, 0, 0), NOW), Step::Pass);
     assert_eq!(new.states().parents(), 0);
@@ -132,9 +134,9 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     for cut in 0..good.len() {
         let error = new.restore(&good[..cut], NOW).unwrap_err();
         let expected = match cut {
-            0..8 => BadSnapshot::NoSnapshot,
-            8..16 => BadSnapshot::Cut,
-            _ => BadSnapshot::Checksum,
+            0..8 => SnapshotError::NoSnapshot,
+            8..16 => SnapshotError::Cut,
+            _ => SnapshotError::Checksum,
         };
         assert_eq!(error, expected, "cut at {cut}");
     }
@@ -154,12 +156,12 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     let mut bad = good.clone();
     bad[at + 1] = 17;
     sum(&mut bad);
-    assert!(matches!(new.restore(&bad, NOW), Err(BadSnapshot::Nonsense(_))));
+    assert!(matches!(new.restore(&bad, NOW), Err(SnapshotError::Nonsense(_))));
     assert!(new.states().is_empty());
     let mut next = good.clone();
     for version in [0, 3] {
         next[8] = version;
-        let wrong = BadSnapshot::Version(version.into());
+        let wrong = SnapshotError::Version(version.into());
         assert_eq!(new.restore(&next, NOW), Err(wrong));
         assert!(wrong.to_string().contains(&format!("version {version}")));
     }
@@ -174,7 +176,7 @@ fn what_was_not_rechecked_is_said() {
     assert_eq!(restored(&file), Ok(Restored { states: 3, unchecked: true, ..Restored::default() }));
     file[12] = 2;
     sum(&mut file);
-    assert_eq!(restored(&file), Err(BadSnapshot::Nonsense(12)));
+    assert_eq!(restored(&file), Err(SnapshotError::Nonsense(12)));
     // Version 1 says nothing of it.
     file.remove(12);
     file[8] = 1;

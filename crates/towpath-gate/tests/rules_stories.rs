@@ -1,8 +1,8 @@
 //! Stories: packets one after the other, what becomes of each, and what the rules have counted in the end.
 
-use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Reject, Silent, Step, Walk, Written};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
+use towpath_gate::{Dir, DropReason, Gate, NoReply, PacketSpec, Ports, Reject, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
 /// A gate, a clock and the packets' walks.
@@ -26,13 +26,13 @@ impl Story {
 
     /// The next step of a packet's walk.
     fn step(&mut self, walk: &mut Walk, packet: &str) -> Step {
-        let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+        let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
         let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
         self.gate.walk(walk, &parsed, Time::from_secs(self.now))
     }
 
     fn walk(&self, packet: &str) -> Walk {
-        let written = Written::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
+        let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
         let port = written.port.as_deref().map(|name| self.gate.ports().find(name).unwrap());
         match written.dir {
             Dir::In => Walk::new(Dir::In, port, None),
@@ -329,14 +329,14 @@ fn inspectors_pause_or_end_the_walk() {
 fn replies_only_where_they_may_be_sent() {
     let unreach = Step::Reject(Reject::Unreach { code: 3, mtu: 0 });
     let unreach6 = |code| Step::Reject(Reject::Unreach6 { code });
-    let silent = |reason| Step::Reject(Reject::Silent(reason));
+    let silent = |reason| Step::Reject(Reject::NoReply(reason));
     let rows = [
         ("unreach port", DNS, unreach),
         ("unreach port", "icmp 10.0.0.1 > 10.0.0.2 type 8", unreach),
-        ("unreach port", "icmp 10.0.0.1 > 10.0.0.2 type 3", silent(Silent::NoQuery)),
-        ("unreach port", "udp 10.0.0.1:1 > 224.0.0.1:2", silent(Silent::ToMany)),
-        ("unreach port", "udp 10.0.0.1:1 > 10.0.0.255:2 dmac ff:ff:ff:ff:ff:ff", silent(Silent::ToMany)),
-        ("unreach port", "udp 10.0.0.1:1 > 10.0.0.2:2 offset 5 len 8", silent(Silent::LaterFragment)),
+        ("unreach port", "icmp 10.0.0.1 > 10.0.0.2 type 3", silent(NoReply::NoQuery)),
+        ("unreach port", "udp 10.0.0.1:1 > 224.0.0.1:2", silent(NoReply::ToMany)),
+        ("unreach port", "udp 10.0.0.1:1 > 10.0.0.255:2 dmac ff:ff:ff:ff:ff:ff", silent(NoReply::ToMany)),
+        ("unreach port", "udp 10.0.0.1:1 > 10.0.0.2:2 offset 5 len 8", silent(NoReply::LaterFragment)),
         ("reject", "udp [2001:db8::1]:1 > [2001:db8::2]:2", unreach6(0)),
         ("unreach host-unknown", "tcp [2001:db8::1]:1 > [2001:db8::2]:2 syn", unreach6(0)),
         ("unreach tosnet", "udp [2001:db8::1]:1 > [2001:db8::2]:2", unreach6(0)),
@@ -344,46 +344,46 @@ fn replies_only_where_they_may_be_sent() {
         ("unreach protocol", "udp [2001:db8::1]:1 > [2001:db8::2]:2", unreach6(1)),
         ("unreach filter-prohib", "udp [2001:db8::1]:1 > [2001:db8::2]:2", unreach6(1)),
         ("unreach needfrag 1400", "udp [2001:db8::1]:1 > [2001:db8::2]:2", unreach6(1)),
-        ("reject", "udp [2001:db8::1]:1 > [ff02::2]:2", silent(Silent::ToMany)),
-        ("reject", "icmp6 2001:db8::1 > 2001:db8::2 type 1", silent(Silent::NoQuery)),
-        ("unreach port", "arp", silent(Silent::NotIp)),
+        ("reject", "udp [2001:db8::1]:1 > [ff02::2]:2", silent(NoReply::ToMany)),
+        ("reject", "icmp6 2001:db8::1 > 2001:db8::2 type 1", silent(NoReply::NoQuery)),
+        ("unreach port", "arp", silent(NoReply::NotIp)),
         ("unreach needfrag 1400", DNS, Step::Reject(Reject::Unreach { code: 4, mtu: 1400 })),
         (
             "unreach6 port",
             "udp [2001:db8::1]:1 > [2001:db8::2]:2",
             Step::Reject(Reject::Unreach6 { code: 4 }),
         ),
-        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 1", silent(Silent::NoQuery)),
-        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 127", silent(Silent::NoQuery)),
+        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 1", silent(NoReply::NoQuery)),
+        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 127", silent(NoReply::NoQuery)),
         ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 128", unreach6(4)),
-        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 129", silent(Silent::NoQuery)),
+        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 129", silent(NoReply::NoQuery)),
         ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 130", unreach6(4)),
-        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 135", silent(Silent::NoQuery)),
+        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 135", silent(NoReply::NoQuery)),
         ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 139", unreach6(4)),
-        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 140", silent(Silent::NoQuery)),
-        ("unreach6 port", "udp [2001:db8::1]:1 > [ff02::2]:2", silent(Silent::ToMany)),
-        ("unreach6 port", DNS, silent(Silent::OtherFamily)),
+        ("unreach6 port", "icmp6 2001:db8::1 > 2001:db8::2 type 140", silent(NoReply::NoQuery)),
+        ("unreach6 port", "udp [2001:db8::1]:1 > [ff02::2]:2", silent(NoReply::ToMany)),
+        ("unreach6 port", DNS, silent(NoReply::OtherFamily)),
         ("reset", SYN, Step::Reject(Reject::Reset)),
-        ("reset", "tcp 10.0.0.1:1 > 10.0.0.2:2 rst", silent(Silent::Reset)),
-        ("reset", DNS, silent(Silent::OtherProtocol)),
+        ("reset", "tcp 10.0.0.1:1 > 10.0.0.2:2 rst", silent(NoReply::Reset)),
+        ("reset", DNS, silent(NoReply::OtherProtocol)),
         ("reset", "tcp [2001:db8::1]:1 > [2001:db8::2]:2 syn", Step::Reject(Reject::Reset)),
-        ("reset", "udp [2001:db8::1]:1 > [2001:db8::2]:2", silent(Silent::OtherProtocol)),
+        ("reset", "udp [2001:db8::1]:1 > [2001:db8::2]:2", silent(NoReply::OtherProtocol)),
         ("abort", "sctp [2001:db8::1]:1 > [2001:db8::2]:2", Step::Reject(Reject::Abort)),
-        ("abort", "icmp6 2001:db8::1 > 2001:db8::2 type 136", silent(Silent::OtherProtocol)),
-        ("reset6", "udp [2001:db8::1]:1 > [2001:db8::2]:2", silent(Silent::OtherProtocol)),
+        ("abort", "icmp6 2001:db8::1 > 2001:db8::2 type 136", silent(NoReply::OtherProtocol)),
+        ("reset6", "udp [2001:db8::1]:1 > [2001:db8::2]:2", silent(NoReply::OtherProtocol)),
         ("reset6", "tcp [2001:db8::1]:1 > [2001:db8::2]:2 syn", Step::Reject(Reject::Reset)),
-        ("reset6", SYN, silent(Silent::OtherFamily)),
+        ("reset6", SYN, silent(NoReply::OtherFamily)),
         ("abort", "sctp 10.0.0.1:1 > 10.0.0.2:2", Step::Reject(Reject::Abort)),
-        ("unreach port", "udp 0.0.0.0:68 > 10.0.0.2:67", silent(Silent::Source)),
-        ("unreach port", "udp 240.0.0.1:68 > 10.0.0.2:67", silent(Silent::Source)),
-        ("unreach port", "udp 127.0.0.1:68 > 10.0.0.2:67", silent(Silent::Source)),
-        ("unreach port", "udp 127.0.0.1:68 > 127.0.0.1:67", silent(Silent::Source)),
+        ("unreach port", "udp 0.0.0.0:68 > 10.0.0.2:67", silent(NoReply::Source)),
+        ("unreach port", "udp 240.0.0.1:68 > 10.0.0.2:67", silent(NoReply::Source)),
+        ("unreach port", "udp 127.0.0.1:68 > 10.0.0.2:67", silent(NoReply::Source)),
+        ("unreach port", "udp 127.0.0.1:68 > 127.0.0.1:67", silent(NoReply::Source)),
         ("unreach port", "udp 127.0.0.1:68 > 127.0.0.2:67", unreach),
-        ("reset", "tcp 10.0.0.2:68 > 10.0.0.2:67 syn", silent(Silent::Source)),
-        ("reset", "tcp 10.0.0.1:1 > 10.0.0.2:2 syn smac 03:00:00:00:00:01", silent(Silent::Source)),
-        ("unreach6 port", "udp [::]:1 > [2001:db8::2]:2", silent(Silent::Source)),
-        ("unreach6 port", "udp [ff02::1]:1 > [2001:db8::2]:2", silent(Silent::Source)),
-        ("abort6", SYN, silent(Silent::OtherFamily)),
+        ("reset", "tcp 10.0.0.2:68 > 10.0.0.2:67 syn", silent(NoReply::Source)),
+        ("reset", "tcp 10.0.0.1:1 > 10.0.0.2:2 syn smac 03:00:00:00:00:01", silent(NoReply::Source)),
+        ("unreach6 port", "udp [::]:1 > [2001:db8::2]:2", silent(NoReply::Source)),
+        ("unreach6 port", "udp [ff02::1]:1 > [2001:db8::2]:2", silent(NoReply::Source)),
+        ("abort6", SYN, silent(NoReply::OtherFamily)),
         ("abort6", "sctp [2001:db8::1]:1 > [2001:db8::2]:2", Step::Reject(Reject::Abort)),
     ];
     for (action, packet, expected) in rows {
@@ -400,7 +400,7 @@ fn what_nobody_may_see_never_reaches_a_rule() {
     assert_eq!(story.first(tiny), Step::Drop(DropReason::TinyFragment));
     assert_eq!(story.first("253 ::1 > ::2 len 8"), Step::Drop(DropReason::UnknownHeader));
     assert_eq!(story.counts(), []);
-    let settings = towpath_gate::gate::Settings { deny_unknown_exthdrs: false, ..story.gate.settings() };
+    let settings = towpath_gate::GateSettings { deny_unknown_exthdrs: false, ..story.gate.settings() };
     story.gate.set_settings(settings);
     assert_eq!(story.first("253 ::1 > ::2 len 8"), Step::Pass);
 }

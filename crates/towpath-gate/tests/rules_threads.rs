@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use towpath_gate::gate::{Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Walker};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::rules::table::{Key, Value};
 use towpath_gate::state;
+use towpath_gate::{Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Walker};
 use towpath_wire::{self as wire, Link, Time};
 
 const THREADS: usize = 3;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
+use towpath_gate::{Dir, Gate, Ports, Step, Walk};
 use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
 
 fn cases() -> Option<PathBuf> {

@@ -1,8 +1,8 @@
 //! Later fragments find their state.
 
-use towpath_gate::gate::{Dir, DropReason, Gate, Ports, Settings, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
+use towpath_gate::{Dir, DropReason, Gate, GateSettings, Ports, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 /// A fragment of a UDP datagram from 10.0.0.1:4000 to 192.0.2.1:53, or of the same ports over IPv6.
@@ -59,7 +59,7 @@ fn a_later_fragment_goes_the_way_of_the_first() {
 fn switched_off_it_has_no_ports() {
     let ruleset = Ruleset::parse("t", "add allow udp from any to any 53 keep-state").ruleset.unwrap();
     let mut gate = Gate::new(ruleset, Ports::new(), state::Settings::default(), 7);
-    gate.set_settings(Settings { fragments: false, ..gate.settings() });
+    gate.set_settings(GateSettings { fragments: false, ..gate.settings() });
     assert_eq!(walk(&mut gate, &fragment(false, 7, 0, true), 10), Step::Pass);
     assert_eq!(walk(&mut gate, &fragment(false, 7, 1, true), 10), DENY);
 }

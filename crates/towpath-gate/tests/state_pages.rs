@@ -3,9 +3,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use towpath_gate::gate::{Gate, Ports};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Ends, Flow, Install, Name, Pages, RuleId, Segment, Settings};
+use towpath_gate::{Gate, Ports};
 use towpath_wire::Time;
 
 /// Bytes of this process's memory for which huge pages were asked (proc_pid_smaps(5): `hg`, "huge page advise flag").

@@ -3,11 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use towpath_gate::gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{
     Ends, Flow, Install, Installed, Lookup, Name, Refused, RuleId, Segment, Settings, States,
 };
+use towpath_gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
 use towpath_wire::{self as wire, Link, Time};
 
 const NOW: Time = Time::from_secs(1_000);

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::gate::Walker;
+use towpath_gate::Walker;
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Ends, Keepalive};
 use towpath_wire::{Link, Time};

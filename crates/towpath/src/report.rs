@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_gate::gate::{self, Shown};
 use towpath_gate::state;
+use towpath_gate::{self, RuleInfo};
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
@@ -123,9 +123,9 @@ pub struct Restored {
     pub refused: u64,
 }
 
-impl From<gate::Restored> for Restored {
-    fn from(restored: gate::Restored) -> Self {
-        let gate::Restored { states, companion, existing, refused, .. } = restored;
+impl From<towpath_gate::Restored> for Restored {
+    fn from(restored: towpath_gate::Restored) -> Self {
+        let towpath_gate::Restored { states, companion, existing, refused, .. } = restored;
         Self { states, companion, existing, refused }
     }
 }
@@ -313,9 +313,9 @@ impl Queue {
     }
 }
 
-impl From<Shown> for Rule {
-    fn from(shown: Shown) -> Self {
-        let Shown { number, set, packets, bytes, text, .. } = shown;
+impl From<RuleInfo> for Rule {
+    fn from(shown: RuleInfo) -> Self {
+        let RuleInfo { number, set, packets, bytes, text, .. } = shown;
         Self { number, set, packets, bytes, text }
     }
 }

@@ -1,16 +1,15 @@
 //! The rules of a running engine, for those who look at them and change them.
 //!
-//! Packets go by [`Walker`](towpath_gate::gate::Walker)s and never wait for what is done here. The gate itself is behind a
+//! Packets go by [`Walker`](towpath_gate::Walker)s and never wait for what is done here. The gate itself is behind a
 //! lock, which its administrator and the control socket's thread take in turn.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use towpath_gate::Gate;
-use towpath_gate::gate::{BadSnapshot, Diff, Restored, Routes, StatePolicy};
 use towpath_gate::rules::table::{Key, Kind, Table, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{Cursor, Gauge, Keepalive, Listed, SettingError, StateEvent, Top};
+use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
 use serde::{Deserialize, Serialize};
@@ -246,7 +245,7 @@ impl Rulebook {
             StatePolicy::Recheck => StatePolicy::RecheckLater,
             other => other,
         };
-        let diff = book.gate.reload_routed(ruleset, routes, policy, now);
+        let diff = book.gate.reload_with_routes(ruleset, routes, policy, now);
         match policy {
             StatePolicy::RecheckLater => book.begin_recheck(),
             StatePolicy::Drop => (book.recheck, book.unchecked) = (None, false),
@@ -410,7 +409,7 @@ impl Rulebook {
     ///
     /// # Errors
     /// The snapshot is not whole and right.
-    pub fn restore(&self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
+    pub fn restore(&self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         let mut book = self.book();
         let restored = book.gate.restore(snapshot, now)?;
         book.unchecked |= restored.unchecked;
@@ -428,7 +427,7 @@ impl Rulebook {
         let now = self.clock.now();
         let mut book = self.book();
         let Some(recheck) = book.recheck else { return false };
-        let step = book.gate.recheck_some(recheck.at, now);
+        let step = book.gate.recheck_step(recheck.at, now);
         book.recheck = recheck.go_on(step.next);
         book.rechecks.looked += step.looked as u64;
         book.rechecks.dropped += step.dropped as u64;

@@ -3,9 +3,8 @@
 //! Most are the dynamic states' own ([`towpath_gate::state::Settings`]); the gate's are here beside them, so that a
 //! configuration and `towpath ctl` have one list.
 
-use towpath_gate::Gate;
-use towpath_gate::gate;
 use towpath_gate::state::{self, SettingError};
+use towpath_gate::{Gate, GateSettings};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +12,7 @@ pub struct Settings {
     /// The states'.
     pub states: state::Settings,
     /// The gate's.
-    pub gate: gate::Settings,
+    pub gate: GateSettings,
 }
 
 /// The gate's own, by name.

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use towpath_gate::gate::Restored;
+use towpath_gate::Restored;
 
 use crate::rulebook::Rulebook;
 
@@ -120,7 +120,7 @@ pub fn told(restored: Restored) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use towpath_gate::gate::Ports;
+    use towpath_gate::Ports;
     use towpath_gate::rules::Ruleset;
     use towpath_gate::{Gate, state};
 

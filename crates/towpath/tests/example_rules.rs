@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use towpath_gate::gate::{Dir, DropReason, Gate, PortId, Ports, Route, Routes, Step, Walk};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
+use towpath_gate::{Dir, DropReason, Gate, PortId, Ports, Route, Routes, Step, Walk};
 use towpath_port::{Burst, Port, Received, pcap};
 use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
 

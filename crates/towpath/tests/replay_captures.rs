@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::Value;
-use towpath_gate::gate::Written;
+use towpath_gate::PacketSpec;
 use towpath_port::pcap::{Reader, Writer};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 
@@ -35,7 +35,7 @@ impl Bench {
     fn capture(&self, name: &str, packets: &[(u64, &str)]) {
         let mut writer = Writer::create(self.path(name)).unwrap();
         for (time_ns, words) in packets {
-            let bytes = Written::parse(words).unwrap().frame;
+            let bytes = PacketSpec::parse(words).unwrap().frame;
             let frame = Frame { time_ns: *time_ns, ..Frame::new(&bytes, LinkType::ETHERNET) };
             writer.write(frame, None).unwrap();
         }
@@ -97,7 +97,7 @@ fn links_that_nobody_reads_are_told() {
 #[test]
 fn packets_behind_other_links_meet_the_rules() {
     let bench = Bench::new("add allow udp from any to any 53 keep-state\n");
-    let ethernet = Written::parse("udp 10.0.0.1:4242 > 10.0.0.2:53").unwrap().frame;
+    let ethernet = PacketSpec::parse("udp 10.0.0.1:4242 > 10.0.0.2:53").unwrap().frame;
     let headers = [(9, &[0xff, 3, 0, 0x21][..]), (239, &[2, 0, 0, 0, 8, 0, 10, 0, 97, 0, 0, 0, 32, 0, 9, 0])];
     for (link, header) in headers {
         let mut writer = Writer::create(bench.path("in.pcap")).unwrap();

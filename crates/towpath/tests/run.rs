@@ -293,7 +293,7 @@ fn states_go_from_one_engine_to_the_next() {
 /// A router between three captures: what has a route, what a rule sends another way, and what is answered.
 #[test]
 fn a_router_answers_what_it_cannot_pass_on() {
-    use towpath_gate::gate::Written;
+    use towpath_gate::PacketSpec;
     use towpath_port::{Burst, Frame, LinkType, Port, Received, pcap};
     use towpath_wire as wire;
 
@@ -313,7 +313,7 @@ fn a_router_answers_what_it_cannot_pass_on() {
         let words = words
             .replace("2001:db8:9::2:53", "[2001:db8:9::2]:53")
             .replace("2001:db8:7::2:53", "[2001:db8:7::2]:53");
-        let packet = Written::parse(&words).unwrap_or_else(|error| panic!("{words}: {error}"));
+        let packet = PacketSpec::parse(&words).unwrap_or_else(|error| panic!("{words}: {error}"));
         let frame = Frame { time_ns: 1, ..Frame::new(&packet.frame, LinkType::ETHERNET) };
         assert_eq!(writer.send(&mut std::iter::once(frame)).unwrap(), 1);
     }
@@ -357,14 +357,14 @@ fn a_router_answers_what_it_cannot_pass_on() {
 
 /// What a pcap port with these packets says, sent by a bridge through these rules.
 fn bridged(packets: &[&str], rules: &str) -> String {
-    use towpath_gate::gate::Written;
+    use towpath_gate::PacketSpec;
     use towpath_port::{Frame, LinkType, Port, pcap};
 
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let mut writer = pcap::Writer::create(path("in.pcap")).unwrap();
     for words in packets {
-        let packet = Written::parse(words).unwrap();
+        let packet = PacketSpec::parse(words).unwrap();
         let frame = Frame { time_ns: 1, ..Frame::new(&packet.frame, LinkType::ETHERNET) };
         writer.send(&mut std::iter::once(frame)).unwrap();
     }

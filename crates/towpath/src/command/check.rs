@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use serde::Serialize;
-use towpath_gate::gate::{Diff, Dir, StatePolicy, Walk};
 use towpath_gate::rules::{self, Diagnostic, Parsed, Ruleset};
+use towpath_gate::{Diff, Dir, StatePolicy, Walk};
 use towpath_wire::{self as wire, Time};
 
 use crate::args::{Check, exit};

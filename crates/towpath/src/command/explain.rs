@@ -7,9 +7,9 @@ use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
 use towpath::engine::Arrivals;
-use towpath_gate::Gate;
-use towpath_gate::gate::{
-    Dir, DropReason, Explained, Explanation, Lead, Outcome, Reject, Step, Walk, Written,
+use towpath_gate::{
+    ActionOutcome, Dir, DropReason, ExplainedRule, Explanation, Gate, PacketSpec, Reject, RuleOutcome, Step,
+    Walk,
 };
 use towpath_wire::{self as wire, Packet, Time};
 
@@ -108,7 +108,7 @@ struct Walked {
 
 fn from_words(args: &Explain) -> Result<Told, Failure> {
     let usage = |message: String| Failure::Wrong(Wrong::Usage(message));
-    let written = Written::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
+    let written = PacketSpec::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
     let port = written.port.as_deref();
     let (mut gate, arrivals) = args.wiring.gate(&args.rules, port)?;
     let length = u32::try_from(written.frame.len()).unwrap_or(u32::MAX);
@@ -218,7 +218,7 @@ fn otherwise(
     now: Time,
     explanation: &Explanation,
 ) -> Option<String> {
-    let chance = |step: &Explained| step.text.starts_with("prob ") || step.text.starts_with("pipe ");
+    let chance = |step: &ExplainedRule| step.text.starts_with("prob ") || step.text.starts_with("pipe ");
     if explanation.steps.iter().any(chance) {
         return None;
     }
@@ -238,14 +238,14 @@ impl Walked {
         let Self { port, explanation, .. } = self;
         let dir = direction(self.dir);
         let mut text = format!("{dir} {port}\n");
-        for Explained { number, text: rule, outcome, .. } in &explanation.steps {
+        for ExplainedRule { number, text: rule, outcome, .. } in &explanation.steps {
             text += &format!("{number:05} {rule}\n      {}\n", said(outcome));
         }
         text + &format!("{dir} {port}: {}\n", verdict(explanation.verdict))
     }
 
     fn json(&self) -> Value {
-        let steps = self.explanation.steps.iter().map(|Explained { number, set, text, outcome, .. }| {
+        let steps = self.explanation.steps.iter().map(|ExplainedRule { number, set, text, outcome, .. }| {
             json!({ "number": number, "set": set, "text": text, "outcome": word(outcome), "why": said(outcome) })
         });
         json!({
@@ -265,49 +265,51 @@ fn direction(dir: Dir) -> &'static str {
 }
 
 /// One word for programs.
-fn word(outcome: &Outcome) -> &'static str {
+fn word(outcome: &RuleOutcome) -> &'static str {
     match outcome {
-        Outcome::Disabled => "disabled",
-        Outcome::Failed { .. } => "failed",
-        Outcome::NoState { .. } => "no-state",
-        Outcome::State { .. } => "state",
-        Outcome::Matched { .. } => "matched",
-        Outcome::Deferred { .. } => "deferred",
-        Outcome::CannotMakeState => "cannot-make-state",
+        RuleOutcome::Disabled => "disabled",
+        RuleOutcome::Failed { .. } => "failed",
+        RuleOutcome::NoState { .. } => "no-state",
+        RuleOutcome::State { .. } => "state",
+        RuleOutcome::Matched { .. } => "matched",
+        RuleOutcome::Deferred { .. } => "deferred",
+        RuleOutcome::CannotMakeState => "cannot-make-state",
     }
 }
 
 /// A sentence for people.
-fn said(outcome: &Outcome) -> String {
+fn said(outcome: &RuleOutcome) -> String {
     match outcome {
-        Outcome::Disabled => "skipped: its set is disabled".to_owned(),
-        Outcome::Failed { test, packet } if packet.is_empty() => format!("no: `{test}` does not hold"),
-        Outcome::Failed { test, packet } => format!("no: `{test}` does not hold, the packet has {packet}"),
-        Outcome::NoState { name } => format!("no state {name} for this flow"),
-        Outcome::State { state, related: false, parent, lead } => {
+        RuleOutcome::Disabled => "skipped: its set is disabled".to_owned(),
+        RuleOutcome::Failed { test, packet } if packet.is_empty() => format!("no: `{test}` does not hold"),
+        RuleOutcome::Failed { test, packet } => {
+            format!("no: `{test}` does not hold, the packet has {packet}")
+        }
+        RuleOutcome::NoState { name } => format!("no state {name} for this flow"),
+        RuleOutcome::State { state, related: false, parent, lead } => {
             format!("found the state `{}` of rule {parent}: {}", state.trim(), led(lead))
         }
-        Outcome::State { state, related: true, parent, lead } => {
+        RuleOutcome::State { state, related: true, parent, lead } => {
             format!("an error about the state `{}` of rule {parent}: {}", state.trim(), led(lead))
         }
-        Outcome::Matched { makes_state: Some(name), lead } => {
+        RuleOutcome::Matched { makes_state: Some(name), lead } => {
             format!("matches, and makes a state {name}: {}", led(lead))
         }
-        Outcome::Matched { makes_state: None, lead } => format!("matches: {}", led(lead)),
-        Outcome::Deferred { makes_state } => {
+        RuleOutcome::Matched { makes_state: None, lead } => format!("matches: {}", led(lead)),
+        RuleOutcome::Deferred { makes_state } => {
             format!("matches, makes a state {makes_state}, and leaves the action to later packets")
         }
-        Outcome::CannotMakeState => {
+        RuleOutcome::CannotMakeState => {
             "matches, but no state can be made for a frame that is not IP: drop".to_owned()
         }
     }
 }
 
-fn led(lead: &Lead) -> String {
+fn led(lead: &ActionOutcome) -> String {
     match lead {
-        Lead::On(number) => format!("on with rule {number}"),
-        Lead::End(step) => verdict(*step),
-        Lead::Through(step, number) => format!("{}, then on with rule {number}", verdict(*step)),
+        ActionOutcome::On(number) => format!("on with rule {number}"),
+        ActionOutcome::End(step) => verdict(*step),
+        ActionOutcome::Through(step, number) => format!("{}, then on with rule {number}", verdict(*step)),
     }
 }
 
@@ -316,7 +318,7 @@ fn verdict(step: Step) -> String {
         Step::Pass => "pass".to_owned(),
         Step::Drop(DropReason::Deny) => "drop".to_owned(),
         Step::Drop(reason) => format!("drop ({})", reason.as_str()),
-        Step::Reject(Reject::Silent(reason)) => format!("reject, without an answer: it is {reason}"),
+        Step::Reject(Reject::NoReply(reason)) => format!("reject, without an answer: it is {reason}"),
         Step::Reject(Reject::Unreach { code, .. }) => format!("reject (ICMP unreachable, code {code})"),
         Step::Reject(Reject::Unreach6 { code }) => format!("reject (ICMPv6 unreachable, code {code})"),
         Step::Reject(Reject::TimeExceeded) => "reject (ICMP time exceeded)".to_owned(),

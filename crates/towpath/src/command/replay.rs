@@ -18,7 +18,7 @@ use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::{self, Report};
 use towpath::rulebook::{Clock, Rulebook};
 use towpath::snapshot::{Saving, told};
-use towpath_gate::gate::{PortId, Restored, check_snapshot};
+use towpath_gate::{PortId, Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 use towpath_ring::Overload;

@@ -7,9 +7,8 @@ use std::path::Path;
 
 use clap::Args;
 use towpath::engine::Arrivals;
-use towpath_gate::gate::{Dir, PortId, Ports, Route, Routes, Step, Walk};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, state};
+use towpath_gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk, state};
 use towpath_wire::{Addresses, Packet, Time};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
@@ -164,7 +163,7 @@ pub(crate) fn read(file: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::gate::Written;
+    use towpath_gate::PacketSpec;
     use towpath_wire as wire;
 
     use super::*;
@@ -189,7 +188,7 @@ mod tests {
             ("in a udp [2001:db8:1::1]:1 > [2001:db8::1]:1", true),
         ];
         for (text, passes) in rows {
-            let written = Written::parse(text).unwrap();
+            let written = PacketSpec::parse(text).unwrap();
             let packet = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
             let port = written.port.as_deref().and_then(|name| gate.ports().find(name));
             let mut walk = Walk::new(Dir::In, port, None);

@@ -38,7 +38,7 @@ mod wiring;
 use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
-use towpath_gate::gate::StatePolicy;
+use towpath_gate::StatePolicy;
 use towpath_gate::rules::Diagnostic;
 use towpath_gate::state;
 

@@ -1,7 +1,7 @@
 //! The rows of answers: what `towpath ctl show` prints, a line each.
 
 use serde::{Deserialize, Serialize};
-use towpath_gate::gate::Diff;
+use towpath_gate::Diff;
 
 use crate::report;
 use crate::rulebook::Rechecks;

@@ -99,7 +99,7 @@ fn end(word: &str) -> Result<End, String> {
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::gate::Written;
+    use towpath_gate::PacketSpec;
     use towpath_wire as wire;
 
     use super::*;
@@ -122,7 +122,7 @@ mod tests {
             (Some(100), Some("tcp :23"), true),
             (Some(200), Some("tcp :23"), false),
         ];
-        let syn = Written::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
+        let syn = PacketSpec::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
         let packet = wire::parse(syn.link(), &syn.frame, syn.frame.len() as u32).unwrap();
         for (rule, flow, expected) in rows {
             let sieve = Sieve::new(rule, flow).unwrap();

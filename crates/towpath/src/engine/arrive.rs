@@ -1,6 +1,6 @@
 //! A packet as it comes: looked at, taken through the rules as far as it gets, and sent, ended, or kept in the window.
 
-use towpath_gate::gate::Edits;
+use towpath_gate::Edits;
 use towpath_wire::{self as wire, Packet, Time};
 
 use super::path::{Kind, Next, Progress, advance, apply, begins, follow, obey};
@@ -51,7 +51,7 @@ impl<E: Edge> Engine<E> {
             }
         }
         let Self { walker, clock, by_states, .. } = self;
-        let known = fetched.and_then(|at| walker.walk_fetched(at, &mut progress.walk, *clock));
+        let known = fetched.and_then(|at| walker.try_step(at, &mut progress.walk, *clock));
         let next = match known {
             Some(step) => {
                 *by_states = true;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use towpath_gate::gate::PortId;
+use towpath_gate::PortId;
 use towpath_wire::Link;
 
 use crate::control::Observed;

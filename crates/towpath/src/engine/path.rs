@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use towpath_gate::gate::{Dir, Edits, PortId, Reject, Step, Walk, Walker};
 use towpath_gate::state::{Ends, Flow};
+use towpath_gate::{Dir, Edits, PortId, Reject, Step, Walk, Walker};
 use towpath_wire::{self as wire, Addresses, Packet, Time, edit, proto};
 
 use towpath_port::Checksum;

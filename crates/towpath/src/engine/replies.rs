@@ -1,6 +1,6 @@
 //! Answers to rejected packets: at most so many a second and port, each counted.
 
-use towpath_gate::gate::{Limit, PortId, Reject, Walker};
+use towpath_gate::{PortId, Reject, ReplyLimiter, Walker};
 use towpath_wire::{Packet, Time};
 
 use super::{Edge, Meta};
@@ -10,7 +10,7 @@ use crate::report;
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     /// By port, made with a port's first answer.
-    limits: Vec<Option<Limit>>,
+    limits: Vec<Option<ReplyLimiter>>,
     frame: Vec<u8>,
     pub(super) counts: report::Replies,
 }
@@ -53,7 +53,7 @@ impl Replies {
         }
     }
 
-    fn limit(&mut self, port: PortId) -> &mut Limit {
+    fn limit(&mut self, port: PortId) -> &mut ReplyLimiter {
         let at = usize::from(port.0);
         if self.limits.len() <= at {
             self.limits.resize(at + 1, None);

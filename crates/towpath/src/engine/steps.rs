@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use towpath_gate::gate::{Dir, Edits, Walk};
 use towpath_gate::reassembly::Added;
+use towpath_gate::{Dir, Edits, Walk};
 use towpath_port::{Burst, Checksum};
 use towpath_wire::{self as wire, Packet, checksum};
 

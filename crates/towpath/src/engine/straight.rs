@@ -1,13 +1,13 @@
 //! The straight way of a live burst: packets whose states let them pass, or send them to an inspector, do so with no rule tried.
 //!
 //! What: for [`BURST`] packets at a time the states are fetched together, so that their cache misses overlap
-//! ([`Walker::fetch`](towpath_gate::gate::Walker::fetch)); then each packet in its turn goes by its state, or walks. One that passes, while nothing
+//! ([`Walker::prefetch`](towpath_gate::Walker::prefetch)); then each packet in its turn goes by its state, or walks. One that passes, while nothing
 //! is in the window, and whose interface has a way out without a second walk, is not even looked at; every other one takes the path
 //! of `handle_packet`, with the first step of its walk known or not.
 //!
 //! Invariant: what passes here would have passed there, and left in the same order. Who follows packets sees them walk.
 
-use towpath_gate::gate::{BURST, PortId};
+use towpath_gate::{BURST, PortId};
 use towpath_wire as wire;
 
 use super::{Edge, Engine, Meta};
@@ -35,7 +35,7 @@ impl<E: Edge> Engine<E> {
                     let same = Some(meta.interface) == interface;
                     if same { wire::plain(meta.link, frame, meta.wire_len) } else { None }
                 };
-                self.walker.fetch(recv, some.clone().map(plain));
+                self.walker.prefetch(recv, some.clone().map(plain));
             }
             let mut count = 0;
             for (index, (frame, meta)) in some {
@@ -67,7 +67,7 @@ impl<E: Edge> Engine<E> {
         frame: &[u8],
         meta: &Meta,
     ) -> Result<bool, E::Error> {
-        if self.walker.pass(at, self.clock).is_none() {
+        if self.walker.try_pass(at, self.clock).is_none() {
             return Ok(false);
         }
         self.totals.packets += 1;

@@ -4,9 +4,8 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use towpath_gate::gate::{Ports, Written};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, state};
+use towpath_gate::{Gate, PacketSpec, Ports, state};
 use towpath_ring::{Full, Loss, Seq};
 
 use super::*;
@@ -151,7 +150,7 @@ impl World {
 }
 
 fn packet(words: &str) -> Vec<u8> {
-    Written::parse(words).unwrap().frame
+    PacketSpec::parse(words).unwrap().frame
 }
 
 /// An Ethernet frame's IPv4 packet in two fragments.

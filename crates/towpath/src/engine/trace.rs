@@ -2,7 +2,7 @@
 //!
 //! A trace is a tap: what finds no room is left out and counted. Nobody follows: one look at an empty list for each packet.
 
-use towpath_gate::gate::{Walk, Walker};
+use towpath_gate::{Walk, Walker};
 use towpath_wire as wire;
 
 use super::Meta;

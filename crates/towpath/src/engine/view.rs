@@ -1,6 +1,6 @@
 //! What an engine lets others see.
 
-use towpath_gate::gate::Walker;
+use towpath_gate::Walker;
 use towpath_wire::Time;
 
 use super::Totals;

@@ -1,6 +1,6 @@
 //! How ports hang together: where a packet arrives, and by which way it leaves when it has passed.
 
-use towpath_gate::gate::PortId;
+use towpath_gate::PortId;
 use towpath_wire::Packet;
 
 /// The ports that packets can arrive on, by the interface that brings them.

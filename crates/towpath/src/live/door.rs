@@ -18,8 +18,8 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use towpath_gate::gate::{Dir, PortId, Reject, Silent, Step, Walk, Walker};
 use towpath_gate::state::{Ends, Flow, Lookup, Segment};
+use towpath_gate::{Dir, NoReply, PortId, Reject, Step, Walk, Walker};
 use towpath_mux::io::{Admission, Admit, Peer};
 use towpath_wire::{self as wire, Link, Time};
 
@@ -182,7 +182,7 @@ impl Inside {
             match self.walker.walk(&mut walk, &packet, now) {
                 Step::Pass | Step::Forward(..) => return Admit::Pass,
                 // A connection of this machine with itself: nothing would be sent to it, but it can be reset.
-                Step::Reject(Reject::Reset | Reject::Silent(Silent::Source)) => return Admit::Reset,
+                Step::Reject(Reject::Reset | Reject::NoReply(NoReply::Source)) => return Admit::Reset,
                 Step::Drop(_) | Step::Reject(_) | Step::Reassemble => return Admit::Deny,
                 Step::Tee(_) => {}
                 Step::Inspect(_) | Step::Divert(_) if self.unserved == DefaultVerdict::Drop => {
@@ -277,9 +277,9 @@ fn port(address: SocketAddr) -> [u8; 2] {
 mod tests {
     use std::sync::mpsc::sync_channel;
 
-    use towpath_gate::gate::{Ports, StatePolicy};
     use towpath_gate::rules::Ruleset;
     use towpath_gate::{Gate, state};
+    use towpath_gate::{Ports, StatePolicy};
 
     use super::*;
 

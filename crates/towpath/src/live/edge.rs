@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use towpath_gate::gate::{Limit, PortId, Reject};
+use towpath_gate::{PortId, Reject, ReplyLimiter};
 use towpath_port::{Burst, Frame, LinkType, Verdict, checksum};
 use towpath_wire::{self as wire, Link, Time};
 
@@ -49,7 +49,7 @@ pub(super) struct Line {
     /// Bytes of the longest that it sends.
     pub(super) mtu: usize,
     /// Those who came in here and were told that they are longer.
-    pub(super) told: Limit,
+    pub(super) told: ReplyLimiter,
     /// The router's own addresses there.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) lost: Lost,
@@ -129,7 +129,7 @@ impl Line {
             sends,
             hops,
             mtu: usize::MAX,
-            told: Limit::default(),
+            told: ReplyLimiter::default(),
             addresses: Vec::new(),
             lost: Lost::default(),
         }

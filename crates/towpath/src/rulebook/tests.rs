@@ -1,9 +1,9 @@
 //! Re-checks in steps, commands, tables and settings.
 
 use super::*;
-use towpath_gate::gate::{Dir, DropReason, Ports, Step, Walk};
 use towpath_gate::state;
 use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
+use towpath_gate::{Dir, DropReason, Ports, Step, Walk};
 use towpath_wire::{self as wire, Link};
 
 fn book(rules: &str) -> Rulebook {

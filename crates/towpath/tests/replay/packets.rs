@@ -56,7 +56,7 @@ fn rejected_packets_are_answered() {
         let path = bench.path(name);
         let mut writer = Writer::create(&path).unwrap();
         for (time_ns, words) in (0..).step_by(1_000_000).zip(packets) {
-            let bytes = towpath_gate::gate::Written::parse(words).unwrap().frame;
+            let bytes = towpath_gate::PacketSpec::parse(words).unwrap().frame;
             writer.write(Frame { time_ns, ..Frame::new(&bytes, LinkType::ETHERNET) }, None).unwrap();
         }
         writer.finish().unwrap();

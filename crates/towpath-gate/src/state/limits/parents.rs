@@ -80,7 +80,7 @@ impl Parents {
         self.table.get(slot).body.count
     }
 
-    /// Whether one more may be made in this second, of `most`. (The bucket of [`crate::gate`]'s pipes, for states.)
+    /// Whether one more may be made in this second, of `most`. (The bucket of [`crate::eval`]'s pipes, for states.)
     pub(crate) fn take(&mut self, slot: u32, most: u32, now: Time) -> bool {
         const SECOND: u64 = 1_000_000_000;
         let parent = &mut self.table.get_mut(slot).body;

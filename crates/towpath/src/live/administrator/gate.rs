@@ -1,8 +1,7 @@
 //! What a configuration comes to in the gate: its ports, routes and settings.
 
-use towpath_gate::gate::{PortId, Ports, Routes};
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, state};
+use towpath_gate::{Gate, PortId, Ports, Routes, state};
 
 use super::super::hugepages;
 use crate::config::Config;
@@ -38,12 +37,12 @@ pub(super) fn routes(config: &Config) -> Routes {
         let port = PortId(route.port as u16);
         // Where a gateway is named, or it is the default route, what lies behind is no port's own net.
         let connected = route.via.is_none() && route.len > 0;
-        routes.add(route.net, route.len, towpath_gate::gate::Route { port, connected });
+        routes.add(route.net, route.len, towpath_gate::Route { port, connected });
     }
     routes
 }
 
-fn way(config: &Config, port: usize, ids: &[towpath_gate::gate::PortId]) -> Way {
+fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> Way {
     if config.ports[port].driver.returns() {
         return Way::Back;
     }

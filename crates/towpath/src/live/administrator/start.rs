@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use towpath_gate::gate::StatePolicy;
+use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::Port;
 

@@ -1,25 +1,25 @@
 //! The gate as one thread uses it: its place among the walkers, with all that a packet's walk changes.
 //!
-//! What: rules and tables are shared and never changed under a walker ([`super::live`]); states are shared and changed
+//! What: rules and tables are shared and never changed under a walker ([`super::generation`]); states are shared and changed
 //! by single atomic operations ([`crate::state`]); counters, the log and the random numbers are the walker's own. So a
 //! packet's walk takes no lock. What the gate changes is taken over before a walker's next packet.
 
 use std::sync::Arc;
 
-use super::counts::{Counts, Seat, Seats};
-use super::live::{Current, Live};
-use super::log::{PacketLog, Refusals};
+use super::generation::{CurrentGeneration, Generation};
+use super::log::{PacketLog, RefusalLogLimiter};
 use super::port::{Ports, Routes};
-use super::{Random, Settings};
+use super::rule_counters::{RuleCounters, WalkerSlot, WalkerSlots};
+use super::{GateSettings, Random};
 use crate::state::States;
 use towpath_wire::Time;
 
 /// What the gate and its walkers share.
 #[derive(Default)]
 pub(super) struct Shared {
-    pub(super) current: Current,
-    pub(super) seats: Seats,
-    pub(super) refusals: Refusals,
+    pub(super) current: CurrentGeneration,
+    pub(super) seats: WalkerSlots,
+    pub(super) refusals: RefusalLogLimiter,
 }
 
 /// A thread's own way into the gate ([`super::Gate::walker`]): takes packets through the rules beside other threads.
@@ -28,7 +28,7 @@ pub(super) struct Shared {
 /// call for long should say so ([`Walker::idle`]).
 ///
 /// ```
-/// use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
+/// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
 /// use towpath_wire::{self as wire, Link, Time};
 /// use towpath_gate::rules::Ruleset;
 /// use towpath_gate::state;
@@ -54,12 +54,12 @@ pub(super) struct Shared {
 /// ```
 pub struct Walker {
     pub(super) shared: Arc<Shared>,
-    pub(super) live: Live,
+    pub(super) live: Generation,
     pub(super) version: u64,
     /// What was in force when packets were fetched last ([`super::burst`]).
     pub(super) fetched: u64,
-    pub(super) seat: Arc<Seat>,
-    pub(super) counts: Arc<Counts>,
+    pub(super) seat: Arc<WalkerSlot>,
+    pub(super) counts: Arc<RuleCounters>,
     away: bool,
     pub(super) states: States,
     pub(super) random: Random,
@@ -69,7 +69,7 @@ pub struct Walker {
 impl Walker {
     pub(super) fn join(shared: Arc<Shared>, states: States, random: Random) -> Self {
         let (version, live) = shared.current.take();
-        let counts = Arc::new(Counts::new(Arc::clone(&live.program), None));
+        let counts = Arc::new(RuleCounters::new(Arc::clone(&live.program), None));
         let seat = shared.seats.join(version, Arc::clone(&counts));
         let log = PacketLog::default();
         Self { shared, live, version, fetched: version, seat, counts, away: false, states, random, log }
@@ -97,9 +97,9 @@ impl Walker {
     }
 
     /// Goes by this from now on.
-    pub(super) fn go_by(&mut self, version: u64, live: Live) {
+    pub(super) fn go_by(&mut self, version: u64, live: Generation) {
         if !Arc::ptr_eq(&live.program, &self.counts.program) {
-            self.counts = Arc::new(Counts::new(Arc::clone(&live.program), Some(&self.counts)));
+            self.counts = Arc::new(RuleCounters::new(Arc::clone(&live.program), Some(&self.counts)));
         }
         (self.version, self.live) = (version, live);
         self.seat.take(version, Arc::clone(&self.counts));
@@ -145,7 +145,7 @@ impl Walker {
     }
 
     /// The gate's own settings, as of the last call.
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self) -> GateSettings {
         self.live.settings
     }
 }

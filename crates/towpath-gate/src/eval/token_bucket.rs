@@ -13,14 +13,14 @@ const MIN_BURST: u64 = 3028;
 
 /// A bucket.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(super) struct TokenBucket {
     rate: u64,
     burst: u64,
     /// When the bucket is full again, in nanoseconds.
     full_at: AtomicU64,
 }
 
-impl Bucket {
+impl TokenBucket {
     pub(super) fn new(pipe: Pipe) -> Self {
         // Without `burst`: what the rate carries in 50 ms.
         let burst = if pipe.burst == 0 { (pipe.rate / 8 / 20).max(MIN_BURST) } else { pipe.burst };
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_rate_holds_over_time_and_the_burst_at_once() {
-        let bucket = Bucket::new(Pipe { rate: 8_000_000, burst: 10_000 });
+        let bucket = TokenBucket::new(Pipe { rate: 8_000_000, burst: 10_000 });
         let second = 1_000_000_000u64;
         let at_once = (0..100).filter(|_| bucket.take(1000, Time::from_nanos(5 * second))).count();
         assert_eq!(at_once, 10);

@@ -7,13 +7,13 @@
 
 use std::net::IpAddr;
 
+use super::generation::Generation;
 use super::index::Candidate;
 use super::insn::all_hold;
-use super::live::Live;
-use super::log::{Logged, refused_word};
-use super::program::{Act, Installs, Jump, Ready};
+use super::log::{LogEntry, refused_word};
+use super::program::{CompiledAction, CompiledRule, Jump, StateInstall};
 use super::reply::{reset, unreach};
-use super::walk::{CALL_DEPTH, Dir, DropReason, Memo, Reject, Step, Walk};
+use super::walk::{CALL_DEPTH, Dir, DropReason, LookupCache, Reject, Step, Walk};
 use super::walker::Walker;
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
@@ -22,7 +22,7 @@ use crate::state::{Direction, Ends, Flow, Lookup, Quoted, Refused};
 use towpath_wire::{Addresses, Fragment, Packet, Time, ext6, proto};
 
 /// What trying a rule came to.
-pub(super) enum Tried {
+pub(super) enum RuleResult {
     /// It says nothing about this packet.
     Miss,
     /// The action of the rule at this position runs, its own or that of a state's rule.
@@ -57,7 +57,7 @@ impl Walker {
 
     /// The same, one rule after the other: what the index must agree with.
     #[doc(hidden)]
-    pub fn walk_straight(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+    pub fn walk_linear(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
         self.walk_rules(walk, packet, now, |_, position, _| Candidate { position, holds: false })
     }
 
@@ -68,7 +68,7 @@ impl Walker {
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
-        mut candidate: impl FnMut(&Live, usize, Memo) -> Candidate,
+        mut candidate: impl FnMut(&Generation, usize, LookupCache) -> Candidate,
     ) -> Step {
         self.catch_up();
         if walk.stopped.is_none()
@@ -82,10 +82,12 @@ impl Walker {
             at = found.position;
             let mut tablearg = None;
             let next = match self.try_rule(found, walk, packet, now, &mut tablearg) {
-                Tried::Miss if at == self.live.program.default => Next::Stop(Step::Drop(DropReason::Deny)),
-                Tried::Miss => Next::Rule(at + 1),
-                Tried::Run(position) => self.run(position, walk, packet, now, tablearg),
-                Tried::Refused(reason) => {
+                RuleResult::Miss if at == self.live.program.default => {
+                    Next::Stop(Step::Drop(DropReason::Deny))
+                }
+                RuleResult::Miss => Next::Rule(at + 1),
+                RuleResult::Run(position) => self.run(position, walk, packet, now, tablearg),
+                RuleResult::Refused(reason) => {
                     self.count(at, packet, now);
                     self.live.stop(at, walk, Step::Drop(reason))
                 }
@@ -108,52 +110,52 @@ impl Walker {
         packet: &Packet<'_>,
         now: Time,
         tablearg: &mut Option<Value>,
-    ) -> Tried {
+    ) -> RuleResult {
         let rule = &self.live.program.rules[at];
         if !rule.enabled {
-            return Tried::Miss;
+            return RuleResult::Miss;
         }
         let lookup = rule.probe.filter(|lookup| walk.memo.needs(*lookup));
         if let Some(lookup) = lookup {
             if rule.prob != 0 && self.random.next() >= rule.prob {
-                return Tried::Miss;
+                return RuleResult::Miss;
             }
             if let Some(position) = self.look_up(lookup, walk, packet, now) {
                 // States of two names, each behind the other's check-state, could send a packet round for ever.
                 if !walk.jump() {
-                    return Tried::Refused(DropReason::Loop);
+                    return RuleResult::Refused(DropReason::Loop);
                 }
-                return Tried::Run(position);
+                return RuleResult::Run(position);
             }
         }
         let rule = &self.live.program.rules[at];
-        if matches!(rule.act, Act::CheckState) {
-            return Tried::Miss;
+        if matches!(rule.act, CompiledAction::CheckState) {
+            return RuleResult::Miss;
         }
         if !holds {
             let sight = self.live.sight(packet);
             let mut found = None;
             if !all_hold(self.live.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
-                return Tried::Miss;
+                return RuleResult::Miss;
             }
             *tablearg = found.copied();
         }
         if lookup.is_none() && rule.prob != 0 && self.random.next() >= rule.prob {
-            return Tried::Miss;
+            return RuleResult::Miss;
         }
         if rule.install.is_some()
             && let Err(reason) = self.install(at, walk, packet, now, *tablearg)
         {
-            return Tried::Refused(reason);
+            return RuleResult::Refused(reason);
         }
-        if self.live.program.rules[at].defer { Tried::Miss } else { Tried::Run(at) }
+        if self.live.program.rules[at].defer { RuleResult::Miss } else { RuleResult::Run(at) }
     }
 
     /// Looks the packet's state up; a hit gives the position of the rule that made it.
     fn look_up(&mut self, lookup: Lookup, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Option<usize> {
         walk.memo = match lookup {
-            Lookup::Any => Memo::Any,
-            Lookup::Named(name) => Memo::Named(name),
+            Lookup::Any => LookupCache::Any,
+            Lookup::Named(name) => LookupCache::Named(name),
         };
         let flow = flow_of(packet, walk)?;
         let fragment = if packet.fragment == Fragment::Whole { None } else { self.fragment_of(packet) };
@@ -191,7 +193,8 @@ impl Walker {
         tablearg: Option<Value>,
     ) -> Result<(), DropReason> {
         let rule = &self.live.program.rules[at];
-        let Some(Installs { name, mut install, limit_tablearg }) = rule.install.as_deref().copied() else {
+        let Some(StateInstall { name, mut install, limit_tablearg }) = rule.install.as_deref().copied()
+        else {
             return Ok(());
         };
         let flow = flow_of(packet, walk).ok_or(DropReason::NotIp)?;
@@ -222,7 +225,7 @@ impl Walker {
         if let Some(word) = refused_word(refused).filter(|_| self.shared.refusals.take(now)) {
             let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
             let number = self.live.program.rules[at].number;
-            self.log.put(Logged::new(now, number, word, walk.dir, port, packet));
+            self.log.put(LogEntry::new(now, number, word, walk.dir, port, packet));
         }
     }
 
@@ -248,12 +251,14 @@ impl Walker {
             self.seat.count_tag();
         }
         match act {
-            Act::Pipe(arg) => self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe)),
+            CompiledAction::Pipe(arg) => {
+                self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe))
+            }
             _ => self.live.act(at, walk, packet, tablearg),
         }
     }
 
-    /// Counts the packet for a rule: of an IP packet its own length, of another frame that on the wire.
+    /// RuleCounters the packet for a rule: of an IP packet its own length, of another frame that on the wire.
     #[inline]
     fn count(&self, at: usize, packet: &Packet<'_>, now: Time) {
         self.counts.count(at, packet.counted_bytes(), now);
@@ -277,11 +282,11 @@ impl Walker {
             return;
         }
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        self.log.put(Logged::new(now, rule.number, log_word(rule), walk.dir, port, packet));
+        self.log.put(LogEntry::new(now, rule.number, log_word(rule), walk.dir, port, packet));
     }
 }
 
-impl Live {
+impl Generation {
     /// What ipfw drops before the first rule.
     pub(super) fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
         let four = matches!(packet.addresses, Addresses::V4(..));
@@ -336,47 +341,47 @@ impl Live {
     ) -> Next {
         let queue = |arg| number(arg, tablearg, |value| value.divert) as u16;
         match self.program.rules[at].act {
-            Act::Allow | Act::Pipe(_) => self.stop(at, walk, Step::Pass),
-            Act::Deny => self.stop(at, walk, Step::Drop(DropReason::Deny)),
-            Act::Unreach { code, mtu } => {
+            CompiledAction::Allow | CompiledAction::Pipe(_) => self.stop(at, walk, Step::Pass),
+            CompiledAction::Deny => self.stop(at, walk, Step::Drop(DropReason::Deny)),
+            CompiledAction::Unreach { code, mtu } => {
                 self.stop(at, walk, Step::Reject(unreach(packet, Reject::Unreach { code, mtu })))
             }
-            Act::Unreach6(code) => {
+            CompiledAction::Unreach6(code) => {
                 self.stop(at, walk, Step::Reject(unreach(packet, Reject::Unreach6 { code })))
             }
-            Act::Reset => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, false))),
-            Act::Reset6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, true))),
-            Act::Abort => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, false))),
-            Act::Abort6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, true))),
+            CompiledAction::Reset => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, false))),
+            CompiledAction::Reset6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, true))),
+            CompiledAction::Abort => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, false))),
+            CompiledAction::Abort6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, true))),
             // A state's rule always has an action of its own; check-state makes no states.
-            Act::Count | Act::CheckState => self.go_on(at),
-            Act::Skipto(jump) => self.skipto(at, jump, tablearg),
-            Act::Call(jump) => self.call(at, walk, jump, tablearg),
-            Act::Return(to) => self.return_to(at, walk, to),
-            Act::Inspect(arg) => self.stop(at, walk, Step::Inspect(queue(arg))),
-            Act::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
-            Act::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
+            CompiledAction::Count | CompiledAction::CheckState => self.go_on(at),
+            CompiledAction::Skipto(jump) => self.skipto(at, jump, tablearg),
+            CompiledAction::Call(jump) => self.call(at, walk, jump, tablearg),
+            CompiledAction::Return(to) => self.return_to(at, walk, to),
+            CompiledAction::Inspect(arg) => self.stop(at, walk, Step::Inspect(queue(arg))),
+            CompiledAction::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
+            CompiledAction::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
             // The next hop is for the way that the rule matched; the answers go where they are routed.
-            Act::Forward(_) if walk.answers == Some(self.program.rules[at].id) => {
+            CompiledAction::Forward(_) if walk.answers == Some(self.program.rules[at].id) => {
                 self.stop(at, walk, Step::Pass)
             }
-            Act::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
+            CompiledAction::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
             // Of IPv4 only, as in ipfw; IPv6 goes on with the next rule.
-            Act::Reass if is_ip4_fragment(packet) => self.stop(at, walk, Step::Reassemble),
-            Act::Reass => self.go_on(at),
-            Act::SetDscp(arg) => {
+            CompiledAction::Reass if is_ip4_fragment(packet) => self.stop(at, walk, Step::Reassemble),
+            CompiledAction::Reass => self.go_on(at),
+            CompiledAction::SetDscp(arg) => {
                 walk.edits.dscp = Some(number(arg, tablearg, |value| value.dscp) as u8 & 63);
                 self.go_on(at)
             }
-            Act::SetMark(arg) => {
+            CompiledAction::SetMark(arg) => {
                 walk.mark = number(arg, tablearg, |value| value.mark);
                 self.go_on(at)
             }
-            Act::TcpSetMss(mss) => {
+            CompiledAction::TcpSetMss(mss) => {
                 walk.edits.mss = Some(walk.edits.mss.map_or(mss, |earlier| earlier.min(mss)));
                 self.go_on(at)
             }
-            Act::StateTimeout(seconds) => {
+            CompiledAction::StateTimeout(seconds) => {
                 walk.lifetime = Some(seconds);
                 self.go_on(at)
             }
@@ -489,30 +494,30 @@ fn forward(hop: NextHop, packet: &Packet<'_>, tablearg: Option<Value>) -> Step {
 }
 
 /// ipfw's word for an action in its log.
-fn log_word(rule: &Ready) -> &'static str {
+fn log_word(rule: &CompiledRule) -> &'static str {
     match rule.act {
-        Act::Allow => "Accept",
-        Act::Deny => "Deny",
-        Act::Unreach { code: 1, .. } => "Reject",
-        Act::Unreach { .. } => "Unreach",
-        Act::Unreach6(_) => "Unreach6",
-        Act::Reset | Act::Reset6 => "Reset",
-        Act::Abort | Act::Abort6 => "Abort",
-        Act::Count => "Count",
-        Act::CheckState => "CheckState",
-        Act::Skipto(_) => "SkipTo",
-        Act::Call(_) => "Call",
-        Act::Return(_) => "Return",
-        Act::Inspect(_) => "Inspect",
-        Act::Divert(_) => "Divert",
-        Act::Tee(_) => "Tee",
-        Act::Pipe(_) => "Pipe",
-        Act::Forward(_) => "Forward",
-        Act::Reass => "Reass",
-        Act::SetDscp(_) => "SetDscp",
-        Act::SetMark(_) => "SetMark",
-        Act::TcpSetMss(_) => "TcpSetMss",
-        Act::StateTimeout(_) => "StateTimeout",
+        CompiledAction::Allow => "Accept",
+        CompiledAction::Deny => "Deny",
+        CompiledAction::Unreach { code: 1, .. } => "Reject",
+        CompiledAction::Unreach { .. } => "Unreach",
+        CompiledAction::Unreach6(_) => "Unreach6",
+        CompiledAction::Reset | CompiledAction::Reset6 => "Reset",
+        CompiledAction::Abort | CompiledAction::Abort6 => "Abort",
+        CompiledAction::Count => "Count",
+        CompiledAction::CheckState => "CheckState",
+        CompiledAction::Skipto(_) => "SkipTo",
+        CompiledAction::Call(_) => "Call",
+        CompiledAction::Return(_) => "Return",
+        CompiledAction::Inspect(_) => "Inspect",
+        CompiledAction::Divert(_) => "Divert",
+        CompiledAction::Tee(_) => "Tee",
+        CompiledAction::Pipe(_) => "Pipe",
+        CompiledAction::Forward(_) => "Forward",
+        CompiledAction::Reass => "Reass",
+        CompiledAction::SetDscp(_) => "SetDscp",
+        CompiledAction::SetMark(_) => "SetMark",
+        CompiledAction::TcpSetMss(_) => "TcpSetMss",
+        CompiledAction::StateTimeout(_) => "StateTimeout",
     }
 }
 

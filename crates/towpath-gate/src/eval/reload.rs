@@ -4,15 +4,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::evaluate::Next;
+use super::generation::Generation;
 use super::insn::all_hold;
-use super::live::Live;
-use super::pipe::Bucket;
+use super::packet_spec::first_packets;
 use super::port::Routes;
-use super::program::{Act, Program};
-use super::run::Next;
-use super::walk::{Dir, Memo, Step, Walk};
-use super::written::first_packets;
-use super::{COMPANION, Gate};
+use super::program::{CompiledAction, Program};
+use super::token_bucket::TokenBucket;
+use super::walk::{Dir, LookupCache, Step, Walk};
+use super::{DEFAULT_DYNAMIC_RULE, Gate};
 use crate::rules::option::Test;
 use crate::rules::{Rule, Ruleset};
 use crate::state::{Cursor, Kind, Listed, RuleId};
@@ -40,7 +40,7 @@ pub enum StatePolicy {
     /// like are those of a plain packet, and `prob` comes true.
     Recheck,
     /// The same, but for that all states of rules that stay are there at first: the caller has them looked at, some at a time
-    /// ([`Gate::recheck_some`]), beside whatever else goes on. Until then their packets go by them.
+    /// ([`Gate::recheck_step`]), beside whatever else goes on. Until then their packets go by them.
     RecheckLater,
     /// Those of rules that are gone go, as when ipfw deletes rules; all others stay untouched.
     Delete,
@@ -49,18 +49,18 @@ pub enum StatePolicy {
 }
 
 /// What was in force, as long as a walker may go by it.
-pub(super) struct Leaving {
+pub(super) struct RetiredGeneration {
     version: u64,
     /// Kept so that it is not a walker, between two packets, that takes it to pieces.
-    live: Option<Live>,
+    live: Option<Generation>,
     /// The rules that are gone, in order: a walker may still make states by them.
     rules: Vec<RuleId>,
     /// What becomes of those.
     orphan: bool,
 }
 
-impl Leaving {
-    pub(super) fn new(version: u64, live: Live) -> Self {
+impl RetiredGeneration {
+    pub(super) fn new(version: u64, live: Generation) -> Self {
         Self { version, live: Some(live), rules: Vec::new(), orphan: false }
     }
 
@@ -70,7 +70,7 @@ impl Leaving {
     }
 }
 
-/// What one step of a re-check did ([`Gate::recheck_some`]).
+/// What one step of a re-check did ([`Gate::recheck_step`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rechecked {
     /// States that were looked at.
@@ -147,15 +147,15 @@ impl Gate {
     /// Takes other rules, tables and pipes in one step: no packet sees anything in between. A rule that is in both files
     /// with the same number, set and text stays what it is.
     ///
-    /// Walkers go by the new rules from their next packet on, or with bursts their next burst ([`Walker::fetch`](super::Walker::fetch)). What one of them makes by a rule that is gone, before it has
+    /// Walkers go by the new rules from their next packet on, or with bursts their next burst ([`Walker::prefetch`](super::Walker::prefetch)). What one of them makes by a rule that is gone, before it has
     /// seen so, goes as well, at the latest with [`Gate::expire`] after that. [`StatePolicy::Drop`] may take a state along
     /// that a walker makes by the new rules while the old ones go.
     pub fn reload(&mut self, ruleset: Ruleset, policy: StatePolicy, now: Time) -> Diff {
-        self.reload_routed(ruleset, None, policy, now)
+        self.reload_with_routes(ruleset, None, policy, now)
     }
 
     /// The same with other routes, if any: no packet sees the ones without the others.
-    pub fn reload_routed(
+    pub fn reload_with_routes(
         &mut self,
         ruleset: Ruleset,
         routes: Option<Routes>,
@@ -192,7 +192,7 @@ impl Gate {
         let mut ids: Vec<RuleId> = gone.iter().map(|(id, _)| *id).collect();
         if policy.rechecks() {
             // Orphans have no rule that would make them.
-            ids.extend(self.hidden.iter().map(|(id, _)| *id).filter(|id| *id != COMPANION));
+            ids.extend(self.hidden.iter().map(|(id, _)| *id).filter(|id| *id != DEFAULT_DYNAMIC_RULE));
         }
         ids.sort_unstable();
         self.zeroed.retain(|id, _| ids.binary_search(id).is_err());
@@ -208,7 +208,7 @@ impl Gate {
         let old_pipes = Arc::clone(&self.live().pipes);
         let bucket = |(number, pipe)| {
             let same = old_pipes.get(&number).filter(|bucket| bucket.is(pipe));
-            (number, same.cloned().unwrap_or_else(|| Arc::new(Bucket::new(pipe))))
+            (number, same.cloned().unwrap_or_else(|| Arc::new(TokenBucket::new(pipe))))
         };
         let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
         self.compile(|live| {
@@ -274,7 +274,7 @@ impl Gate {
         let Self { hidden, walker, leaving, .. } = self;
         hidden.retain(|(id, _)| {
             let late = || leaving.iter().any(|leaving| leaving.rules.binary_search(id).is_ok());
-            *id == COMPANION || walker.states.count_of(*id) > 0 || late()
+            *id == DEFAULT_DYNAMIC_RULE || walker.states.count_of(*id) > 0 || late()
         });
     }
 
@@ -282,7 +282,7 @@ impl Gate {
     fn recheck(&mut self, now: Time) -> usize {
         let (mut dropped, mut from) = (0, Some(Cursor::default()));
         while let Some(cursor) = from {
-            let step = self.recheck_some(cursor, now);
+            let step = self.recheck_step(cursor, now);
             dropped += step.dropped;
             from = step.next;
         }
@@ -295,7 +295,7 @@ impl Gate {
     /// After a [`Gate::reload`] with [`StatePolicy::RecheckLater`] it begins at the default cursor, and is over when there is no
     /// next step. No state is looked at twice, and none that is there throughout is left out; one that is made meanwhile may be
     /// looked at too. What the rules change in between is for those that were not looked at yet; orphans that it makes stay.
-    pub fn recheck_some(&mut self, from: Cursor, now: Time) -> Rechecked {
+    pub fn recheck_step(&mut self, from: Cursor, now: Time) -> Rechecked {
         self.beside(|gate| {
             let ways = gate.ways();
             let most = (RECHECK_WALKS / ways.len()).max(RECHECK_LEAST);
@@ -339,11 +339,12 @@ impl Gate {
     fn is_stale(&self, state: &Listed, ways: &[Walk]) -> bool {
         let makes = |state| match self.maker(state, ways) {
             // What came from outside stays as long as anything here would make it.
-            Some(_) if state.rule == COMPANION => true,
+            Some(_) if state.rule == DEFAULT_DYNAMIC_RULE => true,
             maker => maker == Some(state.rule),
         };
         // Of rules that went since the re-check began: those from before are gone.
-        let is_orphan = || state.rule != COMPANION && self.hidden.iter().any(|(id, _)| *id == state.rule);
+        let is_orphan =
+            || state.rule != DEFAULT_DYNAMIC_RULE && self.hidden.iter().any(|(id, _)| *id == state.rule);
         !matches!(state.kind, Kind::Parent { .. }) && !makes(state) && !is_orphan()
     }
 
@@ -376,7 +377,7 @@ impl Gate {
             for way in ways {
                 let mut walk = way.with_tenant(state.flow.tenant);
                 // No states: the rules alone are asked.
-                walk.memo = Memo::Any;
+                walk.memo = LookupCache::Any;
                 match self.maker_for(walk, &packet, state) {
                     Some(rule) if rule == state.rule => return Some(rule),
                     rule => other = other.or(rule),
@@ -391,14 +392,14 @@ impl Gate {
         let mut at = 0;
         // As many steps as there are rules, and jumps: the walk itself is bounded by its jumps.
         loop {
-            let found = self.live().program.index.next(at, &mut lanes, packet, Memo::Any);
+            let found = self.live().program.index.next(at, &mut lanes, packet, LookupCache::Any);
             at = found.position;
             let ready = self.live().program.rules.get(at)?;
             let mut tablearg = None;
             let sight = self.live().sight(packet);
             let insns = self.live().program.insns_of(ready);
             let holds = all_hold(insns, &sight, &walk, ready.number, &mut tablearg);
-            if !holds || matches!(ready.act, Act::CheckState) {
+            if !holds || matches!(ready.act, CompiledAction::CheckState) {
                 if at == self.live().program.default {
                     return None;
                 }

@@ -10,10 +10,10 @@
 
 use std::net::IpAddr;
 
+use super::generation::Generation;
 use super::insn::{ACK, Insn, Op, RST, in_set, is_me};
-use super::live::Live;
 use super::port::PortId;
-use super::program::{Program, Ready};
+use super::program::{CompiledRule, Program};
 use crate::state::{Ends, Flow, Lookup, Segment};
 use towpath_wire::proto;
 
@@ -26,7 +26,7 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Opening {
+pub(super) struct StatelessPrefix {
     /// What the first rule that looks a state up looks for.
     pub(super) lookup: Lookup,
     /// Positions of the rules before it that are enabled.
@@ -34,15 +34,18 @@ pub(super) struct Opening {
 }
 
 /// A plain packet that has come in.
-pub(super) struct Plain {
+pub(super) struct PlainPacket {
     pub(super) flow: Flow,
     pub(super) segment: Segment,
     pub(super) recv: Option<PortId>,
 }
 
-impl Opening {
+impl StatelessPrefix {
     /// Of `rules`, if packets may begin with a lookup at all.
-    pub(super) fn new<'i>(rules: &[Ready], insns_of: impl Fn(&Ready) -> &'i [Insn]) -> Option<Self> {
+    pub(super) fn new<'i>(
+        rules: &[CompiledRule],
+        insns_of: impl Fn(&CompiledRule) -> &'i [Insn],
+    ) -> Option<Self> {
         let first = rules.iter().position(|rule| rule.enabled && rule.probe.is_some())?;
         let lookup = rules[first].probe.filter(|_| rules[first].prob == 0)?;
         let ahead = (0..first).filter(|&at| rules[at].enabled && !is_never_for_ip(insns_of(&rules[at])));
@@ -58,7 +61,7 @@ impl Opening {
 
     /// Whether none of the rules before it is about this packet, for sure.
     #[inline(never)]
-    pub(super) fn is_for(&self, live: &Live, plain: &Plain) -> bool {
+    pub(super) fn is_for(&self, live: &Generation, plain: &PlainPacket) -> bool {
         let Program { rules, .. } = &*live.program;
         self.before.iter().all(|&at| fails(live.program.insns_of(&rules[at]), live, plain))
     }
@@ -75,7 +78,7 @@ fn is_never_for_ip(insns: &[Insn]) -> bool {
 }
 
 /// Whether some block does not hold, for sure.
-fn fails(insns: &[Insn], live: &Live, plain: &Plain) -> bool {
+fn fails(insns: &[Insn], live: &Generation, plain: &PlainPacket) -> bool {
     let mut none_holds = true;
     for insn in insns {
         none_holds &= holds(&insn.op, live, plain) == Some(insn.not);
@@ -90,7 +93,7 @@ fn fails(insns: &[Insn], live: &Live, plain: &Plain) -> bool {
 }
 
 /// Whether the test holds, as [`Op`] says it of the packet on its way in; `None` when that is not known.
-fn holds(op: &Op, live: &Live, Plain { flow, segment, recv }: &Plain) -> Option<bool> {
+fn holds(op: &Op, live: &Generation, PlainPacket { flow, segment, recv }: &PlainPacket) -> Option<bool> {
     let (src4, dst4, src6, dst6) = match flow.ends {
         Ends::V4(src, dst) => (Some(src.to_bits()), Some(dst.to_bits()), None, None),
         Ends::V6(src, dst, _) => (None, None, Some(src.to_bits()), Some(dst.to_bits())),
@@ -102,7 +105,7 @@ fn holds(op: &Op, live: &Live, Plain { flow, segment, recv }: &Plain) -> Option<
     let tcp = flow.proto == proto::TCP;
     Some(match op {
         Op::True | Op::In => true,
-        // Plain packets are in Ethernet frames.
+        // PlainPacket packets are in Ethernet frames.
         Op::Layer2 => true,
         Op::MacType(types) => types.contains(if src4.is_some() { ETHERTYPE_IP } else { ETHERTYPE_IPV6 }),
         // They have come in, and are neither fragments nor SYNs; tags and marks are of rules.

@@ -1,16 +1,16 @@
 //! Bursts: packets whose states let them pass are done with no rule tried.
 //!
 //! What: nearly every packet belongs to a flow with a state, most rulesets begin with check-state, or with rules that are
-//! about few packets and then check-state or keep-state ([`super::opening`]), and what the state's rule says is most often
+//! about few packets and then check-state or keep-state ([`super::stateless_prefix`]), and what the state's rule says is most often
 //! allow and nothing else. For these the walk is known beforehand: the state counts and is refreshed, the rule counts, the
 //! packet passes. All others take the walk.
 //!
-//! Invariant: [`Walker::pass`] does what [`Walker::walk`] would have done, or nothing. It is called for each packet in its
+//! Invariant: [`Walker::try_pass`] does what [`Walker::walk`] would have done, or nothing. It is called for each packet in its
 //! turn, so that a packet finds the state that one before it in its burst has made.
 
-use super::opening::Plain;
 use super::port::PortId;
 use super::program::Program;
+use super::stateless_prefix::PlainPacket;
 use super::walker::Walker;
 use crate::state::{Ends, Flow, RuleId, Segment};
 use towpath_wire::Time;
@@ -19,11 +19,11 @@ pub use crate::state::BURST;
 
 impl Walker {
     /// Has the states of these packets on their way to the cache, of as many as a [`BURST`] has, so that the cache misses
-    /// of [`Walker::pass`] overlap. They have come in by the port `recv`. [`towpath_wire::plain`] says what a packet's flow
+    /// of [`Walker::try_pass`] overlap. They have come in by the port `recv`. [`towpath_wire::plain`] says what a packet's flow
     /// is; `None` is a packet that has to walk in any case, and so has one of another tenant, or that came by another port.
     ///
     /// ```
-    /// use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
+    /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
     /// use towpath_wire::{self as wire, Link, Time};
     /// use towpath_gate::rules::Ruleset;
     /// use towpath_gate::state;
@@ -38,9 +38,9 @@ impl Walker {
     /// # frame[34..40].copy_from_slice(&[4, 0, 0, 53, 0, 8]);
     /// let (burst, now) = ([&frame[..]; 3], Time::from_secs(1));
     ///
-    /// walker.fetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// walker.prefetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
     /// let steps = burst.iter().enumerate().map(|(at, frame)| {
-    ///     if walker.pass(at, now).is_some() {
+    ///     if walker.try_pass(at, now).is_some() {
     ///         return Step::Pass;
     ///     }
     ///     let packet = wire::parse(Link::Ethernet, frame, 42).unwrap();
@@ -49,12 +49,12 @@ impl Walker {
     /// assert!(steps.eq([Step::Pass; 3]));
     ///
     /// // Now there is a state, and no rule has to be tried.
-    /// walker.fetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
-    /// assert_eq!([0, 1, 2].map(|at| walker.pass(at, now)), [Some(200); 3]);
+    /// walker.prefetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// assert_eq!([0, 1, 2].map(|at| walker.try_pass(at, now)), [Some(200); 3]);
     /// assert_eq!(gate.show()[1].packets, 6);
     /// ```
     #[inline]
-    pub fn fetch(&mut self, recv: Option<PortId>, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
+    pub fn prefetch(&mut self, recv: Option<PortId>, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
         self.catch_up();
         self.fetched = self.version;
         let live = &self.live;
@@ -64,7 +64,8 @@ impl Walker {
         self.states.fetch(packets.map(|packet| {
             packet.filter(|&(flow, segment)| {
                 !has_zone(&flow)
-                    && opening.is_none_or(|opening| opening.is_for(live, &Plain { flow, segment, recv }))
+                    && opening
+                        .is_none_or(|opening| opening.is_for(live, &PlainPacket { flow, segment, recv }))
             })
         }));
     }
@@ -76,7 +77,7 @@ impl Walker {
     /// fetched still let pass, until one of them walks. What it says is for packets without tags, with the mark 0, of
     /// tenant 0, before their first rule: as they come in.
     #[inline]
-    pub fn pass(&mut self, at: usize, now: Time) -> Option<u32> {
+    pub fn try_pass(&mut self, at: usize, now: Time) -> Option<u32> {
         // Another program has other rules before the lookup.
         if self.fetched != self.version {
             return None;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::port::PortId;
-use super::reply::Silent;
+use super::reply::NoReply;
 use crate::state::{Lookup, Name, Refused, RuleId};
 
 /// Deepest nesting of `call`, as in ipfw.
@@ -31,7 +31,7 @@ pub struct Walk {
     pub(crate) xmit: Option<PortId>,
     /// The rule at which the walk stopped, by identity and by number; `None` before the first rule.
     pub(crate) stopped: Option<(RuleId, u32)>,
-    pub(crate) memo: Memo,
+    pub(crate) memo: LookupCache,
     /// The rule whose state the packet was found to answer; `None` when it goes the way of the state's first packet.
     pub(crate) answers: Option<RuleId>,
     pub(crate) stack: [RuleId; CALL_DEPTH],
@@ -47,7 +47,7 @@ pub struct Walk {
 
 /// The one lookup of a state that a walk remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memo {
+pub(crate) enum LookupCache {
     /// None yet.
     Unknown,
     /// The last lookup was for this name.
@@ -56,7 +56,7 @@ pub(crate) enum Memo {
     Any,
 }
 
-impl Memo {
+impl LookupCache {
     /// Whether this lookup can still tell something new: a second one is made only for another name, and after one for
     /// any name never.
     #[inline]
@@ -86,7 +86,7 @@ impl Walk {
             recv,
             xmit,
             stopped: None,
-            memo: Memo::Unknown,
+            memo: LookupCache::Unknown,
             answers: None,
             stack: [RuleId(0); CALL_DEPTH],
             depth: 0,
@@ -210,7 +210,7 @@ impl fmt::Display for Step {
         match self {
             Self::Pass => f.write_str("pass"),
             Self::Drop(reason) => write!(f, "drop ({})", reason.as_str()),
-            Self::Reject(Reject::Silent(reason)) => write!(f, "reject without an answer: it is {reason}"),
+            Self::Reject(Reject::NoReply(reason)) => write!(f, "reject without an answer: it is {reason}"),
             Self::Reject(Reject::Unreach { code, .. }) => {
                 write!(f, "reject with ICMP unreachable, code {code}")
             }
@@ -287,7 +287,7 @@ impl DropReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reject {
     /// Not at all.
-    Silent(Silent),
+    NoReply(NoReply),
     /// ICMP destination unreachable.
     Unreach {
         /// Code.

@@ -8,8 +8,8 @@ use towpath_bpf::{Format, LoadOptions};
 
 use super::index::Index;
 use super::insn::{Insn, Op, TableCheck};
-use super::opening::Opening;
 use super::port::{PortId, Ports};
+use super::stateless_prefix::StatelessPrefix;
 use crate::rules::address::{Address, TableRef};
 use crate::rules::glob;
 use crate::rules::option::{Arg, Interface, TagArg, Term, Test};
@@ -19,7 +19,7 @@ use crate::state::{Install, Limit, LimitMask, Lookup, Name, RuleId};
 
 /// A rule, ready to run.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct CompiledRule {
     pub(crate) id: RuleId,
     pub(crate) number: u32,
     /// Its instructions in [`Program::insns`].
@@ -31,30 +31,30 @@ pub(crate) struct Ready {
     pub(crate) prob: u32,
     /// It looks a state up first.
     pub(crate) probe: Option<Lookup>,
-    pub(crate) install: Option<Box<Installs>>,
+    pub(crate) install: Option<Box<StateInstall>>,
     pub(crate) defer: bool,
-    pub(crate) act: Act,
-    pub(crate) log: Option<Logging>,
+    pub(crate) act: CompiledAction,
+    pub(crate) log: Option<LogLimit>,
     /// Tag to attach, or to take away.
     pub(crate) tag: Option<(bool, Arg)>,
 }
 
-impl Ready {
+impl CompiledRule {
     /// Whether its action lets a packet pass, and does nothing else.
     #[inline]
     pub(super) fn only_allows(&self) -> bool {
-        matches!(self.act, Act::Allow) && self.log.is_none() && self.tag.is_none()
+        matches!(self.act, CompiledAction::Allow) && self.log.is_none() && self.tag.is_none()
     }
 }
 
 /// How much a rule logs, and how much it has logged: a number for all walkers.
 #[derive(Debug)]
-pub(crate) struct Logging {
+pub(crate) struct LogLimit {
     amount: Option<u32>,
     logged: Arc<AtomicU32>,
 }
 
-impl Logging {
+impl LogLimit {
     /// Whether one more packet is logged; `limit` is for a rule without one of its own, and 0 is none.
     pub(super) fn take(&self, limit: u32) -> bool {
         let limit = self.amount.unwrap_or(limit);
@@ -66,7 +66,7 @@ impl Logging {
 
 /// What a rule with a state option installs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Installs {
+pub(crate) struct StateInstall {
     pub(crate) name: Name,
     pub(crate) install: Install,
     /// The limit is the value of the table entry that matched.
@@ -75,7 +75,7 @@ pub(crate) struct Installs {
 
 /// An action, ready to run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Act {
+pub(crate) enum CompiledAction {
     Allow,
     Deny,
     Unreach { code: u8, mtu: u16 },
@@ -115,19 +115,19 @@ pub(crate) enum Jump {
 /// default rule's companion, and rules that were deleted while dyn_keep_states was on.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
-    pub(crate) rules: Vec<Ready>,
+    pub(crate) rules: Vec<CompiledRule>,
     pub(crate) insns: Vec<Insn>,
     pub(crate) default: usize,
     pub(super) index: Index,
     /// How packets begin that begin with the lookup of a state.
-    pub(super) opening: Option<Opening>,
-    ids: Ids,
+    pub(super) opening: Option<StatelessPrefix>,
+    ids: RulePositions,
     /// Of rules that let pass and do nothing else: what a packet by its state asks, and nothing else.
-    pub(super) passing: Ids,
+    pub(super) passing: RulePositions,
 }
 
 /// What a program is made with.
-pub(crate) struct Names<'a> {
+pub(crate) struct Resolver<'a> {
     pub(crate) ports: &'a Ports,
     pub(crate) tables: &'a HashMap<Box<str>, u32>,
     pub(crate) flows: &'a HashMap<Box<str>, Name>,
@@ -142,16 +142,17 @@ impl Program {
     pub(crate) fn new<'r>(
         rules: impl ExactSizeIterator<Item = (RuleId, &'r Rule)> + Clone,
         hidden: impl Iterator<Item = (RuleId, &'r Rule)>,
-        names: &Names<'_>,
+        names: &Resolver<'_>,
     ) -> Self {
         let mut program = Self { default: rules.len().saturating_sub(1), ..Self::default() };
         let numbers: Vec<u32> = rules.clone().map(|(_, rule)| rule.number).collect();
         for (id, rule) in rules.chain(hidden) {
             program.add(id, rule, &numbers, names);
         }
-        program.opening = Opening::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
-        program.ids = Ids::new(program.rules.iter().map(|rule| (rule.id, true)));
-        program.passing = Ids::new(program.rules.iter().map(|rule| (rule.id, rule.only_allows())));
+        program.opening =
+            StatelessPrefix::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
+        program.ids = RulePositions::new(program.rules.iter().map(|rule| (rule.id, true)));
+        program.passing = RulePositions::new(program.rules.iter().map(|rule| (rule.id, rule.only_allows())));
         program.index = Index::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program
     }
@@ -169,7 +170,7 @@ impl Program {
         })
     }
 
-    fn add(&mut self, id: RuleId, rule: &Rule, numbers: &[u32], names: &Names<'_>) {
+    fn add(&mut self, id: RuleId, rule: &Rule, numbers: &[u32], names: &Resolver<'_>) {
         let first = self.insns.len();
         for block in rule.body.blocks() {
             self.block(block, names);
@@ -180,7 +181,7 @@ impl Program {
             (_, Some(state)) if state.probe => Some(Lookup::Named(names.flow(&state.name))),
             _ => None,
         };
-        self.rules.push(Ready {
+        self.rules.push(CompiledRule {
             id,
             number: rule.number,
             first: first as u32,
@@ -197,14 +198,14 @@ impl Program {
     }
 
     /// The instructions of one or-block alone.
-    pub(crate) fn of_block(terms: &[Term], names: &Names<'_>) -> Vec<Insn> {
+    pub(crate) fn of_block(terms: &[Term], names: &Resolver<'_>) -> Vec<Insn> {
         let mut program = Self::default();
         program.block(terms, names);
         program.insns
     }
 
     /// Adds the instructions of one or-block.
-    fn block(&mut self, terms: &[Term], names: &Names<'_>) {
+    fn block(&mut self, terms: &[Term], names: &Resolver<'_>) {
         let first = self.insns.len();
         let lone = terms.len() == 1;
         for term in terms {
@@ -231,7 +232,7 @@ impl Program {
 
     /// The instructions of a rule.
     #[inline]
-    pub(crate) fn insns_of(&self, rule: &Ready) -> &[Insn] {
+    pub(crate) fn insns_of(&self, rule: &CompiledRule) -> &[Insn] {
         &self.insns[rule.first as usize..(rule.first + rule.count) as usize]
     }
 
@@ -254,7 +255,7 @@ impl Program {
     }
 }
 
-impl Names<'_> {
+impl Resolver<'_> {
     fn flow(&self, name: &StateName) -> Name {
         match name {
             StateName::Default | StateName::Any => Name::DEFAULT,
@@ -262,8 +263,8 @@ impl Names<'_> {
         }
     }
 
-    fn logging(&self, id: RuleId, log: Log) -> Logging {
-        Logging { amount: log.amount, logged: self.logged.get(&id).cloned().unwrap_or_default() }
+    fn logging(&self, id: RuleId, log: Log) -> LogLimit {
+        LogLimit { amount: log.amount, logged: self.logged.get(&id).cloned().unwrap_or_default() }
     }
 
     fn table(&self, reference: &TableRef) -> TableCheck {
@@ -291,13 +292,13 @@ impl Names<'_> {
 
 /// Rules by their identity.
 #[derive(Debug, Default)]
-pub(super) struct Ids {
+pub(super) struct RulePositions {
     /// The smallest identity in use: rules that are long gone cost nothing.
     base: u32,
     positions: Vec<u32>,
 }
 
-impl Ids {
+impl RulePositions {
     /// Of the rules in their order, those that are wanted.
     fn new(rules: impl Iterator<Item = (RuleId, bool)> + Clone) -> Self {
         let base = rules.clone().map(|(id, _)| id.0).min().unwrap_or(0);
@@ -318,7 +319,7 @@ impl Ids {
     }
 }
 
-fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
+fn installs(state: &StateOption, names: &Resolver<'_>) -> StateInstall {
     let limit = state.limit.as_ref().map(|limit| {
         let net = |net: Option<(u8, u8)>| net.unwrap_or((32, 128));
         let (src, dst) = (net(limit.src_net), net(limit.dst_net));
@@ -337,14 +338,14 @@ fn installs(state: &StateOption, names: &Names<'_>) -> Installs {
         let shared = limit.shared.as_ref().map(|name| names.flow(&StateName::Named(name.clone())));
         Limit { mask, max, per_second: limit.per_second, shared }
     });
-    Installs {
+    StateInstall {
         name: names.flow(&state.name),
         install: Install { limit, lifetime: state.lifetime, tracking: state.tracking },
         limit_tablearg: state.limit.as_ref().is_some_and(|limit| limit.max == Arg::Tablearg),
     }
 }
 
-fn act(rule: &Rule, numbers: &[u32]) -> Act {
+fn act(rule: &Rule, numbers: &[u32]) -> CompiledAction {
     let order = crate::rules::order;
     let before_default = &numbers[..numbers.len().saturating_sub(1)];
     let from = |number: u32| before_default.partition_point(|n| order(*n) < order(number)) as u32;
@@ -363,35 +364,35 @@ fn act(rule: &Rule, numbers: &[u32]) -> Act {
         }
     };
     match &rule.action {
-        Action::Allow => Act::Allow,
-        Action::Deny => Act::Deny,
-        Action::Reject => Act::Unreach { code: 1, mtu: 0 },
-        Action::Unreach { code, mtu } => Act::Unreach { code: *code, mtu: mtu.unwrap_or(0) },
-        Action::Unreach6(code) => Act::Unreach6(*code),
-        Action::Reset => Act::Reset,
-        Action::Reset6 => Act::Reset6,
-        Action::Abort => Act::Abort,
-        Action::Abort6 => Act::Abort6,
-        Action::Count => Act::Count,
-        Action::CheckState(_) => Act::CheckState,
-        Action::Skipto(target) => Act::Skipto(jump(target, true)),
-        Action::Call(target) => Act::Call(jump(target, false)),
-        Action::Return(to) => Act::Return(*to),
-        Action::Inspect(queue) => Act::Inspect(*queue),
-        Action::Divert(queue) => Act::Divert(*queue),
-        Action::Tee(queue) => Act::Tee(*queue),
-        Action::Pipe(pipe) => Act::Pipe(*pipe),
-        Action::Forward(hop) => Act::Forward(*hop),
-        Action::Reass => Act::Reass,
-        Action::SetDscp(dscp) => Act::SetDscp(*dscp),
-        Action::SetMark(mark) => Act::SetMark(*mark),
-        Action::TcpSetMss(mss) => Act::TcpSetMss(*mss),
-        Action::StateTimeout(seconds) => Act::StateTimeout(*seconds),
+        Action::Allow => CompiledAction::Allow,
+        Action::Deny => CompiledAction::Deny,
+        Action::Reject => CompiledAction::Unreach { code: 1, mtu: 0 },
+        Action::Unreach { code, mtu } => CompiledAction::Unreach { code: *code, mtu: mtu.unwrap_or(0) },
+        Action::Unreach6(code) => CompiledAction::Unreach6(*code),
+        Action::Reset => CompiledAction::Reset,
+        Action::Reset6 => CompiledAction::Reset6,
+        Action::Abort => CompiledAction::Abort,
+        Action::Abort6 => CompiledAction::Abort6,
+        Action::Count => CompiledAction::Count,
+        Action::CheckState(_) => CompiledAction::CheckState,
+        Action::Skipto(target) => CompiledAction::Skipto(jump(target, true)),
+        Action::Call(target) => CompiledAction::Call(jump(target, false)),
+        Action::Return(to) => CompiledAction::Return(*to),
+        Action::Inspect(queue) => CompiledAction::Inspect(*queue),
+        Action::Divert(queue) => CompiledAction::Divert(*queue),
+        Action::Tee(queue) => CompiledAction::Tee(*queue),
+        Action::Pipe(pipe) => CompiledAction::Pipe(*pipe),
+        Action::Forward(hop) => CompiledAction::Forward(*hop),
+        Action::Reass => CompiledAction::Reass,
+        Action::SetDscp(dscp) => CompiledAction::SetDscp(*dscp),
+        Action::SetMark(mark) => CompiledAction::SetMark(*mark),
+        Action::TcpSetMss(mss) => CompiledAction::TcpSetMss(*mss),
+        Action::StateTimeout(seconds) => CompiledAction::StateTimeout(*seconds),
     }
 }
 
 /// The instructions of which one must hold for `test`.
-fn ops(test: &Test, names: &Names<'_>) -> Vec<Op> {
+fn ops(test: &Test, names: &Resolver<'_>) -> Vec<Op> {
     vec![match test {
         Test::Proto(Protocol::Any) | Test::True => Op::True,
         Test::Proto(Protocol::Ip4) | Test::Ip4 => Op::Ip4,
@@ -463,7 +464,7 @@ fn ops(test: &Test, names: &Names<'_>) -> Vec<Op> {
     }]
 }
 
-fn src_op(address: &Address, names: &Names<'_>) -> Op {
+fn src_op(address: &Address, names: &Resolver<'_>) -> Op {
     match address {
         Address::Any => Op::True,
         Address::Me => Op::SrcMe,
@@ -475,7 +476,7 @@ fn src_op(address: &Address, names: &Names<'_>) -> Op {
     }
 }
 
-fn dst_op(address: &Address, names: &Names<'_>) -> Op {
+fn dst_op(address: &Address, names: &Resolver<'_>) -> Op {
     match address {
         Address::Any => Op::True,
         Address::Me => Op::DstMe,

@@ -101,7 +101,7 @@ pub(crate) struct TableCheck {
 }
 
 /// Everything that an instruction may look at.
-pub(crate) struct Sight<'g, 'p> {
+pub(crate) struct MatchContext<'g, 'p> {
     pub(crate) packet: &'p Packet<'p>,
     pub(crate) tables: &'g [Arc<Table>],
     pub(crate) ports: &'g Ports,
@@ -112,7 +112,7 @@ pub(crate) struct Sight<'g, 'p> {
 #[inline]
 pub(crate) fn all_hold<'g>(
     insns: &[Insn],
-    sight: &Sight<'g, '_>,
+    sight: &MatchContext<'g, '_>,
     walk: &Walk,
     number: u32,
     tablearg: &mut Option<&'g Value>,
@@ -124,7 +124,7 @@ pub(crate) fn all_hold<'g>(
 #[inline]
 pub(crate) fn first_that_fails<'g>(
     insns: &[Insn],
-    sight: &Sight<'g, '_>,
+    sight: &MatchContext<'g, '_>,
     walk: &Walk,
     number: u32,
     tablearg: &mut Option<&'g Value>,
@@ -150,7 +150,7 @@ impl Op {
     #[inline]
     fn holds<'g>(
         &self,
-        sight: &Sight<'g, '_>,
+        sight: &MatchContext<'g, '_>,
         walk: &Walk,
         number: u32,
         tablearg: &mut Option<&'g Value>,
@@ -180,7 +180,7 @@ impl Op {
     /// The rest of [`Self::holds`]: what few rules ask for.
     fn holds_rarely<'g>(
         &self,
-        sight: &Sight<'g, '_>,
+        sight: &MatchContext<'g, '_>,
         walk: &Walk,
         number: u32,
         tablearg: &mut Option<&'g Value>,
@@ -303,7 +303,7 @@ pub(crate) const ACK: u8 = 0x10;
 impl TableCheck {
     fn matches<'g>(
         self,
-        sight: &Sight<'g, '_>,
+        sight: &MatchContext<'g, '_>,
         tablearg: &mut Option<&'g Value>,
         look: impl FnOnce(&'g Table) -> Option<&'g Value>,
     ) -> bool {
@@ -318,7 +318,7 @@ impl TableCheck {
 
     fn names<'g>(
         self,
-        sight: &Sight<'g, '_>,
+        sight: &MatchContext<'g, '_>,
         tablearg: &mut Option<&'g Value>,
         port: Option<PortId>,
     ) -> bool {
@@ -433,7 +433,7 @@ fn bpf(program: &towpath_bpf::Program, p: &Packet<'_>) -> bool {
 }
 
 /// Whether the packet came in by the port that the route back to its source leaves by.
-fn reverse_path(sight: &Sight<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {
+fn reverse_path(sight: &MatchContext<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {
     if from_link_local(p) {
         return true;
     }

@@ -2,19 +2,19 @@
 //!
 //! For a packet at a position, the next rule that may do something is the least of
 //! - the next *wide* rule that accepts the packet's class: wide rules narrow down neither addresses nor ports;
-//! - the next rule in the packet's list of each tree ([`super::cuts`]), where the other rules are;
+//! - the next rule in the packet's list of each tree ([`super::decision_tree`]), where the other rules are;
 //! - the next rule that looks a state up, as long as a lookup can still tell something new.
 //!
-//! Of these candidates most are put aside by a look at their [`Quick`]: class, IPv4 addresses and ports in 32 bytes,
+//! Of these candidates most are put aside by a look at their [`Prefilter`]: class, IPv4 addresses and ports in 32 bytes,
 //! without a jump per instruction.
 //!
 //! Every rule that the straight walk would run is found, in the same order; the tests compare the two walks.
 
 use super::class::{self, CLASSES};
-use super::cuts::{Area, DIMENSIONS, Key, Tree};
+use super::decision_tree::{Area, DIMENSIONS, DecisionTree, Key};
 use super::insn::{Insn, Op};
-use super::program::Ready;
-use super::walk::{Dir, Memo};
+use super::program::CompiledRule;
+use super::walk::{Dir, LookupCache};
 use crate::state::Lookup;
 use towpath_wire::{Addresses, Packet};
 
@@ -29,7 +29,7 @@ const NONE: u32 = u32::MAX;
 
 /// The lists of one packet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lanes {
+pub(super) struct PacketKey {
     class: usize,
     six: bool,
     filled: bool,
@@ -53,10 +53,10 @@ pub(super) struct Candidate {
 pub(super) struct Index {
     /// Per class, for every position: the next wide rule that accepts the class.
     wide: Vec<Vec<u32>>,
-    v4: [Tree; TREES],
-    v6: [Tree; TREES],
+    v4: [DecisionTree; TREES],
+    v6: [DecisionTree; TREES],
     has_trees: bool,
-    quick: Vec<Quick>,
+    quick: Vec<Prefilter>,
     /// For every position: the next rule that looks a state up.
     probe: Vec<u32>,
     /// What it looks up.
@@ -66,13 +66,13 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn new<'i>(rules: &[Ready], insns_of: impl Fn(&Ready) -> &'i [Insn]) -> Self {
+    pub(super) fn new<'i>(rules: &[CompiledRule], insns_of: impl Fn(&CompiledRule) -> &'i [Insn]) -> Self {
         let mut index = Self::default();
         let mut boxes: [[Vec<(Area, u32)>; TREES]; 2] = Default::default();
         let mut wide = vec![0u32; rules.len()];
-        index.quick = rules.iter().map(|rule| Quick::new(insns_of(rule))).collect();
+        index.quick = rules.iter().map(|rule| Prefilter::new(insns_of(rule))).collect();
         for (position, rule) in rules.iter().enumerate() {
-            let only_probe = matches!(rule.act, super::program::Act::CheckState);
+            let only_probe = matches!(rule.act, super::program::CompiledAction::CheckState);
             if !rule.enabled || only_probe {
                 continue;
             }
@@ -96,8 +96,8 @@ impl Index {
         }
         let [four, six] = boxes;
         index.has_trees = four.iter().chain(&six).any(|boxes| !boxes.is_empty());
-        index.v4 = four.map(Tree::new);
-        index.v6 = six.map(Tree::new);
+        index.v4 = four.map(DecisionTree::new);
+        index.v6 = six.map(DecisionTree::new);
         index.wide =
             (0..CLASSES).map(|class| next_where(&wide, |accepted| accepted >> class & 1 == 1)).collect();
         index.lookups = rules.iter().map(|rule| rule.probe.filter(|_| rule.enabled)).collect();
@@ -115,9 +115,9 @@ impl Index {
 
     /// What is known of a packet before its first rule.
     #[inline]
-    pub(super) fn lanes(&self, packet: &Packet<'_>, dir: Dir) -> Lanes {
+    pub(super) fn lanes(&self, packet: &Packet<'_>, dir: Dir) -> PacketKey {
         let class = class::of(packet, dir);
-        let mut lanes = Lanes {
+        let mut lanes = PacketKey {
             class,
             six: false,
             filled: !self.has_trees,
@@ -136,7 +136,7 @@ impl Index {
     }
 
     /// Finds the packet's lists; not before they are needed, for most packets have a state.
-    fn fill(&self, packet: &Packet<'_>, lanes: &mut Lanes) {
+    fn fill(&self, packet: &Packet<'_>, lanes: &mut PacketKey) {
         lanes.filled = true;
         let ports = [u64::from(packet.src_port), packet.dst_port.into(), packet.proto.into()];
         let (key, trees): (Key, _) = match packet.addresses {
@@ -156,7 +156,13 @@ impl Index {
 
     /// The first rule from `at` on that may matter; the default rule at the latest.
     #[inline]
-    pub(super) fn next(&self, at: usize, lanes: &mut Lanes, packet: &Packet<'_>, memo: Memo) -> Candidate {
+    pub(super) fn next(
+        &self,
+        at: usize,
+        lanes: &mut PacketKey,
+        packet: &Packet<'_>,
+        memo: LookupCache,
+    ) -> Candidate {
         let mut next = self.next_probe(at, memo);
         let mut holds = false;
         if next as usize == at {
@@ -198,17 +204,17 @@ impl Index {
 
     /// Whether the rule at this position looks a state up, as long as that can tell something new: then it is the next.
     #[inline]
-    pub(super) fn probes_at(&self, at: usize, memo: Memo) -> bool {
+    pub(super) fn probes_at(&self, at: usize, memo: LookupCache) -> bool {
         self.next_probe(at, memo) as usize == at
     }
 
     #[inline]
-    fn next_probe(&self, at: usize, memo: Memo) -> u32 {
+    fn next_probe(&self, at: usize, memo: LookupCache) -> u32 {
         let first = self.probe[at];
         match memo {
-            Memo::Any => NONE,
-            Memo::Unknown => first,
-            Memo::Named(last) => match self.lookups.get(first as usize) {
+            LookupCache::Any => NONE,
+            LookupCache::Unknown => first,
+            LookupCache::Named(last) => match self.lookups.get(first as usize) {
                 Some(lookup) if *lookup == Some(Lookup::Named(last)) => self.other_probe[first as usize],
                 _ => first,
             },
@@ -218,7 +224,7 @@ impl Index {
 
 /// What most rules can be put aside by, for IPv4 and IPv6; addresses for IPv4 only.
 #[derive(Clone, Copy, Debug)]
-struct Quick {
+struct Prefilter {
     src: u32,
     src_mask: u32,
     dst: u32,
@@ -231,7 +237,7 @@ struct Quick {
     decided: u32,
 }
 
-impl Quick {
+impl Prefilter {
     fn new(insns: &[Insn]) -> Self {
         let mut quick = Self {
             src: 0,
@@ -282,7 +288,7 @@ impl Quick {
 
     /// False when the rule cannot match the packet.
     #[inline]
-    fn lets(&self, lanes: &Lanes) -> bool {
+    fn lets(&self, lanes: &PacketKey) -> bool {
         let class = self.accepted >> lanes.class & 1 == 1;
         let src = lanes.src & self.src_mask == self.src;
         let dst = lanes.dst & self.dst_mask == self.dst;
@@ -293,7 +299,7 @@ impl Quick {
     }
 
     #[inline]
-    fn decides(&self, lanes: &Lanes) -> bool {
+    fn decides(&self, lanes: &PacketKey) -> bool {
         self.decided >> lanes.class & 1 == 1
     }
 }

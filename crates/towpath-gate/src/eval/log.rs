@@ -17,7 +17,7 @@ const CAPACITY: usize = 1024;
 
 /// One logged packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Logged {
+pub struct LogEntry {
     /// When.
     pub time: Time,
     /// Number of the rule.
@@ -40,7 +40,7 @@ pub struct Logged {
     pub ethertype: u16,
 }
 
-impl Logged {
+impl LogEntry {
     pub(crate) fn new(
         time: Time,
         rule: u32,
@@ -103,9 +103,9 @@ impl Logged {
 
 /// When a packet that was refused a state was logged last, by whichever walker.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(AtomicU64);
+pub(super) struct RefusalLogLimiter(AtomicU64);
 
-impl Refusals {
+impl RefusalLogLimiter {
     /// Whether to log another one: once a second at most.
     pub(super) fn take(&self, now: Time) -> bool {
         // 0 is never. Relaxed: a moment, which guards nothing; of several at once one succeeds.
@@ -131,7 +131,7 @@ pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
 /// The queue of logged packets.
 #[derive(Debug)]
 pub struct PacketLog {
-    entries: VecDeque<Logged>,
+    entries: VecDeque<LogEntry>,
     dropped: u64,
 }
 
@@ -144,7 +144,7 @@ impl Default for PacketLog {
 
 impl PacketLog {
     /// Takes the oldest entry.
-    pub fn take(&mut self) -> Option<Logged> {
+    pub fn take(&mut self) -> Option<LogEntry> {
         self.entries.pop_front()
     }
 
@@ -153,7 +153,7 @@ impl PacketLog {
         self.dropped
     }
 
-    pub(crate) fn put(&mut self, entry: Logged) {
+    pub(crate) fn put(&mut self, entry: LogEntry) {
         if self.entries.len() < CAPACITY {
             self.entries.push_back(entry);
         } else {

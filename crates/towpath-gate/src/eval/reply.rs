@@ -1,7 +1,7 @@
 //! Answers to rejected packets: ICMP and ICMPv6 unreachable, TCP RST, SCTP ABORT. Bytes in, bytes out.
 //!
 //! [`unreach`] and [`reset`] say while the rules are walked whether a packet may be answered at all, and how;
-//! [`Reject::reply`] writes the answer; [`Limit`] keeps answers from becoming a flood of their own.
+//! [`Reject::reply`] writes the answer; [`ReplyLimiter`] keeps answers from becoming a flood of their own.
 //!
 //! What holds of every answer:
 //! - nothing is answered that could be an answer, or that many would answer (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443
@@ -23,7 +23,7 @@ use towpath_wire::{Addresses, Fragment, Link, Packet, Time, checksum, proto};
 
 /// Why a rejected packet is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Silent {
+pub enum NoReply {
     /// It is not IP.
     NotIp,
     /// The action answers the other family.
@@ -48,7 +48,7 @@ pub enum Silent {
     Link,
 }
 
-impl Silent {
+impl NoReply {
     /// The reason in a few words, as in "not answered: it is ...".
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Silent {
     }
 }
 
-impl fmt::Display for Silent {
+impl fmt::Display for NoReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -78,22 +78,22 @@ impl fmt::Display for Silent {
 pub(super) fn unreach(packet: &Packet<'_>, answer: Reject) -> Reject {
     let answer = match (packet.addresses, answer) {
         (Addresses::V6(..), Reject::Unreach { code, .. }) => Reject::Unreach6 { code: code6(code) },
-        (Addresses::V4(..), Reject::Unreach6 { .. }) => return Reject::Silent(Silent::OtherFamily),
+        (Addresses::V4(..), Reject::Unreach6 { .. }) => return Reject::NoReply(NoReply::OtherFamily),
         _ => answer,
     };
-    forbidden(packet).map_or(answer, Reject::Silent)
+    forbidden(packet).map_or(answer, Reject::NoReply)
 }
 
 /// A reset or abort, if the packet may have one. `six` is true for the actions that answer IPv6 only.
 pub(super) fn reset(packet: &Packet<'_>, answer: Reject, six: bool) -> Reject {
     let wanted = if answer == Reject::Reset { proto::TCP } else { proto::SCTP };
     match packet.addresses {
-        Addresses::V4(..) if six => Reject::Silent(Silent::OtherFamily),
+        Addresses::V4(..) if six => Reject::NoReply(NoReply::OtherFamily),
         _ if packet.proto != wanted && packet.addresses != Addresses::None => {
-            Reject::Silent(Silent::OtherProtocol)
+            Reject::NoReply(NoReply::OtherProtocol)
         }
-        _ if wanted == proto::TCP && packet.tcp_flags & TCP_RST != 0 => Reject::Silent(Silent::Reset),
-        _ => forbidden(packet).map_or(answer, Reject::Silent),
+        _ if wanted == proto::TCP && packet.tcp_flags & TCP_RST != 0 => Reject::NoReply(NoReply::Reset),
+        _ => forbidden(packet).map_or(answer, Reject::NoReply),
     }
 }
 
@@ -115,13 +115,13 @@ impl Reject {
 
     /// How a router answers a packet that has no hop left.
     pub fn time_exceeded(packet: &Packet<'_>) -> Self {
-        forbidden(packet).map_or(Self::TimeExceeded, Self::Silent)
+        forbidden(packet).map_or(Self::TimeExceeded, Self::NoReply)
     }
 
     /// How a router answers a packet that is longer than the next link takes, and is not to be divided.
     pub fn too_big(packet: &Packet<'_>, mtu: u32) -> Self {
         if matches!(packet.addresses, Addresses::V6(..)) {
-            return forbidden(packet).map_or(Self::TooBig { mtu }, Self::Silent);
+            return forbidden(packet).map_or(Self::TooBig { mtu }, Self::NoReply);
         }
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         unreach(packet, Self::Unreach { code: UNREACH_NEEDFRAG, mtu })
@@ -131,22 +131,22 @@ impl Reject {
     /// that the packet came in by: an ICMP error is from the first that fits, or else from whom the packet was for.
     ///
     /// # Errors
-    /// [`Silent`] says why there is no answer; what is in `out` is then of no use.
+    /// [`NoReply`] says why there is no answer; what is in `out` is then of no use.
     ///
     /// # Examples
     ///
     /// ```
-    /// use towpath_gate::gate::{Reject, Written};
+    /// use towpath_gate::{Reject, PacketSpec};
     /// use towpath_wire as wire;
     ///
-    /// let syn = Written::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
+    /// let syn = PacketSpec::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
     /// let packet = wire::parse(syn.link(), &syn.frame, syn.frame.len() as u32).unwrap();
     /// let mut frame = Vec::new();
     /// Reject::Reset.reply(&packet, &[], &mut frame).unwrap();
     /// let reply = wire::parse(syn.link(), &frame, frame.len() as u32).unwrap();
     /// assert_eq!((reply.src_port, reply.dst_port, reply.tcp_flags, reply.tcp_ack), (23, 40000, 0x14, 1001));
     /// ```
-    pub fn reply(self, packet: &Packet<'_>, me: &[IpAddr], out: &mut Vec<u8>) -> Result<(), Silent> {
+    pub fn reply(self, packet: &Packet<'_>, me: &[IpAddr], out: &mut Vec<u8>) -> Result<(), NoReply> {
         if let Some(reason) = forbidden(packet) {
             return Err(reason);
         }
@@ -163,7 +163,7 @@ impl Reject {
             Self::TimeExceeded => error6(packet, (ICMP6_TIME_EXCEEDED, 0), 0, me, out),
             Self::Reset => tcp_reset(packet, out),
             Self::Abort => sctp_abort(packet, out),
-            Self::Silent(reason) => Err(reason),
+            Self::NoReply(reason) => Err(reason),
         }
     }
 }
@@ -173,19 +173,19 @@ pub const REPLIES_PER_SECOND: usize = 200;
 
 /// Keeps the answers of one port within [`REPLIES_PER_SECOND`], in whichever second one looks.
 #[derive(Clone, Debug)]
-pub struct Limit {
+pub struct ReplyLimiter {
     /// When the last ones were sent: a ring, of which `oldest` is overwritten next.
     sent: Box<[Option<Time>]>,
     oldest: usize,
 }
 
-impl Default for Limit {
+impl Default for ReplyLimiter {
     fn default() -> Self {
         Self { sent: vec![None; REPLIES_PER_SECOND].into(), oldest: 0 }
     }
 }
 
-impl Limit {
+impl ReplyLimiter {
     /// Whether one more may be sent now; if so it counts as sent.
     pub fn take(&mut self, now: Time) -> bool {
         let oldest = &mut self.sent[self.oldest];
@@ -216,7 +216,7 @@ const ICMP6_PACKET_TOO_BIG: u8 = 2;
 const ICMP_MAX: usize = 576;
 /// "As much of invoking packet as possible without the ICMPv6 packet exceeding the minimum IPv6 MTU" (RFC 4443, 3.1).
 const ICMP6_MAX: usize = 1280;
-/// Time to live, hop limit (IANA, IP Time to Live).
+/// Time to live, hop limit (IANA, IP Time to Generation).
 const TTL: u8 = 64;
 /// "Precedence 6 (INTERNETWORK CONTROL)" of ICMP errors (RFC 1812, 4.3.2.5).
 const TOS_CONTROL: u8 = 0xc0;
@@ -241,9 +241,9 @@ fn code6(code: u8) -> u8 {
 }
 
 /// Why nobody may answer this packet, whatever the answer.
-fn forbidden(packet: &Packet<'_>) -> Option<Silent> {
+fn forbidden(packet: &Packet<'_>) -> Option<NoReply> {
     let (query, to_many, source) = match packet.addresses {
-        Addresses::None => return Some(Silent::NotIp),
+        Addresses::None => return Some(NoReply::NotIp),
         // Echo, router solicitation, timestamp, information, address mask.
         Addresses::V4(src, dst) => (
             packet.proto != proto::ICMP || matches!(packet.icmp_type, 8 | 10 | 13 | 15 | 17),
@@ -259,17 +259,17 @@ fn forbidden(packet: &Packet<'_>) -> Option<Silent> {
     };
     let macs = packet.macs();
     if packet.fragment == Fragment::Later {
-        return Some(Silent::LaterFragment);
+        return Some(NoReply::LaterFragment);
     }
     if !query {
-        return Some(Silent::NoQuery);
+        return Some(NoReply::NoQuery);
     }
     if to_many || macs.is_some_and(|macs| macs.dst[0] & 1 == 1) || cooked_to_many(packet) {
-        return Some(Silent::ToMany);
+        return Some(NoReply::ToMany);
     }
     // Who takes a group's address for its source wants the whole group to hear the answer.
     if !source || macs.is_some_and(|macs| macs.src[0] & 1 == 1) {
-        return Some(Silent::Source);
+        return Some(NoReply::Source);
     }
     None
 }
@@ -299,13 +299,13 @@ fn single6(src: Ipv6Addr, dst: Ipv6Addr) -> bool {
 }
 
 /// The link header of the answer.
-fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
-    let header = packet.frame.get(..packet.network).ok_or(Silent::Cut)?;
+fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), NoReply> {
+    let header = packet.frame.get(..packet.network).ok_or(NoReply::Cut)?;
     match packet.link {
         Link::Ip => {}
         Link::Null | Link::Ppp => out.extend(header),
         Link::Ethernet => {
-            let macs = packet.macs().ok_or(Silent::Cut)?;
+            let macs = packet.macs().ok_or(NoReply::Cut)?;
             // Addresses, tags of four bytes, type; or a length and what follows it.
             length_field(header)?;
             out.extend(macs.src);
@@ -318,7 +318,7 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
             // address the capture does not tell.
             let (kind, length, address) = if packet.link == Link::Sll { (1, 5, 6) } else { (10, 11, 12) };
             if out.len() < address + 8 || packet.link == Link::Sll && out.len() < 16 {
-                return Err(Silent::Link);
+                return Err(NoReply::Link);
             }
             out[kind] = SLL_OUTGOING;
             out[length] = 0;
@@ -334,20 +334,20 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
         | Link::Pktap
         | Link::Wlan
         | Link::Radiotap
-        | Link::Other => return Err(Silent::Link),
+        | Link::Other => return Err(NoReply::Link),
     }
     Ok(())
 }
 
 /// Where an Ethernet header has a length (IEEE 802.3) in place of a type.
-fn length_field(header: &[u8]) -> Result<Option<usize>, Silent> {
+fn length_field(header: &[u8]) -> Result<Option<usize>, NoReply> {
     let mut at = 12;
     loop {
         match header.get(at..at + 2) {
             Some([0x81 | 0x91, 0] | [0x88, 0xa8]) => at += 4,
             Some([high, _]) if *high < 0x06 => return Ok(Some(at)),
             Some(_) if at + 2 == header.len() => return Ok(None),
-            _ => return Err(Silent::Link),
+            _ => return Err(NoReply::Link),
         }
     }
 }
@@ -395,13 +395,13 @@ fn finish(packet: &Packet<'_>, out: &mut [u8]) {
 }
 
 /// What an error quotes of the packet: its IP header and more, `room` bytes at most.
-fn quote<'p>(packet: &Packet<'p>, room: usize) -> Result<&'p [u8], Silent> {
+fn quote<'p>(packet: &Packet<'p>, room: usize) -> Result<&'p [u8], NoReply> {
     let whole = packet.ip_len as usize;
-    let captured = packet.frame.get(packet.network..).ok_or(Silent::Cut)?;
+    let captured = packet.frame.get(packet.network..).ok_or(NoReply::Cut)?;
     let quote = &captured[..captured.len().min(whole).min(room)];
     // "The internet header plus the first 64 bits of the original datagram's data" (RFC 792).
     let least = (packet.transport - packet.network + 8).min(whole).min(room);
-    if quote.len() < least { Err(Silent::Cut) } else { Ok(quote) }
+    if quote.len() < least { Err(NoReply::Cut) } else { Ok(quote) }
 }
 
 fn error4(
@@ -410,8 +410,8 @@ fn error4(
     mtu: u16,
     me: &[IpAddr],
     out: &mut Vec<u8>,
-) -> Result<(), Silent> {
-    let Addresses::V4(src, dst) = packet.addresses else { return Err(Silent::OtherFamily) };
+) -> Result<(), NoReply> {
+    let Addresses::V4(src, dst) = packet.addresses else { return Err(NoReply::OtherFamily) };
     let own = me.iter().find_map(|ip| match ip {
         IpAddr::V4(ip) => Some(*ip),
         IpAddr::V6(_) => None,
@@ -431,8 +431,8 @@ fn error6(
     mtu: u32,
     me: &[IpAddr],
     out: &mut Vec<u8>,
-) -> Result<(), Silent> {
-    let Addresses::V6(src, dst) = packet.addresses else { return Err(Silent::OtherFamily) };
+) -> Result<(), NoReply> {
+    let Addresses::V6(src, dst) = packet.addresses else { return Err(NoReply::OtherFamily) };
     let own = me.iter().find_map(|ip| match ip {
         // An address that is good on this link only says nothing to a host behind it.
         IpAddr::V6(ip) if ip.is_unicast_link_local() == src.is_unicast_link_local() => Some(*ip),
@@ -450,18 +450,18 @@ fn error6(
 /// "If the incoming segment has an ACK field, the reset takes its sequence number from the ACK field of the segment;
 /// otherwise, the reset has sequence number zero and the ACK field is set to the sum of the sequence number and segment
 /// length of the incoming segment" (RFC 9293, 3.5.2). SYN and FIN are one each of the length.
-fn tcp_reset(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
+fn tcp_reset(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), NoReply> {
     if packet.proto != proto::TCP {
-        return Err(Silent::OtherProtocol);
+        return Err(NoReply::OtherProtocol);
     }
     if packet.tcp_flags & TCP_RST != 0 {
-        return Err(Silent::Reset);
+        return Err(NoReply::Reset);
     }
     if packet.transport_len < 20 {
-        return Err(Silent::Cut);
+        return Err(NoReply::Cut);
     }
     let syn_fin = u32::from(packet.tcp_flags & 0x01) + u32::from(packet.tcp_flags >> 1 & 0x01);
-    let length = packet.tcp_data_len().ok_or(Silent::Cut)?;
+    let length = packet.tcp_data_len().ok_or(NoReply::Cut)?;
     let (seq, ack, flags) = if packet.tcp_flags & TCP_ACK != 0 {
         (packet.tcp_ack, 0, TCP_RST)
     } else {
@@ -481,9 +481,9 @@ fn tcp_reset(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
 /// CRC32c, which SCTP has for its checksum (RFC 9260, appendix A).
 const CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-fn sctp_abort(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
+fn sctp_abort(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), NoReply> {
     if packet.proto != proto::SCTP {
-        return Err(Silent::OtherProtocol);
+        return Err(NoReply::OtherProtocol);
     }
     let (tag, flags) = abort_tag(packet)?;
     swapped(packet, proto::SCTP, out);
@@ -502,25 +502,25 @@ fn sctp_abort(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), Silent> {
 
 /// The verification tag of the ABORT and its flags: what an INIT asks for, else the packet's own, reflected (RFC 9260,
 /// 8.4 and 8.5.1).
-fn abort_tag(packet: &Packet<'_>) -> Result<([u8; 4], u8), Silent> {
+fn abort_tag(packet: &Packet<'_>) -> Result<([u8; 4], u8), NoReply> {
     let upper = packet.frame.get(packet.transport..packet.transport + packet.transport_len);
     let (tag, mut chunks) = match upper {
         Some([_, _, _, _, a, b, c, d, _, _, _, _, chunks @ ..]) => ([*a, *b, *c, *d], chunks),
-        _ => return Err(Silent::Cut),
+        _ => return Err(NoReply::Cut),
     };
     if let [CHUNK_INIT, _, high, low, rest @ ..] = chunks {
-        let [a, b, c, d, ..] = *rest else { return Err(Silent::Cut) };
+        let [a, b, c, d, ..] = *rest else { return Err(NoReply::Cut) };
         let length = usize::from(u16::from_be_bytes([*high, *low])).next_multiple_of(4);
         // An INIT is alone in its packet, and the packet has no tag.
         let alone = tag == [0; 4] && chunks.len() <= length;
-        return if alone && [a, b, c, d] != [0; 4] { Ok(([a, b, c, d], 0)) } else { Err(Silent::NoTag) };
+        return if alone && [a, b, c, d] != [0; 4] { Ok(([a, b, c, d], 0)) } else { Err(NoReply::NoTag) };
     }
     while let [kind, _, high, low, ..] = *chunks {
         if CHUNKS_SILENT.contains(&kind) {
-            return Err(Silent::Reset);
+            return Err(NoReply::Reset);
         }
         let length = usize::from(u16::from_be_bytes([high, low])).max(4).next_multiple_of(4);
         chunks = chunks.get(length..).unwrap_or_default();
     }
-    if tag == [0; 4] { Err(Silent::NoTag) } else { Ok((tag, ABORT_T)) }
+    if tag == [0; 4] { Err(NoReply::NoTag) } else { Ok((tag, ABORT_T)) }
 }

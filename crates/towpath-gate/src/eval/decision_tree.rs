@@ -37,7 +37,7 @@ struct Node {
 
 /// The tree.
 #[derive(Debug, Default)]
-pub(super) struct Tree {
+pub(super) struct DecisionTree {
     nodes: Vec<Node>,
     /// Leaves' lists: a length, then so many positions in order.
     lists: Vec<u32>,
@@ -49,7 +49,7 @@ struct Piece {
     position: u32,
 }
 
-impl Tree {
+impl DecisionTree {
     /// A tree of these boxes, each with its rule's position.
     pub(super) fn new(boxes: Vec<(Area, u32)>) -> Self {
         let mut tree = Self::default();
@@ -176,7 +176,7 @@ mod tests {
         ) {
             let areas: Vec<Area> = seeds.iter().map(|dims| dims.map(|(a, b)| (a.min(b), a.max(b)))).collect();
             let boxes = areas.iter().copied().zip(0..).collect();
-            let tree = Tree::new(boxes);
+            let tree = DecisionTree::new(boxes);
             for key in &keys {
                 let list = tree.positions(tree.find(key));
                 prop_assert!(list.is_sorted());

@@ -16,7 +16,7 @@ use towpath_wire::{Link, proto};
 
 /// A packet made from words: an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct PacketSpec {
     /// Direction.
     pub dir: Dir,
     /// Name of the port, if one was written.
@@ -27,26 +27,26 @@ pub struct Written {
 
 /// The words make no packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadPacket(String);
+pub struct PacketSpecError(String);
 
-impl fmt::Display for BadPacket {
+impl fmt::Display for PacketSpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; write a packet as \"in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn\"", self.0)
     }
 }
 
-impl std::error::Error for BadPacket {}
+impl std::error::Error for PacketSpecError {}
 
-fn bad(message: impl Into<String>) -> BadPacket {
-    BadPacket(message.into())
+fn bad(message: impl Into<String>) -> PacketSpecError {
+    PacketSpecError(message.into())
 }
 
-impl Written {
+impl PacketSpec {
     /// Reads the words.
     ///
     /// # Errors
-    /// [`BadPacket`] names the word that is wrong.
-    pub fn parse(text: &str) -> Result<Self, BadPacket> {
+    /// [`PacketSpecError`] names the word that is wrong.
+    pub fn parse(text: &str) -> Result<Self, PacketSpecError> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let mut at = 0;
         let dir = match words.first() {
@@ -65,7 +65,7 @@ impl Written {
         let port = if port_named { words.get(at).map(|word| (*word).to_owned()) } else { None };
         at += usize::from(port_named);
         let word = *words.get(at).ok_or_else(|| bad("the protocol is missing"))?;
-        let mut packet = Parts::default();
+        let mut packet = PacketFields::default();
         if word == "arp" {
             packet.options(words.get(at + 1..).unwrap_or_default())?;
             return Ok(Self { dir, port, frame: packet.ethernet(0x0806, &[0; 28]) });
@@ -124,13 +124,13 @@ pub(super) fn first_packets(flow: &Flow) -> impl Iterator<Item = Vec<u8>> + use<
     };
     let Flow { proto, src_port, dst_port, ends, .. } = *flow;
     kinds.iter().map(move |(flags, kind)| {
-        let packet = Parts {
+        let packet = PacketFields {
             proto,
             ports: (src_port, dst_port),
             flags: *flags,
             icmp: (*kind, 0),
             echo: (src_port, 0),
-            ..Parts::default()
+            ..PacketFields::default()
         };
         match ends {
             Ends::V4(src, dst) => packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets())),
@@ -140,7 +140,7 @@ pub(super) fn first_packets(flow: &Flow) -> impl Iterator<Item = Vec<u8>> + use<
 }
 
 /// `10.0.0.1`, `10.0.0.1:80`, `::1`, `[::1]:80`.
-fn end(text: &str) -> Result<(IpAddr, u16), BadPacket> {
+fn end(text: &str) -> Result<(IpAddr, u16), PacketSpecError> {
     if let Ok(ip) = text.parse() {
         return Ok((ip, 0));
     }
@@ -150,7 +150,7 @@ fn end(text: &str) -> Result<(IpAddr, u16), BadPacket> {
 }
 
 /// What the words said.
-struct Parts {
+struct PacketFields {
     proto: u8,
     ports: (u16, u16),
     flags: u8,
@@ -176,7 +176,7 @@ struct Parts {
     tcp_options: Vec<u8>,
 }
 
-impl Default for Parts {
+impl Default for PacketFields {
     fn default() -> Self {
         Self {
             proto: 0,
@@ -204,8 +204,8 @@ impl Default for Parts {
     }
 }
 
-impl Parts {
-    fn options(&mut self, words: &[&str]) -> Result<(), BadPacket> {
+impl PacketFields {
+    fn options(&mut self, words: &[&str]) -> Result<(), PacketSpecError> {
         let mut words = words.iter().flat_map(|word| word.split(','));
         while let Some(word) = words.next() {
             let mut number = |hi: u32| {
@@ -376,7 +376,12 @@ const TCP_OPTIONS: Options = &[
 ];
 
 /// Adds an option, and no operation (1) up to the next word; `room` is how long all may be.
-fn add_option(all: &mut Vec<u8>, name: Option<&str>, known: Options, room: usize) -> Result<(), BadPacket> {
+fn add_option(
+    all: &mut Vec<u8>,
+    name: Option<&str>,
+    known: Options,
+    room: usize,
+) -> Result<(), PacketSpecError> {
     let option = known.iter().find(|(known, _)| Some(*known) == name);
     let (_, bytes) = option.ok_or_else(|| {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
@@ -387,7 +392,7 @@ fn add_option(all: &mut Vec<u8>, name: Option<&str>, known: Options, room: usize
     if all.len() > room { Err(bad("more options than a header has room for")) } else { Ok(()) }
 }
 
-fn mac(text: Option<&str>) -> Result<[u8; 6], BadPacket> {
+fn mac(text: Option<&str>) -> Result<[u8; 6], PacketSpecError> {
     let text = text.ok_or_else(|| bad("an Ethernet address is missing"))?;
     crate::rules::mac(text).ok_or_else(|| bad(format!("\"{text}\" is no Ethernet address")))
 }

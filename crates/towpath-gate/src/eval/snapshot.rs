@@ -26,7 +26,7 @@ use std::time::Duration;
 use crc::{CRC_32_ISCSI, Crc};
 
 use super::reload::same;
-use super::{COMPANION, Gate};
+use super::{DEFAULT_DYNAMIC_RULE, Gate};
 use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, RuleId, Saved};
 use towpath_wire::{self as wire, Time};
 
@@ -57,7 +57,7 @@ const PIECE: usize = 64 << 10;
 
 /// Why a snapshot was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadSnapshot {
+pub enum SnapshotError {
     /// It does not begin as one.
     NoSnapshot,
     /// Its version is this, and none up to [`SNAPSHOT_VERSION`].
@@ -70,7 +70,7 @@ pub enum BadSnapshot {
     Nonsense(usize),
 }
 
-impl fmt::Display for BadSnapshot {
+impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSnapshot => f.write_str("this is no snapshot of states"),
@@ -87,7 +87,7 @@ impl fmt::Display for BadSnapshot {
     }
 }
 
-impl std::error::Error for BadSnapshot {}
+impl std::error::Error for SnapshotError {}
 
 /// What became of a snapshot's states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Gate {
     /// Gives all live states, in pieces, for a file.
     ///
     /// ```
-    /// # use towpath_gate::{Gate, gate::Ports, rules::Ruleset, state};
+    /// # use towpath_gate::{Gate, Ports, rules::Ruleset, state};
     /// # use towpath_wire::Time;
     /// # let rules = || Ruleset::parse("t", "add allow ip from any to any keep-state").ruleset.unwrap();
     /// # let new = |seed| Gate::new(rules(), Ports::new(), state::Settings::default(), seed);
@@ -123,7 +123,7 @@ impl Gate {
         self.snapshot_of(now, false, piece);
     }
 
-    /// The same, and says in it whether some states are `unchecked`: a re-check ([`Gate::recheck_some`]) has not come to them.
+    /// The same, and says in it whether some states are `unchecked`: a re-check ([`Gate::recheck_step`]) has not come to them.
     pub fn snapshot_of(&self, now: Time, unchecked: bool, mut piece: impl FnMut(&[u8])) {
         let mut out = Out { bytes: Vec::with_capacity(2 * PIECE), digest: CRC.digest() };
         out.put(MAGIC);
@@ -131,7 +131,7 @@ impl Gate {
         out.put(&[u8::from(unchecked)]);
         // Orphans are listed under their old rule: in a gate without it they are the companion's.
         let rules: Vec<_> =
-            self.rules.iter().chain(&self.hidden).filter(|(id, _)| *id != COMPANION).collect();
+            self.rules.iter().chain(&self.hidden).filter(|(id, _)| *id != DEFAULT_DYNAMIC_RULE).collect();
         let places: HashMap<RuleId, u32> = rules.iter().map(|(id, _)| *id).zip(0..).collect();
         out.put(&(rules.len() as u32).to_le_bytes());
         for (_, rule) in &rules {
@@ -160,11 +160,11 @@ impl Gate {
     ///
     /// # Errors
     /// When the snapshot is not whole and right; then nothing was changed.
-    pub fn restore(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
+    pub fn restore(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         self.beside(|gate| gate.take_states(snapshot, now))
     }
 
-    fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, BadSnapshot> {
+    fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         // Once to see that all is right, once to take it.
         let Head { unchecked, rules, names, states: mut at } = head(snapshot)?;
         let own: HashMap<_, RuleId> = self.rules.iter().rev().map(|(id, rule)| (same(rule), *id)).collect();
@@ -172,7 +172,7 @@ impl Gate {
             .into_iter()
             .map(|rule| match own.get(&rule) {
                 Some(&id) => (id, self.limit_of(id)),
-                None => (COMPANION, None),
+                None => (DEFAULT_DYNAMIC_RULE, None),
             })
             .collect();
         // Those that no state has need no number.
@@ -182,13 +182,13 @@ impl Gate {
         }
         let mut restored = Restored { unchecked, ..Restored::default() };
         while let Some((saved, rule, name)) = at.state(rules.len(), names.len())? {
-            let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((COMPANION, None));
+            let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((DEFAULT_DYNAMIC_RULE, None));
             let Some(name) = self.number(name as usize, &names, &mut numbers) else {
                 restored.refused += 1;
                 continue;
             };
             match self.states_mut().restore(&saved, rule, name, limit, now) {
-                Ok(Installed::New) if rule == COMPANION => restored.companion += 1,
+                Ok(Installed::New) if rule == DEFAULT_DYNAMIC_RULE => restored.companion += 1,
                 Ok(Installed::New) => restored.states += 1,
                 Ok(Installed::Existing) => restored.existing += 1,
                 Err(_) => restored.refused += 1,
@@ -215,7 +215,7 @@ impl Gate {
 ///
 /// # Errors
 /// The snapshot is not whole and right.
-pub fn check_snapshot(snapshot: &[u8]) -> Result<(), BadSnapshot> {
+pub fn check_snapshot(snapshot: &[u8]) -> Result<(), SnapshotError> {
     head(snapshot).map(drop)
 }
 
@@ -231,14 +231,14 @@ struct Head<'a> {
 }
 
 /// That of a snapshot of which all is right.
-fn head(snapshot: &[u8]) -> Result<Head<'_>, BadSnapshot> {
+fn head(snapshot: &[u8]) -> Result<Head<'_>, SnapshotError> {
     let (version, body) = checked(snapshot)?;
     let mut at = In { bytes: body, at: MAGIC.len() + 4 };
     let unchecked = match version {
         1 => false,
         _ => match (at.at, at.u8()?) {
             (_, mark @ 0..=1) => mark == 1,
-            (at, _) => return Err(BadSnapshot::Nonsense(at)),
+            (at, _) => return Err(SnapshotError::Nonsense(at)),
         },
     };
     let (mut rules, mut names) = (Vec::new(), Vec::new());
@@ -251,22 +251,22 @@ fn head(snapshot: &[u8]) -> Result<Head<'_>, BadSnapshot> {
     let mut states = at;
     while states.state(rules.len(), names.len())?.is_some() {}
     if states.at != body.len() {
-        return Err(BadSnapshot::Nonsense(states.at));
+        return Err(SnapshotError::Nonsense(states.at));
     }
     Ok(Head { unchecked, rules, names, states: at })
 }
 
 /// The version, and all but the checksum, when it is right.
-fn checked(snapshot: &[u8]) -> Result<(u32, &[u8]), BadSnapshot> {
-    let rest = snapshot.strip_prefix(MAGIC).ok_or(BadSnapshot::NoSnapshot)?;
-    let version = u32::from_le_bytes(*rest.first_chunk().ok_or(BadSnapshot::Cut)?);
+fn checked(snapshot: &[u8]) -> Result<(u32, &[u8]), SnapshotError> {
+    let rest = snapshot.strip_prefix(MAGIC).ok_or(SnapshotError::NoSnapshot)?;
+    let version = u32::from_le_bytes(*rest.first_chunk().ok_or(SnapshotError::Cut)?);
     if !(1..=SNAPSHOT_VERSION).contains(&version) {
-        return Err(BadSnapshot::Version(version));
+        return Err(SnapshotError::Version(version));
     }
-    let (_, sum) = rest[4..].split_last_chunk().ok_or(BadSnapshot::Cut)?;
+    let (_, sum) = rest[4..].split_last_chunk().ok_or(SnapshotError::Cut)?;
     let body = &snapshot[..snapshot.len() - sum.len()];
     if CRC.checksum(body) != u32::from_le_bytes(*sum) {
-        return Err(BadSnapshot::Checksum);
+        return Err(SnapshotError::Checksum);
     }
     Ok((version, body))
 }
@@ -330,31 +330,31 @@ struct In<'a> {
 }
 
 impl In<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadSnapshot> {
-        let nonsense = BadSnapshot::Nonsense(self.at);
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], SnapshotError> {
+        let nonsense = SnapshotError::Nonsense(self.at);
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()).ok_or(nonsense)?;
         self.at += N;
         Ok(*taken)
     }
 
-    fn u8(&mut self) -> Result<u8, BadSnapshot> {
+    fn u8(&mut self) -> Result<u8, SnapshotError> {
         self.take().map(|[byte]| byte)
     }
 
-    fn u16(&mut self) -> Result<u16, BadSnapshot> {
+    fn u16(&mut self) -> Result<u16, SnapshotError> {
         self.take().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, BadSnapshot> {
+    fn u32(&mut self) -> Result<u32, SnapshotError> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, BadSnapshot> {
+    fn u64(&mut self) -> Result<u64, SnapshotError> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn text(&mut self) -> Result<String, BadSnapshot> {
-        let nonsense = BadSnapshot::Nonsense(self.at);
+    fn text(&mut self) -> Result<String, SnapshotError> {
+        let nonsense = SnapshotError::Nonsense(self.at);
         let length = self.u32()? as usize;
         let text = self.bytes.get(self.at..).and_then(|rest| rest.get(..length)).ok_or(nonsense)?;
         self.at += length;
@@ -362,8 +362,8 @@ impl In<'_> {
     }
 
     /// The next state, its rule's place and its name's; `None` at the end.
-    fn state(&mut self, rules: usize, names: usize) -> Result<Option<(Saved, u32, u32)>, BadSnapshot> {
-        let nonsense = BadSnapshot::Nonsense(self.at);
+    fn state(&mut self, rules: usize, names: usize) -> Result<Option<(Saved, u32, u32)>, SnapshotError> {
+        let nonsense = SnapshotError::Nonsense(self.at);
         let marks = self.u8()?;
         if marks == END {
             return Ok(None);
@@ -409,7 +409,7 @@ impl In<'_> {
         };
         let listed = Listed {
             kind: if has(LIMITED) { Kind::Limit } else { Kind::State },
-            rule: COMPANION,
+            rule: DEFAULT_DYNAMIC_RULE,
             name: Name::DEFAULT,
             orphaned: false,
             flow: Flow { ends, proto, src_port, dst_port, tenant },

@@ -20,13 +20,13 @@ const AWAY: u64 = 1 << 63;
 
 /// What a rule has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counter {
+pub(super) struct RuleCounter {
     pub(super) packets: u64,
     pub(super) bytes: u64,
     pub(super) last: Time,
 }
 
-impl Counter {
+impl RuleCounter {
     pub(super) fn add(&mut self, other: Self) {
         self.packets += other.packets;
         self.bytes += other.bytes;
@@ -41,24 +41,24 @@ impl Counter {
 /// A rule's count of one walker.
 #[derive(Debug, Default)]
 #[repr(align(32))]
-struct Count {
+struct RuleCounterCell {
     packets: AtomicU64,
     bytes: AtomicU64,
     last: AtomicU64,
 }
 
-impl Count {
-    fn get(&self) -> Counter {
+impl RuleCounterCell {
+    fn get(&self) -> RuleCounter {
         // Relaxed, here and below: each number is right by itself.
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counter {
+        RuleCounter {
             packets: get(&self.packets),
             bytes: get(&self.bytes),
             last: Time::from_nanos(get(&self.last)),
         }
     }
 
-    fn set(&self, counter: Counter) {
+    fn set(&self, counter: RuleCounter) {
         self.packets.store(counter.packets, Ordering::Relaxed);
         self.bytes.store(counter.bytes, Ordering::Relaxed);
         self.last.store(counter.last.as_nanos(), Ordering::Relaxed);
@@ -66,16 +66,16 @@ impl Count {
 }
 
 /// The counts of one walker, beside the rules that it goes by.
-pub(super) struct Counts {
+pub(super) struct RuleCounters {
     pub(super) program: Arc<Program>,
-    counts: Box<[Count]>,
+    counts: Box<[RuleCounterCell]>,
 }
 
-impl Counts {
-    /// Counts for these rules, with what `before` had of them.
+impl RuleCounters {
+    /// RuleCounters for these rules, with what `before` had of them.
     pub(super) fn new(program: Arc<Program>, before: Option<&Self>) -> Self {
-        let count = |rule: &super::program::Ready| {
-            let count = Count::default();
+        let count = |rule: &super::program::CompiledRule| {
+            let count = RuleCounterCell::default();
             if let Some(counter) = before.and_then(|before| before.of(rule.id)) {
                 count.set(counter);
             }
@@ -85,7 +85,7 @@ impl Counts {
         Self { program, counts }
     }
 
-    /// Counts a packet for the rule at this position, by the walker that they belong to.
+    /// RuleCounters a packet for the rule at this position, by the walker that they belong to.
     #[inline]
     pub(super) fn count(&self, at: usize, bytes: u32, now: Time) {
         let count = &self.counts[at];
@@ -95,24 +95,24 @@ impl Counts {
         count.last.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    fn of(&self, rule: RuleId) -> Option<Counter> {
+    fn of(&self, rule: RuleId) -> Option<RuleCounter> {
         Some(self.counts[self.program.position_of(rule)?].get())
     }
 }
 
 /// What others may see of a walker.
-pub(super) struct Seat {
-    counts: Mutex<Arc<Counts>>,
+pub(super) struct WalkerSlot {
+    counts: Mutex<Arc<RuleCounters>>,
     /// The number of what it goes by.
     version: AtomicU64,
     /// Tags that found no room on their packet.
     tags_full: AtomicU64,
 }
 
-impl Seat {
-    pub(super) fn take(&self, version: u64, counts: Arc<Counts>) {
+impl WalkerSlot {
+    pub(super) fn take(&self, version: u64, counts: Arc<RuleCounters>) {
         *locked(&self.counts) = counts;
-        // Release: pairs with the acquire of Seats::all_have(): what the walker did by what it went by is done.
+        // Release: pairs with the acquire of WalkerSlots::all_have(): what the walker did by what it went by is done.
         self.version.store(version, Ordering::Release);
     }
 
@@ -135,18 +135,18 @@ impl Seat {
 
 /// The seats of all walkers, and what those counted that are gone.
 #[derive(Default)]
-pub(super) struct Seats(Mutex<All>);
+pub(super) struct WalkerSlots(Mutex<All>);
 
 #[derive(Default)]
 struct All {
-    seats: Vec<Arc<Seat>>,
-    gone: HashMap<RuleId, Counter>,
+    seats: Vec<Arc<WalkerSlot>>,
+    gone: HashMap<RuleId, RuleCounter>,
     tags_full: u64,
 }
 
-impl Seats {
-    pub(super) fn join(&self, version: u64, counts: Arc<Counts>) -> Arc<Seat> {
-        let seat = Arc::new(Seat {
+impl WalkerSlots {
+    pub(super) fn join(&self, version: u64, counts: Arc<RuleCounters>) -> Arc<WalkerSlot> {
+        let seat = Arc::new(WalkerSlot {
             counts: Mutex::new(counts),
             version: AtomicU64::new(version),
             tags_full: AtomicU64::new(0),
@@ -156,7 +156,7 @@ impl Seats {
     }
 
     /// The walker is gone; what it counted stays.
-    pub(super) fn leave(&self, seat: &Arc<Seat>) {
+    pub(super) fn leave(&self, seat: &Arc<WalkerSlot>) {
         let mut all = locked(&self.0);
         all.seats.retain(|other| !Arc::ptr_eq(other, seat));
         all.tags_full += seat.tags_full.load(Ordering::Relaxed);
@@ -170,9 +170,9 @@ impl Seats {
     }
 
     /// What these rules have seen, all walkers together.
-    pub(super) fn sums(&self, rules: impl Iterator<Item = RuleId> + Clone) -> Vec<Counter> {
+    pub(super) fn sums(&self, rules: impl Iterator<Item = RuleId> + Clone) -> Vec<RuleCounter> {
         let all = locked(&self.0);
-        let mut sums: Vec<Counter> =
+        let mut sums: Vec<RuleCounter> =
             rules.clone().map(|rule| all.gone.get(&rule).copied().unwrap_or_default()).collect();
         for seat in &all.seats {
             let counts = locked(&seat.counts);
@@ -206,7 +206,7 @@ impl Seats {
 
     /// Whether every walker goes by this version or a later one, or is away.
     pub(super) fn all_have(&self, version: u64) -> bool {
-        // Pairs with the fence of Seat::come().
+        // Pairs with the fence of WalkerSlot::come().
         std::sync::atomic::fence(Ordering::SeqCst);
         // Acquire: pairs with the release of take() and go().
         locked(&self.0).seats.iter().all(|seat| seat.version.load(Ordering::Acquire) >= version)

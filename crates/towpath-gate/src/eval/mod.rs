@@ -1,7 +1,7 @@
 //! The gate: rules, tables, states and counters, and the walk of a packet through them.
 //!
 //! ```
-//! use towpath_gate::gate::{Dir, Gate, Ports, Step, Walk};
+//! use towpath_gate::{Dir, Gate, Ports, Step, Walk};
 //! use towpath_wire::Link;
 //! use towpath_gate::rules::Ruleset;
 //! use towpath_gate::state;
@@ -21,50 +21,50 @@
 //! assert_eq!(gate.show()[0].packets, 1);
 //! ```
 
-mod asked;
 mod burst;
 mod class;
-mod counts;
-mod cuts;
+mod decision_tree;
+mod evaluate;
 mod explain;
+mod flow_names;
+mod generation;
 mod index;
 mod insn;
-mod live;
+mod inspect_burst;
 mod log;
-mod names;
-mod opening;
-mod pipe;
+mod packet_spec;
 mod port;
 mod program;
 mod reload;
 mod reply;
-mod run;
+mod rule_counters;
 mod snapshot;
+mod stateless_prefix;
+mod token_bucket;
 mod walk;
 mod walker;
-mod written;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use burst::BURST;
-pub use explain::{Explained, Explanation, Lead, Outcome};
-pub use log::{Logged, PacketLog};
+pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
+pub use log::{LogEntry, PacketLog};
+pub use packet_spec::{PacketSpec, PacketSpecError};
 pub use port::{PortId, Ports, Route, Routes};
 pub use reload::{Diff, Rechecked, StatePolicy};
-pub use reply::{Limit, REPLIES_PER_SECOND, Silent};
-pub use snapshot::{BadSnapshot, Restored, SNAPSHOT_VERSION, check_snapshot};
+pub use reply::{NoReply, REPLIES_PER_SECOND, ReplyLimiter};
+pub use snapshot::{Restored, SNAPSHOT_VERSION, SnapshotError, check_snapshot};
 pub use walk::{CALL_DEPTH, Dir, DropReason, Edits, MAX_TAGS, Reject, Step, Walk};
 pub use walker::Walker;
-pub use written::{BadPacket, Written};
 
-use self::counts::Counter;
-use self::live::Live;
-use self::names::FlowNames;
-use self::pipe::Bucket;
-use self::program::{Names, Program};
-use self::reload::Leaving;
+use self::flow_names::FlowNames;
+use self::generation::Generation;
+use self::program::{Program, Resolver};
+use self::reload::RetiredGeneration;
+use self::rule_counters::RuleCounter;
+use self::token_bucket::TokenBucket;
 use self::walker::Shared;
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
@@ -72,7 +72,7 @@ use crate::state::{self, Keepalive, Name, Pages, RuleId, States};
 use towpath_wire::{Packet, Time};
 
 /// The rule of states that come from outside and have no rule here: `allow ... // dynamic states default rule`.
-pub const COMPANION: RuleId = RuleId(0);
+pub const DEFAULT_DYNAMIC_RULE: RuleId = RuleId(0);
 
 /// The gate: who has it decides what the rules are. It takes packets through them itself ([`Gate::walk`]), and any
 /// number of threads do beside it ([`Gate::walker`]).
@@ -85,7 +85,7 @@ pub struct Gate {
     /// Rules that only states still have.
     hidden: Vec<(RuleId, Rule)>,
     /// What rules had seen when they were set to zero.
-    zeroed: HashMap<RuleId, Counter>,
+    zeroed: HashMap<RuleId, RuleCounter>,
     /// How much rules with `log` have logged.
     logged: HashMap<RuleId, Arc<AtomicU32>>,
     table_names: HashMap<Box<str>, u32>,
@@ -95,12 +95,12 @@ pub struct Gate {
     walkers: u64,
     seed: u64,
     /// What was in force before, as long as walkers have it.
-    leaving: Vec<Leaving>,
+    leaving: Vec<RetiredGeneration>,
 }
 
 /// What the gate itself can be told, apart from the states' settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct GateSettings {
     /// Drop IPv6 packets with an extension header that nobody knows (ipfw's deny_unknown_exthdrs).
     pub deny_unknown_exthdrs: bool,
     /// Most packets that a `log` rule without `logamount` logs; 0 is no limit (ipfw's verbose_limit).
@@ -112,7 +112,7 @@ pub struct Settings {
     pub fragments: bool,
 }
 
-impl Default for Settings {
+impl Default for GateSettings {
     fn default() -> Self {
         Self { deny_unknown_exthdrs: true, verbose_limit: 0, related: true, fragments: true }
     }
@@ -120,7 +120,7 @@ impl Default for Settings {
 
 /// One rule of [`Gate::show`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct RuleInfo {
     /// Number.
     pub number: u32,
     /// Set.
@@ -158,7 +158,7 @@ impl Gate {
             shared,
             walker,
             rules: Vec::new(),
-            hidden: vec![(COMPANION, companion())],
+            hidden: vec![(DEFAULT_DYNAMIC_RULE, companion())],
             zeroed: HashMap::new(),
             logged: HashMap::new(),
             table_names: HashMap::new(),
@@ -191,13 +191,13 @@ impl Gate {
 
     /// The same, one rule after the other: what the index must agree with.
     #[doc(hidden)]
-    pub fn walk_straight(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
-        self.walker.walk_straight(walk, packet, now)
+    pub fn walk_linear(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
+        self.walker.walk_linear(walk, packet, now)
     }
 
     /// What is in force.
     #[inline]
-    fn live(&self) -> &Live {
+    fn live(&self) -> &Generation {
         &self.walker.live
     }
 
@@ -207,10 +207,10 @@ impl Gate {
         self.rules = rules.into_iter().map(|rule| (self.new_id(), rule)).collect();
         self.disabled_sets = disabled_sets;
         let tables = self.name_tables(tables);
-        let bucket = |(number, pipe)| (number, Arc::new(Bucket::new(pipe)));
+        let bucket = |(number, pipe)| (number, Arc::new(TokenBucket::new(pipe)));
         let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
         let ports = Arc::new(ports);
-        self.compile(|live| *live = Live { tables, pipes, ports, ..live.clone() });
+        self.compile(|live| *live = Generation { tables, pipes, ports, ..live.clone() });
     }
 
     fn new_id(&mut self) -> RuleId {
@@ -226,7 +226,7 @@ impl Gate {
     }
 
     /// Makes the program anew from the rules, and puts it in force together with what `change` changes.
-    fn compile(&mut self, change: impl FnOnce(&mut Live)) {
+    fn compile(&mut self, change: impl FnOnce(&mut Generation)) {
         self.name_flows();
         let with_log = self.rules.iter().chain(&self.hidden).filter(|(_, rule)| rule.log.is_some());
         let logged = with_log.map(|(id, _)| (*id, self.logged.get(id).cloned().unwrap_or_default()));
@@ -273,7 +273,8 @@ impl Gate {
         let own = self.rules.iter().flat_map(|(_, rule)| rule.flow_names());
         let mut used: HashSet<Name> = own.filter_map(|name| self.flow_names.get(&name)).collect();
         if also_left {
-            let programs = self.leaving.iter().filter_map(Leaving::program).chain([&*self.live().program]);
+            let programs =
+                self.leaving.iter().filter_map(RetiredGeneration::program).chain([&*self.live().program]);
             used.extend(programs.flat_map(Program::flow_names));
         }
         used.extend(self.states().list(self.walker.states.now()).map(|listed| listed.name));
@@ -281,19 +282,19 @@ impl Gate {
     }
 
     /// Changes what is in force. Its number then.
-    fn change<T>(&mut self, change: impl FnOnce(&mut Live) -> T) -> T {
+    fn change<T>(&mut self, change: impl FnOnce(&mut Generation) -> T) -> T {
         let alone = self.shared.seats.alone();
         let before = (!alone).then(|| (self.shared.current.version(), self.live().clone()));
         let mut own = std::mem::take(&mut self.walker.live);
         let (version, done) = self.shared.current.change(&mut own, change);
         self.walker.go_by(version, own);
-        self.leaving.extend(before.map(|(version, live)| Leaving::new(version, live)));
+        self.leaving.extend(before.map(|(version, live)| RetiredGeneration::new(version, live)));
         done
     }
 
     /// What names in rules stand for.
-    fn resolver<'g>(&'g self, ports: &'g Ports) -> Names<'g> {
-        Names {
+    fn resolver<'g>(&'g self, ports: &'g Ports) -> Resolver<'g> {
+        Resolver {
             ports,
             tables: &self.table_names,
             flows: self.flow_names.numbers(),
@@ -303,7 +304,7 @@ impl Gate {
     }
 
     /// What each rule has seen since it was set to zero, of `rules`.
-    fn counters(&self) -> Vec<Counter> {
+    fn counters(&self) -> Vec<RuleCounter> {
         let mut counters = self.shared.seats.sums(self.rules.iter().map(|(id, _)| *id));
         for (counter, (id, _)) in counters.iter_mut().zip(&self.rules) {
             if let Some(zeroed) = self.zeroed.get(id) {
@@ -321,8 +322,8 @@ impl Gate {
     }
 
     /// Every rule in order with its counters, the default rule last.
-    pub fn show(&self) -> Vec<Shown> {
-        let shown = |((_, rule), counter): (&(RuleId, Rule), Counter)| Shown {
+    pub fn show(&self) -> Vec<RuleInfo> {
+        let shown = |((_, rule), counter): (&(RuleId, Rule), RuleCounter)| RuleInfo {
             number: rule.number,
             set: rule.set,
             packets: counter.packets,
@@ -450,12 +451,12 @@ impl Gate {
     }
 
     /// The gate's own settings.
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self) -> GateSettings {
         self.live().settings
     }
 
     /// Changes the gate's own settings.
-    pub fn set_settings(&mut self, settings: Settings) {
+    pub fn set_settings(&mut self, settings: GateSettings) {
         self.change(|live| live.settings = settings);
     }
 

@@ -4,10 +4,10 @@
 use std::fmt;
 
 use super::Gate;
+use super::evaluate::{Next, flow_of};
 use super::insn::all_hold;
-use super::program::{Act, Program};
-use super::run::{Next, flow_of};
-use super::walk::{Dir, DropReason, Memo, Step, Walk};
+use super::program::{CompiledAction, Program};
+use super::walk::{Dir, DropReason, LookupCache, Step, Walk};
 use crate::rules::option::{Term, Test};
 use crate::rules::table::Value;
 use crate::rules::{block_text, protocol};
@@ -18,14 +18,14 @@ use towpath_wire::{Addresses, Fragment, Packet, Time, proto};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The rules in the order in which they were tried.
-    pub steps: Vec<Explained>,
+    pub steps: Vec<ExplainedRule>,
     /// Where the walk ended. A pipe is taken to let the packet pass, and `prob` to come true.
     pub verdict: Step,
 }
 
 /// One rule that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
+pub struct ExplainedRule {
     /// Its number.
     pub number: u32,
     /// Its set.
@@ -35,12 +35,12 @@ pub struct Explained {
     /// Whether a state is looked up for it.
     pub looks_up: bool,
     /// What trying it came to.
-    pub outcome: Outcome,
+    pub outcome: RuleOutcome,
 }
 
 /// What trying a rule came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RuleOutcome {
     /// Its set is disabled.
     Disabled,
     /// A test did not hold.
@@ -64,14 +64,14 @@ pub enum Outcome {
         /// Number of the rule that made it.
         parent: u32,
         /// What that rule's action did.
-        lead: Lead,
+        lead: ActionOutcome,
     },
     /// Everything held and the action ran.
     Matched {
         /// A state that would be made, by its flow name with its colon.
         makes_state: Option<String>,
         /// What the action did.
-        lead: Lead,
+        lead: ActionOutcome,
     },
     /// Everything held; a state would be made, and the action is left to later packets (defer-action).
     Deferred {
@@ -84,7 +84,7 @@ pub enum Outcome {
 
 /// Where an action led.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lead {
+pub enum ActionOutcome {
     /// On with the rule of this number.
     On(u32),
     /// Out of the rules.
@@ -115,7 +115,7 @@ impl Gate {
             if let Some((_, rule)) = self.rules.get(at) {
                 let looks_up = self.walker.live.program.rules[at].probe.is_some();
                 let (number, set) = (rule.number, rule.set);
-                steps.push(Explained { number, set, text: rule.to_string(), looks_up, outcome });
+                steps.push(ExplainedRule { number, set, text: rule.to_string(), looks_up, outcome });
             }
             match next {
                 Next::Stop(verdict) => return Explanation { steps, verdict },
@@ -128,16 +128,22 @@ impl Gate {
     }
 
     /// Tries one rule, in the order of [`super::Walker`], and says how that went.
-    fn explain_rule(&self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> (Outcome, Next) {
+    fn explain_rule(
+        &self,
+        at: usize,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        now: Time,
+    ) -> (RuleOutcome, Next) {
         let ready = &self.live().program.rules[at];
         let on = Next::Rule(self.live().program.next(at));
         if !ready.enabled {
-            return (Outcome::Disabled, on);
+            return (RuleOutcome::Disabled, on);
         }
         if let Some(lookup) = ready.probe.filter(|lookup| walk.memo.needs(*lookup)) {
             walk.memo = match lookup {
-                Lookup::Any => Memo::Any,
-                Lookup::Named(name) => Memo::Named(name),
+                Lookup::Any => LookupCache::Any,
+                Lookup::Named(name) => LookupCache::Named(name),
             };
             if let Some(Peek { state, position, forward, related }) = self.peek(lookup, walk, packet, now) {
                 walk.answers = (!forward).then_some(state.rule);
@@ -145,32 +151,35 @@ impl Gate {
                 let (lead, next) = self.explain_action(position, walk, packet, None);
                 let name = self.flow_name(state.name);
                 let state = state.line(parent, |_| name).to_string();
-                return (Outcome::State { state, related, parent, lead }, next);
+                return (RuleOutcome::State { state, related, parent, lead }, next);
             }
         }
-        if matches!(ready.act, Act::CheckState) {
+        if matches!(ready.act, CompiledAction::CheckState) {
             let name = match ready.probe {
                 Some(Lookup::Named(name)) => format!(":{}", self.flow_name(name)),
                 _ => ":any".to_owned(),
             };
-            return (Outcome::NoState { name }, on);
+            return (RuleOutcome::NoState { name }, on);
         }
         let mut tablearg = None;
         if let Some(failed) = self.failing_block(at, walk, packet, &mut tablearg) {
             let next =
                 if at == self.live().program.default { Next::Stop(Step::Drop(DropReason::Deny)) } else { on };
-            return (Outcome::Failed { test: block_text(failed), packet: seen(failed, packet, walk) }, next);
+            return (
+                RuleOutcome::Failed { test: block_text(failed), packet: seen(failed, packet, walk) },
+                next,
+            );
         }
         let makes_state =
             ready.install.as_ref().map(|installs| format!(":{}", self.flow_name(installs.name)));
         if makes_state.is_some() && packet.addresses == Addresses::None {
-            return (Outcome::CannotMakeState, Next::Stop(Step::Drop(DropReason::NotIp)));
+            return (RuleOutcome::CannotMakeState, Next::Stop(Step::Drop(DropReason::NotIp)));
         }
         match makes_state {
-            Some(makes_state) if ready.defer => (Outcome::Deferred { makes_state }, on),
+            Some(makes_state) if ready.defer => (RuleOutcome::Deferred { makes_state }, on),
             makes_state => {
                 let (lead, next) = self.explain_action(at, walk, packet, tablearg);
-                (Outcome::Matched { makes_state, lead }, next)
+                (RuleOutcome::Matched { makes_state, lead }, next)
             }
         }
     }
@@ -181,17 +190,20 @@ impl Gate {
         walk: &mut Walk,
         packet: &Packet<'_>,
         tablearg: Option<Value>,
-    ) -> (Lead, Next) {
+    ) -> (ActionOutcome, Next) {
         self.live().tag(at, walk, tablearg);
         match self.live().act(at, walk, packet, tablearg) {
             Next::Rule(position) => {
-                (Lead::On(self.live().program.rules[position].number), Next::Rule(position))
+                (ActionOutcome::On(self.live().program.rules[position].number), Next::Rule(position))
             }
             Next::Stop(step @ (Step::Tee(_) | Step::Divert(_) | Step::Reassemble)) => {
                 let position = self.live().program.next(at);
-                (Lead::Through(step, self.live().program.rules[position].number), Next::Rule(position))
+                (
+                    ActionOutcome::Through(step, self.live().program.rules[position].number),
+                    Next::Rule(position),
+                )
             }
-            Next::Stop(step) => (Lead::End(step), Next::Stop(step)),
+            Next::Stop(step) => (ActionOutcome::End(step), Next::Stop(step)),
         }
     }
 
@@ -292,7 +304,7 @@ fn seen(block: &[Term], p: &Packet<'_>, walk: &Walk) -> String {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for RuleOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disabled => f.write_str("its set is disabled"),
@@ -317,7 +329,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl fmt::Display for Lead {
+impl fmt::Display for ActionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::On(number) => write!(f, "on to rule {number}"),
