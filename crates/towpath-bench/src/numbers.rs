@@ -330,9 +330,6 @@ mod tests {
     fn this_repositorys_readme_says_what_its_page_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let page = root.join("docs/book/src/numbers.md");
-        if !page.exists() {
-            return println!("skipped: no docs/book/src/numbers.md yet");
-        }
         check(&root.join("README.md"), &page).unwrap();
     }
 

@@ -1,7 +1,7 @@
 //! Objects made by clang: loaded, refused, and framing pipelined messages.
 //!
-//! The objects beside the sources were made by `clang -O2 -target bpf -nostdinc -c`; where clang is installed, the
-//! sources are compiled anew and must behave the same.
+//! The objects beside the sources were made by `clang -O2 -target bpf -nostdinc -c`. Each test runs with these objects, and once
+//! more, in the module `compiled`, with objects that clang compiles from the sources.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,29 +12,48 @@ fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
 }
 
-/// The object as it stands in the project, and made anew where that is possible.
-fn objects(name: &str) -> Vec<Vec<u8>> {
-    let mut objects =
-        vec![std::fs::read(programs().join(format!("{name}.o"))).expect("the object is in the project")];
+fn read(name: &str) -> Vec<Vec<u8>> {
+    vec![std::fs::read(programs().join(format!("{name}.o"))).expect("the object is in the project")]
+}
+
+/// The source compiled for each version of the instruction set.
+fn compile(name: &str) -> Vec<Vec<u8>> {
     let clang = ["clang", "clang-19", "clang-14"].into_iter().find(|clang| {
         Command::new(clang).arg("--version").output().is_ok_and(|output| output.status.success())
     });
-    let Some(clang) = clang else {
-        eprintln!("no clang here: {name}.c is tested as the project's object only");
-        return objects;
-    };
-    for cpu in ["-mcpu=v1", "-mcpu=v2", "-mcpu=v3"] {
+    let clang = clang.expect("clang");
+    let object = |cpu| {
         let output = Command::new(clang)
-            .args(["-O2", "-target", "bpf", "-nostdinc"])
-            .arg(cpu)
-            .args(["-o", "-", "-c"])
+            .args(["-O2", "-target", "bpf", "-nostdinc", cpu, "-o", "-", "-c"])
             .arg(programs().join(format!("{name}.c")))
             .output();
         let output = output.expect("clang runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        objects.push(output.stdout);
-    }
-    objects
+        output.stdout
+    };
+    ["-mcpu=v1", "-mcpu=v2", "-mcpu=v3"].map(object).to_vec()
+}
+
+/// The objects of a source.
+type Objects = fn(&str) -> Vec<Vec<u8>>;
+
+macro_rules! with_both {
+    ($($test:ident)*) => {
+        mod stored {
+            $(#[test] fn $test() { super::$test(super::read); })*
+        }
+        mod compiled {
+            $(#[towpath_testenv::needs(clang)] #[test] fn $test() { super::$test(super::compile); })*
+        }
+    };
+}
+
+with_both! {
+    the_documented_program_frames_pipelined_messages
+    direct_access_asks_for_what_it_needs
+    state_in_cb_lets_a_scan_go_on
+    functions_of_the_text_section_are_linked
+    objects_are_refused_with_the_reason
 }
 
 fn named(name: &str) -> LoadOptions {
@@ -63,8 +82,7 @@ fn frame(program: &Program, stream: &[u8]) -> Vec<usize> {
     lengths
 }
 
-#[test]
-fn the_documented_program_frames_pipelined_messages() {
+fn the_documented_program_frames_pipelined_messages(objects: Objects) {
     // The lengths that the reference gets wrong: 14, 24 and 34 bytes come out there as 14, 14, 14, ...
     let lengths = [14_usize, 24, 34, 4, 300];
     let mut stream = Vec::new();
@@ -79,8 +97,7 @@ fn the_documented_program_frames_pipelined_messages() {
     }
 }
 
-#[test]
-fn direct_access_asks_for_what_it_needs() {
+fn direct_access_asks_for_what_it_needs(objects: Objects) {
     for object in objects("direct") {
         let program = load(&object, "length16");
         let mut context = Context::new();
@@ -92,8 +109,7 @@ fn direct_access_asks_for_what_it_needs() {
     }
 }
 
-#[test]
-fn state_in_cb_lets_a_scan_go_on() {
+fn state_in_cb_lets_a_scan_go_on(objects: Objects) {
     for object in objects("direct") {
         let program = load(&object, "lines");
         assert_eq!(frame(&program, b"PING\nSET a b\n\n"), [5, 8, 1]);
@@ -109,8 +125,7 @@ fn state_in_cb_lets_a_scan_go_on() {
     }
 }
 
-#[test]
-fn functions_of_the_text_section_are_linked() {
+fn functions_of_the_text_section_are_linked(objects: Objects) {
     for object in objects("direct") {
         let program = load(&object, "mqtt");
         assert_eq!(program.stats().functions, 2);
@@ -150,8 +165,7 @@ const REFUSED: &[(&str, Option<&str>, &str)] = &[
     ),
 ];
 
-#[test]
-fn objects_are_refused_with_the_reason() {
+fn objects_are_refused_with_the_reason(objects: Objects) {
     for (file, name, message) in REFUSED {
         for object in objects(file) {
             let options = LoadOptions { name: name.map(str::to_owned), ..LoadOptions::default() };
@@ -163,20 +177,20 @@ fn objects_are_refused_with_the_reason() {
 
 #[test]
 fn a_section_names_a_program_too() {
-    let object = &objects("direct")[0];
+    let object = &read("direct")[0];
     assert_eq!(load(object, "socket/mqtt").stats().functions, 2);
 }
 
 #[test]
 fn a_listing_has_functions_and_text() {
-    let code = Code::load(&objects("thrift")[0], &LoadOptions::default()).expect("an object");
+    let code = Code::load(&read("thrift")[0], &LoadOptions::default()).expect("an object");
     let text = "frame:\n    0: r6 = r1\n    1: r0 = *(u32 *)skb[0]\n    2: r0 += 4\n    3: exit\n";
     assert_eq!(code.to_string(), text);
 }
 
 #[test]
 fn damaged_objects_are_errors() {
-    let object = &objects("direct")[0];
+    let object = &read("direct")[0];
     for length in 0..object.len() {
         let _ = Program::load(&object[..length], &named("mqtt"));
     }

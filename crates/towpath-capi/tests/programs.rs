@@ -29,12 +29,7 @@ fn built(name: &str) -> PathBuf {
 }
 
 impl Bench {
-    /// None without a compiler.
-    fn new() -> Option<Self> {
-        if Command::new("cc").arg("--version").output().is_err() {
-            println!("no cc: programs in C are not tried");
-            return None;
-        }
+    fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, as_name) in
             [("libtowpath_capi.so", "libtowpath.so"), ("libtowpath_capi.a", "static/libtowpath.a")]
@@ -43,7 +38,7 @@ impl Bench {
             std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
             std::os::unix::fs::symlink(built(name), to).expect("a link");
         }
-        Some(Self { directory })
+        Self { directory }
     }
 
     fn compile(&self, source: &str, libraries: &[&str]) -> PathBuf {
@@ -68,9 +63,10 @@ impl Bench {
     }
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn what_is_refused() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let output = Command::new(bench.program("tests/refusals.c")).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -91,9 +87,10 @@ fn number(queue: &Value, key: &str) -> u64 {
     queue[key].as_u64().unwrap_or_else(|| panic!("{key} of {queue}"))
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn an_inspector_in_c_decides_as_the_one_in_rust() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let rules = crate_path("../../examples/office.ipfw");
     let inspector = bench.program("examples/inspector.c");
     let ours = replay(&rules, &format!("{} password=", inspector.display()), None);
@@ -108,9 +105,10 @@ fn an_inspector_in_c_decides_as_the_one_in_rust() {
     assert!(number(ours, "dropped") > 0 && number(ours, "passed") > 0);
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn verdicts_of_every_kind() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let rules = bench.directory.path().join("rules.ipfw");
     std::fs::write(&rules, "add inspect 1 ip4 from any to any\nadd allow all from any to any\n")
         .expect("rules");
@@ -203,9 +201,10 @@ fn line(stream: &mut BufReader<TcpStream>) -> String {
     line
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn messages_are_answered_in_c() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let program = bench.program("tests/messages.c");
     for mode in ["wait", "loop", "signal", "full", "serve"] {
         let front = Front::start(&format!("{} {mode}", program.display()));
@@ -228,9 +227,10 @@ fn messages_are_answered_in_c() {
     }
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn the_example_of_a_worker_in_both_ways_to_link() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let library = bench.directory.path().join("static/libtowpath.a").display().to_string();
     // What the archive needs is in docs/book/src/reference/c.md.
     let linked = ["shared", "static"].map(|how| match how {
@@ -250,9 +250,10 @@ fn the_example_of_a_worker_in_both_ways_to_link() {
     }
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn what_is_installed_is_enough() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let prefix = bench.directory.path().join("installed");
     let script = Command::new(crate_path("install")).arg(&prefix).arg(built("")).output().expect("sh");
     assert!(script.status.success(), "{}", String::from_utf8_lossy(&script.stderr));
@@ -279,9 +280,10 @@ fn what_is_installed_is_enough() {
     assert!(status.success());
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn buffers_are_lent_to_a_sender_and_come_back() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let program = bench.program("tests/lending.c");
     for choice in ["0", "1", "2"] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -301,9 +303,10 @@ fn buffers_are_lent_to_a_sender_and_come_back() {
     }
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn a_sender_whose_peer_is_gone() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
     let program = bench.program("tests/lending.c");
@@ -320,9 +323,10 @@ fn a_sender_whose_peer_is_gone() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn the_example_of_a_sender() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
     let file = bench.directory.path().join("libtowpath.so");
@@ -340,16 +344,18 @@ fn the_example_of_a_sender() {
     assert!(all == std::fs::read(file).expect("the file"));
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn a_mux_with_a_sockets_calls() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let output = Command::new(bench.program("tests/handles.c")).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+#[towpath_testenv::needs("cc")]
 #[test]
 fn the_example_of_a_mux() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let mut server = Command::new(bench.program("examples/mux.c"))
         .arg("127.0.0.1:0")
         .stdout(Stdio::piped())

@@ -68,11 +68,19 @@ set disable 3 5
 }
 
 #[test]
-fn example_and_real_files_come_back() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let shared = std::env::var_os("TOWPATH_SHARED").map_or(root.join("../shared"), PathBuf::from);
+fn example_files_come_back() {
+    files_come_back(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples"));
+}
+
+#[towpath_testenv::needs(shared)]
+#[test]
+fn real_files_come_back() {
+    files_come_back(Path::new(towpath_testenv::shared!()).join("cases/yanet"));
+}
+
+fn files_come_back(directory: PathBuf) {
     let mut files = Vec::new();
-    let mut open = vec![root.join("examples"), shared.join("cases/yanet")];
+    let mut open = vec![directory];
     while let Some(directory) = open.pop() {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -88,7 +96,7 @@ fn example_and_real_files_come_back() {
             }
         }
     }
-    assert!(files.len() >= 7, "the examples at least");
+    assert!(files.len() >= 7, "{files:?}");
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
         if Ruleset::parse("t", &text).ruleset.is_ok() {

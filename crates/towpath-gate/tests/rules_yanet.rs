@@ -1,19 +1,12 @@
-//! YANET's rule files with packets sent and expected, when they are there (`shared/cases/yanet`).
+//! YANET's rule files with packets sent and expected (`shared/cases/yanet`).
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::{Dir, Gate, Ports, Step, Walk};
 use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
-
-fn cases() -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let shared = std::env::var_os("TOWPATH_SHARED").map_or_else(beside, PathBuf::from);
-    let cases = shared.join("cases/yanet");
-    cases.is_dir().then_some(cases)
-}
 
 /// The frames of a classic little-endian capture.
 fn frames(path: &Path) -> Vec<Vec<u8>> {
@@ -62,12 +55,10 @@ fn to_the_router(frame: &[u8]) -> bool {
     }
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn every_case_gives_the_packets_expected() {
-    let Some(cases) = cases() else {
-        println!("no shared/cases/yanet: nothing to compare with");
-        return;
-    };
+    let cases = Path::new(towpath_testenv::shared!()).join("cases/yanet");
     let mut directories: Vec<_> = std::fs::read_dir(&cases).unwrap().map(|e| e.unwrap().path()).collect();
     directories.retain(|path| path.is_dir());
     directories.sort();

@@ -1,4 +1,4 @@
-//! The examples, driven by the clients that people have: bash, dig, and Thrift's own Python library. Without them a test says so.
+//! The examples, driven by the clients that people have: bash, dig, and Thrift's own Python library.
 #![cfg(feature = "io")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,15 +11,11 @@ struct Example {
 }
 
 impl Example {
-    /// None, and a word, when the example was not built: without the feature it is not.
-    fn start(name: &str) -> Option<Self> {
+    fn start(name: &str) -> Self {
         let test = std::env::current_exe().expect("a path");
         let target = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps");
         let program = target.join("examples").join(name);
-        if !program.exists() {
-            println!("skipped: no {}", program.display());
-            return None;
-        }
+        assert!(program.exists(), "{} is built by `cargo build --examples --features io`", program.display());
         let mut child = Command::new(program)
             .arg("127.0.0.1:0")
             .stdout(Stdio::piped())
@@ -29,7 +25,7 @@ impl Example {
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let address =
             line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
-        Some(Self { child, address })
+        Self { child, address }
     }
 
     fn port(&self) -> &str {
@@ -52,43 +48,28 @@ impl Drop for Example {
     }
 }
 
-fn is_there(program: &str, args: &[&str]) -> bool {
-    let there = Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    let there = there.is_ok_and(|status| status.success());
-    if !there {
-        println!("skipped: no {program} {}", args.join(" "));
-    }
-    there
-}
-
+#[towpath_testenv::needs("bash")]
 #[test]
 fn bash_hears_its_echo() {
-    if !is_there("bash", &["--version"]) {
-        return;
-    }
-    let Some(server) = Example::start("echo") else { return };
+    let server = Example::start("echo");
     // Two lines in one write, whose answers may come in any order, and one in two.
     let script = "exec 3<>/dev/tcp/127.0.0.1/$1; printf 'hello\nworld\nwho is' >&3; head -2 <&3 | sort; echo ' there' >&3; head -1 <&3";
     assert_eq!(server.bash(script), "hello\nworld\nwho is there\n");
 }
 
 /// Lines in capitals; one of them longer than the pieces that it is read in.
+#[towpath_testenv::needs("bash")]
 #[test]
 fn bash_is_answered_by_handles() {
-    if !is_there("bash", &["--version"]) {
-        return;
-    }
-    let Some(server) = Example::start("socket") else { return };
+    let server = Example::start("socket");
     let script = "exec 3<>/dev/tcp/127.0.0.1/$1; echo hello >&3; head -1 <&3; printf '%2000sx\n' >&3; head -1 <&3 | wc -c";
     assert_eq!(server.bash(script), "HELLO\n2002\n");
 }
 
+#[towpath_testenv::needs("dig")]
 #[test]
 fn dig_is_answered_over_tcp() {
-    if !is_there("dig", &["-v"]) {
-        return;
-    }
-    let Some(server) = Example::start("dns") else { return };
+    let server = Example::start("dns");
     let rows = [
         (&["example.org", "A", "+short"][..], "192.0.2.1\n"),
         // Several questions on one connection.
@@ -142,15 +123,12 @@ print(call('add', 2, 40, 1), call('subtract', 2, 40, 2), call('multiply', 6, 7, 
 assert all(call('add', n, n, n) == 2 * n for n in range(5, 500))
 ";
 
+#[towpath_testenv::needs(thrift)]
 #[test]
 fn thrifts_python_client_calculates() {
-    // The system's Python, which has the system's packages, before any other.
-    let pythons = ["/usr/bin/python3", "python3"];
-    let Some(python) = pythons.into_iter().find(|python| is_there(python, &["-c", "import thrift"])) else {
-        return;
-    };
-    let Some(server) = Example::start("calculator") else { return };
-    let mut client = Command::new(python)
+    // /usr/bin/python3 has the packages of the distribution.
+    let server = Example::start("calculator");
+    let mut client = Command::new("/usr/bin/python3")
         .args(["-", server.port()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use towpath_mux::Time;
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Admission, Admit, Peer, Server, Worker};
@@ -72,23 +71,18 @@ fn cause(server: &Server) -> Cause {
     }
 }
 
+#[towpath_testenv::needs(ipv6)]
 #[test]
 fn both_versions_of_ip_have_a_port_of_their_own() {
     let (server, four, threads) = echo(1, Limits::default(), Config::default());
-    let six = match server.listen(format!("[::]:{}", four.port())) {
-        Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
-            return println!("skipped: no IPv6");
-        }
-        six => six.expect("it is free"),
-    };
+    let six = server.listen(format!("[::]:{}", four.port())).expect("it is free");
     assert_eq!(six.port(), four.port());
     let mut stream = TcpStream::connect(four).expect("it listens");
     ask(&mut stream, b"by IPv4").expect("an answer");
     drop(stream);
-    match TcpStream::connect(("::1", six.port())) {
-        Ok(mut stream) => ask(&mut stream, b"by IPv6").expect("an answer"),
-        Err(error) => println!("not tried: no ::1 ({error})"),
-    }
+    let mut stream = TcpStream::connect(("::1", six.port())).expect("it listens");
+    ask(&mut stream, b"by IPv6").expect("an answer");
+    drop(stream);
     assert!(stop(&server, threads) > 0);
 }
 
@@ -380,13 +374,9 @@ fn a_long_message_is_read_in_a_few_pieces() {
 }
 
 /// Peers that come together wait to be accepted, and are not told to try again in a second.
+#[towpath_testenv::needs(somaxconn)]
 #[test]
 fn many_wait_to_be_accepted() {
-    let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
-    if allowed.trim().parse().unwrap_or(0) < 400 {
-        println!("skipped: net.core.somaxconn is {allowed}");
-        return;
-    }
     let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     // Nobody accepts: there is no worker yet.

@@ -300,13 +300,9 @@ fn outbound_connections_are_made_again() {
     stop(&client, asks);
 }
 
+#[towpath_testenv::needs("openssl")]
 #[test]
 fn openssl_is_answered() {
-    let there = Command::new("openssl").arg("version").stdout(Stdio::null()).status();
-    if !there.is_ok_and(|status| status.success()) {
-        println!("skipped: no openssl");
-        return;
-    }
     let pair = Pair::new();
     let (server, address, thread) = echo("line", pair.server());
     for version in ["-tls1_2", "-tls1_3"] {

@@ -5,16 +5,8 @@ use std::path::{Path, PathBuf};
 
 use towpath_port::{Burst, Error, Port, Received, pcap};
 
-/// The shared captures; `None`, and a line that says so, when they are not on this machine.
-fn captures() -> Option<PathBuf> {
-    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared");
-    let shared = std::env::var_os("TOWPATH_SHARED").map_or_else(|| PathBuf::from(beside), PathBuf::from);
-    let captures = shared.join("captures");
-    if !captures.is_dir() {
-        println!("skipped: no captures in {} (set TOWPATH_SHARED)", shared.display());
-        return None;
-    }
-    Some(captures)
+fn captures() -> PathBuf {
+    Path::new(towpath_testenv::shared!()).join("captures")
 }
 
 /// Packets and bytes on the wire of what is whole, and the warning.
@@ -53,9 +45,10 @@ fn inventory(captures: &Path) -> Vec<Row> {
     lines.map(row).collect()
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn every_capture_has_the_packets_of_the_inventory() {
-    let Some(captures) = captures() else { return };
+    let captures = captures();
     let mut files = 0;
     for row in inventory(&captures) {
         let reader = match pcap::Reader::open(captures.join(&row.file)) {
@@ -78,9 +71,10 @@ fn every_capture_has_the_packets_of_the_inventory() {
 }
 
 /// Cut at every byte: nothing but fewer packets, in order, and a warning unless the cut is between two records.
+#[towpath_testenv::needs(shared)]
 #[test]
 fn a_capture_cut_anywhere_gives_what_is_whole() {
-    let Some(captures) = captures() else { return };
+    let captures = captures();
     #[rustfmt::skip]
     let files = [
         "linktype/gopacket__test_dns.pcap",          // microseconds
@@ -118,9 +112,10 @@ fn a_capture_cut_anywhere_gives_what_is_whole() {
 }
 
 /// Bytes changed at random, the same ones every time: packets, a warning or a refusal, and never more than the file has.
+#[towpath_testenv::needs(shared)]
 #[test]
 fn changed_bytes_do_no_harm() {
-    let Some(captures) = captures() else { return };
+    let captures = captures();
     let mut noise = 1u64;
     let mut next = move |below: usize| {
         noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

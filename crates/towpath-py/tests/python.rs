@@ -6,13 +6,9 @@ mod engine;
 use std::path::Path;
 use std::process::Command;
 
+#[towpath_testenv::needs(python)]
 #[test]
 fn the_module_in_python() {
-    let old = "import sys; sys.exit(sys.version_info < (3, 11))";
-    if !Command::new("python3").args(["-c", old]).status().is_ok_and(|status| status.success()) {
-        println!("no python3 of version 3.11 or later: the module is not tried");
-        return;
-    }
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let directory = tempfile::tempdir().expect("a directory");
     let built = std::env::current_exe().expect("this test").with_file_name("");

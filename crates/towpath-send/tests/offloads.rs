@@ -1,7 +1,7 @@
 //! The matrix of the kernel's own test (tools/testing/selftests/net/msg_zerocopy.sh): TCP and UDP, corked and not, segmented, all
 //! lengths, from one network namespace to another, with the offloads of both ends on and off.
 //!
-//! It needs root, `ip`, `unshare`, `nsenter` and `ethtool`, and says so when they are not there.
+//! It needs root, `ip`, `unshare`, `nsenter` and `ethtool`.
 
 mod checked;
 
@@ -30,7 +30,7 @@ const RECEIVE: [&str; 2] = ["gro", "rx"];
 struct Side(Child, BufReader<std::process::ChildStdout>);
 
 impl Side {
-    fn start(role: &str) -> Option<Self> {
+    fn start(role: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut child = Command::new("unshare")
             .args(["--net"])
@@ -40,10 +40,11 @@ impl Side {
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
-            .ok()?;
+            .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut side = Self(child, lines);
-        side.says("here").then_some(side)
+        assert!(side.says("here"), "unshare(1) makes a network namespace");
+        side
     }
 
     fn tell(&mut self, line: &str) {
@@ -76,28 +77,17 @@ fn wait_for_line() -> String {
     line.trim().to_owned()
 }
 
+#[towpath_testenv::needs(netns, "nsenter", "ethtool")]
 #[test]
 fn the_matrix_of_the_reference() {
-    if !rustix::process::geteuid().is_root() {
-        return println!("skipped: network namespaces with devices need root");
-    }
-    let (Some(mut receiver), Some(mut sender)) = (Side::start("receiving_end"), Side::start("sending_end"))
-    else {
-        return println!("skipped: no namespace of its own, or no unshare(1)");
-    };
+    let (mut receiver, mut sender) = (Side::start("receiving_end"), Side::start("sending_end"));
     let pids = [sender.0.id(), receiver.0.id()].map(|pid| pid.to_string());
     let pair =
         ["link", "add", "tps0", "netns", &pids[0], "type", "veth", "peer", "name", "tps1", "netns", &pids[1]];
-    let made = Command::new("ip").args(pair).output();
-    if !made.is_ok_and(|output| output.status.success()) {
-        return println!("skipped: no pair of devices");
-    }
+    assert!(Command::new("ip").args(pair).output().unwrap().status.success());
     for (side, device, address) in [(&sender, "tps0", "10.98.0.1/24"), (&receiver, "tps1", "10.98.0.2/24")] {
         assert!(side.inside(&["ip", "address", "add", address, "dev", device]));
         assert!(side.inside(&["ip", "link", "set", device, "up"]));
-    }
-    if !sender.inside(&["ethtool", "-k", "tps0"]) {
-        println!("no ethtool: with the offloads as they are only");
     }
     receiver.tell("go");
     assert!(receiver.says("listening"));
@@ -193,10 +183,7 @@ fn datagrams(to: SocketAddr) {
 
     let (bytes, segment) = SEGMENTED;
     let (answers, socket) = connected();
-    let mut sender = match Sender::new(socket, Options { segment: Some(segment), ..zerocopy() }) {
-        Err(error) => return println!("skipped: {error}"),
-        sender => sender.unwrap(),
-    };
+    let mut sender = Sender::new(socket, Options { segment: Some(segment), ..zerocopy() }).unwrap();
     let whole = pattern(0, segment.into());
     let sent: Vec<u8> = whole.iter().copied().cycle().take(bytes).collect();
     sender.send(sent).unwrap();

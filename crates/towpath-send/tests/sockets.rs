@@ -21,25 +21,20 @@ use towpath_send::{
     Sent, Time, Unarmed,
 };
 
-fn pair(address: SocketAddr) -> Option<(TcpStream, TcpStream)> {
-    let listener = match TcpListener::bind(SocketAddr::new(
+fn pair(address: SocketAddr) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(SocketAddr::new(
         if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() },
         0,
-    )) {
-        Ok(listener) => listener,
-        Err(error) => {
-            println!("skipped: {address}: {error}");
-            return None;
-        }
-    };
+    ))
+    .unwrap();
     let mut to = address;
     to.set_port(listener.local_addr().unwrap().port());
     let sender = TcpStream::connect(to).unwrap();
-    Some((sender, listener.accept().unwrap().0))
+    (sender, listener.accept().unwrap().0)
 }
 
 fn v4() -> (TcpStream, TcpStream) {
-    pair(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap()
+    pair(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
 /// Reads to the end, checks every byte by its place, and says how many there were.
@@ -72,12 +67,13 @@ fn finished(closed: &Closed) {
 /// page, odd, as long as it goes.
 const LENGTHS: [usize; 9] = [0, 1, 13, 39, 4096, 4097, 65_535, 1 << 20, (8 << 20) + 3];
 
+#[towpath_testenv::needs(ipv6)]
 #[test]
 fn tcp_of_every_family_corked_and_not() {
     let mapped = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
     for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into(), mapped.into()] {
         for corked in [false, true] {
-            let Some((stream, peer)) = pair(SocketAddr::new(address, 0)) else { continue };
+            let (stream, peer) = pair(SocketAddr::new(address, 0));
             sockopt::set_tcp_cork(&stream, corked).unwrap();
             let reader = check(peer);
             let mut sender = Sender::new(stream, zerocopy()).unwrap();
@@ -95,10 +91,11 @@ fn tcp_of_every_family_corked_and_not() {
     }
 }
 
+#[towpath_testenv::needs(ipv6)]
 #[test]
 fn udp_with_and_without_segmentation() {
     for host in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))] {
-        let Ok(peer) = UdpSocket::bind(host) else { continue };
+        let peer = UdpSocket::bind(host).unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let connected = || {
             let socket = UdpSocket::bind(host).unwrap();
@@ -131,10 +128,7 @@ fn udp_with_and_without_segmentation() {
         }
 
         let segmented = Options { segment: Some(1400), ..zerocopy() };
-        let mut sender = match Sender::new(connected(), segmented) {
-            Err(SendError::Segmentation(error)) => return println!("skipped: UDP_SEGMENT: {error}"),
-            sender => sender.unwrap(),
-        };
+        let mut sender = Sender::new(connected(), segmented).unwrap();
         let sent = pattern(0, 40 * 1400 + 17);
         sender.send(sent.clone()).unwrap();
         for segment in sent.chunks(1400) {
@@ -145,6 +139,7 @@ fn udp_with_and_without_segmentation() {
     }
 }
 
+#[towpath_testenv::needs(mptcp)]
 #[test]
 fn sockets_that_refuse_are_sent_plain_or_said_to_refuse() {
     let refused = |socket: OwnedFd, peer: OwnedFd, why: Unarmed| {
@@ -166,7 +161,7 @@ fn sockets_that_refuse_are_sent_plain_or_said_to_refuse() {
 
     let mptcp =
         || rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(rustix::net::ipproto::MPTCP));
-    let (Ok(listener), Ok(socket)) = (mptcp(), mptcp()) else { return println!("skipped: no MPTCP here") };
+    let (listener, socket) = (mptcp().unwrap(), mptcp().unwrap());
     rustix::net::bind(&listener, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
     rustix::net::connect(&socket, &rustix::net::getsockname(&listener).unwrap()).unwrap();
@@ -409,7 +404,6 @@ fn without_locked_memory_nothing_stalls_and_nothing_is_lost() {
     let output = Command::new(program).args(words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    said.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| println!("{line}"));
 }
 
 #[test]
@@ -417,9 +411,7 @@ fn without_locked_memory_nothing_stalls_and_nothing_is_lost() {
 fn with_little_locked_memory() {
     // The capability is this thread's.
     let limit = Rlimit { current: Some(256 << 10), maximum: getrlimit(Resource::Memlock).maximum };
-    if setrlimit(Resource::Memlock, limit).is_err() {
-        return println!("skipped: RLIMIT_MEMLOCK cannot be set");
-    }
+    setrlimit(Resource::Memlock, limit).unwrap();
     let mut sets = rustix::thread::capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     rustix::thread::set_capabilities(None, sets).unwrap();
@@ -448,15 +440,16 @@ fn in_namespace(name: &str, optmem: u32) {
     );
     let program = std::env::current_exe().unwrap();
     let words = ["--net", "sh", "-c", &script];
-    let output = Command::new("unshare").args(words).arg(program).output();
-    let Ok(output) = output else { return println!("skipped: no unshare(1)") };
+    let output = Command::new("unshare").args(words).arg(program).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !said.contains("running 1 test") {
-        return println!("skipped: no namespace: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn without_option_memory_nothing_stalls_and_nothing_is_lost() {
     in_namespace("with_little_option_memory", 1500);
@@ -570,10 +563,7 @@ fn a_buffer_of_too_many_segments_holds_up_nothing() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(peer.local_addr().unwrap()).unwrap();
         let segmented = Options { choice, segment: Some(10), ..zerocopy() };
-        let mut sender = match Sender::new(socket, segmented) {
-            Err(SendError::Segmentation(error)) => return println!("skipped: UDP_SEGMENT: {error}"),
-            sender => sender.unwrap(),
-        };
+        let mut sender = Sender::new(socket, segmented).unwrap();
         let mut buffer = [0; 100];
         for _ in 0..2 {
             sender.send(pattern(1, 25)).unwrap();

@@ -1,6 +1,6 @@
 //! Every real capture replays: no panic, no hang, bounded memory, and every packet ends in one place.
 //!
-//! The captures are in `shared/captures` beside the checkout, or below `TOWPATH_SHARED`; without them this says so.
+//! The captures are not part of the project: see `towpath_testenv::shared`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,13 +23,6 @@ add 1300 allow ip from any to any keep-state
 add 1400 allow all from any to any
 ";
 
-fn shared() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let root = std::env::var_os("TOWPATH_SHARED").map_or(beside, PathBuf::from);
-    let captures = root.join("captures");
-    captures.is_dir().then_some(captures)
-}
-
 fn find(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -41,12 +34,10 @@ fn find(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn every_capture_replays() {
-    let Some(captures) = shared() else {
-        println!("skipped: no captures (set TOWPATH_SHARED)");
-        return;
-    };
+    let captures = Path::new(towpath_testenv::shared!()).join("captures");
     let mut files = Vec::new();
     find(&captures, &mut files);
     assert!(files.len() > 500, "only {} captures below {}", files.len(), captures.display());

@@ -1,6 +1,6 @@
 //! Conversations and malformed frames of real captures, against what Wireshark says of them.
 //!
-//! The captures are not part of the project: they are looked for in `$TOWPATH_SHARED`, or in `shared` beside the checkout.
+//! The captures are not part of the project: see `towpath_testenv::shared`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -85,22 +85,17 @@ const MALFORMED: &[(&str, Malformed, usize)] = &[
     ("tcp-state/zeek__reassembly.pcap", Malformed::Ip4TotalLength, 5),
 ];
 
-/// The captures with a truth, and whether they are well-formed; `None` when they are not here.
-fn captures() -> Option<(PathBuf, Vec<(String, bool)>)> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let shared = std::env::var_os("TOWPATH_SHARED").map_or(beside, PathBuf::from);
-    let captures = shared.join("captures");
-    let Ok(inventory) = fs::read_to_string(captures.join("INVENTORY.tsv")) else {
-        println!("skipped: no captures in {} (set TOWPATH_SHARED)", shared.display());
-        return None;
-    };
+/// The captures with a truth, and whether they are well-formed.
+fn captures() -> (PathBuf, Vec<(String, bool)>) {
+    let captures = Path::new(towpath_testenv::shared!()).join("captures");
+    let inventory = fs::read_to_string(captures.join("INVENTORY.tsv")).expect("an inventory");
     let mut lines = inventory.lines().map(|line| line.split('\t').collect::<Vec<_>>());
     let names = lines.next().expect("a header line");
     let column = |name: &str| names.iter().position(|column| *column == name).expect("the column");
     let (file, rc) = (column("file"), column("tshark_rc"));
     let files = lines.map(|row| (row[file].to_owned(), row[rc] == "0" && !row[file].starts_with("corrupt/")));
     let files = files.collect();
-    Some((captures, files))
+    (captures, files)
 }
 
 /// TCP and UDP conversations in a truth file: the lines with an arrow, under each heading.
@@ -170,9 +165,10 @@ fn replay(path: &Path) -> Seen {
     seen
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn agree_with_wireshark_or_say_why() {
-    let Some((captures, files)) = captures() else { return };
+    let (captures, files) = captures();
     let (mut all, mut agreed, mut wrong) = (0, 0, Vec::new());
     for (file, _) in files.iter().filter(|(_, well_formed)| *well_formed) {
         let expected = truth(&captures, file);
@@ -197,9 +193,10 @@ fn agree_with_wireshark_or_say_why() {
     assert!(agreed * 100 >= all * 95, "only {agreed} of {all} captures agree");
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn malformed_frames_are_the_known_ones() {
-    let Some((captures, files)) = captures() else { return };
+    let (captures, files) = captures();
     let mut found = Vec::new();
     for (file, _) in &files {
         let seen = replay(&captures.join(file));

@@ -337,12 +337,9 @@ fn hundreds_of_connections_get_an_answer_or_a_refusal() {
     assert_eq!(engine.finish().0["passed"], 10);
 }
 
+#[towpath_testenv::needs(root)]
 #[test]
 fn who_may_not_is_refused_and_named_in_the_log() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can be another user");
-        return;
-    }
     let engine = Engine::start(&[]);
     // The program where everybody can run it, and a socket that lets everybody in but for the engine's word.
     let program = engine.directory.path().join("towpath");

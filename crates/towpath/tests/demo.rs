@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use towpath::config::Config;
 use towpath_demo::{Driver, FLOOD_MAX, REPORTED_RULES, RULES, configuration};
@@ -30,20 +30,6 @@ fn demo(program: &str, words: &[&str], directory: &Path) -> Command {
 /// The program at another place. A process copies it: a child that another test makes meanwhile would hold it open for writing here.
 fn copy(to: &Path) {
     assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(to).status().unwrap().success());
-}
-
-/// Whether namespaces can be made here; when not, one line says so.
-fn privileged() -> bool {
-    if !geteuid().is_root() {
-        println!("skipped: not root");
-        return false;
-    }
-    let there = Command::new("unshare").args(["-n", "ip", "-V"]).output();
-    let there = there.is_ok_and(|output| output.status.success());
-    if !there {
-        println!("skipped: no network namespaces, or no program ip (iproute2)");
-    }
-    there
 }
 
 /// Processes that run in `directory`, also if it is gone: process and command line.
@@ -98,11 +84,9 @@ fn results(output: &std::process::Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn everything_happens_as_it_should_and_nothing_is_left() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
     let output = demo(env!("CARGO_BIN_EXE_towpath"), &[], directory.path()).output().unwrap();
     let results = results(&output);
@@ -129,11 +113,9 @@ fn everything_happens_as_it_should_and_nothing_is_left() {
     assert!(empty(directory.path()));
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn interrupted_it_leaves_nothing() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
     let running = until("an inspector reads lines ...", directory.path());
     assert!(processes(directory.path()).len() >= 2, "the engine and its inspector run there");
@@ -145,11 +127,9 @@ fn interrupted_it_leaves_nothing() {
     assert!(empty(directory.path()));
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn without_its_engine_it_says_so_and_leaves_nothing() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
     let running = until("people at work ...", directory.path());
     let all = processes(directory.path());
@@ -163,11 +143,9 @@ fn without_its_engine_it_says_so_and_leaves_nothing() {
     assert!(empty(directory.path()));
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn killed_it_takes_its_processes_with_it() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
     let running = until("a worker is killed ...", directory.path());
     kill_process(Pid::from_child(&running.0), Signal::KILL).unwrap();
@@ -180,11 +158,9 @@ fn killed_it_takes_its_processes_with_it() {
     }
 }
 
+#[towpath_testenv::needs(netns, userns, "setpriv")]
 #[test]
 fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
     // Nobody may not go where the build is.
     let program = directory.path().join("towpath");
@@ -197,10 +173,7 @@ fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
     open(&files);
     let words = ["--reuid", "65534", "--regid", "65534", "--clear-groups", program.to_str().unwrap()];
     let output = demo("setpriv", &words, &files).output();
-    let Ok(output) = output else { return println!("skipped: no program setpriv") };
-    if output.status.code() == Some(7) {
-        return println!("skipped: no user namespaces for users here");
-    }
+    let output = output.unwrap();
     let results = results(&output);
     assert!(output.status.success() && results["ok"] == true, "{results:#}");
     assert!(results["place"].as_str().unwrap().starts_with("without root"), "{results:#}");
@@ -208,9 +181,8 @@ fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
     assert!(empty(&files));
 }
 
-/// A demo in a user namespace in which `most` more network namespaces can be made (namespaces(7)); how it ended, or `None` where
-/// there are no user namespaces.
-fn with_namespaces(most: u32, words: &[&str], directory: &Path) -> Option<std::process::Output> {
+/// A demo in a user namespace in which `most` more network namespaces can be made (namespaces(7)); how it ended.
+fn with_namespaces(most: u32, words: &[&str], directory: &Path) -> std::process::Output {
     let limits = match most {
         0 => "echo 0 > max_user_namespaces && echo 0 > max_net_namespaces".to_owned(),
         most => format!("echo {most} > max_net_namespaces"),
@@ -218,24 +190,17 @@ fn with_namespaces(most: u32, words: &[&str], directory: &Path) -> Option<std::p
     let script = format!("cd /proc/sys/user && {limits} && exec \"$0\" \"$@\"");
     let mut command =
         demo("unshare", &["-Ur", "sh", "-c", &script, env!("CARGO_BIN_EXE_towpath")], directory);
-    let output = command.args(words).output().unwrap();
-    if output.status.code() == Some(1) && output.stderr.starts_with(b"unshare:") {
-        println!("skipped: no user namespaces");
-        return None;
-    }
-    Some(output)
+    command.args(words).output().unwrap()
 }
 
+#[towpath_testenv::needs(netns, userns)]
 #[test]
 fn without_namespaces_it_shows_what_it_can() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
     let elsewhere = tempfile::tempdir().unwrap();
     let cast = elsewhere.path().join("demo.cast");
     let record = ["--record", cast.to_str().unwrap()];
-    let Some(output) = with_namespaces(0, &record, directory.path()) else { return };
+    let output = with_namespaces(0, &record, directory.path());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(7), "{said}");
     assert!(said.contains("no namespaces of one's own"), "{said}");
@@ -247,13 +212,11 @@ fn without_namespaces_it_shows_what_it_can() {
     assert!(empty(directory.path()));
 }
 
+#[towpath_testenv::needs(netns, userns)]
 #[test]
 fn with_too_few_namespaces_it_shows_what_it_can_and_a_recording_that_fails_costs_no_results() {
-    if !privileged() {
-        return;
-    }
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
-    let Some(output) = with_namespaces(3, &["--record", "/dev/full"], directory.path()) else { return };
+    let output = with_namespaces(3, &["--record", "/dev/full"], directory.path());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("a new network namespace") && said.contains("What needs no privilege"), "{said}");
     let results = results(&output);

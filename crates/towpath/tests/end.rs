@@ -26,6 +26,7 @@ deadline = 3000
 drain = 3000
 "#;
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn a_second_signal_waits_for_no_inspector() {
     within(|| {

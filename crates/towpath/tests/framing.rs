@@ -1,6 +1,6 @@
 //! Presets and reassembly against real traffic, as Wireshark's dissectors saw it.
 //!
-//! The captures stand beside the checkout (`shared`, or where TOWPATH_SHARED says); without them the tests say so and pass.
+//! The captures are not part of the project: see `towpath_testenv::shared`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,16 +24,8 @@ struct Bytes {
 /// Stream number, source, destination.
 type Key = (u64, String, String);
 
-fn shared() -> Option<PathBuf> {
-    let path = match std::env::var_os("TOWPATH_SHARED") {
-        Some(path) => PathBuf::from(path),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-    };
-    if path.join("captures/truth/pdu").is_dir() {
-        return Some(path);
-    }
-    println!("skipped: no shared captures");
-    None
+fn shared() -> PathBuf {
+    PathBuf::from(towpath_testenv::shared!())
 }
 
 fn reassemble(capture: &Path) -> BTreeMap<Key, Bytes> {
@@ -229,9 +221,10 @@ fn same_boundaries(preset: &str, ours: &[usize], theirs: &[usize]) -> bool {
     preset == "resp" && mine.last() == wireshark.last() && wireshark.iter().all(|end| mine.contains(end))
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn full_directions_are_framed_exactly() {
-    let Some(shared) = shared() else { return };
+    let shared = shared();
     let (mut exact, mut joined, mut others, mut without, mut wrong) = (0, 0, 0, 0, Vec::new());
     for (name, capture, truth_file) in captures(&shared) {
         let ways = reassemble(&capture);
@@ -274,9 +267,10 @@ fn full_directions_are_framed_exactly() {
 }
 
 /// Every cut in two of what is short, and 10,000 segmentations of the longest, say what the whole says.
+#[towpath_testenv::needs(shared)]
 #[test]
 fn segmentation_changes_nothing() {
-    let Some(shared) = shared() else { return };
+    let shared = shared();
     let mut random = Random(0x7077_6174);
     let mut longest: Option<(&'static str, Bytes)> = None;
     for (name, capture, truth_file) in captures(&shared) {
@@ -316,9 +310,10 @@ fn segmentation_changes_nothing() {
 }
 
 /// Streams have Wireshark's numbers, in all captures of which it is known.
+#[towpath_testenv::needs(shared)]
 #[test]
 fn streams_are_numbered_as_wireshark_does() {
-    let Some(shared) = shared() else { return };
+    let shared = shared();
     let mut wrong = Vec::new();
     for (name, capture, truth_file) in captures(&shared) {
         let ways = reassemble(&capture);
@@ -332,11 +327,12 @@ fn streams_are_numbered_as_wireshark_does() {
 }
 
 /// The preset that Wireshark's dissector names is the best guess.
+#[towpath_testenv::needs(shared)]
 #[test]
 fn guesses() {
     use towpath::streams::guess::{self, Sample};
 
-    let Some(shared) = shared() else { return };
+    let shared = shared();
     let (mut right, mut missed) = (0, Vec::new());
     for (name, capture, truth_file) in captures(&shared) {
         let ways = reassemble(&capture);

@@ -1,17 +1,9 @@
-//! The key-value example whose workers are processes, driven by Redis' own clients. Without them this says so.
+//! The key-value example whose workers are processes, driven by Redis' own clients.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-
-fn is_there(program: &str) -> bool {
-    let there = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !there {
-        println!("skipped: no {program}");
-    }
-    there
-}
 
 /// A front that ends with the test, whatever becomes of it.
 struct Front(Child);
@@ -22,11 +14,9 @@ impl Drop for Front {
     }
 }
 
+#[towpath_testenv::needs("redis-cli", "redis-benchmark")]
 #[test]
 fn redis_clients_are_served_by_processes() {
-    if !is_there("redis-cli") || !is_there("redis-benchmark") {
-        return;
-    }
     let keys = tempfile::tempdir().expect("a directory");
     let towpath = Path::new(env!("CARGO_BIN_EXE_towpath"));
     let worker = towpath.with_file_name("examples").join("redis");

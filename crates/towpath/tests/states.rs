@@ -1,6 +1,6 @@
 //! The states of TCP connections in real captures, against what Wireshark says of them.
 //!
-//! The captures are not part of the project: they are looked for in `$TOWPATH_SHARED`, or in `shared` beside the checkout.
+//! The captures are not part of the project: see `towpath_testenv::shared`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,9 +77,10 @@ const MISFITS: &[(&str, Misfit, usize)] = &[
 /// Packets and FIN 1, SYN 2, RST 4 seen, of the side that sent first and of the other.
 type Connection = ([u64; 2], [u32; 2]);
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn connections_are_what_wireshark_says() {
-    let Some(captures) = captures() else { return };
+    let captures = captures();
     let truth = captures.join("truth/tcpstate");
     let (mut connections, mut different) = (0, BTreeMap::new());
     for path in files(&truth) {
@@ -118,9 +119,10 @@ fn connections_are_what_wireshark_says() {
     assert_eq!(different, explained);
 }
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn strict_tracking_takes_real_connections() {
-    let Some(captures) = captures() else { return };
+    let captures = captures();
     let (mut segments, mut misfits) = (0, BTreeMap::new());
     let directories = fs::read_dir(&captures).expect("captures").map(|entry| entry.expect("an entry").path());
     for path in
@@ -151,16 +153,8 @@ fn strict_tracking_takes_real_connections() {
     assert_eq!(misfits, explained);
 }
 
-/// The directory of captures, or `None` when they are not here.
-fn captures() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let shared = std::env::var_os("TOWPATH_SHARED").map_or(beside, PathBuf::from);
-    let captures = shared.join("captures");
-    if !captures.is_dir() {
-        println!("skipped: no captures in {} (set TOWPATH_SHARED)", shared.display());
-        return None;
-    }
-    Some(captures)
+fn captures() -> PathBuf {
+    Path::new(towpath_testenv::shared!()).join("captures")
 }
 
 /// All files below a directory, in order.

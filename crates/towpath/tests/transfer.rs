@@ -134,9 +134,6 @@ fn the_report_tells_what_went_which_way_and_what_to_do() {
 
 #[test]
 fn a_full_disk_is_told_at_both_ends() {
-    if !Path::new("/dev/full").exists() {
-        return println!("skipped: no /dev/full");
-    }
     let directory = tempfile::tempdir().expect("a directory");
     let receiver = Receiver::start(Path::new("/dev/full"));
     let output = send(&file(directory.path(), 30_000_000), &receiver.address, &[]);
@@ -251,9 +248,7 @@ fn makes_nameless_files(directory: &Path) -> bool {
 fn what_cannot_be_is_told_before_anything_waits() {
     let directory = tempfile::tempdir().expect("a directory");
     let fifo = directory.path().join("fifo");
-    if !Command::new("mkfifo").arg(&fifo).status().is_ok_and(|status| status.success()) {
-        return println!("skipped: no mkfifo(1)");
-    }
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let output = send(&fifo, "127.0.0.1:1", &[]);
     assert!(errors(&output).contains("not a file"), "{}", errors(&output));
     let missing = directory.path().join("missing/file");

@@ -35,15 +35,10 @@ const SYNCHRONISED: [(&str, &str, &str); 1] = [(
 
 const S: u64 = 1_000_000_000;
 
+#[towpath_testenv::needs(shared)]
 #[test]
 fn every_case_gives_the_packets_expected() {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let shared = std::env::var_os("TOWPATH_SHARED").map_or(beside, PathBuf::from);
-    let directory = shared.join("cases/yanet");
-    if !directory.is_dir() {
-        println!("{} is not there: nothing to compare with", directory.display());
-        return;
-    }
+    let directory = Path::new(towpath_testenv::shared!()).join("cases/yanet");
     let entries = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
     let cases: BTreeSet<PathBuf> = entries.filter(|path| path.is_dir()).collect();
     let (mut wrong, mut compared) = (Vec::new(), 0);

@@ -39,6 +39,7 @@ impl Wire for Pair {
     }
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn conforms() {
     within(|| {
@@ -66,6 +67,7 @@ fn next(port: &mut Socket, burst: &mut Burst) {
     }
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn what_this_machine_sends_on_the_interface_is_not_received() {
     within(|| {
@@ -80,6 +82,7 @@ fn what_this_machine_sends_on_the_interface_is_not_received() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn a_vlan_tag_that_the_kernel_took_off_is_put_back() {
     within(|| {
@@ -97,6 +100,7 @@ fn a_vlan_tag_that_the_kernel_took_off_is_put_back() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn an_interface_goes_down_and_comes_back() {
     within(|| {
@@ -132,6 +136,7 @@ fn an_interface_goes_down_and_comes_back() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn a_changed_mtu_is_obeyed() {
     within(|| {
@@ -154,6 +159,7 @@ fn a_changed_mtu_is_obeyed() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn a_full_ring_is_counted() {
     within(|| {
@@ -178,6 +184,7 @@ fn a_full_ring_is_counted() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn two_sockets_share_an_interface() {
     within(|| {
@@ -223,6 +230,7 @@ fn flows_are_shared(tx: &mut Socket, rx: &mut [Socket; 2]) {
     assert!(seen.values().any(|queue| *queue == 0) && seen.values().any(|queue| *queue == 1));
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn bad_configurations_say_what_to_do() {
     within(|| {
@@ -253,6 +261,7 @@ fn bad_configurations_say_what_to_do() {
 }
 
 /// Checksums that the sender's kernel left unfinished are right after a port without PACKET_VNET_HDR sent them on.
+#[towpath_testenv::needs(netns)]
 #[test]
 fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
     within(|| {
@@ -282,6 +291,7 @@ fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
 const UDP_SEGMENT: i32 = 103;
 
 /// Datagrams that their sender's kernel left in one frame leave as it would have cut them, whatever the MTU has room for.
+#[towpath_testenv::needs(netns)]
 #[test]
 fn datagrams_keep_their_lengths() {
     within(|| {

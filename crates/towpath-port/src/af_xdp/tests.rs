@@ -7,16 +7,8 @@ fn config(interface: &str) -> Config {
     Config { chunks: 2048, ..Config::new(interface) }
 }
 
-/// None on a kernel without AF_XDP, which is said in one line.
-fn open(config: Config) -> Option<Socket> {
-    match patiently(|| Socket::open(config.clone())) {
-        Ok(socket) => Some(socket),
-        Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+fn open(config: Config) -> Socket {
+    patiently(|| Socket::open(config.clone())).unwrap()
 }
 
 /// Sent by a packet socket, or by another XDP socket.
@@ -40,42 +32,35 @@ impl Wire for Pair {
     }
 }
 
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn conforms() {
     within(|| {
         veth("v0", "v1");
-        if open(config("v0")).is_none() {
-            return;
-        }
         conformance::check(|| {
-            let tx = Box::new(open(config("v0")).unwrap());
-            Box::new(Pair { tx, rx: open(config("v1")).unwrap(), longest: 1514 })
+            let tx = Box::new(open(config("v0")));
+            Box::new(Pair { tx, rx: open(config("v1")), longest: 1514 })
         });
         let native = |name| Config { mode: Mode::Native, ..config(name) };
-        if open(native("v1")).is_none() {
-            return;
-        }
         conformance::check(|| {
-            let tx = Box::new(open(native("v0")).unwrap());
-            Box::new(Pair { tx, rx: open(native("v1")).unwrap(), longest: 1514 })
+            let tx = Box::new(open(native("v0")));
+            Box::new(Pair { tx, rx: open(native("v1")), longest: 1514 })
         });
     });
 }
 
 /// An MTU of 9000 needs a program for fragments and XDP_USE_SG.
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn long_frames_lie_in_several_buffers() {
     within(|| {
         veth("v0", "v1");
         ip("link set v0 mtu 9000");
         ip("link set v1 mtu 9000");
-        if open(Config { multi_buffer: true, ..config("v0") }).is_none() {
-            return;
-        }
         let error = Socket::open(config("v0")).unwrap_err().to_string();
         assert!(error.contains("an MTU of 9000 needs multi_buffer"), "{error}");
         conformance::check(|| {
-            let end = |name| open(Config { multi_buffer: true, ..config(name) }).unwrap();
+            let end = |name| open(Config { multi_buffer: true, ..config(name) });
             Box::new(Pair { tx: Box::new(end("v0")), rx: end("v1"), longest: 9014 })
         });
     });
@@ -93,12 +78,13 @@ fn send(tx: &mut dyn Port, number: u8) {
     tx.flush().unwrap();
 }
 
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn an_interface_goes_down_and_comes_back() {
     within(|| {
         veth("v0", "v1");
-        let Some(mut rx) = open(config("v1")) else { return };
-        let mut tx = open(config("v0")).unwrap();
+        let mut rx = open(config("v1"));
+        let mut tx = open(config("v0"));
         let mut burst = Burst::new(8);
         send(&mut tx, 1);
         until(|| rx.receive(&mut burst).unwrap() == Received::Frames);
@@ -125,6 +111,7 @@ fn an_interface_goes_down_and_comes_back() {
     });
 }
 
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn queues_come_back_together() {
     within(|| {
@@ -135,12 +122,7 @@ fn queues_come_back_together() {
             ["v0", "v1"].into_iter().for_each(settled);
         };
         veths();
-        let mut queues = match Socket::open_queues(&config("v1"), 2) {
-            Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })) => {
-                return println!("skipped: {error}");
-            }
-            queues => queues.unwrap(),
-        };
+        let mut queues = Socket::open_queues(&config("v1"), 2).unwrap();
         for _ in 0..2 {
             ip("link del v0");
             assert!(matches!(queues[0].reopen(), Err(Error::NoInterface { .. })));
@@ -162,11 +144,12 @@ fn queues_come_back_together() {
 }
 
 /// Losses were always an empty fill ring: with all chunks lent away nothing comes, and it is counted; with them back it goes on.
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn an_empty_fill_ring_is_counted_and_recovers() {
     within(|| {
         veth("v0", "v1");
-        let Some(mut rx) = open(Config { chunks: 256, ..config("v1") }) else { return };
+        let mut rx = open(Config { chunks: 256, ..config("v1") });
         let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
         let bytes = frame(1);
         tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::ETHERNET), 1000)).unwrap();
@@ -193,13 +176,14 @@ fn an_empty_fill_ring_is_counted_and_recovers() {
     });
 }
 
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn unfinished_checksums_are_recognised() {
     within(|| {
         veth("v0", "v1");
         ip("addr add 10.1.0.1/24 dev v0");
         ip("neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev v0");
-        let Some(mut rx) = open(config("v1")) else { return };
+        let mut rx = open(config("v1"));
         let socket = std::net::UdpSocket::bind("10.1.0.1:0").unwrap();
         socket.send_to(b"hello", "10.1.0.2:9").unwrap();
         let mut burst = Burst::new(8);
@@ -211,13 +195,14 @@ fn unfinished_checksums_are_recognised() {
 
 /// Datagrams in one frame, of which XDP does not tell how long each is, are not cut anywhere else: they are counted. What their host cuts
 /// itself arrives.
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn datagrams_that_are_not_cut_are_counted() {
     within(|| {
         veth("v0", "v1");
         ip("addr add 10.1.0.1/24 dev v0");
         ip("neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev v0");
-        let Some(mut rx) = open(Config { multi_buffer: true, ..config("v1") }) else { return };
+        let mut rx = open(Config { multi_buffer: true, ..config("v1") });
         let socket = std::net::UdpSocket::bind("10.1.0.1:0").unwrap();
         // UDP_SEGMENT of linux/udp.h.
         sys::set(socket.as_fd(), libc::IPPROTO_UDP, 103, &[1200]).unwrap();
@@ -239,10 +224,9 @@ fn datagrams_that_are_not_cut_are_counted() {
     });
 }
 
+#[towpath_testenv::needs(netns, xdp, bpffs)]
 #[test]
 fn fail_open_passes_and_fail_closed_drops() {
-    /// statfs(2) of a bpf file system.
-    const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
     within(|| {
         veth("v0", "v1");
         let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
@@ -258,20 +242,16 @@ fn fail_open_passes_and_fail_closed_drops() {
                 phases().any(|seen| seen == phase)
             });
         };
-        let Some(port) = open(config("v1")) else { return };
+        let port = open(config("v1"));
         drop(port);
         arrives(&mut tx, 1);
 
         let pin = std::path::PathBuf::from(format!("/sys/fs/bpf/towpath-test-{}", std::process::id()));
-        if rustix::fs::statfs("/sys/fs/bpf").map_or(true, |found| found.f_type != BPF_FS_MAGIC) {
-            println!("skipped: /sys/fs/bpf is no bpf file system");
-            return;
-        }
         let closed = Config { after: After::Drop(pin.clone()), ..config("v1") };
-        let Some(port) = open(closed.clone()) else { return };
+        let port = open(closed.clone());
         drop(port);
         send(&mut tx, 2);
-        let port = open(closed).expect("opened again over its own pin");
+        let port = open(closed);
         drop(port);
         send(&mut tx, 2);
         std::fs::remove_file(&pin).unwrap();
@@ -279,11 +259,12 @@ fn fail_open_passes_and_fail_closed_drops() {
     });
 }
 
+#[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn errors_say_what_to_do() {
     within(|| {
         veth("v0", "v1");
-        let Some(_held) = open(config("v0")) else { return };
+        let _held = open(config("v0"));
         #[rustfmt::skip]
         let rows = [
             (config("eth9"),                                                          "no such interface"),

@@ -6,43 +6,26 @@ use crate::conformance::{self, Shape, Wire};
 use crate::netns::{Host, ip, patiently, until, within};
 use crate::{State, live, tun};
 
-/// Runs iptables, whichever knows NFQUEUE here; says so when none does.
-fn iptables(arguments: &str) -> bool {
+/// Runs the iptables that knows NFQUEUE.
+fn iptables(arguments: &str) {
     let found = ["iptables-legacy", "iptables"].iter().any(|program| {
         let output = Command::new(program).args(arguments.split_whitespace()).output();
         output.is_ok_and(|output| output.status.success())
     });
-    if !found {
-        println!("skipped: no iptables with NFQUEUE");
-    }
-    found
+    assert!(found, "iptables with NFQUEUE: {arguments}");
 }
 
 /// A TUN interface whose packets all go to queue 5.
-fn into_queue() -> Option<tun::Device> {
+fn into_queue() -> tun::Device {
     let config = tun::Config { persist: true, ..tun::Config::tun("t0") };
-    let mut device = match patiently(|| tun::Device::open(config.clone())) {
-        Ok(device) => device,
-        Err(error @ (Error::Unsupported { .. } | Error::Privilege { .. })) => {
-            println!("skipped: {error}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let mut device = patiently(|| tun::Device::open(config.clone())).unwrap();
     ip("link set t0 mtu 9000");
     until(|| device.state().unwrap() == State::Up);
-    Some(device)
+    device
 }
 
-fn queue(config: Config) -> Option<Queue> {
-    match patiently(|| Queue::open(config.clone())) {
-        Ok(queue) => Some(queue),
-        Err(error @ Error::Unsupported { .. }) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+fn queue(config: Config) -> Queue {
+    patiently(|| Queue::open(config.clone())).unwrap()
 }
 
 struct Queued {
@@ -64,18 +47,12 @@ impl Wire for Queued {
     }
 }
 
+#[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
 fn conforms() {
     within(|| {
-        if into_queue().is_none() || !iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5") {
-            return;
-        }
-        if queue(Config::new(5)).is_none() {
-            return;
-        }
-        conformance::check(|| {
-            Box::new(Queued { tx: into_queue().unwrap(), rx: queue(Config::new(5)).unwrap() })
-        });
+        iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5");
+        conformance::check(|| Box::new(Queued { tx: into_queue(), rx: queue(Config::new(5)) }));
     });
 }
 
@@ -87,15 +64,14 @@ fn datagram(number: u8) -> Vec<u8> {
 }
 
 /// Verdicts of every kind, seen by the socket that the packets are for.
+#[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
 fn verdicts_are_obeyed() {
     within(|| {
-        let Some(mut tx) = into_queue() else { return };
+        let mut tx = into_queue();
         ip("addr add 10.1.0.1/24 dev t0");
-        if !iptables("-A INPUT -i t0 -m mark ! --mark 7 -j NFQUEUE --queue-num 5") {
-            return;
-        }
-        let Some(mut queue) = queue(Config::new(5)) else { return };
+        iptables("-A INPUT -i t0 -m mark ! --mark 7 -j NFQUEUE --queue-num 5");
+        let mut queue = queue(Config::new(5));
         let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
         socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let packets: Vec<_> = (0..8).map(datagram).collect();
@@ -142,16 +118,15 @@ fn waiting() -> usize {
 }
 
 /// What cannot be put in a packet's place ends it: it does not wait for ever, and those behind it are accepted together.
+#[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
 fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
     within(|| {
-        let Some(mut tx) = into_queue() else { return };
+        let mut tx = into_queue();
         ip("addr add 10.1.0.1/24 dev t0");
-        if !iptables("-A INPUT -i t0 -j NFQUEUE --queue-num 5") {
-            return;
-        }
+        iptables("-A INPUT -i t0 -j NFQUEUE --queue-num 5");
         // Of each packet the two headers and one byte.
-        let Some(mut queue) = queue(Config { copy_range: 29, ..Config::new(5) }) else { return };
+        let mut queue = queue(Config { copy_range: 29, ..Config::new(5) });
         let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
         socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let packets: Vec<_> = (0..6).map(datagram).collect();
@@ -194,12 +169,13 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
 }
 
 /// Packets of our own reach a socket of this machine by the kernel's routes, of both versions of IP.
+#[towpath_testenv::needs(netns)]
 #[test]
 fn replies_go_the_kernels_way() {
     within(|| {
         // A kernel without IPv6 has no such file, and the rows of IPv6 nothing to send by.
         let six = std::fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "0").is_ok();
-        let Some(mut queue) = queue(Config { replies: true, ..Config::new(5) }) else { return };
+        let mut queue = queue(Config { replies: true, ..Config::new(5) });
         assert!(queue.caps().send);
         let header = |from: std::net::SocketAddr, to: std::net::SocketAddr| match (from.ip(), to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -235,14 +211,13 @@ fn replies_go_the_kernels_way() {
     });
 }
 
+#[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
 fn what_finds_no_room_is_counted() {
     within(|| {
-        let Some(mut tx) = into_queue() else { return };
-        if !iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5") {
-            return;
-        }
-        let Some(mut queue) = queue(Config { max_len: 10, ..Config::new(5) }) else { return };
+        let mut tx = into_queue();
+        iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5");
+        let mut queue = queue(Config { max_len: 10, ..Config::new(5) });
         let bytes = datagram(1);
         tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::RAW), 100)).unwrap();
         until(|| queue.stats().dropped.rx_full == 90);
@@ -252,10 +227,11 @@ fn what_finds_no_room_is_counted() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn a_queue_has_one_reader() {
     within(|| {
-        let Some(_one) = queue(Config::new(5)) else { return };
+        let _one = queue(Config::new(5));
         let error = Queue::open(Config::new(5)).unwrap_err().to_string();
         assert!(error.contains("another process reads queue 5"), "{error}");
     });
@@ -276,10 +252,8 @@ fn tcp(config: Config, verdict: Verdict) {
         a.run(|| ip("route add default via 10.9.1.254"));
         b.run(|| ip("route add default via 10.9.2.254"));
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
-        if !iptables("-A FORWARD -j NFQUEUE --queue-num 5") {
-            return;
-        }
-        let Some(mut queue) = queue(config) else { return };
+        iptables("-A FORWARD -j NFQUEUE --queue-num 5");
+        let mut queue = queue(config);
         let mut longest = 0;
         live::while_exchanging(&a, &b, "10.9.2.2:0", |burst| {
             if queue.receive(burst).unwrap() != Received::Frames {
@@ -297,6 +271,7 @@ fn tcp(config: Config, verdict: Verdict) {
     });
 }
 
+#[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn tcp_through_a_queue() {
     tcp(Config::new(5), Verdict::Accept);
@@ -304,6 +279,7 @@ fn tcp_through_a_queue() {
 }
 
 /// With the GSO flag packets come with unfinished checksums: a verdict with a payload must finish them, or TCP stalls.
+#[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn tcp_through_a_queue_that_replaces_every_packet() {
     tcp(Config::new(5), Verdict::Replace);

@@ -57,15 +57,8 @@ impl<T: Port, R: Port> Port for Both<T, R> {
     }
 }
 
-fn sides(config: Config) -> Option<(Device, af_packet::Socket, LinkType)> {
-    let mut device = match patiently(|| Device::open(config.clone())) {
-        Ok(device) => device,
-        Err(error @ Error::Unsupported { .. }) => {
-            println!("skipped: {error}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+fn sides(config: Config) -> (Device, af_packet::Socket, LinkType) {
+    let mut device = patiently(|| Device::open(config.clone())).unwrap();
     ip("link set t0 mtu 9000");
     until(|| device.state().unwrap() == State::Up);
     let vnet_hdr = device.config.vnet_hdr;
@@ -73,24 +66,22 @@ fn sides(config: Config) -> Option<(Device, af_packet::Socket, LinkType)> {
     let (block_size, blocks) = (128 << 10, conformance::FRAMES as u32);
     let machine = af_packet::Config { block_size, blocks, vnet_hdr, ..af_packet::Config::new("t0") };
     let link = device.config.link();
-    Some((device, af_packet::Socket::open(machine).unwrap(), link))
+    (device, af_packet::Socket::open(machine).unwrap(), link)
 }
 
+#[towpath_testenv::needs(netns, tun)]
 #[test]
 fn conforms() {
     for config in [Config::tun("t0"), Config::tap("t0")] {
         for vnet_hdr in [false, true] {
             let config = Config { vnet_hdr, ..config.clone() };
             within(|| {
-                if sides(config.clone()).is_none() {
-                    return;
-                }
                 conformance::check(|| {
-                    let (rx, tx, link) = sides(config.clone()).unwrap();
+                    let (rx, tx, link) = sides(config.clone());
                     Box::new(Sides { tx, rx, link })
                 });
                 conformance::check(|| {
-                    let (tx, rx, link) = sides(config.clone()).unwrap();
+                    let (tx, rx, link) = sides(config.clone());
                     Box::new(Sides { tx, rx, link })
                 });
             });
@@ -98,10 +89,11 @@ fn conforms() {
     }
 }
 
+#[towpath_testenv::needs(netns, tun)]
 #[test]
 fn an_interface_goes_down_is_deleted_and_is_made_again() {
     within(|| {
-        let Some((mut device, _, _)) = sides(Config::tun("t0")) else { return };
+        let (mut device, _, _) = sides(Config::tun("t0"));
         let bytes = [0x45, 0, 0, 20, 0, 0, 0, 0, 64, 59, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
         let once = || std::iter::once(Frame::new(&bytes, LinkType::RAW));
         ip("link set t0 down");
@@ -119,10 +111,11 @@ fn an_interface_goes_down_is_deleted_and_is_made_again() {
     });
 }
 
+#[towpath_testenv::needs(netns, tun)]
 #[test]
 fn queues_share_an_interface() {
     within(|| {
-        let Some((device, _, _)) = sides(Config::tun("t0")) else { return };
+        let (device, _, _) = sides(Config::tun("t0"));
         drop(device);
         let mut queues = patiently(|| Device::open_queues(&Config::tun("t0"), 2)).unwrap();
         ip("addr add 10.1.0.1/24 dev t0");
@@ -143,10 +136,11 @@ fn queues_share_an_interface() {
     });
 }
 
+#[towpath_testenv::needs(netns, tun)]
 #[test]
 fn errors_say_what_to_do() {
     within(|| {
-        let Some((device, _, _)) = sides(Config::tun("t0")) else { return };
+        let (device, _, _) = sides(Config::tun("t0"));
         #[rustfmt::skip]
         let rows = [
             (Config::tun("t0"),                                        "another process has this interface"),

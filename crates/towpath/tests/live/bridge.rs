@@ -12,6 +12,7 @@ use towpath_port::netns::{ip, until, veth, within};
 
 use crate::machines::*;
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn tcp_goes_through_the_bridge_and_its_inspectors() {
     within(|| {
@@ -44,6 +45,7 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
 /// How often rules are reloaded under traffic.
 const RELOADS: usize = 1000;
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn rules_are_reloaded_under_traffic() {
     within(|| {
@@ -80,6 +82,7 @@ fn rules_are_reloaded_under_traffic() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn an_engine_that_was_killed_is_started_again_under_traffic() {
     within(|| {
@@ -99,6 +102,7 @@ fn an_engine_that_was_killed_is_started_again_under_traffic() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn an_interface_that_went_away_is_taken_up_again() {
     within(|| {
@@ -130,6 +134,7 @@ fn an_interface_that_went_away_is_taken_up_again() {
 /// Most inspectors at a time.
 const INSPECTORS: usize = 24;
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn inspectors_come_and_go_under_traffic() {
     within(|| {
@@ -180,6 +185,7 @@ fn inspectors_come_and_go_under_traffic() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn several_threads_share_one_gate() {
     within(|| {
@@ -205,6 +211,7 @@ fn several_threads_share_one_gate() {
     });
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn what_becomes_of_a_flow_is_followed_and_states_are_dumped() {
     within(|| {

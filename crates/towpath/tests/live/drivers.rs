@@ -1,7 +1,6 @@
 //! Every driver between the two machines, and the kernel's own queue.
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,8 +11,22 @@ use crate::machines::*;
 
 /// The machines' offloads are on: segments that are not cut, unfinished checksums. Every driver has to cope, and an inspector
 /// that looks at everything changes nothing.
+#[towpath_testenv::needs(netns, tun, xdp)]
 #[test]
 fn every_inline_driver_has_real_tcp() {
+    through_every_inline_driver(|left, right| {
+        arrived(transfer(left, right, 9001));
+        arrived(transfer(left, right, 9000));
+    });
+}
+
+#[towpath_testenv::needs(netns, tun, xdp, "iperf3")]
+#[test]
+fn every_inline_driver_has_iperf3() {
+    through_every_inline_driver(|left, right| iperf3(left, right, 9000));
+}
+
+fn through_every_inline_driver(talk: impl Fn(&Host, &Host) + Sync) {
     let rows = [
         "driver = \"af_packet\"",
         "driver = \"af_packet\"\noffload = true",
@@ -31,26 +44,15 @@ fn every_inline_driver_has_real_tcp() {
             let config = BRIDGE.replace("driver = \"af_packet\"", driver);
             let files = files(&format!("{config}{queue}"), RULES);
             let devices = driver.contains("\"t");
-            if devices && !Path::new("/dev/net/tun").exists() {
-                return println!("skipped: no /dev/net/tun");
-            }
             let hosts = (!devices).then(machines);
-            let engine = match Engine::try_start(files.path()) {
-                Ok(engine) => engine,
-                Err(said) if driver.contains("xdp") && said.contains("af_packet") => {
-                    return println!("skipped: {said}");
-                }
-                Err(said) => panic!("{driver}: {said}"),
-            };
+            let engine = Engine::try_start(files.path()).unwrap_or_else(|said| panic!("{driver}: {said}"));
             let (left, right) = hosts.unwrap_or_else(|| {
                 let (left, right) = (Host::new(), Host::new());
                 left.take("wan", &format!("{LEFT}/24"));
                 right.take("lan", &format!("{RIGHT}/24"));
                 (left, right)
             });
-            arrived(transfer(&left, &right, 9001));
-            arrived(transfer(&left, &right, 9000));
-            iperf3(&left, &right, 9000);
+            talk(&left, &right);
             let stats = engine.json("show stats --json");
             assert_eq!(stats["stats"]["undecodable"], 0, "{driver}: {stats}");
             let queues = engine.json("show queues --json");
@@ -62,7 +64,7 @@ fn every_inline_driver_has_real_tcp() {
 }
 
 /// Two machines with this namespace's kernel as their router, which asks queue 5 about what it forwards.
-fn queued() -> Option<(Host, Host)> {
+fn queued() -> (Host, Host) {
     let (left, right) = (Host::new(), Host::new());
     veth("wan", "l0");
     veth("lan", "r0");
@@ -81,18 +83,16 @@ fn queued() -> Option<(Host, Host)> {
         let words = ["-A", "FORWARD", "-j", "NFQUEUE", "--queue-num", "5"];
         Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
     });
-    if !queued {
-        println!("skipped: no iptables with NFQUEUE");
-        return None;
-    }
-    Some((left, right))
+    assert!(queued, "iptables with NFQUEUE");
+    (left, right)
 }
 
 /// Of long packets the engine has the beginning only: they arrive whole, rules that would change them or not.
+#[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
     within(|| {
-        let Some((left, right)) = queued() else { return };
+        let (left, right) = queued();
         let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\ncopy-range = 128\n\
                       [control]\nsocket = \"ctl.sock\"\n";
         let rules = "add 100 setdscp ef ip from any to any\nadd 110 tcp-setmss 1200 tcp from any to any\n\
@@ -113,10 +113,11 @@ fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
     });
 }
 
+#[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn the_kernels_own_queue_is_decided() {
     within(|| {
-        let Some((left, right)) = queued() else { return };
+        let (left, right) = queued();
         let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\n[control]\nsocket = \"ctl.sock\"\n\
                       [queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
                       overload = \"block\"\ndeadline = 600\n";
@@ -162,6 +163,7 @@ fn rejected(engine: &Engine) {
 }
 
 /// The same for IPv6: what is rejected is answered past the queue, at once.
+#[towpath_testenv::needs(netns, nfqueue, ipv6)]
 #[test]
 fn the_kernels_own_queue_is_decided_for_ipv6_too() {
     within(|| {
@@ -171,9 +173,7 @@ fn the_kernels_own_queue_is_decided_for_ipv6_too() {
         let there =
             |file: &str, value: &str| std::fs::write(format!("/proc/sys/net/ipv6/conf/{file}"), value);
         let both = ["wan", "lan"].iter().all(|device| there(&format!("{device}/disable_ipv6"), "0").is_ok());
-        if !both || there("all/forwarding", "1").is_err() {
-            return println!("skipped: this kernel has no IPv6");
-        }
+        assert!(both && there("all/forwarding", "1").is_ok(), "a kernel with IPv6");
         for (host, device, outside, number) in [(&left, "l0", "wan", 1), (&right, "r0", "lan", 2)] {
             ip(&format!("addr add 2001:db8:{number}::fe/64 dev {outside} nodad"));
             host.take(device, &format!("10.0.{number}.1/24"));
@@ -187,9 +187,7 @@ fn the_kernels_own_queue_is_decided_for_ipv6_too() {
             let words = ["-A", "FORWARD", "-j", "NFQUEUE", "--queue-num", "6"];
             Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
         });
-        if !queued {
-            return println!("skipped: no ip6tables with NFQUEUE");
-        }
+        assert!(queued, "ip6tables with NFQUEUE");
         let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 6\n\
                       [control]\nsocket = \"ctl.sock\"\n";
         let rules = "add 210 reset tcp from any to any 9010\nadd 220 unreach6 port udp from any to any 9010\n\
@@ -232,6 +230,7 @@ fn frames(interface: &str) -> [u64; 2] {
 
 /// Packets that come while the engine cannot look, more than its ring has room for: what the kernel delivered to the port is
 /// received or counted as lost, and what was received is sent or counted, up to the other machine.
+#[towpath_testenv::needs(netns)]
 #[test]
 fn a_flood_is_received_or_counted() {
     within(|| {

@@ -1,19 +1,16 @@
 //! A router between the two machines.
 
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::mpsc;
 
 use towpath_port::netns::{Host, ip, settled, until, veth, within};
 
 use crate::machines::*;
 
+#[towpath_testenv::needs(netns, tun)]
 #[test]
 fn a_router_takes_a_hop_from_every_packet() {
     within(|| {
-        if !Path::new("/dev/net/tun").exists() {
-            return println!("skipped: no /dev/net/tun");
-        }
         let config = "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"tun\"\n[port.lan]\ndriver = \"tun\"\noffload = true\n\
                       [control]\nsocket = \"ctl.sock\"\n[[route]]\nto = \"10.0.0.1\"\nport = \"wan\"\n\
                       [[route]]\nto = \"10.0.0.2\"\nport = \"lan\"\n";
@@ -32,18 +29,13 @@ fn a_router_takes_a_hop_from_every_packet() {
     });
 }
 
-/// Gives a machine an IPv6 address, and a router as its way out. False where the kernel has no IPv6.
-fn six(host: &Host, device: &'static str, number: usize) -> bool {
+/// Gives a machine an IPv6 address, and a router as its way out.
+fn six(host: &Host, device: &'static str, number: usize) {
     host.run(move || {
-        let there = std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0");
-        if let Err(error) = &there {
-            println!("skipped: this kernel has no IPv6 ({error})");
-            return false;
-        }
+        std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0").unwrap();
         ip(&format!("addr add 2001:db8:{number}::1/64 dev {device} nodad"));
         ip(&format!("route add default via 2001:db8:{number}::fe dev {device}"));
-        true
-    })
+    });
 }
 
 /// Both machines send to each other over a connection to this place on the right.
@@ -60,6 +52,7 @@ fn exchange(left: &Host, right: &Host, place: &'static str) {
 }
 
 /// Two machines of IPv6 with a router between them that they find by its neighbor advertisements.
+#[towpath_testenv::needs(netns, ipv6)]
 #[test]
 fn a_router_is_found_by_its_neighbors() {
     within(|| {
@@ -74,9 +67,7 @@ fn a_router_is_found_by_its_neighbors() {
         for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
             ip(&format!("link set {device} address 02:00:00:00:00:0{number}"));
             host.take(device, &format!("10.0.{number}.1/24"));
-            if !six(host, device, number) {
-                return;
-            }
+            six(host, device, number);
         }
         let files = files(
             config,
@@ -93,6 +84,7 @@ const ADVERTISES: &str = "advmss 1460";
 const ADVERTISES_6: &str = "advmss 1440";
 
 /// A router from a link of 1500 bytes to one of 1400: packets that are longer are cut, divided, or their sender is told.
+#[towpath_testenv::needs(netns, ipv6)]
 #[test]
 fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
     // Segments that their host cuts, and those that the router has to; ports that hand them on as they are, and those that do not.
@@ -103,20 +95,17 @@ fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
             let (left, right) = (Host::new(), Host::new());
             veth("wan", "l0");
             veth("lan", "r0");
-            let mut both = true;
             for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
                 host.take(device, &format!("10.0.{number}.1/24"));
                 host.run(move || ip(&format!("route add default via 10.0.{number}.254")));
-                both &= six(host, device, number);
+                six(host, device, number);
                 host.run(move || ip(&format!("link set {device} {setting}")));
             }
             ip("link set lan mtu 1400");
             right.run(move || {
                 ip("link set r0 mtu 1400");
                 ip(&format!("route replace default via 10.0.2.254 {ADVERTISES}"));
-                if both {
-                    ip(&format!("-6 route replace default via 2001:db8:2::fe dev r0 {ADVERTISES_6}"));
-                }
+                ip(&format!("-6 route replace default via 2001:db8:2::fe dev r0 {ADVERTISES_6}"));
             });
             let config = ASKS
                 .replace("driver = \"af_packet\"", &format!("driver = \"af_packet\"\noffload = {offload}"));
@@ -138,9 +127,7 @@ fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
             socket.set_read_timeout(Some(std::time::Duration::from_secs(120))).unwrap();
             assert_eq!(socket.recv(&mut got).unwrap(), 9000);
             assert!(got[..9000] == bytes(5)[..9000]);
-            if both {
-                exchange(&left, &right, "[2001:db8:2::1]:9001");
-            }
+            exchange(&left, &right, "[2001:db8:2::1]:9001");
             let lan = || {
                 let ports = engine.json("show ports --json");
                 let ports = ports["ports"].as_array().unwrap();
@@ -191,6 +178,7 @@ const LIE: [u8; 36] = [
     0, 0, 0, 0,
 ];
 
+#[towpath_testenv::needs(netns, ipv6)]
 #[test]
 fn a_router_finds_its_neighbors() {
     for threads in [1, 2] {
@@ -199,11 +187,10 @@ fn a_router_finds_its_neighbors() {
             veth("wan", "l0");
             veth("lan", "r0");
             ip("link set lan address 02:00:00:00:00:fe");
-            let mut both = true;
             for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
                 host.take(device, &format!("10.0.{number}.1/24"));
                 host.run(move || ip(&format!("route add default via 10.0.{number}.254")));
-                both &= six(host, device, number);
+                six(host, device, number);
             }
             right.run(|| ip("addr add 10.9.0.1/32 dev lo"));
             // An engine that finds a link down forgets who is there when it is up.
@@ -215,9 +202,7 @@ fn a_router_finds_its_neighbors() {
             // The first packets wait until the neighbor is found: nothing is lost.
             exchange(&left, &right, "10.0.2.1:9001");
             exchange(&left, &right, "10.9.0.1:9002");
-            if both {
-                exchange(&left, &right, "[2001:db8:2::1]:9001");
-            }
+            exchange(&left, &right, "[2001:db8:2::1]:9001");
             let port = |name: &str| {
                 let ports = engine.json("show ports --json");
                 ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == name).unwrap().clone()
@@ -237,9 +222,7 @@ fn a_router_finds_its_neighbors() {
                 |state: Option<(String, Option<String>)>, word: &str| state.is_some_and(|(is, _)| is == word);
             until(|| is(state("10.0.2.1"), "REACHABLE"));
             let known = state("10.0.2.1").unwrap().1.unwrap();
-            if both {
-                until(|| is(state("2001:db8:2::1"), "REACHABLE"));
-            }
+            until(|| is(state("2001:db8:2::1"), "REACHABLE"));
             assert_eq!(
                 (state("10.9.0.1"), lost("unresolved")),
                 (None, 0),

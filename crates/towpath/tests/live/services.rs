@@ -101,6 +101,7 @@ fn threads(pid: u32) -> Vec<String> {
     tasks.map(|task| name(task.unwrap()).trim().to_owned()).collect()
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn packets_and_messages_share_threads() {
     #[rustfmt::skip]
@@ -150,6 +151,7 @@ fn packets_and_messages_share_threads() {
 }
 
 /// A mux whose workers are killed again and again, on the thread of a bridge that stays as it is.
+#[towpath_testenv::needs(netns)]
 #[test]
 fn workers_that_die_do_not_hold_packets_up() {
     within(|| {

@@ -123,14 +123,12 @@ fn who_kills_workers_is_found_among_others() {
 }
 
 /// Connections, opened and reset at random by four threads at once while their workers are killed.
+#[towpath_testenv::needs(files)]
 #[test]
 fn nothing_is_lost_among_thousands_of_connections() {
     const CONNECTIONS: usize = 500;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to there it may");
-    if limit.maximum.is_some_and(|most| most < 5000) {
-        return eprintln!("skipped: fewer than 5000 files may be open");
-    }
     let worker = format!("{} 16", example("mux_worker"));
     let front = Front::start(&worker, &["--workers", "3", "--redeliver", "200"]);
     let client = &|client: u64| {

@@ -1,7 +1,6 @@
 //! Inspectors: what they replace, how they share a queue, and what it costs when they go wrong.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 use towpath_port::pcap::{Reader, Writer};
@@ -236,12 +235,9 @@ fn an_inspector_that_stops_answering_costs_one_deadline() {
     assert_eq!(number(&report, "dropped"), 19_700);
 }
 
+#[towpath_testenv::needs("python3")]
 #[test]
 fn an_inspector_that_writes_garbage_is_detached_and_passes_nothing() {
-    if Command::new("python3").arg("--version").output().is_err() {
-        println!("skipped: python3 is not installed");
-        return;
-    }
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
     udp_capture(&capture, 20_000, 100);

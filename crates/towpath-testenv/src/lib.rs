@@ -1,0 +1,155 @@
+//! States what a test needs of the machine, so that a test that cannot run is reported as ignored and not as passed.
+//!
+//! ```
+//! #[towpath_testenv::needs(netns, "ethtool")]
+//! #[test]
+//! fn offloads_are_switched() { /* ... */ }
+//! ```
+//!
+//! [`needs`] looks at the machine when it is expanded, because libtest has no way to ignore a test at run time. If
+//! something is missing it adds `#[ignore = "needs ..."]`. With `CI=true` it adds nothing, and the test fails at the missing
+//! resource; [`OPTIONAL`] lists the exceptions. `build.rs` lists the changes of the machine after which Cargo expands again.
+//! A test never passes because of a stale answer: it does not check for its resources again, and fails without them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use proc_macro::{TokenStream, TokenTree};
+
+/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and a kernel without kTLS cannot be
+/// given it by installing a package.
+const OPTIONAL: [&str; 2] = ["shared", "ktls"];
+
+/// Ignores a test on a machine that lacks one of the listed needs. It stands before `#[test]`.
+///
+/// A string is a program in `PATH`. The words are:
+///
+/// | word | need |
+/// |---|---|
+/// | `root` | user id 0 |
+/// | `netns` | new network namespaces, and the program `ip` |
+/// | `userns` | new user namespaces without privilege |
+/// | `tun` | `/dev/net/tun` |
+/// | `xdp` | AF_XDP sockets |
+/// | `bpffs` | a BPF file system at `/sys/fs/bpf` |
+/// | `nfqueue` | `iptables` and `ip6tables` with the target NFQUEUE |
+/// | `ipv6` | a kernel with IPv6 |
+/// | `mptcp` | a kernel with MPTCP |
+/// | `ktls` | a kernel with kTLS |
+/// | `files` | a limit of 11,000 open files or more |
+/// | `somaxconn` | `net.core.somaxconn` of 400 or more |
+/// | `hugepages` | a writable `/proc/sys/vm/nr_hugepages` |
+/// | `thp` | transparent huge pages |
+/// | `clang` | a clang |
+/// | `python` | a `python3` of version 3.11 or later |
+/// | `thrift` | `/usr/bin/python3` with the package `thrift` |
+/// | `shared` | the shared captures: `$TOWPATH_SHARED`, or `shared` beside the checkout |
+#[proc_macro_attribute]
+pub fn needs(what: TokenStream, test: TokenStream) -> TokenStream {
+    if !test.to_string().replace(' ', "").contains("#[test]") {
+        return "compile_error!(\"#[needs] stands before #[test]\");".parse().expect("tokens");
+    }
+    let in_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+    let mut missing = Vec::new();
+    for token in what {
+        let need = match token {
+            TokenTree::Ident(word) => word.to_string(),
+            TokenTree::Literal(program) => program.to_string(),
+            _ => continue,
+        };
+        match has(&need) {
+            None => {
+                return format!("compile_error!({:?});", format!("unknown need: {need}"))
+                    .parse()
+                    .expect("tokens");
+            }
+            Some(false) if !in_ci || OPTIONAL.contains(&&*need) => missing.push(need.replace('"', "")),
+            Some(_) => {}
+        }
+    }
+    if missing.is_empty() {
+        return test;
+    }
+    let ignore = format!("#[ignore = {:?}]", format!("needs {}", missing.join(", ")));
+    let mut ignored: TokenStream = ignore.parse().expect("tokens");
+    ignored.extend(test);
+    ignored
+}
+
+/// Expands to the path of the shared material, a `&'static str`: `$TOWPATH_SHARED`, or `shared` beside the checkout.
+#[proc_macro]
+pub fn shared(_: TokenStream) -> TokenStream {
+    format!("{:?}", shared_path()).parse().expect("a literal")
+}
+
+/// Whether the machine has `need`; `None` if the word is unknown.
+fn has(need: &str) -> Option<bool> {
+    let lists = |file: &str, word: &str| {
+        std::fs::read_to_string(file).is_ok_and(|text| text.split_whitespace().any(|found| found == word))
+    };
+    Some(match need {
+        "root" => effective_uid() == Some(0),
+        "netns" => runs("unshare -n ip -V"),
+        "userns" => runs("unshare -Urn true"),
+        "tun" => Path::new("/dev/net/tun").exists(),
+        "xdp" => lists("/proc/net/protocols", "XDP"),
+        "bpffs" => lists("/proc/self/mounts", "bpf"),
+        "nfqueue" => ["iptables", "ip6tables"].iter().all(|program| {
+            let rule = "-A OUTPUT -j NFQUEUE --queue-num 1";
+            runs(&format!("unshare -n {program}-legacy {rule}"))
+                || runs(&format!("unshare -n {program} {rule}"))
+        }),
+        "ipv6" => Path::new("/proc/net/if_inet6").exists(),
+        "mptcp" => lists("/proc/net/protocols", "MPTCP"),
+        "ktls" => lists("/proc/sys/net/ipv4/tcp_available_ulp", "tls"),
+        "files" => std::fs::read_to_string("/proc/self/limits").is_ok_and(|limits| {
+            let line =
+                limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
+            let most = line.split_whitespace().nth(1).unwrap_or_default();
+            most == "unlimited" || most.parse::<u64>().is_ok_and(|most| most >= 11_000)
+        }),
+        "somaxconn" => std::fs::read_to_string("/proc/sys/net/core/somaxconn")
+            .is_ok_and(|most| most.trim().parse::<u32>().is_ok_and(|most| most >= 400)),
+        "hugepages" => std::fs::OpenOptions::new().write(true).open("/proc/sys/vm/nr_hugepages").is_ok(),
+        "thp" => Path::new("/sys/kernel/mm/transparent_hugepage").exists(),
+        "clang" => ["clang", "clang-19", "clang-14"].iter().any(|clang| runs(&format!("{clang} --version"))),
+        "python" => in_python("python3", "import sys; sys.exit(sys.version_info < (3, 11))"),
+        "thrift" => in_python("/usr/bin/python3", "import thrift"),
+        "shared" => shared_path().join("captures").is_dir(),
+        program => {
+            let program = program.strip_prefix('"')?.strip_suffix('"')?;
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+        }
+    })
+}
+
+fn shared_path() -> PathBuf {
+    std::env::var_os("TOWPATH_SHARED").map_or_else(
+        || {
+            let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
+            Path::new(&package).join("../../../shared")
+        },
+        PathBuf::from,
+    )
+}
+
+/// The second number of `Uid:` (proc_pid_status(5)).
+fn effective_uid() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn in_python(python: &str, script: &str) -> bool {
+    succeeds(Command::new(python).args(["-c", script]))
+}
+
+fn runs(command: &str) -> bool {
+    let mut words = command.split(' ');
+    succeeds(Command::new(words.next().unwrap_or_default()).args(words))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
