@@ -42,37 +42,72 @@ use std::time::Duration;
 use rustix::fd::BorrowedFd;
 use towpath_gate::Walker;
 use towpath_gate::reassembly::Reassembler;
-use towpath_gate::state::{Ends, Keepalive};
 use towpath_wire::{Link, Time};
+use towpath_gate::state::{Ends, Keepalive, States};
+use towpath_metrics::metrics;
 
 pub use self::edge::{Edge, Meta};
-use self::path::{BUCKETS, Fate, Next, Progress, Settled, advance};
+pub use self::path::Fate;
+use self::path::{BUCKETS, Next, Progress, Settled, advance};
 use self::replies::Replies;
+pub use self::replies::ReplyStats;
 use self::steps::{bytes, parse};
 use self::trace::Traces;
-use self::view::View;
+pub use self::trace::{TraceFilter, TraceSink, TracedPacket};
+pub use self::view::{ChannelSnapshot, ConversationStats, FrameSnapshot, Introspect, QueueSnapshot};
+use self::view::{View, snapshots};
 pub use self::wiring::{Arrivals, Way};
 use crate::conversations::Conversations;
 use crate::queue::{DefaultVerdict, Policy, Queue};
-use crate::report::{self, Report};
 use crate::window::{Ticket, Window};
 use towpath_port::{Burst, Frame};
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Totals {
-    packets: u64,
-    bytes: u64,
-    passed: u64,
-    dropped: u64,
-    rejected: u64,
-    inspected: u64,
-    undecodable: u64,
-    /// Of those dropped: a live engine had no room to keep them until they are decided.
-    no_room: u64,
-    /// Of those dropped: there is no route.
-    no_route: u64,
-    /// Of those dropped: they had no hop left.
-    expired: u64,
+metrics! {
+    /// Packet counters of an engine. `packets = passed + dropped + rejected + undecodable + waiting`.
+    pub struct Stats in "engine" {
+        /// Packets received.
+        pub packets: counter packets,
+        /// Bytes received, as on the wire.
+        pub bytes: counter bytes,
+        /// Packets that went out.
+        pub passed: counter packets,
+        /// Packets that a rule, an inspector or a full table dropped.
+        pub dropped: counter packets,
+        /// Packets that a rule or an inspector rejected.
+        pub rejected: counter packets,
+        /// Packets that at least one inspector got.
+        pub inspected: counter packets,
+        /// Malformed packets.
+        pub undecodable: counter packets,
+        /// Packets dropped because there was no room to keep them until they are decided.
+        pub no_room: counter packets,
+        /// Packets dropped because there is no route.
+        pub no_route: counter packets,
+        /// Packets dropped because their TTL or hop limit was exceeded.
+        pub expired: counter packets,
+    }
+}
+
+impl Stats {
+    /// Packets that wait for a verdict, for room, or for other fragments.
+    pub fn waiting(&self) -> u64 {
+        self.packets - self.passed - self.dropped - self.rejected - self.undecodable
+    }
+}
+
+/// The result of a run so far.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Packet counters.
+    pub stats: Stats,
+    /// Counters of the answers to rejected packets.
+    pub replies: ReplyStats,
+    /// Conversations, of a replay.
+    pub conversations: ConversationStats,
+    /// The queues, by number.
+    pub queues: Vec<QueueSnapshot>,
+    /// Time from the first packet to the last, on the clock of the states.
+    pub span: Duration,
 }
 
 /// See the module's text.
@@ -102,7 +137,7 @@ pub struct Engine<E: Edge> {
     conversations: Conversations,
     replies: Replies,
     traces: Traces,
-    totals: Totals,
+    totals: Stats,
     /// A packet that is changed on its way out.
     scratch: Vec<u8>,
     /// The captures' time; never goes back.
@@ -168,7 +203,7 @@ impl<E: Edge> Engine<E> {
             conversations: Conversations::default(),
             replies: Replies::default(),
             traces: Traces::default(),
-            totals: Totals::default(),
+            totals: Stats::default(),
             scratch: Vec::new(),
             clock: Time::default(),
             times: Vec::new(),
@@ -401,29 +436,24 @@ impl<E: Edge> Engine<E> {
         self.clock
     }
 
-    /// What happened so far. The caller adds the rules, the wall-clock time and the number of captures.
-    pub fn report(&self) -> Report {
-        let totals = self.totals;
-        let states = self.walker.states();
-        let mut queues: Vec<_> = self.queues.iter().map(|queue| queue.counters().clone()).collect();
-        queues.sort_by_key(|queue| queue.number);
-        Report {
-            packets: totals.packets,
-            bytes: totals.bytes,
-            passed: totals.passed,
-            dropped: totals.dropped,
-            rejected: totals.rejected,
-            inspected: totals.inspected,
-            undecodable: totals.undecodable,
+    /// The counters so far.
+    pub fn stats(&self) -> Stats {
+        self.totals
+    }
+
+    /// The table of dynamic states.
+    pub fn states(&self) -> &States {
+        self.walker.states()
+    }
+
+    /// The result so far.
+    pub fn summary(&mut self) -> Summary {
+        Summary {
+            stats: self.totals,
             replies: self.replies.counts,
-            conversations: report::Conversations {
-                tcp: self.conversations.tcp(),
-                udp: self.conversations.udp(),
-            },
-            states: report::States::of(states),
-            queues,
-            span: self.started.map_or(std::time::Duration::ZERO, |started| self.clock.since(started)),
-            ..Report::default()
+            conversations: ConversationStats { tcp: self.conversations.tcp(), udp: self.conversations.udp() },
+            queues: snapshots(&mut self.queues),
+            span: self.started.map_or(Duration::ZERO, |started| self.clock.since(started)),
         }
     }
 
@@ -489,8 +519,8 @@ impl<E: Edge> Engine<E> {
     fn attend(&mut self) -> u64 {
         let Self { edge, queues, walker, wall, clock, totals, replies, traces, .. } = self;
         traces.tidy();
-        let counts = (*totals, replies.counts);
-        edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, counts, traces })
+        let (stats, replies) = (*totals, replies.counts);
+        edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, stats, replies, traces })
     }
 
     fn count(&mut self, fate: Fate, parts: u32) {

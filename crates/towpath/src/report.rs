@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use towpath_gate::state;
 use towpath_gate::{self, RuleInfo};
 
+use crate::engine;
+
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
 /// `packets = passed + dropped + rejected + undecodable` holds in every report.
@@ -257,7 +259,61 @@ pub struct LostBy {
     pub no_listener: u64,
 }
 
+impl From<engine::ReplyStats> for Replies {
+    fn from(stats: engine::ReplyStats) -> Self {
+        let engine::ReplyStats { sent, silent, limited, unsent } = stats;
+        Self { sent, silent, limited, unsent }
+    }
+}
+
+impl From<engine::QueueSnapshot> for Queue {
+    fn from(queue: engine::QueueSnapshot) -> Self {
+        let engine::QueueSnapshot { number, stats, trouble, .. } = queue;
+        Self {
+            number,
+            frames: stats.frames,
+            passed: stats.passed,
+            dropped: stats.dropped,
+            replaced: stats.replaced,
+            lost: stats.lost(),
+            lost_by: LostBy {
+                overdue: stats.overdue,
+                garbage: stats.garbage,
+                died: stats.died,
+                overload: stats.overload,
+                no_listener: stats.no_listener,
+            },
+            handed_on: stats.handed_on,
+            redelivered: stats.redelivered,
+            by_flow: stats.by_flow,
+            open: stats.open,
+            high_water: stats.high_water,
+            trouble,
+        }
+    }
+}
+
 impl Report {
+    /// The report of one engine. The caller adds the rules, the wall-clock time and the number of captures.
+    pub fn of<E: engine::Edge>(engine: &mut engine::Engine<E>) -> Self {
+        let engine::Summary { stats, replies, conversations, queues, span } = engine.summary();
+        Self {
+            packets: stats.packets,
+            bytes: stats.bytes,
+            passed: stats.passed,
+            dropped: stats.dropped,
+            rejected: stats.rejected,
+            inspected: stats.inspected,
+            undecodable: stats.undecodable,
+            replies: replies.into(),
+            conversations: Conversations { tcp: conversations.tcp, udp: conversations.udp },
+            states: States::of(engine.states()),
+            queues: queues.into_iter().map(Queue::from).collect(),
+            span,
+            ..Self::default()
+        }
+    }
+
     /// Adds what another thread of the same engine did. States are the same for all.
     pub fn add(&mut self, other: &Self) {
         self.packets += other.packets;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use towpath::engine::{Arrivals, Edge, Engine, Meta, Way};
 use towpath::queue::{Answer, Channel, Gone, Outcome, Policy, Queue, Reply};
+use towpath::report::Report;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, Ports, state};
 use towpath_port::generator::{Description, Generator};
@@ -91,8 +92,12 @@ impl Path {
         }
         let mut path = Self { engine, bursts: bursts()?, _gate: gate };
         path.run((BURSTS * BURST) as u32)?;
-        ensure!(path.engine.report().passed as usize == BURSTS * BURST, "packets are missing");
+        ensure!(path.report().passed as usize == BURSTS * BURST, "packets are missing");
         Ok(path)
+    }
+
+    fn report(&mut self) -> Report {
+        Report::of(&mut self.engine)
     }
 
     /// So many packets go through, up to whole bursts.
@@ -190,7 +195,7 @@ mod tests {
         for (name, course) in COURSES {
             let mut path = Path::new(course).unwrap();
             path.run(BURST as u32 * 3).unwrap();
-            let report = path.engine.report();
+            let report = path.report();
             let all = ((BURSTS + 3) * BURST) as u64;
             assert_eq!((report.packets, report.passed), (all, all), "{name}");
             let asked = matches!(course, Course::Inspected | Course::Tapped);

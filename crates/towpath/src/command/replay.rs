@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
-use towpath::control::{self, Desk, Observed, Server};
-use towpath::engine::{Edge, Engine, Meta};
+use towpath::control::{self, Desk, EngineView, Server};
+use towpath::engine::{Edge, Engine, Introspect, Meta};
 use towpath::inspector::{self, Inspector};
 use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::{self, Report};
@@ -143,7 +143,8 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     }
     let rules = book.rules();
     let restored = engine.edge_mut().restored.map(report::Restored::from);
-    let report = Report { rules, seconds, restored, captures: args.captures.len(), ..engine.report() };
+    let report =
+        Report { rules, seconds, restored, captures: args.captures.len(), ..Report::of(&mut engine) };
     captured.tell(NOT_IP);
     tell_queues(&report);
     let Outside { out, replies, failed, .. } = engine.into_edge();
@@ -488,9 +489,9 @@ impl Edge for Outside {
         out.write(captured(frame, meta), None)
     }
 
-    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+    fn attend(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.clock.set(engine.clock());
-        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine)).min(LOOK)
+        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(&mut EngineView(engine))).min(LOOK)
     }
 
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {

@@ -50,7 +50,8 @@ pub use self::queue::{Inspectors, Queue};
 use self::reader::{Findings, Table};
 pub use self::ruleset::Rules;
 pub use self::users::Users;
-pub use self::wiring::{Bridge, Route};
+pub use self::wiring::Bridge;
+pub use crate::live::hop::Route;
 use crate::queue::DefaultVerdict;
 use crate::settings::Settings;
 

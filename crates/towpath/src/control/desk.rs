@@ -30,21 +30,16 @@ pub trait Observed {
     /// The frames of a channel that are not free; `None` when there is no such channel.
     fn frames(&mut self, channel: u32) -> Option<Vec<Frame>>;
 
-    /// Copies of what a channel gets go to `tap` from now on. The tap back when there is no such channel, or it has
-    /// ended.
-    ///
-    /// # Errors
-    /// The tap back.
-    fn trace(&mut self, channel: u32, tap: Tap) -> Result<(), Tap>;
+    /// Copies what a channel gets to `tap`. Returns false if the channel does not exist, has ended, or is traced too often.
+    fn trace(&mut self, channel: u32, tap: Tap) -> bool {
+        let _ = (channel, tap);
+        false
+    }
 
-    /// Copies of the packets that `sieve` takes go to `tap` from now on, when they are decided. The tap back when there are none,
-    /// or too many do so.
-    ///
-    /// # Errors
-    /// The tap back.
-    fn follow(&mut self, sieve: Sieve, tap: Tap) -> Result<(), Tap> {
-        let _ = sieve;
-        Err(tap)
+    /// Copies the decided packets that `sieve` takes to `tap`. Returns false if the engine has no packets, or too many traces.
+    fn follow(&mut self, sieve: Sieve, tap: Tap) -> bool {
+        let _ = (sieve, tap);
+        false
     }
 
     /// The multiplexor; `None` when there is none.
@@ -219,12 +214,12 @@ impl Desk {
                 Ask::Send => Reply::Send(engine.send()),
                 Ask::Frames(channel) => engine.frames(channel).map_or(Reply::NoChannel, Reply::Frames),
                 Ask::Trace(channel, tap) => match engine.trace(channel, tap) {
-                    Ok(()) => Reply::Tracing(engine.ports()),
-                    Err(_) => Reply::NoChannel,
+                    true => Reply::Tracing(engine.ports()),
+                    false => Reply::NoChannel,
                 },
                 Ask::Follow(sieve, tap) => match engine.follow(sieve, tap) {
-                    Ok(()) => Reply::Tracing(engine.ports()),
-                    Err(_) => Reply::NoChannel,
+                    true => Reply::Tracing(engine.ports()),
+                    false => Reply::NoChannel,
                 },
             };
             // Who asked may have given up.

@@ -18,6 +18,7 @@
 mod book;
 mod desk;
 pub mod dumps;
+mod engine_view;
 pub mod mux;
 mod pause;
 pub mod protocol;
@@ -30,6 +31,8 @@ mod sieve;
 mod tap;
 
 pub use desk::{Ask, Desk, Mailbox, Observed, Reply, Wake};
+pub use engine_view::EngineView;
+pub(crate) use engine_view::neighbors;
 pub(crate) use pause::Pause;
 pub use server::Access;
 pub use server::{BindError, Listening, Server};

@@ -591,8 +591,8 @@ impl Client {
 mod tests {
     use std::thread;
 
+    use super::super::Observed;
     use super::super::protocol::{Answer, Frame, Ring, emit, parse_answer};
-    use super::super::{Observed, Tap};
     use super::*;
 
     #[test]
@@ -632,9 +632,6 @@ mod tests {
         }
         fn frames(&mut self, _: u32) -> Option<Vec<Frame>> {
             None
-        }
-        fn trace(&mut self, _: u32, tap: Tap) -> Result<(), Tap> {
-            Err(tap)
         }
         fn ports(&self) -> Vec<String> {
             Vec::new()

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use towpath_gate::PortId;
 use towpath_wire::Link;
 
-use crate::control::Observed;
+use super::Introspect;
 use crate::queue::Channel;
 
 /// What the engine needs from outside.
@@ -55,7 +55,7 @@ pub trait Edge {
 
     /// Answers those who look at the engine from outside; called once per burst, and while the engine waits. Returns for
     /// how many nanoseconds at most the engine may sleep before it calls this again. The default: nobody looks.
-    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+    fn attend(&mut self, engine: &mut dyn Introspect) -> u64 {
         let _ = engine;
         u64::MAX
     }

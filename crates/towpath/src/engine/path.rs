@@ -78,8 +78,10 @@ pub(super) enum Next {
     Reassemble,
 }
 
+/// Why a packet does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub enum Fate {
+    /// A rule, an inspector or a full table dropped it.
     Dropped,
     /// There is no route.
     NoRoute,

@@ -2,9 +2,23 @@
 
 use towpath_gate::{PortId, Reject, ReplyLimiter, Walker};
 use towpath_wire::{Packet, Time};
+use towpath_metrics::metrics;
 
 use super::{Edge, Meta};
-use crate::report;
+
+metrics! {
+    /// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
+    pub struct ReplyStats in "engine" {
+        /// Answers that were sent.
+        pub sent: counter packets as "replies" (result = "sent"),
+        /// Rejected packets that get no answer, or one together with other fragments of their datagram.
+        pub silent: counter packets as "replies" (result = "silent"),
+        /// Answers that were not sent because the port had reached its rate limit.
+        pub limited: counter packets as "replies" (result = "limited"),
+        /// Answers that the port could not send.
+        pub unsent: counter packets as "replies" (result = "unsent"),
+    }
+}
 
 /// What the engine keeps for answering.
 #[derive(Debug, Default)]
@@ -12,7 +26,7 @@ pub(super) struct Replies {
     /// By port, made with a port's first answer.
     limits: Vec<Option<ReplyLimiter>>,
     frame: Vec<u8>,
-    pub(super) counts: report::Replies,
+    pub(super) counts: ReplyStats,
 }
 
 impl Replies {

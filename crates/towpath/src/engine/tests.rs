@@ -135,11 +135,10 @@ impl World {
 
     /// Packets, passed, dropped, and those that wait.
     fn counts(&self) -> [u64; 4] {
-        let report = self.engine.report();
-        let queue = &report.queues[0];
-        assert_eq!(queue.frames, queue.passed + queue.dropped + queue.replaced + queue.lost + queue.open);
-        let waiting = report.packets - report.passed - report.dropped;
-        [report.packets, report.passed, report.dropped, waiting]
+        let queue = self.engine.queues[0].stats();
+        assert_eq!(queue.frames, queue.passed + queue.dropped + queue.replaced + queue.lost() + queue.open);
+        let stats = self.engine.stats();
+        [stats.packets, stats.passed, stats.dropped, stats.waiting()]
     }
 
     /// Nothing is left of what was there.
@@ -227,7 +226,7 @@ fn what_is_left_at_a_stop_is_counted() {
     assert_eq!(world.counts(), [9, 1, 0, 8]);
     assert_eq!(world.engine.abandon(), Ok(8));
     assert_eq!(world.counts(), [9, 1, 8, 0]);
-    assert_eq!(world.engine.report().queues[0].open, 0);
+    assert_eq!(world.engine.queues[0].open(), 0);
     assert!(world.engine.is_drained());
     world.assert_clear();
 }

@@ -1,44 +1,88 @@
-//! Following packets: what became of each, for who asked for a rule's or a flow's.
+//! Traces: copies of packets and of their fate for a client that asked for them.
 //!
-//! A trace is a tap: what finds no room is left out and counted. Nobody follows: one look at an empty list for each packet.
+//! A trace never slows a packet: its sink drops and counts what it has no room for. Without a trace, a packet costs one
+//! look at an empty list.
+
+use std::fmt::Debug;
 
 use towpath_gate::{Walk, Walker};
-use towpath_wire as wire;
+use towpath_wire::{self as wire, Packet};
+use towpath_ring as ring;
 
 use super::Meta;
 use super::path::Fate;
-use crate::control::{Note, Sieve, Tap, Traced};
+use crate::queue::Outcome;
 
 /// Traces at a time.
 const TRACES: usize = 8;
 
-/// Who follows packets.
+/// Receives the copies of one trace. No method blocks.
+pub trait TraceSink: Debug + Send {
+    /// Returns true if the client has ended the trace.
+    fn is_over(&self) -> bool;
+
+    /// A channel publishes this frame.
+    fn given(&mut self, seq: ring::Seq, bytes: &[u8], meta: &ring::Meta);
+
+    /// Frame `seq` is decided; the inspector had it for `after` nanoseconds.
+    fn decided(&mut self, seq: ring::Seq, after: u64, outcome: &Outcome<'_>);
+
+    /// The engine has decided this packet.
+    fn packet(&mut self, packet: &TracedPacket<'_>);
+}
+
+/// Selects the packets of a trace.
+pub trait TraceFilter: Debug + Send {
+    /// Returns true if the trace wants this packet; `rule` decided it.
+    fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool;
+}
+
+/// A packet that the engine has decided.
+#[derive(Clone, Copy, Debug)]
+pub struct TracedPacket<'a> {
+    /// Its number among all packets of the engine.
+    pub number: u64,
+    /// The number of the port that it came in by.
+    pub arrival: u32,
+    /// The frame.
+    pub bytes: &'a [u8],
+    /// What the port said about it.
+    pub meta: &'a Meta,
+    /// The number of the rule that decided.
+    pub rule: Option<u32>,
+    /// Its fate. `None` if it passed.
+    pub fate: Option<Fate>,
+    /// The name of the port that it leaves by.
+    pub out: Option<&'a str>,
+}
+
+/// The traces of an engine.
 #[derive(Debug, Default)]
-pub(super) struct Traces(Vec<(Sieve, Tap)>);
+pub(super) struct Traces(Vec<(Box<dyn TraceFilter>, Box<dyn TraceSink>)>);
 
 impl Traces {
-    /// Copies of the packets that `sieve` takes go to `tap` from now on.
-    pub(super) fn add(&mut self, sieve: Sieve, tap: Tap) -> Result<(), Tap> {
+    /// Adds a trace. Returns false if there are too many.
+    pub(super) fn add(&mut self, filter: Box<dyn TraceFilter>, sink: Box<dyn TraceSink>) -> bool {
         self.tidy();
-        if self.0.len() >= TRACES {
-            return Err(tap);
+        let room = self.0.len() < TRACES;
+        if room {
+            self.0.push((filter, sink));
         }
-        self.0.push((sieve, tap));
-        Ok(())
+        room
     }
 
-    /// Lets go of those whose client is gone, also when nothing comes that they would be told.
+    /// Removes the traces that their clients have ended.
     pub(super) fn tidy(&mut self) {
-        self.0.retain(|(_, tap)| !tap.is_over());
+        self.0.retain(|(_, sink)| !sink.is_over());
     }
 
-    /// Whether nobody follows.
+    /// Returns true if there is no trace.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The packet is decided: it passes when it has no fate. `number` is its place among all packets, `arrival` the port
-    /// that it came in by.
+    /// Copies a decided packet to the traces that want it. It passed if it has no fate. `number` is its number among all
+    /// packets, `arrival` the port that it came in by.
     #[cold]
     pub(super) fn tell(
         &mut self,
@@ -50,28 +94,11 @@ impl Traces {
     ) {
         self.tidy();
         let Ok(packet) = wire::parse(meta.link, bytes, meta.wire_len) else { return };
-        for (_, tap) in self.0.iter_mut().filter(|(sieve, _)| sieve.takes(&packet, walk.rule())) {
-            let what = match fate {
-                None => match meta.out.and_then(|port| walker.ports().name(port)) {
-                    Some(port) => format!("pass, out by {port}"),
-                    None => "pass".to_owned(),
-                },
-                Some(Fate::Dropped) => "drop".to_owned(),
-                Some(Fate::NoRoute) => "drop, there is no route".to_owned(),
-                Some(Fate::Expired) => "drop, it has no hop left".to_owned(),
-                Some(Fate::Rejected(_)) => "reject".to_owned(),
-            };
-            tap.push(Traced {
-                seq: number as u32,
-                time: meta.time,
-                wire_len: meta.wire_len,
-                link: meta.link_type,
-                port: arrival,
-                queue: 0,
-                bytes: bytes.into(),
-                after: 0,
-                note: Note::Decided { rule: walk.rule(), what },
-            });
+        let rule = walk.rule();
+        let out = meta.out.and_then(|port| walker.ports().name(port));
+        let traced = TracedPacket { number, arrival, bytes, meta, rule, fate, out };
+        for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(&packet, rule)) {
+            sink.packet(&traced);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! copied. When the burst is handled, the worker gives each port what leaves by it, in order.
 
 use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -12,21 +13,20 @@ use towpath_port::{Burst, Frame, LinkType, Verdict, checksum};
 use towpath_wire::{self as wire, Link, Time};
 
 use super::hop::{self, Hops, Stuck};
-use super::neighbor::{self, Fate, Resolver};
-use crate::control::{Desk, Observed, rows};
-use crate::engine::{Edge, Meta};
-use crate::inspector::Inspector;
+use super::neighbor::{self, Fate, NeighborSnapshot, Resolver};
+use crate::engine::{Edge, Introspect, Meta};
+use crate::queue::Channel;
 
 /// Most packets that may wait for one port, and their bytes: what the engine keeps at most, and as much again.
 const COPIES: usize = 16_384;
 const COPY_BYTES: usize = 32 << 20;
 
 /// See the module's text.
-pub(super) struct Outside {
+pub(super) struct Outside<C, Q> {
     start: Instant,
     /// By port.
     pub(super) lines: Vec<Line>,
-    desk: Option<Desk>,
+    queries: Q,
     scratch: Vec<u8>,
     /// The fragment that is being sent.
     fragment: Vec<u8>,
@@ -34,6 +34,20 @@ pub(super) struct Outside {
     resolver: Option<Resolver>,
     /// The time when the engine asked last.
     time: u64,
+    channel: PhantomData<C>,
+}
+
+/// Answers queries about a running engine.
+pub(super) trait QueryServer {
+    /// Answers the pending queries. Returns for how many nanoseconds at most the engine may sleep before the next call.
+    fn serve(&mut self, engine: &mut dyn Introspect) -> u64;
+}
+
+/// No queries.
+impl QueryServer for () {
+    fn serve(&mut self, _engine: &mut dyn Introspect) -> u64 {
+        u64::MAX
+    }
 }
 
 /// What leaves by one port.
@@ -202,15 +216,19 @@ impl Line {
     }
 }
 
-impl Outside {
+impl<C: Channel, Q: QueryServer> Outside<C, Q> {
     /// `start` is the beginning of the clock: the same for all threads, whose states are the same.
-    pub(super) fn new(
-        start: Instant,
-        lines: Vec<Line>,
-        desk: Option<Desk>,
-        resolver: Option<Resolver>,
-    ) -> Self {
-        Self { start, lines, desk, scratch: Vec::new(), fragment: Vec::new(), resolver, time: 0 }
+    pub(super) fn new(start: Instant, lines: Vec<Line>, queries: Q, resolver: Option<Resolver>) -> Self {
+        Self {
+            start,
+            lines,
+            queries,
+            scratch: Vec::new(),
+            fragment: Vec::new(),
+            resolver,
+            time: 0,
+            channel: PhantomData,
+        }
     }
 
     /// Asks for neighbors that packets wait for, and sends what does not have to wait any more. Between two bursts.
@@ -255,15 +273,13 @@ impl Outside {
     }
 
     /// Whom the router has looked for on the link of a port.
-    pub(super) fn neighbors(&self, port: usize) -> Vec<rows::Neighbor> {
-        self.resolver.as_ref().map_or_else(Vec::new, |resolver| resolver.rows(port as u16))
+    pub(super) fn neighbors(&self, port: usize) -> Vec<NeighborSnapshot> {
+        self.resolver.as_ref().map_or_else(Vec::new, |resolver| resolver.snapshot(port as u16))
     }
 
-    /// Tells those who look about the ports.
-    pub(super) fn set_ports(&mut self, ports: Vec<rows::Port>) {
-        if let Some(desk) = &mut self.desk {
-            desk.set_ports(ports);
-        }
+    /// The query server.
+    pub(super) fn queries_mut(&mut self) -> &mut Q {
+        &mut self.queries
     }
 
     /// Nanoseconds of the clock that the engine lives by.
@@ -292,8 +308,8 @@ impl Outside {
     }
 }
 
-impl Edge for Outside {
-    type Channel = Inspector;
+impl<C: Channel, Q: QueryServer> Edge for Outside<C, Q> {
+    type Channel = C;
     type Error = Infallible;
 
     fn now(&mut self) -> u64 {
@@ -383,11 +399,12 @@ impl Edge for Outside {
     }
 
     fn give_way(&mut self) {
-        rustix::thread::sched_yield();
+        // sched_yield(2).
+        std::thread::yield_now();
     }
 
-    fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
-        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(engine))
+    fn attend(&mut self, engine: &mut dyn Introspect) -> u64 {
+        self.queries.serve(engine)
     }
 
     fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
@@ -428,7 +445,7 @@ mod tests {
     fn a_router_takes_what_is_for_it() {
         let hops = || Some(Hops::new(&[], 0, Some(OWN)));
         let lines = vec![Line::new(true, hops()), Line::new(true, hops()), Line::new(true, None)];
-        let mut outside = Outside::new(Instant::now(), lines, None, None);
+        let mut outside = Outside::<crate::inspector::Inspector, _>::new(Instant::now(), lines, (), None);
         #[rustfmt::skip]
         let rows = [
             // to          interface  taken  routed
@@ -454,7 +471,7 @@ mod tests {
                 changed: false,
                 port: towpath_port::Meta::default(),
             };
-            let not_ours = |outside: &Outside| outside.lines[interface as usize].lost.not_ours;
+            let not_ours = |outside: &Outside<_, _>| outside.lines[interface as usize].lost.not_ours;
             let before = not_ours(&outside);
             assert_eq!(outside.takes(&frame, &meta), taken, "{to:?}");
             if taken {

@@ -6,7 +6,6 @@ use std::ops::Range;
 use towpath_port::{Caps, Checksum, Frame, GsoKind, LinkType, checksum, segment};
 use towpath_wire::{self as wire, Addresses, Packet};
 
-use crate::config::Route;
 use crate::engine::Meta;
 
 /// Where a port's routed packets go on its link.
@@ -19,6 +18,21 @@ pub(super) struct Hops {
     /// Those of packets that were decided by other routes: by the next ones while these are being taken, by the ones before
     /// afterwards, when an inspector still had some.
     others: Vec<(IpAddr, u8, Next)>,
+}
+
+/// Packets to a prefix leave by a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The prefix.
+    pub net: IpAddr,
+    /// Its length.
+    pub len: u8,
+    /// Index of the port.
+    pub port: usize,
+    /// The next hop. Default: the packet's destination.
+    pub via: Option<IpAddr>,
+    /// The next hop's Ethernet address, for ports with Ethernet frames. Default: ARP or neighbor discovery finds it.
+    pub mac: Option<[u8; 6]>,
 }
 
 /// The next hop of a route.

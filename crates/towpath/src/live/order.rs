@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::task::Wake;
 
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_gate::state::Keepalive;
@@ -59,6 +60,12 @@ impl Bell {
     /// Takes the rings so far.
     pub fn hush(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.ring();
     }
 }
 

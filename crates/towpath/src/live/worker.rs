@@ -11,13 +11,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
-use super::edge::{Leaving, Line, Outside};
+use super::edge::{Leaving, Line, Outside, QueryServer};
 use super::hop::{self, Hops};
 use super::muxes::Muxes;
 use super::order::{Bell, Order};
 use crate::config::Wait;
-use crate::control::rows;
-use crate::engine::{Engine, Meta};
+use crate::control::{Desk, EngineView, neighbors, rows};
+use crate::engine::{Engine, Introspect, Meta};
 use crate::inspector::Inspector;
 use crate::link::link;
 use crate::report::Report;
@@ -32,9 +32,30 @@ const TURNS: u32 = 256;
 /// How often a port that has no room is offered the rest of a burst again.
 const TRIES: usize = 16;
 
+/// The engine's surroundings in a worker.
+pub(super) type Io = Outside<Inspector, Queries>;
+
+/// The worker's control queries.
+pub(super) struct Queries(pub(super) Option<Desk>);
+
+impl Queries {
+    /// What is told about the ports.
+    fn set_ports(&mut self, ports: Vec<rows::Port>) {
+        if let Some(desk) = &mut self.0 {
+            desk.set_ports(ports);
+        }
+    }
+}
+
+impl QueryServer for Queries {
+    fn serve(&mut self, engine: &mut dyn Introspect) -> u64 {
+        self.0.as_mut().map_or(u64::MAX, |desk| desk.attend(&mut EngineView(engine)))
+    }
+}
+
 /// See the module's text.
 pub struct Worker {
-    engine: Engine<Outside>,
+    engine: Engine<Io>,
     ports: Vec<Live>,
     /// Shared with the engine while that handles it, and with nobody else.
     burst: Arc<Burst>,
@@ -68,7 +89,7 @@ struct Live {
 
 /// What a worker is made of.
 pub(super) struct Parts {
-    pub(super) engine: Engine<Outside>,
+    pub(super) engine: Engine<Io>,
     /// The ports, and their drivers' words.
     pub(super) ports: Vec<(Box<dyn Port>, &'static str)>,
     pub(super) burst: usize,
@@ -365,11 +386,11 @@ impl Worker {
                 sent: stats.sent,
                 sent_bytes: stats.sent_bytes,
                 lost: lost.map(|(reason, count)| (reason.to_owned(), count)).collect(),
-                neighbors: edge.neighbors(at),
+                neighbors: neighbors(edge.neighbors(at)),
             }
         };
         let rows = ports.iter_mut().zip(&edge.lines).enumerate().map(row).collect();
-        engine.edge_mut().set_ports(rows);
+        engine.edge_mut().queries_mut().set_ports(rows);
     }
 
     /// Whether it was told to end once more. Whatever else is said now comes too late.
@@ -411,7 +432,7 @@ impl Worker {
         if self.unlogged > 0 {
             log::warn!("{} lines of log rules were left out", self.unlogged);
         }
-        self.engine.report()
+        Report::of(&mut self.engine)
     }
 }
 

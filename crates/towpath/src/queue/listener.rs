@@ -2,16 +2,31 @@
 
 use std::collections::VecDeque;
 
+use towpath_metrics::metrics;
 use towpath_ring::{self as ring, FrameOut, Full, Loss, Meta, Seq};
 
-use super::words::{fanout_word, overload_words};
-use super::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
-use crate::control::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
-use crate::control::{Note, Tap};
+use super::{Answer, Channel, Gone, Outcome, Policy, Reply};
+use crate::engine::{ChannelSnapshot, FrameSnapshot, TraceSink};
 use crate::window::Ticket;
 
 /// Traces of one channel at a time.
 const TAPS: usize = 8;
+
+metrics! {
+    /// Verdicts of one inspector, by kind.
+    pub struct VerdictStats in "channel" {
+        /// Passes, also to another queue and back to the rules.
+        pub pass: counter frames as "verdicts" (verdict = "pass"),
+        /// Drops.
+        pub drop: counter frames as "verdicts" (verdict = "drop"),
+        /// Rejects.
+        pub reject: counter frames as "verdicts" (verdict = "reject"),
+        /// Replaced payloads.
+        pub replace: counter frames as "verdicts" (verdict = "replace"),
+        /// Verdicts for the packet's flow.
+        pub flow: counter frames as "flow_verdicts",
+    }
+}
 
 /// Who waits for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +63,8 @@ pub struct Listener<C> {
     /// Frames were published since it was last told.
     unannounced: bool,
     gone: Option<Gone>,
-    verdicts: Verdicts,
-    taps: Vec<Tap>,
+    verdicts: VerdictStats,
+    taps: Vec<Box<dyn TraceSink>>,
     /// It has been late once.
     late: bool,
     /// Its end was told.
@@ -66,7 +81,7 @@ impl<C: Channel> Listener<C> {
             open: 0,
             unannounced: false,
             gone: None,
-            verdicts: Verdicts::default(),
+            verdicts: VerdictStats::default(),
             taps: Vec::new(),
             late: false,
             ended: false,
@@ -98,98 +113,44 @@ impl<C: Channel> Listener<C> {
         self.gone.as_ref()
     }
 
-    /// The channel and its ring, as they are at `now`.
-    pub fn ring(&self, queue: u16, policy: &Policy, now: u64) -> Ring {
-        let ring = Ring {
+    /// The channel at `now`.
+    pub(crate) fn snapshot(&self, queue: u16, policy: Policy, now: u64) -> ChannelSnapshot {
+        ChannelSnapshot {
             channel: self.number,
             queue,
+            policy,
             gone: self.gone.as_ref().map(|gone| gone.why.clone()),
-            fanout: fanout_word(policy.fanout).to_owned(),
-            overload: overload_words(policy.overload),
-            depth: self.open,
+            open: self.open,
             oldest: self.held.front().map(|held| now.saturating_sub(held.since)),
             traces: self.taps.len() as u32,
-            ..Ring::default()
-        };
-        let Some(About { peer, name, geometry, stats }) = self.channel.about() else { return ring };
-        let lost = |loss: Loss| stats.lost_by[loss as usize];
-        let lost = Lost {
-            no_room: lost(Loss::NoRoom),
-            oldest: lost(Loss::Oldest),
-            dropped: lost(Loss::Dropped),
-            passed: lost(Loss::Passed),
-            handed_on: lost(Loss::HandedOn),
-            too_large: lost(Loss::TooLarge),
-            other: 0,
-        };
-        let Lost { no_room, oldest, dropped, passed, handed_on, too_large, .. } = lost;
-        let named = no_room + oldest + dropped + passed + handed_on + too_large;
-        Ring {
-            name,
-            pid: peer.pid,
-            uid: peer.uid,
-            block_size: geometry.block_size,
-            block_nr: geometry.block_nr,
-            frame_size: geometry.frame_size,
-            frame_nr: geometry.frame_nr,
             used: self.channel.frames().iter().map(|frame| frame.frames).sum(),
-            high_water: stats.high_water,
-            held: stats.held,
-            published: stats.published,
-            bytes: stats.bytes,
-            verdicts: Verdicts { decided: stats.decided, cumulative: stats.cumulative, ..self.verdicts },
-            defaults: Defaults { overdue: stats.overdue, garbage: stats.garbage, drained: stats.drained },
-            lost: Lost { other: stats.lost.saturating_sub(named), ..lost },
-            full: stats.full,
-            late: stats.late,
-            violations: stats.violations,
-            wakeups: stats.wakeups,
-            oneshots: stats.oneshots,
-            gaps: stats.gaps,
-            grown: stats.grown,
-            grow_refused: stats.grow_refused,
-            huge_pages: stats.huge_pages,
-            ..ring
+            verdicts: self.verdicts,
+            about: self.channel.about(),
         }
     }
 
-    /// The frames that are not free, as they are at `now`.
-    pub fn frames(&self, now: u64) -> Vec<Frame> {
+    /// The frames that are not free at `now`.
+    pub(crate) fn frames(&self, now: u64) -> Vec<FrameSnapshot> {
         let frame_size = self.channel.about().map_or(0, |about| about.geometry.frame_size);
-        let row = |out: FrameOut| {
+        let snapshot = |out: FrameOut| {
             let held = self.held.get(out.seq.0.wrapping_sub(self.first) as usize);
             let held = held.filter(|held| held.slot != Slot::Decided);
             let len = held.map(|held| held.len);
-            let alone = len.is_some_and(|len| u64::from(len) > u64::from(out.frames) * u64::from(frame_size));
-            Frame {
-                seq: out.seq.0,
-                first: out.first,
-                frames: out.frames,
-                state: match (out.overdue, out.held) {
-                    (true, _) => State::Overdue,
-                    (false, true) => State::Skip,
-                    (false, false) if alone => State::Copy,
-                    (false, false) => State::Valid,
-                },
-                len,
-                kind: if held.is_some() { Kind::Packet } else { Kind::Other },
-                age: held.map(|held| now.saturating_sub(held.since)),
-            }
+            let room = u64::from(out.frames) * u64::from(frame_size);
+            let oneshot = len.is_some_and(|len| u64::from(len) > room);
+            FrameSnapshot { out, len, age: held.map(|held| now.saturating_sub(held.since)), oneshot }
         };
-        self.channel.frames().into_iter().map(row).collect()
+        self.channel.frames().into_iter().map(snapshot).collect()
     }
 
-    /// Copies of what it gets go to `tap` from now on.
-    ///
-    /// # Errors
-    /// The tap back: the inspector is gone, or traced too often already.
-    pub fn trace(&mut self, tap: Tap) -> Result<(), Tap> {
+    /// Copies what the inspector gets to `sink`. Returns false if the inspector is gone or traced too often.
+    pub(crate) fn trace(&mut self, sink: Box<dyn TraceSink>) -> bool {
         self.taps.retain(|tap| !tap.is_over());
         if self.gone.is_some() || self.taps.len() >= TAPS {
-            return Err(tap);
+            return false;
         }
-        self.taps.push(tap);
-        Ok(())
+        self.taps.push(sink);
+        true
     }
 
     /// Says who waits for the frame that was published just now, if one was.
@@ -216,7 +177,7 @@ impl<C: Channel> Listener<C> {
             let slot = std::mem::replace(&mut held.slot, Slot::Decided);
             count(verdicts, &outcome);
             for tap in &mut *taps {
-                tap.decided(Seq(sequence), now.saturating_sub(held.since), || note(&outcome));
+                tap.decided(Seq(sequence), now.saturating_sub(held.since), &outcome);
             }
             decided += 1;
             *open -= 1;
@@ -303,7 +264,7 @@ impl<C: Channel> ring::Listener for Listener<C> {
     }
 }
 
-fn count(verdicts: &mut Verdicts, outcome: &Outcome<'_>) {
+fn count(verdicts: &mut VerdictStats, outcome: &Outcome<'_>) {
     let Outcome::Answer(Reply { answer, flow, .. }) = outcome else { return };
     verdicts.flow += u64::from(*flow);
     match answer {
@@ -311,24 +272,5 @@ fn count(verdicts: &mut Verdicts, outcome: &Outcome<'_>) {
         Answer::Drop => verdicts.drop += 1,
         Answer::Reject => verdicts.reject += 1,
         Answer::Replace(_) => verdicts.replace += 1,
-    }
-}
-
-fn note(outcome: &Outcome<'_>) -> Note {
-    match *outcome {
-        Outcome::Overdue => Note::Overdue,
-        Outcome::Garbage => Note::Garbage,
-        Outcome::Orphan => Note::Orphan,
-        Outcome::Answer(Reply { answer, mark, flow }) => {
-            let verdict = match answer {
-                Answer::Pass => "pass".to_owned(),
-                Answer::Drop => "drop".to_owned(),
-                Answer::Reject => "reject".to_owned(),
-                Answer::Replace(bytes) => format!("replace by {} bytes", bytes.len()),
-                Answer::Queue(number) => format!("queue {number}"),
-                Answer::Repeat => "repeat".to_owned(),
-            };
-            Note::Verdict { verdict, mark, flow }
-        }
     }
 }

@@ -19,16 +19,17 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rustix::fd::BorrowedFd;
 use towpath_gate::state::Flow;
+use towpath_metrics::metrics;
 use towpath_ring::{
     self as ring, ChannelStats, Credentials, Fanout, FrameOut, Full, Geometry, Loss, Meta, Overload, Seq,
 };
 use towpath_wire::Time;
 
-pub use self::listener::Listener;
 use self::listener::Slot;
+pub use self::listener::{Listener, VerdictStats};
 use self::votes::Votes;
+use crate::engine::QueueSnapshot;
 use crate::flows::{Flows, Ruling};
-use crate::report;
 use crate::window::Ticket;
 
 /// The link to one inspector process. Later frames have later sequence numbers.
@@ -237,6 +238,60 @@ pub enum Decided<'a> {
     Orphan,
 }
 
+metrics! {
+    /// Counters of one queue. `frames = passed + dropped + replaced + lost + open`, where `lost` is the sum of its reasons.
+    pub struct Stats in "queue" {
+        /// Frames that the rules sent to the queue.
+        pub frames: counter frames,
+        /// Frames that the inspector passed unchanged.
+        pub passed: counter frames,
+        /// Frames that the inspector dropped or rejected.
+        pub dropped: counter frames,
+        /// Frames that the inspector passed with another payload.
+        pub replaced: counter frames,
+        /// Frames that had no verdict within the deadline, or at the stop of the engine.
+        pub overdue: counter frames as "lost" (reason = "overdue"),
+        /// Frames with an invalid verdict.
+        pub garbage: counter frames as "lost" (reason = "garbage"),
+        /// Frames of an inspector that died.
+        pub died: counter frames as "lost" (reason = "died"),
+        /// Frames for which the inspector had no room.
+        pub overload: counter frames as "lost" (reason = "overload"),
+        /// Frames for which there was no inspector.
+        pub no_listener: counter frames as "lost" (reason = "no_listener"),
+        /// Frames that the overload policy gave to another queue. They do not count here.
+        pub handed_on: counter frames,
+        /// Frames that were given to another inspector because theirs died. Each counts once.
+        pub redelivered: counter frames,
+        /// Packets decided by an earlier verdict for their flow. They are not frames of the queue.
+        pub by_flow: counter packets,
+        /// Frames that inspectors have now.
+        pub open: gauge frames,
+        /// Most frames that inspectors had at one time.
+        pub high_water: gauge frames,
+    }
+}
+
+impl Stats {
+    /// Frames that no inspector decided.
+    pub fn lost(&self) -> u64 {
+        self.overdue + self.garbage + self.died + self.overload + self.no_listener
+    }
+
+    fn count(&mut self, outcome: &Outcome<'_>) {
+        match outcome {
+            Outcome::Answer(reply) => match reply.answer {
+                Answer::Pass | Answer::Queue(_) | Answer::Repeat => self.passed += 1,
+                Answer::Drop | Answer::Reject => self.dropped += 1,
+                Answer::Replace(_) => self.replaced += 1,
+            },
+            Outcome::Overdue => self.overdue += 1,
+            Outcome::Garbage => self.garbage += 1,
+            Outcome::Orphan => self.died += 1,
+        }
+    }
+}
+
 /// Inspectors that are gone and still shown.
 const GONE_MAX: usize = 16;
 
@@ -253,7 +308,10 @@ pub struct Queue<C> {
     flows: Flows,
     /// A frame waited for room until its deadline: until an inspector answers again nobody waits for one.
     stalled: bool,
-    counters: report::Queue,
+    number: u16,
+    stats: Stats,
+    /// Why inspectors were detached.
+    trouble: Option<String>,
 }
 
 impl<C: Channel> Queue<C> {
@@ -266,7 +324,9 @@ impl<C: Channel> Queue<C> {
             backlog: VecDeque::new(),
             flows: Flows::default(),
             stalled: false,
-            counters: report::Queue { number, ..report::Queue::default() },
+            number,
+            stats: Stats::default(),
+            trouble: None,
         }
     }
 
@@ -294,7 +354,7 @@ impl<C: Channel> Queue<C> {
     ///
     /// A frame counts once it is held or lost, not when the answer is `Full` or `Queue`.
     pub fn offer(&mut self, frame: &[u8], meta: &Meta, cpu: u32, now: u64, ticket: Option<Ticket>) -> Offer {
-        let number = self.counters.number;
+        let number = self.number;
         let meta = Meta { group: number.into(), ..*meta };
         let fanout = self.policy.fanout;
         match self.members.offer(frame, &meta, cpu) {
@@ -323,18 +383,18 @@ impl<C: Channel> Queue<C> {
             ring::Offer::Lost | ring::Offer::Drop => self.count_overload(DefaultVerdict::Drop),
             ring::Offer::Pass => self.count_overload(DefaultVerdict::Pass),
             ring::Offer::Queue(number) => {
-                self.counters.handed_on += 1;
+                self.stats.handed_on += 1;
                 Offer::Queue(number)
             }
             ring::Offer::NoListener => {
-                self.counters.lost_by.no_listener += 1;
+                self.stats.no_listener += 1;
                 self.count_lost(self.policy.default)
             }
         }
     }
 
     fn hold(&mut self, copies: u64) -> Offer {
-        let counters = &mut self.counters;
+        let counters = &mut self.stats;
         counters.frames += copies;
         counters.open += copies;
         counters.high_water = counters.high_water.max(counters.open);
@@ -351,7 +411,7 @@ impl<C: Channel> Queue<C> {
 
     /// Gives up on a frame whose inspector is gone.
     pub fn abandon(&mut self) -> DefaultVerdict {
-        self.counters.lost_by.died += 1;
+        self.stats.died += 1;
         self.count_lost(self.policy.default);
         self.policy.default
     }
@@ -359,9 +419,8 @@ impl<C: Channel> Queue<C> {
     /// Nothing is waited for any more: what inspectors have is overdue, what waits for room has found none, and the inspectors are
     /// let go. The caller decides about the packets.
     pub fn close(&mut self) {
-        let open = std::mem::take(&mut self.counters.open);
-        self.counters.lost += open;
-        self.counters.lost_by.overdue += open;
+        let open = std::mem::take(&mut self.stats.open);
+        self.stats.overdue += open;
         for _ in 0..std::mem::take(&mut self.backlog).len() {
             self.count_overload(DefaultVerdict::Drop);
         }
@@ -412,7 +471,7 @@ impl<C: Channel> Queue<C> {
     ///
     /// `now` is wall-clock time in nanoseconds.
     pub fn poll(&mut self, now: u64, mut each: impl FnMut(Ticket, Decided<'_>)) -> usize {
-        let Self { members, policy, votes, flows, stalled, counters, .. } = self;
+        let Self { members, policy, votes, flows, stalled, stats, trouble, .. } = self;
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Tap);
         let alive = members.listeners().filter(|l| !ring::Listener::is_dead(*l)).count();
         let mut decided = 0;
@@ -420,18 +479,18 @@ impl<C: Channel> Queue<C> {
             let others = alive - usize::from(!ring::Listener::is_dead(listener));
             let number = listener.number();
             decided += listener.poll(now, &mut |slot, outcome| {
-                counters.open -= 1;
+                stats.open -= 1;
                 if outcome == Outcome::Orphan
                     && others > 0
                     && single
                     && let Slot::Packet(ticket) = slot
                 {
-                    counters.frames -= 1;
-                    counters.redelivered += 1;
+                    stats.frames -= 1;
+                    stats.redelivered += 1;
                     return each(ticket, Decided::Orphan);
                 }
                 *stalled &= !matches!(outcome, Outcome::Answer(_));
-                counters.count(&outcome);
+                stats.count(&outcome);
                 let Slot::Packet(ticket) = slot else { return };
                 match votes.get_mut(&ticket) {
                     None => each(ticket, decide(outcome, policy.default, number)),
@@ -444,7 +503,7 @@ impl<C: Channel> Queue<C> {
                 }
             });
             if let Some(Gone { why, distrusted }) = listener.take_end() {
-                let trouble = counters.trouble.get_or_insert_default();
+                let trouble = trouble.get_or_insert_default();
                 if !trouble.is_empty() {
                     trouble.push_str("; ");
                 }
@@ -502,7 +561,7 @@ impl<C: Channel> Queue<C> {
 
     /// Inspectors that have frames now.
     pub fn busy(&mut self) -> usize {
-        if self.counters.open == 0 {
+        if self.stats.open == 0 {
             return 0;
         }
         self.members.listeners().filter(|listener| listener.open() > 0).count()
@@ -516,7 +575,7 @@ impl<C: Channel> Queue<C> {
     /// What an inspector said about the flow from then on, if one did.
     pub fn ruling(&mut self, flow: &Flow, new: bool, now: Time) -> Option<Ruling> {
         let ruling = self.flows.find(flow, new, now)?;
-        self.counters.by_flow += 1;
+        self.stats.by_flow += 1;
         Some(ruling)
     }
 
@@ -537,7 +596,7 @@ impl<C: Channel> Queue<C> {
 
     /// The queue's number.
     pub fn number(&self) -> u16 {
-        self.counters.number
+        self.number
     }
 
     /// How the queue treats its inspectors.
@@ -547,12 +606,18 @@ impl<C: Channel> Queue<C> {
 
     /// Frames that inspectors have now.
     pub fn open(&self) -> u64 {
-        self.counters.open
+        self.stats.open
     }
 
     /// What happened so far.
-    pub fn counters(&self) -> &report::Queue {
-        &self.counters
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The queue as it is now.
+    pub(crate) fn snapshot(&mut self) -> QueueSnapshot {
+        let inspectors = self.members.listeners().filter(|listener| listener.gone().is_none()).count() as u64;
+        QueueSnapshot { number: self.number, stats: self.stats, inspectors, trouble: self.trouble.clone() }
     }
 
     fn has_backlog(&self) -> bool {
@@ -565,13 +630,12 @@ impl<C: Channel> Queue<C> {
     }
 
     fn count_overload(&mut self, verdict: DefaultVerdict) -> Offer {
-        self.counters.lost_by.overload += 1;
+        self.stats.overload += 1;
         self.count_lost(verdict)
     }
 
     fn count_lost(&mut self, verdict: DefaultVerdict) -> Offer {
-        self.counters.frames += 1;
-        self.counters.lost += 1;
+        self.stats.frames += 1;
         Offer::Lost(verdict)
     }
 }
@@ -580,25 +644,5 @@ fn decide(outcome: Outcome<'_>, default: DefaultVerdict, number: u32) -> Decided
     match outcome {
         Outcome::Answer(reply) => Decided::Answer(reply, number),
         Outcome::Overdue | Outcome::Garbage | Outcome::Orphan => Decided::Lost(default),
-    }
-}
-
-impl report::Queue {
-    fn count(&mut self, outcome: &Outcome<'_>) {
-        let lost = match outcome {
-            Outcome::Answer(reply) => {
-                match reply.answer {
-                    Answer::Pass | Answer::Queue(_) | Answer::Repeat => self.passed += 1,
-                    Answer::Drop | Answer::Reject => self.dropped += 1,
-                    Answer::Replace(_) => self.replaced += 1,
-                }
-                return;
-            }
-            Outcome::Overdue => &mut self.lost_by.overdue,
-            Outcome::Garbage => &mut self.lost_by.garbage,
-            Outcome::Orphan => &mut self.lost_by.died,
-        };
-        *lost += 1;
-        self.lost += 1;
     }
 }

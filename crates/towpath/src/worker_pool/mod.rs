@@ -560,10 +560,6 @@ impl Observed for WorkerPool {
         None
     }
 
-    fn trace(&mut self, _channel: u32, tap: crate::control::Tap) -> Result<(), crate::control::Tap> {
-        Err(tap)
-    }
-
     fn mux(&mut self) -> Option<Box<mux::Mux>> {
         let slots = &self.slots;
         let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
+use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ use super::super::round::Round;
 use super::super::service;
 use super::super::signals::{reloads, stops};
 use super::super::sockets::Socket;
-use super::super::worker::{Parts, Worker};
+use super::super::worker::{Parts, Queries, Worker};
 use super::gate::gate;
 use super::{Administrator, Failure, Hand, LOG_LINES, RECHECK_TIMEOUT, States, WELCOMES, doze, is_signalled};
 use crate::config::Config;
@@ -112,13 +113,20 @@ impl Administrator {
         let dumps = dumps.transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
-        let directory = (!config.routes.is_empty()).then(|| Arc::new(Directory::new(bells.clone())));
+        let directory = (!config.routes.is_empty()).then(|| {
+            let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
+            Arc::new(Directory::new(wakers))
+        });
         let mut workers = Vec::new();
         for (number, (((ports, walker), bell), desk)) in
             ports.into_iter().zip(walkers).zip(bells).zip(desks).enumerate()
         {
-            let edge =
-                Outside::new(start, self::lines(&config, &ports), desk, directory.clone().map(Resolver::new));
+            let edge = Outside::new(
+                start,
+                self::lines(&config, &ports),
+                Queries(desk),
+                directory.clone().map(Resolver::new),
+            );
             let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy)).collect();
             let unserved = Policy { default: config.unserved, ..Policy::default() };
             let (orders, taken) = channel();

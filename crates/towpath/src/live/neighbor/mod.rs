@@ -17,6 +17,7 @@ use std::net::Ipv6Addr;
 use towpath_wire::proto;
 
 pub(super) use answer::answer;
+pub use resolver::NeighborSnapshot;
 pub(super) use resolver::{Directory, Fate, Resolver};
 
 /// Bytes of an Ethernet header, and of IPv6's (RFC 8200 section 3).

@@ -12,11 +12,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
-use super::super::order::Bell;
 use super::ask;
 use super::table::{Key, NEIGHBORS, Request, Resolved, Table};
-use crate::control::rows;
 use crate::engine::Meta;
 use std::net::IpAddr;
 
@@ -33,8 +32,8 @@ pub(in crate::live) struct Directory {
     version: AtomicU64,
     /// The table's time, for those who do not have it locked.
     due: AtomicU64,
-    /// Those of the threads.
-    bells: Vec<Bell>,
+    /// Wake the threads.
+    wakers: Vec<Waker>,
 }
 
 /// A thread's part of it.
@@ -62,10 +61,10 @@ pub(in crate::live) enum Fate {
 }
 
 impl Directory {
-    /// One for the threads with these bells.
-    pub(in crate::live) fn new(bells: Vec<Bell>) -> Self {
+    /// A directory for the threads that `wakers` wake.
+    pub(in crate::live) fn new(wakers: Vec<Waker>) -> Self {
         let table = Mutex::new(Table::new(NEIGHBORS));
-        Self { table, version: AtomicU64::new(0), due: AtomicU64::new(u64::MAX), bells }
+        Self { table, version: AtomicU64::new(0), due: AtomicU64::new(u64::MAX), wakers }
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
@@ -81,7 +80,7 @@ impl Directory {
     fn changed(&self) {
         // Release: pairs with the acquire load in Resolver::has_changed; the table was changed before.
         self.version.fetch_add(1, Ordering::Release);
-        self.bells.iter().for_each(Bell::ring);
+        self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 }
 
@@ -216,21 +215,27 @@ impl Resolver {
         self.directory.changed();
     }
 
-    /// Everybody on the link of a port, for those who look.
-    pub(in crate::live) fn rows(&self, port: u16) -> Vec<rows::Neighbor> {
-        let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    /// The neighbors on the link of a port, by address.
+    pub(in crate::live) fn snapshot(&self, port: u16) -> Vec<NeighborSnapshot> {
         let mut found: Vec<_> = self.directory.with(|table| {
             let here = table.iter().filter(|(key, ..)| key.port == port);
-            here.map(|(key, state, mac)| (key.address, state, mac)).collect()
+            here.map(|(key, state, mac)| NeighborSnapshot { address: key.address, mac, state: state.word() })
+                .collect()
         });
-        found.sort_by_key(|(address, ..)| *address);
-        let row = |(address, state, mac): (IpAddr, super::table::State, Option<[u8; 6]>)| rows::Neighbor {
-            address: address.to_string(),
-            mac: mac.map(text),
-            state: state.word().to_owned(),
-        };
-        found.into_iter().map(row).collect()
+        found.sort_by_key(|neighbor| neighbor.address);
+        found
     }
+}
+
+/// A neighbor of a router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighborSnapshot {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its Ethernet address, while that is known.
+    pub mac: Option<[u8; 6]>,
+    /// `INCOMPLETE`, `REACHABLE`, `STALE`, `DELAY`, `PROBE` or `FAILED`.
+    pub state: &'static str,
 }
 
 /// A request that is to be made.
@@ -271,8 +276,7 @@ mod tests {
     /// Two threads: one looks for a neighbor, the answer comes to the other.
     #[test]
     fn packets_wait_until_their_neighbor_is_found_or_is_not() {
-        let bells = [Bell::new().unwrap(), Bell::new().unwrap()];
-        let directory = Arc::new(Directory::new(bells.to_vec()));
+        let directory = Arc::new(Directory::new(vec![Waker::noop().clone(); 2]));
         let [mut one, mut two] = [(); 2].map(|()| Resolver::new(Arc::clone(&directory)));
         let addresses: [IpAddr; 1] = [[10, 0, 0, 1].into()];
         let there: IpAddr = [10, 0, 0, 2].into();
@@ -300,11 +304,8 @@ mod tests {
         one.release(|port, mac, frame, _| left.push((port, mac, frame[0])));
         assert_eq!(left, (1..=101).map(|number| (3, Some(THEIRS), number)).collect::<Vec<_>>());
         assert_eq!((send(&mut one, 7, 0), send(&mut two, 7, 0)), (Fate::To(THEIRS), Fate::To(THEIRS)));
-        assert_eq!(one.rows(3).len(), 1);
-        assert_eq!(
-            (&*one.rows(3)[0].state, one.rows(3)[0].mac.as_deref()),
-            ("REACHABLE", Some("02:00:00:00:00:02"))
-        );
+        assert_eq!(one.snapshot(3).len(), 1);
+        assert_eq!((one.snapshot(3)[0].state, one.snapshot(3)[0].mac), ("REACHABLE", Some(THEIRS)));
         // The link is another one, where it is not found.
         two.forget(3, SECOND);
         one.release(|_, _, _, _| panic!("nothing waits"));

@@ -1,0 +1,234 @@
+//! The packet engine's snapshots as answers of the control protocol.
+
+use towpath_wire::{Packet, Time};
+use towpath_ring::{self as ring, Loss};
+
+use super::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
+use super::rows::{self, Neighbor};
+use super::{Note, Observed, Sieve, Tap, Traced};
+use crate::engine::{
+    ChannelSnapshot, Fate, FrameSnapshot, Introspect, QueueSnapshot, TraceFilter, TraceSink, TracedPacket,
+};
+use crate::queue::words::{fanout_word, overload_words};
+use crate::queue::{About, Answer, Outcome, Reply};
+use crate::report;
+use crate::rulebook::Rechecks;
+
+/// A packet engine that answers queries.
+pub struct EngineView<'a>(pub &'a mut dyn Introspect);
+
+impl Observed for EngineView<'_> {
+    fn rings(&mut self) -> Vec<Ring> {
+        self.0.channels().into_iter().map(Ring::from).collect()
+    }
+
+    fn frames(&mut self, channel: u32) -> Option<Vec<Frame>> {
+        Some(self.0.frames(channel)?.into_iter().map(Frame::from).collect())
+    }
+
+    fn trace(&mut self, channel: u32, tap: Tap) -> bool {
+        self.0.trace_channel(channel, Box::new(tap))
+    }
+
+    fn follow(&mut self, sieve: Sieve, tap: Tap) -> bool {
+        self.0.trace_packets(Box::new(sieve), Box::new(tap))
+    }
+
+    fn ports(&self) -> Vec<String> {
+        self.0.ports()
+    }
+
+    fn queues(&mut self) -> Vec<rows::Queue> {
+        self.0.queues().into_iter().map(rows::Queue::from).collect()
+    }
+
+    fn stats(&self) -> rows::Stats {
+        let stats = self.0.stats();
+        rows::Stats {
+            packets: stats.packets,
+            bytes: stats.bytes,
+            passed: stats.passed,
+            dropped: stats.dropped,
+            no_room: stats.no_room,
+            no_route: stats.no_route,
+            expired: stats.expired,
+            rejected: stats.rejected,
+            undecodable: stats.undecodable,
+            waiting: stats.waiting(),
+            inspected: stats.inspected,
+            replies: self.0.replies().into(),
+            states: report::States::of(self.0.states()),
+            // The rulebook knows, not the engine.
+            recheck: Rechecks::default(),
+        }
+    }
+
+    fn clock(&self) -> Time {
+        self.0.clock()
+    }
+}
+
+impl From<ChannelSnapshot> for Ring {
+    fn from(channel: ChannelSnapshot) -> Self {
+        let verdicts = channel.verdicts;
+        let verdicts = Verdicts {
+            pass: verdicts.pass,
+            drop: verdicts.drop,
+            reject: verdicts.reject,
+            replace: verdicts.replace,
+            flow: verdicts.flow,
+            ..Verdicts::default()
+        };
+        let ring = Self {
+            channel: channel.channel,
+            queue: channel.queue,
+            gone: channel.gone,
+            fanout: fanout_word(channel.policy.fanout).to_owned(),
+            overload: overload_words(channel.policy.overload),
+            depth: channel.open,
+            oldest: channel.oldest,
+            traces: channel.traces,
+            ..Self::default()
+        };
+        let Some(About { peer, name, geometry, stats }) = channel.about else { return ring };
+        let lost = |loss: Loss| stats.lost_by[loss as usize];
+        let lost = Lost {
+            no_room: lost(Loss::NoRoom),
+            oldest: lost(Loss::Oldest),
+            dropped: lost(Loss::Dropped),
+            passed: lost(Loss::Passed),
+            handed_on: lost(Loss::HandedOn),
+            too_large: lost(Loss::TooLarge),
+            other: 0,
+        };
+        let Lost { no_room, oldest, dropped, passed, handed_on, too_large, .. } = lost;
+        let named = no_room + oldest + dropped + passed + handed_on + too_large;
+        Self {
+            name,
+            pid: peer.pid,
+            uid: peer.uid,
+            block_size: geometry.block_size,
+            block_nr: geometry.block_nr,
+            frame_size: geometry.frame_size,
+            frame_nr: geometry.frame_nr,
+            used: channel.used,
+            high_water: stats.high_water,
+            held: stats.held,
+            published: stats.published,
+            bytes: stats.bytes,
+            verdicts: Verdicts { decided: stats.decided, cumulative: stats.cumulative, ..verdicts },
+            defaults: Defaults { overdue: stats.overdue, garbage: stats.garbage, drained: stats.drained },
+            lost: Lost { other: stats.lost.saturating_sub(named), ..lost },
+            full: stats.full,
+            late: stats.late,
+            violations: stats.violations,
+            wakeups: stats.wakeups,
+            oneshots: stats.oneshots,
+            gaps: stats.gaps,
+            grown: stats.grown,
+            grow_refused: stats.grow_refused,
+            huge_pages: stats.huge_pages,
+            ..ring
+        }
+    }
+}
+
+impl From<FrameSnapshot> for Frame {
+    fn from(FrameSnapshot { out, len, age, oneshot }: FrameSnapshot) -> Self {
+        Self {
+            seq: out.seq.0,
+            first: out.first,
+            frames: out.frames,
+            state: match (out.overdue, out.held) {
+                (true, _) => State::Overdue,
+                (false, true) => State::Skip,
+                (false, false) if oneshot => State::Copy,
+                (false, false) => State::Valid,
+            },
+            len,
+            kind: if len.is_some() { Kind::Packet } else { Kind::Other },
+            age,
+        }
+    }
+}
+
+impl From<QueueSnapshot> for rows::Queue {
+    fn from(queue: QueueSnapshot) -> Self {
+        let inspectors = queue.inspectors;
+        let counters = report::Queue::from(queue);
+        let (open, high_water) = (counters.open, counters.high_water);
+        Self { open, high_water, inspectors, trouble: counters.trouble.clone(), counters }
+    }
+}
+
+impl TraceFilter for Sieve {
+    fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
+        Sieve::takes(self, packet, rule)
+    }
+}
+
+impl TraceSink for Tap {
+    fn is_over(&self) -> bool {
+        Tap::is_over(self)
+    }
+
+    fn given(&mut self, seq: ring::Seq, bytes: &[u8], meta: &ring::Meta) {
+        Tap::given(self, seq, bytes, meta);
+    }
+
+    fn decided(&mut self, seq: ring::Seq, after: u64, outcome: &Outcome<'_>) {
+        Tap::decided(self, seq, after, || note(outcome));
+    }
+
+    fn packet(&mut self, packet: &TracedPacket<'_>) {
+        let what = match (packet.fate, packet.out) {
+            (None, Some(port)) => format!("pass, out by {port}"),
+            (None, None) => "pass".to_owned(),
+            (Some(Fate::Dropped), _) => "drop".to_owned(),
+            (Some(Fate::NoRoute), _) => "drop, there is no route".to_owned(),
+            (Some(Fate::Expired), _) => "drop, it has no hop left".to_owned(),
+            (Some(Fate::Rejected(_)), _) => "reject".to_owned(),
+        };
+        self.push(Traced {
+            seq: packet.number as u32,
+            time: packet.meta.time,
+            wire_len: packet.meta.wire_len,
+            link: packet.meta.link_type,
+            port: packet.arrival,
+            queue: 0,
+            bytes: packet.bytes.into(),
+            after: 0,
+            note: Note::Decided { rule: packet.rule, what },
+        });
+    }
+}
+
+fn note(outcome: &Outcome<'_>) -> Note {
+    match *outcome {
+        Outcome::Overdue => Note::Overdue,
+        Outcome::Garbage => Note::Garbage,
+        Outcome::Orphan => Note::Orphan,
+        Outcome::Answer(Reply { answer, mark, flow }) => {
+            let verdict = match answer {
+                Answer::Pass => "pass".to_owned(),
+                Answer::Drop => "drop".to_owned(),
+                Answer::Reject => "reject".to_owned(),
+                Answer::Replace(bytes) => format!("replace by {} bytes", bytes.len()),
+                Answer::Queue(number) => format!("queue {number}"),
+                Answer::Repeat => "repeat".to_owned(),
+            };
+            Note::Verdict { verdict, mark, flow }
+        }
+    }
+}
+
+/// The neighbors of a port as rows.
+pub(crate) fn neighbors(neighbors: Vec<crate::live::neighbor::NeighborSnapshot>) -> Vec<Neighbor> {
+    let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let row = |neighbor: crate::live::neighbor::NeighborSnapshot| Neighbor {
+        address: neighbor.address.to_string(),
+        mac: neighbor.mac.map(text),
+        state: neighbor.state.to_owned(),
+    };
+    neighbors.into_iter().map(row).collect()
+}
