@@ -11,7 +11,7 @@
 //! Why: states end by this time. Taken as it is, one wrong stamp (a packet of 2106 among those of today) is an end of all of
 //! them, and of none after it: its time would stay the latest.
 //!
-//! Invariant: what [`Timeline::at`] says is never less than what it said before.
+//! Invariant: what [`CaptureClock::at`] says is never less than what it said before.
 
 use towpath_wire::Time;
 
@@ -33,17 +33,17 @@ const END: u64 = 1 << 63;
 /// See the module's text.
 ///
 /// ```
-/// use towpath::timeline::Timeline;
+/// use towpath_engine::capture_clock::CaptureClock;
 ///
 /// const YEAR: u64 = 365 * 86_400 * 1_000_000_000;
 /// let stamps = [50 * YEAR, 80 * YEAR, 50 * YEAR + 1, 50 * YEAR + 2];
-/// let mut timeline = Timeline::default();
-/// let times = [0, 1, 2, 3].map(|i| timeline.at(stamps[i], &stamps[i + 1..], false).as_nanos());
+/// let mut clock = CaptureClock::default();
+/// let times = [0, 1, 2, 3].map(|i| clock.at(stamps[i], &stamps[i + 1..], false).as_nanos());
 /// assert_eq!(times, [50 * YEAR, 50 * YEAR, 50 * YEAR + 1, 50 * YEAR + 2]);
-/// assert_eq!(timeline.trouble().wrong, Some((2, 30 * i64::try_from(YEAR).unwrap())));
+/// assert_eq!(clock.trouble().wrong, Some((2, 30 * i64::try_from(YEAR).unwrap())));
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Timeline {
+pub struct CaptureClock {
     /// The time so far; none before the first packet of all.
     now: Option<u64>,
     /// How much is added to this capture's stamps; none before its first packet.
@@ -70,7 +70,7 @@ pub struct Trouble {
     pub wrongs: u64,
 }
 
-impl Timeline {
+impl CaptureClock {
     /// Another capture begins.
     pub fn begin(&mut self) {
         *self = Self { now: self.now, ..Self::default() };
@@ -243,9 +243,9 @@ mod tests {
     const NOW: u64 = 20_000 * DAY;
 
     /// The times of one capture, in seconds since `NOW`.
-    fn times(timeline: &mut Timeline, stamps: &[u64]) -> Vec<i64> {
-        timeline.begin();
-        let time = |i: usize| timeline.at(stamps[i], &stamps[i + 1..], false).as_nanos();
+    fn times(clock: &mut CaptureClock, stamps: &[u64]) -> Vec<i64> {
+        clock.begin();
+        let time = |i: usize| clock.at(stamps[i], &stamps[i + 1..], false).as_nanos();
         (0..stamps.len()).map(time).map(|time| (time as i64 - NOW as i64) / S as i64).collect()
     }
 
@@ -302,34 +302,34 @@ mod tests {
                 Trouble { back: Some((7, 30 * DAY - S)), ..Trouble::default() }),
         ];
         for (stamps, expected, trouble) in rows {
-            let mut timeline = Timeline::default();
-            assert_eq!(times(&mut timeline, stamps), *expected, "{stamps:?}");
-            assert_eq!(timeline.trouble(), trouble, "{stamps:?}");
+            let mut clock = CaptureClock::default();
+            assert_eq!(times(&mut clock, stamps), *expected, "{stamps:?}");
+            assert_eq!(clock.trouble(), trouble, "{stamps:?}");
         }
     }
 
     #[test]
     fn captures_follow_each_other() {
         let s = |seconds: i64| NOW.wrapping_add_signed(seconds * S as i64);
-        let mut timeline = Timeline::default();
-        assert_eq!(times(&mut timeline, &[s(0), s(100)]), [0, 100]);
-        assert_eq!(times(&mut timeline, &[s(101), s(130)]), [101, 130], "the next one");
-        assert_eq!(times(&mut timeline, &[s(-1000), s(-900), s(-800)]), [130, 230, 330], "an older one");
-        assert_eq!(timeline.trouble().early, Some(1130 * S));
-        assert_eq!(times(&mut timeline, &[s(400), s(401)]), [400, 401], "by its own clock again");
+        let mut clock = CaptureClock::default();
+        assert_eq!(times(&mut clock, &[s(0), s(100)]), [0, 100]);
+        assert_eq!(times(&mut clock, &[s(101), s(130)]), [101, 130], "the next one");
+        assert_eq!(times(&mut clock, &[s(-1000), s(-900), s(-800)]), [130, 230, 330], "an older one");
+        assert_eq!(clock.trouble().early, Some(1130 * S));
+        assert_eq!(times(&mut clock, &[s(400), s(401)]), [400, 401], "by its own clock again");
         assert_eq!(
-            times(&mut timeline, &[s(86_400_000), s(86_400_001)]),
+            times(&mut clock, &[s(86_400_000), s(86_400_001)]),
             [86_400_000, 86_400_001],
             "much later"
         );
-        assert_eq!(timeline.trouble(), &Trouble::default());
+        assert_eq!(clock.trouble(), &Trouble::default());
     }
 
     /// A capture that is still being made: often nobody knows a next stamp.
     #[test]
     fn packets_one_by_one() {
-        let mut timeline = Timeline::default();
-        let mut at = |stamp: u64| timeline.at(stamp, &[], true).as_nanos();
+        let mut clock = CaptureClock::default();
+        let mut at = |stamp: u64| clock.at(stamp, &[], true).as_nanos();
         assert_eq!(at(NOW), NOW);
         assert_eq!(at(NOW + 9 * DAY), NOW, "who knows");
         assert_eq!(at(NOW + 1), NOW + 1, "it was not");
@@ -361,13 +361,13 @@ mod tests {
         /// Whatever the stamps: time does not go back, and a capture in order is taken as it is.
         #[test]
         fn never_back(captures in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..20), 0..4), known in 0usize..5) {
-            let mut timeline = Timeline::default();
+            let mut clock = CaptureClock::default();
             let mut now = 0;
             for stamps in captures {
-                timeline.begin();
+                clock.begin();
                 for i in 0..stamps.len() {
                     let next = &stamps[i + 1..stamps.len().min(i + 1 + known)];
-                    let time = timeline.at(stamps[i], next, known < 3).as_nanos();
+                    let time = clock.at(stamps[i], next, known < 3).as_nanos();
                     prop_assert!(time >= now);
                     now = time;
                 }
@@ -377,12 +377,12 @@ mod tests {
         #[test]
         fn in_order_it_is_the_stamps(mut stamps in prop::collection::vec(0..END, 0..50)) {
             stamps.sort_unstable();
-            let mut timeline = Timeline::default();
-            timeline.begin();
+            let mut clock = CaptureClock::default();
+            clock.begin();
             for i in 0..stamps.len() {
-                prop_assert_eq!(timeline.at(stamps[i], &stamps[i + 1..], false).as_nanos(), stamps[i]);
+                prop_assert_eq!(clock.at(stamps[i], &stamps[i + 1..], false).as_nanos(), stamps[i]);
             }
-            prop_assert_eq!(timeline.trouble(), &Trouble::default());
+            prop_assert_eq!(clock.trouble(), &Trouble::default());
         }
     }
 }

@@ -31,8 +31,8 @@ const ACK: u8 = 0x10;
 /// # Examples
 ///
 /// ```
-/// use towpath::conversations::Conversations;
 /// use towpath_wire::{Link, self as wire};
+/// use towpath_engine::conversations::Conversations;
 ///
 /// let mut seen = Conversations::new();
 /// let query = [

@@ -11,8 +11,8 @@
 //! What must hold:
 //! - `packets = passed + dropped + rejected + undecodable + waiting`; waiting (for a verdict, or for the other fragments of
 //!   a datagram) is 0 after [`Engine::finish`];
-//! - packets leave in the order they came ([`Window`]): all of a replay, and those of each flow of a live engine;
-//! - within a flow, packets meet the rules in the order they came: while a packet of the flow waits for a verdict after
+//! - packets leave in the order they burst ([`ReorderBuffer`]): all of a replay, and those of each flow of a live engine;
+//! - within a flow, packets meet the rules in the order they burst: while a packet of the flow waits for a verdict after
 //!   which its walk goes on, the next packet of that flow waits too (a packet that an inspector sends back to the rules
 //!   against the rule's word, and later fragments, which have no ports, are outside this promise);
 //! - the engine never waits longer than a queue's deadline for a packet that an inspector should decide.
@@ -21,19 +21,19 @@
 //! ([`Engine::live`]) waits for nobody: what has no room is dropped and counted, and a packet that must not overtake
 //! another one is put aside until its turn comes. Its states live on the wall clock, a replay's on the captures'.
 //!
-//! The engine has no clock and no port of its own: both come through [`Edge`].
+//! The engine has no clock and no port of its own: both come through [`PacketIo`].
 
-mod arrive;
-mod edge;
-mod path;
+mod fast_path;
+mod ingress;
+mod introspect;
+mod packet_ctx;
+mod packet_io;
 mod replies;
-mod steps;
-mod straight;
+mod slow_path;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod trace;
-mod view;
-mod wiring;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,24 +42,24 @@ use std::time::Duration;
 use rustix::fd::BorrowedFd;
 use towpath_gate::Walker;
 use towpath_gate::reassembly::Reassembler;
-use towpath_wire::{Link, Time};
 use towpath_gate::state::{Ends, Keepalive, States};
 use towpath_metrics::metrics;
+use towpath_wire::{Link, Time};
 
-pub use self::edge::{Edge, Meta};
-pub use self::path::Fate;
-use self::path::{BUCKETS, Next, Progress, Settled, advance};
+pub use self::introspect::{ChannelSnapshot, ConversationStats, FrameSnapshot, Introspect, QueueSnapshot};
+use self::introspect::{View, snapshots};
+pub use self::packet_ctx::Fate;
+use self::packet_ctx::{BUCKETS, Next, PacketCtx, Settled, advance};
+pub use self::packet_io::{Meta, PacketIo};
 use self::replies::Replies;
 pub use self::replies::ReplyStats;
-use self::steps::{bytes, parse};
+use self::slow_path::{bytes, parse};
+pub use self::topology::{ForwardMode, Topology};
 use self::trace::Traces;
 pub use self::trace::{TraceFilter, TraceSink, TracedPacket};
-pub use self::view::{ChannelSnapshot, ConversationStats, FrameSnapshot, Introspect, QueueSnapshot};
-use self::view::{View, snapshots};
-pub use self::wiring::{Arrivals, Way};
 use crate::conversations::Conversations;
 use crate::queue::{DefaultVerdict, Policy, Queue};
-use crate::window::{Ticket, Window};
+use crate::reorder::{PacketId, ReorderBuffer};
 use towpath_port::{Burst, Frame};
 
 metrics! {
@@ -111,34 +111,34 @@ pub struct Summary {
 }
 
 /// See the module's text.
-pub struct Engine<E: Edge> {
-    edge: E,
+pub struct Engine<E: PacketIo> {
+    io: E,
     walker: Walker,
-    arrivals: Arrivals,
+    topology: Topology,
     queues: Vec<Queue<E::Channel>>,
     /// For queues that a rule names and nobody serves.
     unserved: Policy,
     /// The numbers of those that have been named so far.
     named: Vec<u16>,
-    window: Window<Meta, Progress>,
-    /// The burst that is being handled, when packets may lie in it until they are decided ([`Engine::handle_lent`]).
-    came: Option<Arc<Burst>>,
+    reorder: ReorderBuffer<Meta, PacketCtx>,
+    /// The burst that is being handled, when packets may lie in it until they are decided ([`Engine::process_burst_borrowed`]).
+    burst: Option<Arc<Burst>>,
     /// A packet went by its state that was not let pass at once.
     by_states: bool,
     /// It waits for nobody.
     live: bool,
     reassembler: Reassembler,
     /// Tickets that wait for room in their queue, oldest first.
-    backlog: VecDeque<Ticket>,
+    backlog: VecDeque<PacketId>,
     /// Decided, not yet acted on; empty between calls.
-    settled: Vec<(Ticket, Settled)>,
+    settled: Vec<(PacketId, Settled)>,
     /// Per flow bucket, the packets whose walk will go on after a verdict.
     continuing: Box<[u32; BUCKETS]>,
     conversations: Conversations,
     replies: Replies,
     traces: Traces,
     totals: Stats,
-    /// A packet that is changed on its way out.
+    /// A packet that is changed on its mode out.
     scratch: Vec<u8>,
     /// The captures' time; never goes back.
     clock: Time,
@@ -162,7 +162,7 @@ const WINDOW_BYTES: usize = 16 << 20;
 const SPINS: usize = 500;
 const PAUSES: usize = 4;
 
-/// How often after a burst the engine gives way to inspectors that run on its CPU: each time at least one of them runs.
+/// How often after a burst the engine gives mode to inspectors that run on its CPU: each time at least one of them runs.
 const WAYS: usize = 8;
 
 /// How long the engine sleeps at most while several queues have packets, in nanoseconds.
@@ -175,25 +175,25 @@ const EXPIRE_BUDGET: usize = 256;
 /// How many are looked at after a sleep at most: a millisecond's work.
 const EXPIRE_MOST: usize = 8192;
 
-impl<E: Edge> Engine<E> {
-    /// An engine with its way into the gate, its ways in and out, and its queues. `unserved` is the policy of queues that
+impl<E: PacketIo> Engine<E> {
+    /// An engine with its mode into the gate, its ways in and out, and its queues. `unserved` is the policy of queues that
     /// a rule names and that are not among `queues`.
     pub fn new(
-        edge: E,
+        io: E,
         walker: Walker,
-        arrivals: Arrivals,
+        topology: Topology,
         queues: Vec<Queue<E::Channel>>,
         unserved: Policy,
     ) -> Self {
         Self {
-            edge,
+            io,
             walker,
-            arrivals,
+            topology,
             queues,
             unserved,
             named: Vec::new(),
-            window: Window::new(1, WINDOW_PACKETS, WINDOW_BYTES),
-            came: None,
+            reorder: ReorderBuffer::new(1, WINDOW_PACKETS, WINDOW_BYTES),
+            burst: None,
             by_states: false,
             live: false,
             reassembler: Reassembler::new(),
@@ -215,14 +215,14 @@ impl<E: Edge> Engine<E> {
 
     /// An engine between live ports: see the module's text.
     pub fn live(
-        edge: E,
+        io: E,
         walker: Walker,
-        arrivals: Arrivals,
+        topology: Topology,
         queues: Vec<Queue<E::Channel>>,
         unserved: Policy,
     ) -> Self {
-        let window = Window::new(BUCKETS as u16, WINDOW_PACKETS, WINDOW_BYTES);
-        let mut engine = Self { window, live: true, ..Self::new(edge, walker, arrivals, queues, unserved) };
+        let reorder = ReorderBuffer::new(BUCKETS as u16, WINDOW_PACKETS, WINDOW_BYTES);
+        let mut engine = Self { reorder, live: true, ..Self::new(io, walker, topology, queues, unserved) };
         engine.look_at_the_clock();
         engine
     }
@@ -231,8 +231,8 @@ impl<E: Edge> Engine<E> {
     ///
     /// # Errors
     ///
-    /// What [`Edge::send`] said.
-    pub fn handle_burst<'a>(
+    /// What [`PacketIo::send`] said.
+    pub fn process_burst<'a>(
         &mut self,
         burst: impl Iterator<Item = (&'a [u8], Meta)> + Clone,
     ) -> Result<(), E::Error> {
@@ -242,8 +242,8 @@ impl<E: Edge> Engine<E> {
         self.handle_packets(burst.enumerate())?;
         self.times.clear();
         self.expire();
-        self.attend();
-        if self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
+        self.serve_queries();
+        if self.reorder.is_empty() && self.queues.iter().all(|queue| queue.open() == 0) {
             return Ok(());
         }
         for queue in &mut self.queues {
@@ -253,7 +253,7 @@ impl<E: Edge> Engine<E> {
             // One that decides nothing in its turn is waited for no longer: it is slow, blocked, or elsewhere after all.
             let waited_for = self.live && self.queues.iter_mut().any(Queue::shares_cpu);
             if waited_for {
-                self.edge.give_way();
+                self.io.yield_cpu();
             }
             if self.poll()? == 0 || !waited_for {
                 break;
@@ -263,27 +263,27 @@ impl<E: Edge> Engine<E> {
     }
 
     /// What time it is for the states of a replay at each packet of the next burst. Without it, or for packets beyond, their
-    /// own time stamps say so ([`Timeline`](crate::timeline::Timeline) knows better).
+    /// own time stamps say so ([`CaptureClock`](crate::capture_clock::CaptureClock) knows better).
     pub fn set_times(&mut self, times: &[Time]) {
         self.times.clear();
         self.times.extend_from_slice(times);
     }
 
-    /// As [`handle_burst`](Self::handle_burst), for what a live port has received: packets that are decided before this returns
+    /// As [`process_burst`](Self::process_burst), for what a live port has received: packets that are decided before this returns
     /// leave from where they lie, the others are copied then. The burst is the caller's alone again afterwards.
     ///
     /// # Errors
     ///
-    /// What [`Edge::send`] said.
-    pub fn handle_lent(
+    /// What [`PacketIo::send`] said.
+    pub fn process_burst_borrowed(
         &mut self,
         burst: &Arc<Burst>,
         meta: impl Fn(&Frame<'_>) -> Meta + Clone,
     ) -> Result<(), E::Error> {
-        self.came = Some(burst.clone());
-        let handled = self.handle_burst(burst.iter().map(|frame| (frame.bytes, meta(&frame))));
-        self.came = None;
-        self.window.keep(|index| burst.frame(index).bytes);
+        self.burst = Some(burst.clone());
+        let handled = self.process_burst(burst.iter().map(|frame| (frame.bytes, meta(&frame))));
+        self.burst = None;
+        self.reorder.keep(|index| burst.frame(index).bytes);
         handled
     }
 
@@ -291,9 +291,9 @@ impl<E: Edge> Engine<E> {
     ///
     /// # Errors
     ///
-    /// What [`Edge::send`] said.
+    /// What [`PacketIo::send`] said.
     pub fn idle(&mut self) -> Result<(), E::Error> {
-        self.attend();
+        self.serve_queries();
         if self.live {
             self.look_at_the_clock();
             self.expire();
@@ -305,9 +305,9 @@ impl<E: Edge> Engine<E> {
     ///
     /// # Errors
     ///
-    /// What [`Edge::send`] said.
+    /// What [`PacketIo::send`] said.
     pub fn finish(&mut self) -> Result<(), E::Error> {
-        while !self.window.is_empty() || self.queues.iter().any(|queue| queue.open() > 0) {
+        while !self.reorder.is_empty() || self.queues.iter().any(|queue| queue.open() > 0) {
             self.wait()?;
         }
         // What is not whole now never will be.
@@ -324,13 +324,13 @@ impl<E: Edge> Engine<E> {
     ///
     /// # Errors
     ///
-    /// What [`Edge::send`] said.
+    /// What [`PacketIo::send`] said.
     pub fn abandon(&mut self) -> Result<u64, E::Error> {
         let before = self.totals.dropped;
         self.queues.iter_mut().for_each(Queue::close);
         self.backlog.clear();
-        for ticket in self.window.waiting_tickets() {
-            self.end(ticket, Some(Fate::Dropped));
+        for id in self.reorder.waiting_ids() {
+            self.end(id, Some(Fate::Dropped));
         }
         let unfinished = self.reassembler.drain();
         self.count(Fate::Dropped, unfinished);
@@ -340,16 +340,16 @@ impl<E: Edge> Engine<E> {
 
     /// Whether nobody has a packet or a copy.
     pub fn is_drained(&self) -> bool {
-        self.window.is_empty() && self.queues.iter().all(|queue| queue.open() == 0)
+        self.reorder.is_empty() && self.queues.iter().all(|queue| queue.open() == 0)
     }
 
     /// Sends a keepalive by its route, outside the rules. Without a route it is left out.
     ///
     /// # Errors
     ///
-    /// What [`Edge::send`] said.
+    /// What [`PacketIo::send`] said.
     pub fn send_keepalive(&mut self, keepalive: &Keepalive) -> Result<(), E::Error> {
-        let Self { walker, edge, scratch, .. } = self;
+        let Self { walker, io, scratch, .. } = self;
         let to = match keepalive.flow.ends {
             Ends::V4(_, to) => to.into(),
             Ends::V6(_, to, _) => to.into(),
@@ -367,7 +367,7 @@ impl<E: Edge> Engine<E> {
             changed: true,
             port: towpath_port::Meta::default(),
         };
-        edge.send(scratch, &meta)
+        io.send(scratch, &meta)
     }
 
     /// For event loops: asks the inspectors to ring when they have decided something. False when there is something to do
@@ -426,7 +426,7 @@ impl<E: Edge> Engine<E> {
         }
     }
 
-    /// The way into the gate.
+    /// The mode into the gate.
     pub fn walker_mut(&mut self) -> &mut Walker {
         &mut self.walker
     }
@@ -458,17 +458,17 @@ impl<E: Edge> Engine<E> {
     }
 
     /// The outside.
-    pub fn edge_mut(&mut self) -> &mut E {
-        &mut self.edge
+    pub fn io_mut(&mut self) -> &mut E {
+        &mut self.io
     }
 
     /// The outside again, when the run is over: to close files.
-    pub fn into_edge(self) -> E {
-        self.edge
+    pub fn into_io(self) -> E {
+        self.io
     }
 
     fn look_at_the_clock(&mut self) {
-        self.wall = self.edge.now();
+        self.wall = self.io.now();
         if self.live {
             self.clock = self.clock.max(Time::from_nanos(self.wall));
         }
@@ -492,35 +492,35 @@ impl<E: Edge> Engine<E> {
     /// Takes packets that were put aside to the rules, those whose turn has come. Returns whether there were any.
     fn take_turns(&mut self) -> bool {
         if !self.live {
-            self.window.clear_turns();
+            self.reorder.clear_turns();
             return false;
         }
         let mut any = false;
-        while let Some(ticket) = self.window.take_turn() {
-            let Self { window, came, walker, clock, continuing, .. } = self;
-            let Some((stored, progress)) = window.waiting_mut(ticket) else { continue };
-            if !std::mem::take(&mut progress.aside) {
+        while let Some(id) = self.reorder.take_turn() {
+            let Self { reorder, burst, walker, clock, continuing, .. } = self;
+            let Some((stored, ctx)) = reorder.waiting_mut(id) else { continue };
+            if !std::mem::take(&mut ctx.aside) {
                 continue;
             }
             any = true;
-            if let Some(bucket) = progress.bucket.take() {
+            if let Some(bucket) = ctx.bucket.take() {
                 continuing[bucket] -= 1;
             }
-            let next = match parse(stored, came.as_ref()) {
-                Ok(packet) => advance(walker, &packet, progress, *clock),
-                Err(_) => Next::Gone(Fate::Dropped),
+            let next = match parse(stored, burst.as_ref()) {
+                Ok(packet) => advance(walker, &packet, ctx, *clock),
+                Err(_) => Next::End(Fate::Dropped),
             };
-            self.drive(ticket, next);
+            self.drive(id, next);
         }
         any
     }
 
     /// Lets others look; how long the engine may sleep.
-    fn attend(&mut self) -> u64 {
-        let Self { edge, queues, walker, wall, clock, totals, replies, traces, .. } = self;
+    fn serve_queries(&mut self) -> u64 {
+        let Self { io, queues, walker, wall, clock, totals, replies, traces, .. } = self;
         traces.tidy();
         let (stats, replies) = (*totals, replies.counts);
-        edge.attend(&mut View { queues, walker, wall: *wall, clock: *clock, stats, replies, traces })
+        io.serve_queries(&mut View { queues, walker, wall: *wall, clock: *clock, stats, replies, traces })
     }
 
     fn count(&mut self, fate: Fate, parts: u32) {
@@ -551,10 +551,10 @@ impl<E: Edge> Engine<E> {
                 std::hint::spin_loop();
             }
         }
-        let patience = self.attend();
+        let patience = self.serve_queries();
         let backlogged = self.backlog.front().copied();
-        let oldest = backlogged.or_else(|| self.window.oldest_waiting());
-        let packet = oldest.and_then(|ticket| self.window.waiting_mut(ticket)).map(|(_, p)| p.wait);
+        let oldest = backlogged.or_else(|| self.reorder.oldest_waiting());
+        let packet = oldest.and_then(|id| self.reorder.waiting_mut(id)).map(|(_, p)| p.wait);
         let copy = || self.queues.iter().position(|queue| queue.open() > 0);
         if let Some(queue) = packet.map(|wait| wait.queue).or_else(copy) {
             let due =
@@ -575,12 +575,12 @@ impl<E: Edge> Engine<E> {
         let mut settled = std::mem::take(&mut self.settled);
         let mut room = WINDOW_BYTES;
         for queue in &mut self.queues {
-            decided += queue.poll(self.wall, |ticket, decided| {
-                settled.push((ticket, Settled::new(decided, &mut room)));
+            decided += queue.poll(self.wall, |id, decided| {
+                settled.push((id, Settled::new(decided, &mut room)));
             });
         }
-        for (ticket, decision) in settled.drain(..) {
-            self.settle(ticket, decision);
+        for (id, decision) in settled.drain(..) {
+            self.settle(id, decision);
         }
         self.settled = settled;
         self.retry();
@@ -597,12 +597,12 @@ impl<E: Edge> Engine<E> {
 
     /// Sends what is decided and overtakes nobody.
     fn flush(&mut self) -> Result<(), E::Error> {
-        let Self { window, came, edge, .. } = self;
-        window.flush(|stored| {
-            let bytes = bytes(stored, came.as_ref());
-            match stored.came() {
-                Some(index) => edge.pass(index, bytes, &stored.meta),
-                None => edge.send(bytes, &stored.meta),
+        let Self { reorder, burst, io, .. } = self;
+        reorder.flush(|stored| {
+            let bytes = bytes(stored, burst.as_ref());
+            match stored.borrowed() {
+                Some(index) => io.pass(index, bytes, &stored.meta),
+                None => io.send(bytes, &stored.meta),
             }
         })
     }

@@ -22,12 +22,12 @@ use towpath_wire::Time;
 /// (`dyn_ack_lifetime`).
 pub const IDLE: u64 = 300_000_000_000;
 
-/// Flows of one generation.
+/// FlowVerdictCache of one generation.
 const GENERATION: usize = 1 << 15;
 
 /// What was said of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ruling {
+pub struct FlowVerdict {
     /// What becomes of its packets.
     pub verdict: Verdict,
     /// New bits of the mark, and which bits change.
@@ -63,7 +63,7 @@ pub struct Stats {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Flows {
+pub struct FlowVerdictCache {
     young: HashMap<Flow, Entry>,
     old: HashMap<Flow, Entry>,
     generation: usize,
@@ -72,17 +72,17 @@ pub struct Flows {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    ruling: Ruling,
+    verdict: FlowVerdict,
     seen: Time,
 }
 
-impl Default for Flows {
+impl Default for FlowVerdictCache {
     fn default() -> Self {
         Self::with_room(2 * GENERATION)
     }
 }
 
-impl Flows {
+impl FlowVerdictCache {
     /// Room for at most `flows` flows, and for half as many at least.
     pub fn with_room(flows: usize) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Flows {
         self.young.is_empty() && self.old.is_empty()
     }
 
-    /// Flows that something was said about and that have not been found silent.
+    /// FlowVerdictCache that something was said about and that have not been found silent.
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
@@ -109,7 +109,7 @@ impl Flows {
     }
 
     /// What was said of the flow that a packet at `now` belongs to. `new`: the packet begins a connection.
-    pub fn find(&mut self, flow: &Flow, new: bool, now: Time) -> Option<Ruling> {
+    pub fn find(&mut self, flow: &Flow, new: bool, now: Time) -> Option<FlowVerdict> {
         let key = key(flow);
         let in_old = !self.young.contains_key(&key);
         let entry = if in_old { self.old.get_mut(&key) } else { self.young.get_mut(&key) }?;
@@ -128,21 +128,21 @@ impl Flows {
             self.old.remove(&key);
             self.keep(key, entry);
         }
-        Some(entry.ruling)
+        Some(entry.verdict)
     }
 
-    /// From now on `ruling` is what becomes of the flow's packets.
-    pub fn insert(&mut self, flow: &Flow, ruling: Ruling, now: Time) {
+    /// From now on `verdict` is what becomes of the flow's packets.
+    pub fn insert(&mut self, flow: &Flow, verdict: FlowVerdict, now: Time) {
         let key = key(flow);
         self.old.remove(&key);
         self.stats.given += 1;
-        self.keep(key, Entry { ruling, seen: now });
+        self.keep(key, Entry { verdict, seen: now });
     }
 
     /// Forgets what the inspector on `channel` said.
     pub fn forget(&mut self, channel: u32) {
-        self.young.retain(|_, entry| entry.ruling.channel != channel);
-        self.old.retain(|_, entry| entry.ruling.channel != channel);
+        self.young.retain(|_, entry| entry.verdict.channel != channel);
+        self.old.retain(|_, entry| entry.verdict.channel != channel);
     }
 
     fn keep(&mut self, key: Flow, entry: Entry) {
@@ -177,8 +177,8 @@ mod tests {
         Flow { ends, proto: 6, src_port: n, dst_port: 80, tenant: 0 }
     }
 
-    fn ruling(channel: u32) -> Ruling {
-        Ruling { verdict: Verdict::Drop, mark: (0, 0), channel }
+    fn verdict(channel: u32) -> FlowVerdict {
+        FlowVerdict { verdict: Verdict::Drop, mark: (0, 0), channel }
     }
 
     fn at(seconds: u64) -> Time {
@@ -187,13 +187,13 @@ mod tests {
 
     #[test]
     fn a_verdict_is_for_both_directions_until_silence_or_a_new_connection() {
-        let mut flows = Flows::default();
-        flows.insert(&flow(1), ruling(1), at(0));
-        assert_eq!(flows.find(&flow(1).reversed(), false, at(299)), Some(ruling(1)));
-        assert_eq!(flows.find(&flow(1), false, at(598)), Some(ruling(1)));
+        let mut flows = FlowVerdictCache::default();
+        flows.insert(&flow(1), verdict(1), at(0));
+        assert_eq!(flows.find(&flow(1).reversed(), false, at(299)), Some(verdict(1)));
+        assert_eq!(flows.find(&flow(1), false, at(598)), Some(verdict(1)));
         assert_eq!(flows.find(&flow(2), false, at(598)), None);
         assert_eq!(flows.find(&flow(1), false, at(898)), None, "300 s of silence");
-        flows.insert(&flow(1), ruling(1), at(900));
+        flows.insert(&flow(1), verdict(1), at(900));
         assert_eq!(flows.find(&flow(1), true, at(901)), None, "a SYN");
         assert_eq!(flows.find(&flow(1), false, at(902)), None, "it does not come back");
         assert_eq!(flows.stats(), Stats { given: 2, expired: 2, evicted: 0 });
@@ -201,12 +201,12 @@ mod tests {
 
     #[test]
     fn what_a_distrusted_inspector_said_is_forgotten() {
-        let mut flows = Flows::with_room(2);
-        flows.insert(&flow(1), ruling(1), at(0));
-        flows.insert(&flow(2), ruling(2), at(0));
+        let mut flows = FlowVerdictCache::with_room(2);
+        flows.insert(&flow(1), verdict(1), at(0));
+        flows.insert(&flow(2), verdict(2), at(0));
         flows.forget(1);
         assert_eq!(flows.find(&flow(1), false, at(1)), None);
-        assert_eq!(flows.find(&flow(2), false, at(1)), Some(ruling(2)));
+        assert_eq!(flows.find(&flow(2), false, at(1)), Some(verdict(2)));
     }
 
     proptest! {
@@ -214,12 +214,12 @@ mod tests {
         #[test]
         fn agrees_with_a_map(ops in proptest::collection::vec((any::<bool>(), 0u16..24), 1..300)) {
             const ROOM: usize = 8;
-            let mut flows = Flows::with_room(ROOM);
+            let mut flows = FlowVerdictCache::with_room(ROOM);
             let mut said = HashMap::new();
             let mut recent: Vec<u16> = Vec::new();
             for (step, (insert, n)) in ops.into_iter().enumerate() {
                 if insert {
-                    flows.insert(&flow(n), ruling(step as u32), at(0));
+                    flows.insert(&flow(n), verdict(step as u32), at(0));
                     said.insert(n, step as u32);
                 } else {
                     let found = flows.find(&flow(n), false, at(0));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::ValueHint;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use towpath::queue::words::{fanout, overload, queue_number, within};
+use towpath_engine::queue::parse::{fanout, overload, queue_number, within};
 use towpath_ring::{Fanout, Overload};
 
 use crate::command::bpf::Bpf;

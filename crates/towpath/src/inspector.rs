@@ -14,7 +14,7 @@ use towpath_ring::{
     self as ring, Cause, Config, Death, Decision, Endpoint, Flags, FrameOut, Full, Loss, Meta, Seq, Verdict,
 };
 
-use crate::queue::{About, Answer, Channel, Gone, Outcome, Policy, Reply};
+use towpath_engine::queue::{About, Answer, Channel, Detached, Outcome, Policy, Reply};
 
 /// How long a process has to attach.
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
@@ -286,7 +286,7 @@ impl Channel for Inspector {
         self.channel.as_ref().map_or(Vec::new(), |channel| channel.frames().collect())
     }
 
-    fn gone(&mut self) -> Option<Gone> {
+    fn gone(&mut self) -> Option<Detached> {
         let channel = self.channel.as_ref().filter(|_| self.drained)?;
         let death = channel.death()?;
         let distrusted = death == Death::Violations;
@@ -297,7 +297,7 @@ impl Channel for Inspector {
         self.last = self.about();
         // Its memory is given back now; the process is waited for when the run is over, not by the engine.
         self.channel = None;
-        Some(Gone { why, distrusted })
+        Some(Detached { why, distrusted })
     }
 }
 

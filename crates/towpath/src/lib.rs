@@ -5,19 +5,12 @@
 
 pub mod config;
 pub mod control;
-pub mod conversations;
-pub mod engine;
-pub mod flows;
 pub mod framing;
 pub mod inspector;
-pub mod link;
 pub mod live;
-pub mod queue;
 pub mod report;
 pub mod rulebook;
 pub mod settings;
 pub mod snapshot;
 pub mod streams;
-pub mod timeline;
-pub mod window;
 pub mod worker_pool;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use towpath_gate::state;
 use towpath_gate::{self, RuleInfo};
 
-use crate::engine;
+use towpath_engine as engine;
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
@@ -295,7 +295,7 @@ impl From<engine::QueueSnapshot> for Queue {
 
 impl Report {
     /// The report of one engine. The caller adds the rules, the wall-clock time and the number of captures.
-    pub fn of<E: engine::Edge>(engine: &mut engine::Engine<E>) -> Self {
+    pub fn of<E: engine::PacketIo>(engine: &mut engine::Engine<E>) -> Self {
         let engine::Summary { stats, replies, conversations, queues, span } = engine.summary();
         Self {
             packets: stats.packets,

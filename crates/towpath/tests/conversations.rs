@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use towpath::conversations::Conversations;
-use towpath::link::link;
+use towpath_engine::conversations::Conversations;
+use towpath_engine::link::link;
 use towpath_port::{Burst, Port, Received, pcap};
 use towpath_wire::{self as wire, Fragment, Malformed, proto};
 

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use towpath::link::link;
 use towpath::streams::{Chunk, Limits, Streams};
+use towpath_engine::link::link;
 use towpath_mux::Time;
 use towpath_mux::assembler::{self, Assembler, Event};
 use towpath_mux::framing::{Framing, State};

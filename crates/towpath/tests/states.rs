@@ -7,7 +7,7 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use towpath::link::link;
+use towpath_engine::link::link;
 use towpath_gate::state::{Ends, Install, Lookup, Name, RuleId, Segment, Settings, States, Tracking};
 use towpath_port::{Burst, Port, Received, pcap};
 use towpath_wire::{self as wire, Fragment, Packet, Time, proto, tunnel};

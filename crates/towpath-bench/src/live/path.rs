@@ -6,11 +6,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use towpath::engine::{Arrivals, Edge, Engine, Meta, Way};
-use towpath::queue::{Answer, Channel, Gone, Outcome, Policy, Queue, Reply};
 use towpath::report::Report;
+use towpath_engine::queue::{Answer, Channel, Detached, Outcome, Policy, Queue, Reply};
+use towpath_engine::{Engine, ForwardMode, Meta, PacketIo, Topology};
+use towpath_gate::Ports;
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, Ports, state};
+use towpath_gate::{Gate, state};
 use towpath_port::generator::{Description, Generator};
 use towpath_port::{Burst, Frame, Port, Received};
 use towpath_ring::{Full, Loss, Seq};
@@ -80,13 +81,13 @@ impl Path {
         let mut ports = Ports::new();
         let (from, to) = (ports.add("wan", Vec::new()), ports.add("lan", Vec::new()));
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
-        let mut arrivals = Arrivals::none();
-        arrivals.add(from, Way::Bridge { xmit: to, walk_out: false });
+        let mut topology = Topology::none();
+        topology.add(from, ForwardMode::Bridge { xmit: to, walk_out: false });
         let walker = gate.walker().context("a gate has a walker")?;
         let asked = matches!(course, Course::Inspected | Course::Tapped);
         let queues = if asked { vec![Queue::new(1, Policy::default())] } else { Vec::new() };
         let inside = Inside { now: 1, left: 0 };
-        let mut engine = Engine::live(inside, walker, arrivals, queues, Policy::default());
+        let mut engine = Engine::live(inside, walker, topology, queues, Policy::default());
         if asked && engine.join(1, 1, Inspector::default()).is_err() {
             bail!("there is no queue 1");
         }
@@ -103,8 +104,8 @@ impl Path {
     /// So many packets go through, up to whole bursts.
     pub(crate) fn run(&mut self, packets: u32) -> Result<()> {
         for burst in self.bursts.iter().cycle().take((packets as usize).div_ceil(BURST)) {
-            let Ok(()) = self.engine.handle_lent(burst, meta);
-            self.engine.edge_mut().now += STEP;
+            let Ok(()) = self.engine.process_burst_borrowed(burst, meta);
+            self.engine.io_mut().now += STEP;
         }
         Ok(())
     }
@@ -167,12 +168,12 @@ impl Channel for Inspector {
         false
     }
 
-    fn gone(&mut self) -> Option<Gone> {
+    fn gone(&mut self) -> Option<Detached> {
         None
     }
 }
 
-impl Edge for Inside {
+impl PacketIo for Inside {
     type Channel = Inspector;
     type Error = Infallible;
 
@@ -201,7 +202,7 @@ mod tests {
             let asked = matches!(course, Course::Inspected | Course::Tapped);
             assert_eq!(report.inspected, if asked { all } else { 0 }, "{name}");
             assert_eq!(report.states.created > 0, course != Course::Rules, "{name}");
-            assert_eq!(path.engine.edge_mut().left, all, "{name}");
+            assert_eq!(path.engine.io_mut().left, all, "{name}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The straight way of a live burst: packets whose states let them pass, or send them to an inspector, do so with no rule tried.
+//! The straight mode of a live burst: packets whose states let them pass, or send them to an inspector, do so with no rule tried.
 //!
 //! What: for [`BURST`] packets at a time the states are fetched together, so that their cache misses overlap
-//! ([`Walker::prefetch`](towpath_gate::Walker::prefetch)); then each packet in its turn goes by its state, or walks. One that passes, while nothing
-//! is in the window, and whose interface has a way out without a second walk, is not even looked at; every other one takes the path
+//! ([`Walker::prefetch`](towpath_gate::Walker::fetch)); then each packet in its turn goes by its state, or walks. One that passes, while nothing
+//! is in the reorder, and whose interface has a mode out without a second walk, is not even looked at; every other one takes the path
 //! of `handle_packet`, with the first step of its walk known or not.
 //!
 //! Invariant: what passes here would have passed there, and left in the same order. Who follows packets sees them walk.
@@ -10,9 +10,9 @@
 use towpath_gate::{BURST, PortId};
 use towpath_wire as wire;
 
-use super::{Edge, Engine, Meta};
+use super::{Engine, Meta, PacketIo};
 
-impl<E: Edge> Engine<E> {
+impl<E: PacketIo> Engine<E> {
     /// Takes packets, with their places in the burst.
     pub(super) fn handle_packets<'a>(
         &mut self,
@@ -26,11 +26,11 @@ impl<E: Edge> Engine<E> {
             let some = packets.clone().take(BURST);
             // Where packets wait and none before these went by its state, these will hardly.
             let fetched =
-                self.traces.is_empty() && (self.window.is_empty() || std::mem::take(&mut self.by_states));
+                self.traces.is_empty() && (self.reorder.is_empty() || std::mem::take(&mut self.by_states));
             if fetched {
                 // Nearly always of one interface: those of another walk.
                 let interface = some.clone().next().map(|(_, (_, meta))| meta.interface);
-                let recv = interface.and_then(|interface| self.arrivals.untagged(interface));
+                let recv = interface.and_then(|interface| self.topology.untagged(interface));
                 let plain = |(_, (frame, meta)): (_, (&[u8], Meta))| {
                     let same = Some(meta.interface) == interface;
                     if same { wire::plain(meta.link, frame, meta.wire_len) } else { None }
@@ -41,12 +41,12 @@ impl<E: Edge> Engine<E> {
             for (index, (frame, meta)) in some {
                 let at = count;
                 count += 1;
-                if !self.edge.takes(frame, &meta) {
+                if !self.io.takes(frame, &meta) {
                     continue;
                 }
                 // A packet asks once: where it may pass here, it is asked for by `pass` alone.
                 let out =
-                    self.arrivals.straight(meta.interface).filter(|_| fetched && self.window.is_empty());
+                    self.topology.straight(meta.interface).filter(|_| fetched && self.reorder.is_empty());
                 match out {
                     Some(out) if self.pass_straight((at, out), index, frame, &meta)? => {}
                     _ => self.handle_packet(fetched.then_some(at), index, frame, meta)?,
@@ -74,7 +74,7 @@ impl<E: Edge> Engine<E> {
         self.totals.bytes += u64::from(meta.wire_len);
         self.totals.passed += 1;
         self.started.get_or_insert(self.clock);
-        self.edge.pass(index, frame, &Meta { out, ..*meta })?;
+        self.io.pass(index, frame, &Meta { out, ..*meta })?;
         Ok(true)
     }
 }

@@ -1,17 +1,17 @@
 //! Introspection: values that describe a running engine, for statistics and for `towpath ctl`.
 //!
 //! Every value is a copy. The engine hands itself as [`Introspect`] to the query server of its
-//! [`Edge`](super::Edge) between two bursts, so a query never waits for a packet and a packet never waits for a query.
+//! [`PacketIo`](super::PacketIo) between two bursts, so a query never waits for a packet and a packet never waits for a query.
 
 use towpath_gate::Walker;
-use towpath_wire::Time;
 use towpath_gate::state::States;
 use towpath_metrics::metrics;
 use towpath_ring::FrameOut;
+use towpath_wire::Time;
 
 use super::trace::{TraceFilter, TraceSink, Traces};
 use super::{ReplyStats, Stats};
-use crate::queue::{self, About, Channel, Listener, Policy, Queue, VerdictStats};
+use crate::queue::{self, About, Channel, InspectorSlot, Policy, Queue, VerdictStats};
 
 /// A running engine, as a query sees it.
 pub trait Introspect {
@@ -121,8 +121,8 @@ pub(super) struct View<'a, C> {
 }
 
 impl<C: Channel> View<'_, C> {
-    fn listener(&mut self, channel: u32) -> Option<&mut Listener<C>> {
-        self.queues.iter_mut().flat_map(Queue::listeners).find(|listener| listener.number() == channel)
+    fn slot(&mut self, channel: u32) -> Option<&mut InspectorSlot<C>> {
+        self.queues.iter_mut().flat_map(Queue::listeners).find(|slot| slot.number() == channel)
     }
 }
 
@@ -131,7 +131,7 @@ impl<C: Channel> Introspect for View<'_, C> {
         let mut channels = Vec::new();
         for queue in &mut *self.queues {
             let (number, policy) = (queue.number(), queue.policy());
-            channels.extend(queue.listeners().map(|listener| listener.snapshot(number, policy, self.wall)));
+            channels.extend(queue.listeners().map(|slot| slot.snapshot(number, policy, self.wall)));
         }
         channels.sort_by_key(|channel| channel.channel);
         channels
@@ -139,7 +139,7 @@ impl<C: Channel> Introspect for View<'_, C> {
 
     fn frames(&mut self, channel: u32) -> Option<Vec<FrameSnapshot>> {
         let wall = self.wall;
-        self.listener(channel).map(|listener| listener.frames(wall))
+        self.slot(channel).map(|slot| slot.frames(wall))
     }
 
     fn queues(&mut self) -> Vec<QueueSnapshot> {
@@ -168,7 +168,7 @@ impl<C: Channel> Introspect for View<'_, C> {
     }
 
     fn trace_channel(&mut self, channel: u32, sink: Box<dyn TraceSink>) -> bool {
-        self.listener(channel).is_some_and(|listener| listener.trace(sink))
+        self.slot(channel).is_some_and(|slot| slot.trace(sink))
     }
 
     fn trace_packets(&mut self, filter: Box<dyn TraceFilter>, sink: Box<dyn TraceSink>) -> bool {

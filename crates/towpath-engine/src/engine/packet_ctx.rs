@@ -9,18 +9,18 @@ use towpath_wire::{self as wire, Addresses, Packet, Time, edit, proto};
 use towpath_port::Checksum;
 use towpath_ring::{self as ring, Layers};
 
-use super::{Meta, Way};
-use crate::flows::{self, Ruling};
+use super::{ForwardMode, Meta};
+use crate::flow_verdict::{self, FlowVerdict};
 use crate::queue::{Answer, Decided, DefaultVerdict, Reply};
 
 /// Where a packet is on its path.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct PacketCtx {
     pub(super) walk: Walk,
-    /// The port it came in on.
+    /// The port it burst in on.
     pub(super) arrival: PortId,
     /// How it goes on when it has passed.
-    way: Way,
+    mode: ForwardMode,
     /// The port it leaves by, once that is known.
     pub(super) out: Option<PortId>,
     /// The next hop that a rule has named.
@@ -34,7 +34,7 @@ pub(super) struct Progress {
     /// Its place in `Engine::continuing`, taken while its walk will go on after the verdict.
     pub(super) bucket: Option<usize>,
     /// How often an inspector sent it back to the rules or on to another queue.
-    pub(super) detours: u8,
+    pub(super) reinjects: u8,
     /// How many packets it stands for: a datagram that was put together stands for its fragments.
     pub(super) parts: u32,
     /// It was handed to an inspector before.
@@ -45,7 +45,7 @@ pub(super) struct Progress {
     layers: Layers,
     /// Hash of its flow, the same for both directions.
     hash: u32,
-    /// Its flow's bucket when it came, or was put together: its lane in a live engine's window, whatever inspectors make of it.
+    /// Its flow's bucket when it burst, or was put together: its lane in a live engine's reorder, whatever inspectors make of it.
     home: u16,
 }
 
@@ -72,7 +72,7 @@ pub(super) enum Kind {
 /// What comes next for a packet.
 pub(super) enum Next {
     Out,
-    Gone(Fate),
+    End(Fate),
     Queue(u16, Kind),
     /// It waits until its datagram is whole.
     Reassemble,
@@ -97,7 +97,7 @@ pub(super) struct Settled {
     /// New bits of the mark, and which.
     pub(super) mark: (u32, u32),
     /// It is for the flow from now on.
-    pub(super) ruling: Option<Ruling>,
+    pub(super) flow_verdict: Option<FlowVerdict>,
 }
 
 pub(super) enum Decision {
@@ -105,31 +105,31 @@ pub(super) enum Decision {
     Replace(Vec<u8>),
     Queue(u16),
     Repeat,
-    Gone(Fate),
+    End(Fate),
     /// Its inspector is gone, and there are others.
     Orphan,
 }
 
-/// Flows are told apart by this many buckets while they wait; two flows in one bucket only wait for each other.
+/// FlowVerdictCache are told apart by this many buckets while they wait; two flows in one bucket only wait for each other.
 pub(super) const BUCKETS: usize = 4096;
 
 /// How often inspectors may send one packet round before it is dropped.
-pub(super) const MAX_DETOURS: u8 = 16;
+pub(super) const MAX_REINJECTS: u8 = 16;
 
-impl Progress {
-    /// A packet that has just come in by `arrival`, and goes on by `way` when it passes.
-    pub(super) fn new(arrival: PortId, way: Way) -> Self {
+impl PacketCtx {
+    /// A packet that has just come in by `arrival`, and goes on by `mode` when it passes.
+    pub(super) fn new(arrival: PortId, mode: ForwardMode) -> Self {
         Self {
             walk: Walk::new(Dir::In, Some(arrival), None),
             arrival,
-            way,
+            mode,
             out: None,
             hop: None,
             aside: false,
             leaving: false,
             wait: Wait { queue: 0, kind: Kind::Inspect, since: None },
             bucket: None,
-            detours: 0,
+            reinjects: 0,
             parts: 1,
             inspected: false,
             orphaned: false,
@@ -158,10 +158,10 @@ impl Progress {
 
     /// Whether the packet may have to walk a second time.
     pub(super) fn walks_out(&self, walker: &Walker) -> bool {
-        match self.way {
-            Way::Routes | Way::Router => !walker.routes().is_empty(),
-            Way::Bridge { walk_out, .. } => walk_out,
-            Way::Back | Way::Nowhere => false,
+        match self.mode {
+            ForwardMode::Routes | ForwardMode::Router => !walker.routes().is_empty(),
+            ForwardMode::Bridge { walk_out, .. } => walk_out,
+            ForwardMode::Back | ForwardMode::Nowhere => false,
         }
     }
 
@@ -170,11 +170,11 @@ impl Progress {
         if self.wait.kind != Kind::Inspect || self.leaving {
             return false;
         }
-        match self.way {
-            Way::Bridge { xmit, walk_out: false } => self.out = Some(xmit),
-            Way::Back => self.out = Some(self.arrival),
-            Way::Nowhere => {}
-            Way::Bridge { .. } | Way::Routes | Way::Router => return false,
+        match self.mode {
+            ForwardMode::Bridge { xmit, walk_out: false } => self.out = Some(xmit),
+            ForwardMode::Back => self.out = Some(self.arrival),
+            ForwardMode::Nowhere => {}
+            ForwardMode::Bridge { .. } | ForwardMode::Routes | ForwardMode::Router => return false,
         }
         true
     }
@@ -191,15 +191,15 @@ impl Progress {
 }
 
 /// Counts one more detour; true when the packet has had too many.
-pub(super) fn detoured(progress: &mut Progress) -> bool {
-    progress.detours = progress.detours.saturating_add(1);
-    progress.detours > MAX_DETOURS
+pub(super) fn reinjected(ctx: &mut PacketCtx) -> bool {
+    ctx.reinjects = ctx.reinjects.saturating_add(1);
+    ctx.reinjects > MAX_REINJECTS
 }
 
 /// Walks the rules from where the packet is, until something else has to happen.
-pub(super) fn advance(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
-    let step = walker.walk(&mut progress.walk, packet, now);
-    follow(step, walker, packet, progress, now)
+pub(super) fn advance(walker: &mut Walker, packet: &Packet<'_>, ctx: &mut PacketCtx, now: Time) -> Next {
+    let step = walker.walk(&mut ctx.walk, packet, now);
+    follow(step, walker, packet, ctx, now)
 }
 
 /// What a step of the walk leads to.
@@ -208,19 +208,19 @@ pub(super) fn follow(
     step: Step,
     walker: &mut Walker,
     packet: &Packet<'_>,
-    progress: &mut Progress,
+    ctx: &mut PacketCtx,
     now: Time,
 ) -> Next {
     match step {
-        Step::Pass => leave(walker, packet, progress, now),
+        Step::Pass => leave(walker, packet, ctx, now),
         // For a router; a bridge has no next hops, nor has a capture.
         Step::Forward(hop, _) => {
-            progress.hop = Some(hop);
-            leave(walker, packet, progress, now)
+            ctx.hop = Some(hop);
+            leave(walker, packet, ctx, now)
         }
         Step::Reassemble => Next::Reassemble,
-        Step::Drop(_) => Next::Gone(Fate::Dropped),
-        Step::Reject(reject) => Next::Gone(Fate::Rejected(Some(reject))),
+        Step::Drop(_) => Next::End(Fate::Dropped),
+        Step::Reject(reject) => Next::End(Fate::Rejected(Some(reject))),
         Step::Inspect(queue) => Next::Queue(queue, Kind::Inspect),
         Step::Divert(queue) => Next::Queue(queue, Kind::Divert),
         Step::Tee(queue) => Next::Queue(queue, Kind::Tee),
@@ -231,32 +231,32 @@ pub(super) fn follow(
 pub(super) fn goes_on(
     walker: &mut Walker,
     packet: &Packet<'_>,
-    progress: &mut Progress,
+    ctx: &mut PacketCtx,
     kind: Kind,
     now: Time,
 ) -> Next {
     match kind {
-        Kind::Inspect => leave(walker, packet, progress, now),
-        Kind::Divert | Kind::Tee => advance(walker, packet, progress, now),
+        Kind::Inspect => leave(walker, packet, ctx, now),
+        Kind::Divert | Kind::Tee => advance(walker, packet, ctx, now),
     }
 }
 
 /// An inspector has decided about the packet's flow.
 pub(super) fn obey(
-    ruling: Ruling,
+    flow_verdict: FlowVerdict,
     walker: &mut Walker,
     packet: &Packet<'_>,
-    progress: &mut Progress,
+    ctx: &mut PacketCtx,
     kind: Kind,
     now: Time,
 ) -> Next {
-    progress.set_mark(ruling.mark.0, ruling.mark.1);
-    match ruling.verdict {
-        flows::Verdict::Pass => goes_on(walker, packet, progress, kind, now),
-        flows::Verdict::Drop => Next::Gone(Fate::Dropped),
-        flows::Verdict::Reject => Next::Gone(Fate::Rejected(None)),
-        flows::Verdict::Queue(_) if detoured(progress) => Next::Gone(Fate::Dropped),
-        flows::Verdict::Queue(number) => Next::Queue(number, kind),
+    ctx.set_mark(flow_verdict.mark.0, flow_verdict.mark.1);
+    match flow_verdict.verdict {
+        flow_verdict::Verdict::Pass => goes_on(walker, packet, ctx, kind, now),
+        flow_verdict::Verdict::Drop => Next::End(Fate::Dropped),
+        flow_verdict::Verdict::Reject => Next::End(Fate::Rejected(None)),
+        flow_verdict::Verdict::Queue(_) if reinjected(ctx) => Next::End(Fate::Dropped),
+        flow_verdict::Verdict::Queue(number) => Next::Queue(number, kind),
     }
 }
 
@@ -265,41 +265,43 @@ pub(super) fn begins(packet: &Packet<'_>) -> bool {
     packet.proto == proto::TCP && packet.tcp_flags & 0x12 == 0x02
 }
 
-/// A walk has ended with pass: the second one, if the packet has a way out and has not had it yet.
-fn leave(walker: &mut Walker, packet: &Packet<'_>, progress: &mut Progress, now: Time) -> Next {
-    if progress.leaving {
+/// A walk has ended with pass: the second one, if the packet has a mode out and has not had it yet.
+fn leave(walker: &mut Walker, packet: &Packet<'_>, ctx: &mut PacketCtx, now: Time) -> Next {
+    if ctx.leaving {
         // Named by the second walk, the next hop may be behind another port.
-        if let (Way::Router, Some(hop)) = (progress.way, progress.hop) {
+        if let (ForwardMode::Router, Some(hop)) = (ctx.mode, ctx.hop) {
             match walker.routes().lookup(hop) {
-                Some((route, _)) => progress.out = Some(route.port),
-                None => return Next::Gone(Fate::NoRoute),
+                Some((route, _)) => ctx.out = Some(route.port),
+                None => return Next::End(Fate::NoRoute),
             }
         }
         return Next::Out;
     }
-    let (xmit, walk_out) = match progress.way {
-        Way::Bridge { xmit, walk_out } => (xmit, walk_out),
-        Way::Back => (progress.arrival, false),
-        Way::Nowhere => return Next::Out,
+    let (xmit, walk_out) = match ctx.mode {
+        ForwardMode::Bridge { xmit, walk_out } => (xmit, walk_out),
+        ForwardMode::Back => (ctx.arrival, false),
+        ForwardMode::Nowhere => return Next::Out,
         // Addressed to this link, not through it: the router's own affair.
-        Way::Router if packet.addresses == Addresses::None || finds_neighbors(packet) => return Next::Out,
-        Way::Router if stays_on_link(packet) => return Next::Gone(Fate::NoRoute),
-        Way::Router if hops(packet) <= 1 => return Next::Gone(Fate::Expired),
-        way @ (Way::Routes | Way::Router) => {
-            match route(walker, packet, progress.hop.filter(|_| way == Way::Router)) {
+        ForwardMode::Router if packet.addresses == Addresses::None || finds_neighbors(packet) => {
+            return Next::Out;
+        }
+        ForwardMode::Router if stays_on_link(packet) => return Next::End(Fate::NoRoute),
+        ForwardMode::Router if hops(packet) <= 1 => return Next::End(Fate::Expired),
+        mode @ (ForwardMode::Routes | ForwardMode::Router) => {
+            match route(walker, packet, ctx.hop.filter(|_| mode == ForwardMode::Router)) {
                 Some(xmit) => (xmit, true),
-                None if way == Way::Routes => return Next::Out,
-                None => return Next::Gone(Fate::NoRoute),
+                None if mode == ForwardMode::Routes => return Next::Out,
+                None => return Next::End(Fate::NoRoute),
             }
         }
     };
-    progress.out = Some(xmit);
+    ctx.out = Some(xmit);
     if !walk_out {
         return Next::Out;
     }
-    progress.leaving = true;
-    progress.walk.leave(xmit);
-    advance(walker, packet, progress, now)
+    ctx.leaving = true;
+    ctx.walk.leave(xmit);
+    advance(walker, packet, ctx, now)
 }
 
 /// Whether it is a message of IPv6's neighbor discovery (RFC 4861 section 4): the ARP of IPv6, and no more than that to be passed on.
@@ -333,7 +335,7 @@ fn hops(packet: &Packet<'_>) -> u8 {
 }
 
 impl Fate {
-    /// How the packet is answered that came in by a port with these addresses; the inner one as [`Fate::Rejected`]. A router
+    /// How the packet is answered that burst in by a port with these addresses; the inner one as [`Fate::Rejected`]. A router
     /// without an address of its own has nobody to answer as.
     pub(super) fn answer(self, packet: &Packet<'_>, me: &[IpAddr]) -> Option<Option<Reject>> {
         let six = matches!(packet.addresses, Addresses::V6(..));
@@ -403,15 +405,15 @@ fn hash(packet: &Packet<'_>) -> u32 {
 }
 
 /// What an inspector is told about a packet, apart from its bytes and its queue.
-pub(super) fn label(meta: &Meta, progress: &Progress) -> ring::Meta {
+pub(super) fn label(meta: &Meta, ctx: &PacketCtx) -> ring::Meta {
     ring::Meta {
         kind: ring::Kind::PACKET,
         wire_len: meta.wire_len,
         time: meta.time,
-        mark: progress.walk.mark(),
-        port: progress.arrival.0.into(),
-        hash: progress.hash,
-        layers: Layers { link: meta.link_type, ..progress.layers },
+        mark: ctx.walk.mark(),
+        port: ctx.arrival.0.into(),
+        hash: ctx.hash,
+        layers: Layers { link: meta.link_type, ..ctx.layers },
         ..ring::Meta::default()
     }
 }
@@ -420,22 +422,22 @@ impl Settled {
     /// Copies a decision; `room` is how many bytes of replacements may still be copied in this turn. Replacements beyond
     /// it are dropped: only an inspector that sends them faster than packets come gets there.
     pub(super) fn new(decided: Decided<'_>, room: &mut usize) -> Self {
-        let plain = |outcome| Self { outcome, mark: (0, 0), ruling: None };
+        let plain = |outcome| Self { outcome, mark: (0, 0), flow_verdict: None };
         match decided {
             Decided::Lost(DefaultVerdict::Pass) => plain(Decision::Pass),
-            Decided::Lost(DefaultVerdict::Drop) => plain(Decision::Gone(Fate::Dropped)),
+            Decided::Lost(DefaultVerdict::Drop) => plain(Decision::End(Fate::Dropped)),
             Decided::Orphan => plain(Decision::Orphan),
             Decided::Answer(Reply { answer, mark, flow }, channel) => {
                 let verdict = match answer {
                     _ if !flow => None,
-                    Answer::Pass => Some(flows::Verdict::Pass),
-                    Answer::Drop => Some(flows::Verdict::Drop),
-                    Answer::Reject => Some(flows::Verdict::Reject),
-                    Answer::Queue(number) => Some(flows::Verdict::Queue(number)),
+                    Answer::Pass => Some(flow_verdict::Verdict::Pass),
+                    Answer::Drop => Some(flow_verdict::Verdict::Drop),
+                    Answer::Reject => Some(flow_verdict::Verdict::Reject),
+                    Answer::Queue(number) => Some(flow_verdict::Verdict::Queue(number)),
                     Answer::Replace(_) | Answer::Repeat => None,
                 };
-                let ruling = verdict.map(|verdict| Ruling { verdict, mark, channel });
-                Self { outcome: Decision::new(answer, room), mark, ruling }
+                let flow_verdict = verdict.map(|verdict| FlowVerdict { verdict, mark, channel });
+                Self { outcome: Decision::new(answer, room), mark, flow_verdict }
             }
         }
     }
@@ -445,8 +447,8 @@ impl Decision {
     fn new(answer: Answer<'_>, room: &mut usize) -> Self {
         match answer {
             Answer::Pass => Self::Pass,
-            Answer::Drop => Self::Gone(Fate::Dropped),
-            Answer::Reject => Self::Gone(Fate::Rejected(None)),
+            Answer::Drop => Self::End(Fate::Dropped),
+            Answer::Reject => Self::End(Fate::Rejected(None)),
             Answer::Queue(number) => Self::Queue(number),
             Answer::Repeat => Self::Repeat,
             Answer::Replace(bytes) => match room.checked_sub(bytes.len()) {
@@ -454,7 +456,7 @@ impl Decision {
                     *room = left;
                     Self::Replace(bytes.to_vec())
                 }
-                None => Self::Gone(Fate::Dropped),
+                None => Self::End(Fate::Dropped),
             },
         }
     }

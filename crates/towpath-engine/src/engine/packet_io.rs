@@ -9,7 +9,7 @@ use super::Introspect;
 use crate::queue::Channel;
 
 /// What the engine needs from outside.
-pub trait Edge {
+pub trait PacketIo {
     /// The link to an inspector.
     type Channel: Channel;
 
@@ -33,12 +33,12 @@ pub trait Edge {
     /// The engine gives the error to its caller; the packet counts as passed.
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error>;
 
-    /// Sends the packet at `index` of the burst that is being handled, which leaves as it came. The default:
-    /// [`Edge::send`], which copies it.
+    /// Sends the packet at `index` of the burst that is being handled, which leaves as it burst. The default:
+    /// [`PacketIo::send`], which copies it.
     ///
     /// # Errors
     ///
-    /// As [`Edge::send`].
+    /// As [`PacketIo::send`].
     fn pass(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
         let _ = index;
         self.send(frame, meta)
@@ -51,16 +51,16 @@ pub trait Edge {
 
     /// Inspectors have packets and run on this thread's CPU: they go first. The default: nothing, they run when this thread
     /// waits.
-    fn give_way(&mut self) {}
+    fn yield_cpu(&mut self) {}
 
     /// Answers those who look at the engine from outside; called once per burst, and while the engine waits. Returns for
     /// how many nanoseconds at most the engine may sleep before it calls this again. The default: nobody looks.
-    fn attend(&mut self, engine: &mut dyn Introspect) -> u64 {
+    fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         let _ = engine;
         u64::MAX
     }
 
-    /// Sends the answer to a rejected packet out by `port`, where that packet came in. False when the port cannot send,
+    /// Sends the answer to a rejected packet out by `port`, where that packet burst in. False when the port cannot send,
     /// or not now: the answer is then lost, and counted.
     fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
         let _ = (port, frame, meta);
@@ -79,13 +79,13 @@ pub struct Meta {
     pub link: Link,
     /// Link type, pcap's number.
     pub link_type: u16,
-    /// The interface that it came from: of the capture, or the number of the live port.
+    /// The interface that it burst from: of the capture, or the number of the live port.
     pub interface: u32,
     /// The port that it leaves by; none before it has passed, and for one that goes nowhere.
     pub out: Option<PortId>,
     /// The next hop that a rule (`fwd`) has named, in place of that of its route.
     pub hop: Option<IpAddr>,
-    /// Its bytes are not those that came.
+    /// Its bytes are not those that burst.
     pub changed: bool,
     /// What a live port knows about it besides.
     pub port: towpath_port::Meta,

@@ -1,10 +1,10 @@
 //! Answers to rejected packets: at most so many a second and port, each counted.
 
 use towpath_gate::{PortId, Reject, ReplyLimiter, Walker};
-use towpath_wire::{Packet, Time};
 use towpath_metrics::metrics;
+use towpath_wire::{Packet, Time};
 
-use super::{Edge, Meta};
+use super::{Meta, PacketIo};
 
 metrics! {
     /// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
@@ -30,10 +30,10 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    /// Answers a packet that came in by `arrival`, as `reject` says; without it, as an inspector's rejection is answered.
+    /// Answers a packet that burst in by `arrival`, as `reject` says; without it, as an inspector's rejection is answered.
     /// `parts` is how many packets it stands for: they are answered once.
-    #[expect(clippy::too_many_arguments, reason = "each is another's: the packet's, the engine's, the edge")]
-    pub(super) fn answer<E: Edge>(
+    #[expect(clippy::too_many_arguments, reason = "each is another's: the packet's, the engine's, the io")]
+    pub(super) fn answer<E: PacketIo>(
         &mut self,
         reject: Option<Reject>,
         packet: &Packet<'_>,
@@ -41,7 +41,7 @@ impl Replies {
         parts: u32,
         walker: &Walker,
         now: Time,
-        edge: &mut E,
+        io: &mut E,
     ) {
         self.counts.silent += u64::from(parts.saturating_sub(1));
         let reject = reject.unwrap_or_else(|| Reject::by_inspector(packet));
@@ -61,7 +61,7 @@ impl Replies {
             port: towpath_port::Meta::default(),
             ..*meta
         };
-        match edge.reply(arrival, &self.frame, &meta) {
+        match io.reply(arrival, &self.frame, &meta) {
             true => self.counts.sent += 1,
             false => self.counts.unsent += 1,
         }

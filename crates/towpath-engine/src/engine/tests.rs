@@ -10,7 +10,7 @@ use towpath_ring::{Full, Loss, Seq};
 
 use super::*;
 use crate::queue::Channel;
-use crate::queue::{Answer, Gone, Outcome, Reply};
+use crate::queue::{Answer, Detached, Outcome, Reply};
 
 /// What an inspector and its test see.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Channel for Inspector {
     fn is_dead(&self) -> bool {
         false
     }
-    fn gone(&mut self) -> Option<Gone> {
+    fn gone(&mut self) -> Option<Detached> {
         None
     }
 }
@@ -75,7 +75,7 @@ impl Channel for Inspector {
 #[derive(Debug, Default)]
 struct Out(Vec<Vec<u8>>);
 
-impl Edge for Out {
+impl PacketIo for Out {
     type Channel = Inspector;
     type Error = Infallible;
 
@@ -101,12 +101,12 @@ impl World {
         let mut ports = Ports::new();
         let (a, b) = (ports.add("a", Vec::new()), ports.add("b", Vec::new()));
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
-        let mut arrivals = Arrivals::none();
-        arrivals.add(a, Way::Bridge { xmit: b, walk_out: false });
+        let mut topology = Topology::none();
+        topology.add(a, ForwardMode::Bridge { xmit: b, walk_out: false });
         let inspector = Inspector(Rc::new(RefCell::new(inside)));
         let queues = vec![Queue::new(1, Policy::default())];
         let walker = gate.walker().unwrap();
-        let mut engine = Engine::live(Out::default(), walker, arrivals, queues, Policy::default());
+        let mut engine = Engine::live(Out::default(), walker, topology, queues, Policy::default());
         engine.join(1, 1, inspector.clone()).unwrap();
         Self { _gate: gate, engine, inspector }
     }
@@ -123,7 +123,7 @@ impl World {
             changed: false,
             port: towpath_port::Meta::default(),
         };
-        let Ok(()) = self.engine.handle_burst(frames.iter().map(|frame| (*frame, meta(frame))));
+        let Ok(()) = self.engine.process_burst(frames.iter().map(|frame| (*frame, meta(frame))));
     }
 
     /// Nothing comes any more, and the inspector answers what it is told about. No time passes.
@@ -143,7 +143,7 @@ impl World {
 
     /// Nothing is left of what was there.
     fn assert_clear(&self) {
-        assert!(self.engine.window.is_empty());
+        assert!(self.engine.reorder.is_empty());
         assert!(self.engine.continuing.iter().all(|count| *count == 0));
     }
 }
@@ -196,7 +196,7 @@ fn a_datagram_that_was_put_together_keeps_its_flows_order() {
         (0, &[&[&first], &[&last, &three]], &[24, 9]),
         (0, &[&[&last], &[&first, &three]], &[24, 9]),
         (0, &[&[&first], &[&one, &last, &three]], &[8, 24, 9]),
-        // Whole only when both were answered: behind what came meanwhile.
+        // Whole only when both were answered: behind what burst meanwhile.
         (1, &[&[&first, &last], &[&one]], &[8, 24]),
     ];
     for (which, bursts, expected) in rows {
@@ -205,9 +205,9 @@ fn a_datagram_that_was_put_together_keeps_its_flows_order() {
             world.burst(burst);
         }
         world.settle();
-        let came: usize = bursts.iter().map(|burst| burst.len()).sum();
-        assert_eq!(world.counts(), [came as u64, came as u64, 0, 0], "{expected:?}");
-        let left: Vec<_> = world.engine.edge.0.iter().map(|frame| frame.len() - 42).collect();
+        let burst: usize = bursts.iter().map(|burst| burst.len()).sum();
+        assert_eq!(world.counts(), [burst as u64, burst as u64, 0, 0], "{expected:?}");
+        let left: Vec<_> = world.engine.io.0.iter().map(|frame| frame.len() - 42).collect();
         assert_eq!(left, expected);
         world.assert_clear();
     }
@@ -237,9 +237,9 @@ fn what_passed_behind_a_packet_that_is_left_leaves() {
         World::new("add inspect 1 ip from any to any 53\nadd allow ip from any to any\n", Inside::default());
     // The same flow both ways; only one of them is inspected.
     world.burst(&[&packet("udp 10.0.0.1:4000 > 10.0.0.2:53"), &packet("udp 10.0.0.2:53 > 10.0.0.1:4000")]);
-    assert_eq!((world.counts(), world.engine.edge.0.len()), ([2, 1, 0, 1], 0));
+    assert_eq!((world.counts(), world.engine.io.0.len()), ([2, 1, 0, 1], 0));
     assert_eq!(world.engine.abandon(), Ok(1));
-    assert_eq!((world.counts(), world.engine.edge.0.len()), ([2, 1, 1, 0], 1));
+    assert_eq!((world.counts(), world.engine.io.0.len()), ([2, 1, 1, 0], 1));
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! How ports hang together: where a packet arrives, and by which way it leaves when it has passed.
+//! How ports hang together: where a packet arrives, and by which mode it leaves when it has passed.
 
 use towpath_gate::PortId;
 use towpath_wire::Packet;
 
 /// The ports that packets can arrive on, by the interface that brings them.
 #[derive(Clone, Debug)]
-pub struct Arrivals {
+pub struct Topology {
     interfaces: Vec<Interface>,
 }
 
@@ -13,12 +13,12 @@ pub struct Arrivals {
 struct Interface {
     untagged: PortId,
     by_vlan: Vec<(u16, PortId)>,
-    way: Way,
+    mode: ForwardMode,
 }
 
-/// By which way a packet leaves.
+/// By which mode a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ForwardMode {
     /// By its route, after a second walk; without one as it is. What a replay does.
     Routes,
     /// By its route, after a second walk; without one it is dropped.
@@ -30,18 +30,18 @@ pub enum Way {
         /// Whether there is a second walk.
         walk_out: bool,
     },
-    /// Back by the port that it came by.
+    /// Back by the port that it burst by.
     Back,
     /// Not at all.
     Nowhere,
 }
 
-impl Arrivals {
-    /// All packets arrive on `port`, until [`Arrivals::tagged`] says otherwise.
+impl Topology {
+    /// All packets arrive on `port`, until [`Topology::tagged`] says otherwise.
     pub fn new(port: PortId) -> Self {
-        let mut arrivals = Self::none();
-        arrivals.add(port, Way::Routes);
-        arrivals
+        let mut topology = Self::none();
+        topology.add(port, ForwardMode::Routes);
+        topology
     }
 
     /// No interface yet.
@@ -49,9 +49,9 @@ impl Arrivals {
         Self { interfaces: Vec::new() }
     }
 
-    /// The next interface: its packets arrive on `port`, and leave by `way`.
-    pub fn add(&mut self, port: PortId, way: Way) {
-        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), way });
+    /// The next interface: its packets arrive on `port`, and leave by `mode`.
+    pub fn add(&mut self, port: PortId, mode: ForwardMode) {
+        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), mode });
     }
 
     /// Packets of the last interface whose outermost VLAN is `vlan` arrive on `port`.
@@ -72,10 +72,12 @@ impl Arrivals {
     /// The port that packets of an interface leave by, where that is known beforehand and they do not walk again; none of an
     /// interface whose packets need a look.
     pub(super) fn straight(&self, interface: u32) -> Option<Option<PortId>> {
-        match self.interfaces.get(interface as usize)?.way {
-            Way::Bridge { xmit, walk_out: false } => Some(Some(xmit)),
-            Way::Nowhere => Some(None),
-            Way::Bridge { .. } | Way::Routes | Way::Router | Way::Back => None,
+        match self.interfaces.get(interface as usize)?.mode {
+            ForwardMode::Bridge { xmit, walk_out: false } => Some(Some(xmit)),
+            ForwardMode::Nowhere => Some(None),
+            ForwardMode::Bridge { .. } | ForwardMode::Routes | ForwardMode::Router | ForwardMode::Back => {
+                None
+            }
         }
     }
 
@@ -84,13 +86,13 @@ impl Arrivals {
         self.interfaces.get(interface as usize).map(|interface| interface.untagged)
     }
 
-    /// The port that a packet arrives on, and its way on. An interface that was not added is the first one.
+    /// The port that a packet arrives on, and its mode on. An interface that was not added is the first one.
     ///
     /// # Panics
     /// Without any interface.
-    pub fn of(&self, packet: &Packet<'_>, interface: u32) -> (PortId, Way) {
+    pub fn of(&self, packet: &Packet<'_>, interface: u32) -> (PortId, ForwardMode) {
         let interface = self.interfaces.get(interface as usize).unwrap_or(&self.interfaces[0]);
         let tagged = packet.vlan.and_then(|vlan| interface.by_vlan.iter().find(|(id, _)| *id == vlan));
-        (tagged.map_or(interface.untagged, |&(_, port)| port), interface.way)
+        (tagged.map_or(interface.untagged, |&(_, port)| port), interface.mode)
     }
 }

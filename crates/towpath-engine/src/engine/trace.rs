@@ -6,11 +6,11 @@
 use std::fmt::Debug;
 
 use towpath_gate::{Walk, Walker};
-use towpath_wire::{self as wire, Packet};
 use towpath_ring as ring;
+use towpath_wire::{self as wire, Packet};
 
 use super::Meta;
-use super::path::Fate;
+use super::packet_ctx::Fate;
 use crate::queue::Outcome;
 
 /// Traces at a time.
@@ -42,7 +42,7 @@ pub trait TraceFilter: Debug + Send {
 pub struct TracedPacket<'a> {
     /// Its number among all packets of the engine.
     pub number: u64,
-    /// The number of the port that it came in by.
+    /// The number of the port that it burst in by.
     pub arrival: u32,
     /// The frame.
     pub bytes: &'a [u8],
@@ -82,7 +82,7 @@ impl Traces {
     }
 
     /// Copies a decided packet to the traces that want it. It passed if it has no fate. `number` is its number among all
-    /// packets, `arrival` the port that it came in by.
+    /// packets, `arrival` the port that it burst in by.
     #[cold]
     pub(super) fn tell(
         &mut self,

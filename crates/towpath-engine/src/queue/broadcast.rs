@@ -7,7 +7,7 @@
 use super::{Answer, DefaultVerdict, Outcome, Reply};
 
 #[derive(Debug)]
-pub(super) struct Votes {
+pub(super) struct PendingBroadcast {
     open: usize,
     verdict: Verdict,
     mark: (u32, u32),
@@ -35,7 +35,7 @@ impl Verdict {
     }
 }
 
-impl Votes {
+impl PendingBroadcast {
     /// So many inspectors have the packet.
     pub(super) fn new(open: usize) -> Self {
         Self { open, verdict: Verdict::Pass, mark: (0, 0), flow: true }

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use towpath_metrics::metrics;
 use towpath_ring::{self as ring, FrameOut, Full, Loss, Meta, Seq};
 
-use super::{Answer, Channel, Gone, Outcome, Policy, Reply};
-use crate::engine::{ChannelSnapshot, FrameSnapshot, TraceSink};
-use crate::window::Ticket;
+use super::{Answer, Channel, Detached, Outcome, Policy, Reply};
+use crate::reorder::PacketId;
+use crate::{ChannelSnapshot, FrameSnapshot, TraceSink};
 
 /// Traces of one channel at a time.
 const TAPS: usize = 8;
@@ -30,11 +30,11 @@ metrics! {
 
 /// Who waits for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum Waiter {
     /// It was published just now.
     New,
     /// This packet waits for its verdict.
-    Packet(Ticket),
+    Packet(PacketId),
     /// It is a copy: nobody waits.
     Copy,
     /// Nobody any more; or the number is not a packet's (a gap record's).
@@ -43,8 +43,8 @@ pub(super) enum Slot {
 
 /// A frame that was handed over.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    slot: Slot,
+struct InFlight {
+    waiter: Waiter,
     len: u32,
     /// When it was handed over, nanoseconds of the engine's wall clock.
     since: u64,
@@ -52,17 +52,17 @@ struct Held {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Listener<C> {
+pub struct InspectorSlot<C> {
     number: u32,
     channel: C,
-    /// Frames by sequence number: the front has `first`. Its front is never [`Slot::Decided`].
-    held: VecDeque<Held>,
+    /// Frames by sequence number: the front has `first`. Its front is never [`Waiter::Decided`].
+    held: VecDeque<InFlight>,
     first: u32,
     /// Frames that it has now.
     open: u32,
     /// Frames were published since it was last told.
     unannounced: bool,
-    gone: Option<Gone>,
+    gone: Option<Detached>,
     verdicts: VerdictStats,
     taps: Vec<Box<dyn TraceSink>>,
     /// It has been late once.
@@ -71,7 +71,7 @@ pub struct Listener<C> {
     ended: bool,
 }
 
-impl<C: Channel> Listener<C> {
+impl<C: Channel> InspectorSlot<C> {
     pub(super) fn new(number: u32, channel: C) -> Self {
         Self {
             number,
@@ -109,7 +109,7 @@ impl<C: Channel> Listener<C> {
     }
 
     /// How it went, if it has.
-    pub fn gone(&self) -> Option<&Gone> {
+    pub fn gone(&self) -> Option<&Detached> {
         self.gone.as_ref()
     }
 
@@ -134,7 +134,7 @@ impl<C: Channel> Listener<C> {
         let frame_size = self.channel.about().map_or(0, |about| about.geometry.frame_size);
         let snapshot = |out: FrameOut| {
             let held = self.held.get(out.seq.0.wrapping_sub(self.first) as usize);
-            let held = held.filter(|held| held.slot != Slot::Decided);
+            let held = held.filter(|held| held.waiter != Waiter::Decided);
             let len = held.map(|held| held.len);
             let room = u64::from(out.frames) * u64::from(frame_size);
             let oneshot = len.is_some_and(|len| u64::from(len) > room);
@@ -154,16 +154,16 @@ impl<C: Channel> Listener<C> {
     }
 
     /// Says who waits for the frame that was published just now, if one was.
-    pub(super) fn name_newest(&mut self, ticket: Option<Ticket>, now: u64) {
+    pub(super) fn name_newest(&mut self, id: Option<PacketId>, now: u64) {
         if let Some(held) = self.held.back_mut()
-            && held.slot == Slot::New
+            && held.waiter == Waiter::New
         {
-            held.slot = ticket.map_or(Slot::Copy, Slot::Packet);
+            held.waiter = id.map_or(Waiter::Copy, Waiter::Packet);
             held.since = now;
         }
     }
 
-    pub(super) fn poll(&mut self, now: u64, each: &mut dyn FnMut(Slot, Outcome<'_>)) -> usize {
+    pub(super) fn poll(&mut self, now: u64, each: &mut dyn FnMut(Waiter, Outcome<'_>)) -> usize {
         let Self { channel, held, first, open, gone, late, verdicts, taps, .. } = self;
         if gone.is_some() {
             return 0;
@@ -171,10 +171,10 @@ impl<C: Channel> Listener<C> {
         let mut decided = 0;
         channel.poll(now, &mut |Seq(sequence), outcome| {
             let index = sequence.wrapping_sub(*first) as usize;
-            let Some(held) = held.get_mut(index).filter(|held| held.slot != Slot::Decided) else {
+            let Some(held) = held.get_mut(index).filter(|held| held.waiter != Waiter::Decided) else {
                 return debug_assert!(false, "frame {sequence} was decided twice");
             };
-            let slot = std::mem::replace(&mut held.slot, Slot::Decided);
+            let waiter = std::mem::replace(&mut held.waiter, Waiter::Decided);
             count(verdicts, &outcome);
             for tap in &mut *taps {
                 tap.decided(Seq(sequence), now.saturating_sub(held.since), &outcome);
@@ -182,9 +182,9 @@ impl<C: Channel> Listener<C> {
             decided += 1;
             *open -= 1;
             *late |= outcome == Outcome::Overdue;
-            each(slot, outcome);
+            each(waiter, outcome);
         });
-        while let Some(Held { slot: Slot::Decided, .. }) = held.front() {
+        while let Some(InFlight { waiter: Waiter::Decided, .. }) = held.front() {
             held.pop_front();
             *first = first.wrapping_add(1);
         }
@@ -198,7 +198,7 @@ impl<C: Channel> Listener<C> {
     }
 
     /// How it went, once.
-    pub(super) fn take_end(&mut self) -> Option<Gone> {
+    pub(super) fn take_end(&mut self) -> Option<Detached> {
         let gone = self.gone.as_ref().filter(|_| !self.ended)?.clone();
         self.ended = true;
         Some(gone)
@@ -230,7 +230,7 @@ impl<C: Channel> Listener<C> {
     }
 }
 
-impl<C: Channel> ring::Listener for Listener<C> {
+impl<C: Channel> ring::Listener for InspectorSlot<C> {
     fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
         let seq = self.channel.publish(bytes, meta)?;
         if self.held.is_empty() {
@@ -239,9 +239,9 @@ impl<C: Channel> ring::Listener for Listener<C> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         // Numbers between the last frame's and this one's are gap records'.
         while self.first.wrapping_add(self.held.len() as u32) != seq.0 {
-            self.held.push_back(Held { slot: Slot::Decided, len: 0, since: 0 });
+            self.held.push_back(InFlight { waiter: Waiter::Decided, len: 0, since: 0 });
         }
-        self.held.push_back(Held { slot: Slot::New, len, since: 0 });
+        self.held.push_back(InFlight { waiter: Waiter::New, len, since: 0 });
         self.open += 1;
         self.unannounced = true;
         for tap in &mut self.taps {

@@ -9,13 +9,14 @@
 //!
 //! The channel to an inspector is behind a trait, so that what is here can be tested without a process.
 
-mod listener;
+mod broadcast;
+mod inspector_slot;
+pub mod parse;
 #[cfg(test)]
 mod tests;
-mod votes;
-pub mod words;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 
 use rustix::fd::BorrowedFd;
 use towpath_gate::state::Flow;
@@ -25,12 +26,12 @@ use towpath_ring::{
 };
 use towpath_wire::Time;
 
-use self::listener::Slot;
-pub use self::listener::{Listener, VerdictStats};
-use self::votes::Votes;
-use crate::engine::QueueSnapshot;
-use crate::flows::{Flows, Ruling};
-use crate::window::Ticket;
+use self::broadcast::PendingBroadcast;
+use self::inspector_slot::Waiter;
+pub use self::inspector_slot::{InspectorSlot, VerdictStats};
+use crate::QueueSnapshot;
+use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
+use crate::reorder::PacketId;
 
 /// The link to one inspector process. Later frames have later sequence numbers.
 pub trait Channel {
@@ -93,7 +94,42 @@ pub trait Channel {
     }
 
     /// How the inspector went, once it has and every frame it had has come back through [`Channel::poll`].
-    fn gone(&mut self) -> Option<Gone>;
+    fn gone(&mut self) -> Option<Detached>;
+}
+
+/// The channel type of an engine without inspectors.
+impl Channel for Infallible {
+    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, Full> {
+        match *self {}
+    }
+
+    fn lose(&mut self, _loss: Loss) {
+        match *self {}
+    }
+
+    fn kick(&mut self) {
+        match *self {}
+    }
+
+    fn poll(&mut self, _now: u64, _each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
+        match *self {}
+    }
+
+    fn wait(&mut self, _now: u64, _until: u64) {
+        match *self {}
+    }
+
+    fn unreturned(&self) -> u32 {
+        match *self {}
+    }
+
+    fn is_dead(&self) -> bool {
+        match *self {}
+    }
+
+    fn gone(&mut self) -> Option<Detached> {
+        match *self {}
+    }
 }
 
 /// Who is at the other end of a channel, and what the channel has done.
@@ -111,7 +147,7 @@ pub struct About {
 
 /// How an inspector went.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gone {
+pub struct Detached {
     /// For people.
     pub why: String,
     /// It broke the protocol: nothing of what it said counts any more.
@@ -214,7 +250,7 @@ impl Default for Policy {
 
 /// What [`Queue::offer`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
+pub enum Enqueue {
     /// An inspector has it, and its verdict will come.
     Held,
     /// Copies went out, and nobody waits for what is said of them.
@@ -298,14 +334,14 @@ const GONE_MAX: usize = 16;
 /// See the module's text.
 #[derive(Debug)]
 pub struct Queue<C> {
-    members: ring::Queue<Listener<C>>,
+    members: ring::Queue<InspectorSlot<C>>,
     policy: Policy,
     /// Broadcast packets that have not heard from everybody.
-    votes: BTreeMap<Ticket, Votes>,
+    broadcasts: BTreeMap<PacketId, PendingBroadcast>,
     /// Packets that wait for room, oldest first ([`Overload::DropOldest`]).
-    backlog: VecDeque<Ticket>,
+    backlog: VecDeque<PacketId>,
     /// What inspectors said about flows.
-    flows: Flows,
+    flows: FlowVerdictCache,
     /// A frame waited for room until its deadline: until an inspector answers again nobody waits for one.
     stalled: bool,
     number: u16,
@@ -320,9 +356,9 @@ impl<C: Channel> Queue<C> {
         Self {
             members: ring::Queue::new(policy.members()),
             policy,
-            votes: BTreeMap::new(),
+            broadcasts: BTreeMap::new(),
             backlog: VecDeque::new(),
-            flows: Flows::default(),
+            flows: FlowVerdictCache::default(),
             stalled: false,
             number,
             stats: Stats::default(),
@@ -347,44 +383,44 @@ impl<C: Channel> Queue<C> {
         if gone >= GONE_MAX && gone == dying {
             drop(self.members.take_dead());
         }
-        self.members.join(Listener::new(number, channel));
+        self.members.join(InspectorSlot::new(number, channel));
     }
 
-    /// Hands a frame over; it came on `cpu`. `ticket` names the packet that waits for the verdict; a copy has none.
+    /// Hands a frame over; it came on `cpu`. `id` names the packet that waits for the verdict; a copy has none.
     ///
     /// A frame counts once it is held or lost, not when the answer is `Full` or `Queue`.
-    pub fn offer(&mut self, frame: &[u8], meta: &Meta, cpu: u32, now: u64, ticket: Option<Ticket>) -> Offer {
+    pub fn offer(&mut self, frame: &[u8], meta: &Meta, cpu: u32, now: u64, id: Option<PacketId>) -> Enqueue {
         let number = self.number;
         let meta = Meta { group: number.into(), ..*meta };
         let fanout = self.policy.fanout;
         match self.members.offer(frame, &meta, cpu) {
             ring::Offer::Sent(index, _) => {
                 if let Some(listener) = self.members.listeners().nth(index) {
-                    listener.name_newest(ticket, now);
+                    listener.name_newest(id, now);
                 }
                 self.hold(1)
             }
             ring::Offer::SentTo(copies) => {
-                let ticket = ticket.filter(|_| fanout == Fanout::Broadcast);
+                let id = id.filter(|_| fanout == Fanout::Broadcast);
                 for listener in self.members.listeners() {
-                    listener.name_newest(ticket, now);
+                    listener.name_newest(id, now);
                 }
-                if let Some(ticket) = ticket.filter(|_| copies > 1) {
-                    self.votes.insert(ticket, Votes::new(copies));
+                if let Some(id) = id.filter(|_| copies > 1) {
+                    self.broadcasts.insert(id, PendingBroadcast::new(copies));
                 }
                 self.hold(copies as u64);
-                if ticket.is_some() { Offer::Held } else { Offer::Copied }
+                if id.is_some() { Enqueue::Held } else { Enqueue::Copied }
             }
             // A copy is not worth a place in the backlog.
-            ring::Offer::Block if self.stalled || self.has_backlog() && ticket.is_none() => {
+            ring::Offer::Block if self.stalled || self.has_backlog() && id.is_none() => {
                 self.lose_overload(&meta, cpu, self.policy.default)
             }
-            ring::Offer::Block | ring::Offer::Queued => Offer::Full,
+            ring::Offer::Block | ring::Offer::Queued => Enqueue::Full,
             ring::Offer::Lost | ring::Offer::Drop => self.count_overload(DefaultVerdict::Drop),
             ring::Offer::Pass => self.count_overload(DefaultVerdict::Pass),
             ring::Offer::Queue(number) => {
                 self.stats.handed_on += 1;
-                Offer::Queue(number)
+                Enqueue::Queue(number)
             }
             ring::Offer::NoListener => {
                 self.stats.no_listener += 1;
@@ -393,12 +429,12 @@ impl<C: Channel> Queue<C> {
         }
     }
 
-    fn hold(&mut self, copies: u64) -> Offer {
+    fn hold(&mut self, copies: u64) -> Enqueue {
         let counters = &mut self.stats;
         counters.frames += copies;
         counters.open += copies;
         counters.high_water = counters.high_water.max(counters.open);
-        Offer::Held
+        Enqueue::Held
     }
 
     /// Gives up on a frame that found no room within the deadline; from now on nobody waits for the inspectors until
@@ -424,7 +460,7 @@ impl<C: Channel> Queue<C> {
         for _ in 0..std::mem::take(&mut self.backlog).len() {
             self.count_overload(DefaultVerdict::Drop);
         }
-        self.votes.clear();
+        self.broadcasts.clear();
         self.members = ring::Queue::new(self.policy.members());
     }
 
@@ -433,9 +469,9 @@ impl<C: Channel> Queue<C> {
     ///
     /// # Errors
     /// The packet back: this queue has no backlog.
-    pub fn enqueue(&mut self, ticket: Ticket) -> Result<Option<Ticket>, Ticket> {
-        let Overload::DropOldest(max) = self.policy.overload else { return Err(ticket) };
-        self.backlog.push_back(ticket);
+    pub fn enqueue(&mut self, id: PacketId) -> Result<Option<PacketId>, PacketId> {
+        let Overload::DropOldest(max) = self.policy.overload else { return Err(id) };
+        self.backlog.push_back(id);
         if self.backlog.len() <= max.max(1) {
             return Ok(None);
         }
@@ -447,8 +483,8 @@ impl<C: Channel> Queue<C> {
     }
 
     /// The packet waits in the queue's backlog, whatever the policy: nobody else waits for it there.
-    pub fn put_off(&mut self, ticket: Ticket) {
-        self.backlog.push_back(ticket);
+    pub fn put_off(&mut self, id: PacketId) {
+        self.backlog.push_back(id);
     }
 
     /// A copy that finds no room is not made.
@@ -457,7 +493,7 @@ impl<C: Channel> Queue<C> {
     }
 
     /// The packet that has waited longest in the backlog.
-    pub fn next_in_backlog(&self) -> Option<Ticket> {
+    pub fn next_in_backlog(&self) -> Option<PacketId> {
         self.backlog.front().copied()
     }
 
@@ -470,8 +506,8 @@ impl<C: Channel> Queue<C> {
     /// how many frames there were.
     ///
     /// `now` is wall-clock time in nanoseconds.
-    pub fn poll(&mut self, now: u64, mut each: impl FnMut(Ticket, Decided<'_>)) -> usize {
-        let Self { members, policy, votes, flows, stalled, stats, trouble, .. } = self;
+    pub fn poll(&mut self, now: u64, mut each: impl FnMut(PacketId, Decided<'_>)) -> usize {
+        let Self { members, policy, broadcasts, flows, stalled, stats, trouble, .. } = self;
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Tap);
         let alive = members.listeners().filter(|l| !ring::Listener::is_dead(*l)).count();
         let mut decided = 0;
@@ -483,26 +519,26 @@ impl<C: Channel> Queue<C> {
                 if outcome == Outcome::Orphan
                     && others > 0
                     && single
-                    && let Slot::Packet(ticket) = slot
+                    && let Waiter::Packet(id) = slot
                 {
                     stats.frames -= 1;
                     stats.redelivered += 1;
-                    return each(ticket, Decided::Orphan);
+                    return each(id, Decided::Orphan);
                 }
                 *stalled &= !matches!(outcome, Outcome::Answer(_));
                 stats.count(&outcome);
-                let Slot::Packet(ticket) = slot else { return };
-                match votes.get_mut(&ticket) {
-                    None => each(ticket, decide(outcome, policy.default, number)),
+                let Waiter::Packet(id) = slot else { return };
+                match broadcasts.get_mut(&id) {
+                    None => each(id, decide(outcome, policy.default, number)),
                     Some(open) => {
                         if open.cast(outcome, policy.default) {
-                            open.announce(|reply| each(ticket, Decided::Answer(reply, number)));
-                            votes.remove(&ticket);
+                            open.announce(|reply| each(id, Decided::Answer(reply, number)));
+                            broadcasts.remove(&id);
                         }
                     }
                 }
             });
-            if let Some(Gone { why, distrusted }) = listener.take_end() {
+            if let Some(Detached { why, distrusted }) = listener.take_end() {
                 let trouble = trouble.get_or_insert_default();
                 if !trouble.is_empty() {
                     trouble.push_str("; ");
@@ -518,12 +554,12 @@ impl<C: Channel> Queue<C> {
 
     /// Tells the inspectors about new frames, those that sleep.
     pub fn kick(&mut self) {
-        self.members.listeners().for_each(Listener::kick);
+        self.members.listeners().for_each(InspectorSlot::kick);
     }
 
     /// Tells the inspectors that sleep, those for whom there are frames that nobody has told them about.
     pub fn announce(&mut self) {
-        self.members.listeners().filter(|listener| listener.is_unannounced()).for_each(Listener::kick);
+        self.members.listeners().filter(|listener| listener.is_unannounced()).for_each(InspectorSlot::kick);
     }
 
     /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`.
@@ -536,12 +572,12 @@ impl<C: Channel> Queue<C> {
     /// For event loops: asks the inspectors to ring when they have decided something. False when there is something to poll
     /// for already. [`Queue::disarm`] afterwards.
     pub fn arm(&mut self) -> bool {
-        self.members.listeners().all(Listener::arm)
+        self.members.listeners().all(InspectorSlot::arm)
     }
 
     /// No doorbells any more.
     pub fn disarm(&mut self) {
-        self.members.listeners().for_each(Listener::disarm);
+        self.members.listeners().for_each(InspectorSlot::disarm);
     }
 
     /// Whether an inspector has frames and was last seen on the CPU of the calling thread.
@@ -568,29 +604,29 @@ impl<C: Channel> Queue<C> {
     }
 
     /// The inspectors, those that are gone included.
-    pub fn listeners(&mut self) -> impl Iterator<Item = &mut Listener<C>> {
+    pub fn listeners(&mut self) -> impl Iterator<Item = &mut InspectorSlot<C>> {
         self.members.listeners()
     }
 
     /// What an inspector said about the flow from then on, if one did.
-    pub fn ruling(&mut self, flow: &Flow, new: bool, now: Time) -> Option<Ruling> {
-        let ruling = self.flows.find(flow, new, now)?;
+    pub fn flow_verdict(&mut self, flow: &Flow, new: bool, now: Time) -> Option<FlowVerdict> {
+        let flow_verdict = self.flows.find(flow, new, now)?;
         self.stats.by_flow += 1;
-        Some(ruling)
+        Some(flow_verdict)
     }
 
     /// Whether inspectors said anything about flows.
-    pub fn has_rulings(&self) -> bool {
+    pub fn has_flow_verdicts(&self) -> bool {
         !self.flows.is_empty()
     }
 
     /// An inspector said this about the flow, from now on.
-    pub fn rule(&mut self, flow: &Flow, ruling: Ruling, now: Time) {
-        self.flows.insert(flow, ruling, now);
+    pub fn rule(&mut self, flow: &Flow, flow_verdict: FlowVerdict, now: Time) {
+        self.flows.insert(flow, flow_verdict, now);
     }
 
     /// What inspectors said about flows.
-    pub fn flows(&self) -> &Flows {
+    pub fn flows(&self) -> &FlowVerdictCache {
         &self.flows
     }
 
@@ -624,19 +660,19 @@ impl<C: Channel> Queue<C> {
         matches!(self.policy.overload, Overload::DropOldest(_))
     }
 
-    fn lose_overload(&mut self, meta: &Meta, cpu: u32, verdict: DefaultVerdict) -> Offer {
+    fn lose_overload(&mut self, meta: &Meta, cpu: u32, verdict: DefaultVerdict) -> Enqueue {
         self.members.lose(Loss::NoRoom, meta, cpu);
         self.count_overload(verdict)
     }
 
-    fn count_overload(&mut self, verdict: DefaultVerdict) -> Offer {
+    fn count_overload(&mut self, verdict: DefaultVerdict) -> Enqueue {
         self.stats.overload += 1;
         self.count_lost(verdict)
     }
 
-    fn count_lost(&mut self, verdict: DefaultVerdict) -> Offer {
+    fn count_lost(&mut self, verdict: DefaultVerdict) -> Enqueue {
         self.stats.frames += 1;
-        Offer::Lost(verdict)
+        Enqueue::Lost(verdict)
     }
 }
 

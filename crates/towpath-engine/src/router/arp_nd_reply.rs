@@ -13,7 +13,7 @@ use super::{
 
 /// Puts the answer to a request for one of `addresses`, which `own` has, into `out`. False when `frame` is something else, or
 /// not as the RFCs want it.
-pub(in crate::live) fn answer(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
+pub(crate) fn answer(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
     match frame.get(12..ETHERNET) {
         Some([0x08, 0x06]) => answer_arp(frame, own, addresses, out),
         Some([0x86, 0xdd]) => answer_solicitation(frame, own, addresses, out),

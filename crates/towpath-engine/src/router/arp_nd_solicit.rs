@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use towpath_wire::{self as wire, Addresses, Link, proto};
 
-use super::table::{Answer, Request};
+use super::neighbor_table::{Answer, Request};
 use super::{
     ADVERTISEMENT, ETHERNET, IPV6, MESSAGE, OVERRIDE, SOLICITATION, SOLICITED, SOURCE_LINK_ADDRESS,
     TARGET_LINK_ADDRESS, icmp6_sum, link_address, solicited_node,
@@ -108,7 +108,7 @@ fn read_advertisement(frame: &[u8], addresses: &[IpAddr]) -> Option<Answer> {
 #[cfg(test)]
 mod tests {
     use super::super::answer;
-    use super::super::table::Key;
+    use super::super::neighbor_table::Key;
     use super::*;
 
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -1,4 +1,4 @@
-//! A packet on its way from one net to the next: one hop less to live, the next hop's link header, and no longer than its link takes.
+//! A packet on its way from one net to the next: one hop decrement_ttl to live, the next hop's link header, and no longer than its link takes.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -6,18 +6,18 @@ use std::ops::Range;
 use towpath_port::{Caps, Checksum, Frame, GsoKind, LinkType, checksum, segment};
 use towpath_wire::{self as wire, Addresses, Packet};
 
-use crate::engine::Meta;
+use crate::Meta;
 
 /// Where a port's routed packets go on its link.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Hops {
+pub struct Fib {
     /// The port's own Ethernet address; none when it carries IP packets.
-    pub(super) own: Option<[u8; 6]>,
+    pub own: Option<[u8; 6]>,
     /// Prefixes and their next hops, the longest first.
-    nets: Vec<(IpAddr, u8, Next)>,
+    nets: Vec<(IpAddr, u8, NextHop)>,
     /// Those of packets that were decided by other routes: by the next ones while these are being taken, by the ones before
     /// afterwards, when an inspector still had some.
-    others: Vec<(IpAddr, u8, Next)>,
+    others: Vec<(IpAddr, u8, NextHop)>,
 }
 
 /// Packets to a prefix leave by a port.
@@ -37,7 +37,7 @@ pub struct Route {
 
 /// The next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextHop {
     /// There.
     At([u8; 6]),
     /// Where this router is, which has to be asked.
@@ -48,7 +48,7 @@ enum Next {
 
 /// Why a packet cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stuck {
+pub(crate) enum ForwardError {
     /// It has no hop left.
     Expired,
     /// Nobody knows its next hop.
@@ -59,21 +59,21 @@ pub(super) enum Stuck {
 
 /// A packet that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Onward {
+pub(crate) struct Forwarded {
     /// Whose Ethernet address is still to be put in front of it.
-    pub(super) ask: Option<IpAddr>,
+    pub(crate) ask: Option<IpAddr>,
     /// Where its IP header begins, when it is to be divided first.
-    pub(super) divide: Option<usize>,
+    pub(crate) fragment: Option<usize>,
 }
 
-impl Hops {
+impl Fib {
     /// The hops of the routes by this port.
-    pub(super) fn new(routes: &[Route], port: usize, own: Option<[u8; 6]>) -> Self {
+    pub fn new(routes: &[Route], port: usize, own: Option<[u8; 6]>) -> Self {
         let of_port = routes.iter().filter(|route| route.port == port);
         let next = |route: &Route| match (route.mac, route.via) {
-            (Some(mac), _) => Next::At(mac),
-            (None, Some(via)) => Next::Via(via),
-            (None, None) => Next::Destination,
+            (Some(mac), _) => NextHop::At(mac),
+            (None, Some(via)) => NextHop::Via(via),
+            (None, None) => NextHop::Destination,
         };
         let mut nets: Vec<_> = of_port.map(|route| (route.net, route.len, next(route))).collect();
         nets.sort_by_key(|(_, len, _)| std::cmp::Reverse(*len));
@@ -81,7 +81,7 @@ impl Hops {
     }
 
     /// These, and where there is none those of `other` routes.
-    pub(super) fn or(self, other: &[Route], port: usize) -> Self {
+    pub fn or(self, other: &[Route], port: usize) -> Self {
         let others = Self::new(other, port, self.own).nets;
         Self { others, ..self }
     }
@@ -91,60 +91,65 @@ impl Hops {
         let mut nets = self.nets.iter().chain(&self.others);
         let (net, len, next) = nets.find(|(net, len, _)| contains(*net, *len, to))?;
         match *next {
-            Next::At(mac) => Some(Ok(mac)),
-            Next::Via(router) => Some(Err(router)),
-            Next::Destination => is_somebody(to, *net, *len).then_some(Err(to)),
+            NextHop::At(mac) => Some(Ok(mac)),
+            NextHop::Via(router) => Some(Err(router)),
+            NextHop::Destination => is_somebody(to, *net, *len).then_some(Err(to)),
         }
     }
 
     /// Puts the packet into `out` as it leaves for a link that takes packets of `mtu` bytes, and says in `meta` how it begins now.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         frame: &[u8],
         meta: &mut Meta,
         mtu: usize,
         out: &mut Vec<u8>,
-    ) -> Result<Onward, Stuck> {
+    ) -> Result<Forwarded, ForwardError> {
         out.clear();
-        let packet = wire::parse(meta.link, frame, meta.wire_len).map_err(|_| Stuck::NoHop)?;
+        let packet = wire::parse(meta.link, frame, meta.wire_len).map_err(|_| ForwardError::NoHop)?;
         let (to, version): (IpAddr, _) = match packet.addresses {
             Addresses::V4(_, to) => (to.into(), 4),
             Addresses::V6(_, to) => (to.into(), 6),
-            Addresses::None => return Err(Stuck::NoHop),
+            Addresses::None => return Err(ForwardError::NoHop),
         };
         let network = packet.network;
         let Some(own) = self.own else {
             out.extend_from_slice(frame);
-            less(&mut out[network..], version)?;
-            let divide = divides(frame, &packet, meta, mtu)?.then_some(network);
-            return Ok(Onward { ask: None, divide });
+            decrement_ttl(&mut out[network..], version)?;
+            let fragment = needs_fragmentation(frame, &packet, meta, mtu)?.then_some(network);
+            return Ok(Forwarded { ask: None, fragment });
         };
-        let next = self.find(meta.hop.unwrap_or(to)).ok_or(Stuck::NoHop)?;
+        let next = self.find(meta.hop.unwrap_or(to)).ok_or(ForwardError::NoHop)?;
         out.extend_from_slice(&next.unwrap_or_default());
         out.extend_from_slice(&own);
         // EtherType: IPv4 (RFC 894), IPv6 (RFC 2464).
         out.extend_from_slice(if version == 4 { &[0x08, 0x00] } else { &[0x86, 0xdd] });
         out.extend_from_slice(&frame[network..]);
-        less(&mut out[ETHERNET..], version)?;
-        let divide = divides(frame, &packet, meta, mtu)?.then_some(ETHERNET);
+        decrement_ttl(&mut out[ETHERNET..], version)?;
+        let fragment = needs_fragmentation(frame, &packet, meta, mtu)?.then_some(ETHERNET);
         if let Checksum::Partial { start, .. } = &mut meta.port.offload.checksum {
             *start = *start + ETHERNET as u16 - network as u16;
         }
         meta.link = towpath_wire::Link::Ethernet;
         meta.link_type = LinkType::ETHERNET.0;
         meta.wire_len = out.len() as u32;
-        Ok(Onward { ask: next.err(), divide })
+        Ok(Forwarded { ask: next.err(), fragment })
     }
 }
 
 /// Bytes of the longest IP packet that a port sends.
-pub(super) fn mtu(caps: &Caps) -> usize {
+pub fn mtu(caps: &Caps) -> usize {
     let header = if caps.link == Some(LinkType::ETHERNET) { ETHERNET } else { 0 };
     caps.max_frame.map_or(usize::MAX, |max| (max as usize).saturating_sub(header))
 }
 
 /// Whether the packet is longer than `mtu` and may be divided.
-fn divides(frame: &[u8], packet: &Packet<'_>, meta: &Meta, mtu: usize) -> Result<bool, Stuck> {
+fn needs_fragmentation(
+    frame: &[u8],
+    packet: &Packet<'_>,
+    meta: &Meta,
+    mtu: usize,
+) -> Result<bool, ForwardError> {
     let network = packet.network;
     if frame.len() - network <= mtu {
         return Ok(false);
@@ -163,7 +168,7 @@ fn divides(frame: &[u8], packet: &Packet<'_>, meta: &Meta, mtu: usize) -> Result
         _ if !long => Ok(false),
         // Datagrams that are not cut yet are not divided either.
         Addresses::V4(..) if gso.is_none() && frame[network + 6] & DONT_FRAGMENT == 0 => Ok(true),
-        _ => Err(Stuck::TooLong),
+        _ => Err(ForwardError::TooLong),
     }
 }
 
@@ -174,7 +179,7 @@ fn divides(frame: &[u8], packet: &Packet<'_>, meta: &Meta, mtu: usize) -> Result
 /// beyond what offsets can say: they would begin anew, with fragments that look like packets which no rule has seen.
 ///
 /// RFC 791 section 3.2; its procedure makes two of one, this as many as there are.
-pub(super) fn divide(
+pub(crate) fn fragment(
     frame: &[u8],
     network: usize,
     mtu: usize,
@@ -256,26 +261,28 @@ fn is_somebody(address: IpAddr, net: IpAddr, len: u8) -> bool {
 }
 
 /// Whether an Ethernet frame is for `own`.
-pub(super) fn is_own(frame: &[u8], own: [u8; 6]) -> bool {
+pub(crate) fn is_own(frame: &[u8], own: [u8; 6]) -> bool {
     frame.starts_with(&own)
 }
 
 /// Whether an Ethernet frame is for several hosts.
-pub(super) fn is_group(frame: &[u8]) -> bool {
+pub(crate) fn is_group(frame: &[u8]) -> bool {
     frame.first().is_some_and(|to| to & 1 == 1)
 }
 
-/// One hop less.
-fn less(ip: &mut [u8], version: u8) -> Result<(), Stuck> {
+/// One hop decrement_ttl.
+fn decrement_ttl(ip: &mut [u8], version: u8) -> Result<(), ForwardError> {
     if version == 6 {
-        let hops = ip.get_mut(7).ok_or(Stuck::NoHop)?;
-        *hops = hops.checked_sub(1).filter(|hops| *hops > 0).ok_or(Stuck::Expired)?;
+        let hops = ip.get_mut(7).ok_or(ForwardError::NoHop)?;
+        *hops = hops.checked_sub(1).filter(|hops| *hops > 0).ok_or(ForwardError::Expired)?;
         return Ok(());
     }
     // RFC 791 section 3.1: time to live, protocol, header checksum.
     const AT: Range<usize> = 8..12;
-    let [ttl, _, high, low] = ip.get_mut(AT).ok_or(Stuck::NoHop)? else { return Err(Stuck::NoHop) };
-    *ttl = ttl.checked_sub(1).filter(|ttl| *ttl > 0).ok_or(Stuck::Expired)?;
+    let [ttl, _, high, low] = ip.get_mut(AT).ok_or(ForwardError::NoHop)? else {
+        return Err(ForwardError::NoHop);
+    };
+    *ttl = ttl.checked_sub(1).filter(|ttl| *ttl > 0).ok_or(ForwardError::Expired)?;
     // RFC 1624: HC' = ~(~HC + ~m + m'), where the word with the TTL went down by 0x0100.
     let sum = u32::from(!u16::from_be_bytes([*high, *low])) + u32::from(!0x0100u16);
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -335,7 +342,7 @@ mod tests {
 
     #[test]
     fn a_hop_less_and_the_checksum_still_right() {
-        let hops = Hops::default();
+        let hops = Fib::default();
         let mut out = Vec::new();
         for ttl in 2..=255 {
             let ip = packet(ttl);
@@ -343,7 +350,10 @@ mod tests {
             assert_eq!((out[8], sum(&out[..20])), (ttl - 1, 0xffff), "{ttl}");
         }
         let ip = packet(1);
-        assert_eq!(hops.forward(&ip, &mut meta(Link::Ip, ip.len()), MTU, &mut out), Err(Stuck::Expired));
+        assert_eq!(
+            hops.forward(&ip, &mut meta(Link::Ip, ip.len()), MTU, &mut out),
+            Err(ForwardError::Expired)
+        );
     }
 
     /// Whom a router asks about a packet to `to`: 10.8/16 is on the link, 10.9/16 behind a router, all else is at a known place.
@@ -360,7 +370,7 @@ mod tests {
             route("10.8.0.0", 16, None, None),
             route("10.9.0.0", 16, Some("10.9.9.9"), None),
         ];
-        let all = Hops::new(&routes, 3, Some([6; 6]));
+        let all = Fib::new(&routes, 3, Some([6; 6]));
         all.find(to.parse().unwrap()).and_then(Result::err)
     }
 
@@ -375,7 +385,7 @@ mod tests {
         };
         let other = Route { port: 4, ..route("10.9.0.0", 24, 9) };
         let routes = [route("0.0.0.0", 0, 1), route("10.9.0.0", 16, 2), other];
-        let hops = Hops::new(&routes, 3, Some([6; 6]));
+        let hops = Fib::new(&routes, 3, Some([6; 6]));
         let (ip, mut out) = (packet(9), Vec::new());
         let mut meta = meta(Link::Ip, ip.len());
         meta.port.offload.checksum = Checksum::Partial { start: 20, offset: 6 };
@@ -392,12 +402,12 @@ mod tests {
         for (to, expected) in rows {
             assert_eq!(asked(to), expected.map(|hop| hop.parse().unwrap()), "{to}");
         }
-        let hops = Hops::new(&routes[1..2], 4, Some([6; 6]));
-        assert_eq!(hops.forward(&ip, &mut meta, MTU, &mut out), Err(Stuck::NoHop));
+        let hops = Fib::new(&routes[1..2], 4, Some([6; 6]));
+        assert_eq!(hops.forward(&ip, &mut meta, MTU, &mut out), Err(ForwardError::NoHop));
         // Other routes count where there is none, however long their prefixes.
         for (these, expected) in [(&routes[..1], 1), (&routes[2..], 2)] {
             (meta.link, meta.wire_len) = (Link::Ip, ip.len() as u32);
-            let hops = Hops::new(these, 3, Some([6; 6])).or(&routes, 3);
+            let hops = Fib::new(these, 3, Some([6; 6])).or(&routes, 3);
             hops.forward(&ip, &mut meta, MTU, &mut out).unwrap();
             assert_eq!(out[5], expected);
         }
@@ -419,7 +429,7 @@ mod tests {
     /// Each fragment's header without what differs, its flags and offset, its data.
     fn fragments(packet: &[u8], network: usize, mtu: usize) -> Vec<(Vec<u8>, u16, Vec<u8>)> {
         let mut parts = Vec::new();
-        let given = divide(packet, network, mtu, &mut Vec::new(), |piece| {
+        let given = fragment(packet, network, mtu, &mut Vec::new(), |piece| {
             assert_eq!(piece[..network], packet[..network]);
             let ip = &piece[network..];
             let header = usize::from(ip[0] & 15) * 4;
@@ -480,7 +490,7 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_divided_cut_or_told() {
-        let hops = Hops::default();
+        let hops = Fib::default();
         let gso = |kind| Some(Gso { kind, size: 1460, ecn: false });
         let mut six = vec![0x60, 0, 0, 0, 0x05, 0xb4, 17, 9];
         six.resize(40 + 1460, 1);
@@ -495,7 +505,7 @@ mod tests {
             (ip[9], ip[32]) = (6, 5 << 4);
             ip
         };
-        let (goes, divided, told) = (Ok(None), Ok(Some(0)), Err(Stuck::TooLong));
+        let (goes, divided, told) = (Ok(None), Ok(Some(0)), Err(ForwardError::TooLong));
         #[rustfmt::skip]
         let rows = [
             ("it fits",               udp(0x4000), None,                1500, goes),
@@ -512,7 +522,7 @@ mod tests {
             let start = if ip[0] == 0x60 { 40 } else { 20 };
             meta.port.offload = Offload { checksum: Checksum::Partial { start, offset: 6 }, gso };
             let forwarded = hops.forward(&ip, &mut meta, mtu, &mut Vec::new());
-            assert_eq!(forwarded.map(|onward| onward.divide), expected, "{name}");
+            assert_eq!(forwarded.map(|forwarded| forwarded.fragment), expected, "{name}");
         }
     }
 }

@@ -7,18 +7,21 @@
 //!                       resolver.rs   a thread's copy of what is known, and its packets that wait
 //! ```
 
-mod answer;
-mod ask;
+mod arp_nd_reply;
+mod arp_nd_solicit;
+mod fib;
+mod neighbor_table;
 mod resolver;
-mod table;
 
 use std::net::Ipv6Addr;
 
 use towpath_wire::proto;
 
-pub(super) use answer::answer;
-pub use resolver::NeighborSnapshot;
-pub(super) use resolver::{Directory, Fate, Resolver};
+pub(crate) use arp_nd_reply::answer;
+pub use fib::{Fib, Route, mtu};
+pub(crate) use fib::{ForwardError, fragment, is_group, is_own};
+pub(crate) use resolver::Resolution;
+pub use resolver::{Directory, NeighborSnapshot, Resolver};
 
 /// Bytes of an Ethernet header, and of IPv6's (RFC 8200 section 3).
 const ETHERNET: usize = 14;

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use super::ask;
-use super::table::{Key, NEIGHBORS, Request, Resolved, Table};
-use crate::engine::Meta;
+use super::arp_nd_solicit;
+use super::neighbor_table::{Key, NEIGHBORS, Request, Resolved, Table};
+use crate::Meta;
 use std::net::IpAddr;
 
 /// Packets that wait for one neighbor (the kernel's unres_qlen, arp(7), as packets of 2 KiB in its unres_qlen_bytes).
@@ -26,7 +26,7 @@ const BYTES: usize = 4 << 20;
 
 /// What all threads know. See the file's text.
 #[derive(Debug)]
-pub(in crate::live) struct Directory {
+pub struct Directory {
     table: Mutex<Table>,
     /// Another one whenever a neighbor is found, lost, or somewhere else.
     version: AtomicU64,
@@ -38,7 +38,7 @@ pub(in crate::live) struct Directory {
 
 /// A thread's part of it.
 #[derive(Debug)]
-pub(in crate::live) struct Resolver {
+pub struct Resolver {
     directory: Arc<Directory>,
     seen: u64,
     known: HashMap<Key, ([u8; 6], u64)>,
@@ -51,7 +51,7 @@ pub(in crate::live) struct Resolver {
 
 /// What becomes of a packet for a neighbor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::live) enum Fate {
+pub(crate) enum Resolution {
     /// It goes there.
     To([u8; 6]),
     /// It waits; so many others do not any more.
@@ -62,7 +62,7 @@ pub(in crate::live) enum Fate {
 
 impl Directory {
     /// A directory for the threads that `wakers` wake.
-    pub(in crate::live) fn new(wakers: Vec<Waker>) -> Self {
+    pub fn new(wakers: Vec<Waker>) -> Self {
         let table = Mutex::new(Table::new(NEIGHBORS));
         Self { table, version: AtomicU64::new(0), due: AtomicU64::new(u64::MAX), wakers }
     }
@@ -85,26 +85,26 @@ impl Directory {
 }
 
 impl Resolver {
-    pub(in crate::live) fn new(directory: Arc<Directory>) -> Self {
+    pub fn new(directory: Arc<Directory>) -> Self {
         let (known, waiting) = (HashMap::new(), HashMap::new());
         Self { directory, seen: 0, known, last: None, waiting, bytes: 0, requests: Vec::new() }
     }
 
     /// Where a packet to `address` on the link of `port` goes; one that has to wait is copied.
-    pub(in crate::live) fn resolve(
+    pub(crate) fn resolve(
         &mut self,
         port: u16,
         address: IpAddr,
         now: u64,
         frame: &[u8],
         meta: &Meta,
-    ) -> Fate {
+    ) -> Resolution {
         let key = Key { port, address };
         if let Some((last, mac, until)) = self.last
             && last == key
             && now < until
         {
-            return Fate::To(mac);
+            return Resolution::To(mac);
         }
         // Those that wait leave behind this burst, and this one after them.
         if self.waiting.get(&key).is_some_and(|queue| !queue.is_empty()) {
@@ -119,36 +119,36 @@ impl Resolver {
             Resolved::At(mac, until) => {
                 self.known.insert(key, (mac, until));
                 self.last = Some((key, mac, until));
-                Fate::To(mac)
+                Resolution::To(mac)
             }
             Resolved::Wait => self.hold(key, frame, meta),
-            Resolved::Full => Fate::Lost(1),
+            Resolved::Full => Resolution::Lost(1),
         }
     }
 
-    fn hold(&mut self, key: Key, frame: &[u8], meta: &Meta) -> Fate {
+    fn hold(&mut self, key: Key, frame: &[u8], meta: &Meta) -> Resolution {
         let queue = self.waiting.entry(key).or_default();
         let mut lost = 0;
         while queue.len() >= WAITING || self.bytes + frame.len() > BYTES {
-            let Some((oldest, _)) = queue.pop_front() else { return Fate::Lost(lost + 1) };
+            let Some((oldest, _)) = queue.pop_front() else { return Resolution::Lost(lost + 1) };
             self.bytes -= oldest.len();
             lost += 1;
         }
         self.bytes += frame.len();
         queue.push_back((frame.to_vec(), *meta));
-        Fate::Waits(lost)
+        Resolution::Waits(lost)
     }
 
     /// A frame that the rules let in, for us: when it answers a request, it is believed. Nothing when it is no answer; otherwise
     /// whether one was asked for.
-    pub(in crate::live) fn handle_answer(
+    pub(crate) fn handle_answer(
         &mut self,
         port: u16,
         frame: &[u8],
         (own, addresses): ([u8; 6], &[IpAddr]),
         now: u64,
     ) -> Option<bool> {
-        let answer = ask::read(frame, own, addresses)?;
+        let answer = arp_nd_solicit::read(frame, own, addresses)?;
         let believed = self.directory.with(|table| table.handle_answer(port, answer, now));
         if believed {
             self.directory.changed();
@@ -157,7 +157,7 @@ impl Resolver {
     }
 
     /// Whom to ask now: each is given to `send`, with what it takes to make the request.
-    pub(in crate::live) fn ask(&mut self, now: u64, mut send: impl FnMut(u16, Asking)) {
+    pub(crate) fn ask(&mut self, now: u64, mut send: impl FnMut(u16, Asking)) {
         if self.due() > now {
             return;
         }
@@ -169,13 +169,13 @@ impl Resolver {
     }
 
     /// When that is to be called at the latest.
-    pub(in crate::live) fn due(&self) -> u64 {
+    pub(crate) fn due(&self) -> u64 {
         // Relaxed: see Directory::with.
         self.directory.due.load(Ordering::Relaxed)
     }
 
     /// Gives the packets that do not have to wait any more to `each`, with where they go; nowhere when their neighbor was not found.
-    pub(in crate::live) fn release(&mut self, mut each: impl FnMut(u16, Option<[u8; 6]>, Vec<u8>, Meta)) {
+    pub(crate) fn release(&mut self, mut each: impl FnMut(u16, Option<[u8; 6]>, Vec<u8>, Meta)) {
         // Acquire: pairs with the release in Directory::changed.
         let version = self.directory.version.load(Ordering::Acquire);
         if version == self.seen {
@@ -204,19 +204,19 @@ impl Resolver {
     }
 
     /// Nobody waits any more: how many did, by port.
-    pub(in crate::live) fn abandon(&mut self, mut each: impl FnMut(u16, u64)) {
+    pub(crate) fn abandon(&mut self, mut each: impl FnMut(u16, u64)) {
         self.bytes = 0;
         self.waiting.drain().for_each(|(key, queue)| each(key.port, queue.len() as u64));
     }
 
     /// The link of a port is another one.
-    pub(in crate::live) fn forget(&mut self, port: u16, now: u64) {
+    pub(crate) fn forget(&mut self, port: u16, now: u64) {
         self.directory.with(|table| table.forget(port, now));
         self.directory.changed();
     }
 
     /// The neighbors on the link of a port, by address.
-    pub(in crate::live) fn snapshot(&self, port: u16) -> Vec<NeighborSnapshot> {
+    pub(crate) fn snapshot(&self, port: u16) -> Vec<NeighborSnapshot> {
         let mut found: Vec<_> = self.directory.with(|table| {
             let here = table.iter().filter(|(key, ..)| key.port == port);
             here.map(|(key, state, mac)| NeighborSnapshot { address: key.address, mac, state: state.word() })
@@ -240,12 +240,12 @@ pub struct NeighborSnapshot {
 
 /// A request that is to be made.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::live) struct Asking(Request);
+pub(crate) struct Asking(Request);
 
 impl Asking {
     /// Puts the frame into `out`, in the name of `own` and one of `addresses`. False when none is of its family.
-    pub(in crate::live) fn emit(self, own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
-        ask::ask(self.0, own, addresses, out)
+    pub(crate) fn emit(self, own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
+        arp_nd_solicit::ask(self.0, own, addresses, out)
     }
 }
 
@@ -284,10 +284,10 @@ mod tests {
             resolver.resolve(3, there, now, &[number; 60], &meta())
         };
         for number in 0..100 {
-            assert_eq!(send(&mut one, number, 0), Fate::Waits(0));
+            assert_eq!(send(&mut one, number, 0), Resolution::Waits(0));
         }
-        assert_eq!(send(&mut one, 100, 0), Fate::Waits(0));
-        assert_eq!(send(&mut one, 101, 0), Fate::Waits(1), "the oldest has to go");
+        assert_eq!(send(&mut one, 100, 0), Resolution::Waits(0));
+        assert_eq!(send(&mut one, 101, 0), Resolution::Waits(1), "the oldest has to go");
         let (mut request, mut reply) = (Vec::new(), Vec::new());
         one.ask(0, |port, asking| {
             assert!(port == 3 && request.is_empty() && asking.emit(OWN, &addresses, &mut request));
@@ -303,13 +303,16 @@ mod tests {
         let mut left = Vec::new();
         one.release(|port, mac, frame, _| left.push((port, mac, frame[0])));
         assert_eq!(left, (1..=101).map(|number| (3, Some(THEIRS), number)).collect::<Vec<_>>());
-        assert_eq!((send(&mut one, 7, 0), send(&mut two, 7, 0)), (Fate::To(THEIRS), Fate::To(THEIRS)));
+        assert_eq!(
+            (send(&mut one, 7, 0), send(&mut two, 7, 0)),
+            (Resolution::To(THEIRS), Resolution::To(THEIRS))
+        );
         assert_eq!(one.snapshot(3).len(), 1);
         assert_eq!((one.snapshot(3)[0].state, one.snapshot(3)[0].mac), ("REACHABLE", Some(THEIRS)));
         // The link is another one, where it is not found.
         two.forget(3, SECOND);
         one.release(|_, _, _, _| panic!("nothing waits"));
-        assert_eq!(send(&mut one, 8, SECOND), Fate::Waits(0));
+        assert_eq!(send(&mut one, 8, SECOND), Resolution::Waits(0));
         let mut asked = 0;
         for now in 1..4 {
             two.ask(now * SECOND, |_, _| asked += 1);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use towpath::link::link;
-use towpath::timeline::{JUDGES, Timeline};
+use towpath_engine::capture_clock::{CaptureClock, JUDGES};
+use towpath_engine::link::link;
 use towpath_port::{Burst, Error, Frame, LinkType, Port, Received, pcap};
 use towpath_wire::{Link, Time};
 
@@ -17,7 +17,7 @@ pub(crate) const BURST: usize = 64;
 /// Captures that are read one behind the other.
 #[derive(Default)]
 pub(crate) struct Captured {
-    timeline: Timeline,
+    timeline: CaptureClock,
     stamps: Vec<u64>,
     times: Vec<Time>,
     /// Frames whose link header nobody reads.

@@ -12,7 +12,7 @@ use crate::args::{Check, exit};
 use crate::command::captured::{Captured, NOT_IP};
 use crate::command::wiring::{Wrong, go, read};
 use crate::command::{answer, fail, say, warn};
-use towpath::link::link;
+use towpath_engine::link::link;
 
 /// How often what has ended is taken away, by the captures' time.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);

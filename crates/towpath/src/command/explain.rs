@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
-use towpath::engine::Arrivals;
+use towpath_engine::Topology;
 use towpath_gate::{
     ActionOutcome, Dir, DropReason, ExplainedRule, Explanation, Gate, PacketSpec, Reject, RuleOutcome, Step,
     Walk,
@@ -17,7 +17,7 @@ use crate::args::exit;
 use crate::command::captured::{Captured, NOT_IP};
 use crate::command::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
 use crate::command::{answer, fail};
-use towpath::link::link;
+use towpath_engine::link::link;
 
 /// Say what the rules do with one packet, rule by rule, and why
 ///
@@ -110,7 +110,7 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
     let usage = |message: String| Failure::Wrong(Wrong::Usage(message));
     let written = PacketSpec::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
     let port = written.port.as_deref();
-    let (mut gate, arrivals) = args.wiring.gate(&args.rules, port)?;
+    let (mut gate, topology) = args.wiring.gate(&args.rules, port)?;
     let length = u32::try_from(written.frame.len()).unwrap_or(u32::MAX);
     let packet = wire::parse(written.link(), &written.frame, length)
         .map_err(|reason| usage(format!("these words make a malformed packet: {reason}")))?;
@@ -120,7 +120,7 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
         Dir::Out => Walk::new(Dir::Out, None, id),
     };
     let now = match &args.capture {
-        Some(capture) => before(&mut gate, &arrivals, capture, args.packet)?,
+        Some(capture) => before(&mut gate, &topology, capture, args.packet)?,
         None => Time::default(),
     };
     let mut told = explain(&mut gate, walk, &packet, now);
@@ -137,7 +137,7 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
 /// Takes the first packets of a capture, or all, through the rules; the time of the last one.
 fn before(
     gate: &mut Gate,
-    arrivals: &Arrivals,
+    topology: &Topology,
     capture: &Path,
     packets: Option<u64>,
 ) -> Result<Time, Failure> {
@@ -150,7 +150,7 @@ fn before(
         left -= 1;
         last = now;
         if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
-            go(gate, Walk::new(Dir::In, Some(arrivals.port(&packet)), None), &packet, now);
+            go(gate, Walk::new(Dir::In, Some(topology.port(&packet)), None), &packet, now);
         }
         ControlFlow::Continue(())
     });
@@ -160,13 +160,13 @@ fn before(
 }
 
 fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Failure> {
-    let (mut gate, arrivals) = args.wiring.gate(&args.rules, None)?;
+    let (mut gate, topology) = args.wiring.gate(&args.rules, None)?;
     let mut captured = Captured::default();
     let mut seen = 0;
     let read = captured.read(capture, |frame, now| {
         seen += 1;
         let parsed = wire::parse(link(frame.link), frame.bytes, frame.wire_len);
-        let walk = |packet: &Packet<'_>| Walk::new(Dir::In, Some(arrivals.port(packet)), None);
+        let walk = |packet: &Packet<'_>| Walk::new(Dir::In, Some(topology.port(packet)), None);
         match parsed {
             Ok(packet) if seen < number => {
                 go(&mut gate, walk(&packet), &packet, now);

@@ -20,7 +20,7 @@ use towpath_wire::{self as wire, Addresses, Fragment};
 use crate::args::exit;
 use crate::command::captured::Captured;
 use crate::command::{fail, warn};
-use towpath::link::link;
+use towpath_engine::link::link;
 
 /// Bytes of a message that are shown.
 const SHOWN: usize = 16;

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
 use towpath::control::{self, Desk, EngineView, Server};
-use towpath::engine::{Edge, Engine, Introspect, Meta};
 use towpath::inspector::{self, Inspector};
-use towpath::queue::{DefaultVerdict, Policy, Queue};
 use towpath::report::{self, Report};
 use towpath::rulebook::{Clock, Rulebook};
 use towpath::snapshot::{Saving, told};
+use towpath_engine::queue::{DefaultVerdict, Policy, Queue};
+use towpath_engine::{Engine, Introspect, Meta, PacketIo};
 use towpath_gate::{PortId, Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
@@ -29,7 +29,7 @@ use crate::command::captured::{BURST, Captured, NOT_IP};
 use crate::command::ending::Ending;
 use crate::command::wiring::{Wrong, rules};
 use crate::command::{answer, fail, say, warn};
-use towpath::link::link;
+use towpath_engine::link::link;
 
 /// Bursts between the thread that reads a slow capture and the engine.
 const BURSTS: usize = 4;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Replay) -> u8 {
 
 fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let ruleset = rules(&args.rules)?;
-    let (mut gate, arrivals) = args.wiring.gate_with(ruleset.clone(), None)?;
+    let (mut gate, topology) = args.wiring.gate_with(ruleset.clone(), None)?;
     let walker = gate.walker().expect("it is the first");
     let book = Arc::new(Rulebook::new(gate, ruleset, false));
     let captures = args.captures.iter().map(|path| Waiting::open(path)).collect::<Result<Vec<_>, _>>()?;
@@ -98,7 +98,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         }
     };
     let snapshot = args.states_in.as_deref().map(read_states).transpose()?;
-    let edge = Outside {
+    let io = Outside {
         start: Instant::now(),
         out,
         replies,
@@ -111,7 +111,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         ending: ending.clone(),
         hurry: 0,
     };
-    let mut engine = Engine::new(edge, walker, arrivals, queues, policy);
+    let mut engine = Engine::new(io, walker, topology, queues, policy);
 
     let start = Instant::now();
     let mut progress = Progress::new(&captures);
@@ -130,24 +130,24 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         }
     }
     engine.finish().map_err(Failure::Output)?;
-    engine.edge_mut().go_on()?;
+    engine.io_mut().go_on()?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
     // Without a packet they have waited until now.
     let now = engine.clock();
-    engine.edge_mut().restore(now);
+    engine.io_mut().restore(now);
     if let Some(saving) = saving {
         book.clock().set(now);
         saving.finish(&book).map_err(unsaved)?;
     }
     let rules = book.rules();
-    let restored = engine.edge_mut().restored.map(report::Restored::from);
+    let restored = engine.io_mut().restored.map(report::Restored::from);
     let report =
         Report { rules, seconds, restored, captures: args.captures.len(), ..Report::of(&mut engine) };
     captured.tell(NOT_IP);
     tell_queues(&report);
-    let Outside { out, replies, failed, .. } = engine.into_edge();
+    let Outside { out, replies, failed, .. } = engine.into_io();
     failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
     finish([out, replies]).map_err(Failure::Output)?;
     Ok(report)
@@ -218,7 +218,7 @@ fn take_slow(
             Ok(full) => full,
             Err(RecvTimeoutError::Timeout) => {
                 engine.idle().map_err(Failure::Output)?;
-                engine.edge_mut().go_on()?;
+                engine.io_mut().go_on()?;
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => break,
@@ -241,16 +241,16 @@ fn take_burst(
 ) -> Result<(), Failure> {
     // A pcapng capture knows its resolution only once it has come to its first packet.
     if resolution == Resolution::Nanos {
-        let Outside { out, replies, .. } = engine.edge_mut();
+        let Outside { out, replies, .. } = engine.io_mut();
         [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
     }
     if let Some(first) = times.first() {
-        engine.edge_mut().restore(*first);
+        engine.io_mut().restore(*first);
     }
     engine.set_times(times);
     let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
-    engine.handle_burst(frames).map_err(Failure::Output)?;
-    engine.edge_mut().go_on()
+    engine.process_burst(frames).map_err(Failure::Output)?;
+    engine.io_mut().go_on()
 }
 
 fn meta(frame: &Frame<'_>) -> Meta {
@@ -469,7 +469,7 @@ impl Outside {
     }
 }
 
-impl Edge for Outside {
+impl PacketIo for Outside {
     type Channel = Inspector;
     type Error = towpath_port::Error;
 
@@ -489,7 +489,7 @@ impl Edge for Outside {
         out.write(captured(frame, meta), None)
     }
 
-    fn attend(&mut self, engine: &mut dyn Introspect) -> u64 {
+    fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.clock.set(engine.clock());
         self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(&mut EngineView(engine))).min(LOOK)
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use clap::Args;
-use towpath::engine::Arrivals;
+use towpath_engine::Topology;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk, state};
 use towpath_wire::{Addresses, Packet, Time};
@@ -55,7 +55,7 @@ impl Wrong {
 
 impl Wiring {
     /// The ports by name, which one a packet arrives on, and the routes. `more` are ports that only have a name.
-    fn connect(&self, more: Option<&str>) -> Result<(Ports, Arrivals, Routes), Wrong> {
+    fn connect(&self, more: Option<&str>) -> Result<(Ports, Topology, Routes), Wrong> {
         let mut names = vec![UNTAGGED];
         for port in &self.ports {
             if names.contains(&port.name.as_str()) {
@@ -78,9 +78,9 @@ impl Wiring {
         let mut ports = Ports::new();
         let ids: Vec<PortId> =
             names.iter().zip(addresses).map(|(name, addresses)| ports.add(name, addresses)).collect();
-        let mut arrivals = Arrivals::new(ids[0]);
+        let mut topology = Topology::new(ids[0]);
         for (port, &id) in self.ports.iter().zip(&ids[1..]) {
-            arrivals.tagged(port.vlan, id);
+            topology.tagged(port.vlan, id);
         }
         let mut routes = Routes::new();
         for route in &self.routes {
@@ -88,22 +88,22 @@ impl Wiring {
             // The command line names no gateways. The default route has one: what lies behind it is nobody's own net.
             routes.add(route.net, route.len, Route { port, connected: route.len > 0 });
         }
-        Ok((ports, arrivals, routes))
+        Ok((ports, topology, routes))
     }
 
     /// A gate with the rules of `file` and these ports and routes.
-    pub(crate) fn gate(&self, file: &Path, more: Option<&str>) -> Result<(Gate, Arrivals), Wrong> {
+    pub(crate) fn gate(&self, file: &Path, more: Option<&str>) -> Result<(Gate, Topology), Wrong> {
         self.gate_with(rules(file)?, more)
     }
 
     /// A gate with these rules, ports and routes.
-    pub(crate) fn gate_with(&self, ruleset: Ruleset, more: Option<&str>) -> Result<(Gate, Arrivals), Wrong> {
-        let (ports, arrivals, routes) = self.connect(more)?;
+    pub(crate) fn gate_with(&self, ruleset: Ruleset, more: Option<&str>) -> Result<(Gate, Topology), Wrong> {
+        let (ports, topology, routes) = self.connect(more)?;
         // The hash key is not a secret worth keeping here, but no capture can be made to collide under it.
         let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), seed);
         gate.set_routes(routes);
-        Ok((gate, arrivals))
+        Ok((gate, topology))
     }
 }
 

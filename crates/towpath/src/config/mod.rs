@@ -51,9 +51,9 @@ use self::reader::{Findings, Table};
 pub use self::ruleset::Rules;
 pub use self::users::Users;
 pub use self::wiring::Bridge;
-pub use crate::live::hop::Route;
-use crate::queue::DefaultVerdict;
 use crate::settings::Settings;
+use towpath_engine::queue::DefaultVerdict;
+pub use towpath_engine::router::Route;
 
 /// Everything that `towpath run` is told.
 #[derive(Clone, Debug)]

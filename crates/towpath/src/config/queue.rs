@@ -8,7 +8,7 @@ use towpath_ring::{self as ring, Fanout, Limits, Overload};
 use super::command;
 use super::reader::{At, Table};
 use super::users::{self, Users};
-use crate::queue::{DefaultVerdict, Policy, words};
+use towpath_engine::queue::{DefaultVerdict, Policy, parse};
 
 /// A queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,8 +135,8 @@ fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict) -> Policy {
     Policy {
         deadline: table.seconds("deadline", 0.001..=3600.0).map_or(LIVE.0, nanos),
         default: table.word("default", &verdicts).unwrap_or(unserved),
-        fanout: words_of(table, "fanout", words::fanout).unwrap_or(Fanout::FlowHash),
-        overload: words_of(table, "overload", words::overload).unwrap_or(LIVE.1),
+        fanout: words_of(table, "fanout", parse::fanout).unwrap_or(Fanout::FlowHash),
+        overload: words_of(table, "overload", parse::overload).unwrap_or(LIVE.1),
         high,
         low: low.map_or(high.saturating_sub(u32::from(high != u32::MAX)), |at| at.value as u32),
     }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::port::{Driver, Port};
 use super::reader::{At, Table, meant};
-use crate::live::hop::Route;
+use towpath_engine::router::Route;
 
 /// Two ports: what comes in by one leaves by the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,18 +1,18 @@
 //! The packet engine's snapshots as answers of the control protocol.
 
-use towpath_wire::{Packet, Time};
 use towpath_ring::{self as ring, Loss};
+use towpath_wire::{Packet, Time};
 
 use super::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
 use super::rows::{self, Neighbor};
 use super::{Note, Observed, Sieve, Tap, Traced};
-use crate::engine::{
-    ChannelSnapshot, Fate, FrameSnapshot, Introspect, QueueSnapshot, TraceFilter, TraceSink, TracedPacket,
-};
-use crate::queue::words::{fanout_word, overload_words};
-use crate::queue::{About, Answer, Outcome, Reply};
 use crate::report;
 use crate::rulebook::Rechecks;
+use towpath_engine::queue::parse::{fanout_word, overload_words};
+use towpath_engine::queue::{About, Answer, Outcome, Reply};
+use towpath_engine::{
+    ChannelSnapshot, Fate, FrameSnapshot, Introspect, QueueSnapshot, TraceFilter, TraceSink, TracedPacket,
+};
 
 /// A packet engine that answers queries.
 pub struct EngineView<'a>(pub &'a mut dyn Introspect);
@@ -223,9 +223,9 @@ fn note(outcome: &Outcome<'_>) -> Note {
 }
 
 /// The neighbors of a port as rows.
-pub(crate) fn neighbors(neighbors: Vec<crate::live::neighbor::NeighborSnapshot>) -> Vec<Neighbor> {
+pub(crate) fn neighbors(neighbors: Vec<towpath_engine::router::NeighborSnapshot>) -> Vec<Neighbor> {
     let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
-    let row = |neighbor: crate::live::neighbor::NeighborSnapshot| Neighbor {
+    let row = |neighbor: towpath_engine::router::NeighborSnapshot| Neighbor {
         address: neighbor.address.to_string(),
         mac: neighbor.mac.map(text),
         state: neighbor.state.to_owned(),

@@ -13,12 +13,9 @@
 mod administrator;
 mod captures;
 mod door;
-mod edge;
-pub mod hop;
 mod hugepages;
 mod muxes;
 mod named;
-pub mod neighbor;
 mod order;
 mod port;
 mod privilege;

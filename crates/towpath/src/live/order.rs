@@ -11,7 +11,7 @@ use towpath_gate::state::Keepalive;
 use super::muxes::Served;
 use crate::config::{Engine, Route};
 use crate::inspector::Inspector;
-use crate::queue::{DefaultVerdict, Policy};
+use towpath_engine::queue::{DefaultVerdict, Policy};
 
 /// What the administrator tells a worker.
 #[derive(Debug)]

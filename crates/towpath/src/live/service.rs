@@ -21,8 +21,8 @@ use super::muxes::{Gone, Served};
 use super::order::Bell;
 use crate::config::Mux;
 use crate::control::Desk;
-use crate::queue::DefaultVerdict;
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
+use towpath_engine::queue::DefaultVerdict;
 
 /// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
 const CHANNELS: u32 = 1_000_000;

@@ -11,17 +11,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
-use super::edge::{Leaving, Line, Outside, QueryServer};
-use super::hop::{self, Hops};
 use super::muxes::Muxes;
 use super::order::{Bell, Order};
 use crate::config::Wait;
 use crate::control::{Desk, EngineView, neighbors, rows};
-use crate::engine::{Engine, Introspect, Meta};
 use crate::inspector::Inspector;
-use crate::link::link;
 use crate::report::Report;
 use crate::rulebook::Clock;
+use towpath_engine::egress::{PortIo, QueryServer, TxItem, TxQueue};
+use towpath_engine::link::link;
+use towpath_engine::router::{self, Fib};
+use towpath_engine::{Engine, Introspect, Meta};
 
 /// How often ports are looked at, and how long a worker sleeps at most.
 const TICK: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ const TURNS: u32 = 256;
 const TRIES: usize = 16;
 
 /// The engine's surroundings in a worker.
-pub(super) type Io = Outside<Inspector, Queries>;
+pub(super) type Io = PortIo<Inspector, Queries>;
 
 /// The worker's control queries.
 pub(super) struct Queries(pub(super) Option<Desk>);
@@ -192,7 +192,7 @@ impl Worker {
                 continue;
             }
             came = true;
-            let Ok(()) = self.engine.handle_lent(&self.burst, |frame| meta(frame, at));
+            let Ok(()) = self.engine.process_burst_borrowed(&self.burst, |frame| meta(frame, at));
             self.transmit();
             Arc::get_mut(&mut self.burst).expect("the engine is done with it").clear();
         }
@@ -212,19 +212,19 @@ impl Worker {
     /// Gives each port what leaves by it.
     fn transmit(&mut self) {
         let Self { engine, ports, burst, .. } = self;
-        engine.edge_mut().look_after_neighbors();
-        for (line, live) in engine.edge_mut().lines.iter_mut().zip(ports) {
-            if !line.leaving.is_empty() {
-                live.send(line, burst);
+        engine.io_mut().look_after_neighbors();
+        for (tx, live) in engine.io_mut().tx_queues.iter_mut().zip(ports) {
+            if !tx.items.is_empty() {
+                live.send(tx, burst);
             }
-            if !line.verdicts.is_empty() {
-                live.decide(line);
+            if !tx.verdicts.is_empty() {
+                live.decide(tx);
             }
-            line.clear();
+            tx.clear();
         }
     }
 
-    /// Says what time it is, and hands the lines of `log` rules over. Nobody waits for who prints them.
+    /// Says what time it is, and hands the tx_queues of `log` rules over. Nobody waits for who prints them.
     fn tell(&mut self) {
         self.clock.set(self.engine.clock());
         let Self { engine, log, unlogged, .. } = self;
@@ -263,9 +263,9 @@ impl Worker {
             Order::Queue(number, policy) => self.engine.set_queue(number, policy),
             Order::Unserved(default) => self.engine.set_unserved(default),
             Order::Routes(routes, others) => {
-                let lines = self.engine.edge_mut().lines.iter_mut().enumerate();
-                lines.filter_map(|(at, line)| Some((at, line.hops.as_mut()?))).for_each(|(at, hops)| {
-                    *hops = Hops::new(&routes, at, hops.own).or(&others, at);
+                let tx_queues = self.engine.io_mut().tx_queues.iter_mut().enumerate();
+                tx_queues.filter_map(|(at, tx)| Some((at, tx.fib.as_mut()?))).for_each(|(at, fib)| {
+                    *fib = Fib::new(&routes, at, fib.own).or(&others, at);
                 });
             }
             Order::Pace(engine) => {
@@ -309,8 +309,8 @@ impl Worker {
         if let Some(patience) = self.muxes.arm()
             && armed
         {
-            let now = self.engine.edge_mut().wall();
-            let due = self.engine.deadline().into_iter().chain(self.engine.edge_mut().neighbors_due()).min();
+            let now = self.engine.io_mut().wall();
+            let due = self.engine.deadline().into_iter().chain(self.engine.io_mut().neighbors_due()).min();
             let due = due.map_or(TICK, |due| Duration::from_nanos(due.saturating_sub(now)));
             let sleep = due.min(TICK).min(patience);
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
@@ -350,14 +350,14 @@ impl Worker {
                 Err(error) => live.complain(&error),
             }
             // It may have been changed.
-            self.engine.edge_mut().lines[at].mtu = hop::mtu(&live.port.caps());
+            self.engine.io_mut().tx_queues[at].mtu = router::mtu(&live.port.caps());
             let name = live.port.name();
             match (before, live.state) {
                 (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
                 (State::Up | State::Down, State::Gone) => log::warn!("{name}: its interface is gone"),
                 (State::Down | State::Gone, State::Up) => {
                     log::info!("{name}: its interface is up again");
-                    self.engine.edge_mut().forget_neighbors(at);
+                    self.engine.io_mut().forget_neighbors(at);
                 }
                 _ => {}
             }
@@ -367,12 +367,12 @@ impl Worker {
     /// Tells those who look what the ports have done.
     fn show_ports(&mut self) {
         let Self { engine, ports, .. } = self;
-        let edge = engine.edge_mut();
-        let row = |(at, (live, line)): (usize, (&mut Live, &Line))| {
+        let io = engine.io_mut();
+        let row = |(at, (live, tx)): (usize, (&mut Live, &TxQueue))| {
             let stats = live.port.stats();
             live.tell_too_long(stats.dropped.rx_too_long);
             live.tell_uncut(stats.dropped.rx_uncut);
-            let lost = stats.dropped.iter().chain(line.lost.iter()).filter(|(_, count)| *count > 0);
+            let lost = stats.dropped.iter().chain(tx.lost.iter()).filter(|(_, count)| *count > 0);
             rows::Port {
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
@@ -386,11 +386,11 @@ impl Worker {
                 sent: stats.sent,
                 sent_bytes: stats.sent_bytes,
                 lost: lost.map(|(reason, count)| (reason.to_owned(), count)).collect(),
-                neighbors: neighbors(edge.neighbors(at)),
+                neighbors: neighbors(io.neighbors(at)),
             }
         };
-        let rows = ports.iter_mut().zip(&edge.lines).enumerate().map(row).collect();
-        engine.edge_mut().queries_mut().set_ports(rows);
+        let rows = ports.iter_mut().zip(&io.tx_queues).enumerate().map(row).collect();
+        engine.io_mut().queries_mut().set_ports(rows);
     }
 
     /// Whether it was told to end once more. Whatever else is said now comes too late.
@@ -411,7 +411,7 @@ impl Worker {
         }
         let left = !self.engine.is_drained();
         let Ok(dropped) = self.engine.abandon();
-        self.engine.edge_mut().abandon();
+        self.engine.io_mut().abandon();
         self.transmit();
         if left {
             let waited = start.elapsed().as_secs_f64();
@@ -430,32 +430,32 @@ impl Worker {
             self.idle();
         }
         if self.unlogged > 0 {
-            log::warn!("{} lines of log rules were left out", self.unlogged);
+            log::warn!("{} tx_queues of log rules were left out", self.unlogged);
         }
         Report::of(&mut self.engine)
     }
 }
 
 impl Live {
-    fn send(&mut self, line: &mut Line, burst: &Burst) {
-        let Line { leaving, copies, lost, .. } = line;
+    fn send(&mut self, tx: &mut TxQueue, burst: &Burst) {
+        let TxQueue { items, copies, lost, .. } = tx;
         let (mut done, mut tries) = (0, 0);
-        while done < leaving.len() {
+        while done < items.len() {
             let mut pulled = 0;
-            let mut frames = leaving[done..].iter().map(|leaving| {
+            let mut frames = items[done..].iter().map(|items| {
                 pulled += 1;
-                match *leaving {
-                    Leaving::Came(at) => burst.frame(at),
-                    Leaving::Copy(at) => copies.frame(at),
+                match *items {
+                    TxItem::Came(at) => burst.frame(at),
+                    TxItem::Copy(at) => copies.frame(at),
                 }
             });
             match self.port.send(&mut frames) {
                 Ok(sent) => {
                     done += sent;
-                    if done < leaving.len() {
+                    if done < items.len() {
                         tries += 1;
                         if tries > TRIES {
-                            lost.full += (leaving.len() - done) as u64;
+                            lost.full += (items.len() - done) as u64;
                             break;
                         }
                     }
@@ -473,12 +473,12 @@ impl Live {
         }
     }
 
-    fn decide(&mut self, line: &mut Line) {
-        for (verdict, meta, copy) in &line.verdicts {
+    fn decide(&mut self, tx: &mut TxQueue) {
+        for (verdict, meta, copy) in &tx.verdicts {
             let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
-            let frame = copy.map_or_else(plain, |at| line.copies.frame(at));
+            let frame = copy.map_or_else(plain, |at| tx.copies.frame(at));
             if let Err(error) = self.port.verdict(frame, *verdict) {
-                line.lost.refused += 1;
+                tx.lost.refused += 1;
                 self.complain(&error);
             }
         }

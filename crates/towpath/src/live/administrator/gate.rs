@@ -1,23 +1,24 @@
 //! What a configuration comes to in the gate: its ports, routes and settings.
 
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Gate, PortId, Ports, Routes, state};
+use towpath_gate::{Gate, state};
+use towpath_gate::{PortId, Ports, Routes};
 
 use super::super::hugepages;
 use crate::config::Config;
-use crate::engine::{Arrivals, Way};
 use crate::settings::Settings;
+use towpath_engine::{ForwardMode, Topology};
 
 /// A gate, how its ports hang together, and those of the muxes with their names. A port's number is its place in the
 /// configuration; ports of VLANs follow, then those of muxes.
-pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals, Vec<(PortId, String)>) {
+pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(PortId, String)>) {
     let mut ports = Ports::new();
     let ids: Vec<_> = config.ports.iter().map(|port| ports.add(&port.name, port.addresses.clone())).collect();
-    let mut arrivals = Arrivals::none();
+    let mut topology = Topology::none();
     for (at, port) in config.ports.iter().enumerate() {
-        arrivals.add(ids[at], way(config, at, &ids));
+        topology.add(ids[at], way(config, at, &ids));
         for vlan in &port.vlans {
-            arrivals.tagged(vlan.id, ports.add(&vlan.name, Vec::new()));
+            topology.tagged(vlan.id, ports.add(&vlan.name, Vec::new()));
         }
     }
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
@@ -27,7 +28,7 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Arrivals, Vec<(
     let mut gate = Gate::with_pages(ruleset.clone(), ports, state::Settings::default(), seed, pages);
     gate.set_routes(routes(config));
     settings(config).give(&mut gate);
-    (gate, arrivals, muxes)
+    (gate, topology, muxes)
 }
 
 /// The routes. A port's number is its place.
@@ -42,17 +43,17 @@ pub(super) fn routes(config: &Config) -> Routes {
     routes
 }
 
-fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> Way {
+fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> ForwardMode {
     if config.ports[port].driver.returns() {
-        return Way::Back;
+        return ForwardMode::Back;
     }
     if config.taps.contains(&port) {
-        return Way::Nowhere;
+        return ForwardMode::Nowhere;
     }
     let bridge = config.bridges.iter().find(|bridge| bridge.ports.contains(&port));
-    bridge.map_or(Way::Router, |bridge| {
+    bridge.map_or(ForwardMode::Router, |bridge| {
         let other = if bridge.ports[0] == port { bridge.ports[1] } else { bridge.ports[0] };
-        Way::Bridge { xmit: ids[other], walk_out: bridge.walk_out }
+        ForwardMode::Bridge { xmit: ids[other], walk_out: bridge.walk_out }
     })
 }
 

@@ -11,8 +11,8 @@ use super::super::sockets::Socket;
 use super::Administrator;
 use super::gate::{routes, settings};
 use crate::config::{self, Config};
-use crate::queue::DefaultVerdict;
 use crate::snapshot::Saving;
+use towpath_engine::queue::DefaultVerdict;
 
 /// How long threads have to do what a reload asks of them.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);

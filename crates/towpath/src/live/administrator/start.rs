@@ -18,9 +18,6 @@ use towpath_gate::rules::Ruleset;
 use towpath_port::Port;
 
 use super::super::door::Door;
-use super::super::edge::{Line, Outside};
-use super::super::hop::{self, Hops};
-use super::super::neighbor::{Directory, Resolver};
 use super::super::order::{Bell, Order};
 use super::super::port;
 use super::super::privilege::Capabilities;
@@ -34,12 +31,15 @@ use super::{Administrator, Failure, Hand, LOG_LINES, RECHECK_TIMEOUT, States, WE
 use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{Desk, Listening};
-use crate::engine::Engine;
 use crate::inspector::{self, ATTACH_TIMEOUT};
-use crate::queue::{Policy, Queue};
 use crate::report::Report;
 use crate::rulebook::{Rechecks, Rulebook};
 use crate::snapshot::{self, Saving};
+use towpath_engine::Engine;
+use towpath_engine::egress::{PortIo, TxQueue};
+use towpath_engine::queue::{Policy, Queue};
+use towpath_engine::router::{self, Fib};
+use towpath_engine::router::{Directory, Resolver};
 
 impl Administrator {
     /// Opens everything, gives up what is not needed, and starts.
@@ -79,7 +79,7 @@ impl Administrator {
             Saving::create(path).map_err(|source| Failure::States { file: path.clone(), source })?;
         }
 
-        let (mut gate, arrivals, mux_ports) = gate(&config, &ruleset);
+        let (mut gate, topology, mux_ports) = gate(&config, &ruleset);
         let mut walkers: Vec<_> = (0..threads + config.muxes.len()).map_while(|_| gate.walker()).collect();
         if walkers.len() < threads + config.muxes.len() {
             let error = io::Error::other("there are too many; together they can be 63");
@@ -121,9 +121,9 @@ impl Administrator {
         for (number, (((ports, walker), bell), desk)) in
             ports.into_iter().zip(walkers).zip(bells).zip(desks).enumerate()
         {
-            let edge = Outside::new(
+            let io = PortIo::new(
                 start,
-                self::lines(&config, &ports),
+                tx_queues(&config, &ports),
                 Queries(desk),
                 directory.clone().map(Resolver::new),
             );
@@ -131,7 +131,7 @@ impl Administrator {
             let unserved = Policy { default: config.unserved, ..Policy::default() };
             let (orders, taken) = channel();
             let parts = Parts {
-                engine: Engine::live(edge, walker, arrivals.clone(), queues, unserved),
+                engine: Engine::live(io, walker, topology.clone(), queues, unserved),
                 ports,
                 burst: config.engine.burst,
                 orders: taken,
@@ -292,15 +292,15 @@ fn restore(
 }
 
 /// What leaves by each port of a thread.
-fn lines(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Line> {
-    let line = |(at, (port, _)): (usize, &(Box<dyn Port>, _))| {
+fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<TxQueue> {
+    let tx = |(at, (port, _)): (usize, &(Box<dyn Port>, _))| {
         let caps = port.caps();
         let routed = !config.taps.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
-        let hops = (routed && !caps.verdicts).then(|| Hops::new(&config.routes, at, caps.address));
+        let fib = (routed && !caps.verdicts).then(|| Fib::new(&config.routes, at, caps.address));
         let addresses = config.ports[at].addresses.clone();
-        Line { addresses, mtu: hop::mtu(&caps), ..Line::new(caps.send, hops) }
+        TxQueue { addresses, mtu: router::mtu(&caps), ..TxQueue::new(caps.send, fib) }
     };
-    ports.iter().enumerate().map(line).collect()
+    ports.iter().enumerate().map(tx).collect()
 }
 
 fn spawn(number: usize, parts: Parts, cpu: Option<usize>, done: Bell) -> Result<JoinHandle<Report>, Failure> {
