@@ -7,7 +7,7 @@ use clap::builder::ValueHint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Wrong};
-use towpath::live::{Administrator, Failure};
+use towpath::live::{Failure, Supervisor};
 use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
 
@@ -51,11 +51,11 @@ pub(crate) fn run(args: &Run) -> u8 {
     };
     rules.warnings.iter().for_each(warn);
     open_files();
-    let administrator = match Administrator::start(config, rules.ruleset) {
-        Ok(administrator) => administrator,
+    let supervisor = match Supervisor::start(config, rules.ruleset) {
+        Ok(supervisor) => supervisor,
         Err(failure) => return refuse(&failure),
     };
-    match administrator.run() {
+    match supervisor.run() {
         Ok(ended) if args.json => {
             let text = serde_json::to_string(&ended.report).expect("strings and numbers serialise");
             answer(exit::OK, &(text + "\n"))

@@ -23,7 +23,7 @@ use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Sourc
 
 use super::pause::Pause;
 use super::rows::State;
-use crate::live::Bell;
+use crate::live::EventFd;
 use crate::rulebook::Rulebook;
 
 /// The group of a request for the states.
@@ -48,7 +48,7 @@ const EINVAL: u32 = 22;
 /// The listener and its thread; it ends when this is dropped.
 pub struct Dumps {
     over: Arc<AtomicBool>,
-    bell: Bell,
+    bell: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -81,7 +81,7 @@ impl Dumps {
         let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
         // Who may attach is asked of the kernel; the file only has to let them try.
         std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
-        let (over, bell) = (Arc::new(AtomicBool::new(false)), Bell::new()?);
+        let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), Pause::of(path.display()));
         let mut house = House { endpoint, pause, clients, book, start: Instant::now() };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
@@ -121,7 +121,7 @@ struct Client {
 }
 
 impl House {
-    fn turn(&mut self, bell: &Bell) {
+    fn turn(&mut self, bell: &EventFd) {
         for _ in 0..WELCOMES {
             if self.pause.is_on() {
                 break;

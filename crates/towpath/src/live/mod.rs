@@ -1,34 +1,34 @@
 //! The engine between live ports.
 //!
 //! ```text
-//! administrator (the main thread)          worker (a thread for packets)
-//! signals, sockets where inspectors   -->  orders: join, stop
+//! supervisor (the main thread)          worker (a thread for packets)
+//! signals, sockets where inspectors   -->  commands: join, stop
 //! attach, processes that it started        ports -> Engine -> Outside -> ports
 //! ```
 //!
 //! A [`Worker`] has its ports, its engine, its inspectors' channels and its muxes to itself: its loop takes no lock that
 //! anybody keeps, and waits for nobody. It sleeps only when nothing came for a while, on everything that may bring something: the ports, the
-//! inspectors' doorbells, its [`Bell`]. What needs a lookup, a file or a process is the [`Administrator`]'s work.
+//! inspectors' doorbells, its [`EventFd`]. What needs a lookup, a file or a process is the [`Supervisor`]'s work.
 
-mod administrator;
-mod captures;
-mod door;
-mod hugepages;
+mod capture_port;
+mod huge_pages;
+mod inspector_sockets;
+mod mux_admission;
+mod mux_service;
 mod muxes;
-mod named;
-mod order;
-mod port;
+mod named_port;
+mod port_slot;
 mod privilege;
-mod round;
-mod service;
+mod round_robin;
 mod signals;
-mod sockets;
+mod supervisor;
 mod worker;
+mod worker_command;
 
-pub use self::administrator::{Administrator, Ended, Failure};
-pub use self::order::Bell;
 pub use self::privilege::Capabilities;
+pub use self::supervisor::{Ended, Failure, Supervisor};
 pub use self::worker::Worker;
+pub use self::worker_command::EventFd;
 
 /// Makes the directory of a socket, when only that is missing: /run begins empty with every boot. Where it cannot be made,
 /// the socket cannot either, and says so.

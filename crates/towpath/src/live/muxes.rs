@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::AsFd;
 
-use super::order::Bell;
+use super::worker_command::EventFd;
 use crate::worker_pool::{self, Step, WorkerPool};
 
 /// How long packets go by without a look at muxes that have nothing to do.
@@ -26,7 +26,7 @@ pub(super) struct Served {
     /// Who waits for its end has it then, and whether it was drained.
     pub(super) end: Sender<Gone>,
     /// Rung then.
-    pub(super) done: Bell,
+    pub(super) done: EventFd,
 }
 
 /// A mux that is over, or has failed.
@@ -86,7 +86,7 @@ impl Muxes {
             let _ = end.send((front, gone));
             done.ring();
         }
-        self.share.had(begun, Instant::now(), busy);
+        self.share.record(begun, Instant::now(), busy);
         busy
     }
 
@@ -108,7 +108,7 @@ impl Share {
     }
 
     /// The muxes had a turn.
-    fn had(&mut self, begun: Instant, now: Instant, busy: bool) {
+    fn record(&mut self, begun: Instant, now: Instant, busy: bool) {
         self.due = now + if busy { now.saturating_duration_since(begun) } else { LOOK };
     }
 }
@@ -129,7 +129,7 @@ mod tests {
                 let begun = now;
                 now += turn;
                 messages += turn;
-                share.had(begun, now, busy);
+                share.record(begun, now, busy);
             }
         }
         (packets, messages)

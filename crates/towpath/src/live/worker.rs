@@ -12,7 +12,7 @@ use rustix::fd::AsFd;
 use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
 use super::muxes::Muxes;
-use super::order::{Bell, Order};
+use super::worker_command::{EventFd, WorkerCommand};
 use crate::config::Wait;
 use crate::control::{Desk, EngineView, neighbors, rows};
 use crate::inspector::Inspector;
@@ -60,8 +60,8 @@ pub struct Worker {
     /// Shared with the engine while that handles it, and with nobody else.
     burst: Arc<Burst>,
     muxes: Muxes,
-    orders: Receiver<Order>,
-    bell: Bell,
+    commands: Receiver<WorkerCommand>,
+    bell: EventFd,
     wait: Wait,
     drain: Duration,
     /// Lines of `log` rules go there.
@@ -93,8 +93,8 @@ pub(super) struct Parts {
     /// The ports, and their drivers' words.
     pub(super) ports: Vec<(Box<dyn Port>, &'static str)>,
     pub(super) burst: usize,
-    pub(super) orders: Receiver<Order>,
-    pub(super) bell: Bell,
+    pub(super) commands: Receiver<WorkerCommand>,
+    pub(super) bell: EventFd,
     pub(super) wait: Wait,
     pub(super) drain: Duration,
     pub(super) log: SyncSender<String>,
@@ -103,7 +103,7 @@ pub(super) struct Parts {
 
 impl Worker {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { engine, ports, burst, orders, bell, wait, drain, log, clock } = parts;
+        let Parts { engine, ports, burst, commands, bell, wait, drain, log, clock } = parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
             Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0, uncut: 0 }
@@ -114,7 +114,7 @@ impl Worker {
             ports,
             burst: Arc::new(Burst::new(burst)),
             muxes: Muxes::new(),
-            orders,
+            commands,
             bell,
             wait,
             drain,
@@ -131,7 +131,7 @@ impl Worker {
         let mut looked = Instant::now();
         self.show_ports();
         self.wait_for_the_start();
-        while self.take_orders() && !self.is_over() {
+        while self.take_commands() && !self.is_over() {
             let packets = self.turn();
             let messages = self.muxes.turn(packets);
             if messages && !packets {
@@ -156,7 +156,7 @@ impl Worker {
                 match self.wait {
                     Wait::Spin => std::hint::spin_loop(),
                     Wait::Park(look) if now - *quiet.get_or_insert(now) >= look => {
-                        if self.park() {
+                        if self.sleep() {
                             looked = Instant::now() - TICK;
                         }
                         quiet = None;
@@ -186,7 +186,7 @@ impl Worker {
                 Ok(Received::Nothing) => continue,
                 Ok(Received::End) => live.ended = true,
                 Ok(Received::Frames) => {}
-                Err(error) => live.complain(&error),
+                Err(error) => live.warn(&error),
             }
             if self.burst.is_empty() {
                 continue;
@@ -237,20 +237,20 @@ impl Worker {
         }
     }
 
-    /// Carries out what the administrator said. False when it is to drain.
-    fn take_orders(&mut self) -> bool {
-        while let Ok(order) = self.orders.try_recv() {
-            match order {
-                Order::Join(queue, channel, inspector) => self.join(queue, channel, *inspector),
-                Order::Keepalives(due) => {
+    /// Carries out what the supervisor said. False when it is to drain.
+    fn take_commands(&mut self) -> bool {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                WorkerCommand::Join(queue, channel, inspector) => self.join(queue, channel, *inspector),
+                WorkerCommand::Keepalives(due) => {
                     for keepalive in due {
                         let Ok(()) = self.engine.send_keepalive(&keepalive);
                     }
                     self.transmit();
                 }
-                Order::Serve(served) => self.muxes.serve(*served),
-                Order::Begin => {}
-                Order::Drain => return false,
+                WorkerCommand::Serve(served) => self.muxes.serve(*served),
+                WorkerCommand::Begin => {}
+                WorkerCommand::Drain => return false,
                 other => self.change(other),
             }
         }
@@ -258,34 +258,38 @@ impl Worker {
     }
 
     /// Takes what a reload has changed.
-    fn change(&mut self, order: Order) {
-        match order {
-            Order::Queue(number, policy) => self.engine.set_queue(number, policy),
-            Order::Unserved(default) => self.engine.set_unserved(default),
-            Order::Routes(routes, others) => {
+    fn change(&mut self, command: WorkerCommand) {
+        match command {
+            WorkerCommand::Queue(number, policy) => self.engine.set_queue(number, policy),
+            WorkerCommand::Unserved(default) => self.engine.set_unserved(default),
+            WorkerCommand::Routes(routes, others) => {
                 let tx_queues = self.engine.io_mut().tx_queues.iter_mut().enumerate();
                 tx_queues.filter_map(|(at, tx)| Some((at, tx.fib.as_mut()?))).for_each(|(at, fib)| {
                     *fib = Fib::new(&routes, at, fib.own).or(&others, at);
                 });
             }
-            Order::Pace(engine) => {
+            WorkerCommand::Pace(engine) => {
                 self.burst = Arc::new(Burst::new(engine.burst));
                 (self.wait, self.drain) = (engine.wait, engine.drain);
             }
-            Order::Settle(done) => drop(done),
-            Order::Join(..) | Order::Serve(_) | Order::Begin | Order::Keepalives(_) | Order::Drain => {}
+            WorkerCommand::Settle(done) => drop(done),
+            WorkerCommand::Join(..)
+            | WorkerCommand::Serve(_)
+            | WorkerCommand::Begin
+            | WorkerCommand::Keepalives(_)
+            | WorkerCommand::Drain => {}
         }
     }
 
     /// Packets that come before everybody has attached wait in the kernel.
     fn wait_for_the_start(&mut self) {
         loop {
-            match self.orders.recv() {
-                Ok(Order::Begin) => return,
-                Ok(Order::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
-                Ok(Order::Serve(served)) => self.muxes.serve(*served),
+            match self.commands.recv() {
+                Ok(WorkerCommand::Begin) => return,
+                Ok(WorkerCommand::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
+                Ok(WorkerCommand::Serve(served)) => self.muxes.serve(*served),
                 // Who would say so is gone: the start has failed.
-                Ok(Order::Drain) | Err(_) => {
+                Ok(WorkerCommand::Drain) | Err(_) => {
                     self.ports.iter_mut().for_each(|live| live.ended = true);
                     return;
                 }
@@ -301,7 +305,7 @@ impl Worker {
     }
 
     /// Sleeps until something comes. Returns whether a port has an error.
-    fn park(&mut self) -> bool {
+    fn sleep(&mut self) -> bool {
         let mut trouble = false;
         // Nothing that the rules let go of waits for this thread while it sleeps.
         self.engine.walker_mut().idle();
@@ -347,7 +351,7 @@ impl Worker {
                     }
                 },
                 Ok(state) => live.state = state,
-                Err(error) => live.complain(&error),
+                Err(error) => live.warn(&error),
             }
             // It may have been changed.
             self.engine.io_mut().tx_queues[at].mtu = router::mtu(&live.port.caps());
@@ -395,7 +399,7 @@ impl Worker {
 
     /// Whether it was told to end once more. Whatever else is said now comes too late.
     fn is_hurried(&self) -> bool {
-        self.orders.try_iter().any(|order| matches!(order, Order::Drain))
+        self.commands.try_iter().any(|command| matches!(command, WorkerCommand::Drain))
     }
 
     /// Waits for what inspectors have, so long and no longer.
@@ -406,7 +410,7 @@ impl Worker {
         while !self.engine.is_drained() && start.elapsed() < self.drain && !self.is_hurried() {
             self.idle();
             if !self.muxes.turn(false) && !self.engine.is_drained() {
-                self.park();
+                self.sleep();
             }
         }
         let left = !self.engine.is_drained();
@@ -419,13 +423,13 @@ impl Worker {
         }
         for live in &mut self.ports {
             if let Err(error) = live.port.flush() {
-                live.complain(&error);
+                live.warn(&error);
             }
         }
         // Their connections have a time of their own to be done.
         while !self.muxes.is_empty() {
             if !self.muxes.turn(false) && !self.muxes.is_empty() {
-                self.park();
+                self.sleep();
             }
             self.idle();
         }
@@ -464,12 +468,12 @@ impl Live {
                     // A port that fails counts what it did not send; otherwise those before the frame that was pulled last are.
                     lost.refused += u64::from(!matches!(error, towpath_port::Error::Io { .. }));
                     done += pulled.max(1);
-                    self.complain(&error);
+                    self.warn(&error);
                 }
             }
         }
         if let Err(error) = self.port.flush() {
-            self.complain(&error);
+            self.warn(&error);
         }
     }
 
@@ -479,11 +483,11 @@ impl Live {
             let frame = copy.map_or_else(plain, |at| tx.copies.frame(at));
             if let Err(error) = self.port.verdict(frame, *verdict) {
                 tx.lost.refused += 1;
-                self.complain(&error);
+                self.warn(&error);
             }
         }
         if let Err(error) = self.port.flush() {
-            self.complain(&error);
+            self.warn(&error);
         }
     }
 
@@ -512,7 +516,7 @@ impl Live {
     }
 
     /// Says what is wrong: the first time, and then ever more rarely.
-    fn complain(&mut self, error: &towpath_port::Error) {
+    fn warn(&mut self, error: &towpath_port::Error) {
         self.errors += 1;
         if self.errors.is_power_of_two() {
             log::warn!("{error} ({} so far)", self.errors);

@@ -1,4 +1,4 @@
-//! What the administrator tells a worker, and how it wakes it.
+//! What the supervisor tells a worker, and how it wakes it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::config::{Engine, Route};
 use crate::inspector::Inspector;
 use towpath_engine::queue::{DefaultVerdict, Policy};
 
-/// What the administrator tells a worker.
+/// What the supervisor tells a worker.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum WorkerCommand {
     /// An inspector has attached to a queue; the number names its channel.
     Join(u16, u32, Box<Inspector>),
     /// A mux, to be served between the packets.
@@ -40,9 +40,9 @@ pub(super) enum Order {
 
 /// Wakes a worker that sleeps. Ringing does not block.
 #[derive(Clone, Debug)]
-pub struct Bell(Arc<OwnedFd>);
+pub struct EventFd(Arc<OwnedFd>);
 
-impl Bell {
+impl EventFd {
     /// A bell that nobody has rung.
     ///
     /// # Errors
@@ -63,13 +63,13 @@ impl Bell {
     }
 }
 
-impl Wake for Bell {
+impl Wake for EventFd {
     fn wake(self: Arc<Self>) {
         self.ring();
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

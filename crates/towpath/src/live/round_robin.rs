@@ -2,11 +2,11 @@
 
 /// Whose turn it is.
 #[derive(Debug, Default)]
-pub(super) struct Round {
+pub(super) struct RoundRobin {
     next: usize,
 }
 
-impl Round {
+impl RoundRobin {
     /// Does what there is to be done, one thing for each of `all` in turn, from where it stopped the last time; `most` things, or fewer
     /// when none of them has anything. `one` says whether it had.
     pub(super) fn turn<T>(&mut self, all: &mut [T], most: usize, mut one: impl FnMut(&mut T) -> bool) {
@@ -36,7 +36,7 @@ mod tests {
             *done += usize::from(has);
             has
         };
-        let mut round = Round::default();
+        let mut round = RoundRobin::default();
         round.turn(&mut all, 4, one);
         assert_eq!(all.map(|(_, done)| done), [2, 1, 0, 1]);
         round.turn(&mut all, 4, one);

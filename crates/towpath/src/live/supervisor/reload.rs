@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use towpath_gate::rules::{Diagnostic, Ruleset};
 
-use super::super::order::Order;
+use super::super::inspector_sockets::Socket;
 use super::super::privilege::Capabilities;
-use super::super::sockets::Socket;
-use super::Administrator;
-use super::gate::{routes, settings};
+use super::super::worker_command::WorkerCommand;
+use super::Supervisor;
+use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
 use crate::snapshot::Saving;
 use towpath_engine::queue::DefaultVerdict;
@@ -17,7 +17,7 @@ use towpath_engine::queue::DefaultVerdict;
 /// How long threads have to do what a reload asks of them.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Administrator {
+impl Supervisor {
     /// Reads the configuration and the rules again. All of it is taken, or nothing.
     pub(super) fn reload(&mut self) {
         match self.read_again() {
@@ -62,27 +62,27 @@ impl Administrator {
         let Self { config: before, services, .. } = self;
         for queue in &config.queues {
             if lenient(before, queue) {
-                self.say(&|| Order::Queue(queue.number, queue.policy));
+                self.say(&|| WorkerCommand::Queue(queue.number, queue.policy));
             }
         }
         if config.unserved != before.unserved && config.unserved == DefaultVerdict::Pass {
-            self.say(&|| Order::Unserved(config.unserved));
+            self.say(&|| WorkerCommand::Unserved(config.unserved));
             services.iter().for_each(|service| service.set_unserved(config.unserved));
         }
         if config.routes != before.routes {
-            self.say(&|| Order::Routes(before.routes.clone(), config.routes.clone()));
+            self.say(&|| WorkerCommand::Routes(before.routes.clone(), config.routes.clone()));
         }
         self.settle();
     }
 
-    fn say(&self, order: &dyn Fn() -> Order) {
-        self.workers.iter().for_each(|worker| worker.say(order()));
+    fn say(&self, command: &dyn Fn() -> WorkerCommand) {
+        self.workers.iter().for_each(|worker| worker.say(command()));
     }
 
     /// Waits until the threads have done what was said, and not for long: one that ends does nothing of it.
     fn settle(&self) {
         let (done, settled) = channel();
-        self.say(&|| Order::Settle(done.clone()));
+        self.say(&|| WorkerCommand::Settle(done.clone()));
         drop(done);
         // Nothing ever comes: it is over when the last of them has let go.
         let _ = settled.recv_timeout(SETTLE_TIMEOUT);
@@ -93,7 +93,8 @@ impl Administrator {
         let before = std::mem::replace(&mut self.config, config);
         let Self { config, workers, sockets, services, .. } = self;
         sockets.extend(bound);
-        let say = |order: &dyn Fn() -> Order| workers.iter().for_each(|worker| worker.say(order()));
+        let say =
+            |command: &dyn Fn() -> WorkerCommand| workers.iter().for_each(|worker| worker.say(command()));
         for queue in &config.queues {
             let old = before.queues.iter().find(|old| old.number == queue.number);
             if old == Some(queue) {
@@ -101,21 +102,21 @@ impl Administrator {
             }
             log::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
             if !lenient(&before, queue) {
-                say(&|| Order::Queue(queue.number, queue.policy));
+                say(&|| WorkerCommand::Queue(queue.number, queue.policy));
             }
             if let Some(socket) = sockets.iter_mut().find(|socket| socket.queue == queue.number) {
                 socket.want(&queue.inspectors);
             }
         }
         if config.unserved != before.unserved {
-            say(&|| Order::Unserved(config.unserved));
+            say(&|| WorkerCommand::Unserved(config.unserved));
             services.iter().for_each(|service| service.set_unserved(config.unserved));
         }
         if config.engine != before.engine {
-            say(&|| Order::Pace(config.engine.clone()));
+            say(&|| WorkerCommand::Pace(config.engine.clone()));
         }
         if config.routes != before.routes {
-            say(&|| Order::Routes(config.routes.clone(), before.routes.clone()));
+            say(&|| WorkerCommand::Routes(config.routes.clone(), before.routes.clone()));
         }
     }
 

@@ -4,7 +4,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
 use towpath_gate::{PortId, Ports, Routes};
 
-use super::super::hugepages;
+use super::super::huge_pages;
 use crate::config::Config;
 use crate::settings::Settings;
 use towpath_engine::{ForwardMode, Topology};
@@ -24,7 +24,7 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
     // Unpredictable: nobody can make states collide from outside.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-    let pages = hugepages::states(config.engine.hugepages);
+    let pages = huge_pages::states(config.engine.hugepages);
     let mut gate = Gate::with_pages(ruleset.clone(), ports, state::Settings::default(), seed, pages);
     gate.set_routes(routes(config));
     settings(config).give(&mut gate);

@@ -2,8 +2,8 @@
 
 use towpath_port::{Error, Port, af_packet, af_xdp, nfqueue, pcap, tun};
 
-use super::captures::Captures;
-use super::named::Named;
+use super::capture_port::CapturePort;
+use super::named_port::NamedPort;
 use crate::config::{self, Driver};
 
 /// Opens a port, once for each thread.
@@ -80,11 +80,11 @@ pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Po
         Driver::Pcap { read, write } => {
             let reader = read.as_ref().map(pcap::Reader::open).transpose()?;
             let writer = write.as_ref().map(pcap::Writer::create).transpose()?;
-            Ok(vec![named(name, Captures::new(reader, writer))])
+            Ok(vec![named(name, CapturePort::new(reader, writer))])
         }
     }
 }
 
 fn named(name: &str, port: impl Port + 'static) -> Box<dyn Port> {
-    Box::new(Named::new(name, port))
+    Box::new(NamedPort::new(name, port))
 }

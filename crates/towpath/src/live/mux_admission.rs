@@ -5,7 +5,7 @@
 //! established however silent the connection is, and goes with it.
 //!
 //! Invariant: a connection in `standing` has passed and was not closed; what it has of states goes when it leaves there.
-//! Races: the thread that serves the mux comes and goes, the administrator's tends, some connections at a time: one lock, which
+//! Races: the thread that serves the mux comes and goes, the supervisor's tends, some connections at a time: one lock, which
 //! nobody holds for long, nor while a peer could make him wait. Rules change meanwhile as for packets: the walker takes them over.
 //!
 //! Not supported: inspectors see packets, and a connection is none. A rule that hands it to a queue is that of a queue
@@ -41,7 +41,7 @@ const PIECE: usize = 256;
 const DETOURS: usize = 16;
 
 /// See the module's text.
-pub(super) struct Door {
+pub(super) struct MuxAdmission {
     name: String,
     inside: Mutex<Inside>,
 }
@@ -64,12 +64,12 @@ struct Inside {
 
 /// What became of connections when they were looked after.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tended {
+pub(super) struct Refreshed {
     /// Their rules are gone, and those that there are now would not let them in.
     pub(super) refused: Vec<Peer>,
 }
 
-impl Door {
+impl MuxAdmission {
     /// The door of the mux whose connections are received by `port`.
     pub(super) fn new(
         name: &str,
@@ -96,7 +96,7 @@ impl Door {
 
     /// Keeps the states of connections that are silent. With `again`, because rules have changed, connections without a
     /// state are asked about again, too. To be called every second or so.
-    pub(super) fn tend(&self, again: bool) -> Tended {
+    pub(super) fn refresh(&self, again: bool) -> Refreshed {
         let (unlogged, peers) = {
             let mut inside = self.inside();
             let peers: Vec<Peer> = inside.standing.keys().copied().collect();
@@ -105,7 +105,7 @@ impl Door {
         if unlogged > 0 {
             log::warn!("mux {}: {unlogged} lines of log rules were left out", self.name);
         }
-        let mut tended = Tended::default();
+        let mut refreshed = Refreshed::default();
         for peers in peers.chunks(PIECE) {
             let mut inside = self.inside();
             let now = inside.now();
@@ -122,7 +122,7 @@ impl Door {
                     }
                     Admit::Deny | Admit::Reset => {
                         inside.standing.insert(*peer, true);
-                        tended.refused.push(*peer);
+                        refreshed.refused.push(*peer);
                     }
                 }
             }
@@ -132,17 +132,17 @@ impl Door {
         inside.walker.expire(now, EXPIRE);
         inside.tell();
         inside.walker.idle();
-        tended
+        refreshed
     }
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for MuxAdmission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("MuxAdmission").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl Admission for Door {
+impl Admission for MuxAdmission {
     fn admit(&self, peer: &Peer, _: towpath_mux::Time) -> Admit {
         let mut inside = self.inside();
         let now = inside.now();
@@ -285,14 +285,14 @@ mod tests {
 
     const ZERO: towpath_mux::Time = towpath_mux::Time::from_nanos(0);
 
-    fn door(rules: &str) -> (Gate, Door) {
+    fn door(rules: &str) -> (Gate, MuxAdmission) {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut ports = Ports::new();
         let port = ports.add("web", Vec::new());
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
         let walker = gate.walker().unwrap();
         let time = (Instant::now(), Clock::default());
-        let door = Door::new("web", walker, port, time, DefaultVerdict::Drop, sync_channel(9).0);
+        let door = MuxAdmission::new("web", walker, port, time, DefaultVerdict::Drop, sync_channel(9).0);
         (gate, door)
     }
 
@@ -358,20 +358,20 @@ mod tests {
         let (mut gate, door) = door(rules);
         let (with, without) = (peer("10.0.0.1", 1), peer("11.0.0.1", 1));
         assert_eq!([&with, &without].map(|peer| door.admit(peer, ZERO)), [Admit::Pass; 2]);
-        assert_eq!((door.tend(false), gate.states().len()), (Tended::default(), 1));
+        assert_eq!((door.refresh(false), gate.states().len()), (Refreshed::default(), 1));
         let mut reload = |rules: &str| {
             let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
             gate.reload(ruleset, StatePolicy::Delete, Time::default());
             gate.states().list(Time::default()).count()
         };
         assert_eq!(reload("add 200 allow tcp from any to any\n"), 0);
-        assert_eq!(door.tend(true).refused, []);
+        assert_eq!(door.refresh(true).refused, []);
         assert_eq!(reload("add 200 allow tcp from 10.0.0.0/8 to any\n"), 0);
-        assert_eq!(door.tend(false).refused, [], "nobody asks about what has no state");
-        assert_eq!(door.tend(true).refused, [without]);
-        assert_eq!(door.tend(false).refused, [without], "it was not closed yet");
+        assert_eq!(door.refresh(false).refused, [], "nobody asks about what has no state");
+        assert_eq!(door.refresh(true).refused, [without]);
+        assert_eq!(door.refresh(false).refused, [without], "it was not closed yet");
         door.closed(&without, ZERO);
-        assert_eq!(door.tend(true).refused, []);
+        assert_eq!(door.refresh(true).refused, []);
     }
 
     #[test]
@@ -380,8 +380,8 @@ mod tests {
         let peer = peer("10.0.0.1", 1);
         assert_eq!(door.admit(&peer, ZERO), Admit::Deny);
         door.set_unserved(DefaultVerdict::Pass);
-        assert_eq!((door.admit(&peer, ZERO), door.tend(true).refused), (Admit::Pass, vec![]));
+        assert_eq!((door.admit(&peer, ZERO), door.refresh(true).refused), (Admit::Pass, vec![]));
         door.set_unserved(DefaultVerdict::Drop);
-        assert_eq!(door.tend(true).refused, [peer]);
+        assert_eq!(door.refresh(true).refused, [peer]);
     }
 }

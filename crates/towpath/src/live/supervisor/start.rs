@@ -1,6 +1,6 @@
 //! How an engine starts.
 //!
-//! The order matters: ports and sockets are opened, then every capability that is not needed any more is given
+//! The command matters: ports and sockets are opened, then every capability that is not needed any more is given
 //! up, then threads and processes begin.
 
 use std::io;
@@ -17,17 +17,20 @@ use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::Port;
 
-use super::super::door::Door;
-use super::super::order::{Bell, Order};
-use super::super::port;
+use super::super::inspector_sockets::Socket;
+use super::super::mux_admission::MuxAdmission;
+use super::super::mux_service;
+use super::super::port_slot;
 use super::super::privilege::Capabilities;
-use super::super::round::Round;
-use super::super::service;
+use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops};
-use super::super::sockets::Socket;
 use super::super::worker::{Parts, Queries, Worker};
-use super::gate::gate;
-use super::{Administrator, Failure, Hand, LOG_LINES, RECHECK_TIMEOUT, States, WELCOMES, doze, is_signalled};
+use super::super::worker_command::{EventFd, WorkerCommand};
+use super::ruleset::gate;
+use super::{
+    ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
+    is_signalled,
+};
 use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{Desk, Listening};
@@ -41,7 +44,7 @@ use towpath_engine::queue::{Policy, Queue};
 use towpath_engine::router::{self, Fib};
 use towpath_engine::router::{Directory, Resolver};
 
-impl Administrator {
+impl Supervisor {
     /// Opens everything, gives up what is not needed, and starts.
     ///
     /// # Errors
@@ -53,7 +56,7 @@ impl Administrator {
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for port in &config.ports {
-            let (opened, word) = (port::open(port, threads)?, port.driver.word());
+            let (opened, word) = (port_slot::open(port, threads)?, port.driver.word());
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
         }
         // Before the first thing that would stay behind; a port goes with its process, and opening one may take long.
@@ -68,7 +71,7 @@ impl Administrator {
             .map(|queue| Socket::bind(queue, threads.max(1)))
             .collect::<Result<Vec<_>, _>>()?;
         let listening_muxes =
-            config.muxes.iter().map(service::Listening::open).collect::<Result<Vec<_>, _>>()?;
+            config.muxes.iter().map(mux_service::Listening::open).collect::<Result<Vec<_>, _>>()?;
         let saved = config.states.as_deref().map(snapshot::read);
         let kept = Capabilities::needed(&config)
             .keep()
@@ -91,8 +94,8 @@ impl Administrator {
             restore(&rulebook, path, saved, config.reload, &stop);
         }
         let system = |error| Failure::System("eventfd", error);
-        let bells = (0..threads).map(|_| Bell::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
-        let done = Bell::new().map_err(system)?;
+        let bells = (0..threads).map(|_| EventFd::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
+        let done = EventFd::new().map_err(system)?;
         let wakes: Vec<_> = bells
             .iter()
             .cloned()
@@ -129,12 +132,12 @@ impl Administrator {
             );
             let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy)).collect();
             let unserved = Policy { default: config.unserved, ..Policy::default() };
-            let (orders, taken) = channel();
+            let (commands, taken) = channel();
             let parts = Parts {
                 engine: Engine::live(io, walker, topology.clone(), queues, unserved),
                 ports,
                 burst: config.engine.burst,
-                orders: taken,
+                commands: taken,
                 bell: bell.clone(),
                 wait: config.engine.wait,
                 drain: config.engine.drain,
@@ -143,56 +146,56 @@ impl Administrator {
             };
             let cpu = config.engine.cpus.get(number).copied();
             let thread = Some(spawn(number, parts, cpu, done.clone())?);
-            workers.push(Hand { thread, ended: None, orders, bell });
+            workers.push(WorkerHandle { thread, ended: None, commands, bell });
         }
         let doors = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
         let doors: Vec<_> = doors
             .map(|(((listening, walker), port), desk)| {
                 let ((port, name), time) = (port, (start, rulebook.clock()));
-                let door = Door::new(&name, walker, port, time, config.unserved, log.clone());
+                let door = MuxAdmission::new(&name, walker, port, time, config.unserved, log.clone());
                 (listening, door, desk)
             })
             .collect();
-        let tended = (Instant::now(), rulebook.version());
+        let refreshed = (Instant::now(), rulebook.version());
         let rechecking = rulebook.rechecks().running;
-        let mut administrator = Self {
+        let mut supervisor = Self {
             config,
             workers,
             done,
             log: lines,
             sockets: Vec::new(),
-            round: Round::default(),
+            round: RoundRobin::default(),
             channels: 0,
             stop,
             hup,
             kept,
             rulebook,
             services: Vec::new(),
-            tended,
+            refreshed,
             kept_alive: Instant::now(),
             nearly_full: false,
             rechecking,
             _server: server,
             _dumps: dumps,
         };
-        if let Err(failure) = administrator.attach(sockets, doors, &mux_threads) {
+        if let Err(failure) = supervisor.attach(sockets, doors, &mux_threads) {
             // Threads that wait for the start, and who waits for these, would be left behind.
-            administrator.sockets.clear();
-            administrator.drain();
-            let _ = administrator.end(States::Left);
+            supervisor.sockets.clear();
+            supervisor.drain();
+            let _ = supervisor.end(States::Left);
             return Err(failure);
         }
-        if let Some(path) = &administrator.config.states {
+        if let Some(path) = &supervisor.config.states {
             snapshot::set_aside(path);
         }
-        Ok(administrator)
+        Ok(supervisor)
     }
 
     /// Starts the processes of queues and muxes, waits until they have attached, and begins; unless it is told to stop meanwhile.
     fn attach(
         &mut self,
         mut sockets: Vec<Socket>,
-        doors: Vec<(service::Listening, Door, Option<Desk>)>,
+        doors: Vec<(mux_service::Listening, MuxAdmission, Option<Desk>)>,
         mux_threads: &[Option<usize>],
     ) -> Result<(), Failure> {
         let started = self.start_inspectors(&mut sockets);
@@ -217,7 +220,7 @@ impl Administrator {
         }
         // Those that have attached end with this thread if another one does not.
         for (thread, mux) in served {
-            self.workers[thread].say(Order::Serve(Box::new(mux)));
+            self.workers[thread].say(WorkerCommand::Serve(Box::new(mux)));
         }
         if let Some(failure) = failed {
             return Err(failure);
@@ -225,7 +228,7 @@ impl Administrator {
         if self.is_stopped() {
             return Ok(());
         }
-        self.workers.iter().for_each(|worker| worker.say(Order::Begin));
+        self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
         Ok(())
     }
 
@@ -235,7 +238,7 @@ impl Administrator {
             let mut missing = socket.start()?;
             let start = Instant::now();
             while missing > 0 && !self.is_stopped() {
-                for _ in 0..WELCOMES {
+                for _ in 0..ACCEPTS_PER_TURN {
                     let Some(channel) = socket.accept() else { break };
                     missing = missing.saturating_sub(1);
                     self.join(socket.queue, channel);
@@ -251,7 +254,7 @@ impl Administrator {
                     if !socket.is_paused() {
                         fds.push(PollFd::new(socket, PollFlags::IN));
                     }
-                    doze(&mut fds, Duration::from_millis(20));
+                    idle_wait(&mut fds, Duration::from_millis(20));
                 }
             }
         }
@@ -303,7 +306,12 @@ fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Tx
     ports.iter().enumerate().map(tx).collect()
 }
 
-fn spawn(number: usize, parts: Parts, cpu: Option<usize>, done: Bell) -> Result<JoinHandle<Report>, Failure> {
+fn spawn(
+    number: usize,
+    parts: Parts,
+    cpu: Option<usize>,
+    done: EventFd,
+) -> Result<JoinHandle<Report>, Failure> {
     let body = move || {
         if let Some(cpu) = cpu {
             let mut set = rustix::thread::CpuSet::new();

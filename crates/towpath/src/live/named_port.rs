@@ -5,18 +5,18 @@ use std::os::fd::BorrowedFd;
 use towpath_port::{Burst, Caps, Error, Frame, Port, Received, State, Stats, Verdict};
 
 /// See the module's text.
-pub(super) struct Named<P> {
+pub(super) struct NamedPort<P> {
     name: String,
     port: P,
 }
 
-impl<P: Port> Named<P> {
+impl<P: Port> NamedPort<P> {
     pub(super) fn new(name: &str, port: P) -> Self {
         Self { name: name.to_owned(), port }
     }
 }
 
-impl<P: Port> Port for Named<P> {
+impl<P: Port> Port for NamedPort<P> {
     fn name(&self) -> &str {
         &self.name
     }

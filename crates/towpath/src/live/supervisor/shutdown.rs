@@ -4,17 +4,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Administrator, Ended, Failure, Order, RECHECK_TIMEOUT, Report, Service, States, doze, heard};
+use super::{
+    Ended, Failure, RECHECK_TIMEOUT, Report, Service, States, Supervisor, WorkerCommand, heard, idle_wait,
+};
 use crate::inspector::EXIT_TIMEOUT;
 use crate::snapshot::Saving;
 
 /// How often threads are looked at that end.
 const LOOK: Duration = Duration::from_millis(20);
 
-impl Administrator {
+impl Supervisor {
     /// Tells all threads that nothing more is to be received.
     pub(super) fn drain(&self) {
-        self.workers.iter().for_each(|worker| worker.say(Order::Drain));
+        self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Drain));
         self.services.iter().for_each(Service::drain);
     }
 
@@ -29,7 +31,7 @@ impl Administrator {
             }
             self.print_log();
             let stop = PollFd::new(&self.stop, PollFlags::IN);
-            doze(&mut [stop, PollFd::new(&self.done, PollFlags::IN)], LOOK);
+            idle_wait(&mut [stop, PollFd::new(&self.done, PollFlags::IN)], LOOK);
             // The others ring it, too; and who has rung has not quite ended.
             self.done.hush();
         }

@@ -1,8 +1,8 @@
 //! The main thread of `towpath run`: what needs a file, a lookup, a process or a signal.
 
-mod ending;
-mod gate;
 mod reload;
+mod ruleset;
+mod shutdown;
 mod start;
 
 use std::io;
@@ -17,12 +17,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 use towpath_gate::state::Gauge;
 
-use super::order::{Bell, Order};
+use super::inspector_sockets::Socket;
+use super::mux_service::Service;
 use super::privilege::Capabilities;
-use super::round::Round;
-use super::service::Service;
+use super::round_robin::RoundRobin;
 use super::signals::heard;
-use super::sockets::Socket;
+use super::worker_command::{EventFd, WorkerCommand};
 use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{BindError, Server};
@@ -31,7 +31,7 @@ use crate::report::Report;
 use crate::rulebook::{Rechecks, Rulebook};
 use crate::worker_pool;
 
-/// How long the administrator sleeps at most.
+/// How long the supervisor sleeps at most.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Lines of `log` rules that may wait to be printed.
@@ -39,21 +39,21 @@ const LOG_LINES: usize = 1024;
 
 /// States that are looked at for keepalives each tick, if there are so many; and how long looking at all of them takes at most, a
 /// little less than the five seconds of a round.
-const KEEPALIVE_LEAST: usize = 65_536;
+const KEEPALIVE_MIN: usize = 65_536;
 const KEEPALIVE_ROUND: Duration = Duration::from_millis(4500);
 
 /// How long a start or an end waits for a re-check.
 const RECHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long others have the rules between two steps of a re-check.
-const BREATH: Duration = Duration::from_millis(1);
+const RECHECK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Clients that attach before signals, states and threads have their turn again. Each costs milliseconds, and one that comes again and again
 /// is always there; who waits is still there in the next turn.
-const WELCOMES: usize = 8;
+const ACCEPTS_PER_TURN: usize = 8;
 
 /// How often the connections of muxes are looked after.
-const TEND: Duration = Duration::from_secs(1);
+const REFRESH: Duration = Duration::from_secs(1);
 
 /// Why an engine could not be started.
 #[derive(Debug, Error)]
@@ -100,15 +100,15 @@ pub struct Ended {
 }
 
 /// See the module's text.
-pub struct Administrator {
+pub struct Supervisor {
     config: Config,
-    workers: Vec<Hand>,
+    workers: Vec<WorkerHandle>,
     /// Rung when a worker has ended.
-    done: Bell,
+    done: EventFd,
     log: Receiver<String>,
     sockets: Vec<Socket>,
     /// Which of them is looked at next.
-    round: Round,
+    round: RoundRobin,
     channels: u32,
     stop: UnixStream,
     hup: UnixStream,
@@ -116,7 +116,7 @@ pub struct Administrator {
     rulebook: Arc<Rulebook>,
     services: Vec<Service>,
     /// When the connections of muxes were looked after last, and the rules' version then.
-    tended: (Instant, u64),
+    refreshed: (Instant, u64),
     /// When keepalives were sent last.
     kept_alive: Instant,
     /// What was last said of the states.
@@ -127,19 +127,19 @@ pub struct Administrator {
     _dumps: Option<Dumps>,
 }
 
-/// A worker, as the administrator has it.
-struct Hand {
+/// A worker, as the supervisor has it.
+struct WorkerHandle {
     thread: Option<JoinHandle<Report>>,
     /// What it came to, once it has ended.
     ended: Option<thread::Result<Report>>,
-    orders: Sender<Order>,
-    bell: Bell,
+    commands: Sender<WorkerCommand>,
+    bell: EventFd,
 }
 
-impl Hand {
-    fn say(&self, order: Order) {
+impl WorkerHandle {
+    fn say(&self, command: WorkerCommand) {
         // A worker that has ended is noticed in the loop.
-        let _ = self.orders.send(order);
+        let _ = self.commands.send(command);
         self.bell.ring();
     }
 
@@ -157,7 +157,7 @@ impl Hand {
     }
 }
 
-impl Administrator {
+impl Supervisor {
     /// Runs until a signal stops it, or nothing will come any more.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl Administrator {
             self.rulebook.tidy();
             self.tell_gauge();
             self.keep_alive();
-            self.tend();
+            self.refresh();
             let (all, failed) = self.look_at_threads();
             if heard(&mut self.stop) || failed {
                 self.drain();
@@ -182,7 +182,7 @@ impl Administrator {
             if heard(&mut self.hup) {
                 self.reload();
             }
-            self.welcome();
+            self.accept_inspectors();
             for socket in &mut self.sockets {
                 // Only the first start fails the engine.
                 let _ = socket.look_after(false);
@@ -194,11 +194,11 @@ impl Administrator {
     /// Whether all threads have ended, and whether one of them did not end well.
     fn look_at_threads(&mut self) -> (bool, bool) {
         let Self { workers, services, .. } = self;
-        let ends = workers.iter_mut().map(Hand::ended).chain(services.iter_mut().map(Service::ended));
+        let ends = workers.iter_mut().map(WorkerHandle::ended).chain(services.iter_mut().map(Service::ended));
         ends.fold((true, false), |(all, failed), end| (all && end.is_some(), failed || end == Some(false)))
     }
 
-    /// Whether a signal waits that stops it; [`Administrator::run`] takes it.
+    /// Whether a signal waits that stops it; [`Supervisor::run`] takes it.
     fn is_stopped(&self) -> bool {
         is_signalled(&self.stop)
     }
@@ -215,14 +215,14 @@ impl Administrator {
         // A lane for each worker.
         let lanes = if self.workers.len() > 1 { channel.split() } else { vec![channel] };
         for (worker, lane) in self.workers.iter().zip(lanes) {
-            worker.say(Order::Join(queue, self.channels, Box::new(Inspector::attached(lane))));
+            worker.say(WorkerCommand::Join(queue, self.channels, Box::new(Inspector::attached(lane))));
         }
     }
 
     /// Takes in who has attached, some at a time.
-    fn welcome(&mut self) {
+    fn accept_inspectors(&mut self) {
         let (mut sockets, mut round) = (std::mem::take(&mut self.sockets), std::mem::take(&mut self.round));
-        round.turn(&mut sockets, WELCOMES, |socket| {
+        round.turn(&mut sockets, ACCEPTS_PER_TURN, |socket| {
             let channel = socket.accept();
             let came = channel.is_some();
             channel.into_iter().for_each(|channel| self.join(socket.queue, channel));
@@ -236,15 +236,15 @@ impl Administrator {
         let begun = Instant::now();
         while self.rechecking {
             self.recheck_some();
-            if self.doze(BREATH) || begun.elapsed() >= TICK {
+            if self.idle_wait(RECHECK_PAUSE) || begun.elapsed() >= TICK {
                 return;
             }
         }
-        self.doze(TICK);
+        self.idle_wait(TICK);
     }
 
     /// Sleeps until something comes, so long at most. Whether it came.
-    fn doze(&mut self, timeout: Duration) -> bool {
+    fn idle_wait(&mut self, timeout: Duration) -> bool {
         let paused: Vec<bool> = self.sockets.iter_mut().map(Socket::is_paused).collect();
         let mut fds: Vec<PollFd<'_>> = vec![
             PollFd::new(&self.stop, PollFlags::IN),
@@ -253,7 +253,7 @@ impl Administrator {
         ];
         let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused);
         fds.extend(open.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
-        doze(&mut fds, timeout)
+        idle_wait(&mut fds, timeout)
     }
 
     /// Goes on with a re-check, and says what it came to.
@@ -295,21 +295,21 @@ impl Administrator {
         self.kept_alive = Instant::now();
         // A tick that comes late has more to look at.
         let part = since.as_secs_f64() / KEEPALIVE_ROUND.as_secs_f64();
-        let due = self.rulebook.keepalives(KEEPALIVE_LEAST, part);
+        let due = self.rulebook.keepalives(KEEPALIVE_MIN, part);
         if !due.is_empty() {
-            self.workers[0].say(Order::Keepalives(due));
+            self.workers[0].say(WorkerCommand::Keepalives(due));
         }
     }
 
     /// Looks after the connections of muxes: every second, and when rules have changed.
-    fn tend(&mut self) {
+    fn refresh(&mut self) {
         let version = self.rulebook.version();
-        let (last, before) = self.tended;
-        if self.services.is_empty() || version == before && last.elapsed() < TEND {
+        let (last, before) = self.refreshed;
+        if self.services.is_empty() || version == before && last.elapsed() < REFRESH {
             return;
         }
-        self.tended = (Instant::now(), version);
-        self.services.iter().for_each(|service| service.tend(version != before));
+        self.refreshed = (Instant::now(), version);
+        self.services.iter().for_each(|service| service.refresh(version != before));
     }
 }
 
@@ -321,11 +321,11 @@ enum States {
 }
 
 fn is_signalled(stop: &UnixStream) -> bool {
-    doze(&mut [PollFd::new(stop, PollFlags::IN)], Duration::ZERO)
+    idle_wait(&mut [PollFd::new(stop, PollFlags::IN)], Duration::ZERO)
 }
 
 /// Whether something came.
-fn doze(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
+fn idle_wait(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     // Interrupted by a signal, or woken: the caller looks in any case.
     poll(fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
@@ -341,9 +341,9 @@ mod tests {
     fn a_thread_that_panicked_is_noticed() {
         let rows: [(fn() -> Report, bool); 2] = [(Report::default, true), (|| panic!("on purpose"), false)];
         for (body, well) in rows {
-            let (orders, _taken) = channel();
+            let (commands, _taken) = channel();
             let thread = Some(thread::spawn(body));
-            let mut hand = Hand { thread, ended: None, orders, bell: Bell::new().unwrap() };
+            let mut hand = WorkerHandle { thread, ended: None, commands, bell: EventFd::new().unwrap() };
             while hand.ended().is_none() {
                 thread::yield_now();
             }

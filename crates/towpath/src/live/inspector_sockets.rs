@@ -33,13 +33,13 @@ pub(super) struct Socket {
     /// What each user may have there; for how many threads it is.
     limits: Limits,
     threads: usize,
-    kids: Vec<Kid>,
+    kids: Vec<InspectorChild>,
     /// Holds the socket when the configuration names none.
     _directory: Option<TempDir>,
 }
 
 /// A process that the engine keeps running.
-struct Kid {
+struct InspectorChild {
     words: Vec<String>,
     child: Option<Child>,
     started: Instant,
@@ -76,7 +76,7 @@ impl Socket {
         let endpoint =
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
         open(&path, inspectors).map_err(system)?;
-        let kids = wanted(inspectors).map(Kid::new).collect();
+        let kids = wanted(inspectors).map(InspectorChild::new).collect();
         let pause = Pause::of(format_args!("queue {number}"));
         Ok(Self { queue: number, path, endpoint, pause, limits, threads, kids, _directory: directory })
     }
@@ -108,7 +108,7 @@ impl Socket {
         let mut before = std::mem::take(&mut self.kids);
         for words in wanted(inspectors) {
             let there = before.iter().position(|kid| kid.words == *words);
-            self.kids.push(there.map_or_else(|| Kid::new(words), |at| before.swap_remove(at)));
+            self.kids.push(there.map_or_else(|| InspectorChild::new(words), |at| before.swap_remove(at)));
         }
     }
 
@@ -205,7 +205,7 @@ fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = &[String]> {
     inspectors.commands.iter().flat_map(|words| std::iter::repeat_n(&words[..], inspectors.workers))
 }
 
-impl Kid {
+impl InspectorChild {
     fn new(words: &[String]) -> Self {
         Self { words: words.to_vec(), child: None, started: Instant::now(), pause: Duration::ZERO }
     }
@@ -236,7 +236,7 @@ impl Kid {
     }
 }
 
-impl Drop for Kid {
+impl Drop for InspectorChild {
     /// Nobody looks after it any more: it shall not outlive the engine, however that ends.
     fn drop(&mut self) {
         let Some(child) = &mut self.child else { return };

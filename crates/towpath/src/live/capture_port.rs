@@ -4,18 +4,18 @@ use towpath_port::pcap::{Reader, Writer};
 use towpath_port::{Burst, Caps, Error, Frame, Port, Received, Stats};
 
 /// See the module's text.
-pub(super) struct Captures {
+pub(super) struct CapturePort {
     reader: Option<Reader>,
     writer: Option<Writer>,
 }
 
-impl Captures {
+impl CapturePort {
     pub(super) fn new(reader: Option<Reader>, writer: Option<Writer>) -> Self {
         Self { reader, writer }
     }
 }
 
-impl Drop for Captures {
+impl Drop for CapturePort {
     /// A capture into which nothing went has a header from now on: of which link type it is was not known before.
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take()
@@ -26,7 +26,7 @@ impl Drop for Captures {
     }
 }
 
-impl Port for Captures {
+impl Port for CapturePort {
     fn name(&self) -> &str {
         "captures"
     }

@@ -2,7 +2,7 @@
 //!
 //! It listens before capabilities are given up (a port below 1024 needs one), and accepts when its workers have attached. A
 //! thread of the engine serves it between its packets (`muxes.rs`), or one that has nothing but its sockets and rings. The rules are
-//! asked at its [`Door`].
+//! asked at its [`MuxAdmission`].
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -15,10 +15,10 @@ use towpath_mux::io::{Server, Tls};
 use towpath_mux::mux;
 use towpath_ring::SocketFile;
 
-use super::administrator::Failure;
-use super::door::Door;
+use super::mux_admission::MuxAdmission;
 use super::muxes::{Gone, Served};
-use super::order::Bell;
+use super::supervisor::Failure;
+use super::worker_command::EventFd;
 use crate::config::Mux;
 use crate::control::Desk;
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
@@ -38,9 +38,9 @@ pub(super) struct Listening {
 /// A mux that runs.
 pub(super) struct Service {
     name: String,
-    door: Arc<Door>,
+    door: Arc<MuxAdmission>,
     server: Server,
-    orders: PoolControl,
+    control: PoolControl,
     /// Who serves it, until it has ended.
     runs: Option<Runs>,
     /// Whether it ended well, once it has ended.
@@ -91,10 +91,10 @@ impl Listening {
     pub(super) fn start(
         self,
         place: usize,
-        door: Door,
+        door: MuxAdmission,
         desk: Option<Desk>,
         engine: bool,
-        done: Bell,
+        done: EventFd,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
         // In this order, as they are dropped in the other.
@@ -113,7 +113,7 @@ impl Listening {
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
-        let (mut front, orders) = WorkerPool::ordered(&server, front, desk, stopped)
+        let (mut front, control) = WorkerPool::ordered(&server, front, desk, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
         front.keep(unix);
         let (runs, served) = if engine {
@@ -129,7 +129,7 @@ impl Listening {
             let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
             (Runs::Own(thread), None)
         };
-        Ok((Service { name, door, server, orders, runs: Some(runs), ended: None }, served))
+        Ok((Service { name, door, server, control, runs: Some(runs), ended: None }, served))
     }
 }
 
@@ -141,8 +141,8 @@ impl Service {
 
     /// Keeps the states of its connections, and ends those that the rules would not let in any more. `again`: they have
     /// changed.
-    pub(super) fn tend(&self, again: bool) {
-        for peer in self.door.tend(again).refused {
+    pub(super) fn refresh(&self, again: bool) {
+        for peer in self.door.refresh(again).refused {
             if self.server.close_peer(&peer) {
                 log::info!("mux {}: {} is not let in any more by the rules: closed", self.name, peer.remote);
             }
@@ -170,7 +170,7 @@ impl Service {
 
     /// Nothing more is accepted or read; what was is answered.
     pub(super) fn drain(&self) {
-        self.orders.end();
+        self.control.end();
     }
 
     /// Waits for its end. Whether it ended well.
