@@ -5,9 +5,9 @@
 
 pub mod config;
 pub mod control;
+pub mod daemon;
 pub mod framing;
 pub mod inspector;
-pub mod live;
 pub mod report;
 pub mod rulebook;
 pub mod settings;

@@ -17,8 +17,9 @@ pub(crate) fn start() {
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // What becomes of a server's workers, and what a daemon does, is news to whoever runs it.
-        let daemon =
-            ["towpath::worker_pool", "towpath::live"].iter().any(|part| metadata.target().starts_with(part));
+        let daemon = ["towpath::worker_pool", "towpath::daemon"]
+            .iter()
+            .any(|part| metadata.target().starts_with(part));
         metadata.level() <= LevelFilter::Warn || daemon
     }
 

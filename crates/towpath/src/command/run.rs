@@ -7,7 +7,7 @@ use clap::builder::ValueHint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Wrong};
-use towpath::live::{Failure, Supervisor};
+use towpath::daemon::{Failure, Supervisor};
 use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
 

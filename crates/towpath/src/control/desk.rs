@@ -178,7 +178,7 @@ pub struct Mailbox {
 }
 
 /// Wakes the engine.
-pub type Wake = crate::live::EventFd;
+pub type Wake = crate::daemon::EventFd;
 
 /// Wakes the thread that has the mailbox. Both ends are ours, and it does not block.
 #[derive(Clone, Debug)]

@@ -23,7 +23,7 @@ use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Sourc
 
 use super::pause::Pause;
 use super::rows::State;
-use crate::live::EventFd;
+use crate::daemon::EventFd;
 use crate::rulebook::Rulebook;
 
 /// The group of a request for the states.
