@@ -1,4 +1,4 @@
-//! The command line's grammar. What each command does is in `command/`.
+//! The command line's grammar. What each command does is in `cli/`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,16 +10,16 @@ use clap_complete::Shell;
 use towpath_engine::queue::parse::{fanout, overload, queue_number, within};
 use towpath_ring::{Fanout, Overload};
 
-use crate::command::bpf::Bpf;
-use crate::command::ctl::Ctl;
+use crate::cli::bpf::Bpf;
+use crate::cli::ctl::Ctl;
 
-use crate::command::explain::Explain;
-use crate::command::frame::Frame;
-use crate::command::mux::Mux;
-use crate::command::recv::Recv;
-use crate::command::run::Run;
-use crate::command::send::Send;
-use crate::command::wiring::Wiring;
+use crate::cli::explain::Explain;
+use crate::cli::frame::Frame;
+use crate::cli::mux::Mux;
+use crate::cli::recv::Recv;
+use crate::cli::run::Run;
+use crate::cli::send::Send;
+use crate::cli::wiring::Wiring;
 
 /// Exit codes, stable: scripts may rely on them.
 pub(crate) mod exit {

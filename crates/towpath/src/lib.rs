@@ -6,10 +6,11 @@
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod eventfd;
 pub mod framing;
 pub mod inspector;
 pub mod report;
-pub mod rulebook;
+pub mod ruleset_manager;
 pub mod settings;
 pub mod snapshot;
 pub mod streams;

@@ -1,8 +1,8 @@
-//! The command line of Towpath: arguments in, an exit code out. What each command does is in `command/`.
+//! The command line of Towpath: arguments in, an exit code out. What each command does is in `cli/`.
 #![forbid(unsafe_code)]
 
 mod args;
-mod command;
+mod cli;
 
 use std::process::ExitCode;
 
@@ -20,25 +20,25 @@ fn main() -> ExitCode {
             return code.into();
         }
     };
-    command::log::start();
+    cli::log::start();
     let code = match cli.command {
-        Command::Run(args) => command::run::run(&args),
-        Command::Replay(args) => command::replay::run(&args),
-        Command::Ctl(args) => command::ctl::run(&args),
-        Command::Check(args) => command::check::run(&args),
-        Command::Explain(args) => command::explain::run(&args),
-        Command::Inspect(args) => command::inspect::run(&args),
-        Command::Bpf(args) => command::bpf::run(&args),
-        Command::Frame(args) => command::frame::run(&args),
-        Command::Mux(args) => command::mux::run(&args),
-        Command::Send(args) => command::send::run(&args),
-        Command::Recv(args) => command::recv::run(&args),
+        Command::Run(args) => cli::run::run(&args),
+        Command::Replay(args) => cli::replay::run(&args),
+        Command::Ctl(args) => cli::ctl::run(&args),
+        Command::Check(args) => cli::check::run(&args),
+        Command::Explain(args) => cli::explain::run(&args),
+        Command::Inspect(args) => cli::inspect::run(&args),
+        Command::Bpf(args) => cli::bpf::run(&args),
+        Command::Frame(args) => cli::frame::run(&args),
+        Command::Mux(args) => cli::mux::run(&args),
+        Command::Send(args) => cli::send::run(&args),
+        Command::Recv(args) => cli::recv::run(&args),
         #[cfg(feature = "demo")]
-        Command::Demo(args) => command::demo::run(&args),
+        Command::Demo(args) => cli::demo::run(&args),
         #[cfg(feature = "demo")]
-        Command::DemoPart(part) => command::demo::part(&part),
-        Command::Completions { shell } => command::pages::completions(shell),
-        Command::Man { directory } => command::pages::man(&directory),
+        Command::DemoPart(part) => cli::demo::part(&part),
+        Command::Completions { shell } => cli::pages::completions(shell),
+        Command::Man { directory } => cli::pages::man(&directory),
     };
     code.into()
 }

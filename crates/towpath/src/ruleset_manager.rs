@@ -18,7 +18,7 @@ use crate::report;
 use crate::settings::{Settings, short};
 
 /// See the module's text.
-pub struct Rulebook {
+pub struct RulesetManager {
     book: Mutex<Book>,
     clock: Clock,
     /// How often rules or tables were changed.
@@ -106,7 +106,7 @@ pub struct Done {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// One state of [`Rulebook::states`].
+/// One state of [`RulesetManager::states`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLine {
     /// Number of its rule.
@@ -181,7 +181,7 @@ impl Book {
     }
 }
 
-impl Rulebook {
+impl RulesetManager {
     /// The rules of `gate`, which was made of `ruleset`.
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
         let rechecks = Rechecks::default();
@@ -225,7 +225,7 @@ impl Rulebook {
     }
 
     /// Takes other rules and routes, if any, and settings, in one step. With [`StatePolicy::Recheck`] the states of rules that stay
-    /// are then to be looked at ([`Rulebook::recheck_some`]), all of them again where that goes on already.
+    /// are then to be looked at ([`RulesetManager::recheck_some`]), all of them again where that goes on already.
     pub fn replace(
         &self,
         ruleset: Ruleset,
@@ -292,7 +292,7 @@ impl Rulebook {
     /// What commands would change, which they do not.
     ///
     /// # Errors
-    /// As [`Rulebook::command`].
+    /// As [`RulesetManager::command`].
     pub fn preview(&self, text: &str) -> Result<Done, Vec<Diagnostic>> {
         refuse_looks(text)?;
         let now = self.clock.now();
@@ -416,7 +416,7 @@ impl Rulebook {
         Ok(restored)
     }
 
-    /// Has all states looked at, as after a reload ([`Rulebook::recheck_some`]).
+    /// Has all states looked at, as after a reload ([`RulesetManager::recheck_some`]).
     pub fn recheck(&self) {
         self.book().begin_recheck();
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use towpath_gate::Restored;
 
-use crate::rulebook::Rulebook;
+use crate::ruleset_manager::RulesetManager;
 
 /// A snapshot that is going to be written: beside the file, under another name, until it is whole. What is no regular file
 /// (a pipe, a device) is written to as it is.
@@ -44,7 +44,7 @@ impl Saving {
     ///
     /// # Errors
     /// It cannot be written; then the old one is still there.
-    pub fn finish(mut self, book: &Rulebook) -> io::Result<()> {
+    pub fn finish(mut self, book: &RulesetManager) -> io::Result<()> {
         let mut written = Ok(());
         book.snapshot(|piece| {
             if written.is_ok() {
@@ -124,9 +124,9 @@ mod tests {
     use towpath_gate::rules::Ruleset;
     use towpath_gate::{Gate, state};
 
-    fn book() -> Rulebook {
+    fn book() -> RulesetManager {
         let gate = Gate::new(Ruleset::empty(), Ports::new(), state::Settings::default(), 1);
-        Rulebook::new(gate, Ruleset::empty(), false)
+        RulesetManager::new(gate, Ruleset::empty(), false)
     }
 
     #[test]

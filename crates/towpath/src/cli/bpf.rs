@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use towpath_bpf::{Code, Context, LoadError, LoadOptions, Program, Stats};
 
 use crate::args::exit;
-use crate::command::{self, fail};
+use crate::cli::{self, fail};
 
 /// Check, run, list and measure framing programs in BPF
 ///
@@ -145,7 +145,7 @@ fn check(source: &Source, code: &Code, stats: Stats) -> u8 {
     }
     let name = function.map(|name| format!(", program `{name}`")).unwrap_or_default();
     let (file, count) = (source.file.display(), stats.instructions);
-    command::answer(exit::OK, &format!("{file}: accepted{name}, {count} instructions of {kind}\n"))
+    cli::answer(exit::OK, &format!("{file}: accepted{name}, {count} instructions of {kind}\n"))
 }
 
 fn run_once(source: &Source, program: &Program, message: &[u8], fuel: u64, cb: &[u32]) -> u8 {
@@ -175,7 +175,7 @@ fn run_once(source: &Source, program: &Program, message: &[u8], fuel: u64, cb: &
     let text = format!(
         "result {result}: {words}\nmark {mark}, hash {hash}, cb {cb:?}\nfuel used: {used} of {fuel}\n"
     );
-    command::answer(exit::OK, &text)
+    cli::answer(exit::OK, &text)
 }
 
 /// What a result means to the mux: a word for programs, words for people.
@@ -200,7 +200,7 @@ fn disasm(source: &Source, code: &Code) -> u8 {
             .collect();
         return print_json(exit::OK, &json!({ "classic": code.is_classic(), "instructions": rows }));
     }
-    command::answer(exit::OK, &code.to_string())
+    cli::answer(exit::OK, &code.to_string())
 }
 
 fn stats(source: &Source, stats: Stats) -> u8 {
@@ -226,7 +226,7 @@ fn stats(source: &Source, stats: Stats) -> u8 {
     }
     let mut text = format!("{:17} {:>8}\n", "kind", kind(stats));
     text.extend(rows.iter().map(|(name, value)| format!("{:17} {value:>8}\n", name.replace('_', " "))));
-    command::answer(exit::OK, &text)
+    cli::answer(exit::OK, &text)
 }
 
 const fn kind(stats: Stats) -> &'static str {
@@ -269,7 +269,7 @@ impl Source {
 }
 
 fn print_json(code: u8, value: &Value) -> u8 {
-    command::answer(code, &format!("{value}\n"))
+    cli::answer(code, &format!("{value}\n"))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {

@@ -9,7 +9,7 @@ use towpath_engine::link::link;
 use towpath_port::{Burst, Error, Frame, LinkType, Port, Received, pcap};
 use towpath_wire::{Link, Time};
 
-use crate::command::warn;
+use crate::cli::warn;
 
 /// Frames of one burst.
 pub(crate) const BURST: usize = 64;

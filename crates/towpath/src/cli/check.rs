@@ -9,9 +9,9 @@ use towpath_gate::{Diff, Dir, StatePolicy, Walk};
 use towpath_wire::{self as wire, Time};
 
 use crate::args::{Check, exit};
-use crate::command::captured::{Captured, NOT_IP};
-use crate::command::wiring::{Wrong, go, read};
-use crate::command::{answer, fail, say, warn};
+use crate::cli::captured::{Captured, NOT_IP};
+use crate::cli::wiring::{Wrong, go, read};
+use crate::cli::{answer, fail, say, warn};
 use towpath_engine::link::link;
 
 /// How often what has ended is taken away, by the captures' time.

@@ -11,14 +11,14 @@ use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 use towpath::control::protocol::{Answer, Frame, Request};
-use towpath::control::{mux, rows, send, show};
+use towpath::control::{mux, records, send, show};
 use towpath::report::Rule;
 
 use self::connection::{Connection, Failure};
 use self::stream::{dump, events, trace};
 use self::sysctl::sysctl;
 use crate::args::exit;
-use crate::command::{answer, fail, warn};
+use crate::cli::{answer, fail, warn};
 
 /// Look into a running engine
 ///
@@ -361,7 +361,7 @@ fn all_entries(socket: &Path, json: bool) -> Result<String, Failure> {
     Ok(either(json, &json!({ "tables": rows }), || text))
 }
 
-fn all_tables(socket: &Path) -> Result<Vec<rows::Table>, Failure> {
+fn all_tables(socket: &Path) -> Result<Vec<records::Table>, Failure> {
     let mut engine = Connection::open(socket, Request::ShowTables)?;
     match engine.answer()? {
         Answer::Tables { tables } => Ok(tables),

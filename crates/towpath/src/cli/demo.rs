@@ -3,7 +3,7 @@
 use towpath_demo::{Args, Outcome, Part};
 
 use crate::args::exit;
-use crate::command::{answer, fail};
+use crate::cli::{answer, fail};
 
 pub(crate) fn run(args: &Args) -> u8 {
     match args.run() {

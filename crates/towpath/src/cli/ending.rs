@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::signal_name};
 
-use crate::command::fail;
+use crate::cli::fail;
 
 /// What a signal that a program does not survive adds to its number, as a shell has it.
 const BY_SIGNAL: u8 = 128;

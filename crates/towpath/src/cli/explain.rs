@@ -14,9 +14,9 @@ use towpath_gate::{
 use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::exit;
-use crate::command::captured::{Captured, NOT_IP};
-use crate::command::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
-use crate::command::{answer, fail};
+use crate::cli::captured::{Captured, NOT_IP};
+use crate::cli::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
+use crate::cli::{answer, fail};
 use towpath_engine::link::link;
 
 /// Say what the rules do with one packet, rule by rule, and why

@@ -18,8 +18,8 @@ use towpath_mux::framing::{Framing, PRESETS};
 use towpath_wire::{self as wire, Addresses, Fragment};
 
 use crate::args::exit;
-use crate::command::captured::Captured;
-use crate::command::{fail, warn};
+use crate::cli::captured::Captured;
+use crate::cli::{fail, warn};
 use towpath_engine::link::link;
 
 /// Bytes of a message that are shown.

@@ -4,7 +4,7 @@ use regex::bytes::Regex;
 use towpath_ring::{Answer, Consumer, Frame, Verdict};
 
 use crate::args::{Inspect, PassOrDrop, exit};
-use crate::command::{fail, say};
+use crate::cli::{fail, say};
 
 /// Frames taken at a time.
 const BATCH: usize = 64;

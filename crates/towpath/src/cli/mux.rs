@@ -18,7 +18,7 @@ use towpath_mux::mux::{self, Order};
 use towpath_send::Choice;
 
 use crate::args::exit;
-use crate::command::{answer, fail, say};
+use crate::cli::{answer, fail, say};
 
 /// Serve connections with worker processes: each message goes to the worker that is free
 ///

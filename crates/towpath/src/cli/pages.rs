@@ -6,7 +6,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::args::{Cli, exit};
-use crate::command::{answer, fail};
+use crate::cli::{answer, fail};
 
 /// Prints the completion script of `shell`.
 pub(crate) fn completions(shell: Shell) -> u8 {

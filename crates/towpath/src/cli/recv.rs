@@ -17,11 +17,11 @@ use tempfile::NamedTempFile;
 use twox_hash::XxHash3_64;
 
 use crate::args::exit;
-use crate::command::send::{progress, seconds};
-use crate::command::transfer::{
+use crate::cli::send::{progress, seconds};
+use crate::cli::transfer::{
     ALIVE, ALIVE_EVERY, Answer, HEADER_BYTES, Status, bytes, cpu_time, parse_header, read_full,
 };
-use crate::command::{answer, fail, say};
+use crate::cli::{answer, fail, say};
 
 /// Receive a file from `towpath send`
 ///

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
-use towpath::control::{self, Desk, EngineView, Server};
+use towpath::control::{self, EngineView, QueryInbox, Server};
 use towpath::inspector::{self, Inspector};
 use towpath::report::{self, Report};
-use towpath::rulebook::{Clock, Rulebook};
+use towpath::ruleset_manager::{Clock, RulesetManager};
 use towpath::snapshot::{Saving, told};
 use towpath_engine::queue::{DefaultVerdict, Policy, Queue};
 use towpath_engine::{Engine, Introspect, Meta, PacketIo};
@@ -25,10 +25,10 @@ use towpath_ring::Overload;
 use towpath_wire::Time;
 
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
-use crate::command::captured::{BURST, Captured, NOT_IP};
-use crate::command::ending::Ending;
-use crate::command::wiring::{Wrong, rules};
-use crate::command::{answer, fail, say, warn};
+use crate::cli::captured::{BURST, Captured, NOT_IP};
+use crate::cli::ending::Ending;
+use crate::cli::wiring::{Wrong, rules};
+use crate::cli::{answer, fail, say, warn};
 use towpath_engine::link::link;
 
 /// Bursts between the thread that reads a slow capture and the engine.
@@ -66,7 +66,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let ruleset = rules(&args.rules)?;
     let (mut gate, topology) = args.wiring.gate_with(ruleset.clone(), None)?;
     let walker = gate.walker().expect("it is the first");
-    let book = Arc::new(Rulebook::new(gate, ruleset, false));
+    let book = Arc::new(RulesetManager::new(gate, ruleset, false));
     let captures = args.captures.iter().map(|path| Waiting::open(path)).collect::<Result<Vec<_>, _>>()?;
     let writer = |path: &PathBuf, option| writer(path, option, args);
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
@@ -79,9 +79,9 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     }
     let policy =
         Policy { deadline: nanos(args.deadline), default: args.default_verdict.into(), ..Policy::default() };
-    let (_server, desk) = match &args.control {
+    let (_server, inbox) = match &args.control {
         Some(path) => {
-            Server::open(path, Some(Arc::clone(&book))).map(|(server, desk)| (Some(server), Some(desk)))?
+            Server::open(path, Some(Arc::clone(&book))).map(|(server, inbox)| (Some(server), Some(inbox)))?
         }
         None => (None, None),
     };
@@ -103,7 +103,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         out,
         replies,
         failed: None,
-        desk,
+        inbox,
         clock: book.clock(),
         book: Arc::clone(&book),
         snapshot,
@@ -427,10 +427,10 @@ struct Outside {
     /// Why an answer could not be written.
     failed: Option<towpath_port::Error>,
     /// Where `towpath ctl` is answered.
-    desk: Option<Desk>,
+    inbox: Option<QueryInbox>,
     /// The captures' time, for who looks at the states.
     clock: Clock,
-    book: Arc<Rulebook>,
+    book: Arc<RulesetManager>,
     /// States that the first packet finds: their time goes on with its.
     snapshot: Option<Vec<u8>>,
     /// What became of them.
@@ -491,7 +491,7 @@ impl PacketIo for Outside {
 
     fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.clock.set(engine.clock());
-        self.desk.as_mut().map_or(u64::MAX, |desk| desk.attend(&mut EngineView(engine))).min(LOOK)
+        self.inbox.as_mut().map_or(u64::MAX, |inbox| inbox.attend(&mut EngineView(engine))).min(LOOK)
     }
 
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {

@@ -12,7 +12,7 @@ use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
 
 use crate::args::exit;
-use crate::command::{answer, fail, say, warn};
+use crate::cli::{answer, fail, say, warn};
 
 /// Stand between live ports, as a configuration says
 ///

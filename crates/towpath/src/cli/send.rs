@@ -17,10 +17,10 @@ use towpath_send::{Choice, Counters, Limits, Options, Pages, PlainCause, Pool, S
 use twox_hash::XxHash3_64;
 
 use crate::args::exit;
-use crate::command::transfer::{
+use crate::cli::transfer::{
     ALIVE, ANSWER_BYTES, Answer, Status, bytes, cpu_time, header, read_full, thread_time,
 };
-use crate::command::{answer, fail};
+use crate::cli::{answer, fail};
 
 /// Memory that is in flight at most.
 const IN_FLIGHT: usize = 32 << 20;

@@ -12,7 +12,7 @@ use towpath_gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk, state};
 use towpath_wire::{Addresses, Packet, Time};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
-use crate::command::{fail, say, warn};
+use crate::cli::{fail, say, warn};
 
 /// The port that packets arrive on unless `--port` names another for their VLAN.
 pub(crate) const UNTAGGED: &str = "cap0";

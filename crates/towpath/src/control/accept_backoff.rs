@@ -10,14 +10,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Pause {
+pub(crate) struct AcceptBackoff {
     name: String,
     until: Option<Instant>,
     /// How often it was so.
     count: u64,
 }
 
-impl Pause {
+impl AcceptBackoff {
     /// That of a listener that is called so.
     pub(crate) fn of(name: impl Display) -> Self {
         Self { name: name.to_string(), until: None, count: 0 }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn it_ends_by_itself() {
-        let mut pause = Pause::of("a listener");
+        let mut pause = AcceptBackoff::of("a listener");
         assert!(!pause.is_on());
         pause.begin(&io::ErrorKind::Other.into());
         assert!(pause.is_on());

@@ -21,10 +21,10 @@ use serde_json::json;
 use towpath_gate::state::Cursor;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Source};
 
-use super::pause::Pause;
-use super::rows::State;
-use crate::daemon::EventFd;
-use crate::rulebook::Rulebook;
+use super::accept_backoff::AcceptBackoff;
+use super::records::State;
+use crate::eventfd::EventFd;
+use crate::ruleset_manager::RulesetManager;
 
 /// The group of a request for the states.
 pub const STATES: u32 = 1;
@@ -64,7 +64,7 @@ impl Dumps {
     ///
     /// # Errors
     /// Why not.
-    pub fn start(control: &Path, owner: Option<u32>, book: Arc<Rulebook>) -> io::Result<Self> {
+    pub fn start(control: &Path, owner: Option<u32>, book: Arc<RulesetManager>) -> io::Result<Self> {
         let path = path(control);
         let mut users = vec![rustix::process::geteuid().as_raw(), 0];
         users.extend(owner);
@@ -82,8 +82,8 @@ impl Dumps {
         // Who may attach is asked of the kernel; the file only has to let them try.
         std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
-        let (clients, pause) = (Vec::new(), Pause::of(path.display()));
-        let mut house = House { endpoint, pause, clients, book, start: Instant::now() };
+        let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
+        let mut house = ServerState { endpoint, pause, clients, book, start: Instant::now() };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
         let run = move || {
             // Acquire: pairs with the release in `drop`.
@@ -100,18 +100,18 @@ impl Drop for Dumps {
     fn drop(&mut self) {
         // Release: pairs with the acquire in the thread.
         self.over.store(true, Ordering::Release);
-        self.bell.ring();
+        self.bell.signal();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-struct House {
+struct ServerState {
     endpoint: Endpoint,
-    pause: Pause,
+    pause: AcceptBackoff,
     clients: Vec<Client>,
-    book: Arc<Rulebook>,
+    book: Arc<RulesetManager>,
     start: Instant,
 }
 
@@ -120,7 +120,7 @@ struct Client {
     states: Option<States>,
 }
 
-impl House {
+impl ServerState {
     fn turn(&mut self, bell: &EventFd) {
         for _ in 0..WELCOMES {
             if self.pause.is_on() {
@@ -154,12 +154,12 @@ impl House {
             let _ = poll(&mut fds, Some(&timeout));
         }
         self.clients.iter_mut().for_each(|client| client.channel.disarm());
-        bell.hush();
+        bell.clear();
     }
 }
 
 impl Client {
-    fn turn(&mut self, book: &Arc<Rulebook>, now: u64) {
+    fn turn(&mut self, book: &Arc<RulesetManager>, now: u64) {
         let Self { channel, states } = self;
         let mut asked = Vec::new();
         channel.poll_messages(|header, payload| {
@@ -203,7 +203,7 @@ fn cursor(payload: &[u8]) -> Option<Cursor> {
 
 /// The states from a place on.
 struct States {
-    book: Arc<Rulebook>,
+    book: Arc<RulesetManager>,
     next: Option<Cursor>,
 }
 

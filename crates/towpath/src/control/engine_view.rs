@@ -4,10 +4,10 @@ use towpath_ring::{self as ring, Loss};
 use towpath_wire::{Packet, Time};
 
 use super::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
-use super::rows::{self, Neighbor};
-use super::{Note, Observed, Sieve, Tap, Traced};
+use super::records::{self, Neighbor};
+use super::{FlowFilter, QueryHandler, TraceBuffer, TraceOutcome, TraceRecord};
 use crate::report;
-use crate::rulebook::Rechecks;
+use crate::ruleset_manager::Rechecks;
 use towpath_engine::queue::parse::{fanout_word, overload_words};
 use towpath_engine::queue::{About, Answer, Outcome, Reply};
 use towpath_engine::{
@@ -17,7 +17,7 @@ use towpath_engine::{
 /// A packet engine that answers queries.
 pub struct EngineView<'a>(pub &'a mut dyn Introspect);
 
-impl Observed for EngineView<'_> {
+impl QueryHandler for EngineView<'_> {
     fn rings(&mut self) -> Vec<Ring> {
         self.0.channels().into_iter().map(Ring::from).collect()
     }
@@ -26,25 +26,25 @@ impl Observed for EngineView<'_> {
         Some(self.0.frames(channel)?.into_iter().map(Frame::from).collect())
     }
 
-    fn trace(&mut self, channel: u32, tap: Tap) -> bool {
+    fn trace(&mut self, channel: u32, tap: TraceBuffer) -> bool {
         self.0.trace_channel(channel, Box::new(tap))
     }
 
-    fn follow(&mut self, sieve: Sieve, tap: Tap) -> bool {
-        self.0.trace_packets(Box::new(sieve), Box::new(tap))
+    fn follow(&mut self, filter: FlowFilter, tap: TraceBuffer) -> bool {
+        self.0.trace_packets(Box::new(filter), Box::new(tap))
     }
 
     fn ports(&self) -> Vec<String> {
         self.0.ports()
     }
 
-    fn queues(&mut self) -> Vec<rows::Queue> {
-        self.0.queues().into_iter().map(rows::Queue::from).collect()
+    fn queues(&mut self) -> Vec<records::Queue> {
+        self.0.queues().into_iter().map(records::Queue::from).collect()
     }
 
-    fn stats(&self) -> rows::Stats {
+    fn stats(&self) -> records::Stats {
         let stats = self.0.stats();
-        rows::Stats {
+        records::Stats {
             packets: stats.packets,
             bytes: stats.bytes,
             passed: stats.passed,
@@ -58,7 +58,7 @@ impl Observed for EngineView<'_> {
             inspected: stats.inspected,
             replies: self.0.replies().into(),
             states: report::States::of(self.0.states()),
-            // The rulebook knows, not the engine.
+            // The ruleset knows, not the engine.
             recheck: Rechecks::default(),
         }
     }
@@ -152,7 +152,7 @@ impl From<FrameSnapshot> for Frame {
     }
 }
 
-impl From<QueueSnapshot> for rows::Queue {
+impl From<QueueSnapshot> for records::Queue {
     fn from(queue: QueueSnapshot) -> Self {
         let inspectors = queue.inspectors;
         let counters = report::Queue::from(queue);
@@ -161,23 +161,23 @@ impl From<QueueSnapshot> for rows::Queue {
     }
 }
 
-impl TraceFilter for Sieve {
+impl TraceFilter for FlowFilter {
     fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
-        Sieve::takes(self, packet, rule)
+        FlowFilter::takes(self, packet, rule)
     }
 }
 
-impl TraceSink for Tap {
+impl TraceSink for TraceBuffer {
     fn is_over(&self) -> bool {
-        Tap::is_over(self)
+        TraceBuffer::is_over(self)
     }
 
     fn given(&mut self, seq: ring::Seq, bytes: &[u8], meta: &ring::Meta) {
-        Tap::given(self, seq, bytes, meta);
+        TraceBuffer::given(self, seq, bytes, meta);
     }
 
     fn decided(&mut self, seq: ring::Seq, after: u64, outcome: &Outcome<'_>) {
-        Tap::decided(self, seq, after, || note(outcome));
+        TraceBuffer::decided(self, seq, after, || note(outcome));
     }
 
     fn packet(&mut self, packet: &TracedPacket<'_>) {
@@ -189,7 +189,7 @@ impl TraceSink for Tap {
             (Some(Fate::Expired), _) => "drop, it has no hop left".to_owned(),
             (Some(Fate::Rejected(_)), _) => "reject".to_owned(),
         };
-        self.push(Traced {
+        self.push(TraceRecord {
             seq: packet.number as u32,
             time: packet.meta.time,
             wire_len: packet.meta.wire_len,
@@ -198,16 +198,16 @@ impl TraceSink for Tap {
             queue: 0,
             bytes: packet.bytes.into(),
             after: 0,
-            note: Note::Decided { rule: packet.rule, what },
+            note: TraceOutcome::Decided { rule: packet.rule, what },
         });
     }
 }
 
-fn note(outcome: &Outcome<'_>) -> Note {
+fn note(outcome: &Outcome<'_>) -> TraceOutcome {
     match *outcome {
-        Outcome::Overdue => Note::Overdue,
-        Outcome::Garbage => Note::Garbage,
-        Outcome::Orphan => Note::Orphan,
+        Outcome::Overdue => TraceOutcome::Overdue,
+        Outcome::Garbage => TraceOutcome::Garbage,
+        Outcome::Orphan => TraceOutcome::Orphan,
         Outcome::Answer(Reply { answer, mark, flow }) => {
             let verdict = match answer {
                 Answer::Pass => "pass".to_owned(),
@@ -217,7 +217,7 @@ fn note(outcome: &Outcome<'_>) -> Note {
                 Answer::Queue(number) => format!("queue {number}"),
                 Answer::Repeat => "repeat".to_owned(),
             };
-            Note::Verdict { verdict, mark, flow }
+            TraceOutcome::Verdict { verdict, mark, flow }
         }
     }
 }

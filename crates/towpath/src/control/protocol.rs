@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::rows;
+use super::records;
 use crate::report;
 
 /// The protocol's version: the number of `"towpath"` in every object.
@@ -51,7 +51,7 @@ pub enum Request {
         /// The rule's number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rule: Option<u32>,
-        /// The flow, in the words of [`Sieve::new`](super::Sieve::new).
+        /// The flow, in the words of [`FlowFilter::new`](super::FlowFilter::new).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         flow: Option<String>,
         /// End after so many packets.
@@ -195,28 +195,28 @@ pub enum Answer {
     /// To [`Request::ShowStates`].
     States {
         /// In no order that means anything.
-        states: Vec<rows::State>,
+        states: Vec<records::State>,
         /// Where to go on; none at the end.
         next: Option<u64>,
     },
     /// To [`Request::ShowTop`].
     Top {
         /// The first with the most.
-        states: Vec<rows::State>,
+        states: Vec<records::State>,
     },
     /// To [`Request::Events`]: they follow.
     Watching {},
     /// Some of them.
     Events {
         /// In the order of their times.
-        events: Vec<rows::Event>,
+        events: Vec<records::Event>,
         /// Events that found no room since the beginning, or that this client was too slow for.
         lost: u64,
     },
     /// To [`Request::ShowTables`].
     Tables {
         /// By name.
-        tables: Vec<rows::Table>,
+        tables: Vec<records::Table>,
     },
     /// To [`Request::ShowTable`].
     Table {
@@ -240,7 +240,7 @@ pub enum Answer {
     /// To [`Request::ShowPipes`].
     Pipes {
         /// By number.
-        pipes: Vec<rows::Pipe>,
+        pipes: Vec<records::Pipe>,
     },
     /// To [`Request::ShowSettings`].
     Settings {
@@ -250,22 +250,22 @@ pub enum Answer {
     /// To [`Request::ShowQueues`].
     Queues {
         /// By number.
-        queues: Vec<rows::Queue>,
+        queues: Vec<records::Queue>,
     },
     /// To [`Request::ShowPorts`].
     Ports {
         /// In the order of the configuration.
-        ports: Vec<rows::Port>,
+        ports: Vec<records::Port>,
     },
     /// To [`Request::ShowStats`].
     Stats {
         /// The counters.
-        stats: Box<rows::Stats>,
+        stats: Box<records::Stats>,
     },
     /// To [`Request::Command`].
     Done {
         /// What changed, or would.
-        changes: rows::Changes,
+        changes: records::Changes,
     },
     /// To [`Request::Set`].
     Set {

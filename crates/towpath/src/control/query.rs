@@ -1,19 +1,18 @@
-//! Where the engine answers those who look at it: a mailbox that it empties between two bursts.
+//! Where the engine answers those who look at it: a sender that it empties between two bursts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
 use towpath_wire::Time;
 
+use super::flow_filter::FlowFilter;
 use super::protocol::{Frame, Ring};
-use super::rows::{Port, Queue, Stats};
-use super::sieve::Sieve;
-use super::tap::Tap;
+use super::records::{Port, Queue, Stats};
+use super::trace::TraceBuffer;
+use crate::eventfd::EventFd;
 
-/// How long an engine with a desk may sleep before it looks into the mailbox, in nanoseconds.
+/// How long an engine with a inbox may sleep before it looks into the sender, in nanoseconds.
 const PATIENCE: u64 = 5_000_000;
 
 /// Questions answered at a time.
@@ -23,7 +22,7 @@ const AT_A_TIME: usize = 4;
 const WAITING: usize = 16;
 
 /// What an engine lets others see. Every answer is a copy, made at once.
-pub trait Observed {
+pub trait QueryHandler {
     /// Every channel, by number.
     fn rings(&mut self) -> Vec<Ring>;
 
@@ -31,14 +30,14 @@ pub trait Observed {
     fn frames(&mut self, channel: u32) -> Option<Vec<Frame>>;
 
     /// Copies what a channel gets to `tap`. Returns false if the channel does not exist, has ended, or is traced too often.
-    fn trace(&mut self, channel: u32, tap: Tap) -> bool {
+    fn trace(&mut self, channel: u32, tap: TraceBuffer) -> bool {
         let _ = (channel, tap);
         false
     }
 
-    /// Copies the decided packets that `sieve` takes to `tap`. Returns false if the engine has no packets, or too many traces.
-    fn follow(&mut self, sieve: Sieve, tap: Tap) -> bool {
-        let _ = (sieve, tap);
+    /// Copies the decided packets that `filter` takes to `tap`. Returns false if the engine has no packets, or too many traces.
+    fn follow(&mut self, filter: FlowFilter, tap: TraceBuffer) -> bool {
+        let _ = (filter, tap);
         false
     }
 
@@ -73,51 +72,51 @@ pub trait Observed {
 
 /// A question to the engine.
 #[derive(Debug)]
-pub enum Ask {
-    /// [`Observed::rings`].
+pub enum Query {
+    /// [`QueryHandler::rings`].
     Rings,
-    /// [`Observed::mux`].
+    /// [`QueryHandler::mux`].
     Mux,
-    /// [`Observed::send`].
+    /// [`QueryHandler::send`].
     Send,
-    /// [`Observed::frames`].
+    /// [`QueryHandler::frames`].
     Frames(u32),
-    /// [`Observed::trace`].
-    Trace(u32, Tap),
-    /// [`Observed::follow`].
-    Follow(Sieve, Tap),
-    /// [`Observed::queues`].
+    /// [`QueryHandler::trace`].
+    Trace(u32, TraceBuffer),
+    /// [`QueryHandler::follow`].
+    Follow(FlowFilter, TraceBuffer),
+    /// [`QueryHandler::queues`].
     Queues,
-    /// What was told with [`Desk::set_ports`].
+    /// What was told with [`QueryInbox::set_ports`].
     Ports,
-    /// [`Observed::stats`].
+    /// [`QueryHandler::stats`].
     Stats,
 }
 
 /// The engine's reply.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// To [`Ask::Rings`].
+pub enum Response {
+    /// To [`Query::Rings`].
     Rings(Vec<Ring>),
-    /// To [`Ask::Mux`].
+    /// To [`Query::Mux`].
     Mux(Option<Box<super::mux::Mux>>),
-    /// To [`Ask::Send`].
+    /// To [`Query::Send`].
     Send(Option<Box<super::send::Send>>),
-    /// To [`Ask::Frames`].
+    /// To [`Query::Frames`].
     Frames(Vec<Frame>),
-    /// To [`Ask::Trace`] and [`Ask::Follow`]: the names of the ports.
+    /// To [`Query::Trace`] and [`Query::Follow`]: the names of the ports.
     Tracing(Vec<String>),
-    /// To [`Ask::Queues`].
+    /// To [`Query::Queues`].
     Queues(Vec<Queue>),
-    /// To [`Ask::Ports`]: none when the engine has no live ports.
+    /// To [`Query::Ports`]: none when the engine has no live ports.
     Ports(Option<Vec<Port>>),
-    /// To [`Ask::Stats`].
+    /// To [`Query::Stats`].
     Stats(Box<Stats>),
     /// There is no such channel.
     NoChannel,
 }
 
-impl Reply {
+impl Response {
     /// What two threads of one engine replied, in one.
     pub(super) fn merge(self, other: Self) -> Self {
         match (self, other) {
@@ -158,11 +157,11 @@ impl Reply {
     }
 }
 
-/// The engine's end of the mailbox.
+/// The engine's end of the sender.
 #[derive(Debug)]
-pub struct Desk {
-    asks: Receiver<(Ask, SyncSender<Reply>)>,
-    bell: Bell,
+pub struct QueryInbox {
+    asks: Receiver<(Query, SyncSender<Response>)>,
+    bell: EventFd,
     over: Arc<AtomicBool>,
     ports: Option<Vec<Port>>,
     /// How long the engine may sleep when nobody asks: an engine that is woken, as long as it likes.
@@ -171,28 +170,21 @@ pub struct Desk {
 
 /// The other end.
 #[derive(Debug)]
-pub struct Mailbox {
-    asks: SyncSender<(Ask, SyncSender<Reply>)>,
+pub struct QuerySender {
+    asks: SyncSender<(Query, SyncSender<Response>)>,
     over: Arc<AtomicBool>,
-    wake: Option<Wake>,
+    wake: Option<EventFd>,
 }
 
-/// Wakes the engine.
-pub type Wake = crate::daemon::EventFd;
-
-/// Wakes the thread that has the mailbox. Both ends are ours, and it does not block.
-#[derive(Clone, Debug)]
-pub(super) struct Bell(Arc<OwnedFd>);
-
-impl Desk {
-    /// A desk and its mailbox. `bell` is rung with every reply. `wake` is rung when there is a question, for an engine that
+impl QueryInbox {
+    /// A inbox and its sender. `bell` is rung with every reply. `wake` is rung when there is a question, for an engine that
     /// sleeps longer than it is told.
-    pub(super) fn new(bell: Bell, wake: Option<Wake>) -> (Self, Mailbox) {
+    pub(super) fn new(bell: EventFd, wake: Option<EventFd>) -> (Self, QuerySender) {
         let (tx, rx) = sync_channel(WAITING);
         let over = Arc::new(AtomicBool::new(false));
         let patience = if wake.is_some() { u64::MAX } else { PATIENCE };
-        let mailbox = Mailbox { asks: tx, over: Arc::clone(&over), wake };
-        (Self { asks: rx, bell, over, ports: None, patience }, mailbox)
+        let sender = QuerySender { asks: tx, over: Arc::clone(&over), wake };
+        (Self { asks: rx, bell, over, ports: None, patience }, sender)
     }
 
     /// What is told about the ports from now on.
@@ -202,53 +194,55 @@ impl Desk {
 
     /// Answers what was asked meanwhile. Returns for how many nanoseconds at most the engine may sleep before it
     /// calls this again.
-    pub fn attend(&mut self, engine: &mut dyn Observed) -> u64 {
+    pub fn attend(&mut self, engine: &mut dyn QueryHandler) -> u64 {
         for _ in 0..AT_A_TIME {
             let Ok((ask, reply)) = self.asks.try_recv() else { break };
             let answer = match ask {
-                Ask::Queues => Reply::Queues(engine.queues()),
-                Ask::Ports => Reply::Ports(self.ports.clone()),
-                Ask::Stats => Reply::Stats(Box::new(engine.stats())),
-                Ask::Rings => Reply::Rings(engine.rings()),
-                Ask::Mux => Reply::Mux(engine.mux()),
-                Ask::Send => Reply::Send(engine.send()),
-                Ask::Frames(channel) => engine.frames(channel).map_or(Reply::NoChannel, Reply::Frames),
-                Ask::Trace(channel, tap) => match engine.trace(channel, tap) {
-                    true => Reply::Tracing(engine.ports()),
-                    false => Reply::NoChannel,
+                Query::Queues => Response::Queues(engine.queues()),
+                Query::Ports => Response::Ports(self.ports.clone()),
+                Query::Stats => Response::Stats(Box::new(engine.stats())),
+                Query::Rings => Response::Rings(engine.rings()),
+                Query::Mux => Response::Mux(engine.mux()),
+                Query::Send => Response::Send(engine.send()),
+                Query::Frames(channel) => {
+                    engine.frames(channel).map_or(Response::NoChannel, Response::Frames)
+                }
+                Query::Trace(channel, tap) => match engine.trace(channel, tap) {
+                    true => Response::Tracing(engine.ports()),
+                    false => Response::NoChannel,
                 },
-                Ask::Follow(sieve, tap) => match engine.follow(sieve, tap) {
-                    true => Reply::Tracing(engine.ports()),
-                    false => Reply::NoChannel,
+                Query::Follow(filter, tap) => match engine.follow(filter, tap) {
+                    true => Response::Tracing(engine.ports()),
+                    false => Response::NoChannel,
                 },
             };
             // Who asked may have given up.
             let _ = reply.try_send(answer);
-            self.bell.ring();
+            self.bell.signal();
         }
         self.patience
     }
 }
 
-impl Drop for Desk {
+impl Drop for QueryInbox {
     fn drop(&mut self) {
-        // Release: pairs with the acquire load in Mailbox::is_over; every reply was sent before.
+        // Release: pairs with the acquire load in QuerySender::is_over; every reply was sent before.
         self.over.store(true, Ordering::Release);
-        self.bell.ring();
+        self.bell.signal();
     }
 }
 
-impl Mailbox {
+impl QuerySender {
     /// Asks; the reply comes there, with a ring of the bell. `Ok(None)` when too much waits already.
     ///
     /// # Errors
     /// The engine has ended.
-    pub fn ask(&self, ask: Ask) -> Result<Option<Receiver<Reply>>, Ended> {
+    pub fn ask(&self, ask: Query) -> Result<Option<Receiver<Response>>, Ended> {
         let (tx, rx) = sync_channel(1);
         match self.asks.try_send((ask, tx)) {
             Ok(()) => {
                 if let Some(wake) = &self.wake {
-                    wake.ring();
+                    wake.signal();
                 }
                 Ok(Some(rx))
             }
@@ -259,7 +253,7 @@ impl Mailbox {
 
     /// Whether the engine has ended.
     pub fn is_over(&self) -> bool {
-        // Acquire: pairs with the release store in Desk::drop.
+        // Acquire: pairs with the release store in QueryInbox::drop.
         self.over.load(Ordering::Acquire)
     }
 }
@@ -267,23 +261,3 @@ impl Mailbox {
 /// The engine has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended;
-
-impl Bell {
-    pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    pub(super) fn ring(&self) {
-        // Full: nobody has looked for 2^64 rings.
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Takes the rings so far.
-    pub(super) fn hush(&self) {
-        let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
-    }
-
-    pub(super) fn fd(&self) -> &OwnedFd {
-        &self.0
-    }
-}

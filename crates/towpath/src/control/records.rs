@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use towpath_gate::Diff;
 
 use crate::report;
-use crate::rulebook::Rechecks;
+use crate::ruleset_manager::Rechecks;
 
 /// A dynamic state. Pairs are forward and reverse.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! Questions about rules, and commands that change them: answered from the rulebook, without the engine.
+//! Questions about rules, and commands that change them: answered from the ruleset, without the engine.
 //!
 //! A listing comes in pages: each answer says where the next begins, so that nobody keeps anything for a client. Who asks sees by a
 //! number that rules or tables have changed meanwhile, and begins anew.
@@ -6,8 +6,8 @@
 use towpath_gate::state::{Cursor, Ends, Kind, Listed, Top};
 
 use super::protocol::{Answer, Code, Request};
-use super::rows::{Changes, Event, Pipe, State, Table};
-use crate::rulebook::{self, Rulebook, StateLine};
+use super::records::{Changes, Event, Pipe, State, Table};
+use crate::ruleset_manager::{self, RulesetManager, StateLine};
 
 /// Rows of one page.
 const PAGE: usize = 1000;
@@ -20,9 +20,9 @@ const TOP: u64 = 10;
 const TOP_MAX: u64 = 100;
 
 /// What happened to states since this was asked last.
-pub(super) fn events(book: &Rulebook) -> (Vec<Event>, u64) {
+pub(super) fn events(book: &RulesetManager) -> (Vec<Event>, u64) {
     let (events, lost) = book.events();
-    let row = |event: rulebook::Event| Event {
+    let row = |event: ruleset_manager::Event| Event {
         at: event.at,
         what: event.what.to_owned(),
         state: event.state.map(State::from),
@@ -30,11 +30,11 @@ pub(super) fn events(book: &Rulebook) -> (Vec<Event>, u64) {
     (events.into_iter().map(row).collect(), lost)
 }
 
-/// The answer to what the rulebook can answer; none for what only the engine knows.
-pub(super) fn answer(book: &Rulebook, request: &Request) -> Option<Result<Answer, (Code, String)>> {
+/// The answer to what the ruleset can answer; none for what only the engine knows.
+pub(super) fn answer(book: &RulesetManager, request: &Request) -> Option<Result<Answer, (Code, String)>> {
     Some(match request {
         Request::ShowRules { from } => {
-            let (version, rules) = at_version(book, Rulebook::rules);
+            let (version, rules) = at_version(book, RulesetManager::rules);
             let (rules, next) = page(rules, *from, |rule| rule.text.len() + 80);
             Ok(Answer::Rules { rules, next, version })
         }
@@ -109,7 +109,7 @@ fn no_table(name: &str) -> String {
 }
 
 /// What is looked up, and the version that it is of.
-fn at_version<T>(book: &Rulebook, look: impl Fn(&Rulebook) -> T) -> (u64, T) {
+fn at_version<T>(book: &RulesetManager, look: impl Fn(&RulesetManager) -> T) -> (u64, T) {
     loop {
         let version = book.version();
         let found = look(book);

@@ -22,15 +22,16 @@ use rustix::fs::Mode;
 use thiserror::Error;
 use towpath_ring::{Credentials, SocketFile};
 
-use super::book;
-use super::desk::{Ask, Bell, Desk, Ended, Mailbox, Reply, Wake};
-use super::pause::Pause;
+use super::accept_backoff::AcceptBackoff;
+use super::flow_filter::FlowFilter;
 use super::protocol::{Code, Request};
+use super::query::{Ended, Query, QueryInbox, QuerySender, Response};
+use super::ruleset;
 use super::session::Session;
-use super::sieve::Sieve;
-use super::tap::{Spout, Tap};
+use super::trace::{TraceBuffer, TraceSource};
 use crate::config::Control;
-use crate::rulebook::Rulebook;
+use crate::eventfd::EventFd;
+use crate::ruleset_manager::RulesetManager;
 
 /// Clients at a time.
 const CLIENTS: usize = 64;
@@ -54,7 +55,7 @@ const EVENTS: usize = 500;
 const LOOK: u64 = 1_000_000_000;
 
 /// Nanoseconds that clients have for the last answers when the engine has ended.
-const FAREWELL: u64 = 1_000_000_000;
+const SHUTDOWN_GRACE: u64 = 1_000_000_000;
 
 /// Why there is no control socket.
 #[derive(Debug, Error)]
@@ -76,12 +77,12 @@ pub enum BindError {
 }
 
 /// The control socket of one engine. Dropping it removes the socket, after the clients have got their last answers: of an engine
-/// whose desks are still there (it panics) that is that it has ended.
+/// whose inboxes are still there (it panics) that is that it has ended.
 #[derive(Debug)]
 pub struct Server {
     file: Option<SocketFile>,
     over: Arc<AtomicBool>,
-    bell: Bell,
+    bell: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,17 +108,17 @@ pub struct Access {
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rank {
-    Administrator,
+enum Role {
+    Owner,
     /// It may look.
     Reader,
 }
 
-impl Rank {
+impl Role {
     /// Why a request is not granted.
     fn refuses(self, request: &Request) -> Option<&'static str> {
         match self {
-            Self::Administrator => None,
+            Self::Owner => None,
             Self::Reader if request.changes() => {
                 Some("you may look, and change nothing; root, the engine's user and the socket's owner may")
             }
@@ -131,18 +132,18 @@ impl Rank {
     /// Clients there may be for one more to be let in.
     fn room(self) -> usize {
         match self {
-            Self::Administrator => CLIENTS,
+            Self::Owner => CLIENTS,
             Self::Reader => CLIENTS - KEPT,
         }
     }
 }
 
 impl Access {
-    fn of(self, user: u32) -> Option<Rank> {
+    fn of(self, user: u32) -> Option<Role> {
         match user {
-            0 => Some(Rank::Administrator),
-            user if user == self.engine || Some(user) == self.owner => Some(Rank::Administrator),
-            _ => self.others.then_some(Rank::Reader),
+            0 => Some(Role::Owner),
+            user if user == self.engine || Some(user) == self.owner => Some(Role::Owner),
+            _ => self.others.then_some(Role::Reader),
         }
     }
 }
@@ -173,24 +174,24 @@ impl Listening {
         Ok(Self { file, listener, access })
     }
 
-    /// Begins to answer: a desk for each of `wakes`, which are rung when there is a question for threads that may sleep.
+    /// Begins to answer: a inbox for each of `wakes`, which are rung when there is a question for threads that may sleep.
     ///
     /// # Errors
     /// The system refused it.
     pub fn start(
         self,
-        book: Option<Arc<Rulebook>>,
-        wakes: Vec<Option<Wake>>,
-    ) -> Result<(Server, Vec<Desk>), BindError> {
+        book: Option<Arc<RulesetManager>>,
+        wakes: Vec<Option<EventFd>>,
+    ) -> Result<(Server, Vec<QueryInbox>), BindError> {
         let Self { file, listener, access } = self;
         let system = |source| BindError::System { path: file.path().into(), source };
-        let bell = Bell::new().map_err(system)?;
+        let bell = EventFd::new().map_err(system)?;
         let over = Arc::new(AtomicBool::new(false));
-        let (desks, mailboxes) = wakes.into_iter().map(|wake| Desk::new(bell.clone(), wake)).unzip();
-        let house = House {
+        let (inboxes, senders) = wakes.into_iter().map(|wake| QueryInbox::new(bell.clone(), wake)).unzip();
+        let house = ServerState {
             listener,
-            pause: Pause::of("control"),
-            mailboxes,
+            pause: AcceptBackoff::of("control"),
+            senders,
             over: Arc::clone(&over),
             bell: bell.clone(),
             book,
@@ -202,7 +203,7 @@ impl Listening {
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| house.run()).map_err(system)?;
-        Ok((Server { file: Some(file), over, bell, thread: Some(thread) }, desks))
+        Ok((Server { file: Some(file), over, bell, thread: Some(thread) }, inboxes))
     }
 }
 
@@ -219,9 +220,9 @@ impl Server {
     ///
     /// # Errors
     /// Why not.
-    pub fn open(path: &Path, book: Option<Arc<Rulebook>>) -> Result<(Self, Desk), BindError> {
-        let (server, mut desks) = Listening::bind(&Control::private(path))?.start(book, vec![None])?;
-        Ok((server, desks.remove(0)))
+    pub fn open(path: &Path, book: Option<Arc<RulesetManager>>) -> Result<(Self, QueryInbox), BindError> {
+        let (server, mut inboxes) = Listening::bind(&Control::private(path))?.start(book, vec![None])?;
+        Ok((server, inboxes.remove(0)))
     }
 }
 
@@ -231,7 +232,7 @@ impl Drop for Server {
         self.file = None;
         // Release: pairs with the acquire in the thread. Desks may be left, whose engine will not end before this process does.
         self.over.store(true, Ordering::Release);
-        self.bell.ring();
+        self.bell.signal();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -239,16 +240,16 @@ impl Drop for Server {
 }
 
 /// What the thread has.
-struct House {
+struct ServerState {
     listener: UnixListener,
-    pause: Pause,
+    pause: AcceptBackoff,
     /// One for each thread of the engine.
-    mailboxes: Vec<Mailbox>,
+    senders: Vec<QuerySender>,
     /// Nobody is to be served any more, whatever becomes of the engine.
     over: Arc<AtomicBool>,
-    bell: Bell,
+    bell: EventFd,
     /// The rules; none when there are none to look at.
-    book: Option<Arc<Rulebook>>,
+    book: Option<Arc<RulesetManager>>,
     clients: Vec<Client>,
     access: Access,
     /// Somebody gets events.
@@ -267,7 +268,7 @@ struct Stats {
 
 struct Client {
     stream: UnixStream,
-    rank: Rank,
+    role: Role,
     session: Session,
     asked: Option<Asked>,
     /// It cannot be written to or read from any more.
@@ -278,24 +279,24 @@ struct Client {
 struct Asked {
     request: Request,
     /// Those that have not come.
-    replies: Vec<Receiver<Reply>>,
+    replies: Vec<Receiver<Response>>,
     /// Those that have, in one.
-    merged: Option<Reply>,
-    spout: Option<Spout>,
+    merged: Option<Response>,
+    source: Option<TraceSource>,
 }
 
-impl House {
+impl ServerState {
     fn run(mut self) {
         let mut farewell = None;
         loop {
             let now = self.now();
             // Acquire: pairs with the release in `Server::drop`.
-            let over = self.over.load(Ordering::Acquire) || self.mailboxes.iter().all(Mailbox::is_over);
+            let over = self.over.load(Ordering::Acquire) || self.senders.iter().all(QuerySender::is_over);
             if farewell.is_none() && over {
-                farewell = Some(now + FAREWELL);
+                farewell = Some(now + SHUTDOWN_GRACE);
             }
             for client in &mut self.clients {
-                client.serve(&self.mailboxes, self.book.as_deref(), now, farewell.is_some());
+                client.serve(&self.senders, self.book.as_deref(), now, farewell.is_some());
                 if client.session.handle_timeout(now) {
                     self.stats.cut_off += 1;
                     log::warn!(
@@ -314,7 +315,7 @@ impl House {
                 log::warn!("control: poll: {error}");
                 return;
             }
-            self.bell.hush();
+            self.bell.clear();
             self.accept();
         }
     }
@@ -330,7 +331,7 @@ impl House {
         if !watch {
             return;
         }
-        let (events, lost) = book::events(book);
+        let (events, lost) = ruleset::events(book);
         for part in events.chunks(EVENTS) {
             let part = Arc::from(part);
             self.clients.iter_mut().for_each(|client| client.session.handle_events(&part, lost));
@@ -351,7 +352,7 @@ impl House {
         let timeout =
             Timespec { tv_sec: (sleep / 1_000_000_000) as i64, tv_nsec: (sleep % 1_000_000_000) as i64 };
         let listens = if self.pause.is_on() { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = vec![PollFd::new(&self.listener, listens), PollFd::new(self.bell.fd(), PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.listener, listens), PollFd::new(&self.bell, PollFlags::IN)];
         for client in &mut self.clients {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, client.session.wants() > 0);
@@ -390,8 +391,8 @@ impl House {
             }
             let mut session = Session::new(self.now());
             let peer = Credentials::of(&stream);
-            let rank = peer.as_ref().ok().and_then(|peer| self.access.of(peer.uid));
-            match (rank, peer) {
+            let role = peer.as_ref().ok().and_then(|peer| self.access.of(peer.uid));
+            match (role, peer) {
                 (Some(_), _) => {}
                 (None, Ok(peer)) => {
                     self.stats.not_permitted += 1;
@@ -414,21 +415,21 @@ impl House {
                     continue;
                 }
             }
-            let rank = rank.unwrap_or(Rank::Reader);
-            if self.clients.len() >= rank.room() {
+            let role = role.unwrap_or(Role::Reader);
+            if self.clients.len() >= role.room() {
                 self.stats.too_many += 1;
                 if self.stats.too_many.is_power_of_two() {
                     log::warn!(
                         "control: {} connections refused: {} at a time",
                         self.stats.too_many,
-                        rank.room()
+                        role.room()
                     );
                 }
-                session.refuse(Code::Busy, format!("{} clients look already; try again", rank.room()));
+                session.refuse(Code::Busy, format!("{} clients look already; try again", role.room()));
                 say_farewell(stream, session);
                 continue;
             }
-            self.clients.push(Client { stream, rank, session, asked: None, gone: false });
+            self.clients.push(Client { stream, role, session, asked: None, gone: false });
         }
     }
 }
@@ -439,12 +440,12 @@ fn say_farewell(mut stream: UnixStream, mut session: Session) {
 }
 
 impl Client {
-    fn serve(&mut self, mailboxes: &[Mailbox], book: Option<&Rulebook>, now: u64, over: bool) {
+    fn serve(&mut self, senders: &[QuerySender], book: Option<&RulesetManager>, now: u64, over: bool) {
         self.read(now);
         self.take_reply(book, now, over);
         for _ in 0..AT_A_TIME {
             if let Some(request) = self.session.poll_request(now) {
-                self.grant(request, mailboxes, book, now);
+                self.grant(request, senders, book, now);
             }
             self.write(now);
             if self.gone || !self.session.is_ready() {
@@ -470,55 +471,55 @@ impl Client {
         }
     }
 
-    fn grant(&mut self, request: Request, mailboxes: &[Mailbox], book: Option<&Rulebook>, now: u64) {
-        if let Some(why) = self.rank.refuses(&request) {
+    fn grant(&mut self, request: Request, senders: &[QuerySender], book: Option<&RulesetManager>, now: u64) {
+        if let Some(why) = self.role.refuses(&request) {
             return self.session.refuse(Code::NotPermitted, why.to_owned());
         }
         if request == Request::Events && book.is_some() {
             return self.session.watch(now);
         }
-        match book.and_then(|book| book::answer(book, &request)) {
+        match book.and_then(|book| ruleset::answer(book, &request)) {
             Some(Ok(answer)) => self.session.handle_answer(&answer, now),
             Some(Err((code, message))) => self.session.refuse(code, message),
-            None => self.ask(request, mailboxes),
+            None => self.ask(request, senders),
         }
     }
 
-    fn ask(&mut self, request: Request, mailboxes: &[Mailbox]) {
-        let sieve = match &request {
-            Request::Follow { rule, flow, .. } => Sieve::new(*rule, flow.as_deref()),
-            _ => Ok(Sieve::default()),
+    fn ask(&mut self, request: Request, senders: &[QuerySender]) {
+        let filter = match &request {
+            Request::Follow { rule, flow, .. } => FlowFilter::new(*rule, flow.as_deref()),
+            _ => Ok(FlowFilter::default()),
         };
-        let sieve = match sieve {
-            Ok(sieve) => sieve,
+        let filter = match filter {
+            Ok(filter) => filter,
             Err(message) => return self.session.refuse(Code::Invalid, message),
         };
         // One trace of all threads together.
-        let (tap, spout) = match request {
-            Request::Trace { .. } | Request::Follow { .. } => Some(Tap::new()).unzip(),
+        let (tap, source) = match request {
+            Request::Trace { .. } | Request::Follow { .. } => Some(TraceBuffer::new()).unzip(),
             _ => (None, None),
         };
-        let again = || tap.as_ref().map_or_else(|| Tap::new().0, Tap::again);
+        let again = || tap.as_ref().map_or_else(|| TraceBuffer::new().0, TraceBuffer::again);
         let mut replies = Vec::new();
-        for mailbox in mailboxes {
+        for sender in senders {
             let ask = match request {
-                Request::ShowRings => Ask::Rings,
-                Request::ShowMux => Ask::Mux,
-                Request::ShowSend => Ask::Send,
-                Request::ShowFrames { channel } => Ask::Frames(channel),
-                Request::ShowQueues => Ask::Queues,
-                Request::ShowPorts => Ask::Ports,
-                Request::ShowStats => Ask::Stats,
-                Request::Trace { channel, .. } => Ask::Trace(channel, again()),
-                Request::Follow { .. } => Ask::Follow(sieve.clone(), again()),
-                // The rulebook has answered all others.
+                Request::ShowRings => Query::Rings,
+                Request::ShowMux => Query::Mux,
+                Request::ShowSend => Query::Send,
+                Request::ShowFrames { channel } => Query::Frames(channel),
+                Request::ShowQueues => Query::Queues,
+                Request::ShowPorts => Query::Ports,
+                Request::ShowStats => Query::Stats,
+                Request::Trace { channel, .. } => Query::Trace(channel, again()),
+                Request::Follow { .. } => Query::Follow(filter.clone(), again()),
+                // The ruleset has answered all others.
                 _ => {
                     return self
                         .session
                         .refuse(Code::NotFound, "this engine has nothing of that kind".into());
                 }
             };
-            match mailbox.ask(ask) {
+            match sender.ask(ask) {
                 Ok(Some(reply)) => replies.push(reply),
                 Ok(None) => {
                     let message = "the engine has too many questions to answer";
@@ -531,10 +532,10 @@ impl Client {
         if replies.is_empty() {
             return self.session.refuse(Code::Ended, "the engine has ended".into());
         }
-        self.asked = Some(Asked { request, replies, merged: None, spout });
+        self.asked = Some(Asked { request, replies, merged: None, source });
     }
 
-    fn take_reply(&mut self, book: Option<&Rulebook>, now: u64, over: bool) {
+    fn take_reply(&mut self, book: Option<&RulesetManager>, now: u64, over: bool) {
         let Some(mut asked) = self.asked.take() else { return };
         if !self.session.is_waiting() {
             // It was told that the engine is busy; the replies are nobody's.
@@ -558,10 +559,10 @@ impl Client {
         }
         match asked.merged {
             Some(mut reply) => {
-                if let (Reply::Stats(stats), Some(book)) = (&mut reply, book) {
+                if let (Response::Stats(stats), Some(book)) = (&mut reply, book) {
                     stats.recheck = book.rechecks();
                 }
-                self.session.handle_reply(&asked.request, reply, asked.spout, now);
+                self.session.handle_reply(&asked.request, reply, asked.source, now);
             }
             None => self.session.refuse(Code::Ended, "the engine has ended".into()),
         }
@@ -591,7 +592,7 @@ impl Client {
 mod tests {
     use std::thread;
 
-    use super::super::Observed;
+    use super::super::QueryHandler;
     use super::super::protocol::{Answer, Frame, Ring, emit, parse_answer};
     use super::*;
 
@@ -600,10 +601,10 @@ mod tests {
         let access = Access { engine: 100, owner: Some(7), others: true };
         let closed = Access { others: false, ..access };
         for (user, open, shut) in [
-            (0, Some(Rank::Administrator), Some(Rank::Administrator)),
-            (100, Some(Rank::Administrator), Some(Rank::Administrator)),
-            (7, Some(Rank::Administrator), Some(Rank::Administrator)),
-            (8, Some(Rank::Reader), None),
+            (0, Some(Role::Owner), Some(Role::Owner)),
+            (100, Some(Role::Owner), Some(Role::Owner)),
+            (7, Some(Role::Owner), Some(Role::Owner)),
+            (8, Some(Role::Reader), None),
         ] {
             assert_eq!((access.of(user), closed.of(user)), (open, shut), "user {user}");
         }
@@ -617,16 +618,16 @@ mod tests {
             (Request::Command { text: "flush".into(), check: false }, false),
             (Request::Set { name: "dyn_max".into(), value: 1 }, false),
         ] {
-            assert_eq!(Rank::Reader.refuses(&request).is_none(), reader, "{request:?}");
-            assert_eq!(Rank::Administrator.refuses(&request), None, "{request:?}");
+            assert_eq!(Role::Reader.refuses(&request).is_none(), reader, "{request:?}");
+            assert_eq!(Role::Owner.refuses(&request), None, "{request:?}");
         }
-        assert!(Rank::Reader.room() < Rank::Administrator.room());
+        assert!(Role::Reader.room() < Role::Owner.room());
     }
 
     /// An engine that has nothing to show.
     struct Nothing;
 
-    impl Observed for Nothing {
+    impl QueryHandler for Nothing {
         fn rings(&mut self) -> Vec<Ring> {
             Vec::new()
         }
@@ -654,10 +655,10 @@ mod tests {
         let one = Server::open(&path, None).unwrap();
         assert!(matches!(Server::open(&path, None), Err(BindError::InUse(_))));
         std::fs::remove_file(&path).unwrap();
-        let (server, desk) = Server::open(&path, None).unwrap();
+        let (server, inbox) = Server::open(&path, None).unwrap();
         drop(one);
         assert!(UnixStream::connect(&path).is_ok());
-        drop(desk);
+        drop(inbox);
         drop(server);
         assert!(!path.exists());
     }
@@ -667,22 +668,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let listening = Listening::bind(&Control::private(&path)).unwrap();
-        let (server, mut desks) = listening.start(None, vec![None, None]).unwrap();
-        drop(desks.remove(0));
-        // It was served while one desk was gone already.
-        let asked = |desk: &mut Desk| {
+        let (server, mut inboxes) = listening.start(None, vec![None, None]).unwrap();
+        drop(inboxes.remove(0));
+        // It was served while one inbox was gone already.
+        let asked = |inbox: &mut QueryInbox| {
             let path = path.clone();
             let client = thread::spawn(move || ask(&UnixStream::connect(path).unwrap()));
             while !client.is_finished() {
-                desk.attend(&mut Nothing);
+                inbox.attend(&mut Nothing);
                 thread::yield_now();
             }
             client.join().unwrap()
         };
         for _ in 0..2 {
-            assert_eq!(asked(&mut desks[0]), Some(Answer::Rings { rings: Vec::new() }));
+            assert_eq!(asked(&mut inboxes[0]), Some(Answer::Rings { rings: Vec::new() }));
         }
-        drop(desks);
+        drop(inboxes);
         drop(server);
     }
 
@@ -690,14 +691,14 @@ mod tests {
     fn it_ends_although_its_engine_does_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let (server, desk) = Server::open(&path, None).unwrap();
+        let (server, inbox) = Server::open(&path, None).unwrap();
         let mut asks = UnixStream::connect(&path).unwrap();
         asks.write_all(&emit(&Request::ShowRings)).unwrap();
-        // Nobody attends the desk.
+        // Nobody attends the inbox.
         drop(server);
         assert!(!path.exists());
         // Whether it was told so depends on whether it was let in before.
         let _ = asks.read_to_end(&mut Vec::new());
-        drop(desk);
+        drop(inbox);
     }
 }

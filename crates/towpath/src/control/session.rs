@@ -1,7 +1,7 @@
 //! One client of the control socket: bytes and replies in, requests and bytes out. No IO.
 //!
 //! One request at a time: the next is read when the answer to the last has been taken. What is kept for a client is
-//! bounded: a request ([`REQUEST_MAX`]), [`PENDING`] bytes of answer, what a trace holds ([`Tap`](super::Tap)), and [`EVENTS`]
+//! bounded: a request ([`REQUEST_MAX`]), [`PENDING`] bytes of answer, what a trace holds ([`TraceBuffer`](super::TraceBuffer)), and [`EVENTS`]
 //! events, of which all who watch share one copy.
 //! Who says nothing for [`IDLE`], or takes nothing of what is there for it for [`SLOW`], is cut off.
 
@@ -13,10 +13,10 @@ use std::sync::mpsc::TryRecvError;
 use towpath_port::LinkType;
 use towpath_port::pcap::{Blocks, Options};
 
-use super::desk::Reply;
 use super::protocol::{Answer, Code, End, Frame, PCAPNG, REQUEST_MAX, Request, emit, frame, parse_request};
-use super::rows::Event;
-use super::tap::{Note, Spout, Traced};
+use super::query::Response;
+use super::records::Event;
+use super::trace::{TraceOutcome, TraceRecord, TraceSource};
 
 /// Bytes of answer that wait before more is made.
 const PENDING: usize = 256 << 10;
@@ -25,7 +25,7 @@ const PENDING: usize = 256 << 10;
 const FRAMES: usize = 2048;
 
 /// Events that wait until a client takes them; as many as wait at each thread for the look in which they come here.
-const EVENTS: usize = crate::rulebook::EVENTS;
+const EVENTS: usize = crate::ruleset_manager::EVENTS;
 
 /// Nanoseconds that a client may say nothing.
 const IDLE: u64 = 60_000_000_000;
@@ -84,7 +84,7 @@ struct Events {
 
 #[derive(Debug)]
 struct Trace {
-    spout: Spout,
+    source: TraceSource,
     blocks: Blocks,
     left: u64,
     packets: u64,
@@ -170,35 +170,41 @@ impl Session {
         }
     }
 
-    /// The engine's reply to `request`; `spout` is where a trace's packets come from.
-    pub(super) fn handle_reply(&mut self, request: &Request, reply: Reply, spout: Option<Spout>, now: u64) {
+    /// The engine's reply to `request`; `source` is where a trace's packets come from.
+    pub(super) fn handle_reply(
+        &mut self,
+        request: &Request,
+        reply: Response,
+        source: Option<TraceSource>,
+        now: u64,
+    ) {
         self.active = now;
         self.state = State::Idle;
-        match (request, reply, spout) {
-            (Request::ShowRings, Reply::Rings(rings), _) => self.answer(&Answer::Rings { rings }),
-            (Request::ShowMux, Reply::Mux(Some(mux)), _) => self.answer(&Answer::Mux { mux }),
-            (Request::ShowMux, Reply::Mux(None), _) => {
+        match (request, reply, source) {
+            (Request::ShowRings, Response::Rings(rings), _) => self.answer(&Answer::Rings { rings }),
+            (Request::ShowMux, Response::Mux(Some(mux)), _) => self.answer(&Answer::Mux { mux }),
+            (Request::ShowMux, Response::Mux(None), _) => {
                 self.refuse(Code::NoMux, "this engine has no multiplexor; `towpath mux` has one".to_owned());
             }
-            (Request::ShowSend, Reply::Send(Some(send)), _) => self.answer(&Answer::Send { send }),
-            (Request::ShowSend, Reply::Send(None), _) => {
+            (Request::ShowSend, Response::Send(Some(send)), _) => self.answer(&Answer::Send { send }),
+            (Request::ShowSend, Response::Send(None), _) => {
                 let why =
                     "this engine has no multiplexor, and sends no messages; `towpath mux` does".to_owned();
                 self.refuse(Code::NotFound, why);
             }
-            (Request::ShowQueues, Reply::Queues(queues), _) => self.answer(&Answer::Queues { queues }),
-            (Request::ShowStats, Reply::Stats(stats), _) => self.answer(&Answer::Stats { stats }),
-            (Request::ShowPorts, Reply::Ports(Some(ports)), _) => self.answer(&Answer::Ports { ports }),
-            (Request::ShowPorts, Reply::Ports(None), _) => {
+            (Request::ShowQueues, Response::Queues(queues), _) => self.answer(&Answer::Queues { queues }),
+            (Request::ShowStats, Response::Stats(stats), _) => self.answer(&Answer::Stats { stats }),
+            (Request::ShowPorts, Response::Ports(Some(ports)), _) => self.answer(&Answer::Ports { ports }),
+            (Request::ShowPorts, Response::Ports(None), _) => {
                 self.refuse(Code::NotFound, "this engine has no live ports".to_owned());
             }
-            (&Request::ShowFrames { channel }, Reply::Frames(frames), _) => {
+            (&Request::ShowFrames { channel }, Response::Frames(frames), _) => {
                 self.state = State::Listing { channel, frames, next: 0 };
             }
             (
                 &(Request::Trace { count, .. } | Request::Follow { count, .. }),
-                Reply::Tracing(ports),
-                Some(spout),
+                Response::Tracing(ports),
+                Some(source),
             ) => {
                 let channel = if let Request::Trace { channel, .. } = request { *channel } else { 0 };
                 self.answer(&Answer::Tracing { channel });
@@ -211,9 +217,9 @@ impl Session {
                 self.output.extend(frame(PCAPNG, &section));
                 let left = count.unwrap_or(u64::MAX);
                 self.state =
-                    State::Tracing(Box::new(Trace { spout, blocks, left, packets: 0, told: 0, time: 0 }));
+                    State::Tracing(Box::new(Trace { source, blocks, left, packets: 0, told: 0, time: 0 }));
             }
-            (Request::ShowFrames { channel } | Request::Trace { channel, .. }, Reply::NoChannel, _) => {
+            (Request::ShowFrames { channel } | Request::Trace { channel, .. }, Response::NoChannel, _) => {
                 self.refuse(
                     Code::NoChannel,
                     format!(
@@ -221,7 +227,7 @@ impl Session {
                     ),
                 );
             }
-            (Request::Follow { .. }, Reply::NoChannel, _) => {
+            (Request::Follow { .. }, Response::NoChannel, _) => {
                 self.refuse(
                     Code::Busy,
                     "packets are followed eight times already, or there are none".to_owned(),
@@ -402,7 +408,7 @@ impl Trace {
             self.statistics(output);
             return (false, Some(End::Count));
         }
-        match self.spout.ready.try_recv() {
+        match self.source.ready.try_recv() {
             Ok(traced) => {
                 self.packet(output, &traced);
                 (true, None)
@@ -420,7 +426,7 @@ impl Trace {
         }
     }
 
-    fn packet(&mut self, output: &mut Vec<u8>, traced: &Traced) {
+    fn packet(&mut self, output: &mut Vec<u8>, traced: &TraceRecord) {
         let dropped = self.dropped();
         let frame = towpath_port::Frame {
             bytes: &traced.bytes,
@@ -457,22 +463,22 @@ impl Trace {
 
     fn dropped(&self) -> u64 {
         // Relaxed: a statistic, which orders nothing.
-        self.spout.dropped.load(Ordering::Relaxed)
+        self.source.dropped.load(Ordering::Relaxed)
     }
 }
 
 /// What Wireshark shows beside the packet.
-fn comment(traced: &Traced) -> String {
-    let Traced { seq, queue, after, note, .. } = traced;
+fn comment(traced: &TraceRecord) -> String {
+    let TraceRecord { seq, queue, after, note, .. } = traced;
     let mut text = match note {
-        Note::Decided { rule: Some(rule), what } => return format!("rule {rule}: {what}"),
-        Note::Decided { rule: None, what } => return what.clone(),
-        Note::Verdict { verdict, .. } => format!("queue {queue}, seq {seq}: {verdict}"),
-        Note::Overdue => format!("queue {queue}, seq {seq}: no verdict within the deadline"),
-        Note::Garbage => format!("queue {queue}, seq {seq}: an answer without meaning"),
-        Note::Orphan => format!("queue {queue}, seq {seq}: the inspector was gone"),
+        TraceOutcome::Decided { rule: Some(rule), what } => return format!("rule {rule}: {what}"),
+        TraceOutcome::Decided { rule: None, what } => return what.clone(),
+        TraceOutcome::Verdict { verdict, .. } => format!("queue {queue}, seq {seq}: {verdict}"),
+        TraceOutcome::Overdue => format!("queue {queue}, seq {seq}: no verdict within the deadline"),
+        TraceOutcome::Garbage => format!("queue {queue}, seq {seq}: an answer without meaning"),
+        TraceOutcome::Orphan => format!("queue {queue}, seq {seq}: the inspector was gone"),
     };
-    if let Note::Verdict { mark: (mark, mask), flow, .. } = note {
+    if let TraceOutcome::Verdict { mark: (mark, mask), flow, .. } = note {
         if *mask != 0 {
             text += &format!(", mark {mark:#x}/{mask:#x}");
         }
@@ -489,7 +495,7 @@ mod tests {
     use towpath_ring::{Meta, Seq};
 
     use super::super::protocol::{Kind, State as FrameState, parse_answer};
-    use super::super::tap::Tap;
+    use super::super::trace::TraceBuffer;
     use super::*;
 
     fn ask(session: &mut Session, request: Request) {
@@ -557,12 +563,12 @@ mod tests {
         assert_eq!(session.poll_request(0), Some(Request::ShowRings));
         assert!(!session.is_ready());
         assert_eq!(session.poll_request(0), None, "one at a time");
-        session.handle_reply(&Request::ShowRings, Reply::Rings(Vec::new()), None, 0);
+        session.handle_reply(&Request::ShowRings, Response::Rings(Vec::new()), None, 0);
         assert_eq!(session.poll_request(0), None, "the answer was not taken");
         assert_eq!(take(&mut session).0, [Answer::Rings { rings: Vec::new() }]);
         assert_eq!(session.poll_request(0), Some(Request::ShowRings));
         session.handle_end();
-        session.handle_reply(&Request::ShowRings, Reply::Rings(Vec::new()), None, 0);
+        session.handle_reply(&Request::ShowRings, Response::Rings(Vec::new()), None, 0);
         assert_eq!(take(&mut session).0.len(), 1);
         assert_eq!(session.poll_request(0), None);
         assert!(session.is_over());
@@ -598,7 +604,7 @@ mod tests {
             age: Some(5),
         };
         let frames: Vec<_> = (0..5000).map(row).collect();
-        session.handle_reply(&Request::ShowFrames { channel: 2 }, Reply::Frames(frames.clone()), None, 0);
+        session.handle_reply(&Request::ShowFrames { channel: 2 }, Response::Frames(frames.clone()), None, 0);
         assert!(session.poll_output().len() < 2 * PENDING);
         let (answers, _) = take(&mut session);
         let mut got: Vec<Frame> = Vec::new();
@@ -612,11 +618,11 @@ mod tests {
 
     #[test]
     fn a_trace_is_a_capture_and_says_what_it_lost() {
-        let (mut tap, spout) = Tap::new();
+        let (mut tap, source) = TraceBuffer::new();
         let mut session = Session::new(0);
         let request = Request::Trace { channel: 1, count: Some(2) };
         ask(&mut session, request.clone());
-        session.handle_reply(&request, Reply::Tracing(vec!["cap0".into()]), Some(spout), 0);
+        session.handle_reply(&request, Response::Tracing(vec!["cap0".into()]), Some(source), 0);
         assert!(session.is_tracing());
         let meta = Meta {
             wire_len: 100,
@@ -628,9 +634,13 @@ mod tests {
         for seq in 1..=3 {
             tap.given(Seq(seq), &[seq as u8; 60], &meta);
         }
-        tap.decided(Seq(2), 2500, || Note::Verdict { verdict: "drop".into(), mark: (1, 3), flow: true });
-        tap.decided(Seq(1), 3000, || Note::Overdue);
-        tap.decided(Seq(3), 3000, || Note::Garbage);
+        tap.decided(Seq(2), 2500, || TraceOutcome::Verdict {
+            verdict: "drop".into(),
+            mark: (1, 3),
+            flow: true,
+        });
+        tap.decided(Seq(1), 3000, || TraceOutcome::Overdue);
+        tap.decided(Seq(3), 3000, || TraceOutcome::Garbage);
         let (answers, capture) = take(&mut session);
         assert_eq!(
             answers,
@@ -643,16 +653,16 @@ mod tests {
         assert!(text.contains("queue 3, seq 1: no verdict within the deadline, after 3.000 us"));
         assert!(text.contains("cap0"));
         assert!(!session.is_tracing());
-        tap.decided(Seq(3), 0, || Note::Orphan);
+        tap.decided(Seq(3), 0, || TraceOutcome::Orphan);
     }
 
     #[test]
     fn a_trace_ends_with_its_channel() {
-        let (tap, spout) = Tap::new();
+        let (tap, source) = TraceBuffer::new();
         let mut session = Session::new(0);
         let request = Request::Trace { channel: 1, count: None };
         ask(&mut session, request.clone());
-        session.handle_reply(&request, Reply::Tracing(Vec::new()), Some(spout), 0);
+        session.handle_reply(&request, Response::Tracing(Vec::new()), Some(source), 0);
         drop(tap);
         let (answers, _) = take(&mut session);
         assert_eq!(answers[1], Answer::Traced { packets: 0, dropped: 0, why: End::Channel });

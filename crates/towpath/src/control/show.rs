@@ -1,9 +1,9 @@
 //! Answers as text: a table for people. No IO.
 
 use super::protocol::{Defaults, Frame, Lost, Ring, State as FrameState, Verdicts};
-use super::rows::{Changes, Neighbor, Pipe, Port, Queue, State, Stats, Table};
+use super::records::{Changes, Neighbor, Pipe, Port, Queue, State, Stats, Table};
 use crate::report::Rule;
-use crate::rulebook::Rechecks;
+use crate::ruleset_manager::Rechecks;
 
 /// `towpath ctl show rings`: a line for each channel, and below it what is not zero.
 pub fn rings(rings: &[Ring]) -> String {

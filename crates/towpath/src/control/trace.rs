@@ -19,7 +19,7 @@ const READY: usize = 1024;
 
 /// A packet that was traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Traced {
+pub struct TraceRecord {
     /// Its number on the channel.
     pub seq: u32,
     /// Capture time, nanoseconds since the epoch.
@@ -37,12 +37,12 @@ pub struct Traced {
     /// How long the inspector had it, in nanoseconds of the engine's clock.
     pub after: u64,
     /// What came of it.
-    pub note: Note,
+    pub note: TraceOutcome,
 }
 
 /// What came of a frame, for a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub enum TraceOutcome {
     /// A verdict, its mark and mask, and whether it is for the flow.
     Verdict {
         /// Its name, with what belongs to it.
@@ -69,10 +69,10 @@ pub enum Note {
 
 /// The engine's end of a trace.
 #[derive(Debug)]
-pub struct Tap {
-    undecided: VecDeque<Traced>,
+pub struct TraceBuffer {
+    undecided: VecDeque<TraceRecord>,
     bytes: usize,
-    ready: SyncSender<Traced>,
+    ready: SyncSender<TraceRecord>,
     /// Counted here, read by who traces. Relaxed: a statistic, which orders nothing.
     dropped: Arc<AtomicU64>,
     /// Lives as long as the other end.
@@ -81,15 +81,15 @@ pub struct Tap {
 
 /// The other end.
 #[derive(Debug)]
-pub(super) struct Spout {
-    pub(super) ready: Receiver<Traced>,
+pub(super) struct TraceSource {
+    pub(super) ready: Receiver<TraceRecord>,
     pub(super) dropped: Arc<AtomicU64>,
     /// As long as this lives, somebody traces.
     _open: Arc<()>,
 }
 
-impl Tap {
-    pub(super) fn new() -> (Self, Spout) {
+impl TraceBuffer {
+    pub(super) fn new() -> (Self, TraceSource) {
         let (tx, ready) = sync_channel(READY);
         let dropped = Arc::new(AtomicU64::new(0));
         let open = Arc::new(());
@@ -100,7 +100,7 @@ impl Tap {
             dropped: Arc::clone(&dropped),
             open: Arc::downgrade(&open),
         };
-        (tap, Spout { ready, dropped, _open: open })
+        (tap, TraceSource { ready, dropped, _open: open })
     }
 
     /// Another one, of another thread of the engine, for the same trace.
@@ -129,7 +129,7 @@ impl Tap {
             return;
         }
         self.bytes += bytes.len();
-        let traced = Traced {
+        let traced = TraceRecord {
             seq,
             time: meta.time,
             wire_len: meta.wire_len,
@@ -138,13 +138,13 @@ impl Tap {
             queue: meta.group,
             bytes: bytes.into(),
             after: 0,
-            note: Note::Orphan,
+            note: TraceOutcome::Orphan,
         };
         self.undecided.push_back(traced);
     }
 
     /// What came of frame `seq`, which the inspector had for `after` nanoseconds.
-    pub fn decided(&mut self, Seq(seq): Seq, after: u64, note: impl FnOnce() -> Note) {
+    pub fn decided(&mut self, Seq(seq): Seq, after: u64, note: impl FnOnce() -> TraceOutcome) {
         // Sequence numbers are given in order: the distance from the first is at most an index.
         let place = self.undecided.binary_search_by_key(&0, |traced| traced.seq.wrapping_sub(seq) as i32);
         let Ok(index) = place else { return };
@@ -156,7 +156,7 @@ impl Tap {
     }
 
     /// A packet that is decided already.
-    pub fn push(&mut self, traced: Traced) {
+    pub fn push(&mut self, traced: TraceRecord) {
         match self.ready.try_send(traced) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
@@ -172,45 +172,45 @@ impl Tap {
 mod tests {
     use super::*;
 
-    fn given(tap: &mut Tap, seq: u32, len: usize) {
+    fn given(tap: &mut TraceBuffer, seq: u32, len: usize) {
         tap.given(Seq(seq), &vec![0; len], &Meta { wire_len: len as u32, ..Meta::default() });
     }
 
     #[test]
     fn a_copy_comes_out_when_its_frame_is_decided() {
-        let (mut tap, spout) = Tap::new();
+        let (mut tap, source) = TraceBuffer::new();
         for seq in [u32::MAX, 0, 1] {
             given(&mut tap, seq, 10);
         }
-        tap.decided(Seq(0), 50, || Note::Overdue);
-        tap.decided(Seq(0), 50, || Note::Overdue);
-        tap.decided(Seq(7), 50, || Note::Overdue);
-        tap.decided(Seq(u32::MAX), 60, || Note::Orphan);
+        tap.decided(Seq(0), 50, || TraceOutcome::Overdue);
+        tap.decided(Seq(0), 50, || TraceOutcome::Overdue);
+        tap.decided(Seq(7), 50, || TraceOutcome::Overdue);
+        tap.decided(Seq(u32::MAX), 60, || TraceOutcome::Orphan);
         let got: Vec<_> =
-            spout.ready.try_iter().map(|traced| (traced.seq, traced.after, traced.note)).collect();
-        assert_eq!(got, [(0, 50, Note::Overdue), (u32::MAX, 60, Note::Orphan)]);
+            source.ready.try_iter().map(|traced| (traced.seq, traced.after, traced.note)).collect();
+        assert_eq!(got, [(0, 50, TraceOutcome::Overdue), (u32::MAX, 60, TraceOutcome::Orphan)]);
         let again = tap.again();
         assert!(!tap.is_over() && !again.is_over());
         // Nothing has to come for it to be noticed.
-        drop(spout);
+        drop(source);
         assert!(tap.is_over() && again.is_over());
-        tap.decided(Seq(1), 70, || Note::Overdue);
+        tap.decided(Seq(1), 70, || TraceOutcome::Overdue);
     }
 
     #[test]
     fn what_finds_no_room_is_dropped_and_counted() {
-        let (mut tap, spout) = Tap::new();
+        let (mut tap, source) = TraceBuffer::new();
         for seq in 0..5000 {
             given(&mut tap, seq, 1);
         }
-        assert_eq!(spout.dropped.load(Ordering::Relaxed), 5000 - UNDECIDED as u64);
+        assert_eq!(source.dropped.load(Ordering::Relaxed), 5000 - UNDECIDED as u64);
         for seq in 0..5000 {
-            tap.decided(Seq(seq), 9, || Note::Garbage);
+            tap.decided(Seq(seq), 9, || TraceOutcome::Garbage);
         }
-        assert_eq!(spout.dropped.load(Ordering::Relaxed), 5000 - READY as u64);
-        assert_eq!(spout.ready.try_iter().count(), READY);
+        assert_eq!(source.dropped.load(Ordering::Relaxed), 5000 - READY as u64);
+        assert_eq!(source.ready.try_iter().count(), READY);
         given(&mut tap, 6000, UNDECIDED_BYTES);
         given(&mut tap, 6001, 1);
-        assert_eq!(spout.dropped.load(Ordering::Relaxed), 5001 - READY as u64);
+        assert_eq!(source.dropped.load(Ordering::Relaxed), 5001 - READY as u64);
     }
 }

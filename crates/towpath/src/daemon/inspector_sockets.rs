@@ -15,7 +15,7 @@ use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Limits};
 
 use crate::config;
-use crate::control::Pause;
+use crate::control::AcceptBackoff;
 use crate::inspector::Error;
 
 /// How long a process that ended waits before it is started again: at first, and at most.
@@ -29,7 +29,7 @@ pub(super) struct Socket {
     pub(super) queue: u16,
     path: PathBuf,
     endpoint: Endpoint,
-    pause: Pause,
+    pause: AcceptBackoff,
     /// What each user may have there; for how many threads it is.
     limits: Limits,
     threads: usize,
@@ -77,7 +77,7 @@ impl Socket {
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
         open(&path, inspectors).map_err(system)?;
         let kids = wanted(inspectors).map(InspectorChild::new).collect();
-        let pause = Pause::of(format_args!("queue {number}"));
+        let pause = AcceptBackoff::of(format_args!("queue {number}"));
         Ok(Self { queue: number, path, endpoint, pause, limits, threads, kids, _directory: directory })
     }
 

@@ -8,7 +8,7 @@
 //!
 //! A [`Worker`] has its ports, its engine, its inspectors' channels and its muxes to itself: its loop takes no lock that
 //! anybody keeps, and waits for nobody. It sleeps only when nothing came for a while, on everything that may bring something: the ports, the
-//! inspectors' doorbells, its [`EventFd`]. What needs a lookup, a file or a process is the [`Supervisor`]'s work.
+//! inspectors' doorbells, its eventfd. What needs a lookup, a file or a process is the [`Supervisor`]'s work.
 
 mod capture_port;
 mod huge_pages;
@@ -28,7 +28,6 @@ mod worker_command;
 pub use self::privilege::Capabilities;
 pub use self::supervisor::{Ended, Failure, Supervisor};
 pub use self::worker::Worker;
-pub use self::worker_command::EventFd;
 
 /// Makes the directory of a socket, when only that is missing: /run begins empty with every boot. Where it cannot be made,
 /// the socket cannot either, and says so.

@@ -23,7 +23,7 @@ use towpath_gate::{Dir, NoReply, PortId, Reject, Step, Walk, Walker};
 use towpath_mux::io::{Admission, Admit, Peer};
 use towpath_wire::{self as wire, Link, Time};
 
-use crate::rulebook::Clock;
+use crate::ruleset_manager::Clock;
 use towpath_engine::queue::DefaultVerdict;
 
 /// TCP's number (IANA), and flags (RFC 9293 section 3.1).

@@ -18,9 +18,9 @@ use towpath_ring::SocketFile;
 use super::mux_admission::MuxAdmission;
 use super::muxes::{Gone, Served};
 use super::supervisor::Failure;
-use super::worker_command::EventFd;
 use crate::config::Mux;
-use crate::control::Desk;
+use crate::control::QueryInbox;
+use crate::eventfd::EventFd;
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
@@ -92,7 +92,7 @@ impl Listening {
         self,
         place: usize,
         door: MuxAdmission,
-        desk: Option<Desk>,
+        inbox: Option<QueryInbox>,
         engine: bool,
         done: EventFd,
         stopped: &dyn Fn() -> bool,
@@ -113,7 +113,7 @@ impl Listening {
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
-        let (mut front, control) = WorkerPool::ordered(&server, front, desk, stopped)
+        let (mut front, control) = WorkerPool::ordered(&server, front, inbox, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
         front.keep(unix);
         let (runs, served) = if engine {
@@ -122,7 +122,7 @@ impl Listening {
         } else {
             let run = move || {
                 let outcome = front.run();
-                done.ring();
+                done.signal();
                 outcome
             };
             let thread = std::thread::Builder::new().name(format!("mux-{name}"));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::AsFd;
 
-use super::worker_command::EventFd;
+use crate::eventfd::EventFd;
 use crate::worker_pool::{self, Step, WorkerPool};
 
 /// How long packets go by without a look at muxes that have nothing to do.
@@ -84,7 +84,7 @@ impl Muxes {
             let Served { front, end, done } = self.served.remove(at);
             // Who has gone does not want to know.
             let _ = end.send((front, gone));
-            done.ring();
+            done.signal();
         }
         self.share.record(begun, Instant::now(), busy);
         busy

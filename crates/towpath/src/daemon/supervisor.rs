@@ -22,13 +22,14 @@ use super::mux_service::Service;
 use super::privilege::Capabilities;
 use super::round_robin::RoundRobin;
 use super::signals::heard;
-use super::worker_command::{EventFd, WorkerCommand};
+use super::worker_command::WorkerCommand;
 use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{BindError, Server};
+use crate::eventfd::EventFd;
 use crate::inspector::{self, Inspector};
 use crate::report::Report;
-use crate::rulebook::{Rechecks, Rulebook};
+use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::worker_pool;
 
 /// How long the supervisor sleeps at most.
@@ -113,7 +114,7 @@ pub struct Supervisor {
     stop: UnixStream,
     hup: UnixStream,
     kept: Capabilities,
-    rulebook: Arc<Rulebook>,
+    ruleset: Arc<RulesetManager>,
     services: Vec<Service>,
     /// When the connections of muxes were looked after last, and the rules' version then.
     refreshed: (Instant, u64),
@@ -140,7 +141,7 @@ impl WorkerHandle {
     fn say(&self, command: WorkerCommand) {
         // A worker that has ended is noticed in the loop.
         let _ = self.commands.send(command);
-        self.bell.ring();
+        self.bell.signal();
     }
 
     /// Whether it has ended, and if so whether it ended well.
@@ -166,7 +167,7 @@ impl Supervisor {
         loop {
             self.wait();
             self.print_log();
-            self.rulebook.tidy();
+            self.ruleset.tidy();
             self.tell_gauge();
             self.keep_alive();
             self.refresh();
@@ -258,9 +259,9 @@ impl Supervisor {
 
     /// Goes on with a re-check, and says what it came to.
     fn recheck_some(&mut self) {
-        self.rechecking = self.rulebook.recheck_some();
+        self.rechecking = self.ruleset.recheck_some();
         if !self.rechecking {
-            let Rechecks { looked, dropped, .. } = self.rulebook.rechecks();
+            let Rechecks { looked, dropped, .. } = self.ruleset.rechecks();
             log::info!(
                 "re-checked: {looked} states, {dropped} of them dropped, which the rules would not make now"
             );
@@ -273,7 +274,7 @@ impl Supervisor {
 
     /// Says when the table of states becomes nearly full, and when it no longer is.
     fn tell_gauge(&mut self) {
-        let Gauge { states, unreplied, states_max, nearly_full, .. } = self.rulebook.gauge();
+        let Gauge { states, unreplied, states_max, nearly_full, .. } = self.ruleset.gauge();
         if nearly_full == self.nearly_full {
             return;
         }
@@ -295,7 +296,7 @@ impl Supervisor {
         self.kept_alive = Instant::now();
         // A tick that comes late has more to look at.
         let part = since.as_secs_f64() / KEEPALIVE_ROUND.as_secs_f64();
-        let due = self.rulebook.keepalives(KEEPALIVE_MIN, part);
+        let due = self.ruleset.keepalives(KEEPALIVE_MIN, part);
         if !due.is_empty() {
             self.workers[0].say(WorkerCommand::Keepalives(due));
         }
@@ -303,7 +304,7 @@ impl Supervisor {
 
     /// Looks after the connections of muxes: every second, and when rules have changed.
     fn refresh(&mut self) {
-        let version = self.rulebook.version();
+        let version = self.ruleset.version();
         let (last, before) = self.refreshed;
         if self.services.is_empty() || version == before && last.elapsed() < REFRESH {
             return;

@@ -12,12 +12,13 @@ use rustix::fd::AsFd;
 use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
 
 use super::muxes::Muxes;
-use super::worker_command::{EventFd, WorkerCommand};
+use super::worker_command::WorkerCommand;
 use crate::config::Wait;
-use crate::control::{Desk, EngineView, neighbors, rows};
+use crate::control::{EngineView, QueryInbox, neighbors, records};
+use crate::eventfd::EventFd;
 use crate::inspector::Inspector;
 use crate::report::Report;
-use crate::rulebook::Clock;
+use crate::ruleset_manager::Clock;
 use towpath_engine::egress::{PortIo, QueryServer, TxItem, TxQueue};
 use towpath_engine::link::link;
 use towpath_engine::router::{self, Fib};
@@ -36,20 +37,20 @@ const TRIES: usize = 16;
 pub(super) type Io = PortIo<Inspector, Queries>;
 
 /// The worker's control queries.
-pub(super) struct Queries(pub(super) Option<Desk>);
+pub(super) struct Queries(pub(super) Option<QueryInbox>);
 
 impl Queries {
     /// What is told about the ports.
-    fn set_ports(&mut self, ports: Vec<rows::Port>) {
-        if let Some(desk) = &mut self.0 {
-            desk.set_ports(ports);
+    fn set_ports(&mut self, ports: Vec<records::Port>) {
+        if let Some(inbox) = &mut self.0 {
+            inbox.set_ports(ports);
         }
     }
 }
 
 impl QueryServer for Queries {
     fn serve(&mut self, engine: &mut dyn Introspect) -> u64 {
-        self.0.as_mut().map_or(u64::MAX, |desk| desk.attend(&mut EngineView(engine)))
+        self.0.as_mut().map_or(u64::MAX, |inbox| inbox.attend(&mut EngineView(engine)))
     }
 }
 
@@ -332,7 +333,7 @@ impl Worker {
             trouble = fds[..ports].iter().any(|fd| fd.revents().intersects(PollFlags::ERR | PollFlags::HUP));
         }
         self.engine.disarm();
-        self.bell.hush();
+        self.bell.clear();
         trouble
     }
 
@@ -377,7 +378,7 @@ impl Worker {
             live.tell_too_long(stats.dropped.rx_too_long);
             live.tell_uncut(stats.dropped.rx_uncut);
             let lost = stats.dropped.iter().chain(tx.lost.iter()).filter(|(_, count)| *count > 0);
-            rows::Port {
+            records::Port {
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
                 state: match live.state {

@@ -1,11 +1,7 @@
 //! What the supervisor tells a worker, and how it wakes it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::task::Wake;
 
-use rustix::event::{EventfdFlags, eventfd};
 use towpath_gate::state::Keepalive;
 
 use super::muxes::Served;
@@ -36,41 +32,4 @@ pub(super) enum WorkerCommand {
     Settle(Sender<()>),
     /// Nothing more is received; what inspectors have is waited for.
     Drain,
-}
-
-/// Wakes a worker that sleeps. Ringing does not block.
-#[derive(Clone, Debug)]
-pub struct EventFd(Arc<OwnedFd>);
-
-impl EventFd {
-    /// A bell that nobody has rung.
-    ///
-    /// # Errors
-    /// When eventfd(2) fails.
-    pub fn new() -> std::io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    /// Wakes who sleeps.
-    pub fn ring(&self) {
-        // Full: nobody has looked for 2^64 rings.
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Takes the rings so far.
-    pub fn hush(&self) {
-        let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
-    }
-}
-
-impl Wake for EventFd {
-    fn wake(self: Arc<Self>) {
-        self.ring();
-    }
-}
-
-impl AsFd for EventFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
 }

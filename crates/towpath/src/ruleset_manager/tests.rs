@@ -6,19 +6,19 @@ use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
 use towpath_gate::{Dir, DropReason, Ports, Step, Walk};
 use towpath_wire::{self as wire, Link};
 
-fn book(rules: &str) -> Rulebook {
+fn book(rules: &str) -> RulesetManager {
     let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
     let gate = Gate::new(ruleset.clone(), Ports::new(), state::Settings::default(), 1);
-    Rulebook::new(gate, ruleset, false)
+    RulesetManager::new(gate, ruleset, false)
 }
 
 /// A DNS query from 10.0.0.1.
-fn walk(book: &Rulebook) -> Step {
+fn walk(book: &RulesetManager) -> Step {
     walk_from(book, [0, 1], 53)
 }
 
 /// A packet from 10.0.HOST to this port.
-fn walk_from(book: &Rulebook, [high, low]: [u8; 2], port: u8) -> Step {
+fn walk_from(book: &RulesetManager, [high, low]: [u8; 2], port: u8) -> Step {
     let frame =
         [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, high, low, 10, 0, 0, 2, 4, 0, 0, port, 0, 8, 0, 0];
     let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
@@ -111,7 +111,7 @@ fn what_was_not_rechecked_is_said_in_the_snapshot() {
         true
     });
     assert_eq!((asked, first.rechecks().looked), (1, 4_096));
-    let saved = |book: &Rulebook| {
+    let saved = |book: &RulesetManager| {
         let mut saved = Vec::new();
         book.snapshot(|piece| saved.extend_from_slice(piece));
         saved

@@ -45,7 +45,7 @@ use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
 use towpath_send::Choice;
 
-use crate::control::{Desk, Observed, mux, protocol, send};
+use crate::control::{QueryHandler, QueryInbox, mux, protocol, send};
 use completions::Completions;
 use dispatch::Dispatcher;
 pub use listen::{ListenError, is_no_address, listen};
@@ -160,7 +160,7 @@ pub struct WorkerPool {
     reported: (u32, u64, Instant),
     /// Workers' messages that were not sent, as far as that was reported, and when.
     lost: (mux::Lost, Option<Instant>),
-    desk: Option<Desk>,
+    inbox: Option<QueryInbox>,
     dispatcher: Dispatcher,
     /// How long who looks at it, and what leaves without a copy, can be left alone.
     patience: Duration,
@@ -175,9 +175,9 @@ impl WorkerPool {
     ///
     /// # Errors
     /// Why not; then every worker has been ended.
-    pub fn new(server: &Server, config: Config, desk: Option<Desk>) -> Result<Self, Error> {
+    pub fn new(server: &Server, config: Config, inbox: Option<QueryInbox>) -> Result<Self, Error> {
         let signals = Signals::new().map_err(system("listening to signals"))?;
-        Self::start(server, config, desk, signals, &|| false)
+        Self::start(server, config, inbox, signals, &|| false)
     }
 
     /// The same for a process that has other things to do with its signals: what they would say is said by orders. Once it is
@@ -188,17 +188,17 @@ impl WorkerPool {
     pub fn ordered(
         server: &Server,
         config: Config,
-        desk: Option<Desk>,
+        inbox: Option<QueryInbox>,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Self, PoolControl), Error> {
         let (signals, orders) = Signals::ordered().map_err(system("listening to orders"))?;
-        Ok((Self::start(server, config, desk, signals, stopped)?, orders))
+        Ok((Self::start(server, config, inbox, signals, stopped)?, orders))
     }
 
     fn start(
         server: &Server,
         config: Config,
-        desk: Option<Desk>,
+        inbox: Option<QueryInbox>,
         signals: Signals,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
@@ -234,7 +234,7 @@ impl WorkerPool {
             cut_before: 0,
             reported: (0, 0, start),
             lost: (mux::Lost::default(), None),
-            desk,
+            inbox,
             dispatcher: Dispatcher::new(),
             patience: Duration::ZERO,
             sockets: Vec::new(),
@@ -530,9 +530,9 @@ impl WorkerPool {
 
     /// Answers those who look; for how long they can be left alone.
     fn serve_queries(&mut self) -> Duration {
-        let Some(mut desk) = self.desk.take() else { return Duration::MAX };
-        let patience = desk.attend(self);
-        self.desk = Some(desk);
+        let Some(mut inbox) = self.inbox.take() else { return Duration::MAX };
+        let patience = inbox.attend(self);
+        self.inbox = Some(inbox);
         Duration::from_nanos(patience)
     }
 
@@ -549,7 +549,7 @@ impl AsFd for WorkerPool {
     }
 }
 
-impl Observed for WorkerPool {
+impl QueryHandler for WorkerPool {
     fn rings(&mut self) -> Vec<protocol::Ring> {
         let first = self.config.first_channel;
         let ring = |ring: protocol::Ring| protocol::Ring { channel: first + ring.channel, ..ring };

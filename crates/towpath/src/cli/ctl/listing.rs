@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use towpath::control::protocol::{Answer, Request};
-use towpath::control::rows::State;
+use towpath::control::records::State;
 use towpath::report::Rule;
 
 use super::{Connection, Failure};

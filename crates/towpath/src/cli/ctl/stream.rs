@@ -14,7 +14,7 @@ use towpath_ring::{AttachError, Consumer, Kind, Verdict};
 use super::connection::{Connection, Failure, Message};
 use super::{Dump, Events, Trace};
 use crate::args::exit;
-use crate::command::say;
+use crate::cli::say;
 
 pub(super) fn trace(socket: &Path, args: &Trace) -> Result<String, Failure> {
     let &Trace { channel, ref out, count, rule, ref flow } = args;

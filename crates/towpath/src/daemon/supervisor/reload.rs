@@ -30,14 +30,14 @@ impl Supervisor {
                 }
                 let settings = settings(&config);
                 let routes = (config.routes != self.config.routes).then(|| routes(&config));
-                let diff = self.rulebook.replace(
+                let diff = self.ruleset.replace(
                     ruleset,
                     routes,
                     config.default_allow,
                     config.reload,
                     Some(settings),
                 );
-                self.rechecking = self.rulebook.rechecks().running;
+                self.rechecking = self.ruleset.rechecks().running;
                 self.change(config, bound);
                 // When all of it is so: who reads this line may attach by the new words at once.
                 log::info!(

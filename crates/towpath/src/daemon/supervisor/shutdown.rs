@@ -33,7 +33,7 @@ impl Supervisor {
             let stop = PollFd::new(&self.stop, PollFlags::IN);
             idle_wait(&mut [stop, PollFd::new(&self.done, PollFlags::IN)], LOOK);
             // The others ring it, too; and who has rung has not quite ended.
-            self.done.hush();
+            self.done.clear();
         }
     }
 
@@ -59,21 +59,21 @@ impl Supervisor {
         for socket in self.sockets {
             socket.stop(EXIT_TIMEOUT);
         }
-        report.rules = self.rulebook.rules();
+        report.rules = self.ruleset.rules();
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
             // The next engine takes what is saved for what these rules would make, unless it is told that they were not all asked. Whoever
             // waits for this end may not wait for long, and all states are lost when he does not.
             let (begun, most) = (Instant::now(), RECHECK_TIMEOUT.min(self.config.engine.drain));
-            self.rulebook.recheck_until(|| begun.elapsed() >= most || heard(&mut self.stop));
-            if self.rulebook.rechecks().running {
+            self.ruleset.recheck_until(|| begun.elapsed() >= most || heard(&mut self.stop));
+            if self.ruleset.rechecks().running {
                 log::info!(
                     "{}: the next engine re-checks the states that were not re-checked yet",
                     path.display()
                 );
             }
-            let saved = Saving::create(path).and_then(|saving| saving.finish(&self.rulebook));
+            let saved = Saving::create(path).and_then(|saving| saving.finish(&self.ruleset));
             match saved {
-                Ok(()) => log::info!("{}: {} states saved", path.display(), self.rulebook.gauge().states),
+                Ok(()) => log::info!("{}: {} states saved", path.display(), self.ruleset.gauge().states),
                 Err(source) if failed.is_none() => {
                     return Err(Failure::States { file: path.clone(), source });
                 }

@@ -25,7 +25,7 @@ use super::super::privilege::Capabilities;
 use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops};
 use super::super::worker::{Parts, Queries, Worker};
-use super::super::worker_command::{EventFd, WorkerCommand};
+use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
 use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
@@ -33,10 +33,11 @@ use super::{
 };
 use crate::config::Config;
 use crate::control::dumps::Dumps;
-use crate::control::{Desk, Listening};
+use crate::control::{Listening, QueryInbox};
+use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::report::Report;
-use crate::rulebook::{Rechecks, Rulebook};
+use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
 use towpath_engine::egress::{PortIo, TxQueue};
@@ -89,9 +90,9 @@ impl Supervisor {
             return Err(Failure::System("threads and muxes", error));
         }
         let mux_walkers = walkers.split_off(threads);
-        let rulebook = Arc::new(Rulebook::new(gate, ruleset, config.default_allow));
+        let ruleset = Arc::new(RulesetManager::new(gate, ruleset, config.default_allow));
         if let (Some(path), Some(saved)) = (&config.states, saved) {
-            restore(&rulebook, path, saved, config.reload, &stop);
+            restore(&ruleset, path, saved, config.reload, &stop);
         }
         let system = |error| Failure::System("eventfd", error);
         let bells = (0..threads).map(|_| EventFd::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
@@ -102,16 +103,16 @@ impl Supervisor {
             .map(Some)
             .chain(mux_threads.iter().map(|at| at.map(|at| bells[at].clone())))
             .collect();
-        let (server, mut desks) = match listening {
+        let (server, mut inboxes) = match listening {
             Some(listening) => {
-                let (server, desks) = listening.start(Some(Arc::clone(&rulebook)), wakes)?;
-                (Some(server), desks.into_iter().map(Some).collect())
+                let (server, inboxes) = listening.start(Some(Arc::clone(&ruleset)), wakes)?;
+                (Some(server), inboxes.into_iter().map(Some).collect())
             }
             None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>()),
         };
-        let mux_desks = desks.split_off(threads);
+        let mux_desks = inboxes.split_off(threads);
         let dumps = config.control.as_ref().map(|control| {
-            Dumps::start(&control.socket, control.owner, Arc::clone(&rulebook)).map_err(Failure::Dumps)
+            Dumps::start(&control.socket, control.owner, Arc::clone(&ruleset)).map_err(Failure::Dumps)
         });
         let dumps = dumps.transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
@@ -121,13 +122,13 @@ impl Supervisor {
             Arc::new(Directory::new(wakers))
         });
         let mut workers = Vec::new();
-        for (number, (((ports, walker), bell), desk)) in
-            ports.into_iter().zip(walkers).zip(bells).zip(desks).enumerate()
+        for (number, (((ports, walker), bell), inbox)) in
+            ports.into_iter().zip(walkers).zip(bells).zip(inboxes).enumerate()
         {
             let io = PortIo::new(
                 start,
                 tx_queues(&config, &ports),
-                Queries(desk),
+                Queries(inbox),
                 directory.clone().map(Resolver::new),
             );
             let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy)).collect();
@@ -142,7 +143,7 @@ impl Supervisor {
                 wait: config.engine.wait,
                 drain: config.engine.drain,
                 log: log.clone(),
-                clock: rulebook.clock(),
+                clock: ruleset.clock(),
             };
             let cpu = config.engine.cpus.get(number).copied();
             let thread = Some(spawn(number, parts, cpu, done.clone())?);
@@ -150,14 +151,14 @@ impl Supervisor {
         }
         let doors = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
         let doors: Vec<_> = doors
-            .map(|(((listening, walker), port), desk)| {
-                let ((port, name), time) = (port, (start, rulebook.clock()));
+            .map(|(((listening, walker), port), inbox)| {
+                let ((port, name), time) = (port, (start, ruleset.clock()));
                 let door = MuxAdmission::new(&name, walker, port, time, config.unserved, log.clone());
-                (listening, door, desk)
+                (listening, door, inbox)
             })
             .collect();
-        let refreshed = (Instant::now(), rulebook.version());
-        let rechecking = rulebook.rechecks().running;
+        let refreshed = (Instant::now(), ruleset.version());
+        let rechecking = ruleset.rechecks().running;
         let mut supervisor = Self {
             config,
             workers,
@@ -169,7 +170,7 @@ impl Supervisor {
             stop,
             hup,
             kept,
-            rulebook,
+            ruleset,
             services: Vec::new(),
             refreshed,
             kept_alive: Instant::now(),
@@ -195,19 +196,19 @@ impl Supervisor {
     fn attach(
         &mut self,
         mut sockets: Vec<Socket>,
-        doors: Vec<(mux_service::Listening, MuxAdmission, Option<Desk>)>,
+        doors: Vec<(mux_service::Listening, MuxAdmission, Option<QueryInbox>)>,
         mux_threads: &[Option<usize>],
     ) -> Result<(), Failure> {
         let started = self.start_inspectors(&mut sockets);
         self.sockets = sockets;
         started?;
         let (mut served, mut failed) = (Vec::new(), None);
-        for (place, ((listening, door, desk), thread)) in doors.into_iter().zip(mux_threads).enumerate() {
+        for (place, ((listening, door, inbox), thread)) in doors.into_iter().zip(mux_threads).enumerate() {
             if self.is_stopped() {
                 break;
             }
             let done = self.done.clone();
-            match listening.start(place, door, desk, thread.is_some(), done, &|| self.is_stopped()) {
+            match listening.start(place, door, inbox, thread.is_some(), done, &|| self.is_stopped()) {
                 Ok((service, mux)) => {
                     served.extend(thread.zip(mux));
                     self.services.push(service);
@@ -265,7 +266,7 @@ impl Supervisor {
 /// Takes the states that an engine before this one has left. What cannot be read is no reason to stand still: connections
 /// meet the rules again then.
 fn restore(
-    rulebook: &Rulebook,
+    ruleset: &RulesetManager,
     path: &Path,
     saved: io::Result<Option<Vec<u8>>>,
     policy: StatePolicy,
@@ -274,16 +275,16 @@ fn restore(
     let file = path.display();
     match saved {
         Ok(None) => log::info!("{file}: no states yet"),
-        Ok(Some(saved)) => match rulebook.restore(&saved, rulebook.clock().now()) {
+        Ok(Some(saved)) => match ruleset.restore(&saved, ruleset.clock().now()) {
             Ok(restored) => {
                 log::info!("{file}: {}", snapshot::told(restored));
                 // The rules have changed meanwhile, or changed when there was no time any more: it is as if they were reloaded.
                 if (restored.companion > 0 || restored.unchecked) && policy != StatePolicy::Keep {
-                    rulebook.recheck();
+                    ruleset.recheck();
                     // No packet comes yet. What is left after a while is re-checked beside them.
                     let begun = Instant::now();
-                    rulebook.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
-                    let Rechecks { dropped, running, .. } = rulebook.rechecks();
+                    ruleset.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
+                    let Rechecks { dropped, running, .. } = ruleset.rechecks();
                     let more = if running { ", and there are more to be re-checked" } else { "" };
                     log::info!("{file}: {dropped} states dropped, which the rules would not make now{more}");
                 }
@@ -321,7 +322,7 @@ fn spawn(
             }
         }
         let report = Worker::new(parts).run();
-        done.ring();
+        done.signal();
         report
     };
     let thread = thread::Builder::new().name(format!("engine-{number}"));

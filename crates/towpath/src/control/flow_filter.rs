@@ -6,7 +6,7 @@ use towpath_wire::{Addresses, Packet};
 
 /// Which packets somebody follows. Without any word: all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sieve {
+pub struct FlowFilter {
     /// The number of the rule that decided.
     rule: Option<u32>,
     /// The protocol's number, and the two ends, whichever sent the packet.
@@ -21,23 +21,23 @@ struct End {
     port: Option<u16>,
 }
 
-impl Sieve {
+impl FlowFilter {
     /// Packets that `rule` decided, and of `flow`: PROTOCOL END END, such as `tcp 10.0.0.1:4000 10.0.0.2:22`. An END is an address,
     /// an address and a port, `:PORT`, or `any`; the second may be left out.
     ///
     /// # Errors
     /// What is wrong with `flow`.
     pub fn new(rule: Option<u32>, flow: Option<&str>) -> Result<Self, String> {
-        let mut sieve = Self { rule, ..Self::default() };
-        let Some(flow) = flow else { return Ok(sieve) };
+        let mut filter = Self { rule, ..Self::default() };
+        let Some(flow) = flow else { return Ok(filter) };
         let mut words = flow.split_whitespace();
         let proto = words.next().ok_or("a flow is PROTOCOL END END, such as `tcp 10.0.0.1 10.0.0.2:22`")?;
-        sieve.proto = protocol(proto)?;
-        for (end, word) in sieve.ends.iter_mut().zip(&mut words) {
+        filter.proto = protocol(proto)?;
+        for (end, word) in filter.ends.iter_mut().zip(&mut words) {
             *end = self::end(word)?;
         }
         match words.next() {
-            None => Ok(sieve),
+            None => Ok(filter),
             Some(word) => Err(format!("`{word}` is too much: a flow is PROTOCOL END END")),
         }
     }
@@ -125,8 +125,8 @@ mod tests {
         let syn = PacketSpec::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn seq 1000").unwrap();
         let packet = wire::parse(syn.link(), &syn.frame, syn.frame.len() as u32).unwrap();
         for (rule, flow, expected) in rows {
-            let sieve = Sieve::new(rule, flow).unwrap();
-            assert_eq!(sieve.takes(&packet, Some(100)), expected, "{rule:?} {flow:?}");
+            let filter = FlowFilter::new(rule, flow).unwrap();
+            assert_eq!(filter.takes(&packet, Some(100)), expected, "{rule:?} {flow:?}");
         }
     }
 
@@ -138,7 +138,7 @@ mod tests {
             ("tcp 10.0.0", "`10.0.0` is no end"),
             ("tcp any any any", "`any` is too much"),
         ] {
-            assert!(Sieve::new(None, Some(flow)).unwrap_err().contains(words), "{flow}");
+            assert!(FlowFilter::new(None, Some(flow)).unwrap_err().contains(words), "{flow}");
         }
     }
 }
