@@ -76,7 +76,7 @@ fn recv_soon(socket: &mut Socket, room: usize) -> String {
 /// Everything that was received has gone somewhere.
 fn conserved(server: &Server) {
     let totals = server.show().totals;
-    assert_eq!(totals.received, totals.done + totals.undone + totals.queued as u64 + totals.in_hand as u64);
+    assert_eq!(totals.received, totals.done + totals.undone + totals.queued + totals.in_hand);
     server.look(|mux| mux.check().expect("the counts fit"));
 }
 

@@ -8,22 +8,17 @@
 //! The core never recalls messages from such a worker: what it has been handed it may have begun.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::io::Errno;
 
-use super::reader::{READS, read};
-use super::state::{COALESCED_MAX, Event, FOREVER, Work};
-use super::{Server, Shared, timespec};
+use super::state::{Event, FOREVER, Mode, Work};
+use super::turn::{CALLER, Turn};
+use super::{Server, Shared};
 use crate::Time;
 use crate::mux::Mux;
-
-/// Set in the event data of the caller's descriptors: between listeners and connections.
-const CALLER: u64 = 1 << 31;
 
 /// The sockets of a [`Server`], driven by one thread for workers that are elsewhere. See the module's documentation of
 /// [`super`].
@@ -78,13 +73,13 @@ impl Server {
     /// When the server has a driver or workers already.
     pub fn driver(&self) -> io::Result<Driver> {
         let mut state = self.shared.lock();
-        if state.driven || state.open_sockets.is_some() || !state.workers.is_empty() {
+        if state.mode != Mode::Workers || !state.workers.is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "the server has a driver, workers or open_sockets already",
+                "the server has a driver, workers or sockets already",
             ));
         }
-        state.driven = true;
+        state.mode = Mode::Driver;
         drop(state);
         Ok(Driver { shared: Arc::clone(&self.shared), work: Work::default(), applied: false })
     }
@@ -134,7 +129,7 @@ impl Driver {
     /// From now on, while workers do short messages ([`Mux::quick_batch`]), answers of a connection leave together when all is done that
     /// it asked, or after some turns: one write is cheaper than many, and wakes the peer once. All leave when [`Driver::wait`] is to wait.
     pub fn gather(&mut self) {
-        self.shared.lock().coalesces = true;
+        self.shared.lock().tx.coalesces = true;
     }
 
     /// Has [`Driver::wait`] wait for this descriptor to be readable too, and name it by `token`.
@@ -167,53 +162,10 @@ impl Driver {
     /// # Errors
     ///
     /// When epoll fails.
-    pub fn wait(&mut self, timeout: Option<Duration>, mut each: impl FnMut(u32)) -> io::Result<bool> {
-        let mut work = std::mem::take(&mut self.work);
+    pub fn wait(&mut self, timeout: Option<Duration>, each: impl FnMut(u32)) -> io::Result<bool> {
         self.applied = false;
-        let mut state = self.shared.lock();
-        let now = self.shared.now();
-        state.until = None;
-        state.handle_timeout(&self.shared, now, &mut work);
-        if timeout != Some(Duration::ZERO) {
-            state.coalesced = COALESCED_MAX;
-        }
-        state.pump(&self.shared, &mut work);
-        let busy =
-            !work.writes.is_empty() || !state.ready.is_empty() || std::mem::take(&mut state.worker_wanted);
-        let waits = !state.ready.is_empty();
-        let own = state.poll_timeout().map(|time| time.since(now));
-        let at_once = busy || std::mem::take(&mut state.connection_ended) || !state.events.is_empty();
-        let timeout = if at_once { Some(Duration::ZERO) } else { timeout.into_iter().chain(own).min() };
-        if timeout != Some(Duration::ZERO) {
-            state.until = Some(own.map_or(FOREVER, |own| now + own));
-        }
-        drop(state);
-        self.shared.perform(work);
-        let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4 * READS];
-        let events = match epoll::wait(&self.shared.epoll, &mut room, timeout.map(timespec).as_ref()) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(true),
-            Err(errno) => return Err(errno.into()),
-        };
-        for events in events.chunks(READS) {
-            let named = events.iter().map(|event| (event.data.u64(), event.flags));
-            let (mine, sockets): (Vec<_>, Vec<_>) = named.partition(|(data, _)| caller(*data).is_some());
-            mine.iter().filter_map(|(data, _)| caller(*data)).for_each(&mut each);
-            self.read(&sockets);
-        }
-        // Who has slept is awake from then on.
-        if events.is_empty() && (waits || timeout != Some(Duration::ZERO)) {
-            self.read(&[]);
-        }
-        Ok(busy || !events.is_empty())
-    }
-
-    /// Reads the sockets that are ready.
-    fn read(&self, events: &[(u64, EventFlags)]) {
-        let mut work = Work::default();
-        read(&self.shared, events, &mut work, None);
-        self.shared.lock().pump(&self.shared, &mut work);
-        self.shared.perform(work);
+        let work = std::mem::take(&mut self.work);
+        Ok(self.shared.turn(work, timeout, |_| {}, each)? == Turn::Busy)
     }
 
     /// When [`Driver::wait`] has to be called though its descriptor is not readable. From now on that is readable when this
@@ -222,9 +174,9 @@ impl Driver {
         let mut state = self.shared.lock();
         // What is worker_wanted was so since the last look, and what was coalesced is to leave.
         let at_once =
-            state.worker_wanted || state.connection_ended || !state.transmit_queue.is_empty() || self.applied;
+            state.worker_wanted || state.connection_ended || !state.tx.psocks.is_empty() || self.applied;
         let due = if at_once { Some(self.shared.now()) } else { state.poll_timeout() };
-        state.until = Some(due.unwrap_or(FOREVER));
+        state.pollers.sleeps_until = Some(due.unwrap_or(FOREVER));
         let time = due?;
         Some(self.shared.start + Duration::from_nanos(time.as_nanos()))
     }
@@ -237,14 +189,14 @@ impl Driver {
 
     /// What the core has to tell, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.shared.lock().events.pop_front()
+        self.shared.lock().notices.pop_event()
     }
 
     /// Whether there is something for [`Driver::poll_event`] or [`Server::poll_ended`], or [it has drained](Driver::is_drained): one
     /// look instead of three, for who looks often.
     pub fn has_news(&self) -> bool {
         let state = self.shared.lock();
-        state.closed || !state.events.is_empty() || !state.ended.is_empty()
+        state.closed || !state.notices.is_empty()
     }
 
     /// Whether the mux was told to drain and holds nothing any more.
@@ -258,9 +210,4 @@ impl AsFd for Driver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.epoll.as_fd()
     }
-}
-
-/// The caller's token, if an event is for the caller.
-fn caller(data: u64) -> Option<u32> {
-    (data >> 31 == 1).then_some((data & (CALLER - 1)) as u32)
 }

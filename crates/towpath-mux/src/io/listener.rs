@@ -49,24 +49,24 @@ pub(super) struct Listener {
     pub(super) tls: Option<Tls>,
 }
 
-/// What became of connections that came, see [`super::Server::accept_stats`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AcceptStats {
-    /// Connections that listeners accepted.
-    pub accepted: u64,
-    /// Of these, those that [`super::Admission`] had closed.
-    pub denied: u64,
-    /// Those that it had reset.
-    pub reset: u64,
-    /// Those that could not be attached, and times when there was no descriptor or memory to accept one.
-    pub refused: u64,
-    /// Handshakes that failed, of connections in both directions.
-    pub handshakes_failed: u64,
-    /// Handshakes that took too long, or that made room for others.
-    pub handshakes_late: u64,
-    /// Connections that had ended and were closed before their peers had taken everything: after 30 s, at the end of the time for
-    /// draining, or because 1,024 others lingered.
-    pub cut_short: u64,
+towpath_metrics::metrics! {
+    /// Counters of listeners and handshakes ([`super::Server::accept_stats`]).
+    pub struct AcceptStats in "mux_accept" {
+        /// Connections accepted by listeners.
+        pub accepted: counter connections,
+        /// Accepted connections that the admission policy closed.
+        pub denied: counter connections as "refused" (reason = "denied"),
+        /// Accepted connections that the admission policy reset.
+        pub reset: counter connections as "refused" (reason = "reset"),
+        /// Connections that could not be attached, and failures to accept one for lack of descriptors or memory.
+        pub refused: counter connections as "refused" (reason = "failed"),
+        /// TLS handshakes that failed, inbound and outbound.
+        pub handshakes_failed: counter connections as "handshakes" (result = "failed"),
+        /// TLS handshakes that took too long or were dropped in favour of newer ones.
+        pub handshakes_late: counter connections as "handshakes" (result = "late"),
+        /// Connections closed before their peers had received everything: after 30 s, at the drain deadline, or because 1024 others lingered.
+        pub cut_short: counter connections,
+    }
 }
 
 /// What was accepted in one go.

@@ -46,6 +46,7 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "no_tls.rs"]
 mod tls;
+mod turn;
 mod worker;
 mod zerocopy_sender;
 
@@ -295,7 +296,7 @@ impl Server {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let link = Arc::new(Link::new(socket, None, None));
         let shared = &self.shared;
-        self.with(|state, work| state.attach_read(shared, link, None, (framing, read), work))
+        self.shared.with(|state, work| state.attach_read(shared, link, None, (framing, read), work))
     }
 
     /// Attaches a connected stream socket when it has handshake_advanced hands, in either role. [`Server::poll_event`] says when that fails.
@@ -326,17 +327,7 @@ impl Server {
     ) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let shared = &self.shared;
-        self.with(|state, work| state.admit(shared, (socket, None), tls, owner, work))
-    }
-
-    fn with<T>(&self, change: impl FnOnce(&mut State, &mut Work) -> T) -> T {
-        let mut work = Work::default();
-        let mut state = self.shared.lock();
-        let result = change(&mut state, &mut work);
-        state.pump(&self.shared, &mut work);
-        drop(state);
-        self.shared.perform(work);
-        result
+        self.shared.with(|state, work| state.admit(shared, (socket, None), tls, owner, work))
     }
 
     /// Gives a connection back: [`Server::poll_ended`] has it when its messages are done.
@@ -355,7 +346,7 @@ impl Server {
     /// there was one.
     pub fn close_peer(&self, peer: &Peer) -> bool {
         let now = self.shared.now();
-        self.with(|state, work| {
+        self.shared.with(|state, work| {
             let mut attached = state.sockets.iter();
             let found = attached.find(|(_, socket)| socket.link.peer() == Some(peer)).map(|(id, _)| id);
             if let Some(id) = found {
@@ -372,7 +363,7 @@ impl Server {
     /// A peer that still sends is read, and that dropped, until it has taken its answers.
     pub fn drain(&self, patience: Option<Duration>) {
         let now = self.shared.now();
-        self.with(|state, work| {
+        self.shared.with(|state, work| {
             state.shut(&self.shared, work);
             let deadline = patience.map(|patience| now + patience);
             state.lingers.end_by(deadline);
@@ -405,13 +396,13 @@ impl Server {
 
     /// The next connection that ended, oldest first. Up to 1024 are kept.
     pub fn poll_ended(&self) -> Option<Ended> {
-        self.shared.lock().ended.pop_front()
+        self.shared.lock().notices.pop_ended()
     }
 
     /// The next message that came back, or was not sent; and, to a [`Driver`], what its workers are to do. Oldest first, up to
     /// 1024 are kept.
     pub fn poll_event(&self) -> Option<Event> {
-        self.shared.lock().events.pop_front()
+        self.shared.lock().notices.pop_event()
     }
 
     /// Who is at the other end of a connection; none over a Unix socket, or when it has ended.
@@ -439,15 +430,20 @@ impl Shared {
         since(self.start)
     }
 
-    /// Changes the core, and does what follows from it.
-    fn change<T>(&self, change: impl FnOnce(&mut Mux) -> T) -> T {
+    /// Changes the state, then performs the resulting events, writes and wake-ups.
+    fn with<T>(&self, change: impl FnOnce(&mut State, &mut Work) -> T) -> T {
         let mut work = Work::default();
         let mut state = self.lock();
-        let result = change(&mut state.mux);
+        let result = change(&mut state, &mut work);
         state.pump(self, &mut work);
         drop(state);
         self.perform(work);
         result
+    }
+
+    /// The same for the core.
+    fn change<T>(&self, change: impl FnOnce(&mut Mux) -> T) -> T {
+        self.with(|state, _| change(&mut state.mux))
     }
 
     /// Writes and wakes, until nothing more follows.

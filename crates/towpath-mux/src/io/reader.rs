@@ -35,9 +35,9 @@ pub(super) fn read(
     let (mut listeners, mut shaking, mut lingering) = (Vec::new(), Vec::new(), Vec::new());
     let mut state = shared.lock();
     let now = shared.now();
-    if state.leader == by {
+    if state.pollers.leader == by {
         // It is awake. A driver is nobody's leader, and no worker.
-        state.until = None;
+        state.pollers.sleeps_until = None;
     }
     for &(data, mut flags) in events {
         let Some(id) = psock_of(data) else {
@@ -62,7 +62,7 @@ pub(super) fn read(
             state.handle_ready(id, flags, now);
         }
     }
-    let most = if by.is_some() { state.reads } else { READS };
+    let most = if by.is_some() { state.ready.burst } else { READS };
     let reads = state.take_ready(shared, most);
     let admission = state.listeners.admission.clone().filter(|_| !listeners.is_empty());
     let limit = state.listeners.limit;
@@ -91,7 +91,7 @@ pub(super) fn read(
     if by.is_some() {
         state.ensure_reader(now, runs, work);
     }
-    state.reads = if runs || state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.reads) };
+    state.ready.burst = if runs || state.mux.queued() >= MANY { 1 } else { READS.min(2 * state.ready.burst) };
     for (key, shake) in handshake_advanced {
         state.handshake_advanced(shared, key, shake, work);
     }

@@ -1,9 +1,11 @@
 //! What is behind the mutex: the core, its sockets, and who waits.
 
 mod connections;
+mod mode;
+mod notices;
+mod pollers;
 mod ready;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,13 +23,15 @@ use super::linger::Lingers;
 use super::link::Link;
 use super::listener::{AcceptStats, Listeners};
 use super::local_queue::LocalQueue;
-use super::reader::READS;
 use super::sys::set_rcvlowat;
 use crate::Time;
 use crate::mux::psock::Interest;
 use crate::mux::{self, Cause, Message, Mux, SendError, Transmit, Undelivered, psock, worker};
 
-pub(super) use ready::Reading;
+pub(super) use mode::Mode;
+pub(super) use notices::Notices;
+pub(super) use pollers::Pollers;
+pub(super) use ready::{Reading, ReadySockets};
 
 /// The eventfd's event data.
 pub(super) const EVENTFD: EventData = EventData::new_u64(0);
@@ -38,8 +42,6 @@ pub(super) const COALESCED_MAX: u32 = 32;
 /// Rests of a message from so many bytes on are awaited, up to so many at once.
 const LOWAT_MIN: usize = 64 << 10;
 const LOWAT_MAX: usize = 256 << 10;
-/// What is kept of what there is to tell.
-const EVENTS_MAX: usize = 1024;
 /// Later than anything is due.
 pub(super) const FOREVER: Time = Time::from_nanos(u64::MAX);
 
@@ -90,49 +92,35 @@ pub(super) struct State {
     pub(super) accept_stats: AcceptStats,
     pub(super) handshakes: Handshakes,
     pub(super) lingers: Lingers,
-    pub(super) leader: Option<worker::Id>,
-    /// It, or the driver, sleeps until then at the latest, as far as it knew: what becomes due sooner has it rung.
-    pub(super) until: Option<Time>,
-    /// Who looks whether a leader got stuck.
-    pub(super) watchdog: Option<worker::Id>,
-    /// Workers that are parked, the last one at the end.
-    pub(super) parked: Vec<worker::Id>,
-    /// Connections that have something to send, while more is coalesced for them.
-    pub(super) transmit_queue: Vec<psock::Id>,
-    /// Connections whose sockets are ready and that nobody reads yet, and since when; the one that waits longest first.
-    pub(super) ready: VecDeque<(psock::Id, Time)>,
-    /// Sockets that a worker takes at once, and how many were since epoll was last asked.
-    pub(super) reads: usize,
-    pub(super) taken: usize,
-    /// Who was woken to help with them and has not come yet.
-    pub(super) helper: Option<worker::Id>,
-    /// Workers that wait for sockets beside the leader, and how many may.
-    pub(super) helping: usize,
-    pub(super) helpers: usize,
-    /// Turns in a row for which it was.
-    pub(super) coalesced: u32,
-    /// Turns that any worker began.
+    pub(super) pollers: Pollers,
+    pub(super) ready: ReadySockets,
+    pub(super) tx: TxSchedule,
+    /// Number of turns that workers began.
     pub(super) turns: u64,
-    pub(super) ended: VecDeque<Ended>,
-    pub(super) events: VecDeque<Event>,
-    /// Open open_sockets ([`super::Socket`]), once there was one; then a thread has the sockets.
-    pub(super) open_sockets: Option<usize>,
-    /// Threads that wait for something to change.
+    pub(super) notices: Notices,
+    pub(super) mode: Mode,
+    /// Threads to wake when anything changes.
     pub(super) waiters: Vec<Thread>,
-    /// Handles that are to be rung when there is room, on this connection or any.
+    /// Armed [`super::Socket`]s to wake when there is write space on the connection, or on any.
     pub(super) write_space_waiters: Vec<(worker::Id, Option<psock::Id>)>,
-    /// A [`super::Driver`] leads, and has the workers.
-    pub(super) driven: bool,
-    /// While its workers do short messages, answers of a connection leave together when all is done that it asked, or after some
-    /// looks.
-    pub(super) coalesces: bool,
-    /// It has idle workers that are to take something.
+    /// [`Mode::Driver`]: an idle worker is to be given messages.
     pub(super) worker_wanted: bool,
-    /// A connection has ended since it last looked.
+    /// [`Mode::Driver`]: a connection has ended since the last turn.
     pub(super) connection_ended: bool,
-    /// The core has drained; all has, when nobody lingers either.
+    /// The core has drained. The server has drained when no connection lingers either.
     drained: bool,
     pub(super) closed: bool,
+}
+
+/// Connections with data to send, and whether to wait for more of it.
+#[derive(Debug, Default)]
+pub(super) struct TxSchedule {
+    pub(super) psocks: Vec<psock::Id>,
+    /// [`super::Driver::gather`]: while workers do short messages, the replies of a connection leave together when all of its messages are
+    /// done, or after [`COALESCED_MAX`] turns.
+    pub(super) coalesces: bool,
+    /// Turns in a row that held data back.
+    pub(super) coalesced: u32,
 }
 
 #[derive(Debug)]
@@ -246,26 +234,14 @@ impl State {
             accept_stats: AcceptStats::default(),
             handshakes: Handshakes::default(),
             lingers: Lingers::default(),
-            leader: None,
-            until: None,
-            watchdog: None,
-            parked: Vec::new(),
-            transmit_queue: Vec::new(),
-            ready: VecDeque::new(),
-            reads: READS,
-            taken: 0,
-            helper: None,
-            helping: 0,
-            helpers: std::thread::available_parallelism().map_or(0, |count| helpers(count.get())),
-            coalesced: 0,
+            pollers: Pollers::new(std::thread::available_parallelism().map_or(0, |count| count.get())),
+            ready: ReadySockets::default(),
+            tx: TxSchedule::default(),
             turns: 0,
-            ended: VecDeque::new(),
-            events: VecDeque::new(),
-            open_sockets: None,
+            notices: Notices::default(),
+            mode: Mode::default(),
             waiters: Vec::new(),
             write_space_waiters: Vec::new(),
-            driven: false,
-            coalesces: false,
             worker_wanted: false,
             connection_ended: false,
             drained: false,
@@ -308,11 +284,12 @@ impl State {
     pub(super) fn pump_quietly(&mut self, shared: &Shared, work: &mut Work) {
         self.handle_events(shared, work);
         // Who coalesces and is awake comes again, and leaves nothing behind when it goes to sleep.
-        let coalesces = self.coalesces && self.until.is_none() && self.coalesced < COALESCED_MAX;
+        let coalesces =
+            self.tx.coalesces && self.pollers.sleeps_until.is_none() && self.tx.coalesced < COALESCED_MAX;
         let coalesces = coalesces && self.mux.quick_batch().is_some();
-        self.coalesced = if coalesces { self.coalesced + 1 } else { 0 };
-        let Self { transmit_queue, mux, sockets, .. } = self;
-        transmit_queue.retain(|&id| {
+        self.tx.coalesced = if coalesces { self.tx.coalesced + 1 } else { 0 };
+        let Self { tx, mux, sockets, .. } = self;
+        tx.psocks.retain(|&id| {
             if coalesces && mux.outstanding(id) > 0 {
                 return true;
             }
@@ -355,10 +332,10 @@ impl State {
 
     /// As [`State::pump`], but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
     pub(super) fn gather(&mut self, shared: &Shared, work: &mut Work) {
-        if self.coalesced >= GATHERED {
+        if self.tx.coalesced >= GATHERED {
             return self.pump(shared, work);
         }
-        self.coalesced += 1;
+        self.tx.coalesced += 1;
         self.handle_events(shared, work);
     }
 
@@ -366,8 +343,8 @@ impl State {
         while let Some(event) = self.mux.poll_event() {
             match event {
                 mux::Event::Interest(id) => self.watch(shared, id),
-                mux::Event::Transmit(id) => self.transmit_queue.push(id),
-                mux::Event::Wake(_) if self.driven => {
+                mux::Event::Transmit(id) => self.tx.psocks.push(id),
+                mux::Event::Wake(_) if self.mode.is_driver() => {
                     self.worker_wanted = true;
                     self.notify(work);
                 }
@@ -381,7 +358,7 @@ impl State {
                 mux::Event::Undelivered(undelivered) => {
                     self.push_event(Event::Undelivered(undelivered), work)
                 }
-                mux::Event::Left(id) if self.driven => self.push_event(Event::Left(id), work),
+                mux::Event::Left(id) if self.mode.is_driver() => self.push_event(Event::Left(id), work),
                 mux::Event::WriteSpace => self.push_event(Event::WriteSpace, work),
                 mux::Event::Left(_) => {}
                 mux::Event::Drained => self.drained = true,
@@ -408,7 +385,7 @@ impl State {
 
     /// Has whoever sleeps over the sockets look again, if something is due sooner than it knew of.
     pub(super) fn reschedule(&mut self, work: &mut Work) {
-        if let Some(until) = self.until
+        if let Some(until) = self.pollers.sleeps_until
             && self.poll_timeout().is_some_and(|due| due < until)
         {
             self.notify(work);
@@ -417,28 +394,20 @@ impl State {
 
     /// Wakes whoever sleeps over the sockets. Who is awake looks anyway.
     fn notify(&mut self, work: &mut Work) {
-        work.notify |= self.until.take().is_some();
+        work.notify |= self.pollers.sleeps_until.take().is_some();
     }
 
     /// A driver that sleeps is woken: it gives back to whoever wants to know.
-    fn push_event(&mut self, told: Event, work: &mut Work) {
-        if self.driven {
+    fn push_event(&mut self, event: Event, work: &mut Work) {
+        if self.mode.is_driver() {
             self.notify(work);
         }
-        self.events.push_back(told);
-        if self.events.len() > EVENTS_MAX {
-            // A worker that left is told in any case: there are few. Handshakes that fail are as many as peers like, and what was given
-            // up has somebody wait for an answer.
-            let first = |least: fn(&Event) -> bool| self.events.iter().position(least);
-            let least = first(|told| matches!(told, Event::NotAttached { .. }));
-            let least = least.or_else(|| first(|told| !matches!(told, Event::Left(_))));
-            self.events.remove(least.unwrap_or(0));
-        }
+        self.notices.push_event(event);
     }
 
     pub(super) fn wake(&mut self, id: worker::Id, work: &mut Work) {
-        self.parked.retain(|&parked| parked != id);
-        if self.leader == Some(id) {
+        self.pollers.parked.retain(|&parked| parked != id);
+        if self.pollers.leader == Some(id) {
             work.notify = true;
         } else if let Some(slot) = self.workers.get(id) {
             slot.wake(work);
@@ -447,27 +416,24 @@ impl State {
 
     /// Wakes a parked worker, if there is one.
     pub(super) fn wake_any(&mut self, work: &mut Work) -> Option<worker::Id> {
-        let id = self.parked.pop()?;
-        if self.watchdog == Some(id) {
-            self.watchdog = None;
-        }
+        let id = self.pollers.pop_parked()?;
         self.wake(id, work);
         Some(id)
     }
 
     /// Somebody begins so many messages: who waits for sockets meanwhile?
     pub(super) fn ensure_leader(&mut self, count: usize, work: &mut Work) {
-        if self.leader.is_some() {
+        if self.pollers.leader.is_some() {
             // It waits for as long as it knew of; more waits now.
             let queued = self.mux.queued();
-            let leader = self.leader.filter(|_| queued > 0 && self.mux.is_long(queued));
+            let leader = self.pollers.leader.filter(|_| queued > 0 && self.mux.is_long(queued));
             leader.into_iter().for_each(|leader| self.wake(leader, work));
         } else if !work.wakes() {
             let takes = self.mux.slow_service_time() * count as u32;
             if takes >= self.mux.config().wake_cost {
                 self.wake_any(work);
-            } else if self.watchdog.is_none() {
-                self.watchdog = self.wake_any(work);
+            } else if self.pollers.watchdog.is_none() {
+                self.pollers.watchdog = self.wake_any(work);
             }
         }
     }
@@ -481,13 +447,6 @@ impl State {
         let tickets = local_queue.give_back(&mut self.mux, id);
         self.mux.handle_hand_back(id, &tickets, shared.now());
     }
-}
-
-/// How many workers may wait for sockets beside the leader on so many processors: half of them are left to the peers and to the
-/// system, which take about as long for short messages as their workers. With two processors a second reader of 256-byte messages
-/// costs a third of their rate.
-const fn helpers(processors: usize) -> usize {
-    (processors / 2).saturating_sub(1)
 }
 
 fn data(id: psock::Id) -> EventData {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use rustix::event::epoll;
-use rustix::io::Errno;
 
 use super::local_queue::{Inner, LocalQueue};
 use super::reader::{READS, read};
-use super::state::{EVENTFD, FOREVER, State, Work, WorkerSlot};
-use super::{Server, Shared, timespec};
+use super::state::{EVENTFD, FOREVER, Mode, State, Work, WorkerSlot};
+use super::turn::epoll_wait;
+use super::{Server, Shared};
 use crate::Time;
 use crate::mux::{Batch, Completion, Message, SendError, Ticket, View, psock, worker};
 
@@ -66,10 +66,10 @@ impl Worker {
         if state.closed {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux has drained"));
         }
-        if state.driven || state.open_sockets.is_some() {
+        if state.mode != Mode::Workers {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "the server has a driver or open_sockets",
+                "the server has a driver or sockets; workers need a server without them",
             ));
         }
         let (credit, wake_cost) = (state.mux.config().batch, state.mux.config().wake_cost);
@@ -306,8 +306,8 @@ impl Worker {
             let mut work = Work::default();
             let mut state = shared.lock();
             let now = shared.now();
-            if state.helper == Some(self.id) {
-                state.helper = None;
+            if state.pollers.helper == Some(self.id) {
+                state.pollers.helper = None;
                 self.spin_score = self.spin_score.max(SPIN_MIN + 1);
             }
             self.local_queue.lock().settle(&mut state.mux, self.id, now);
@@ -322,7 +322,7 @@ impl Worker {
                 shared.perform(work);
                 return Ok(None);
             }
-            let lead = state.leader.is_none() || !state.ready.is_empty() || self.helps(&state);
+            let lead = state.pollers.leader.is_none() || !state.ready.is_empty() || self.helps(&state);
             drop(state);
             let wrote = !work.writes.is_empty();
             shared.perform(work);
@@ -347,8 +347,8 @@ impl Worker {
         let first = messages.next();
         self.local_queue.lock().messages.extend(messages);
         state.turns += 1;
-        if state.leader == Some(self.id) {
-            state.leader = None;
+        if state.pollers.leader == Some(self.id) {
+            state.pollers.leader = None;
         }
         match count {
             FULL.. => state.gather(shared, work),
@@ -366,28 +366,28 @@ impl Worker {
             let mut work = Work::default();
             let mut state = shared.lock();
             let now = shared.now();
-            let unseen = state.leader.is_none() || !state.ready.is_empty();
+            let unseen = state.pollers.leader.is_none() || !state.ready.is_empty();
             if state.closed || unseen && state.turns == turns {
                 // Nothing began since the last look, and nobody waits for sockets or reads those that are ready: the one who
                 // works got stuck.
                 state.handle_timeout(&self.shared, now, &mut work);
-                if state.watchdog == Some(self.id) {
-                    state.watchdog = None;
+                if state.pollers.watchdog == Some(self.id) {
+                    state.pollers.watchdog = None;
                 }
                 state.pump(shared, &mut work);
                 drop(state);
                 return shared.perform(work);
             }
-            if state.mux.queued() > 0 && state.watchdog == Some(self.id) {
+            if state.mux.queued() > 0 && state.pollers.watchdog == Some(self.id) {
                 state.handle_timeout(&self.shared, now, &mut work);
             }
-            let watchdog = state.watchdog == Some(self.id);
+            let watchdog = state.pollers.watchdog == Some(self.id);
             quiet = if watchdog && state.turns == turns { quiet + 1 } else { 0 };
             if watchdog && quiet > 1 {
-                state.watchdog = None;
+                state.pollers.watchdog = None;
             }
             turns = state.turns;
-            let timed = state.watchdog == Some(self.id) || state.leader.is_none();
+            let timed = state.pollers.watchdog == Some(self.id) || state.pollers.leader.is_none();
             let patience = state.mux.config().patience;
             state.pump(shared, &mut work);
             let woken = !state.mux.is_idle(self.id);
@@ -396,9 +396,9 @@ impl Worker {
             {
                 slot.thread = Some(std::thread::current());
             }
-            if !woken && !state.parked.contains(&self.id) {
+            if !woken && !state.pollers.parked.contains(&self.id) {
                 let id = self.id;
-                state.parked.push(id);
+                state.pollers.parked.push(id);
             }
             drop(state);
             shared.perform(work);
@@ -411,7 +411,7 @@ impl Worker {
                 std::thread::park();
             }
             let state = shared.lock();
-            if !state.parked.contains(&self.id) && state.watchdog != Some(self.id) {
+            if !state.pollers.parked.contains(&self.id) && state.pollers.watchdog != Some(self.id) {
                 return;
             }
         }
@@ -472,11 +472,8 @@ impl Worker {
     fn poll(&mut self, most: usize, timeout: Option<Duration>) -> io::Result<()> {
         self.events.clear();
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); READS];
-        match epoll::wait(&self.shared.epoll, &mut room[..most], timeout.map(timespec).as_ref()) {
-            Ok((events, _)) => self.events.extend(events.iter().map(|event| (event.data.u64(), event.flags))),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        let events = epoll_wait(&self.shared, &mut room[..most], timeout)?;
+        self.events.extend(events.unwrap_or_default().iter().map(|event| (event.data.u64(), event.flags)));
         Ok(())
     }
 
@@ -500,10 +497,10 @@ impl Worker {
                 return Ok(Some(message));
             }
             state.pump(&shared, &mut work);
-            let leads = *state.leader.get_or_insert(self.id) == self.id;
+            let leads = *state.pollers.leader.get_or_insert(self.id) == self.id;
             let helps = !leads && self.helps(&state);
             if state.closed || !leads && !helps && state.ready.is_empty() {
-                state.leader = state.leader.filter(|_| !leads);
+                state.pollers.leader = state.pollers.leader.filter(|_| !leads);
                 drop(state);
                 shared.perform(work);
                 return Ok(None);
@@ -513,24 +510,24 @@ impl Worker {
                 self.ready_streak = 0;
                 state.wake_helper(&mut work);
             }
-            let most = state.reads;
+            let most = state.ready.burst;
             let wait = match () {
                 () if !leads && !state.ready.is_empty() => None,
                 () if !leads => Some(Some(state.mux.config().patience)),
                 // Those that are ready may keep it busy for ever: it looks at others now and then.
-                () if !state.ready.is_empty() => (state.taken >= READS).then_some(Some(Duration::ZERO)),
+                () if !state.ready.is_empty() => (state.ready.taken >= READS).then_some(Some(Duration::ZERO)),
                 () if !work.writes.is_empty() => Some(Some(Duration::ZERO)),
                 () => Some(state.poll_timeout().map(|time| time.since(now))),
             };
             if wait.is_some() {
-                state.taken = 0;
-                state.helping += usize::from(!leads);
+                state.ready.taken = 0;
+                state.pollers.helping += usize::from(!leads);
             }
             if leads
                 && let Some(timeout) = wait
                 && timeout != Some(Duration::ZERO)
             {
-                state.until = Some(timeout.map_or(FOREVER, |timeout| now + timeout));
+                state.pollers.sleeps_until = Some(timeout.map_or(FOREVER, |timeout| now + timeout));
             }
             drop(state);
             shared.perform(work);
@@ -545,14 +542,14 @@ impl Worker {
             if let Err(error) = waited {
                 let mut state = shared.lock();
                 match leads {
-                    true => (state.leader, state.until) = (None, None),
-                    false => state.helping -= 1,
+                    true => (state.pollers.leader, state.pollers.sleeps_until) = (None, None),
+                    false => state.pollers.helping -= 1,
                 }
                 return Err(error);
             }
             let mut work = Work::default();
             if !leads && wait.is_some() {
-                shared.lock().helping -= 1;
+                shared.lock().pollers.helping -= 1;
                 // The eventfd is for the leader.
                 self.events.retain(|(data, _)| *data != EVENTFD.u64());
             }
@@ -660,15 +657,9 @@ impl Drop for Worker {
             state.mux.leave(self.id, None, now);
         }
         state.workers.remove(self.id);
-        state.parked.retain(|&parked| parked != self.id);
-        if state.watchdog == Some(self.id) {
-            state.watchdog = None;
-        }
-        if state.leader == Some(self.id) {
-            state.leader = None;
-        }
+        state.pollers.remove(self.id);
         state.pump(&shared, &mut work);
-        if state.leader.is_none() && !work.wakes() {
+        if state.pollers.leader.is_none() && !work.wakes() {
             state.wake_any(&mut work);
         }
         drop(state);

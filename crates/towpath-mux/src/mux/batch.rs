@@ -16,8 +16,9 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::message::{Message, Ticket, View};
-use super::psock::{self, Outgoing};
+use super::psock;
 use super::receive::Extent;
+use super::tx_queue::Outgoing;
 use super::worker::{self, InHand};
 use super::{Mux, Order};
 use crate::Time;
@@ -300,10 +301,10 @@ impl Mux {
         by: worker::Id,
         now: Time,
     ) -> Option<Batch> {
-        self.reader = Some(by);
+        self.reads.worker = Some(by);
         self.handle_read(id, buffer, now);
-        self.reader = None;
-        self.local.take()
+        self.reads.worker = None;
+        self.reads.local.take()
     }
 
     /// The first of these that are not done are, `done` more of them; and this answers them, in pieces of so many replies
@@ -326,19 +327,19 @@ impl Mux {
         if held.left() == 0 {
             worker.local = None;
         }
-        self.deferring = true;
+        self.deferred.begin();
         for (bytes, messages) in replies {
             self.reply_local(id, psock, bytes, messages);
         }
-        self.deferring = false;
-        self.totals.in_hand -= done;
-        self.totals.done += done as u64;
+        self.deferred.end();
+        self.counters.totals.in_hand -= done as u64;
+        self.counters.totals.done += done as u64;
         if let Some(psock) = self.psocks.get_mut(psock) {
             psock.in_hand -= done;
             psock.stats.unreserved += u64::from(psock.in_hand == 0 && done > 0);
             psock.outstanding -= done;
             psock.memory -= charge;
-            self.message_bytes -= charge;
+            self.memory.remove_message(charge);
             if psock.outstanding == 0 {
                 psock.active = self.now;
             }
@@ -351,7 +352,7 @@ impl Mux {
 
     fn reply_local(&mut self, id: worker::Id, to: psock::Id, bytes: Bytes, messages: u32) {
         if self.psocks.get(to).is_none_or(psock::Psock::is_dead) {
-            self.totals.unsent += u64::from(messages);
+            self.counters.totals.unsent += u64::from(messages);
             return;
         }
         if let Some(worker) = self.workers.get_mut(id) {
@@ -382,11 +383,12 @@ impl Mux {
 
     /// Whether the worker that read these may have them as a batch.
     pub(super) fn local_reader(&self, count: usize, bytes: usize) -> Option<worker::Id> {
-        let id = self.reader?;
+        let id = self.reads.worker?;
         let worker = self.workers.get(id)?;
-        let free = worker.enabled && worker.held() == 0 && self.local.is_none();
+        let free = worker.enabled && worker.held() == 0 && self.reads.local.is_none();
         let alone = self.config.order == Order::None && self.ready.is_empty();
-        let short = self.median > 0 && !self.is_long(count) && bytes <= self.config.worker_bytes;
+        let short =
+            !self.service_time.is_unknown() && !self.is_long(count) && bytes <= self.config.worker_bytes;
         (free && alone && short && count >= LEAST && self.config.batch > 1).then_some(id)
     }
 
@@ -404,8 +406,8 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.stats.reserved += u64::from(psock.in_hand == 0);
         psock.in_hand += count;
-        self.totals.in_hand += count;
-        self.queue_wait.saturating_record_n(0, count as u64);
+        self.counters.totals.in_hand += count as u64;
+        self.counters.queue_wait.saturating_record_n(0, count as u64);
         self.set_activity(by, worker::Activity::Awake);
         if let Some(worker) = self.workers.get_mut(by) {
             worker.since = self.now;
@@ -413,13 +415,13 @@ impl Mux {
             worker.stats.rx_bytes += length;
             worker.local = Some(LocalBatch { batch: batch.clone(), done: 0 });
         }
-        self.local = Some(batch);
+        self.reads.local = Some(batch);
     }
 
     /// They wait for a worker, whichever.
     pub(super) fn queue_batch(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Extent]) {
         let Some(batch) = self.receive_batch(id, bytes, memory, found) else { return };
-        self.totals.queued += batch.len();
+        self.counters.totals.queued += batch.len() as u64;
         self.ready.push_batch(batch);
     }
 
@@ -453,8 +455,8 @@ impl Mux {
         psock.stats.rx_bytes += batch.bytes.len() as u64;
         psock.outstanding += count;
         psock.memory += charge;
-        self.message_bytes += charge;
-        self.totals.received += count as u64;
+        self.memory.add_message(charge);
+        self.counters.totals.received += count as u64;
         self.recount(0, charge);
         Some(batch)
     }

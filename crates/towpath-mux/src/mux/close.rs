@@ -17,7 +17,7 @@ impl Mux {
         if !psock.is_open() {
             return;
         }
-        self.totals.unattach_rsvd += u64::from(psock.outstanding > 0);
+        self.counters.totals.unattach_rsvd += u64::from(psock.outstanding > 0);
         psock.deadline = deadline;
         self.close(id, Cause::Unattached, true);
         self.settle(id);
@@ -45,10 +45,10 @@ impl Mux {
     /// What to wait for on the connection's socket.
     pub fn interest(&self, id: psock::Id) -> Interest {
         let Some(psock) = self.psocks.get(id) else { return Interest::default() };
-        let room = !psock.full && !psock.send_full && !self.full;
+        let room = !psock.full && !psock.tx.full && !self.memory.is_full();
         Interest {
             read: room && psock.is_open() && !psock.assembler.is_over(),
-            write: psock.blocked && !psock.is_dead(),
+            write: psock.tx.blocked && !psock.is_dead(),
         }
     }
 
@@ -60,14 +60,14 @@ impl Mux {
         }
         match &cause {
             Cause::Framing(failure) => {
-                self.totals.malformed += u64::from(!count_refusal(&mut psock.stats, &failure.cause));
+                self.counters.totals.malformed += u64::from(!count_refusal(&mut psock.stats, &failure.cause));
             }
-            Cause::Inside { .. } => self.totals.inside += 1,
+            Cause::Inside { .. } => self.counters.totals.inside += 1,
             _ => {}
         }
         psock.stats.rx_aborts += u64::from(!cause.is_clean());
         psock.phase = Phase::Closing { cause, hand_back };
-        self.by_send_bytes.remove(&(psock.send_bytes, id));
+        self.balance.remove(psock.tx.bytes, id);
     }
 
     /// It ends now; its messages are still worked on, but nobody is there to be answered.
@@ -80,20 +80,20 @@ impl Mux {
             Cause::Memory => psock.stats.rx_mem_fail += 1,
             Cause::Reset(_) | Cause::Tls(_) => {
                 psock.stats.rx_aborts += u64::from(psock.is_open());
-                self.totals.resets += 1;
+                self.counters.totals.resets += 1;
             }
-            Cause::Idle => self.totals.idle += 1,
-            Cause::SendTimeout => self.totals.send_timeouts += 1,
-            Cause::SendFull => self.totals.send_full += 1,
-            Cause::DrainTimeout => self.totals.drain_timeouts += 1,
+            Cause::Idle => self.counters.totals.idle += 1,
+            Cause::SendTimeout => self.counters.totals.send_timeouts += 1,
+            Cause::SendFull => self.counters.totals.send_full += 1,
+            Cause::DrainTimeout => self.counters.totals.drain_timeouts += 1,
             _ => {}
         }
         psock.phase = Phase::Dead { unreported: Some(cause) };
-        psock.blocked = false;
+        psock.tx.blocked = false;
         if psock.reading.is_none() {
             psock.assembler.lend();
         }
-        self.by_send_bytes.remove(&(psock.send_bytes, id));
+        self.balance.remove(psock.tx.bytes, id);
         self.recount_buffer(id);
         self.end_dead(id);
     }
@@ -102,7 +102,7 @@ impl Mux {
     pub(super) fn end_dead(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let Phase::Dead { unreported } = &mut psock.phase else { return };
-        if psock.sending {
+        if psock.tx.sending {
             return;
         }
         if let Some(cause) = unreported.take() {
@@ -114,18 +114,18 @@ impl Mux {
     /// What follows from a change of a connection: its bounds, what to wait for, its end, its timers.
     pub(super) fn settle(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        if self.deferring {
+        if self.deferred.is_active() {
             if !std::mem::replace(&mut psock.unsettled, true) {
-                self.unsettled.push(id);
+                self.deferred.push(id);
             }
             return;
         }
         psock.full = self.config.psock_bytes.is_full(psock.full, psock.memory);
-        psock.send_full = self.config.send_bytes.is_full(psock.send_full, psock.send_bytes);
+        psock.tx.full = self.config.send_bytes.is_full(psock.tx.full, psock.tx.bytes);
         let free = psock.is_free();
         match &mut psock.phase {
             Phase::Open => {}
-            Phase::Closing { cause, hand_back } if free && psock.send_bytes == 0 => {
+            Phase::Closing { cause, hand_back } if free && psock.tx.bytes == 0 => {
                 let (cause, hand_back) = (cause.clone(), *hand_back);
                 psock.phase = Phase::Dead { unreported: None };
                 self.report_end(id, cause, hand_back);
@@ -144,13 +144,13 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let rest = Bytes::copy_from_slice(psock.assembler.rest());
         let outstanding = psock.outstanding;
-        self.totals.unattach += 1;
+        self.counters.totals.unattach += 1;
         self.events.push_back(Event::Ended(End { psock: id, cause, hand_back, rest, unsent, outstanding }));
     }
 
     fn remove(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.remove(id) else { return };
-        self.totals.psocks.add(&psock.stats);
+        self.counters.psocks.add(&psock.stats);
         self.recount(psock.buffered, 0);
     }
 

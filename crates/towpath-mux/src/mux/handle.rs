@@ -15,11 +15,11 @@ impl Mux {
     pub(crate) fn check_write_space(&mut self, psock: Option<psock::Id>) -> Result<(), SendError> {
         if let Some(id) = psock {
             let psock = self.psocks.get(id).filter(|psock| psock.is_open()).ok_or(SendError::Gone)?;
-            return if psock.send_full { Err(SendError::Full) } else { Ok(()) };
+            return if psock.tx.full { Err(SendError::Full) } else { Ok(()) };
         }
-        let &(waits, _) = self.by_send_bytes.first().ok_or(SendError::NotConnected)?;
+        let (waits, _) = self.balance.least().ok_or(SendError::NotConnected)?;
         if waits >= self.config.send_bytes.high {
-            self.write_space_wanted = true;
+            self.balance.want_write_space();
             return Err(SendError::Full);
         }
         Ok(())
@@ -32,15 +32,15 @@ impl Mux {
 
     /// The connection with the least to send, however much that is: for what is the last of its sender.
     pub(crate) fn least_loaded(&self) -> Option<psock::Id> {
-        self.by_send_bytes.first().map(|&(_, id)| id)
+        self.balance.least().map(|(_, id)| id)
     }
 
     /// Nobody will do this message, which the worker holds: it comes back as [`Event::Undone`].
     pub(crate) fn give_up(&mut self, id: worker::Id, ticket: Ticket, now: Time) {
         self.now = self.now.max(now);
         let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.take(ticket)) else { return };
-        self.totals.in_hand -= 1;
-        self.totals.undone += 1;
+        self.counters.totals.in_hand -= 1;
+        self.counters.totals.undone += 1;
         self.unhold(ticket);
         self.finish(&held.message);
         self.events.push_back(Event::Undone(held.message));

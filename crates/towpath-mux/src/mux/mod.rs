@@ -17,13 +17,16 @@
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, whose words these are. There a message's worker is
 //! chosen when it arrives; here a free worker takes the oldest message, so that none waits behind a busy one.
 
+mod balance;
 mod batch;
 mod body;
 mod close;
 mod config;
+mod deferred;
 mod event;
 #[cfg(feature = "io")]
 mod handle;
+mod memory;
 mod message;
 mod order;
 mod pool;
@@ -31,18 +34,19 @@ pub mod psock;
 mod ready;
 mod receive;
 mod schedule;
+mod service_time;
 mod stats;
 mod timer;
 mod transmit;
+mod tx_queue;
 mod wake;
 pub mod worker;
+mod workers;
 #[cfg(any(test, feature = "test-util"))]
 pub mod world;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use hdrhistogram::Histogram;
 use slotmap::SlotMap;
 
 pub use batch::Batch;
@@ -55,11 +59,17 @@ pub use stats::{PsockRow, Show, Totals, WorkerRow};
 pub use transmit::{Outcome, Transmit};
 
 use crate::Time;
-use order::KeyQueue;
-use pool::Pool;
+use balance::Balance;
+use deferred::Deferred;
+use memory::Memory;
+use order::KeyQueues;
 use psock::Psock;
 use ready::Ready;
-use worker::Worker;
+use receive::Reads;
+use service_time::ServiceTime;
+use stats::Counters;
+use timer::Timers;
+use workers::Workers;
 
 /// Joins connections to workers. See the module's documentation.
 ///
@@ -93,54 +103,24 @@ use worker::Worker;
 #[derive(Debug)]
 pub struct Mux {
     config: Config,
-    psocks: SlotMap<psock::Id, Psock>,
-    workers: SlotMap<worker::Id, Worker>,
-    /// Messages that any worker may take, the oldest first.
-    ready: Ready,
-    /// [`Order::Key`]: what waits behind a message with the same hash.
-    keys: HashMap<u32, KeyQueue>,
-    /// Idle workers, the one that asked last at the end.
-    idle: VecDeque<worker::Id>,
-    /// Workers that were told to ask and have not yet.
-    woken: usize,
-    /// Workers that have a turn or ask by themselves soon.
-    awake: usize,
-    /// Mean time that a message takes, in nanoseconds; 0 before the first.
-    ewma: u64,
-    /// The same, which falls more slowly than it rises.
-    ewma_slow: u64,
-    /// What most messages take less than and most more: the median, about. A worker that lost its processor for a while, or a
-    /// rare slow message, does not change it much.
-    median: u64,
-    /// The least that messages took of late, on average over a turn: what they take when nothing keeps their worker from them.
-    floor: u64,
-    /// All that is held, in bytes, and whether that is too much.
-    bytes: usize,
-    full: bool,
-    /// Those of them that messages take, which workers make free.
-    message_bytes: usize,
-    /// Connections by what they have to send. Connected mode only.
-    by_send_bytes: BTreeSet<(usize, psock::Id)>,
-    /// Somebody was told that there is no room.
-    write_space_wanted: bool,
-    draining: bool,
-    drained: bool,
+    /// The latest time that a call gave.
     now: Time,
-    timers: BinaryHeap<Reverse<(Time, psock::Id)>>,
+    draining: bool,
+    /// [`Event::Drained`] was reported.
+    drained: bool,
+    psocks: SlotMap<psock::Id, Psock>,
+    workers: Workers,
+    /// Messages that any worker may take, oldest first.
+    ready: Ready,
+    keys: KeyQueues,
+    service_time: ServiceTime,
+    memory: Memory,
+    balance: Balance,
+    timers: Timers,
     events: VecDeque<Event>,
-    /// Buffers to read into.
-    spare: Pool,
-    /// Where to note the messages of a read; empty between two.
-    extents: Vec<receive::Extent>,
-    /// Connections are looked after when all that a worker said is known, and which.
-    deferring: bool,
-    unsettled: Vec<psock::Id>,
-    /// Who reads, and the run that it got.
-    reader: Option<worker::Id>,
-    local: Option<Batch>,
-    totals: Totals,
-    queue_wait: Histogram<u64>,
-    service_time: Histogram<u64>,
+    reads: Reads,
+    deferred: Deferred,
+    counters: Counters,
 }
 
 impl Mux {
@@ -153,36 +133,21 @@ impl Mux {
         assert!(config.batch > 0, "a batch has at least one message");
         Self {
             config,
-            psocks: SlotMap::with_key(),
-            workers: SlotMap::with_key(),
-            ready: Ready::default(),
-            keys: HashMap::new(),
-            idle: VecDeque::new(),
-            woken: 0,
-            awake: 0,
-            ewma: 0,
-            ewma_slow: 0,
-            median: 0,
-            floor: 0,
-            bytes: 0,
-            full: false,
-            message_bytes: 0,
-            by_send_bytes: BTreeSet::new(),
-            write_space_wanted: false,
+            now: Time::default(),
             draining: false,
             drained: false,
-            now: Time::default(),
-            timers: BinaryHeap::new(),
+            psocks: SlotMap::with_key(),
+            workers: Workers::default(),
+            ready: Ready::default(),
+            keys: KeyQueues::default(),
+            service_time: ServiceTime::default(),
+            memory: Memory::new(config.mux_bytes),
+            balance: Balance::default(),
+            timers: Timers::default(),
             events: VecDeque::new(),
-            spare: Pool::default(),
-            extents: Vec::new(),
-            deferring: false,
-            unsettled: Vec::new(),
-            reader: None,
-            local: None,
-            totals: Totals::default(),
-            queue_wait: stats::histogram(),
-            service_time: stats::histogram(),
+            reads: Reads::default(),
+            deferred: Deferred::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -198,7 +163,7 @@ impl Mux {
 
     /// Whether it holds as many bytes as it may, so that nothing is read.
     pub const fn is_full(&self) -> bool {
-        self.full
+        self.memory.is_full()
     }
 
     /// What is to be done outside; call it until it is `None`, after anything else was called.
@@ -220,13 +185,10 @@ impl Mux {
         None
     }
 
-    /// Counts `after` instead of `before` bytes.
+    /// Counts `after` bytes in place of `before`.
     fn recount(&mut self, before: usize, after: usize) {
-        self.bytes = self.bytes - before + after;
-        let was = self.full;
-        self.full = self.config.mux_bytes.is_full(was, self.bytes);
-        if was && !self.full {
-            // All of them: who came meanwhile was never told to be read. It is seldom, behind half of what the mux may hold.
+        if self.memory.charge(before, after) {
+            // Every connection: one that was attached while the mux was full has never been reported readable. This is rare.
             for psock in self.psocks.keys().collect::<Vec<_>>() {
                 self.update_interest(psock);
             }

@@ -6,6 +6,7 @@ use std::fmt;
 use super::body::Body;
 use super::event::Cause;
 use super::message::Message;
+use super::tx_queue::TxQueue;
 use super::worker;
 use crate::Time;
 use crate::assembler::Assembler;
@@ -45,7 +46,6 @@ pub(super) struct Psock {
     pub(super) read_size: usize,
     /// Not read because something is full. Each remembers itself for its hysteresis.
     pub(super) full: bool,
-    pub(super) send_full: bool,
     /// What was last told of [`Interest`].
     pub(super) reported: Interest,
     /// Messages that are queued or with workers.
@@ -67,21 +67,11 @@ pub(super) struct Psock {
     /// [`super::Order::Replies`]: answers that wait for earlier ones; the first is that of message `first`.
     pub(super) answers: VecDeque<Answer>,
     pub(super) first: u64,
-    pub(super) send: VecDeque<Outgoing>,
-    /// Bytes in `send` and with whoever writes the socket.
-    pub(super) send_bytes: usize,
-    /// Bytes of the first of `send` that have left.
-    pub(super) left: usize,
-    /// The queue is with whoever writes the socket.
-    pub(super) sending: bool,
-    /// The socket took less than it was given.
-    pub(super) blocked: bool,
-    pub(super) transmit_reported: bool,
+    pub(super) tx: TxQueue,
     /// Among those that [`super::Mux::handle_completions`] has yet to look after.
     pub(super) unsettled: bool,
     /// When anything last happened, and when the peer last took something.
     pub(super) active: Time,
-    pub(super) progress: Time,
     /// When closing it has taken too long.
     pub(super) deadline: Option<Time>,
     /// The earliest of its entries among the timers.
@@ -111,30 +101,6 @@ pub(super) struct Answer {
     pub(super) done: bool,
 }
 
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) bytes: Body,
-    /// Messages in it.
-    pub(super) messages: u32,
-    /// It may go to another connection.
-    pub(super) connected: bool,
-    /// Its memory is nobody else's, or it is long.
-    pub(super) owned: bool,
-}
-
-impl Outgoing {
-    pub(super) fn new(bytes: impl Into<Body>, messages: u32) -> Self {
-        Self { bytes: bytes.into(), messages, connected: false, owned: false }
-    }
-
-    /// Nobody knows how long it waits: then it has memory of its own.
-    pub(super) fn own(&mut self) {
-        if !std::mem::replace(&mut self.owned, true) {
-            self.bytes.own();
-        }
-    }
-}
-
 /// What to wait for on a connection's socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Interest {
@@ -144,75 +110,39 @@ pub struct Interest {
     pub write: bool,
 }
 
-/// A connection's counters, under KCM's names (net/kcm/kcmproc.c; `psock` and `strp` statistics).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Whole messages that arrived.
-    pub rx_msgs: u64,
-    /// Their bytes.
-    pub rx_bytes: u64,
-    /// Messages that were sent, all of them.
-    pub tx_msgs: u64,
-    /// Their bytes.
-    pub tx_bytes: u64,
-    /// How often it went from no message with the workers to some.
-    pub reserved: u64,
-    /// How often back.
-    pub unreserved: u64,
-    /// Ends by an error while receiving.
-    pub rx_aborts: u64,
-    /// Given back by the framing at a message's first byte.
-    pub rx_intr: u64,
-    /// Given back by the framing behind bytes that it had already asked more for.
-    pub rx_unrecov_intr: u64,
-    /// Ends because the mux was full.
-    pub rx_mem_fail: u64,
-    /// Reads behind which a message was not whole.
-    pub rx_need_more: u64,
-    /// Lengths that end before bytes that belong to the message.
-    pub rx_bad_hdr_len: u64,
-    /// Messages over the limit.
-    pub rx_msg_too_big: u64,
-    /// Messages that were not whole in time.
-    pub rx_msg_timeouts: u64,
-    /// Ends with something not sent.
-    pub tx_aborts: u64,
-}
-
-impl Stats {
-    pub(super) fn add(&mut self, other: &Self) {
-        let Self {
-            rx_msgs,
-            rx_bytes,
-            tx_msgs,
-            tx_bytes,
-            reserved,
-            unreserved,
-            rx_aborts,
-            rx_intr,
-            rx_unrecov_intr,
-            rx_mem_fail,
-            rx_need_more,
-            rx_bad_hdr_len,
-            rx_msg_too_big,
-            rx_msg_timeouts,
-            tx_aborts,
-        } = other;
-        self.rx_msgs += rx_msgs;
-        self.rx_bytes += rx_bytes;
-        self.tx_msgs += tx_msgs;
-        self.tx_bytes += tx_bytes;
-        self.reserved += reserved;
-        self.unreserved += unreserved;
-        self.rx_aborts += rx_aborts;
-        self.rx_intr += rx_intr;
-        self.rx_unrecov_intr += rx_unrecov_intr;
-        self.rx_mem_fail += rx_mem_fail;
-        self.rx_need_more += rx_need_more;
-        self.rx_bad_hdr_len += rx_bad_hdr_len;
-        self.rx_msg_too_big += rx_msg_too_big;
-        self.rx_msg_timeouts += rx_msg_timeouts;
-        self.tx_aborts += tx_aborts;
+towpath_metrics::metrics! {
+    /// Counters of one connection, under KCM's names (net/kcm/kcmproc.c, statistics of `psock` and `strp`).
+    pub struct Stats in "mux_connection" {
+        /// Whole messages received.
+        pub rx_msgs: counter messages,
+        /// Bytes of whole messages received.
+        pub rx_bytes: counter bytes,
+        /// Messages sent completely.
+        pub tx_msgs: counter messages,
+        /// Bytes sent.
+        pub tx_bytes: counter bytes,
+        /// Transitions from no message with workers to at least one.
+        pub reserved: counter events,
+        /// Transitions from at least one message with workers to none.
+        pub unreserved: counter events,
+        /// Connections that ended by an error while receiving.
+        pub rx_aborts: counter connections,
+        /// Connections that the framing gave back at the first byte of a message.
+        pub rx_intr: counter connections,
+        /// Connections that the framing gave back after it had asked for more bytes of the message.
+        pub rx_unrecov_intr: counter connections,
+        /// Connections that ended because the mux was full.
+        pub rx_mem_fail: counter connections,
+        /// Reads that left an incomplete message.
+        pub rx_need_more: counter events,
+        /// Lengths that end before bytes already known to belong to the message.
+        pub rx_bad_hdr_len: counter messages,
+        /// Messages or headers above the size limit.
+        pub rx_msg_too_big: counter messages,
+        /// Messages that were not complete in time.
+        pub rx_msg_timeouts: counter messages,
+        /// Connections that ended with unsent data.
+        pub tx_aborts: counter connections,
     }
 }
 
@@ -269,7 +199,6 @@ impl Psock {
             reading: None,
             read_size: 0,
             full: false,
-            send_full: false,
             reported: Interest::default(),
             outstanding: 0,
             in_hand: 0,
@@ -281,15 +210,9 @@ impl Psock {
             bound: None,
             answers: VecDeque::new(),
             first: 0,
-            send: VecDeque::new(),
-            send_bytes: 0,
-            left: 0,
-            sending: false,
-            blocked: false,
-            transmit_reported: false,
+            tx: TxQueue::new(now),
             unsettled: false,
             active: now,
-            progress: now,
             deadline: None,
             armed: None,
             stats: Stats::default(),
@@ -312,7 +235,7 @@ impl Psock {
 
     /// Whether nobody holds anything of it.
     pub(super) fn is_free(&self) -> bool {
-        self.outstanding == 0 && self.reading.is_none() && !self.sending
+        self.outstanding == 0 && self.reading.is_none() && !self.tx.sending
     }
 
     pub(super) fn status(&self) -> Status {
@@ -322,7 +245,7 @@ impl Psock {
             rx_pause: self.is_open() && !self.reported.read,
             ready: self.outstanding > self.in_hand,
             rx_stop: !self.is_open(),
-            tx_wait: self.blocked,
+            tx_wait: self.tx.blocked,
             tx_stop: self.is_dead(),
             done: !self.is_open(),
         }

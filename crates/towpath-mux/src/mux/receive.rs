@@ -4,10 +4,12 @@ use std::fmt;
 
 use bytes::Bytes;
 
+use super::batch::Batch;
 use super::event::{Cause, Event};
 use super::message::{Message, Ticket};
+use super::pool::Pool;
 use super::psock::{self, Psock};
-use super::{Mux, Order};
+use super::{Mux, Order, worker};
 use crate::Time;
 use crate::assembler::{self, Assembler, Limits};
 use crate::framing::{self, Framing, State};
@@ -60,6 +62,17 @@ impl Extent {
     }
 }
 
+/// State of reads: buffers, scratch space, and the worker that reads.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    pub(super) pool: Pool,
+    /// Scratch space; empty between two reads.
+    extents: Vec<Extent>,
+    /// The worker that calls [`Mux::handle_read_by`], and the batch that it gets.
+    pub(super) worker: Option<worker::Id>,
+    pub(super) local: Option<Batch>,
+}
+
 /// What the assembler said last about a stream that goes on no further.
 enum Last {
     GiveBack { inside: bool },
@@ -95,9 +108,9 @@ impl Mux {
         self.now = self.now.max(now);
         let assembler = Assembler::with_state(framing, limits, state);
         let id = self.psocks.insert(Psock::new(assembler, now));
-        self.totals.attach += 1;
+        self.counters.totals.attach += 1;
         if self.config.connected {
-            self.by_send_bytes.insert((0, id));
+            self.balance.insert(id);
             self.report_write_space();
         }
         self.settle(id);
@@ -116,7 +129,7 @@ impl Mux {
         let need = psock.assembler.need();
         let mut buffer = psock.assembler.lend();
         if buffer.len() < LARGE {
-            let mut room = self.spare.take();
+            let mut room = self.reads.pool.take();
             room.extend_from_slice(&buffer);
             buffer = room;
         }
@@ -189,7 +202,7 @@ impl Mux {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let base = psock.assembler.offset();
-        let (mut found, mut last) = (std::mem::take(&mut self.extents), None);
+        let (mut found, mut last) = (std::mem::take(&mut self.reads.extents), None);
         let asked = psock.assembler.need() > 1;
         let note = |found: &mut Vec<Extent>, offset, message: framing::Message| {
             let framing::Message { length, skip, trim, mark, hash } = message;
@@ -217,7 +230,7 @@ impl Mux {
             found.clear();
         }
         if found.capacity() <= NOTED {
-            self.extents = found;
+            self.reads.extents = found;
         }
         self.recount_buffer(id);
         match last {
@@ -258,7 +271,7 @@ impl Mux {
         let (bytes, memory, buffer) = if used >= buffer.capacity() / KEEP {
             let memory = buffer.capacity();
             buffer.truncate(used);
-            (self.spare.lend(buffer, (WIDE + 1) * self.config.read), memory, None)
+            (self.reads.pool.lend(buffer, (WIDE + 1) * self.config.read), memory, None)
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
@@ -272,7 +285,7 @@ impl Mux {
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
         }
-        let (share, mut rest) = (memory / found.len(), memory % found.len());
+        let (share, mut rest, mut charged) = (memory / found.len(), memory % found.len(), 0);
         for found in found {
             let charge = share + std::mem::take(&mut rest) + size_of::<Message>();
             let Extent { skip, trim, mark, hash, .. } = *found;
@@ -287,13 +300,13 @@ impl Mux {
             if self.config.order == Order::Replies {
                 psock.answers.push_back(psock::Answer::default());
             }
-            self.bytes += charge;
-            self.message_bytes += charge;
-            self.totals.received += 1;
-            self.totals.queued += 1;
+            charged += charge;
+            self.memory.add_message(charge);
+            self.counters.totals.received += 1;
+            self.counters.totals.queued += 1;
             self.place(Message { ticket, bytes, skip, trim, mark, hash, received: now, charge, deaths: 0 });
         }
-        self.recount(0, 0);
+        self.recount(0, charged);
         if let Some(buffer) = buffer {
             self.recycle(buffer);
         }
@@ -301,7 +314,7 @@ impl Mux {
 
     fn recycle(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() <= (WIDE + 1) * self.config.read {
-            self.spare.put(buffer);
+            self.reads.pool.put(buffer);
         }
     }
 
@@ -316,14 +329,14 @@ impl Mux {
     /// When the mux is full, and would be so when workers had done all that they have and will get, the connection that holds most
     /// ends: they are not waited for, since they may take for ever.
     pub(super) fn shed_memory(&mut self) {
-        while self.full && self.bytes - self.message_bytes > self.config.mux_bytes.low {
+        while self.memory.is_stuck() {
             let most = self
                 .psocks
                 .iter()
                 .filter(|(_, psock)| !psock.is_dead())
-                .max_by_key(|(_, psock)| psock.buffered + psock.send_bytes);
+                .max_by_key(|(_, psock)| psock.buffered + psock.tx.bytes);
             let Some((id, psock)) = most else { return };
-            if psock.buffered + psock.send_bytes == 0 {
+            if psock.buffered + psock.tx.bytes == 0 {
                 return;
             }
             self.abort(id, Cause::Memory);

@@ -24,14 +24,10 @@ use super::worker::{self, Activity, Worker};
 use super::{Mux, Order};
 use crate::Time;
 
-/// How many wake-ups' time a turn may take when nobody is idle.
-const BUSY_TURN: u64 = 10;
-
 impl Mux {
     /// Adds a worker that may hold up to `credit` messages (KCM's SIOCKCMCLONE). It is taken to ask for messages soon.
     pub fn clone_worker(&mut self, credit: usize, now: Time) -> worker::Id {
         self.now = self.now.max(now);
-        self.awake += 1;
         let id = self.workers.insert(Worker::new(credit.max(1), now));
         self.pin_all();
         id
@@ -73,7 +69,7 @@ impl Mux {
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
             let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };
-            waits.push(&mut self.queue_wait, now.since(message.received), 1);
+            waits.push(&mut self.counters.queue_wait, now.since(message.received), 1);
             out.push(message.clone());
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
                 psock.hold(1);
@@ -81,7 +77,7 @@ impl Mux {
             worker.give(message);
             given += 1;
         }
-        waits.end(&mut self.queue_wait);
+        waits.end(&mut self.counters.queue_wait);
         self.end_poll(id, given);
         given
     }
@@ -110,14 +106,14 @@ impl Mux {
                     batch
                 }
             };
-            waits.push(&mut self.queue_wait, now.since(batch.received()), batch.len() as u64);
+            waits.push(&mut self.counters.queue_wait, now.since(batch.received()), batch.len() as u64);
             if let Some(psock) = self.psocks.get_mut(batch.psock()) {
                 psock.hold(batch.len());
             }
             given += batch.len();
             out.push(batch);
         }
-        waits.end(&mut self.queue_wait);
+        waits.end(&mut self.counters.queue_wait);
         self.end_poll(id, given);
         given
     }
@@ -136,8 +132,8 @@ impl Mux {
 
     /// It was given so many.
     fn end_poll(&mut self, id: worker::Id, given: usize) {
-        self.totals.queued -= given;
-        self.totals.in_hand += given;
+        self.counters.totals.queued -= given as u64;
+        self.counters.totals.in_hand += given as u64;
         let busy = given > 0 || self.workers.get(id).is_some_and(|worker| worker.held() > 0);
         self.set_activity(id, if busy { Activity::Awake } else { Activity::Idle });
         if !busy {
@@ -151,8 +147,8 @@ impl Mux {
         let Some(worker) = self.workers.get_mut(id) else { return false };
         let Some(held) = worker.take(ticket) else { return false };
         worker.finished += 1;
-        self.totals.in_hand -= 1;
-        self.totals.done += 1;
+        self.counters.totals.in_hand -= 1;
+        self.counters.totals.done += 1;
         self.unhold(ticket);
         self.finish(&held.message);
         self.check_left(id);
@@ -172,14 +168,14 @@ impl Mux {
             return 0;
         }
         worker.finished += done as u64;
-        self.totals.in_hand -= done;
-        self.totals.done += done as u64;
+        self.counters.totals.in_hand -= done as u64;
+        self.counters.totals.done += done as u64;
         if let Some(psock) = self.psocks.get_mut(first.psock) {
             psock.in_hand -= done;
             psock.stats.unreserved += u64::from(psock.in_hand == 0);
             psock.outstanding -= done;
             psock.memory -= charge;
-            self.message_bytes -= charge;
+            self.memory.remove_message(charge);
             if psock.outstanding == 0 {
                 psock.active = self.now;
             }
@@ -199,7 +195,7 @@ impl Mux {
             let Some(worker) = self.workers.get_mut(id) else { return };
             let Some(held) = worker.take(ticket) else { continue };
             worker.stats.handed_back += 1;
-            self.totals.handed_back += 1;
+            self.counters.totals.handed_back += 1;
             back.push(held.message);
         }
         if let Some(worker) = self.workers.get_mut(id) {
@@ -250,27 +246,25 @@ impl Mux {
         self.unpin(id);
         self.split_local(id);
         self.split_batches(id);
-        self.set_activity(id, Activity::Awake);
-        self.awake -= 1;
         let Some(worker) = self.workers.remove(id) else { return };
-        self.totals.workers.add(&worker.stats);
+        self.counters.workers.add(&worker.stats);
         let mut again = Vec::new();
         for held in worker.in_hand {
             let mut message = held.message;
             message.deaths += 1;
             if held.answered {
-                self.totals.in_hand -= 1;
-                self.totals.done += 1;
+                self.counters.totals.in_hand -= 1;
+                self.counters.totals.done += 1;
                 self.unhold(message.ticket);
                 self.finish(&message);
             } else if message.deaths > self.config.redeliver {
-                self.totals.in_hand -= 1;
-                self.totals.undone += 1;
+                self.counters.totals.in_hand -= 1;
+                self.counters.totals.undone += 1;
                 self.unhold(message.ticket);
                 self.finish(&message);
                 self.events.push_back(Event::Undone(message));
             } else {
-                self.totals.redelivered += 1;
+                self.counters.totals.redelivered += 1;
                 again.push(message);
             }
         }
@@ -279,12 +273,12 @@ impl Mux {
 
     /// Messages that wait for a worker, whichever.
     pub fn queued(&self) -> usize {
-        self.totals.queued
+        self.counters.totals.queued as usize
     }
 
     /// Whether any message waits for a worker, or is with one.
     pub const fn has_work(&self) -> bool {
-        self.totals.queued + self.totals.in_hand > 0
+        self.counters.totals.queued + self.counters.totals.in_hand > 0
     }
 
     /// Messages of a connection that are not done.
@@ -296,13 +290,13 @@ impl Mux {
     /// Workers that have a turn.
     #[cfg(feature = "io")]
     pub(crate) const fn working(&self) -> usize {
-        self.awake
+        self.workers.awake()
     }
 
     /// Whether a worker has a turn.
     #[cfg(feature = "io")]
     pub(crate) const fn is_worked_for(&self) -> bool {
-        self.awake > 0
+        self.workers.awake() > 0
     }
 
     /// Whether a worker waits to be woken.
@@ -312,14 +306,14 @@ impl Mux {
 
     /// What a message takes, lately and on average; zero before the first.
     pub const fn mean_service_time(&self) -> Duration {
-        Duration::from_nanos(self.ewma)
+        Duration::from_nanos(self.service_time.ewma)
     }
 
     /// The same, but a slow message is remembered for longer than it took to learn of it: among many fast ones, whoever is about to
     /// begin the next slow one does not know it.
     #[cfg(any(feature = "io", test))]
     pub(crate) const fn slow_service_time(&self) -> Duration {
-        Duration::from_nanos(self.ewma_slow)
+        Duration::from_nanos(self.service_time.ewma_slow)
     }
 
     /// Puts a message where it waits.
@@ -327,15 +321,11 @@ impl Mux {
         match self.config.order {
             Order::None | Order::Replies => self.ready.push_back(message),
             Order::Key if message.hash == 0 => self.ready.push_back(message),
-            Order::Key => match self.keys.entry(message.hash) {
-                std::collections::hash_map::Entry::Occupied(mut queue) => {
-                    queue.get_mut().pending.push_back(message);
-                }
-                std::collections::hash_map::Entry::Vacant(queue) => {
-                    queue.insert_entry(super::KeyQueue::default());
+            Order::Key => {
+                if let Some(message) = self.keys.enter(message) {
                     self.ready.push_back(message);
                 }
-            },
+            }
             Order::Serial => {
                 let Some(psock) = self.psocks.get_mut(message.ticket.psock) else { return };
                 if psock.busy {
@@ -362,7 +352,7 @@ impl Mux {
         let worker = match bound {
             Some(worker) => worker,
             None if psock.in_hand > 0 => return,
-            None => match self.least_busy() {
+            None => match self.workers.least_busy() {
                 Some(worker) => worker,
                 None => return,
             },
@@ -392,22 +382,12 @@ impl Mux {
         }
     }
 
-    /// An idle worker, or the one with the shortest queue.
-    fn least_busy(&self) -> Option<worker::Id> {
-        let load = |worker: &Worker| worker.pinned.len() + worker.held();
-        self.workers
-            .iter()
-            .filter(|(_, worker)| worker.enabled)
-            .min_by_key(|(_, worker)| (worker.activity != Activity::Idle, load(worker)))
-            .map(|(id, _)| id)
-    }
-
     /// Takes back what waits for this worker only.
     fn unpin(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         let back = std::mem::take(&mut worker.pinned);
         worker.stats.handed_back += back.len() as u64;
-        self.totals.handed_back += back.len() as u64;
+        self.counters.totals.handed_back += back.len() as u64;
         self.requeue(back.into());
     }
 
@@ -416,8 +396,8 @@ impl Mux {
         for message in &back {
             self.unhold(message.ticket);
         }
-        self.totals.in_hand -= back.len();
-        self.totals.queued += back.len();
+        self.counters.totals.in_hand -= back.len() as u64;
+        self.counters.totals.queued += back.len() as u64;
         if self.config.order != Order::Sticky || !self.workers.get(id).is_some_and(|worker| worker.enabled) {
             return self.requeue(back);
         }
@@ -464,7 +444,7 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
         psock.outstanding -= 1;
         psock.memory -= message.charge;
-        self.message_bytes -= message.charge;
+        self.memory.remove_message(message.charge);
         if psock.outstanding == 0 {
             psock.active = self.now;
         }
@@ -481,11 +461,8 @@ impl Mux {
                 }
             }
             Order::Key => {
-                if let Some(queue) = self.keys.get_mut(&message.hash) {
-                    match queue.pending.pop_front() {
-                        Some(next) => self.ready.push_back(next),
-                        None => drop(self.keys.remove(&message.hash)),
-                    }
+                if let Some(next) = self.keys.next(message.hash) {
+                    self.ready.push_back(next);
                 }
             }
         }
@@ -498,10 +475,8 @@ impl Mux {
         let Some(worker) = self.workers.get(id) else { return };
         if worker.leaving && worker.held() == 0 {
             self.end_turn(id);
-            self.set_activity(id, Activity::Awake);
-            self.awake -= 1;
             if let Some(worker) = self.workers.remove(id) {
-                self.totals.workers.add(&worker.stats);
+                self.counters.workers.add(&worker.stats);
             }
             self.events.push_back(Event::Left(id));
         }
@@ -512,16 +487,11 @@ impl Mux {
         // Several turns of the shortest, for who has the credit.
         let credit = self.workers.get(id).map_or(1, |worker| worker.credit);
         let most = self.config.batch.max(if self.config.batch > 1 { credit } else { 1 }) as u64;
-        let cost = u64::try_from(self.config.wake_cost.as_nanos()).unwrap_or(u64::MAX);
-        let waits = !others && self.idle.iter().any(|&idle| idle != id);
-        let budget = if waits { cost } else { cost.saturating_mul(BUSY_TURN) };
-        if self.ewma == 0 {
-            return 1;
-        }
         if others && self.quick_batch().is_some() {
             return most as usize;
         }
-        (budget / self.ewma).clamp(1, most) as usize
+        let others_idle = !others && self.workers.has_other_idle(id);
+        self.service_time.turn(others_idle, self.wake_cost(), most)
     }
 
     /// Counts how long the messages took that the worker has finished since it last asked.
@@ -532,26 +502,10 @@ impl Mux {
         }
         let took = u64::try_from(self.now.since(worker.since).as_nanos()).unwrap_or(u64::MAX);
         let each = (took / worker.finished).max(1);
-        self.service_time.saturating_record_n(each, worker.finished);
+        self.counters.service_time.saturating_record_n(each, worker.finished);
         worker.finished = 0;
         worker.since = self.now;
-        let step = self.median / 16 + 1;
-        self.median = match self.median {
-            0 => each,
-            median if each > median => (median + step).min(each),
-            median => median.saturating_sub(step).max(each),
-        };
-        // It doubles in fifty turns of longer ones.
-        self.floor = match self.floor {
-            0 => each,
-            least => each.min(least + least / 64 + 1),
-        };
-        // A sixteenth of what is new; a turn counts once, so that one slow message is not drowned by a batch of fast ones.
-        self.ewma = if self.ewma == 0 { each } else { (self.ewma - self.ewma / 16 + each / 16).max(1) };
-        self.ewma_slow = match self.ewma_slow {
-            ewma_slow if each > ewma_slow => ewma_slow + (each - ewma_slow) / 16,
-            ewma_slow => ewma_slow - (ewma_slow - each) / 64,
-        };
+        self.service_time.record(each);
     }
 }
 

@@ -8,55 +8,80 @@ use super::{Mux, worker};
 /// The longest time that the histograms tell from longer ones: an hour, in nanoseconds.
 const LONGEST: u64 = 3_600_000_000_000;
 
-/// What a mux counted. `received = done + undone + queued + in_hand`, always.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Whole messages that arrived.
-    pub received: u64,
-    /// Messages that workers have done.
-    pub done: u64,
-    /// Messages that were given up because workers died with them.
-    pub undone: u64,
-    /// Messages that wait for a worker.
-    pub queued: usize,
-    /// Messages that workers hold.
-    pub in_hand: usize,
-    /// How often a message went from one worker to another because the first handed it back, left or was disabled.
-    pub handed_back: u64,
-    /// How often one did because the first died.
-    pub redelivered: u64,
-    /// Messages that were sent, all of them.
-    pub tx_msgs: u64,
-    /// Bytes that were sent.
-    pub tx_bytes: u64,
-    /// Messages that were to be sent on a connection that ended, and went to another one.
-    pub tx_retries: u64,
-    /// Answers that were not sent, or not all of them, because their connection ended, before they were made or after.
-    pub unsent: u64,
-    /// Connections that were attached.
-    pub attach: u64,
-    /// Connections that ended.
-    pub unattach: u64,
-    /// Connections that were taken back while they had messages in the mux.
-    pub unattach_rsvd: u64,
-    /// Connections that were reset, or on which a read, a write or TLS failed.
-    pub resets: u64,
-    /// Those that the peer closed inside a message.
-    pub inside: u64,
-    /// Those whose bytes are no message.
-    pub malformed: u64,
-    /// Connections that ended because they were idle for too long.
-    pub idle: u64,
-    /// Those whose peers took nothing of what was sent for too long.
-    pub send_timeouts: u64,
-    /// Those for which more was to be sent than may wait.
-    pub send_full: u64,
-    /// Those that were not drained in time.
-    pub drain_timeouts: u64,
-    /// The counters of connections that have gone.
-    pub psocks: psock::Stats,
-    /// The counters of workers that have gone.
-    pub workers: worker::Stats,
+towpath_metrics::metrics! {
+    /// Counters of a mux. Always: received = done + undone + queued + in_hand ([`Mux::check`]).
+    pub struct Totals in "mux" {
+        /// Whole messages received.
+        pub received: counter messages,
+        /// Messages that workers have done.
+        pub done: counter messages,
+        /// Messages given up because workers died with them.
+        pub undone: counter messages,
+        /// Messages that wait for a worker.
+        pub queued: gauge messages,
+        /// Messages with workers.
+        pub in_hand: gauge messages,
+        /// Messages passed from one worker to another because the first handed them back, left or was disabled.
+        pub handed_back: counter messages,
+        /// Messages passed from one worker to another because the first died.
+        pub redelivered: counter messages,
+        /// Messages sent completely.
+        pub tx_msgs: counter messages,
+        /// Bytes sent.
+        pub tx_bytes: counter bytes,
+        /// Messages of connected mode that were sent on another connection because theirs ended.
+        pub tx_retries: counter messages,
+        /// Replies that were not sent completely because their connection had ended.
+        pub unsent: counter messages,
+        /// Connections attached.
+        pub attach: counter connections,
+        /// Connections ended.
+        pub unattach: counter connections,
+        /// Connections unattached while they had messages in the mux.
+        pub unattach_rsvd: counter connections,
+        /// Connections that were reset, or on which a read, a write or TLS failed.
+        pub resets: counter connections as "ended" (reason = "reset"),
+        /// Connections that the peer closed inside a message.
+        pub inside: counter connections as "ended" (reason = "inside_message"),
+        /// Connections whose bytes the framing refused.
+        pub malformed: counter connections as "ended" (reason = "malformed"),
+        /// Connections that ended because they were idle for too long.
+        pub idle: counter connections as "ended" (reason = "idle"),
+        /// Connections whose peer accepted no data for too long.
+        pub send_timeouts: counter connections as "ended" (reason = "send_timeout"),
+        /// Connections with more data to send than the bound allows.
+        pub send_full: counter connections as "ended" (reason = "send_full"),
+        /// Connections that were not drained in time.
+        pub drain_timeouts: counter connections as "ended" (reason = "drain_timeout"),
+    }
+}
+
+/// Everything that a mux counts.
+#[derive(Debug)]
+pub(super) struct Counters {
+    pub(super) totals: Totals,
+    /// Sums over the connections that have ended.
+    pub(super) psocks: psock::Stats,
+    /// Sums over the workers that have left.
+    pub(super) workers: worker::Stats,
+    /// Nanoseconds that messages waited for a worker.
+    pub(super) queue_wait: Histogram<u64>,
+    /// Nanoseconds that workers had messages; the mean for the messages of one turn.
+    pub(super) service_time: Histogram<u64>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let histogram =
+            || Histogram::new_with_max(LONGEST, 2).expect("two digits up to an hour are valid bounds");
+        Self {
+            totals: Totals::default(),
+            psocks: psock::Stats::default(),
+            workers: worker::Stats::default(),
+            queue_wait: histogram(),
+            service_time: histogram(),
+        }
+    }
 }
 
 /// One worker as it stands.
@@ -110,36 +135,25 @@ pub struct Show {
     pub psocks: Vec<PsockRow>,
 }
 
-impl worker::Stats {
-    pub(super) fn add(&mut self, other: &Self) {
-        let Self { rx_msgs, rx_bytes, tx_msgs, tx_bytes, handed_back } = other;
-        self.rx_msgs += rx_msgs;
-        self.rx_bytes += rx_bytes;
-        self.tx_msgs += tx_msgs;
-        self.tx_bytes += tx_bytes;
-        self.handed_back += handed_back;
-    }
-}
-
 impl Mux {
     /// What it counted.
     pub const fn totals(&self) -> &Totals {
-        &self.totals
+        &self.counters.totals
     }
 
     /// All that it holds, in bytes: messages, unfinished ones, answers.
     pub const fn bytes(&self) -> usize {
-        self.bytes
+        self.memory.bytes()
     }
 
     /// How long messages waited for a worker, in nanoseconds.
     pub const fn queue_wait(&self) -> &Histogram<u64> {
-        &self.queue_wait
+        &self.counters.queue_wait
     }
 
     /// How long workers had messages, in nanoseconds; of several in one turn, their mean.
     pub const fn service_time(&self) -> &Histogram<u64> {
-        &self.service_time
+        &self.counters.service_time
     }
 
     /// A connection's state; `None` when it has gone.
@@ -149,7 +163,7 @@ impl Mux {
 
     /// Everything as it stands.
     pub fn show(&self) -> Show {
-        let mut psock_totals = self.totals.psocks;
+        let mut psock_totals = self.counters.psocks;
         for psock in self.psocks.values() {
             psock_totals.add(&psock.stats);
         }
@@ -166,14 +180,14 @@ impl Mux {
             stats: psock.stats,
             recv_queue: psock.outstanding,
             recv_bytes: psock.memory + psock.buffered,
-            send_bytes: psock.send_bytes,
+            send_bytes: psock.tx.bytes,
             status: psock.status(),
         });
         Show {
-            totals: self.totals,
+            totals: self.counters.totals,
             psock_totals,
-            bytes: self.bytes,
-            full: self.full,
+            bytes: self.memory.bytes(),
+            full: self.memory.is_full(),
             workers: workers.collect(),
             psocks: psocks.collect(),
         }
@@ -185,56 +199,48 @@ impl Mux {
     ///
     /// What does not fit.
     pub fn check(&self) -> Result<(), String> {
-        let totals = &self.totals;
+        let totals = &self.counters.totals;
         let pending = self.psocks.values().map(|psock| psock.pending.len()).sum::<usize>();
-        let queue = self.keys.values().map(|queue| queue.pending.len()).sum::<usize>();
+        let queue = self.keys.len();
         let pinned = self.workers.values().map(|worker| worker.pinned.len()).sum::<usize>();
         let in_hand = self.workers.values().map(worker::Worker::held).sum::<usize>();
         let outstanding = self.psocks.values().map(|psock| psock.outstanding).sum::<usize>();
-        let held = |psock: &Psock| psock.memory + psock.buffered + psock.send_bytes;
+        let held = |psock: &Psock| psock.memory + psock.buffered + psock.tx.bytes;
         let rows = [
-            ("queued", totals.queued, self.ready.len() + pending + queue + pinned),
-            ("in hand", totals.in_hand, in_hand),
-            ("outstanding", totals.queued + totals.in_hand, outstanding),
-            ("bytes", self.bytes, self.psocks.values().map(held).sum()),
-            ("bytes of messages", self.message_bytes, self.psocks.values().map(|psock| psock.memory).sum()),
+            ("queued", totals.queued as usize, self.ready.len() + pending + queue + pinned),
+            ("in hand", totals.in_hand as usize, in_hand),
+            ("outstanding", (totals.queued + totals.in_hand) as usize, outstanding),
+            ("bytes", self.memory.bytes(), self.psocks.values().map(held).sum()),
+            (
+                "bytes of messages",
+                self.memory.messages(),
+                self.psocks.values().map(|psock| psock.memory).sum(),
+            ),
             (
                 "received",
                 totals.received as usize,
-                totals.done as usize + totals.undone as usize + totals.queued + totals.in_hand,
+                (totals.done + totals.undone + totals.queued + totals.in_hand) as usize,
             ),
-            ("awake", self.awake, self.count(worker::Activity::Awake)),
-            ("woken", self.woken, self.count(worker::Activity::Woken)),
-            ("idle", self.idle.len(), self.count(worker::Activity::Idle)),
         ];
-        for (what, counted, real) in rows {
+        for (what, counted, real) in rows.into_iter().chain(self.workers.checks()) {
             if counted != real {
                 return Err(format!("{what}: counted {counted}, there are {real}"));
             }
         }
         for (id, psock) in &self.psocks {
-            let waits = psock.send.iter().map(|out| out.bytes.len()).sum::<usize>() - psock.left
+            let waits = psock.tx.queue.iter().map(|out| out.bytes.len()).sum::<usize>() - psock.tx.sent
                 + psock
                     .answers
                     .iter()
                     .flat_map(|answer| &answer.replies)
                     .map(|(bytes, _)| bytes.len())
                     .sum::<usize>();
-            if !psock.sending && waits != psock.send_bytes {
-                return Err(format!("{id:?}: counted {} bytes to send, there are {waits}", psock.send_bytes));
+            if !psock.tx.sending && waits != psock.tx.bytes {
+                return Err(format!("{id:?}: counted {} bytes to send, there are {waits}", psock.tx.bytes));
             }
         }
         Ok(())
     }
-
-    fn count(&self, activity: worker::Activity) -> usize {
-        self.workers.values().filter(|worker| worker.activity == activity).count()
-    }
-}
-
-/// Of times in nanoseconds, in two digits.
-pub(super) fn histogram() -> Histogram<u64> {
-    Histogram::new_with_max(LONGEST, 2).expect("two digits up to an hour are possible")
 }
 
 #[cfg(test)]

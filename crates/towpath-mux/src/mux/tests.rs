@@ -172,7 +172,7 @@ fn connected_mode_chooses_the_least_and_says_when_all_are_full() {
 fn messages_share_the_buffer_that_they_were_read_into() {
     let (mut mux, psock) = lines(Config { read: 64, ..Config::default() });
     let worker = mux.clone_worker(64, at(0));
-    mux.ewma = 1;
+    mux.service_time.ewma = 1;
     let mut buffer = mux.reserve(psock).expect("it is read");
     let start = buffer.as_ptr().addr();
     buffer.extend_from_slice(&b"0123456\n".repeat(6));

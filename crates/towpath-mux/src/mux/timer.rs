@@ -4,19 +4,55 @@
 //! move back leave it where it is: it comes, finds nothing due, and is set anew.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use super::event::Cause;
 use super::psock;
 use super::{Mux, worker};
 use crate::Time;
 
-/// Entries that count no more, of which there may be so many besides one for each connection.
+/// Stale entries that are kept besides one entry per connection.
 const STALE: usize = 1024;
+
+/// Timer entries, the earliest first. An entry is stale when its connection has gone or has an earlier entry.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<(Time, psock::Id)>>,
+}
+
+impl Timers {
+    pub(super) fn push(&mut self, time: Time, id: psock::Id) {
+        self.heap.push(Reverse((time, id)));
+    }
+
+    /// Time of the earliest entry.
+    pub(super) fn next(&self) -> Option<Time> {
+        self.heap.peek().map(|Reverse((time, _))| *time)
+    }
+
+    /// Removes and returns the earliest entry that is due.
+    pub(super) fn pop_due(&mut self, now: Time) -> Option<(Time, psock::Id)> {
+        self.next().filter(|time| *time <= now)?;
+        self.heap.pop().map(|Reverse(entry)| entry)
+    }
+
+    /// Drops stale entries (those for which `is_current` is false) when they outnumber the `psocks` connections.
+    pub(super) fn compact(&mut self, psocks: usize, is_current: impl Fn(Time, psock::Id) -> bool) {
+        if self.heap.len() > 2 * psocks + STALE {
+            self.heap.retain(|Reverse((time, id))| is_current(*time, *id));
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.heap.len()
+    }
+}
 
 impl Mux {
     /// When to call [`Mux::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Time> {
-        let timer = self.timers.peek().map(|Reverse((time, _))| *time);
+        let timer = self.timers.next();
         let leaving = self.workers.values().filter_map(|worker| worker.deadline).min();
         [timer, leaving, self.schedule_timeout()].into_iter().flatten().min()
     }
@@ -24,10 +60,7 @@ impl Mux {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = self.now.max(now);
-        while let Some(Reverse((time, id))) = self.timers.peek().copied()
-            && time <= self.now
-        {
-            self.timers.pop();
+        while let Some((time, id)) = self.timers.pop_due(self.now) {
             let Some(psock) = self.psocks.get_mut(id) else { continue };
             if psock.armed != Some(time) {
                 continue;
@@ -50,15 +83,11 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if psock.armed.is_none_or(|armed| deadline < armed) {
             psock.armed = Some(deadline);
-            self.timers.push(Reverse((deadline, id)));
+            self.timers.push(deadline, id);
         }
-        // Entries that count no more, of connections that have gone or have an earlier one, are not kept until they are due.
-        if self.timers.len() > 2 * self.psocks.len() + STALE {
-            let Self { timers, psocks, .. } = self;
-            timers.retain(|Reverse((time, id))| {
-                psocks.get(*id).is_some_and(|psock| psock.armed == Some(*time))
-            });
-        }
+        let Self { timers, psocks, .. } = self;
+        timers
+            .compact(psocks.len(), |time, id| psocks.get(id).is_some_and(|psock| psock.armed == Some(time)));
     }
 
     fn expire(&mut self, id: psock::Id) {
@@ -75,10 +104,10 @@ impl Mux {
     fn deadline(&self, id: psock::Id) -> Option<(Time, Option<Cause>)> {
         let psock = self.psocks.get(id).filter(|psock| !psock.is_dead())?;
         let config = &self.config;
-        let quiet = psock.is_open() && psock.outstanding == 0 && psock.send_bytes == 0;
+        let quiet = psock.is_open() && psock.outstanding == 0 && psock.tx.bytes == 0;
         let idle = config.idle.filter(|_| quiet).map(|time| psock.active + time);
-        let send = config.send_time.filter(|_| !psock.send.is_empty() || psock.sending);
-        let send = send.map(|time| psock.progress + time);
+        let send = config.send_time.filter(|_| psock.tx.is_pending());
+        let send = send.map(|time| psock.tx.progress + time);
         let reading = psock.is_open() && psock.reported.read && psock.reading.is_none();
         let assembly = if reading { psock.assembler.poll_timeout() } else { None };
         [

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use super::body::Body;
 use super::event::{Cause, Event, SendError, Undelivered};
 use super::message::{Completion, Ticket};
-use super::psock::{self, Outgoing};
+use super::psock;
+use super::tx_queue::Outgoing;
 use super::{Mux, Order, Retry, worker};
 use crate::Time;
 
@@ -127,15 +128,15 @@ impl Mux {
             return Err(SendError::Gone);
         }
         let Some(psock) = self.psocks.get_mut(ticket.psock).filter(|psock| !psock.is_dead()) else {
-            self.totals.unsent += u64::from(replies);
+            self.counters.totals.unsent += u64::from(replies);
             return Err(SendError::Gone);
         };
         worker.count_sent(replies, bytes.len());
         let behind = ticket.number - psock.first;
         if self.config.order == Order::Replies && behind > 0 {
             if let Some(answer) = psock.answers.get_mut(behind as usize) {
-                let (before, length) = (psock.send_bytes, bytes.len());
-                psock.send_bytes += length;
+                let (before, length) = (psock.tx.bytes, bytes.len());
+                psock.tx.bytes += length;
                 // It may wait for long.
                 bytes.own();
                 answer.replies.push((bytes, replies));
@@ -151,9 +152,9 @@ impl Mux {
 
     /// Does what `change` does; what follows for the connections is done once for all of it.
     pub fn together<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
-        self.deferring = true;
+        self.deferred.begin();
         let result = change(self);
-        self.deferring = false;
+        self.deferred.end();
         self.settle_deferred();
         result
     }
@@ -179,7 +180,7 @@ impl Mux {
 
     /// Looks after the connections that something was said about.
     pub(super) fn settle_deferred(&mut self) {
-        while let Some(psock) = self.unsettled.pop() {
+        while let Some(psock) = self.deferred.pop() {
             if let Some(psock) = self.psocks.get_mut(psock) {
                 psock.unsettled = false;
             }
@@ -213,9 +214,9 @@ impl Mux {
     pub fn send(&mut self, bytes: impl Into<Bytes>, now: Time) -> Result<psock::Id, SendError> {
         assert!(self.config.connected, "only a mux in connected mode chooses a connection");
         self.now = self.now.max(now);
-        let &(waits, id) = self.by_send_bytes.first().ok_or(SendError::NotConnected)?;
+        let (waits, id) = self.balance.least().ok_or(SendError::NotConnected)?;
         if waits >= self.config.send_bytes.high {
-            self.write_space_wanted = true;
+            self.balance.want_write_space();
             return Err(SendError::Full);
         }
         self.queue_out(id, Outgoing { connected: true, ..Outgoing::new(Body::Bytes(bytes.into()), 1) });
@@ -233,13 +234,13 @@ impl Mux {
     /// took no more.
     pub fn transmit(&mut self, id: psock::Id) -> Option<Transmit> {
         let psock = self.psocks.get_mut(id)?;
-        psock.transmit_reported = false;
-        if psock.sending || psock.blocked || psock.send.is_empty() {
+        psock.tx.reported = false;
+        if psock.tx.sending || psock.tx.blocked || psock.tx.queue.is_empty() {
             return None;
         }
-        psock.sending = true;
-        let queue = std::mem::take(&mut psock.send);
-        Some(Transmit { psock: id, queue, left: std::mem::take(&mut psock.left), sent: 0, messages: 0 })
+        psock.tx.sending = true;
+        let queue = std::mem::take(&mut psock.tx.queue);
+        Some(Transmit { psock: id, queue, left: std::mem::take(&mut psock.tx.sent), sent: 0, messages: 0 })
     }
 
     /// Takes back what [`Mux::transmit`] gave, with what of it has left.
@@ -247,18 +248,18 @@ impl Mux {
         self.now = self.now.max(now);
         let Transmit { psock: id, mut queue, left, sent, messages } = transmit;
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        psock.sending = false;
+        psock.tx.sending = false;
         psock.stats.tx_msgs += messages;
         psock.stats.tx_bytes += sent as u64;
-        self.totals.tx_msgs += messages;
-        self.totals.tx_bytes += sent as u64;
+        self.counters.totals.tx_msgs += messages;
+        self.counters.totals.tx_bytes += sent as u64;
         if sent > 0 {
-            psock.progress = self.now;
+            psock.tx.progress = self.now;
             psock.active = self.now;
         }
-        queue.append(&mut psock.send);
-        psock.send = queue;
-        psock.left = left;
+        queue.append(&mut psock.tx.queue);
+        psock.tx.queue = queue;
+        psock.tx.sent = left;
         if psock.is_dead() {
             return self.end_dead(id);
         }
@@ -267,8 +268,8 @@ impl Mux {
             Outcome::Failed(errno) => return self.abort(id, Cause::Reset(errno)),
             Outcome::Blocked => {
                 if let Some(psock) = self.psocks.get_mut(id) {
-                    psock.blocked = true;
-                    psock.send.iter_mut().for_each(Outgoing::own);
+                    psock.tx.blocked = true;
+                    psock.tx.queue.iter_mut().for_each(Outgoing::own);
                 }
             }
             Outcome::Taken => self.request_transmit(id),
@@ -280,7 +281,7 @@ impl Mux {
     pub fn handle_writable(&mut self, id: psock::Id, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        psock.blocked = false;
+        psock.tx.blocked = false;
         self.request_transmit(id);
         self.settle(id);
     }
@@ -291,16 +292,14 @@ impl Mux {
         if length == 0 {
             return;
         }
-        if psock.blocked {
+        if psock.tx.blocked {
             out.own();
         }
         // Not the bytes that answers take which wait for an earlier one: the peer cannot take those.
-        if psock.send.is_empty() && !psock.sending {
-            psock.progress = self.now;
-        }
-        let before = psock.send_bytes;
-        psock.send_bytes += length;
-        psock.send.push_back(out);
+        psock.tx.start_timer(self.now);
+        let before = psock.tx.bytes;
+        psock.tx.bytes += length;
+        psock.tx.queue.push_back(out);
         self.reorder(id, before);
         self.recount(0, length);
         self.request_transmit(id);
@@ -320,33 +319,24 @@ impl Mux {
             // What is answered next may go on directly from here on.
             let Some(next) = psock.answers.front_mut() else { break };
             let replies = std::mem::take(&mut next.replies);
-            if psock.send.is_empty() && !psock.sending {
-                psock.progress = self.now;
-            }
+            psock.tx.start_timer(self.now);
             let owned = |(bytes, count)| Outgoing { owned: true, ..Outgoing::new(bytes, count) };
-            psock.send.extend(replies.into_iter().map(owned));
+            psock.tx.queue.extend(replies.into_iter().map(owned));
         }
         self.request_transmit(ticket.psock);
     }
 
     fn request_transmit(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        if psock.send.is_empty()
-            || psock.sending
-            || psock.blocked
-            || psock.transmit_reported
-            || psock.is_dead()
-        {
-            return;
+        if !psock.is_dead() && psock.tx.report() {
+            self.events.push_back(Event::Transmit(id));
         }
-        psock.transmit_reported = true;
-        self.events.push_back(Event::Transmit(id));
     }
 
     /// A connection has more to send than `before`: it ends when that is too much. One answer is not, however long it is.
     fn check_send_limit(&mut self, id: psock::Id, before: usize) {
         let Some(psock) = self.psocks.get(id) else { return };
-        if before > 0 && psock.send_bytes > self.config.send_most {
+        if before > 0 && psock.tx.bytes > self.config.send_most {
             self.abort(id, Cause::SendFull);
         } else {
             self.settle(id);
@@ -356,8 +346,8 @@ impl Mux {
     /// So many bytes do not wait to be sent any more.
     fn release_sent(&mut self, id: psock::Id, bytes: usize) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
-        let before = psock.send_bytes;
-        psock.send_bytes -= bytes;
+        let before = psock.tx.bytes;
+        psock.tx.bytes -= bytes;
         self.reorder(id, before);
         self.recount(bytes, 0);
         if self.config.connected {
@@ -367,18 +357,14 @@ impl Mux {
 
     /// Connected mode: the connection's place among the others changed.
     fn reorder(&mut self, id: psock::Id, before: usize) {
-        if self.by_send_bytes.remove(&(before, id))
-            && let Some(psock) = self.psocks.get(id)
-        {
-            self.by_send_bytes.insert((psock.send_bytes, id));
+        if let Some(psock) = self.psocks.get(id) {
+            self.balance.update(id, before, psock.tx.bytes);
         }
     }
 
     /// Says that there is room, if somebody was told that there is none.
     pub(super) fn report_write_space(&mut self) {
-        let roomy = self.by_send_bytes.first().is_some_and(|&(waits, _)| waits <= self.config.send_bytes.low);
-        if self.write_space_wanted && roomy {
-            self.write_space_wanted = false;
+        if self.balance.take_write_space(self.config.send_bytes.low) {
             self.events.push_back(Event::WriteSpace);
         }
     }
@@ -387,15 +373,15 @@ impl Mux {
     /// connection does.
     pub(super) fn drop_queue(&mut self, id: psock::Id) -> usize {
         let Some(psock) = self.psocks.get_mut(id) else { return 0 };
-        let queue = std::mem::take(&mut psock.send);
-        let left = std::mem::take(&mut psock.left);
+        let queue = std::mem::take(&mut psock.tx.queue);
+        let left = std::mem::take(&mut psock.tx.sent);
         let mut replies = 0;
         for answer in &mut psock.answers {
             replies += answer.replies.iter().map(|(_, count)| *count as usize).sum::<usize>();
             answer.replies.clear();
         }
-        let bytes = std::mem::take(&mut psock.send_bytes);
-        self.by_send_bytes.remove(&(bytes, id));
+        let bytes = std::mem::take(&mut psock.tx.bytes);
+        self.balance.remove(bytes, id);
         self.recount(bytes, 0);
         for (at, out) in queue.into_iter().enumerate() {
             if !out.connected {
@@ -408,9 +394,9 @@ impl Mux {
                 Retry::IfNoByteLeft => left == 0,
                 Retry::Always => true,
             };
-            match self.by_send_bytes.first() {
-                Some(&(_, other)) if again => {
-                    self.totals.tx_retries += 1;
+            match self.balance.least() {
+                Some((_, other)) if again => {
+                    self.counters.totals.tx_retries += 1;
                     self.queue_out(other, out);
                 }
                 _ => self
@@ -418,7 +404,7 @@ impl Mux {
                     .push_back(Event::Undelivered(Undelivered { bytes: out.bytes.into_bytes(), left })),
             }
         }
-        self.totals.unsent += replies as u64;
+        self.counters.totals.unsent += replies as u64;
         if replies > 0
             && let Some(psock) = self.psocks.get_mut(id)
         {

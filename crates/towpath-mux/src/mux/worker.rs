@@ -60,19 +60,20 @@ pub(super) struct InHand {
     pub(super) answered: bool,
 }
 
-/// A worker's counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Messages that it got.
-    pub rx_msgs: u64,
-    /// Their bytes.
-    pub rx_bytes: u64,
-    /// Messages that it sent.
-    pub tx_msgs: u64,
-    /// Their bytes.
-    pub tx_bytes: u64,
-    /// Messages that it handed back, or that were taken back from it.
-    pub handed_back: u64,
+towpath_metrics::metrics! {
+    /// Counters of one worker.
+    pub struct Stats in "mux_worker" {
+        /// Messages given to the worker.
+        pub rx_msgs: counter messages,
+        /// Bytes of messages given to the worker.
+        pub rx_bytes: counter bytes,
+        /// Messages that the worker sent.
+        pub tx_msgs: counter messages,
+        /// Bytes that the worker sent.
+        pub tx_bytes: counter bytes,
+        /// Messages that the worker handed back, or that were taken back from it.
+        pub handed_back: counter messages,
+    }
 }
 
 impl Worker {

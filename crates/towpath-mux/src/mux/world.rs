@@ -594,8 +594,12 @@ impl World {
         }
         let totals = *self.mux.totals();
         let count = |place: fn(&Location) -> bool| self.locations.values().filter(|at| place(at)).count();
-        assert_eq!(totals.queued, count(|place| *place == Location::Waits), "those that wait");
-        assert_eq!(totals.in_hand, count(|place| matches!(place, Location::With(_))), "those with workers");
+        assert_eq!(totals.queued as usize, count(|place| *place == Location::Waits), "those that wait");
+        assert_eq!(
+            totals.in_hand as usize,
+            count(|place| matches!(place, Location::With(_))),
+            "those with workers"
+        );
         assert_eq!(totals.done as usize, count(|place| *place == Location::Done), "those that are done");
         for peer in &self.peers {
             assert!(
@@ -604,7 +608,7 @@ impl World {
                 peer.id
             );
         }
-        let stays = self.mux.bytes - self.mux.message_bytes;
+        let stays = self.mux.memory.bytes() - self.mux.memory.messages();
         let stuck = self.mux.is_full() && stays > self.mux.config.mux_bytes.low;
         assert!(!stuck || self.peers.is_empty(), "nothing is read, and workers cannot change that");
         let idle = self.actors.iter().any(|actor| !actor.asks && actor.enabled);

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::state::{Work, WorkerSlot};
+use super::state::{Mode, Work, WorkerSlot};
 use super::{Ended, Server, Shared};
 use crate::framing::Framing;
 use crate::mux::{Message, Ticket, psock, worker};
@@ -156,16 +156,16 @@ impl Server {
         if state.mux.is_draining() || state.closed {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux was told to drain"));
         }
-        if state.open_sockets.is_none() {
-            if state.driven || !state.workers.is_empty() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "the server has a driver or workers already",
-                ));
-            }
+        if state.mode.is_driver() || state.mode == Mode::Workers && !state.workers.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "the server has a driver or workers; sockets need a server without them",
+            ));
+        }
+        if state.mode == Mode::Workers {
             workqueue::start(&shared)?;
         }
-        *state.open_sockets.get_or_insert(0) += 1;
+        state.mode.open_socket();
         let id = state.mux.clone_worker(usize::MAX, now);
         state.workers.insert(
             id,
@@ -268,8 +268,7 @@ impl Socket {
             } else {
                 state.pump_quietly(&shared, &mut work);
             }
-            let ended = state.ended.iter().position(|ended| ended.psock == id);
-            let ended = ended.and_then(|at| state.ended.remove(at));
+            let ended = state.notices.take_ended(id);
             let waits = ended.is_none() && state.sockets.contains_key(id) && !state.closed;
             if waits {
                 state.waiters.push(std::thread::current());
@@ -294,22 +293,19 @@ impl Socket {
     }
 
     /// Stops or resumes receiving (KCM_RECV_DISABLE, the other way round). Messages that it has and has not begun to read go to other
-    /// open_sockets; one that is read in part is still read to its end.
+    /// handles; one that is read in part is still read to its end.
     pub fn set_receive(&mut self, receives: bool) {
         self.receives = receives;
         if receives {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let mut work = Work::default();
-        let mut state = shared.lock();
         let now = shared.now();
-        self.hand_back(&mut state, now, false);
-        state.mux.disable(self.id, true, now);
+        shared.with(|state, _| {
+            self.hand_back(state, now, false);
+            state.mux.disable(self.id, true, now);
+        });
         self.attends = false;
-        state.pump(&shared, &mut work);
-        drop(state);
-        shared.perform(work);
     }
 
     /// Closes the handle, and waits until the mux has drained if it was the last one, at most `patience`: messages that nobody has read come
@@ -319,7 +315,7 @@ impl Socket {
         let shared = Arc::clone(&self.shared);
         drop(self);
         let server = Server { shared: Arc::clone(&shared) };
-        if shared.lock().open_sockets == Some(0) {
+        if shared.lock().mode.is_unused() {
             server.drain(Some(patience));
         }
         // A connection's last bytes may leave at that very moment.
@@ -327,7 +323,7 @@ impl Socket {
         loop {
             let mut state = shared.lock();
             state.remove_waiter();
-            let over = state.closed || state.open_sockets != Some(0);
+            let over = state.closed || !state.mode.is_unused();
             let left = until.saturating_duration_since(Instant::now());
             if over || left.is_zero() {
                 return over;
@@ -373,10 +369,7 @@ impl Drop for Socket {
         }
         state.set_armed(self.id, false);
         state.workers.remove(self.id);
-        let last = state.open_sockets.as_mut().is_some_and(|open_sockets| {
-            *open_sockets -= 1;
-            *open_sockets == 0
-        });
+        let last = state.mode.close_socket();
         state.pump(&shared, &mut work);
         drop(state);
         shared.perform(work);

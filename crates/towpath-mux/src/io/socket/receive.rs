@@ -37,7 +37,7 @@ impl Socket {
     }
 
     /// Reads several messages, as many as there are buffers at most (recvmmsg(2) with MSG_WAITFORONE): waits for the first. Where messages
-    /// take long it may be one, and the others are for other open_sockets. None of them is done before the next call.
+    /// take long it may be one, and the others are for other handles. None of them is done before the next call.
     ///
     /// # Errors
     ///
@@ -62,15 +62,9 @@ impl Socket {
         }
         if !self.next.is_empty() {
             // A packet took several buffers: others may have those behind it.
-            let shared = Arc::clone(&self.shared);
-            let mut work = Work::default();
-            let mut state = shared.lock();
-            let now = shared.now();
+            let now = self.shared.now();
             let back: Vec<_> = self.next.drain(..).map(|message| message.ticket()).collect();
-            state.mux.handle_hand_back(self.id, &back, now);
-            state.pump(&shared, &mut work);
-            drop(state);
-            shared.perform(work);
+            self.shared.change(|mux| mux.handle_hand_back(self.id, &back, now));
         }
         Ok(all)
     }
@@ -78,13 +72,8 @@ impl Socket {
     /// The messages that this handle has read are done: their connections go on where they waited for that.
     pub fn done(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut work = Work::default();
-        let mut state = shared.lock();
         let now = shared.now();
-        self.finish(&mut state, now);
-        state.pump(&shared, &mut work);
-        drop(state);
-        shared.perform(work);
+        shared.with(|state, _| self.finish(state, now));
     }
 
     /// The next message, and how many bytes of it were read. It is nobody's until it is put back.

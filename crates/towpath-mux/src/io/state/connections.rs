@@ -19,9 +19,6 @@ use crate::framing::Framing;
 use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, psock};
 
-/// Ends that are kept for whoever asks.
-const ENDED_MAX: usize = 1024;
-
 impl State {
     /// Attaches a connection, with a framing of its own or the server's. When that fails it is closed.
     pub(super) fn attach(
@@ -272,13 +269,10 @@ impl State {
             Some(_) => self.close(shared, link, work),
             None => self.part(shared, link, &end.cause, work),
         }
-        if self.ended.len() == ENDED_MAX {
-            self.ended.pop_front();
-        }
         let End { psock, cause, rest, unsent, .. } = end;
         log::debug!("{psock} ended: {cause}");
-        self.ended.push_back(Ended { psock, peer, cause, socket, rest, unsent });
-        if self.driven {
+        self.notices.push_ended(Ended { psock, peer, cause, socket, rest, unsent });
+        if self.mode.is_driver() {
             self.connection_ended = true;
             self.notify(work);
         }

@@ -1,11 +1,13 @@
 //! Sockets that are ready, and who reads them: what epoll says of each, who helps the leader, what was read.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventFlags};
 
 use super::super::Shared;
 use super::super::link::{Link, ReadOutcome};
+use super::super::reader::READS;
 use super::{State, Work, data, flags};
 use crate::Time;
 use crate::mux::psock::{self, Interest};
@@ -24,6 +26,33 @@ pub(in crate::io) struct Reading {
     pub(in crate::io) over: bool,
 }
 
+/// Ready sockets that no worker reads yet, the longest waiting first.
+#[derive(Debug)]
+pub(in crate::io) struct ReadySockets {
+    queue: VecDeque<(psock::Id, Time)>,
+    /// Number of sockets that a worker takes at once.
+    pub(in crate::io) burst: usize,
+    /// Number of sockets taken since the last epoll_wait(2).
+    pub(in crate::io) taken: usize,
+}
+
+impl Default for ReadySockets {
+    fn default() -> Self {
+        Self { queue: VecDeque::new(), burst: READS, taken: 0 }
+    }
+}
+
+impl ReadySockets {
+    pub(in crate::io) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(in crate::io) fn clear(&mut self) {
+        self.queue.clear();
+    }
+}
+
 impl State {
     /// Epoll says that a socket is ready.
     pub(in crate::io) fn handle_ready(&mut self, id: psock::Id, flags: EventFlags, now: Time) {
@@ -32,7 +61,7 @@ impl State {
         if socket.reading {
             socket.again = true;
         } else if !std::mem::replace(&mut socket.queued, true) {
-            self.ready.push_back((id, now));
+            self.ready.queue.push_back((id, now));
         }
     }
 
@@ -40,7 +69,7 @@ impl State {
     pub(in crate::io) fn take_ready(&mut self, shared: &Shared, most: usize) -> Vec<Reading> {
         let mut all = Vec::new();
         while all.len() < most
-            && let Some((id, _)) = self.ready.pop_front()
+            && let Some((id, _)) = self.ready.queue.pop_front()
         {
             let Some(socket) = self.sockets.get_mut(id) else { continue };
             socket.queued = false;
@@ -57,38 +86,38 @@ impl State {
                 None => {}
             }
         }
-        self.taken += all.len();
+        self.ready.taken += all.len();
         all
     }
 
-    /// Beside those that are at sockets or messages now, one more would be in their way.
-    pub(in crate::io) fn has_enough_pollers(&self) -> bool {
-        self.mux.working() + self.helping + usize::from(self.leader.is_some()) > self.helpers
-    }
-
-    /// The leader finds sockets ready whenever it looks: another is to wait for them too. Whether one comes.
+    /// The leader finds sockets ready whenever it looks: wakes a helper. Returns true if a worker was woken.
     pub(in crate::io) fn wake_helper(&mut self, work: &mut Work) -> bool {
-        if self.has_enough_pollers() || self.helper.is_some() {
+        if self.has_enough_pollers() || self.pollers.helper.is_some() {
             return false;
         }
-        // Not the watchdog, if there is another: it would have to be replaced.
-        let watchdog = self.watchdog;
-        if let Some(at) = self.parked.iter().rposition(|&id| Some(id) != watchdog) {
-            let last = self.parked.len() - 1;
-            self.parked.swap(at, last);
+        self.pollers.helper = self.pollers.pop_helper();
+        if let Some(id) = self.pollers.helper {
+            self.wake(id, work);
         }
-        self.helper = self.wake_any(work);
-        self.helper.is_some()
+        self.pollers.helper.is_some()
+    }
+
+    /// Returns true if another poller would only compete with the pollers and the working workers.
+    pub(in crate::io) fn has_enough_pollers(&self) -> bool {
+        self.pollers.has_enough(self.mux.working())
     }
 
     /// A worker has read sockets, and has a batch or not. Who sees to those that are ready besides, or will be?
     pub(in crate::io) fn ensure_reader(&mut self, now: Time, runs: bool, work: &mut Work) {
         let patience = self.mux.config().wake_cost * HELP;
-        let late = self.ready.front().is_some_and(|&(_, since)| now.since(since) >= patience);
+        let late = self.ready.queue.front().is_some_and(|&(_, since)| now.since(since) >= patience);
         if late && self.wake_helper(work) {
             // Who comes sees to them.
-        } else if runs && self.watchdog.is_none() && (self.leader.is_none() || !self.ready.is_empty()) {
-            self.watchdog = self.wake_any(work);
+        } else if runs
+            && self.pollers.watchdog.is_none()
+            && (self.pollers.leader.is_none() || !self.ready.is_empty())
+        {
+            self.pollers.watchdog = self.wake_any(work);
         }
         if runs && !self.ready.is_empty() && !work.wakes() {
             // Nobody is parked; it went to sleep before these were ready.
@@ -141,8 +170,8 @@ impl State {
         let Some(slot) = self.workers.get(by) else { return };
         slot.local_queue.lock().put(batch);
         self.turns += 1;
-        if self.leader == Some(by) {
-            self.leader = None;
+        if self.pollers.leader == Some(by) {
+            self.pollers.leader = None;
         }
     }
 

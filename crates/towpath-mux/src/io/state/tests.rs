@@ -119,7 +119,7 @@ fn ends_are_told_without_the_servers_lock() {
     let refused = |fd: OwnedFd, tls: Option<&Tls>| {
         let (passed, _peer) = connection();
         let entry = admission::admit(&admission, &passed, shared.start).expect("it passes");
-        server.with(|state, work| state.admit(shared, (fd, Some(entry)), tls, None, work)).is_err()
+        server.shared.with(|state, work| state.admit(shared, (fd, Some(entry)), tls, None, work)).is_err()
     };
     let ways = [
         None,
@@ -147,14 +147,14 @@ fn who_sleeps_is_told_what_becomes_due_sooner() {
     let shared = &server.shared;
     let (fd, _peer) = connection();
     let id = server.attach(fd, b"x\n").expect("epoll");
-    shared.lock().until = Some(FOREVER);
+    shared.lock().pollers.sleeps_until = Some(FOREVER);
     server.drain_psock(id, Some(Duration::from_secs(1)));
     assert!(rang(shared), "it knew of nothing");
     let due = shared.lock().poll_timeout().expect("the deadline");
-    shared.lock().until = Some(due);
+    shared.lock().pollers.sleeps_until = Some(due);
     server.drain_psock(id, Some(Duration::from_secs(100)));
     assert!(!rang(shared), "it knew of this");
-    shared.lock().until = None;
+    shared.lock().pollers.sleeps_until = None;
     server.drain_psock(id, Some(Duration::from_millis(1)));
     assert!(!rang(shared), "it is awake");
 }
@@ -166,7 +166,7 @@ fn a_driver_that_sleeps_is_told_of_messages() {
     let mut driver = server.driver().expect("nobody drives it");
     let worker = driver.change(|mux, now| mux.clone_worker(1, now));
     driver.change(|mux, now| mux.poll_messages(worker, now, &mut Vec::new()));
-    shared.lock().until = Some(FOREVER);
+    shared.lock().pollers.sleeps_until = Some(FOREVER);
     let (fd, _peer) = connection();
     server.attach(fd, b"x\n").expect("epoll");
     assert!(rang(shared));
@@ -181,7 +181,7 @@ fn who_sleeps_sees_to_what_a_helper_leaves() {
     let id = server.attach(fd, b"").expect("epoll");
     let now = shared.now();
     let mut state = shared.lock();
-    state.until = Some(FOREVER);
+    state.pollers.sleeps_until = Some(FOREVER);
     state.handle_ready(id, EventFlags::IN, now);
     for (runs, rings) in [(false, false), (true, true)] {
         let mut work = Work::default();
@@ -214,7 +214,7 @@ fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
         }
     }
     let mut state = shared.lock();
-    (state.leader, state.until) = (Some(leader.id()), Some(FOREVER));
+    (state.pollers.leader, state.pollers.sleeps_until) = (Some(leader.id()), Some(FOREVER));
     drop(state);
     let mut work = Work::default();
     assert!(crate::io::reader::read(shared, &[], &mut work, Some(helper.id())), "it has a run");
@@ -234,16 +234,21 @@ fn help_comes_while_there_are_processors() {
     for worker in &workers {
         state.mux.poll_messages(worker.id(), shared.now(), &mut Vec::new());
     }
-    state.leader = Some(workers[0].id());
+    state.pollers.leader = Some(workers[0].id());
     for (helpers, helps) in [(0, false), (1, true)] {
         let (mut work, now) = (Work::default(), shared.now());
-        (state.helper, state.watchdog, state.helpers) = (None, None, helpers);
-        state.parked = vec![workers[1].id()];
+        state.pollers = Pollers::new(2 * (helpers + 1));
+        state.pollers.leader = Some(workers[0].id());
+        state.pollers.parked = vec![workers[1].id()];
         state.ready.clear();
         state.sockets[id].queued = false;
         state.handle_ready(id, EventFlags::IN, now);
         state.ensure_reader(now + Duration::from_secs(1), true, &mut work);
-        assert_eq!((state.helper.is_some(), state.watchdog.is_some()), (helps, !helps), "{helpers} may");
+        assert_eq!(
+            (state.pollers.helper.is_some(), state.pollers.watchdog.is_some()),
+            (helps, !helps),
+            "{helpers} may"
+        );
     }
     drop(state);
 }
@@ -389,7 +394,7 @@ async fn messages_leave_what_there_is_to_tell() {
     server.shared.lock().push_event(Event::WriteSpace, &mut Work::default());
     assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
     drop(driver);
-    server.shared.lock().driven = false;
+    server.shared.lock().mode = Mode::Workers;
     let mut messages = server.messages(1).expect("a runtime");
     server.shared.notify();
     let mut next = std::pin::pin!(messages.recv());
@@ -414,11 +419,10 @@ fn what_was_given_up_is_told_however_many_are_not_attached() {
     let mut batch = Vec::new();
     state.mux.poll_messages(worker, now, &mut batch);
     state.push_event(Event::Undone(batch.remove(0)), &mut work);
-    for _ in 0..2 * EVENTS_MAX {
+    for _ in 0..2048 {
         state.push_event(Event::NotAttached { peer: None, why: String::new() }, &mut work);
     }
-    assert_eq!(state.events.len(), EVENTS_MAX);
-    assert!(matches!(state.events.pop_front(), Some(Event::Undone(_))));
+    assert!(matches!(state.notices.pop_event(), Some(Event::Undone(_))));
 }
 
 /// Descriptors from some number on are not for connections.
@@ -491,15 +495,15 @@ fn a_driver_that_sleeps_comes_back_for_what_there_is_to_tell() {
     let id = server.attach(fd, b"").expect("epoll");
     let (fd, _other) = connection();
     let link = Arc::new(Link::new(fd, None, None));
-    server.with(|state, work| {
-        state.until = Some(FOREVER);
+    server.shared.with(|state, work| {
+        state.pollers.sleeps_until = Some(FOREVER);
         state.handshakes.begin(&shared.epoll, link, None, shared.now()).expect("epoll");
         state.handle_timeout(shared, shared.now(), work);
     });
     assert!(rang(shared));
     assert!(matches!(driver.poll_event(), Some(Event::NotAttached { .. })));
 
-    shared.lock().until = Some(FOREVER);
+    shared.lock().pollers.sleeps_until = Some(FOREVER);
     server.drain_psock(id, Some(Duration::ZERO));
     assert!(rang(shared));
     // That has ended while it was awake: it does not go to sleep.
@@ -516,6 +520,7 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
     peer.set_nonblocking(true).expect("a socket");
     let shared = Arc::clone(&server.shared);
     let psock = server
+        .shared
         .with(|state, work| state.attach(&shared, Arc::new(Link::new(fd, None, None)), None, None, work))
         .expect("epoll");
     let (worker, mut batch) = driver.change(|mux, mut now| {
@@ -589,7 +594,7 @@ fn who_finds_no_room_wakes_nobody() {
     let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
     let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
     // No thread is started that has the sockets: this one does what there is to do.
-    server.shared.lock().open_sockets = Some(0);
+    server.shared.lock().mode = Mode::Sockets(0);
     let mut socket = server.socket(Kind::Dgram).expect("a handle");
     let (ours, mut peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let id = socket.attach(ours, "line".parse().expect("a framing")).expect("it is attached");

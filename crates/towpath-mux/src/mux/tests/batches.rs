@@ -69,7 +69,7 @@ fn one_answer_to_what_came_alone_and_what_came_together_answers_all() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
     // Short ones: a turn has several.
-    (mux.ewma, mux.median) = (1, 1);
+    (mux.service_time.ewma, mux.service_time.median) = (1, 1);
     let mut rows = Vec::new();
     for read in [&b"1\n"[..], b"2\n3\n", b"4\n", b"5\n6\n"] {
         mux.handle_bytes(psock, read, at(0));
@@ -106,7 +106,7 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
     for (number, (said, again)) in rows.into_iter().enumerate() {
         let (mut mux, psock) = lines(Config::default());
         let worker = mux.clone_worker(64, at(0));
-        (mux.ewma, mux.median) = (1, 1);
+        (mux.service_time.ewma, mux.service_time.median) = (1, 1);
         mux.handle_bytes(psock, b"1\n2\n3\n4\n5\n6\n", at(0));
         let mut rows = Vec::new();
         assert_eq!(mux.poll_batches(worker, 2, at(0), &mut rows), 2, "no more than it may have");
@@ -137,7 +137,7 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
 fn short_ones_of_a_run_are_counted_from_the_first_that_is_not_begun() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
-    (mux.ewma, mux.median) = (1, 1);
+    (mux.service_time.ewma, mux.service_time.median) = (1, 1);
     let mut rows = Vec::new();
     mux.handle_bytes(psock, b"begun\na\nbbbb\nc\ndd\n", at(0));
     mux.poll_batches(worker, 64, at(0), &mut rows);

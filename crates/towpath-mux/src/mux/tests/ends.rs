@@ -25,7 +25,7 @@ fn ends_and_their_causes() {
     assert_eq!(mux.poll_timeout(), Some(at(100)));
     mux.handle_timeout(at(100));
     row(&mut mux, "at byte 0: ETIMEDOUT: the message's length did not arrive in time (61 62 63)", 110);
-    assert_eq!(mux.totals().psocks.rx_msg_timeouts, 1);
+    assert_eq!(mux.show().psock_totals.rx_msg_timeouts, 1);
 
     let psock = attach(&mut mux);
     mux.handle_bytes(psock, &[b'x'; 1 << 17], at(200));
@@ -34,7 +34,7 @@ fn ends_and_their_causes() {
         &format!("at byte 0: EMSGSIZE: no end of the message within 65536 bytes ({}78)", "78 ".repeat(31)),
         90,
     );
-    assert_eq!(mux.totals().psocks.rx_msg_too_big, 1);
+    assert_eq!(mux.show().psock_totals.rx_msg_too_big, 1);
 
     let psock = attach(&mut mux);
     mux.handle_error(psock, 104, at(200));

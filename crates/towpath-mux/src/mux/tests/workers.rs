@@ -92,7 +92,7 @@ fn a_slow_message_is_remembered_while_fast_ones_follow() {
 fn what_a_slow_worker_has_not_begun_is_recalled() {
     let (mut mux, psock) = lines(Config::default());
     let slow = mux.clone_worker(64, at(0));
-    mux.ewma = 100;
+    mux.service_time.ewma = 100;
     mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
     let batch = tickets(&mut mux, slow, at(0));
     assert_eq!(batch.len(), 3);
@@ -142,7 +142,7 @@ fn nothing_is_due_that_nobody_would_do() {
     for order in [Order::None, Order::Sticky] {
         let (mut mux, psock) = lines(Config { order, ..Config::default() });
         let (busy, idle) = (mux.clone_worker(64, at(0)), mux.clone_worker(64, at(0)));
-        mux.ewma = 100;
+        mux.service_time.ewma = 100;
         mux.handle_bytes(psock, b"a\nb\n", at(0));
         assert_eq!(poll(&mut mux, busy, at(0)).len(), 2);
         assert!(poll(&mut mux, idle, at(0)).is_empty());

@@ -1,0 +1,102 @@
+//! What a connection has to send.
+
+use std::collections::VecDeque;
+
+use super::body::Body;
+use crate::Time;
+
+/// The send queue of a connection. One writer at a time takes it whole ([`super::Mux::transmit`]).
+#[derive(Debug)]
+pub(super) struct TxQueue {
+    pub(super) queue: VecDeque<Outgoing>,
+    /// Bytes in `queue`, with the writer, and in replies that wait for an earlier one.
+    pub(super) bytes: usize,
+    /// Bytes of the first entry that were sent.
+    pub(super) sent: usize,
+    /// A writer has the queue.
+    pub(super) sending: bool,
+    /// The socket took less than it was given (EAGAIN).
+    pub(super) blocked: bool,
+    /// [`super::Event::Transmit`] was reported and the queue has not been taken since.
+    pub(super) reported: bool,
+    /// `bytes` is above the bound ([`super::Config::send_bytes`]).
+    pub(super) full: bool,
+    /// When the peer last accepted bytes, or when the queue became non-empty.
+    pub(super) progress: Time,
+}
+
+impl TxQueue {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            bytes: 0,
+            sent: 0,
+            sending: false,
+            blocked: false,
+            reported: false,
+            full: false,
+            progress: now,
+        }
+    }
+
+    /// Restarts the send timer if the queue was empty.
+    pub(super) fn start_timer(&mut self, now: Time) {
+        if self.queue.is_empty() && !self.sending {
+            self.progress = now;
+        }
+    }
+
+    /// Returns true if bytes wait for the peer.
+    pub(super) fn is_pending(&self) -> bool {
+        !self.queue.is_empty() || self.sending
+    }
+
+    /// Returns true if [`super::Event::Transmit`] is to be reported, and marks it reported.
+    pub(super) fn report(&mut self) -> bool {
+        let idle = !self.queue.is_empty() && !self.sending && !self.blocked;
+        idle && !std::mem::replace(&mut self.reported, true)
+    }
+}
+
+/// An entry of a send queue: one or more whole messages.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) bytes: Body,
+    /// Number of messages in `bytes`.
+    pub(super) messages: u32,
+    /// Sent by [`super::Mux::send`]: another connection may carry it.
+    pub(super) connected: bool,
+    /// The bytes do not share memory with other messages, or are long.
+    pub(super) owned: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(bytes: impl Into<Body>, messages: u32) -> Self {
+        Self { bytes: bytes.into(), messages, connected: false, owned: false }
+    }
+
+    /// Gives short bytes memory that they do not share, because the time until they are sent is unbounded.
+    pub(super) fn own(&mut self) {
+        if !std::mem::replace(&mut self.owned, true) {
+            self.bytes.own();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn transmit_is_reported_once_per_taking() {
+        let mut tx = TxQueue::new(Time::default());
+        assert!(!tx.report() && !tx.is_pending());
+        tx.queue.push_back(Outgoing::new(Bytes::from_static(b"a"), 1));
+        assert!(tx.report() && !tx.report() && tx.is_pending());
+        tx.reported = false;
+        tx.blocked = true;
+        assert!(!tx.report());
+    }
+}
