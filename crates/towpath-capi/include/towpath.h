@@ -36,7 +36,7 @@ typedef struct towpath_inspector towpath_inspector;
 
 /* What names a frame or message to this library. Nothing in it is for you; to change it hurts nobody. */
 struct towpath_ticket {
-    uint32_t lane, seq, at, generation;
+    uint32_t lane, seq, at;
 };
 
 /* What is in a frame: towpath_frame.kind. */

@@ -34,7 +34,7 @@ fn numbers() -> Vec<(String, u64)> {
             ));)*
         };
     }
-    layout!("towpath_ticket", Ticket, lane, seq, at, generation);
+    layout!("towpath_ticket", Ticket, lane, seq, at);
     layout!(
         "towpath_frame",
         inspector::Frame,

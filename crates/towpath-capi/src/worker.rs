@@ -252,7 +252,7 @@ impl Message {
             connection: view.connection().into(),
             mark: view.mark(),
             hash: view.hash(),
-            ticket: Ticket { lane: u32::MAX, seq: 0, at: 0, generation: 0 },
+            ticket: Ticket { lane: u32::MAX, seq: 0, at: 0 },
         }
     }
 }

@@ -40,7 +40,7 @@ static int single(void)
         other.ticket.at = UINT32_MAX;
         CHECK(towpath_inspector_verdict(queue, &other, TOWPATH_PASS) == -ESTALE);
         other = frame;
-        other.ticket.generation = UINT32_MAX;
+        other.ticket.at = UINT32_MAX;
         CHECK(towpath_inspector_replace(queue, &other, "x", 1) == -ESTALE);
         if (odd++ % 2 == 0)
             CHECK(towpath_inspector_verdict(queue, &frame, TOWPATH_DROP) == 0);

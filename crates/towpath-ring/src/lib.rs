@@ -1,8 +1,7 @@
 //! Frames in shared memory between processes that do not trust each other.
 //!
 //! An engine ([`Endpoint`], [`Channel`]) hands frames to clients ([`Consumer`]) without a system call or a copy per
-//! frame, and takes their verdicts back the same way. A [`Group`] gives each message to several clients from one copy, and
-//! to those that only look on ([`Tap`]). What one side writes the other side can only read; what it
+//! frame, and takes their verdicts back the same way. What one side writes the other side can only read; what it
 //! reads it copies and checks. The layout of the shared memory is in `docs/book/src/reference/ring-abi.md`.
 //!
 //! Feature `tokio`: `AsyncConsumer`, the same client for tokio. Feature `test-util`: `mock`, peers that lie, for fuzzing.
@@ -33,8 +32,6 @@ mod wrap;
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use client::asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
-pub use client::tap::{Tap, Tapped};
-#[cfg(not(loom))]
 pub use client::worker::{Connection, Message, Reply, ServeError, Unsent, View, Worker};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced, Ticket};
@@ -47,15 +44,11 @@ pub use engine::endpoint::{Allow, Config, Endpoint, Stats};
 #[cfg(not(loom))]
 pub use engine::fanout::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
 #[cfg(not(loom))]
-pub use engine::group::{Group, GroupStats, Joined, MemberId};
-#[cfg(not(loom))]
 pub use engine::peer_liveness::Death;
 #[cfg(not(loom))]
 pub use engine::quota::Limits;
 #[cfg(not(loom))]
 pub use engine::reservation::Slot;
-#[cfg(not(loom))]
-pub use engine::resize::Growth;
 #[cfg(not(loom))]
 pub use engine::socket_file::SocketFile;
 #[cfg(not(loom))]

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use crate::engine::open::open;
 use crate::engine::quota::Shares;
-use crate::handshake::attach::{Attached, Memory, Page, receive};
+use crate::handshake::attach::{Attached, Memory, receive};
 use crate::handshake::messages::{Hello, Notice, Offer, Welcome};
 use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
 use crate::shm::park::Fences;
 use crate::shm::region::{Access, Payload, Words};
 use crate::shm::sys;
 use crate::{
-    Channel, Config, Consumer, Credentials, FrameId, Full, Geometry, Growth, Kind, Limits, Meta, Seq, Verdict,
+    Channel, Config, Consumer, Credentials, FrameId, Full, Geometry, Kind, Limits, Meta, Seq, Verdict,
 };
 
 /// Most operations of one run.
@@ -35,8 +35,8 @@ pub fn hostile_client(input: &[u8]) {
     let _ = Hello::parse(input);
     let _ = Notice::parse(input);
     let mut input = Input(input);
-    let shape = input.below(4);
-    let config = Config { lanes: 1 + (shape & 1) as u32, growth: growing(shape & 2 != 0), ..config() };
+    let shape = input.below(2);
+    let config = Config { lanes: 1 + shape as u32, ..config() };
     run_client(&config, std::iter::from_fn(|| Op::decode(&mut input)).take(OPS));
 }
 
@@ -101,18 +101,13 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// Rings that grow when they were full twice, or not at all.
-pub(crate) fn growing(grow: bool) -> Option<Growth> {
-    grow.then_some(Growth { max_bytes: 64 << 10, after: 2 })
-}
-
 pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).expect("sockets")
 }
 
 pub(crate) fn hello() -> Hello {
-    Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, tap: false, name: "mock".into() }
+    Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, name: "mock".into() }
 }
 
 /// Both ends of a channel, without an endpoint.
@@ -120,7 +115,7 @@ pub(crate) fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
     let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
-    let channel = open(config, &ours, peer, &hello(), share, None).expect("a channel");
+    let channel = open(config, &ours, peer, &hello(), share).expect("a channel");
     let lanes = receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached");
     (channel.split(), lanes)
 }
@@ -141,8 +136,6 @@ pub(crate) enum Op {
     Message(Vec<u8>),
     /// A memory for a message: number, claimed length, size, whether it is sealed, how many copies come.
     OneShot(u32, u64, usize, bool, usize),
-    /// Says that the ring is full, and that the next message, relative to this number, is in larger ones.
-    Move(u32),
     Arm,
     Close,
 }
@@ -152,8 +145,7 @@ impl Op {
         if i.0.is_empty() {
             return None;
         }
-        Some(match i.below(21) {
-            20 => Self::Move(i.below(6) as u32),
+        Some(match i.below(20) {
             0..3 => Self::Send(i.below(9000) as usize),
             3..6 => Self::Poll(i.below(400)),
             6 => Self::Word(i.number(4) as usize, i.number(8)),
@@ -323,11 +315,7 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
             let memory =
                 if sealed { sys::frozen(&bytes) } else { sys::memfd("hostile", bytes.len()) }.unwrap();
             let fds = vec![memory.as_fd(); copies];
-            let _ = sys::send(
-                &client.socket,
-                &Notice::OneShot { generation: 0, seq: Seq(seq), len }.emit(),
-                &fds,
-            );
+            let _ = sys::send(&client.socket, &Notice::OneShot { seq: Seq(seq), len }.emit(), &fds);
             // And a frame that says it is there.
             let header = layout.tx_headers() + (seq as usize % 16) * HEADER_WORDS;
             store(
@@ -335,10 +323,6 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
                 len & 0xffff_ffff | 6 << 32 | u64::from(crate::shm::header::FLAG_ONESHOT) << 48,
             );
             store(header, seq.into());
-        }
-        Op::Move(number) => {
-            let _ = sys::send(&client.socket, &Notice::Full.emit(), &[]);
-            store(abi::MOVED, abi::moved(Seq(number)));
         }
         Op::Close => *raw = None,
         Op::Send(_) | Op::Poll(_) | Op::Arm => {}
@@ -383,10 +367,6 @@ fn engine() -> HostileEngine {
         oneshot_max: 20_000,
         replacement_max: 4000,
         fences: Fences::Both,
-        page: Page {
-            theirs: words(&engine, abi::TAP_BYTES, Access::Lent),
-            own: words(&client, abi::TAP_BYTES, Access::Own),
-        },
         memory: Memory {
             layout,
             theirs: words(&engine, layout.engine_bytes(), Access::Lent),
@@ -399,24 +379,6 @@ fn engine() -> HostileEngine {
     HostileEngine { socket, own, layout, client: Consumer::over(vec![attached]) }
 }
 
-/// The memory of a lane, as it should be or without its seals.
-fn memories(layout: &Layout, safe: bool) -> Vec<OwnedFd> {
-    let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];
-    let seals = [sys::READ_ONLY, sys::READ_ONLY, sys::WRITABLE, sys::WRITABLE];
-    let memory = |(size, seals)| {
-        let fd = sys::memfd("test", size).expect("a memfd");
-        let words = Words::map(fd.as_fd(), 4096, Access::Own).expect("a mapping");
-        words
-            .word(abi::IDENT)
-            .store(u64::from(abi::MAGIC) | u64::from(abi::VERSION) << 32, Ordering::Relaxed);
-        if safe {
-            sys::seal(&fd, seals).expect("seals");
-        }
-        fd
-    };
-    sizes.into_iter().zip(seals).map(memory).collect()
-}
-
 #[derive(Clone, Debug)]
 pub(crate) enum EngineOp {
     Word(usize, u64),
@@ -424,9 +386,6 @@ pub(crate) enum EngineOp {
     Header(u32, u32, u32, u16),
     Note(u32, u32),
     Notice(u32, u64, bool),
-    /// Larger rings: generation, how many descriptors, whether they are what they should be; and that the next message,
-    /// relative to the one that is expected, is there.
-    Offer(u16, usize, bool, u32),
     Message(Vec<u8>),
     Recv,
     Verdict(usize),
@@ -440,13 +399,7 @@ impl EngineOp {
         if i.0.is_empty() {
             return None;
         }
-        Some(match i.below(30) {
-            28.. => Self::Offer(
-                i.below(3) as u16,
-                if i.below(4) == 0 { i.below(6) as usize } else { 4 },
-                i.below(4) != 0,
-                i.below(2) as u32,
-            ),
+        Some(match i.below(28) {
             0..2 => Self::Word(i.number(4) as usize, i.number(8)),
             2..10 => {
                 Self::Header(i.below(32) as u32, i.below(3) as u32, i.any(70, 9000) as u32, i.below(8) as u16)
@@ -486,17 +439,9 @@ pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
             }
             EngineOp::Notice(ahead, len, with_fd) => {
                 let fd = sys::frozen(&[1; 100]).unwrap();
-                let notice = Notice::OneShot { generation: 0, seq: Seq(expected.wrapping_add(ahead)), len };
+                let notice = Notice::OneShot { seq: Seq(expected.wrapping_add(ahead)), len };
                 let fds = [fd.as_fd()];
                 let _ = sys::send(&socket, &notice.emit(), if with_fd { &fds } else { &[] });
-            }
-            EngineOp::Offer(generation, count, safe, ahead) => {
-                let offer = Offer { lane: 0, generation, layout };
-                let fds = memories(&layout, safe);
-                let fds: Vec<_> = fds.iter().cycle().take(count).map(AsFd::as_fd).collect();
-                let _ = sys::send(&socket, &offer.emit(), &fds);
-                let moved = abi::moved(Seq(expected.wrapping_add(ahead)));
-                own.word(abi::MOVED).store(moved, Ordering::Release);
             }
             EngineOp::Message(bytes) => {
                 let _ = sys::send(&socket, &bytes, &[]);

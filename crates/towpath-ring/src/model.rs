@@ -10,7 +10,6 @@ use crate::lane::Place;
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
-use crate::lane::taplog::{Look, Reader, Shape, Writer};
 use crate::lane::verdict::{Flags, Verdict, Word};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::{Credentials, Header, Kind, Layers, Meta};
@@ -246,108 +245,5 @@ fn one_doorbell_wakes_a_sleeper_of_two_lanes() {
         let rang = rang.load(Ordering::Relaxed);
         assert!(awake || rang == 1, "rung {rang} times");
         assert!(rang <= 1);
-    });
-}
-
-/// The engine goes on in other rings; the client comes there when it has seen everything before, and not earlier.
-#[test]
-fn rings_end_behind_their_last_frame() {
-    const MOVED: usize = NOTES + 2;
-    loom::model(|| {
-        let old = Arc::new(Shared { ours: Words::heap(MOVED + 1), theirs: Words::heap(SLEEP + 1) });
-        let new = shared();
-        let client = {
-            let (old, new) = (old.clone(), new.clone());
-            thread::spawn(move || {
-                let mut before = consumer();
-                for _ in 0..2 {
-                    if before.next(&old.ours).expect("sense").is_none() && before.is_over(&old.ours, MOVED) {
-                        assert_eq!(before.expected(), Seq(2), "one frame was there");
-                        let mut after = Consumer::new(place(), Seq(2));
-                        if let Some(found) = after.next(&new.ours).expect("sense") {
-                            assert_eq!((found.seq, found.header), (Seq(2), header(2)));
-                        }
-                    }
-                }
-            })
-        };
-        let mut producer = producer();
-        publish(&mut producer, &old);
-        old.ours.word(MOVED).store(crate::shm::abi::moved(producer.frames.next_seq()), Ordering::Release);
-        let mut larger = Producer::new(place(), producer.frames.next_seq());
-        publish(&mut larger, &new);
-        client.join().unwrap();
-    });
-}
-
-/// A log of one slot and one stamp; the payload of its frame is one word behind them.
-const LOG: Shape = Shape { area: Geometry { block_size: 4096, block_nr: 1, frame_size: 64, frame_nr: 1 } };
-const PAYLOAD: usize = crate::shm::abi::LOG_SLOTS + crate::shm::abi::HEADER_WORDS + 1;
-
-/// The header of a tapped message: each of its words tells which message it belongs to. Its payload is in the frame.
-fn tapped(n: u32) -> Header {
-    let sender = Some(Credentials { pid: n, uid: n, gid: n });
-    let layers = Layers { link: n as u16, network: n as u16, payload: n as u16 };
-    let meta = Meta {
-        kind: Kind(n as u16),
-        time: n.into(),
-        mark: n,
-        port: n,
-        group: n,
-        hash: n,
-        layers,
-        sender,
-        ..Meta::default()
-    };
-    meta.header(n as usize, 0)
-}
-
-/// Writes message `n`, as a group does.
-fn log(writer: &mut Writer, memory: &Words, n: u32) {
-    writer.stamp(memory, 0, n as usize);
-    // Relaxed: the bytes of a payload are not ordered among each other; the fence and the publication order them.
-    memory.word(PAYLOAD).store(n.into(), Ordering::Relaxed);
-    writer.publish(memory, &tapped(n), 0, &[]);
-}
-
-/// A tap reads a header and its frame while both are overwritten: what it gets is that message, whole, or it knows that it was
-/// lost; and it counts every message once.
-#[test]
-fn a_tap_gets_a_message_whole_or_knows_that_it_was_lost() {
-    let mut model = loom::model::Builder::new();
-    // Each word of a header may be seen as it was or as it is: with every preemption too many to explore.
-    model.preemption_bound = Some(3);
-    model.check(|| {
-        let memory = Arc::new(Words::heap(PAYLOAD + 1));
-        let mut writer = Writer::new(LOG, &memory);
-        let mut reader = Reader::new(LOG, &memory);
-        log(&mut writer, &memory, 1);
-        let tap = {
-            let memory = memory.clone();
-            thread::spawn(move || {
-                let mut accounted = 0;
-                for _ in 0..2 {
-                    match reader.next(&memory) {
-                        Look::Nothing => {}
-                        Look::Lost(lost) => accounted += lost,
-                        Look::Found { seq, header, at, .. } => {
-                            assert_eq!((header, at), (tapped(seq.0), 0), "a header of two messages");
-                            // Relaxed: as the bytes of a payload are copied.
-                            let copy = memory.word(PAYLOAD).load(Ordering::Relaxed);
-                            if reader.is_intact(&memory, seq, at, header.len as usize) {
-                                assert_eq!(copy, seq.0.into(), "a payload of another message");
-                            }
-                            accounted += 1;
-                            assert_eq!(accounted, seq.0, "in order");
-                        }
-                    }
-                }
-                (reader, accounted)
-            })
-        };
-        log(&mut writer, &memory, 2);
-        let (reader, accounted) = tap.join().unwrap();
-        let left = u32::from(reader.is_ready(&memory));
-        assert_eq!(accounted + left, 2);
     });
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
-use crate::mock::{self, config, growing};
+use crate::mock::{self, config};
 use crate::shm::seq::BEGIN;
 use crate::{Channel, Config, Consumer, Frame, Full, Kind, Meta, Seq, Verdict};
 
@@ -52,9 +52,9 @@ struct World {
 }
 
 impl World {
-    fn new(first: Seq, grow: bool) -> Self {
+    fn new(first: Seq) -> Self {
         BEGIN.set(first);
-        let config = Config { deadline: None, growth: growing(grow), ..config() };
+        let config = Config { deadline: None, ..config() };
         let (mut lanes, clients) = mock::channel(&config);
         let client = Consumer::over(clients);
         BEGIN.set(Seq::FIRST);
@@ -183,10 +183,9 @@ proptest! {
     #[test]
     fn everything_goes_on_when_the_numbers_begin_again(
         before in 0..60u32,
-        grow: bool,
         ops in prop::collection::vec(op(), 1..600),
     ) {
-        let mut world = World::new(Seq(0).back(before), grow);
+        let mut world = World::new(Seq(0).back(before));
         for op in ops {
             world.apply(op);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_ring::{
     BindError, Busy, Config, Consumer, Credentials, Endpoint, Fanout, Full, Gap, Geometry, GeometryError,
-    Group, Header, Kind, Loss, Meta, Offer, Options, Overload, Policy, Progress, Queue, Seq, Source, TxFrame,
+    Header, Kind, Loss, Meta, Offer, Options, Overload, Policy, Progress, Queue, Seq, Source, TxFrame,
     TxPayload, TxSink, Verdict,
 };
 use world::{World, assert_conserved, pair};
@@ -407,28 +407,6 @@ fn item_9_a_message_to_many_is_in_the_ring_of_each() {
             assert_eq!(channel.poll_verdicts(0, |_, _| {}), 1);
             assert_eq!(channel.stats().oneshots, 0);
         }
-
-        // And from one copy, in a group: the same frame in the memory of each.
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("group");
-        let mut group = Group::bind(&path, small()).expect("a group");
-        let mut clients: Vec<Consumer> = Vec::new();
-        for _ in 0..3 {
-            let path = path.clone();
-            let client = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
-            while group.accept().expect("accept").is_none() {
-                group.wait(None).expect("wait");
-            }
-            clients.push(client.join().expect("attached"));
-        }
-        assert_eq!(group.send(&[6; 1000], &Meta { group: 9, ..Meta::default() }), 3);
-        for client in &mut clients {
-            let frame = client.try_recv().expect("received").expect("a frame");
-            assert_eq!((client.payload(&frame), frame.header().group), (&[6; 1000][..], 9));
-            client.verdict(frame, Verdict::Pass);
-        }
-        assert_eq!(group.poll_verdicts(0, |_, _, _| {}), 3);
-        assert_eq!((group.stats().copies, group.stats().oneshots), (3, 0));
     });
 }
 

@@ -6,8 +6,8 @@ mod world;
 use std::thread;
 
 use towpath_ring::{
-    Answer, BindError, Cause, Config, Consumer, Death, Endpoint, Fanout, FrameId, Full, Geometry, Group,
-    Limits, Meta, Offer, Options, Overload, Policy, Queue, Seq, Verdict,
+    Answer, BindError, Cause, Config, Consumer, Death, Endpoint, Fanout, FrameId, Full, Geometry, Limits,
+    Meta, Offer, Options, Overload, Policy, Queue, Seq, Verdict,
 };
 use world::{World, assert_conserved, consumer, message, send, settle};
 
@@ -267,9 +267,6 @@ fn the_number_of_lanes_has_its_bounds_and_its_price() {
     for count in [0, 65] {
         assert!(matches!(Endpoint::bind(&path, config(count)), Err(BindError::Lanes(n)) if n == count));
     }
-    let several = Group::bind(&path, config(2)).expect_err("a group has one lane");
-    assert!(matches!(several, BindError::GroupLanes(2)), "{several}");
-    assert!(several.to_string().contains("a group for each engine thread"), "{several}");
 
     // What one lane takes is enough for one lane.
     let bytes = |lanes| {

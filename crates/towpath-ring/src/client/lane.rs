@@ -8,9 +8,9 @@ use super::rings::Rings;
 use super::{ConsumerStats, Frame, FrameId};
 use crate::client::tx_ring;
 use crate::engine::channel::Full;
-use crate::handshake::attach::{Attached, Page, map};
+use crate::handshake::attach::Attached;
 use crate::handshake::error::RecvError;
-use crate::handshake::messages::{Notice, OFFER, Offer};
+use crate::handshake::messages::{NOTICE, Notice};
 use crate::lane::consumer::Found;
 use crate::lane::verdict::Answer;
 use crate::shm::abi;
@@ -25,17 +25,12 @@ use crate::shm::sys::{self, Received, Sent};
 const NOTICES: usize = 64;
 /// Most descriptors that wait for their frames: no more are read ahead.
 const ANNOUNCED: usize = 512;
-/// Most generations of rings that are left and in which frames are still ours; an engine makes one at a time.
-const OLD: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Lane {
     number: u32,
     pub(crate) socket: OwnedFd,
-    pub(crate) page: Page,
-    rings: Rings,
-    /// The rings before these, as long as a frame in them is ours.
-    old: Vec<Rings>,
+    pub(crate) rings: Rings,
     post: Post,
     ringer: Ringer,
     /// Something was written that the engine has not been woken for.
@@ -51,13 +46,11 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(number: u32, attached: Attached) -> Self {
-        let Attached { socket, oneshot_max, replacement_max, fences, page, memory } = attached;
+        let Attached { socket, oneshot_max, replacement_max, fences, memory } = attached;
         Self {
             number,
             socket,
-            page,
-            rings: Rings::new(0, memory, Seq::begin(), Seq::begin()),
-            old: Vec::new(),
+            rings: Rings::new(memory, Seq::begin(), Seq::begin()),
             post: Post::default(),
             ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, fences, Answered::default()),
             unflushed: false,
@@ -73,105 +66,51 @@ impl Lane {
     // Given and not returned, from one place, and always inline: see the ring's own `next`.
     #[inline(always)]
     pub(crate) fn take(&mut self, mut give: impl FnMut(Frame)) -> Result<bool, RecvError> {
-        // Bounded: an engine that offers rings without end could otherwise keep us here.
-        for _ in 0..=OLD {
-            if self.next(&mut give)? {
-                return Ok(true);
-            }
-            if !self.rings.is_over() {
-                break;
-            }
-            self.move_on()?;
-        }
-        Ok(false)
-    }
-
-    #[inline(always)]
-    fn next(&mut self, mut give: impl FnMut(Frame)) -> Result<bool, RecvError> {
         let Self { number, rings, post, socket, ended, stats, .. } = self;
-        let (lane, generation) = (*number, rings.generation);
+        let lane = *number;
         rings.next(
-            |seq, len| post.memory_of(socket, ended, (generation, seq), len),
+            |seq, len| post.memory_of(socket, ended, seq, len),
             |Found { seq, at, header }| {
                 stats.received += 1;
                 stats.lost += u64::from(header.lost);
-                give(Frame { id: FrameId { lane, seq }, generation, at, header });
+                give(Frame { id: FrameId { lane, seq }, at, header });
             },
         )
     }
 
-    /// Goes over to the lane's next rings, where the next message is.
-    #[cold]
-    fn move_on(&mut self) -> Result<(), RecvError> {
-        let damaged =
-            |what: String| RecvError::Damaged(format!("larger rings for lane {}: {what}", self.number));
-        self.post.listen(&self.socket, &mut self.ended)?;
-        let generation = self.rings.generation.wrapping_add(1);
-        let offer = self
-            .post
-            .offers
-            .pop_front()
-            .filter(|(offer, _)| offer.lane == self.number && offer.generation == generation);
-        let (offer, fds) = offer.ok_or_else(|| damaged("they did not come".into()))?;
-        let (_, memory) = map(offer.layout, fds).map_err(|e| damaged(e.to_string()))?;
-        let next = self.rings.followed_by(generation, memory);
-        let old = std::mem::replace(&mut self.rings, next);
-        self.stats.oneshots += old.outbox.oneshots;
-        if old.in_use() {
-            // An engine that goes on and on could otherwise have us map more and more.
-            if self.old.len() >= OLD {
-                return Err(damaged(format!("more than {OLD} that are still in use")));
-            }
-            self.old.push(old);
-        }
-        // The engine waits for it, to let go of the old ones.
-        self.unflushed = true;
-        self.flush();
-        Ok(())
-    }
-
     /// Whether there is a frame.
     pub(crate) fn is_ready(&self) -> bool {
-        self.rings.rx.is_ready(&self.rings.memory.theirs) || self.rings.is_over()
+        self.rings.rx.is_ready(&self.rings.memory.theirs)
     }
 
     #[inline]
     pub(crate) fn has(&self, frame: &Frame) -> bool {
-        self.rings_of(frame).is_some_and(|rings| rings.has(frame.id.seq, frame.at))
+        self.rings.has(frame.id.seq, frame.at)
     }
 
     /// The frame's payload, when it is ours.
     #[inline]
     pub(crate) fn payload(&self, frame: &Frame) -> Option<&[u8]> {
-        self.rings_of(frame)?.payload(frame.id.seq, frame.at)
+        self.rings.payload(frame.id.seq, frame.at)
     }
 
     #[inline]
     pub(crate) fn answer(&mut self, frame: &Frame, answer: Answer) {
-        if let Some(rings) = self.rings_of_mut(frame)
-            && rings.has(frame.id.seq, frame.at)
-        {
-            rings.answer(frame.id.seq, frame.at, answer);
+        if self.has(frame) {
+            self.rings.answer(frame.id.seq, frame.at, answer);
             self.unflushed = true;
-            self.drop_drained();
         }
     }
 
     pub(crate) fn hold(&mut self, frame: &Frame) {
-        if let Some(rings) = self.rings_of_mut(frame)
-            && rings.has(frame.id.seq, frame.at)
-        {
-            rings.hold(frame.id.seq, frame.at);
+        if self.has(frame) {
+            self.rings.hold(frame.id.seq, frame.at);
             self.unflushed = true;
         }
     }
 
     pub(crate) fn answer_upto(&mut self, upto: Seq, answer: Answer) {
-        for rings in &mut self.old {
-            self.unflushed |= rings.answer_upto(upto, answer);
-        }
         self.unflushed |= self.rings.answer_upto(upto, answer);
-        self.drop_drained();
     }
 
     /// Decides about everything that was received.
@@ -181,39 +120,31 @@ impl Lane {
 
     /// Publishes a message for the engine; returns its first frame.
     pub(crate) fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
-        let mut sent = transmit(&mut self.rings, &self.socket, self.oneshot_max, payload, meta);
-        if sent == Err(Full::Lent) && self.rings.is_over() {
-            // There is room where the engine went on, and we need not wait for a message to go there.
-            self.move_on().map_err(|_| Full::Dead)?;
-            sent = transmit(&mut self.rings, &self.socket, self.oneshot_max, payload, meta);
-        }
-        let Self { rings, socket, .. } = self;
-        if sent == Err(Full::Lent) && !rings.told_full {
-            rings.told_full = true;
-            // Full or gone: then the ring stays as it is.
-            let _: Result<Sent, _> = sys::send(socket, &Notice::Full.emit(), &[]);
-        }
-        self.unflushed |= sent.is_ok();
-        sent
-    }
-
-    /// Publishes a replacement for `frame`, in the rings that it is in; returns its first frame.
-    pub(crate) fn send_beside(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
-        let Self { rings, old, socket, oneshot_max, replacement_max, .. } = self;
-        // The engine would not take it, and count it against us.
-        if payload.len() > *replacement_max as usize {
-            return Err(Full::TooLarge);
-        }
-        let mut all = old.iter_mut().chain([rings]);
-        let rings = all.find(|rings| rings.generation == frame.generation).ok_or(Full::Dead)?;
-        let at = transmit(rings, socket, *oneshot_max, payload, meta)?;
+        let Self { rings, socket, oneshot_max, .. } = self;
+        let way = tx_ring::Way {
+            own: &rings.memory.own,
+            theirs: &rings.memory.theirs,
+            payload: &mut rings.memory.tx_payload,
+            socket,
+            oneshot_max: *oneshot_max,
+        };
+        let at = rings.outbox.send(way, payload, meta)?;
         self.unflushed = true;
         Ok(at)
     }
 
+    /// Publishes a replacement; returns its first frame.
+    pub(crate) fn send_replacement(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+        // The engine would not take it, and count it against us.
+        if payload.len() > self.replacement_max as usize {
+            return Err(Full::TooLarge);
+        }
+        self.send(payload, meta)
+    }
+
     /// Whether a frame towards the engine has come back that was not taken back yet.
     pub(crate) fn is_returned(&self) -> bool {
-        self.all_rings().any(|rings| rings.outbox.is_returned(&rings.memory.theirs)) || self.rings.is_over()
+        self.rings.outbox.is_returned(&self.rings.memory.theirs)
     }
 
     pub(crate) fn has_room(&mut self, len: usize) -> bool {
@@ -223,7 +154,7 @@ impl Lane {
     /// Wakes the engine's thread if it waits for what was written.
     #[inline]
     pub(crate) fn flush(&mut self) {
-        if std::mem::take(&mut self.unflushed) && self.ringer.should_ring(&self.page.theirs) {
+        if std::mem::take(&mut self.unflushed) && self.ringer.should_ring(&self.rings.memory.theirs) {
             self.ring();
         }
     }
@@ -238,13 +169,17 @@ impl Lane {
     /// Says how far we have read.
     pub(crate) fn tell_position(&self) {
         // Relaxed: a statistic for the other side.
-        self.page.own.word(abi::CLIENT_CONSUMED).store(self.rings.rx.expected().0.into(), Ordering::Relaxed);
+        self.rings
+            .memory
+            .own
+            .word(abi::CLIENT_CONSUMED)
+            .store(self.rings.rx.expected().0.into(), Ordering::Relaxed);
     }
 
     /// Losses since this was last asked.
     pub(crate) fn overrun(&mut self) -> u64 {
         // Relaxed: a number that orders nothing.
-        let lost = self.page.theirs.word(abi::ENGINE_LOST).load(Ordering::Relaxed);
+        let lost = self.rings.memory.theirs.word(abi::ENGINE_LOST).load(Ordering::Relaxed);
         lost.wrapping_sub(std::mem::replace(&mut self.told, lost))
     }
 
@@ -269,64 +204,16 @@ impl Lane {
 
     /// The page in which we say that we sleep.
     pub(crate) fn own_page(&self) -> &Words {
-        &self.page.own
+        &self.rings.memory.own
     }
-
-    #[inline]
-    fn rings_of(&self, frame: &Frame) -> Option<&Rings> {
-        if self.rings.generation == frame.generation {
-            return Some(&self.rings);
-        }
-        self.old.iter().find(|rings| rings.generation == frame.generation)
-    }
-
-    #[inline]
-    fn rings_of_mut(&mut self, frame: &Frame) -> Option<&mut Rings> {
-        if self.rings.generation == frame.generation {
-            return Some(&mut self.rings);
-        }
-        self.old.iter_mut().find(|rings| rings.generation == frame.generation)
-    }
-
-    fn all_rings(&self) -> impl Iterator<Item = &Rings> {
-        std::iter::once(&self.rings).chain(&self.old)
-    }
-
-    /// Lets go of rings in which nothing is ours any more.
-    #[inline]
-    fn drop_drained(&mut self) {
-        if !self.old.is_empty() {
-            self.old.retain(Rings::in_use);
-        }
-    }
-}
-
-fn transmit(
-    rings: &mut Rings,
-    socket: &OwnedFd,
-    oneshot_max: u64,
-    payload: &[u8],
-    meta: &Meta,
-) -> Result<u16, Full> {
-    let way = tx_ring::Way {
-        own: &rings.memory.own,
-        theirs: &rings.memory.theirs,
-        payload: &mut rings.memory.tx_payload,
-        socket,
-        generation: rings.generation,
-        oneshot_max,
-    };
-    rings.outbox.send(way, payload, meta)
 }
 
 /// What the engine sent over the socket and was not used yet.
 #[derive(Debug, Default)]
 struct Post {
-    /// Descriptors that came before the frames they belong to were received: generation of the rings, number, length. Without one if this
+    /// Descriptors that came before the frames they belong to were received: number, length. Without one if this
     /// process had no room for it.
-    announced: VecDeque<(u16, Seq, u64, Option<OwnedFd>)>,
-    /// The memory of larger rings.
-    offers: VecDeque<(Offer, [OwnedFd; 4])>,
+    announced: VecDeque<(Seq, u64, Option<OwnedFd>)>,
 }
 
 impl Post {
@@ -350,8 +237,8 @@ impl Post {
 
     /// Reads the next message; whether there was one.
     fn hear(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<bool, RecvError> {
-        let mut message = [0; OFFER];
-        match sys::recv_with_fds::<4>(socket, &mut message)? {
+        let mut message = [0; NOTICE];
+        match sys::recv_with_fds::<1>(socket, &mut message)? {
             Received::Message(len, fds) => self.handle(&message[..len], fds)?,
             Received::Short(len) => self.handle_short(&message[..len])?,
             Received::Nothing => return Ok(false),
@@ -365,19 +252,10 @@ impl Post {
 
     fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) -> Result<(), RecvError> {
         let meaningless = || RecvError::Damaged("a message that has no meaning".into());
-        if let Ok(offer) = Offer::parse(message) {
-            let fds = fds.try_into().map_err(|_| meaningless())?;
-            // An engine offers one generation at a time.
-            if self.offers.len() >= OLD {
-                return Err(meaningless());
-            }
-            self.offers.push_back((offer, fds));
-            return Ok(());
-        }
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), _) => {}
-            (Ok(Notice::OneShot { generation, seq, len }), Some(fd)) => {
-                self.announced.push_back((generation, seq, len, Some(fd)));
+            (Ok(Notice::OneShot { seq, len }), Some(fd)) => {
+                self.announced.push_back((seq, len, Some(fd)));
             }
             _ => return Err(meaningless()),
         }
@@ -387,11 +265,11 @@ impl Post {
     /// A message whose descriptors this process had no room for.
     #[cold]
     fn handle_short(&mut self, message: &[u8]) -> Result<(), RecvError> {
-        let Ok(Notice::OneShot { generation, seq, len }) = Notice::parse(message) else {
+        let Ok(Notice::OneShot { seq, len }) = Notice::parse(message) else {
             return Err(sys::no_descriptor().into());
         };
         // Said when its frame is received.
-        self.announced.push_back((generation, seq, len, None));
+        self.announced.push_back((seq, len, None));
         Ok(())
     }
 
@@ -401,11 +279,11 @@ impl Post {
         &mut self,
         socket: &OwnedFd,
         ended: &mut bool,
-        which: (u16, Seq),
+        which: Seq,
         len: u32,
     ) -> Result<Option<Payload>, RecvError> {
-        let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {}: {what}", which.1));
-        let is_it = |(generation, seq, ..): &(u16, Seq, u64, _)| (*generation, *seq) == which;
+        let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {which}: {what}"));
+        let is_it = |(seq, ..): &(Seq, u64, _)| *seq == which;
         let mut index = self.announced.iter().position(is_it);
         // Those before it were taken with their frames, so it is the next if it was not read yet, but for doorbells. Bounded, as in
         // `listen`.

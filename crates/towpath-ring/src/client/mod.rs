@@ -29,7 +29,6 @@ mod lane;
 mod pace;
 mod rings;
 mod send;
-pub(crate) mod tap;
 pub(crate) mod tx_ring;
 mod wait;
 pub(crate) mod worker;
@@ -57,7 +56,6 @@ pub struct FrameId {
 #[must_use = "the ring stops when frames are neither decided nor held"]
 pub struct Frame {
     pub(crate) id: FrameId,
-    pub(crate) generation: u16,
     pub(crate) at: u32,
     pub(crate) header: Header,
 }
@@ -72,8 +70,6 @@ pub struct Ticket {
     pub seq: u32,
     /// Where it is in its ring.
     pub at: u32,
-    /// Which of the lane's rings.
-    pub generation: u32,
 }
 
 impl Frame {
@@ -98,8 +94,8 @@ impl Frame {
     /// What names it in programs that cannot own it. The frame stays undecided until it is recalled.
     #[must_use]
     pub fn into_ticket(self) -> Ticket {
-        let Self { id: FrameId { lane, seq }, generation, at, .. } = self;
-        Ticket { lane, seq: seq.0, at, generation: generation.into() }
+        let Self { id: FrameId { lane, seq }, at, .. } = self;
+        Ticket { lane, seq: seq.0, at }
     }
 }
 
@@ -304,8 +300,7 @@ impl Consumer {
     pub fn recall(&self, ticket: Ticket) -> Option<Frame> {
         let lane = self.lanes.get(ticket.lane as usize)?;
         let id = FrameId { lane: ticket.lane, seq: Seq(ticket.seq) };
-        let generation = u16::try_from(ticket.generation).ok()?;
-        let frame = Frame { id, generation, at: ticket.at, header: Header::default() };
+        let frame = Frame { id, at: ticket.at, header: Header::default() };
         lane.has(&frame).then_some(frame)
     }
 

@@ -8,17 +8,14 @@ use crate::handshake::error::RecvError;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::lane::records;
 use crate::lane::verdict::{Answer, Verdict, Word};
-use crate::shm::abi;
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT};
 use crate::shm::region::{Payload, Use};
 use crate::shm::seq::Seq;
-use crate::shm::sync::Ordering;
 use crate::shm::sys;
 
-/// The rings of a lane: one generation of them.
+/// The rings of a lane.
 #[derive(Debug)]
 pub(crate) struct Rings {
-    pub(crate) generation: u16,
     pub(crate) memory: Memory,
     pub(crate) rx: Consumer,
     pub(crate) outbox: Outbox,
@@ -31,10 +28,6 @@ pub(crate) struct Rings {
     /// Everything up to here was decided by records.
     upto: Seq,
     records: records::Writer,
-    /// Frames that are ours.
-    ours: u32,
-    /// Whether the engine was told that the ring towards it is full.
-    pub(crate) told_full: bool,
 }
 
 /// What we know about a frame that is ours.
@@ -58,11 +51,10 @@ enum Place {
 
 impl Rings {
     /// Rings of which the first messages have these numbers.
-    pub(crate) fn new(generation: u16, memory: Memory, rx: Seq, tx: Seq) -> Self {
+    pub(crate) fn new(memory: Memory, rx: Seq, tx: Seq) -> Self {
         let layout = memory.layout;
         let none = Mine { seq: Seq(0), len: 0, place: Place::NotMine, held: false };
         Self {
-            generation,
             rx: Consumer::new(layout.rx_place(), rx),
             outbox: Outbox::new(&layout, &memory.own, tx),
             mine: vec![none; layout.rx.frame_nr as usize].into(),
@@ -70,8 +62,6 @@ impl Rings {
             oneshots: Vec::new(),
             upto: rx.back(1),
             records: records::Writer::new(layout.records_place()),
-            ours: 0,
-            told_full: false,
             memory,
         }
     }
@@ -113,7 +103,6 @@ impl Rings {
             Place::Ring
         };
         *mine = Mine { seq, len: header.len, place, held: false };
-        self.ours += 1;
         self.remember(seq, at);
         // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
         if self.upto.is_before(seq.back(1 << 30)) {
@@ -132,27 +121,6 @@ impl Rings {
             self.undecided.pop_front();
         }
         self.undecided.push_back((seq, at));
-    }
-
-    /// Whether the next message is in the lane's next generation of rings.
-    #[inline]
-    pub(crate) fn is_over(&self) -> bool {
-        self.rx.is_over(&self.memory.theirs, abi::MOVED)
-    }
-
-    /// The rings that follow: their numbers go on. What we send from now on is there, and the engine is told so.
-    pub(crate) fn followed_by(&mut self, generation: u16, memory: Memory) -> Self {
-        let next = self.outbox.next_seq();
-        let rings = Self::new(generation, memory, self.rx.expected(), next);
-        // Release: pairs with the acquire load in Consumer::is_over, in the engine. Who sees it finds every message before
-        // `next` in the ring that is left, and none in the new one yet.
-        self.memory.own.word(abi::MOVED).store(abi::moved(next), Ordering::Release);
-        rings
-    }
-
-    /// Whether a frame in them is ours.
-    pub(crate) fn in_use(&self) -> bool {
-        self.ours > 0
     }
 
     /// The payload of message `seq` at `at`, when it is ours.
@@ -226,7 +194,6 @@ impl Rings {
             self.oneshots.retain(|(frame, _)| *frame != at);
         }
         mine.place = Place::NotMine;
-        self.ours -= 1;
     }
 
     #[inline]
@@ -264,7 +231,9 @@ mod tests {
     use crate::handshake::attach;
     use crate::lane::producer::Entry;
     use crate::mock;
+    use crate::shm::abi;
     use crate::shm::header::{Kind, Meta};
+    use crate::shm::sync::Ordering;
 
     /// Both ends of a lane, without a channel around them.
     struct World {
@@ -277,17 +246,12 @@ mod tests {
     /// A lane of 32 frames to the client and 16 back, 256 bytes each, whose numbers begin with `first`.
     fn world(first: Seq) -> World {
         let config = mock::config();
-        let numbers = First { generation: 0, rx: first, tx: first };
-        let (engine, _, memory) = rings::Rings::make(&config, config.layout(), numbers, None).unwrap();
+        let numbers = First { rx: first, tx: first };
+        let (engine, memory) = rings::Rings::make(&config, config.layout(), numbers).unwrap();
         let fds = memory.fds().map(|fd| fd.try_clone_to_owned().unwrap());
-        let (_, memory) = attach::map(config.layout(), fds).unwrap();
+        let memory = attach::map(config.layout(), fds).unwrap();
         let (ours, socket) = mock::sockets();
-        World {
-            engine,
-            client: Rings::new(0, memory, first, first),
-            inbox: Inbox::new(ours, 4, 1000),
-            socket,
-        }
+        World { engine, client: Rings::new(memory, first, first), inbox: Inbox::new(ours, 4, 1000), socket }
     }
 
     impl World {
@@ -336,7 +300,6 @@ mod tests {
                 theirs: &memory.theirs,
                 payload: &mut memory.tx_payload,
                 socket: &self.socket,
-                generation: 0,
                 oneshot_max: 1000,
             };
             let meta = Meta { kind: Kind::MESSAGE, ..Meta::default() };
@@ -407,7 +370,7 @@ mod tests {
                 if n % 40 == 35
                     && let Some(frame) = held.take()
                 {
-                    assert!(w.engine.transmit.give_back(&w.engine.own, &frame));
+                    w.engine.transmit.give_back(&w.engine.own, &frame);
                 }
             }
         }
@@ -416,7 +379,6 @@ mod tests {
     /// Numbers that begin again come to notes that were left 2^32 messages ago.
     #[test]
     fn a_note_from_long_ago_is_none() {
-        use crate::shm::sync::Ordering;
         let mut w = world(Seq(7));
         for n in 7..40 {
             let note = w.engine.layout.rx_notes() + (n & 31) as usize;

@@ -55,7 +55,7 @@ impl Consumer {
             return Ok(());
         }
         let meta = Meta { kind: Kind::REPLACEMENT, port: frame.id.seq.0, ..Meta::default() };
-        match self.lane_mut(&frame).send_beside(&frame, payload, &meta) {
+        match self.lane_mut(&frame).send_replacement(payload, &meta) {
             Ok(at) => {
                 self.answer(&frame, Verdict::Replace(at).into());
                 Ok(())

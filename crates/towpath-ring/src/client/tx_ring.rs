@@ -22,7 +22,6 @@ pub(crate) struct Way<'a> {
     pub(crate) theirs: &'a Words,
     pub(crate) payload: &'a mut Payload,
     pub(crate) socket: &'a OwnedFd,
-    pub(crate) generation: u16,
     pub(crate) oneshot_max: u64,
 }
 
@@ -65,6 +64,7 @@ impl Outbox {
     }
 
     /// The number that the next message gets.
+    #[cfg(test)]
     pub(crate) fn next_seq(&self) -> Seq {
         self.tx.frames.next_seq()
     }
@@ -93,11 +93,7 @@ impl Outbox {
         };
         let fd = sys::frozen(payload).map_err(refused)?;
         // Sent before it is published: when the engine sees the header, the descriptor is there.
-        match sys::send(
-            way.socket,
-            &Notice::OneShot { generation: way.generation, seq, len }.emit(),
-            &[fd.as_fd()],
-        ) {
+        match sys::send(way.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
             Ok(Sent::Full) => return Err(Full::Lent),
             Ok(Sent::Gone) => return Err(Full::Dead),

@@ -66,7 +66,7 @@ impl Consumer {
 
     /// Whether every engine thread was last seen on the CPU of this one: nothing comes while this thread looks for it.
     pub(super) fn shares_cpu(&self) -> bool {
-        self.lanes.iter().all(|lane| cpu::is_shared(&lane.page.theirs))
+        self.lanes.iter().all(|lane| cpu::is_shared(&lane.rings.memory.theirs))
     }
 
     /// Waits for a doorbell, at most until `end`; false when there is nothing to be waited for any more.

@@ -16,8 +16,7 @@ use thiserror::Error;
 use crate::engine::control_rx::Inbox;
 use crate::engine::dump::Dump;
 use crate::engine::peer_liveness::{Death, Life};
-use crate::engine::resize::{Growing, Old};
-use crate::engine::rings::{Page, Rings};
+use crate::engine::rings::Rings;
 use crate::engine::stats::ChannelStats;
 use crate::lane::frames::NoRoom;
 use crate::lane::loss_record::Gaps;
@@ -44,11 +43,7 @@ pub(crate) const PEER_CHECK: u64 = 5_000_000;
 pub struct Channel {
     pub(crate) life: Arc<Life>,
     pub(crate) lane: u32,
-    pub(crate) page: Page,
     pub(crate) rings: Rings,
-    /// The rings before these, until they are drained.
-    pub(crate) old: Option<Box<Old>>,
-    pub(crate) growing: Option<Box<Growing>>,
     pub(crate) inbox: Inbox,
     pub(crate) sleeper: Sleeper,
     pub(crate) ringer: Ringer,
@@ -73,8 +68,6 @@ pub(crate) struct Demands {
     pub(crate) oneshot_max: u64,
     /// Whether messages from the client are wanted.
     pub(crate) messages: bool,
-    /// Whether the frames are a group's, which publishes.
-    pub(crate) shared: bool,
 }
 
 /// Why there is no frame for a message.
@@ -94,9 +87,6 @@ pub enum Full {
     /// The client is gone.
     #[error("the client is gone")]
     Dead,
-    /// The client listens to a group, and its frames are the group's: [`Group::send`](crate::Group::send).
-    #[error("the client shares its frames with a group: send to the group")]
-    Shared,
     /// To a client that waits for room: a signal's handler ran ([`Consumer::set_interruptible`](crate::Consumer::set_interruptible)).
     /// Nothing was sent; it may try again.
     #[error("a signal came while there was no room")]
@@ -212,13 +202,7 @@ impl Channel {
     #[must_use]
     #[inline]
     pub fn held(&self) -> u32 {
-        let out = |rings: &Rings| rings.rx.frames.lent() + rings.rx.frames.held();
-        out(&self.rings) + self.old.as_ref().map_or(0, |old| out(&old.rings))
-    }
-
-    /// The generations of the rings, the older one first.
-    fn each_rings(&self) -> impl Iterator<Item = &Rings> {
-        self.old.iter().map(|old| &old.rings).chain([&self.rings])
+        self.rings.rx.frames.lent() + self.rings.rx.frames.held()
     }
 
     /// How the client's end came, if it has. Looks at what is known; [`check_peer`](Self::check_peer) asks.
@@ -250,9 +234,6 @@ impl Channel {
             );
             self.stats.violations += strangers;
         }
-        if self.inbox.take_full() || self.growing.as_ref().is_some_and(|growing| growing.is_put_off()) {
-            self.asked_to_grow();
-        }
         if self.inbox.is_ended() {
             self.life.close(Death::Closed);
         } else if !self.life.is_over() && self.life.has_exited() {
@@ -274,20 +255,18 @@ impl Channel {
         self.detach();
         self.note_high_water();
         let mut drained = 0;
-        for rings in self.old.as_mut().map(|old| &mut old.rings).into_iter().chain([&mut self.rings]) {
-            let frames = &mut rings.rx.frames;
-            let window = std::iter::successors(Some(frames.oldest()), |seq| Some(seq.next()));
-            let window = window.take(frames.next_seq().since(frames.oldest()) as usize);
-            let mut all: Vec<_> = window.filter_map(|seq| frames.find(seq)).collect();
-            all.extend_from_slice(frames.aside());
-            for at in all {
-                let (seq, undecided) = (frames.seq_at(at), !frames.is_expired(at));
-                frames.release(at);
-                if undecided {
-                    drained += 1;
-                    if !self.gaps.take(seq) {
-                        f(seq);
-                    }
+        let frames = &mut self.rings.rx.frames;
+        let window = std::iter::successors(Some(frames.oldest()), |seq| Some(seq.next()));
+        let window = window.take(frames.next_seq().since(frames.oldest()) as usize);
+        let mut all: Vec<_> = window.filter_map(|seq| frames.find(seq)).collect();
+        all.extend_from_slice(frames.aside());
+        for at in all {
+            let (seq, undecided) = (frames.seq_at(at), !frames.is_expired(at));
+            frames.release(at);
+            if undecided {
+                drained += 1;
+                if !self.gaps.take(seq) {
+                    f(seq);
                 }
             }
         }
@@ -323,14 +302,14 @@ impl Channel {
         self.inbox.rung = false;
         // Relaxed: a statistic for the other side. It lies on a line that the client reads with each verdict, so it is
         // written only when we are about to sleep.
-        self.page
+        self.rings
             .own
             .word(abi::ENGINE_PUBLISHED)
             .store(self.rings.rx.frames.next_seq().0.into(), Ordering::Relaxed);
-        cpu::tell(&self.page.own);
-        self.sleeper.arm([&self.page.own])
+        cpu::tell(&self.rings.own);
+        self.sleeper.arm([&self.rings.own])
             && !self.life.is_over()
-            && !self.each_rings().any(|rings| rings.verdicts.is_ready(&rings.theirs, &rings.rx))
+            && !self.rings.verdicts.is_ready(&self.rings.theirs, &self.rings.rx)
             && !self.has_message()
     }
 
@@ -339,20 +318,12 @@ impl Channel {
     /// a hint.
     #[must_use]
     pub fn shares_cpu(&self) -> bool {
-        cpu::is_shared(&self.page.theirs)
+        cpu::is_shared(&self.rings.theirs)
     }
 
     /// Whether there is a message that is wanted.
     fn has_message(&mut self) -> bool {
-        if !self.demands.messages {
-            return false;
-        }
-        let moved = self.has_tx_moved();
-        let rings = match &mut self.old {
-            Some(old) if !moved => &mut old.rings,
-            _ => &mut self.rings,
-        };
-        rings.transmit.is_ready(&rings.theirs)
+        self.demands.messages && self.rings.transmit.is_ready(&self.rings.theirs)
     }
 
     /// Whether the doorbell for which [`arm`](Self::arm) asked has come and was read, here or by
@@ -364,30 +335,32 @@ impl Channel {
 
     /// For event loops: no doorbells any more.
     pub fn disarm(&mut self) {
-        self.sleeper.disarm([&self.page.own]);
+        self.sleeper.disarm([&self.rings.own]);
     }
 
     /// What the channel has done.
     #[must_use]
     pub fn stats(&self) -> ChannelStats {
         let mut stats = self.stats;
-        stats.held = self.each_rings().map(|rings| rings.rx.frames.held()).sum();
+        stats.held = self.rings.rx.frames.held();
         stats.out = self.held();
         stats.high_water = stats.high_water.max(stats.out);
         stats.huge_pages = self.rings.huge;
-        stats.old =
-            self.old.as_ref().map_or(0, |old| old.rings.rx.frames.frame_nr() - old.rings.rx.frames.free());
-        stats.oneshots_in += self.each_rings().map(|rings| rings.transmit.oneshots).sum::<u64>();
+        stats.oneshots_in += self.rings.transmit.oneshots;
         // Relaxed: a claim, shown as one.
-        stats.consumed = self.page.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
+        stats.consumed = self.rings.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
         stats
     }
 
     /// The frames that are out, for people: what `towpath ctl show frames` prints.
     pub fn frames(&self) -> impl Iterator<Item = FrameOut> {
-        self.each_rings()
-            .flat_map(|rings| rings.rx.frames.out())
-            .map(|(seq, first, frames, held, overdue)| FrameOut { seq, first, frames, held, overdue })
+        self.rings.rx.frames.out().map(|(seq, first, frames, held, overdue)| FrameOut {
+            seq,
+            first,
+            frames,
+            held,
+            overdue,
+        })
     }
 
     /// The shape of the ring towards the client, as it is now.

@@ -12,14 +12,11 @@ use crate::shm::sys::{self, Received};
 /// Most messages read from a client's socket at a time.
 const NOTICES: usize = 64;
 
-/// A message in a memory of its own: generation of the rings that its header is in, and its number.
-type OneShot = (u16, Seq);
-
 #[derive(Debug)]
 pub(crate) struct Inbox {
     socket: OwnedFd,
-    /// By generation of the rings and number; without its memory if this process had no descriptor left for it.
-    announced: Vec<(OneShot, u64, Option<OwnedFd>)>,
+    /// By sequence number; without its memory if this process had no descriptor left for it.
+    announced: Vec<(Seq, u64, Option<OwnedFd>)>,
     descriptors_max: usize,
     oneshot_max: u64,
     strangers: u64,
@@ -27,7 +24,6 @@ pub(crate) struct Inbox {
     shortages: u64,
     /// A message was not there because of that.
     short: bool,
-    full: bool,
     /// A doorbell was read since this was last set back.
     pub(crate) rung: bool,
     ended: bool,
@@ -43,7 +39,6 @@ impl Inbox {
             strangers: 0,
             shortages: 0,
             short: false,
-            full: false,
             rung: false,
             ended: false,
         }
@@ -70,12 +65,11 @@ impl Inbox {
         let count = fds.len();
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), None) => self.rung = true,
-            (Ok(Notice::Full), None) => self.full = true,
             // More would let a client fill our table of descriptors.
-            (Ok(Notice::OneShot { generation, seq, len }), Some(fd))
+            (Ok(Notice::OneShot { seq, len }), Some(fd))
                 if count == 1 && self.announced.len() < self.descriptors_max =>
             {
-                self.announced.push(((generation, seq), len, Some(fd)));
+                self.announced.push((seq, len, Some(fd)));
             }
             // What came with it is closed here.
             _ => self.strangers += 1,
@@ -86,8 +80,8 @@ impl Inbox {
     #[cold]
     fn handle_short(&mut self, message: &[u8]) {
         match Notice::parse(message) {
-            Ok(Notice::OneShot { generation, seq, len }) if self.announced.len() < self.descriptors_max => {
-                self.announced.push(((generation, seq), len, None));
+            Ok(Notice::OneShot { seq, len }) if self.announced.len() < self.descriptors_max => {
+                self.announced.push((seq, len, None));
                 self.shortages += 1;
                 let count = self.shortages;
                 if count.is_power_of_two() {
@@ -110,11 +104,6 @@ impl Inbox {
         std::mem::take(&mut self.strangers)
     }
 
-    /// Whether the client has said that its ring is full, since this was last asked.
-    pub(crate) fn take_full(&mut self) -> bool {
-        std::mem::take(&mut self.full)
-    }
-
     /// Whether the client has closed the socket.
     pub(crate) fn is_ended(&self) -> bool {
         self.ended
@@ -122,7 +111,7 @@ impl Inbox {
 
     /// Appends a copy of the `len` bytes that were announced for that message; false when there is no such memory, or not
     /// as it should be.
-    pub(crate) fn oneshot(&mut self, which: OneShot, len: u32, into: &mut Vec<u8>) -> bool {
+    pub(crate) fn oneshot(&mut self, which: Seq, len: u32, into: &mut Vec<u8>) -> bool {
         let Some((announced, fd)) = self.take(which) else { return false };
         let Some(fd) = fd else {
             self.short = true;
@@ -143,14 +132,14 @@ impl Inbox {
     }
 
     /// Closes the memory of a message that is not wanted.
-    pub(crate) fn forget(&mut self, which: OneShot) {
+    pub(crate) fn forget(&mut self, which: Seq) {
         drop(self.take(which));
     }
 
     /// What was announced for that message: its length and its memory.
-    fn take(&mut self, which: OneShot) -> Option<(u64, Option<OwnedFd>)> {
+    fn take(&mut self, which: Seq) -> Option<(u64, Option<OwnedFd>)> {
         let position =
-            |announced: &[(OneShot, u64, Option<OwnedFd>)]| announced.iter().position(|(w, ..)| *w == which);
+            |announced: &[(Seq, u64, Option<OwnedFd>)]| announced.iter().position(|(w, ..)| *w == which);
         let index = position(&self.announced).or_else(|| {
             self.listen();
             position(&self.announced)

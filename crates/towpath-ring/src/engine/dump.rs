@@ -88,7 +88,7 @@ impl Channel {
                     self.lose(Loss::TooLarge);
                     dump.pending = false;
                 }
-                Err(Full::Lent | Full::Held | Full::Dead | Full::Shared | Full::Interrupted) => {
+                Err(Full::Lent | Full::Held | Full::Dead | Full::Interrupted) => {
                     dump.pending = true;
                     break;
                 }

@@ -6,13 +6,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::engine::channel::Channel;
-use crate::engine::group::{Seat, Shared};
 use crate::engine::open::open;
 use crate::engine::quota::{Limits, Shares};
-use crate::engine::resize::Growth;
 use crate::engine::socket_file::SocketFile;
 use crate::handshake::error::BindError;
-use crate::handshake::messages::{HELLO, Hello, Refusal, Reply, Terms, Welcome};
+use crate::handshake::messages::{HELLO, Hello, Refusal, Reply, Welcome};
 use crate::lane::verdict::Verdict;
 use crate::shm::abi::{self, Layout, VERSION};
 use crate::shm::geometry::Geometry;
@@ -51,8 +49,6 @@ pub struct Config {
     /// How many lanes each client has, 1 to 64: one for each engine thread that sends to it ([`Channel::split`]). Each has
     /// both rings, and the memory of both. The default is 1.
     pub lanes: u32,
-    /// Whether the rings of a lane grow when they are full again and again. The default is not: they stay as they are.
-    pub growth: Option<Growth>,
     /// Whether the payload towards clients may be in huge pages (2 MiB, `vm.nr_hugepages`): when the area is a multiple of
     /// them and the system has enough to spare; else ordinary pages do. What clients write is always in ordinary pages.
     /// The default is yes; [`ChannelStats::huge_pages`](crate::ChannelStats::huge_pages) says what it came to.
@@ -99,7 +95,6 @@ impl Default for Config {
             rx: Geometry::RX,
             tx: Geometry::TX,
             lanes: 1,
-            growth: None,
             huge_pages: true,
             records: 256,
             allow: Allow::Users(users),
@@ -142,13 +137,6 @@ impl Config {
         }
         Ok(())
     }
-}
-
-/// Who has attached.
-#[derive(Debug)]
-pub(crate) enum Newcomer {
-    Client(Box<Channel>),
-    Tap(Box<Seat>),
 }
 
 /// A connection that has not said hello.
@@ -204,8 +192,6 @@ pub struct Endpoint {
     /// Oldest first.
     pending: VecDeque<Pending>,
     shares: Shares,
-    /// A group's memory.
-    shared: Option<Shared>,
     fences: Fences,
     stats: Stats,
 }
@@ -231,10 +217,7 @@ impl Endpoint {
     /// # Errors
     /// The rule that the configuration breaks, a live engine at `path`, or what the system said.
     pub fn bind(path: impl AsRef<Path>, config: Config) -> Result<Self, BindError> {
-        Self::bind_as(path.as_ref(), config, None)
-    }
-
-    fn bind_as(path: &Path, config: Config, shared: Option<Shared>) -> Result<Self, BindError> {
+        let path = path.as_ref();
         config.check()?;
         let failed = |source| BindError::Listen { path: path.into(), source };
         let (listener, file) =
@@ -251,15 +234,9 @@ impl Endpoint {
             shares: Shares::new(config.limits),
             fences: if config.bursts { Fences::Both } else { Fences::offer() },
             config,
-            shared,
             pending: VecDeque::new(),
             stats: Stats::default(),
         })
-    }
-
-    /// Listens for the listeners and taps of a group.
-    pub(crate) fn shared(path: &Path, config: Config, shared: Shared) -> Result<Self, BindError> {
-        Self::bind_as(path, config, Some(shared))
     }
 
     /// Where it listens.
@@ -284,17 +261,9 @@ impl Endpoint {
     /// # Errors
     /// When accept(2) fails for a reason that is ours, such as too many open files.
     pub fn accept(&mut self) -> std::io::Result<Option<Channel>> {
-        Ok(match self.newcomer()? {
-            Some(Newcomer::Client(channel)) => Some(*channel),
-            Some(Newcomer::Tap(_)) => unreachable!("an endpoint without a group refuses taps"),
-            None => None,
-        })
-    }
-
-    pub(crate) fn newcomer(&mut self) -> std::io::Result<Option<Newcomer>> {
         for _ in 0..self.config.pending_max.max(1) {
-            if let Some(newcomer) = self.hear() {
-                return Ok(Some(newcomer));
+            if let Some(channel) = self.hear() {
+                return Ok(Some(channel));
             }
             let Some(socket) = sys::accept(&self.listener)? else { return Ok(None) };
             self.admit(socket);
@@ -311,7 +280,7 @@ impl Endpoint {
     }
 
     /// Reads the hellos that have come.
-    fn hear(&mut self) -> Option<Newcomer> {
+    fn hear(&mut self) -> Option<Channel> {
         let mut i = 0;
         while let Some(pending) = self.pending.get(i) {
             // Longer than a hello, so that what is too long is not taken for one.
@@ -329,8 +298,8 @@ impl Endpoint {
                 self.stats.failed += 1;
                 continue;
             };
-            if let Some(newcomer) = self.attach(pending, &hello[..len]) {
-                return Some(newcomer);
+            if let Some(channel) = self.attach(pending, &hello[..len]) {
+                return Some(channel);
             }
         }
         None
@@ -393,7 +362,7 @@ impl Endpoint {
         refuse(&oldest.socket, Refusal::Limit, over);
     }
 
-    fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Newcomer> {
+    fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Channel> {
         let Pending { socket, peer } = pending;
         let Ok(mut hello) = Hello::parse(hello) else {
             self.stats.failed += 1;
@@ -412,14 +381,7 @@ impl Endpoint {
         }
         // What the client offers and we cannot take part in is not agreed on.
         hello.fences = hello.fences.and(self.fences);
-        if hello.tap && self.shared.is_none() {
-            self.stats.failed += 1;
-            let text = format!("{} is no group's socket, so there is nothing to tap", self.path().display());
-            refuse(&socket, Refusal::Failed, text);
-            return None;
-        }
-        let bytes = if hello.tap { abi::TAP_BYTES as u64 } else { self.config.bytes_per_client() };
-        let share = match self.shares.take(&peer, &hello.name, bytes) {
+        let share = match self.shares.take(&peer, &hello.name, self.config.bytes_per_client()) {
             Ok(share) => share,
             Err(over) => {
                 log::warn!("{}: refused process {}: {over}", self.path().display(), peer.pid);
@@ -428,28 +390,10 @@ impl Endpoint {
                 return None;
             }
         };
-        let newcomer = match &self.shared {
-            Some(shared) if hello.tap => {
-                let terms = Terms {
-                    layout: self.config.layout(),
-                    lanes: 0,
-                    oneshot_max: self.config.oneshot_max,
-                    replacement_max: 0,
-                    fences: hello.fences,
-                };
-                Seat::open(terms, shared, socket.try_clone(), peer, hello.name, share)
-                    .map(|seat| Newcomer::Tap(Box::new(seat)))
-            }
-            shared => {
-                let area = shared.as_ref().map(|s| s.payload.as_fd());
-                open(&self.config, &socket, peer, &hello, share, area)
-                    .map(|channel| Newcomer::Client(Box::new(channel)))
-            }
-        };
-        match newcomer {
-            Ok(newcomer) => {
+        match open(&self.config, &socket, peer, &hello, share) {
+            Ok(channel) => {
                 self.stats.attached += 1;
-                Some(newcomer)
+                Some(channel)
             }
             Err(e) => {
                 log::warn!("{}: cannot attach process {}: {e}", self.path().display(), peer.pid);
@@ -462,7 +406,7 @@ impl Endpoint {
 }
 
 /// Tells a client why not. It has not been given anything, so that it does not listen is no concern.
-pub(crate) fn refuse(socket: &OwnedFd, why: Refusal, text: String) {
+fn refuse(socket: &OwnedFd, why: Refusal, text: String) {
     let welcome = Welcome { version: VERSION, answer: Reply::Refused(why, text) };
     let _ = sys::send(socket, &welcome.emit(), &[]);
 }

@@ -8,7 +8,6 @@ use crate::engine::control_rx::Inbox;
 use crate::engine::endpoint::Config;
 use crate::engine::peer_liveness::Life;
 use crate::engine::quota::Share;
-use crate::engine::resize::Growing;
 use crate::engine::rings::{First, Rings};
 use crate::engine::stats::ChannelStats;
 use crate::handshake::messages::{Hello, Offer, Reply, Terms, Welcome};
@@ -19,25 +18,18 @@ use crate::shm::park::{Answered, Ringer, Sleeper};
 use crate::shm::seq::Seq;
 use crate::shm::sys::{self, Sent};
 
-/// Makes the memory of each lane, seals it and hands it over. The lanes of a group's listener share its `area`.
+/// Makes the memory of each lane, seals it and hands it over.
 pub(crate) fn open(
     config: &Config,
     socket: &OwnedFd,
     peer: Credentials,
     hello: &Hello,
     share: Share,
-    area: Option<BorrowedFd<'_>>,
 ) -> std::io::Result<Channel> {
     let pidfd = sys::pidfd(peer.pid);
-    // Detached, it would be in quarantine, with its frames, for as long as the group lives.
-    if area.is_some() && pidfd.is_none() {
-        let why = "a group's listener must be a process whose end can be seen (pidfd_open(2)), of a process namespace that \
-                   the engine sees into";
-        return Err(std::io::Error::other(why));
-    }
     let layout = config.layout();
-    let first = First { generation: 0, rx: Seq::begin(), tx: Seq::begin() };
-    let made = (0..config.lanes).map(|_| Rings::make(config, layout, first, area));
+    let first = First { rx: Seq::begin(), tx: Seq::begin() };
+    let made = (0..config.lanes).map(|_| Rings::make(config, layout, first));
     let made = made.collect::<std::io::Result<Vec<_>>>()?;
     let mut sockets = vec![socket.try_clone()?];
 
@@ -58,7 +50,7 @@ pub(crate) fn open(
         let (ours, theirs) = sys::pair()?;
         let mut fds = memory.fds().to_vec();
         fds.push(theirs.as_fd());
-        hand_over(socket, &Offer { lane, generation: 0, layout }.emit(), &fds)?;
+        hand_over(socket, &Offer { lane, layout }.emit(), &fds)?;
         sockets.push(ours);
     }
 
@@ -70,14 +62,12 @@ pub(crate) fn open(
         overdue_max: config.overdue_max,
         oneshot_max: config.oneshot_max,
         messages: config.messages,
-        shared: area.is_some(),
     };
     let mut lanes = Vec::with_capacity(made.len());
-    for (lane, (rings, page, _)) in (0..).zip(made) {
+    for (lane, (rings, _)) in (0..).zip(made) {
         let socket = life.socket(lane).try_clone()?;
         lanes.push(Channel {
             lane,
-            page,
             rings,
             inbox: Inbox::new(socket, config.limits.descriptors, config.oneshot_max),
             sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, hello.fences),
@@ -88,8 +78,6 @@ pub(crate) fn open(
             gaps: Gaps::new(hello.gaps),
             checked: 0,
             stats: ChannelStats::default(),
-            old: None,
-            growing: if area.is_some() { None } else { Growing::new(config) },
             others: Vec::new(),
             life: life.clone(),
         });

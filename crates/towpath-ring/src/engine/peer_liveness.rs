@@ -40,7 +40,7 @@ pub(crate) struct Life {
     /// 0 while it lives, then 1 + the index of its [`Death`].
     dead: AtomicU64,
     /// What the channel counts against its user's limits; given back when the last lane is dropped.
-    pub(crate) share: Share,
+    _share: Share,
 }
 
 impl Life {
@@ -51,7 +51,7 @@ impl Life {
         name: String,
         share: Share,
     ) -> Self {
-        Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), share }
+        Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), _share: share }
     }
 
     /// How its end came, if it has.

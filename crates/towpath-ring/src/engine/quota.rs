@@ -221,47 +221,6 @@ impl Share {
             holder.lent = true;
         }
     }
-
-    /// Counts `bytes` more, or says which limit stands against it and who holds what.
-    pub(crate) fn more(&self, bytes: u64) -> Result<More, String> {
-        let mut book = self.shares.lock();
-        let uid = book.holders.get(&self.number).map_or(0, |h| h.uid);
-        book.forget(uid, Instant::now());
-        self.shares.has_room(&book, uid, bytes)?;
-        if let Some(holder) = book.holders.get_mut(&self.number) {
-            holder.bytes += bytes;
-        }
-        Ok(More { shares: self.shares.clone(), number: self.number, bytes, lent: false })
-    }
-}
-
-/// What a channel has taken beyond its share; given back when it is dropped, unless somebody else may still have it: then it
-/// counts as the channel's.
-#[derive(Debug)]
-pub(crate) struct More {
-    shares: Shares,
-    number: u64,
-    bytes: u64,
-    lent: bool,
-}
-
-impl More {
-    /// From now on the client has the memory.
-    pub(crate) fn lend(&mut self) {
-        self.lent = true;
-    }
-}
-
-impl Drop for More {
-    fn drop(&mut self) {
-        let mut book = self.shares.lock();
-        // When the channel is gone, so is its entry.
-        if let Some(holder) = book.holders.get_mut(&self.number)
-            && (!self.lent || is_trusted(holder.uid))
-        {
-            holder.bytes -= self.bytes;
-        }
-    }
 }
 
 impl Drop for Share {
@@ -303,16 +262,6 @@ mod tests {
         assert!(take(us + 9, 15, 1).unwrap_err().starts_with("3 channels; held by:"));
         first.lend();
         drop(first);
-        let third = take(us, 13, 50).unwrap();
-        let more = third.more(10).unwrap();
-        assert_eq!(
-            third.more(1).unwrap_err(),
-            format!("100 bytes for user {us}, 1 more asked for; held by: ids[12] 40 ids[13] 60")
-        );
-        drop(more);
-        let more = third.more(10).unwrap();
-        drop(third);
-        drop(more);
         take(us, 13, 60).unwrap();
     }
 
@@ -343,18 +292,14 @@ mod tests {
                  process ends: ids[{pid}] 60"
             )
         );
-        assert!(live.more(1).is_err());
         // Nothing was handed over, so nothing is kept.
         drop(child.stdin.take());
         child.wait().unwrap();
         drop(shares.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60).unwrap());
-        drop(live.more(60).unwrap());
-        // Rings that were replaced by larger ones are with the client, too.
-        let mut more = live.more(60).unwrap();
-        more.lend();
-        drop(more);
-        assert!(live.more(1).is_err());
-        drop(live);
+        let more = take(us, 60).unwrap();
+        assert!(take(us, 1).is_err());
+        drop((live, more));
+        // This process has not ended.
         assert!(take(us, 1).is_err());
     }
 
@@ -418,7 +363,7 @@ mod tests {
         drop(theirs);
         let peer = peer(0);
         let share = shares.take(&peer, "ids", 50).unwrap();
-        open(&mock::config(), &ours, peer, &mock::hello(), share, None).unwrap_err();
+        open(&mock::config(), &ours, peer, &mock::hello(), share).unwrap_err();
         assert_eq!(shares.lock().bytes_of(uid), 0);
     }
 }

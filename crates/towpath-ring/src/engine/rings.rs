@@ -7,16 +7,14 @@ use crate::engine::tx_ring::Transmit;
 use crate::engine::verdict_reader::Verdicts;
 use crate::lane::producer::Producer;
 use crate::shm::abi::{self, Layout, VERSION};
-use crate::shm::geometry::PAGE;
 use crate::shm::region::{Access, Payload, Words};
 use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
 use crate::shm::sys;
 
-/// The rings of a lane: one generation of them.
+/// The rings of a lane.
 #[derive(Debug)]
 pub(crate) struct Rings {
-    pub(crate) generation: u16,
     /// The memory that we write.
     pub(crate) own: Words,
     /// The memory that the client writes.
@@ -30,13 +28,6 @@ pub(crate) struct Rings {
     pub(crate) layout: Layout,
     /// Whether the RX payload is in huge pages.
     pub(crate) huge: bool,
-}
-
-/// The first page of each side's memory: what belongs to the lane and not to one generation of its rings.
-#[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) own: Words,
-    pub(crate) theirs: Words,
 }
 
 /// What is handed to the client: the engine's memory, the RX payload, the client's memory, the TX payload.
@@ -86,64 +77,44 @@ impl Area {
     }
 }
 
-/// Numbers with which a generation begins.
+/// Sequence numbers of the first messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
-    pub(crate) generation: u16,
     pub(crate) rx: Seq,
     pub(crate) tx: Seq,
 }
 
 impl Rings {
-    /// Makes the memory and seals it. A group's RX payload is the group's `area`.
-    pub(crate) fn make(
-        config: &Config,
-        layout: Layout,
-        first: First,
-        area: Option<BorrowedFd<'_>>,
-    ) -> std::io::Result<(Self, Page, Memory)> {
+    /// Makes the memory and seals it.
+    pub(crate) fn make(config: &Config, layout: Layout, first: First) -> std::io::Result<(Self, Memory)> {
         let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
         let client_fd = sys::memfd("towpath-client", layout.client_bytes())?;
         let tx_fd = sys::memfd("towpath-tx", layout.tx.bytes())?;
         // What only we write is mapped before the seal: afterwards nobody can map it for writing, nor write(2) to it.
         let own = Words::map(engine_fd.as_fd(), layout.engine_bytes(), Access::Own)?;
-        let own_page = Words::map(engine_fd.as_fd(), PAGE as usize, Access::Own)?;
-        let Area { fd: payload_fd, payload, huge } = match area {
-            // Sealed, and filled by the group.
-            Some(area) => Area {
-                fd: area.try_clone_to_owned()?,
-                payload: Payload::map(area, layout.rx.bytes(), Access::Lent)?,
-                huge: false,
-            },
-            None => Area::make("towpath-rx", layout.rx.bytes(), config.huge_pages)?,
-        };
+        let Area { fd: payload_fd, payload, huge } =
+            Area::make("towpath-rx", layout.rx.bytes(), config.huge_pages)?;
         sys::seal(&engine_fd, sys::READ_ONLY)?;
         sys::seal(&client_fd, sys::WRITABLE)?;
         sys::seal(&tx_fd, sys::WRITABLE)?;
         let theirs = Words::map(client_fd.as_fd(), layout.client_bytes(), Access::Foreign)?;
-        let their_page = Words::map(client_fd.as_fd(), PAGE as usize, Access::Foreign)?;
         let tx_payload = Payload::map(tx_fd.as_fd(), layout.tx.bytes(), Access::Foreign)?;
         // Relaxed: the message with the descriptors orders it.
         own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
-        let mut rx = Producer::new(layout.rx_place(), first.rx);
+        let rx = Producer::new(layout.rx_place(), first.rx);
         rx.clear(&own);
-        if area.is_some() {
-            rx.frames.note_freed();
-        }
         let kept_fd = tx_fd.try_clone()?;
         let rings = Self {
-            generation: first.generation,
             own,
             theirs,
             payload,
             rx,
             verdicts: Verdicts::new(config, &layout, first.rx),
-            transmit: Transmit::new(&layout, tx_payload, first.generation, first.tx),
+            transmit: Transmit::new(&layout, tx_payload, first.tx),
             tx_fd: kept_fd,
             layout,
             huge,
         };
-        let page = Page { own: own_page, theirs: their_page };
-        Ok((rings, page, Memory([engine_fd, payload_fd, client_fd, tx_fd])))
+        Ok((rings, Memory([engine_fd, payload_fd, client_fd, tx_fd])))
     }
 }

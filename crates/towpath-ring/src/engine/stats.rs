@@ -49,14 +49,8 @@ pub struct ChannelStats {
     pub gaps: u64,
     /// Doorbells rung.
     pub wakeups: u64,
-    /// Times that the rings were replaced by larger ones ([`Config::growth`](crate::Config::growth)).
-    pub grown: u64,
-    /// Times that a limit, or the system, refused it.
-    pub grow_refused: u64,
     /// Whether the payload towards the client is in huge pages.
     pub huge_pages: bool,
-    /// Frames of the rings before that are still in use.
-    pub old: u32,
     /// How far the client says it has read: its own claim.
     pub consumed: u32,
 }

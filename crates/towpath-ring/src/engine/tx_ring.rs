@@ -64,7 +64,6 @@ pub(crate) enum Next {
 #[derive(Debug)]
 #[must_use = "the client gets its frame back only when it is given back"]
 pub struct TxFrame {
-    generation: u16,
     at: u32,
     seq: Seq,
     /// Its bytes, in the area.
@@ -109,7 +108,6 @@ pub(crate) enum Taken {
 #[derive(Debug)]
 pub(crate) struct Transmit {
     lane: Consumer,
-    generation: u16,
     payload: Payload,
     frame_nr: u32,
     area: usize,
@@ -122,11 +120,10 @@ pub(crate) struct Transmit {
 }
 
 impl Transmit {
-    /// The TX ring of a lane's `generation`, whose first message has the number `first`.
-    pub(crate) fn new(layout: &Layout, payload: Payload, generation: u16, first: Seq) -> Self {
+    /// The TX ring of a lane, whose first message has the number `first`.
+    pub(crate) fn new(layout: &Layout, payload: Payload, first: Seq) -> Self {
         Self {
             lane: Consumer::new(layout.tx_place(), first),
-            generation,
             payload,
             frame_nr: layout.tx.frame_nr,
             area: layout.tx.bytes(),
@@ -181,17 +178,13 @@ impl Transmit {
         }
         self.lane.release(own, found.at, word(found.seq, Verdict::Hold), 0, 0);
         self.held += 1;
-        Some(TxFrame { generation: self.generation, at: found.at, seq: found.seq, offset, len })
+        Some(TxFrame { at: found.at, seq: found.seq, offset, len })
     }
 
-    /// Gives a held message back to the client; false when it was another generation's.
-    pub(crate) fn give_back(&mut self, own: &Words, frame: &TxFrame) -> bool {
-        if frame.generation != self.generation {
-            return false;
-        }
+    /// Gives a held message back to the client.
+    pub(crate) fn give_back(&mut self, own: &Words, frame: &TxFrame) {
         self.held = self.held.saturating_sub(1);
         self.lane.release(own, frame.at, word(frame.seq, Verdict::Pass), 0, 0);
-        true
     }
 
     /// Whether there is a message, or nonsense in the place of one.
@@ -204,10 +197,6 @@ impl Transmit {
         for _ in 0..self.frame_nr {
             match self.lane.peek(theirs)? {
                 Some(found) if found.header.kind == Kind::REPLACEMENT => {
-                    // One that was sent after the client went on to larger rings has a number that is there a message's.
-                    if self.lane.is_over(theirs, abi::MOVED) {
-                        return Ok(None);
-                    }
                     self.lane.step(&found)?;
                 }
                 other => return Ok(other),
@@ -243,17 +232,6 @@ impl Transmit {
         Some(bytes)
     }
 
-    /// The number of the client's first message in the next generation of the rings, when all before it were taken.
-    pub(crate) fn moved(&mut self, theirs: &Words) -> Option<Seq> {
-        let none = matches!(self.peek(theirs), Ok(None));
-        (none && self.lane.is_over(theirs, abi::MOVED)).then(|| self.lane.expected())
-    }
-
-    /// The first message has the number `first`.
-    pub(crate) fn begin(&mut self, first: Seq) {
-        self.lane.begin(first);
-    }
-
     pub(crate) fn put_back(&mut self, mut bytes: Vec<u8>) {
         bytes.clear();
         bytes.shrink_to(SCRATCH);
@@ -281,7 +259,7 @@ impl Transmit {
         // Looked at before anything is copied: every frame of the ring could otherwise name the whole area.
         if found.header.len > most {
             if oneshot {
-                inbox.forget((self.generation, found.seq));
+                inbox.forget(found.seq);
             }
             return None;
         }
@@ -289,7 +267,7 @@ impl Transmit {
         bytes.clear();
         let len = found.header.len as usize;
         if oneshot {
-            if !inbox.oneshot((self.generation, found.seq), found.header.len, &mut bytes) {
+            if !inbox.oneshot(found.seq, found.header.len, &mut bytes) {
                 self.put_back(bytes);
                 return None;
             }

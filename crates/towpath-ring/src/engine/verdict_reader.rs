@@ -62,8 +62,6 @@ pub(crate) struct Lane<'a> {
     pub(crate) transmit: &'a mut Transmit,
     pub(crate) inbox: &'a mut Inbox,
     pub(crate) stats: &'a mut ChannelStats,
-    /// Messages that are held in another generation of the rings.
-    pub(crate) held_elsewhere: u32,
 }
 
 #[derive(Debug)]
@@ -304,7 +302,7 @@ impl Verdicts {
         if lane.rx.frames.is_aside(at) {
             return;
         }
-        if lane.rx.frames.held() + lane.held_elsewhere >= self.held_max {
+        if lane.rx.frames.held() >= self.held_max {
             lane.stats.holds_refused += 1;
             return;
         }

@@ -7,12 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::SealFlags;
 
-use crate::client::tap;
 use crate::handshake::error::AttachError;
 use crate::handshake::messages::{Hello, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
-use crate::lane::taplog::Shape;
 use crate::shm::abi::{self, Layout, MAGIC, VERSION};
-use crate::shm::geometry::PAGE;
 use crate::shm::park::Fences;
 use crate::shm::region::{Access, Payload, Words, in_huge_pages};
 use crate::shm::sync::Ordering;
@@ -56,16 +53,7 @@ pub(crate) struct Attached {
     pub(crate) replacement_max: u32,
     /// Who makes the fences between work and sleep.
     pub(crate) fences: Fences,
-    /// What belongs to the lane and not to one generation of its rings: the first page of each side's memory.
-    pub(crate) page: Page,
     pub(crate) memory: Memory,
-}
-
-/// The first page of the engine's memory, and of ours.
-#[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) theirs: Words,
-    pub(crate) own: Words,
 }
 
 /// The memory of a lane's rings.
@@ -82,24 +70,11 @@ pub(crate) struct Memory {
 
 /// The lanes, in order; at least one.
 pub(crate) fn attach(path: &Path, options: &Options) -> Result<Vec<Attached>, AttachError> {
-    let (socket, fences) = greet(path, options, false)?;
+    let (socket, fences) = greet(path, options)?;
     receive(socket, path, fences)
 }
 
-/// The same for a tap.
-pub(crate) fn tap(path: &Path, options: &Options) -> Result<tap::Attached, AttachError> {
-    let (socket, fences) = greet(path, options, true)?;
-    let (terms, fds) = terms(&socket, path, fences)?;
-    let area = terms.layout.rx;
-    area.check()?;
-    let [log, payload, own] = descriptors(fds)?;
-    verify("log", &log, sys::READ_ONLY, Shape { area }.bytes())?;
-    verify_area("payload", &payload, sys::READ_ONLY, area.bytes())?;
-    verify("tap's", &own, sys::WRITABLE, abi::TAP_BYTES)?;
-    tap::map(socket, terms, log.as_fd(), payload.as_fd(), own.as_fd()).map_err(system("mapping the log"))
-}
-
-fn greet(path: &Path, options: &Options, tap: bool) -> Result<(OwnedFd, Fences), AttachError> {
+fn greet(path: &Path, options: &Options) -> Result<(OwnedFd, Fences), AttachError> {
     let socket = sys::connect(path, PATIENCE).map_err(|source| match source.kind() {
         // It accepts nobody.
         ErrorKind::WouldBlock => AttachError::TimedOut(PATIENCE.as_secs()),
@@ -107,7 +82,7 @@ fn greet(path: &Path, options: &Options, tap: bool) -> Result<(OwnedFd, Fences),
     })?;
     let fences = Fences::offer();
     let Options { name, gaps } = options.clone();
-    let hello = Hello { version: VERSION, gaps, fences, tap, name }.emit();
+    let hello = Hello { version: VERSION, gaps, fences, name }.emit();
     // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
     Ok((socket, fences))
@@ -122,28 +97,28 @@ pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Ve
         return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)));
     }
     terms.layout.check()?;
-    let (page, memory) = map(terms.layout, descriptors(fds)?)?;
+    let memory = map(terms.layout, descriptors(fds)?)?;
     let mut rest = Vec::new();
     for number in 1..terms.lanes {
         let mut message = [0; WELCOME];
         let (len, fds) = next(&socket, &mut message)?;
         let [engine, rx, client, tx, bell] = descriptors(fds)?;
         match Offer::parse(&message[..len]) {
-            Ok(Offer { lane, generation: 0, layout }) if lane == number => {
-                let (page, memory) = map(layout, [engine, rx, client, tx])?;
-                rest.push(lane_of(bell, &terms, page, memory));
+            Ok(Offer { lane, layout }) if lane == number => {
+                let memory = map(layout, [engine, rx, client, tx])?;
+                rest.push(lane_of(bell, &terms, memory));
             }
             _ => return Err(AttachError::Unsafe(format!("lane {number} did not come"))),
         }
     }
-    let mut lanes = vec![lane_of(socket, &terms, page, memory)];
+    let mut lanes = vec![lane_of(socket, &terms, memory)];
     lanes.extend(rest);
     Ok(lanes)
 }
 
-fn lane_of(socket: OwnedFd, terms: &Terms, page: Page, memory: Memory) -> Attached {
+fn lane_of(socket: OwnedFd, terms: &Terms, memory: Memory) -> Attached {
     let Terms { oneshot_max, replacement_max, fences, .. } = *terms;
-    Attached { socket, oneshot_max, replacement_max, fences, page, memory }
+    Attached { socket, oneshot_max, replacement_max, fences, memory }
 }
 
 fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
@@ -193,7 +168,7 @@ fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Atta
 }
 
 /// Maps the rings of a lane, when they are what an engine makes.
-pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<(Page, Memory), AttachError> {
+pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<Memory, AttachError> {
     layout.check()?;
     if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
         return Err(AttachError::Unsafe(format!("{} records", layout.records)));
@@ -208,16 +183,12 @@ pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<(Page, Memory), A
     let own = Words::map(client.as_fd(), layout.client_bytes(), Access::Own).map_err(&mapping)?;
     let rx_payload = Payload::map(rx.as_fd(), layout.rx.bytes(), Access::Lent).map_err(&mapping)?;
     let tx_payload = Payload::map(tx.as_fd(), layout.tx.bytes(), Access::Own).map_err(&mapping)?;
-    let page = Page {
-        theirs: Words::map(engine.as_fd(), PAGE as usize, Access::Lent).map_err(&mapping)?,
-        own: Words::map(client.as_fd(), PAGE as usize, Access::Own).map_err(&mapping)?,
-    };
     // Relaxed: written before the descriptors were sent.
     let ident = theirs.word(abi::IDENT).load(Ordering::Relaxed);
     if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
         return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
     }
-    Ok((page, Memory { layout, theirs, own, rx_payload, tx_payload }))
+    Ok(Memory { layout, theirs, own, rx_payload, tx_payload })
 }
 
 /// What is mapped with a length that is no multiple of a huge page would be mapped beyond it, over something else of ours; and a hole that

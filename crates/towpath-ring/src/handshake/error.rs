@@ -120,23 +120,9 @@ pub enum BindError {
         /// The rule.
         rule: GeometryError,
     },
-    /// A group's listeners all see the same memory, and this one does not say who they may be.
-    #[error("a group needs an allow-list that names its users: they all see the same memory")]
-    GroupOfAny,
-    /// The group's memory could not be made.
-    #[error("cannot make the group's memory: {source}")]
-    Memory {
-        /// What the system said.
-        source: io::Error,
-    },
     /// The number of lanes breaks a rule.
     #[error("{0} lanes: a channel has 1 to 64")]
     Lanes(u32),
-    /// A group was to have several lanes.
-    #[error(
-        "{0} lanes: a group has one, because its one payload area has one writer; bind a group for each engine thread"
-    )]
-    GroupLanes(u32),
     /// The number of records breaks a rule.
     #[error("{0} records: the number must be a power of two from 2 to 65536")]
     Records(u32),

@@ -17,8 +17,6 @@ const TEXT: usize = 448;
 const NO_GAPS: u8 = 1;
 /// Flag of a hello: this process is registered for membarrier(2), and calls it before it sleeps.
 const MEMBARRIER: u8 = 2;
-/// Flag of a hello: a tap.
-const TAP: u8 = 4;
 /// Flag of a welcome: so does the engine, and nobody has fences of its own.
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
@@ -28,7 +26,6 @@ pub(crate) const OFFER: usize = 64;
 const DOORBELL: u16 = 1;
 const ONESHOT: u16 = 2;
 const RINGS: u16 = 3;
-const FULL: u16 = 4;
 
 /// What a client says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +35,6 @@ pub(crate) struct Hello {
     pub(crate) gaps: bool,
     /// What the client can take part in.
     pub(crate) fences: Fences,
-    /// Whether it only looks on.
-    pub(crate) tap: bool,
     /// What the client calls itself, for people; at most 32 bytes.
     pub(crate) name: String,
 }
@@ -53,9 +48,7 @@ impl Hello {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
-        out[6] = if self.gaps { 0 } else { NO_GAPS }
-            | fence_flag(self.fences, MEMBARRIER)
-            | if self.tap { TAP } else { 0 };
+        out[6] = if self.gaps { 0 } else { NO_GAPS } | fence_flag(self.fences, MEMBARRIER);
         let name = &self.name.as_bytes()[..self.name.len().min(32)];
         out[32..32 + name.len()].copy_from_slice(name);
         out
@@ -65,11 +58,11 @@ impl Hello {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
-            return Ok(Self { version, gaps: true, fences: Fences::Both, tap: false, name: String::new() });
+            return Ok(Self { version, gaps: true, fences: Fences::Both, name: String::new() });
         }
         let flags = bytes.get(6).copied().ok_or(NotOurs)?;
         // A bit without a meaning today asks for something that this engine cannot give.
-        if flags & !(NO_GAPS | MEMBARRIER | TAP) != 0 {
+        if flags & !(NO_GAPS | MEMBARRIER) != 0 {
             return Err(NotOurs);
         }
         let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
@@ -77,7 +70,7 @@ impl Hello {
         let name =
             name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
         let (gaps, fences) = (flags & NO_GAPS == 0, fences_of(flags, MEMBARRIER));
-        Ok(Self { version, gaps, fences, tap: flags & TAP != 0, name: name.collect() })
+        Ok(Self { version, gaps, fences, name: name.collect() })
     }
 }
 
@@ -223,11 +216,10 @@ fn parse_layout(bytes: &[u8]) -> Result<Layout, NotOurs> {
     Ok(Layout { rx, tx, records: word()? })
 }
 
-/// The memory of a lane's rings, offered by the engine: of a lane that is new, or of the next generation of its rings.
+/// The memory of one lane, for lanes 1 and above. Its descriptors come with this message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) lane: u32,
-    pub(crate) generation: u16,
     pub(crate) layout: Layout,
 }
 
@@ -235,7 +227,6 @@ impl Offer {
     pub(crate) fn emit(self) -> [u8; OFFER] {
         let mut out = [0; OFFER];
         out[..2].copy_from_slice(&RINGS.to_le_bytes());
-        out[2..4].copy_from_slice(&self.generation.to_le_bytes());
         out[4..8].copy_from_slice(&self.lane.to_le_bytes());
         emit_layout(&self.layout, &mut out[16..]);
         out
@@ -243,13 +234,11 @@ impl Offer {
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let bytes: &[u8; OFFER] = bytes.try_into().map_err(|_| NotOurs)?;
-        let [kind, kind2, generation, generation2, l0, l1, l2, l3, ..] = *bytes;
+        let [kind, kind2, _, _, l0, l1, l2, l3, ..] = *bytes;
         if u16::from_le_bytes([kind, kind2]) != RINGS {
             return Err(NotOurs);
         }
-        let (generation, lane) =
-            (u16::from_le_bytes([generation, generation2]), u32::from_le_bytes([l0, l1, l2, l3]));
-        Ok(Self { lane, generation, layout: parse_layout(bytes)? })
+        Ok(Self { lane: u32::from_le_bytes([l0, l1, l2, l3]), layout: parse_layout(bytes)? })
     }
 }
 
@@ -258,22 +247,18 @@ impl Offer {
 pub(crate) enum Notice {
     /// Look at the lanes.
     Doorbell,
-    /// From a client: its ring is full.
-    Full,
-    /// Here is the payload of this message of this generation's rings, in a memfd of this many bytes.
-    OneShot { generation: u16, seq: Seq, len: u64 },
+    /// The payload of message `seq`, in a memfd of `len` bytes.
+    OneShot { seq: Seq, len: u64 },
 }
 
 impl Notice {
     pub(crate) fn emit(self) -> [u8; NOTICE] {
-        let (kind, generation, seq, len) = match self {
-            Self::Doorbell => (DOORBELL, 0, 0, 0),
-            Self::Full => (FULL, 0, 0, 0),
-            Self::OneShot { generation, seq, len } => (ONESHOT, generation, seq.0, len),
+        let (kind, seq, len) = match self {
+            Self::Doorbell => (DOORBELL, 0, 0),
+            Self::OneShot { seq, len } => (ONESHOT, seq.0, len),
         };
         let mut out = [0; NOTICE];
         out[..2].copy_from_slice(&kind.to_le_bytes());
-        out[2..4].copy_from_slice(&generation.to_le_bytes());
         out[4..8].copy_from_slice(&seq.to_le_bytes());
         out[8..].copy_from_slice(&len.to_le_bytes());
         out
@@ -281,17 +266,12 @@ impl Notice {
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let (kind, rest) = bytes.split_first_chunk::<2>().ok_or(NotOurs)?;
-        let (generation, rest) = rest.split_first_chunk::<2>().ok_or(NotOurs)?;
+        let (_, rest) = rest.split_first_chunk::<2>().ok_or(NotOurs)?;
         let (seq, rest) = rest.split_first_chunk::<4>().ok_or(NotOurs)?;
         let len = rest.try_into().map_err(|_| NotOurs)?;
         match u16::from_le_bytes(*kind) {
             DOORBELL => Ok(Self::Doorbell),
-            FULL => Ok(Self::Full),
-            ONESHOT => Ok(Self::OneShot {
-                generation: u16::from_le_bytes(*generation),
-                seq: Seq(u32::from_le_bytes(*seq)),
-                len: u64::from_le_bytes(len),
-            }),
+            ONESHOT => Ok(Self::OneShot { seq: Seq(u32::from_le_bytes(*seq)), len: u64::from_le_bytes(len) }),
             _ => Err(NotOurs),
         }
     }
@@ -306,7 +286,7 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         for (gaps, fences) in [(true, Fences::Both), (false, Fences::Both), (true, Fences::Membarrier)] {
-            let hello = Hello { version: VERSION, gaps, fences, tap: !gaps, name: "ids-1".into() };
+            let hello = Hello { version: VERSION, gaps, fences, name: "ids-1".into() };
             assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
@@ -331,23 +311,20 @@ mod tests {
             let welcome = Welcome { version: VERSION, answer };
             assert_eq!(Welcome::parse(&welcome.emit()), Ok(welcome));
         }
-        let offer = Offer { lane: 7, generation: 3, layout };
+        let offer = Offer { lane: 7, layout };
         assert_eq!(Offer::parse(&offer.emit()), Ok(offer));
         assert_eq!(Offer::parse(&offer.emit()[1..]), Err(NotOurs));
-        for notice in
-            [Notice::Doorbell, Notice::Full, Notice::OneShot { generation: 3, seq: Seq(9), len: 1 << 33 }]
-        {
+        for notice in [Notice::Doorbell, Notice::OneShot { seq: Seq(9), len: 1 << 33 }] {
             assert_eq!(Notice::parse(&notice.emit()), Ok(notice));
         }
     }
 
     #[test]
     fn another_version_is_named_and_not_read() {
-        let theirs =
-            Hello { version: 9, gaps: true, fences: Fences::Both, tap: true, name: "x".into() }.emit();
+        let theirs = Hello { version: 9, gaps: true, fences: Fences::Both, name: "x".into() }.emit();
         assert_eq!(
             Hello::parse(&theirs[..6]),
-            Ok(Hello { version: 9, gaps: true, fences: Fences::Both, tap: false, name: String::new() })
+            Ok(Hello { version: 9, gaps: true, fences: Fences::Both, name: String::new() })
         );
         let mut theirs =
             Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();

@@ -74,7 +74,7 @@ impl Channel {
     #[must_use]
     pub fn bundle_max(&self) -> usize {
         // Relaxed: a number that orders nothing.
-        let most = self.page.theirs.word(abi::CLIENT_BUNDLE).load(Ordering::Relaxed);
+        let most = self.rings.theirs.word(abi::CLIENT_BUNDLE).load(Ordering::Relaxed);
         usize::try_from(most).map_or(BUNDLE_MOST, |most| most.clamp(1, BUNDLE_MOST))
     }
 
@@ -83,7 +83,7 @@ impl Channel {
     #[must_use]
     pub fn at(&self) -> Option<(Seq, u32)> {
         // Relaxed: asked when the client is gone, or to be shown.
-        let at = self.page.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed);
+        let at = self.rings.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed);
         (at >> 63 != 0).then_some((Seq(at as u32), (at >> 32) as u32 & 0xffff))
     }
 

@@ -57,18 +57,6 @@ impl Consumer {
         self.is_here(theirs) || self.elsewhere(theirs).is_ok_and(|at| at.is_some())
     }
 
-    /// Whether the producer says, at `word` of its memory, that this message and all after it are in another ring. Asked when
-    /// the message was not found here.
-    pub(crate) fn is_over(&self, theirs: &Words, word: usize) -> bool {
-        // Acquire: pairs with the release store of the word, which comes after every message before it.
-        theirs.word(word).load(Ordering::Acquire) == abi::moved(self.expected())
-    }
-
-    /// The first message has the number `first`. Nothing was received yet.
-    pub(crate) fn begin(&mut self, first: Seq) {
-        self.cursor = Cursor::new(self.geometry.frame_nr, first);
-    }
-
     /// The next message, if it is published.
     // Always inline, with all that it calls: a header goes from the ring to where the caller wants it. Each copy in between
     // would wait for the words of the one before to leave the store buffer.

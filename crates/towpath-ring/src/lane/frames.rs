@@ -82,8 +82,6 @@ pub(crate) struct Frames {
     held: u32,
     /// Frames that belong to a message.
     used: u32,
-    /// Messages that have come back, by first frame, for whoever shares the frames.
-    freed: Option<Vec<u32>>,
 }
 
 impl Frames {
@@ -102,42 +100,12 @@ impl Frames {
             aside: Vec::new(),
             held: 0,
             used: 0,
-            freed: None,
         }
-    }
-
-    /// Has [`take_freed`](Self::take_freed) say what comes back.
-    pub(crate) fn note_freed(&mut self) {
-        self.freed = Some(Vec::new());
-    }
-
-    /// The messages that have come back since this was last asked.
-    pub(crate) fn take_freed(&mut self) -> Vec<u32> {
-        self.freed.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// How many there are.
-    pub(crate) fn freed(&self) -> usize {
-        self.freed.as_ref().map_or(0, Vec::len)
     }
 
     /// Whether there is a number for a message.
-    pub(crate) fn has_number(&self) -> bool {
+    fn has_number(&self) -> bool {
         (self.next.since(self.oldest) as usize) < self.window.len()
-    }
-
-    /// The room at `at`, whose frames are free: somebody else has chosen it, and goes round what he likes.
-    pub(crate) fn room_at(&self, at: u32) -> Room {
-        let target = self.distance(self.position, at);
-        let mut ahead = self.ahead;
-        while ahead != NONE && self.distance(self.position, ahead) < target {
-            ahead = self.messages[ahead as usize].next;
-            if ahead == self.ahead {
-                // Once round: the next message after `at` is the first one.
-                break;
-            }
-        }
-        Room { from: self.position, at, ahead }
     }
 
     /// The number that the next message gets.
@@ -295,9 +263,6 @@ impl Frames {
             }
         }
         self.messages[at as usize].state = State::Free;
-        if let Some(freed) = &mut self.freed {
-            freed.push(at);
-        }
     }
 
     /// The consumer holds the message at `at`, which is in the window: later ones go on.

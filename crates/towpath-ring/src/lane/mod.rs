@@ -26,7 +26,6 @@ pub(crate) mod frames;
 pub(crate) mod loss_record;
 pub(crate) mod producer;
 pub(crate) mod records;
-pub(crate) mod taplog;
 pub(crate) mod verdict;
 
 use crate::shm::geometry::Geometry;

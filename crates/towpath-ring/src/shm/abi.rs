@@ -10,7 +10,7 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::{AtomicU64, Ordering};
 
 /// The version of this layout; an engine and a client must have the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// First word of a hello, a welcome and the engine's memory: "TPRG".
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 
@@ -42,9 +42,6 @@ pub(crate) const CPU: usize = 2 * LINE + 4;
 /// with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;
 
-/// Word of a memory: where its rings end, see [`moved`]. The engine's is on the line above, and so is the client's.
-pub(crate) const MOVED: usize = ENGINE_LOST + 1;
-
 /// Word of the client's memory: the sequence number after the last RX frame it has seen (a statistic; believed by nobody).
 pub(crate) const CLIENT_CONSUMED: usize = 2 * LINE;
 /// Word of the client's memory: non-zero while the client sleeps; another number for each sleep.
@@ -58,17 +55,6 @@ pub(crate) const CLIENT_BUNDLE: usize = CLIENT_CONSUMED + 5;
 /// Word of the client's memory: the message that it is at. On a line of its own: it is written for each, and the engine reads
 /// the lines above.
 pub(crate) const CLIENT_AT: usize = 4 * LINE;
-
-/// Word of a log: the sequence number after the last published message.
-pub(crate) const LOG_PUBLISHED: usize = 2 * LINE;
-/// Word of a log: its first header.
-#[cfg(not(loom))]
-pub(crate) const LOG_SLOTS: usize = PAGE_WORDS;
-/// A model checker is lost in many words.
-#[cfg(loom)]
-pub(crate) const LOG_SLOTS: usize = 3 * LINE;
-/// Bytes of the memory that a tap writes: its need_wakeup, where a client has it.
-pub(crate) const TAP_BYTES: usize = PAGE as usize;
 
 /// Most lanes of a channel.
 pub(crate) const MAX_LANES: u32 = 64;
@@ -188,11 +174,6 @@ pub(crate) const fn note(seq: Seq, at: u32) -> u64 {
     seq.0 as u64 | (at as u64) << 32
 }
 
-/// The word that says that message `seq`, and all after it, are in the lane's next generation.
-pub(crate) const fn moved(seq: Seq) -> u64 {
-    1 << 32 | seq.0 as u64
-}
-
 /// Stores all of a header but its first word (the sequence number), whose release store publishes these.
 #[inline(always)]
 pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
@@ -273,10 +254,8 @@ const _: () = {
             && ENGINE_NEED_WAKEUP * 8 == 136
             && ENGINE_RECORDS * 8 == 144
             && ENGINE_LOST * 8 == 192
-            && MOVED * 8 == 200
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
-    assert!(LOG_PUBLISHED * 8 == 128 && TAP_BYTES == 4096 && (cfg!(loom) || LOG_SLOTS * 8 == 4096));
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);
     assert!(CLIENT_BUNDLE * 8 == 168 && CLIENT_AT * 8 == 256);
     assert!(layout.rx_headers() * 8 == 4096);

@@ -125,8 +125,6 @@ impl From<ChannelSnapshot> for Ring {
             wakeups: stats.wakeups,
             oneshots: stats.oneshots,
             gaps: stats.gaps,
-            grown: stats.grown,
-            grow_refused: stats.grow_refused,
             huge_pages: stats.huge_pages,
             ..ring
         }

@@ -381,10 +381,6 @@ pub struct Ring {
     pub oneshots: u64,
     /// Gap records published.
     pub gaps: u64,
-    /// Times that the rings were replaced by larger ones.
-    pub grown: u64,
-    /// Times that a limit, or the system, refused that.
-    pub grow_refused: u64,
     /// Whether the payload is in huge pages.
     pub huge_pages: bool,
     /// Traces that are under way.

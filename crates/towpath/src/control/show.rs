@@ -309,8 +309,6 @@ fn note(ring: &Ring) -> String {
                 (ring.violations, "violations"),
                 (ring.oneshots, "one-shots"),
                 (ring.gaps, "gap records"),
-                (ring.grown, "times grown"),
-                (ring.grow_refused, "times refused to grow"),
                 (ring.traces.into(), "traces"),
             ],
         ),

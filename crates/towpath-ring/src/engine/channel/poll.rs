@@ -29,22 +29,11 @@ impl Channel {
         if self.checked == 0 || now >= self.checked.saturating_add(PEER_CHECK) {
             self.checked = now.max(1);
             self.check_peer();
-            cpu::tell(&self.page.own);
+            cpu::tell(&self.rings.own);
         }
         self.note_high_water();
-        let mut decided = 0;
-        let Self { rings, old, inbox, stats, gaps, .. } = self;
-        let mut held_elsewhere = 0;
-        // What was sent first is decided first.
-        if let Some(old) = old {
-            held_elsewhere = rings.rx.frames.held();
-            decided += poll(&mut old.rings, inbox, stats, gaps, held_elsewhere, now, &mut f);
-            held_elsewhere = old.rings.rx.frames.held();
-        }
-        decided += poll(rings, inbox, stats, gaps, held_elsewhere, now, &mut f);
-        if self.old.is_some() {
-            self.drop_drained();
-        }
+        let Self { rings, inbox, stats, gaps, .. } = self;
+        let decided = poll(rings, inbox, stats, gaps, now, &mut f);
         if !self.oneshots.is_empty() {
             self.forget_oneshots();
         }
@@ -66,12 +55,9 @@ impl Channel {
     /// is with the client until it gives the frame back.
     #[cold]
     fn forget_oneshots(&mut self) {
-        let out = |rings: &Rings, seq| {
-            let frames = &rings.rx.frames;
-            frames.find(seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == seq)
-        };
+        let frames = &self.rings.rx.frames;
         self.oneshots.retain(|(seq, _)| {
-            out(&self.rings, *seq) || self.old.as_ref().is_some_and(|old| out(&old.rings, *seq))
+            frames.find(*seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == *seq)
         });
     }
 
@@ -98,11 +84,8 @@ impl Channel {
 
     /// The same, but a message of which `sink` says so stays in the client's memory until it is [given back](Self::give_back): for
     /// those that are only passed on, and whose bytes nobody looks at, because the client may still change them. Messages that are
-    /// not in the ring, or that cross its end, are copied all the same, and so is everything where lanes grow
-    /// ([`Config::growth`](crate::Config::growth)).
+    /// not in the ring, or that cross its end, are copied all the same.
     pub fn poll_frames(&mut self, sink: &mut impl TxSink) -> usize {
-        // A lane that grows has another area afterwards.
-        let one_area = self.growing.is_none();
         let mut left = POLL_BYTES;
         for count in 0..POLL_MESSAGES {
             if left == 0 {
@@ -111,15 +94,9 @@ impl Channel {
             if self.life.death() == Some(Death::Violations) || !self.demands.messages {
                 return count;
             }
-            // What is in the old ring was sent first.
-            let moved = self.has_tx_moved();
-            let rings = match &mut self.old {
-                Some(old) if !moved => &mut old.rings,
-                _ => &mut self.rings,
-            };
-            let next = rings
-                .transmit
-                .next(&rings.own, &rings.theirs, &mut self.inbox, |header| one_area && sink.hold(header));
+            let rings = &mut self.rings;
+            let next =
+                rings.transmit.next(&rings.own, &rings.theirs, &mut self.inbox, |header| sink.hold(header));
             self.stats.oneshots_in += std::mem::take(&mut rings.transmit.oneshots);
             match next {
                 Ok(Next::Nothing) => return count,
@@ -164,35 +141,28 @@ impl Channel {
 
     /// Gives a message back to the client, which may use its memory again. It is woken by the next [`kick`](Self::kick).
     pub fn give_back(&mut self, frame: TxFrame) {
-        let old = self.old.as_mut().map(|old| &mut old.rings);
-        for rings in std::iter::once(&mut self.rings).chain(old) {
-            if rings.transmit.give_back(&rings.own, &frame) {
-                return;
-            }
-        }
+        self.rings.transmit.give_back(&self.rings.own, &frame);
     }
 
     /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        self.each_rings().filter_map(|rings| rings.verdicts.deadline()).min()
+        self.rings.verdicts.deadline()
     }
 }
 
-/// Polls one generation of a lane's rings, without the gap records among the decisions.
+/// Polls a lane, without the gap records among the decisions.
 #[inline]
 fn poll(
     rings: &mut Rings,
     inbox: &mut Inbox,
     stats: &mut ChannelStats,
     gaps: &mut Gaps,
-    held_elsewhere: u32,
     now: u64,
     f: &mut impl FnMut(Seq, Decision<'_>),
 ) -> usize {
     let Rings { own, theirs, rx, transmit, verdicts, .. } = rings;
-    let lane =
-        crate::engine::verdict_reader::Lane { own, theirs, rx, transmit, inbox, stats, held_elsewhere };
+    let lane = crate::engine::verdict_reader::Lane { own, theirs, rx, transmit, inbox, stats };
     if gaps.none_out() {
         return verdicts.poll(lane, now, f);
     }

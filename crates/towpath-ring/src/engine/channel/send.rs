@@ -6,7 +6,7 @@ use super::{Channel, Full};
 use crate::engine::peer_liveness::Death;
 use crate::engine::reservation::Slot;
 use crate::handshake::messages::Notice;
-use crate::lane::frames::{NoRoom, Room};
+use crate::lane::frames::Room;
 use crate::lane::loss_record::Loss;
 use crate::shm::abi::{self, INLINE_BYTES};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Kind, Meta};
@@ -52,26 +52,12 @@ impl Channel {
         if self.life.is_over() {
             return Err(Full::Dead);
         }
-        if self.demands.shared {
-            return Err(Full::Shared);
-        }
         if self.gaps.is_pending() {
             self.tell_gaps(self.rings.rx.geometry().frames_for(len));
         }
-        match self.rings.rx.room(len) {
-            Ok(room) => {
-                self.at_ease();
-                Ok(room)
-            }
-            Err(why) => self.no_room(why, len),
-        }
-    }
-
-    /// There is no room; perhaps there is in larger rings.
-    #[cold]
-    fn no_room(&mut self, why: NoRoom, len: usize) -> Result<Room, Full> {
-        self.stats.full += 1;
-        if self.pressed(why.into(), len) { Ok(self.rings.rx.room(len)?) } else { Err(why.into()) }
+        let room = self.rings.rx.room(len);
+        self.stats.full += u64::from(room.is_err());
+        Ok(room?)
     }
 
     #[cold]
@@ -98,7 +84,7 @@ impl Channel {
     }
 
     /// Sends the memory of the message that is published next.
-    pub(crate) fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), Full> {
+    fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), Full> {
         let (seq, len) = (self.rings.rx.frames.next_seq(), len as u64);
         if len > self.demands.oneshot_max.min(u32::MAX.into()) {
             return Err(Full::TooLarge);
@@ -108,11 +94,7 @@ impl Channel {
             return Err(Full::Lent);
         }
         // Sent before it is published: when the client sees the header, the descriptor is there.
-        match sys::send(
-            self.life.socket(self.lane),
-            &Notice::OneShot { generation: self.rings.generation, seq, len }.emit(),
-            &[fd.as_fd()],
-        ) {
+        match sys::send(self.life.socket(self.lane), &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
             Ok(Sent::Full) => return Err(Full::Lent),
             Ok(Sent::Gone) => {
@@ -148,7 +130,7 @@ impl Channel {
         self.stats.lost += 1;
         self.stats.lost_by[loss as usize] += 1;
         // Relaxed: a number for Consumer::overrun, which orders nothing.
-        self.page.own.word(abi::ENGINE_LOST).store(self.stats.lost, Ordering::Relaxed);
+        self.rings.own.word(abi::ENGINE_LOST).store(self.stats.lost, Ordering::Relaxed);
     }
 
     /// Publishes gap records while they leave room for `frames` frames behind them.
@@ -170,10 +152,10 @@ impl Channel {
     #[inline]
     pub fn kick(&mut self) {
         // Without a message that follows, a loss is told when the client has caught up by half.
-        if self.gaps.is_pending() && !self.life.is_over() && !self.demands.shared {
+        if self.gaps.is_pending() && !self.life.is_over() {
             self.tell_gaps(self.rings.rx.frames.frame_nr() as usize / 2);
         }
-        if self.ringer.should_ring(&self.page.theirs) {
+        if self.ringer.should_ring(&self.rings.theirs) {
             self.ring();
         }
     }
