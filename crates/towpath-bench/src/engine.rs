@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
-use towpath_ring::{Channel, Config, Consumer, Endpoint, Full, Meta, Verdict};
+use towpath_ring::{Channel, Config, Consumer, Endpoint, Meta, ReserveError, Verdict};
 
 use crate::clock::{now_ns, spin_for};
 use crate::payload::fold;
@@ -157,12 +157,12 @@ impl Engine {
         loop {
             match channel.send(packet, &Meta::default()) {
                 Ok(_) => break,
-                Err(Full::Lent) if alone => {
+                Err(ReserveError::RingFull) if alone => {
                     channel.kick();
                     self.decided += poll(channel, now_ns());
                     spin_loop();
                 }
-                Err(Full::Lent) => break,
+                Err(ReserveError::RingFull) => break,
                 Err(error) => bail!("the inspector's ring: {error}"),
             }
         }

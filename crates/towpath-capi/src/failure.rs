@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::io::Errno;
-use towpath_ring::{AttachError, Full, RecvError, ServeError};
+use towpath_ring::{AttachError, RecvError, ReserveError, ServeError};
 use towpath_send::SendError;
 
 thread_local! {
@@ -96,14 +96,15 @@ impl From<RecvError> for Failure {
     }
 }
 
-impl From<Full> for Failure {
-    fn from(why: Full) -> Self {
+impl From<ReserveError> for Failure {
+    fn from(why: ReserveError) -> Self {
         match why {
-            Full::TooLarge => Self::new(Errno::MSGSIZE, "it is larger than the other side takes"),
-            Full::Dead => Self::new(Errno::PIPE, "the other side is gone"),
-            Full::Lent | Full::Held => Self::new(Errno::AGAIN, "there is no room in the ring now"),
-            Full::Shared => Self::new(Errno::OPNOTSUPP, why.to_string()),
-            Full::Interrupted => Self::new(Errno::INTR, why.to_string()),
+            ReserveError::TooLarge => Self::new(Errno::MSGSIZE, "it is larger than the other side takes"),
+            ReserveError::Disconnected => Self::new(Errno::PIPE, "the other side is gone"),
+            ReserveError::RingFull | ReserveError::NoContiguousSpace => {
+                Self::new(Errno::AGAIN, "there is no room in the ring now")
+            }
+            ReserveError::Interrupted => Self::new(Errno::INTR, why.to_string()),
         }
     }
 }

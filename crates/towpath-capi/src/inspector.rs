@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
-use towpath_ring::{Answer, Consumer, Flags, Ticket, Verdict};
+use towpath_ring::{Consumer, Decision, Ticket, Verdict};
 
 use crate::failure::{Failure, guard};
 use crate::foreign::{Bytes, Room, Text};
@@ -164,8 +164,8 @@ pub extern "C" fn towpath_inspector_verdict(
     verdict: u32,
 ) -> c_int {
     guard(|| {
-        let answer = answer(verdict)?;
-        decide(inspector, frame, answer)
+        let decision = decision(verdict)?;
+        decide(inspector, frame, decision)
     })
 }
 
@@ -179,8 +179,8 @@ pub extern "C" fn towpath_inspector_verdict_mark(
     mask: u32,
 ) -> c_int {
     guard(|| {
-        let answer = answer(verdict)?;
-        decide(inspector, frame, answer.mark(mark, mask))
+        let decision = decision(verdict)?;
+        decide(inspector, frame, decision.with_mark(mark, mask))
     })
 }
 
@@ -312,17 +312,17 @@ fn some(inspector: Option<&mut Inspector>) -> Result<&mut Inspector, Failure> {
 fn decide(
     inspector: Option<&mut Inspector>,
     frame: Option<&Frame>,
-    answer: Answer,
+    decision: Decision<'static>,
 ) -> Result<c_int, Failure> {
     let queue = &mut some(inspector)?.queue;
     let frame = frame.ok_or(NO_FRAME)?;
     let frame = queue.recall(frame.ticket).ok_or_else(ring::stale)?;
-    queue.verdict(frame, answer);
+    queue.verdict(frame, decision);
     Ok(0)
 }
 
 /// `enum towpath_verdict` in bits 0-7, `TOWPATH_FLOW`, and a queue in bits 16-31.
-fn answer(verdict: u32) -> Result<Answer, Failure> {
+fn decision(verdict: u32) -> Result<Decision<'static>, Failure> {
     let queue = (verdict >> 16) as u16;
     let named = match verdict as u8 {
         1 => Verdict::Pass,
@@ -337,15 +337,14 @@ fn answer(verdict: u32) -> Result<Answer, Failure> {
     if flags & !FLOW != 0 || queue != 0 && !matches!(named, Verdict::Queue(_)) {
         return Err(Failure::new(Errno::INVAL, "bits of a verdict that have no meaning"));
     }
-    let answer = Answer::from(named);
-    Ok(if flags & FLOW != 0 { Answer { flags: Flags::FLOW, ..answer } } else { answer })
+    Ok(Decision { flow: flags & FLOW != 0, ..named.into() })
 }
 
-/// The answer, unless it is about one frame.
-fn about_many(verdict: u32) -> Result<Answer, Failure> {
-    let answer = answer(verdict)?;
-    if answer.verdict == Verdict::Hold {
+/// The decision for several frames.
+fn about_many(verdict: u32) -> Result<Decision<'static>, Failure> {
+    let decision = decision(verdict)?;
+    if decision.verdict == Verdict::Hold {
         return Err(Failure::new(Errno::INVAL, "frames are held one by one"));
     }
-    Ok(answer)
+    Ok(decision)
 }

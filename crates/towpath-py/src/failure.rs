@@ -6,7 +6,7 @@ use pyo3::PyErr;
 use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
 use rustix::io::Errno;
 use towpath_mux::io::Error;
-use towpath_ring::{AttachError, Full, RecvError};
+use towpath_ring::{AttachError, RecvError, ReserveError};
 use towpath_send::SendError;
 
 /// OSError chooses its subclass by the number: PermissionError for EPERM.
@@ -26,12 +26,12 @@ pub(crate) fn recv(error: &RecvError) -> PyErr {
     with_errno(errno, error.to_string())
 }
 
-pub(crate) fn full(why: Full) -> PyErr {
+pub(crate) fn full(why: ReserveError) -> PyErr {
     let (errno, text) = match why {
-        Full::TooLarge => (Errno::MSGSIZE, "it is larger than the other side takes".to_owned()),
-        Full::Dead => (Errno::PIPE, "the other side is gone".to_owned()),
-        Full::Lent | Full::Held | Full::Shared => (Errno::NOBUFS, why.to_string()),
-        Full::Interrupted => (Errno::INTR, why.to_string()),
+        ReserveError::TooLarge => (Errno::MSGSIZE, "it is larger than the other side takes".to_owned()),
+        ReserveError::Disconnected => (Errno::PIPE, "the other side is gone".to_owned()),
+        ReserveError::RingFull | ReserveError::NoContiguousSpace => (Errno::NOBUFS, why.to_string()),
+        ReserveError::Interrupted => (Errno::INTR, why.to_string()),
     };
     with_errno(errno.raw_os_error(), text)
 }

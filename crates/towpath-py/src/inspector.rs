@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use towpath_ring::{Answer, Consumer, Flags, FrameId, Header, Loss, RecvError};
+use towpath_ring::{Consumer, Decision, FrameId, Header, Loss, RecvError};
 
 use crate::data::Data;
 use crate::failure;
@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
     Hold = 7,
 }
 
-impl From<Verdict> for Answer {
+impl From<Verdict> for Decision<'static> {
     fn from(verdict: Verdict) -> Self {
         use towpath_ring::Verdict as Ring;
         Self::from(match verdict {
@@ -202,13 +202,13 @@ impl Frame {
         mark: Option<u32>,
         mask: u32,
     ) -> PyResult<()> {
-        self.answer(py, answer((*verdict).into(), flow, mark, mask))
+        self.decide(py, decision((*verdict).into(), flow, mark, mask))
     }
 
     /// Hands the frame to another queue.
     #[pyo3(signature = (queue, *, flow=false, mark=None, mask=u32::MAX))]
     fn to_queue(&self, py: Python<'_>, queue: u16, flow: bool, mark: Option<u32>, mask: u32) -> PyResult<()> {
-        self.answer(py, answer(towpath_ring::Verdict::Queue(queue).into(), flow, mark, mask))
+        self.decide(py, decision(towpath_ring::Verdict::Queue(queue).into(), flow, mark, mask))
     }
 
     /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
@@ -320,26 +320,25 @@ impl Frame {
         Self { inspector: inspector.clone().unbind(), id, ticket: frame.into_ticket(), header, payload }
     }
 
-    fn answer(&self, py: Python<'_>, answer: Answer) -> PyResult<()> {
+    fn decide(&self, py: Python<'_>, decision: Decision<'static>) -> PyResult<()> {
         let mut inspector = self.inspector.bind(py).try_borrow_mut()?;
         let queue = inspector.queue()?;
         let frame = queue.recall(self.ticket).ok_or_else(decided)?;
-        queue.verdict(frame, answer);
+        queue.verdict(frame, decision);
         Ok(())
     }
 }
 
-fn answer(answer: Answer, flow: bool, mark: Option<u32>, mask: u32) -> Answer {
-    let answer = if flow { answer.flow() } else { answer };
-    mark.map_or(answer, |mark| answer.mark(mark, mask))
+fn decision(decision: Decision<'static>, flow: bool, mark: Option<u32>, mask: u32) -> Decision<'static> {
+    let decision = Decision { flow, ..decision };
+    mark.map_or(decision, |mark| decision.with_mark(mark, mask))
 }
 
-fn about_many(verdict: Verdict, flow: bool) -> PyResult<Answer> {
+fn about_many(verdict: Verdict, flow: bool) -> PyResult<Decision<'static>> {
     if verdict == Verdict::Hold {
         return Err(PyValueError::new_err("frames are held one by one"));
     }
-    let answer = Answer::from(verdict);
-    Ok(Answer { flags: if flow { Flags::FLOW } else { answer.flags }, ..answer })
+    Ok(Decision { flow, ..verdict.into() })
 }
 
 fn decided() -> PyErr {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use towpath_mux::io::{Error, Flags};
-use towpath_ring::{AttachError, Full, Options, RecvError};
+use towpath_ring::{AttachError, Options, RecvError, ReserveError};
 
 use crate::failure;
 
@@ -84,10 +84,13 @@ pub(crate) fn next<T>(
 }
 
 /// Sends, when there is room. Nothing is borrowed when signals are heard, as in [`next`].
-pub(crate) fn send(py: Python<'_>, mut send: impl FnMut() -> PyResult<Result<(), Full>>) -> PyResult<()> {
+pub(crate) fn send(
+    py: Python<'_>,
+    mut send: impl FnMut() -> PyResult<Result<(), ReserveError>>,
+) -> PyResult<()> {
     loop {
         match send()? {
-            Err(Full::Lent | Full::Interrupted) => py.check_signals()?,
+            Err(ReserveError::RingFull | ReserveError::Interrupted) => py.check_signals()?,
             sent => return sent.map_err(failure::full),
         }
     }

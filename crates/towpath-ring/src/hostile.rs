@@ -15,14 +15,14 @@ use proptest::prelude::*;
 use crate::handshake::attach::{Attached, Options, attach};
 use crate::handshake::messages::{Notice, Reply, Terms, Welcome};
 use crate::lane::verdict::Word;
-use crate::mock::{self, EngineOp, Ledger, Op, apply, config, run_engine, small};
+use crate::mock::{self, EngineOp, Ledger, Op, apply, config, replaced, run_engine, small};
 use crate::shm::abi::{self, ENTRY_WORDS, Layout};
 use crate::shm::header::FLAG_ONESHOT;
 use crate::shm::park::Fences;
 use crate::shm::region::{Access, Words};
 use crate::shm::sys;
 use crate::{
-    AttachError, Cause, Channel, Config, Consumer, Death, Endpoint, Flags, Geometry, Kind, Limits, Meta, Seq,
+    AttachError, Cause, Channel, Config, Consumer, Death, Endpoint, Geometry, Kind, Limits, Meta, Seq,
     Verdict,
 };
 
@@ -112,8 +112,8 @@ fn garbage_is_never_a_pass_and_ends_in_detachment() {
         let entry = raw.memory.layout.rx_entries() + (n as usize - 1) * ENTRY_WORDS + 1;
         raw.memory.own.word(entry).store(u64::from(seq.0) | 200 << 32, Ordering::Release);
         let mut decided = Vec::new();
-        channel.poll_verdicts(0, |s, d| decided.push((s, d.verdict, d.cause)));
-        assert_eq!(decided, [(seq, Verdict::Drop, Cause::Garbage)]);
+        channel.poll_verdicts(0, |s, d| decided.push((s, d.verdict == Verdict::Drop, d.cause)));
+        assert_eq!(decided, [(seq, true, Cause::Invalid)]);
     }
     assert_eq!(channel.death(), Some(Death::Violations));
     assert_eq!(channel.stats().violations, 11);
@@ -122,7 +122,7 @@ fn garbage_is_never_a_pass_and_ends_in_detachment() {
 /// The rules of cumulative records, as rows: what was written, and what becomes of frames 1 to 4.
 #[test]
 fn records_outside_of_what_is_out_are_refused() {
-    let pass = |upto: u32| Word { seq: Seq(upto), verdict: Verdict::Pass, flags: Flags::default() }.emit();
+    let pass = |upto: u32| Word::new(Seq(upto), Verdict::Pass).emit();
     let raw_word = |upto: u32, verdict: u64| u64::from(upto) | verdict << 32;
     for (records, decided, violations) in [
         (vec![pass(4)], 4, 0),
@@ -166,17 +166,16 @@ fn a_replacement_is_for_its_own_packet_only() {
     let (a, b) = (client.try_recv().unwrap().unwrap(), client.try_recv().unwrap().unwrap());
     client.replace(a, &[9; 500]).unwrap();
     // The second frame names the first one's replacement.
-    client.verdict(b, Verdict::Replace(0));
+    client.replace_by(b, 0);
     let mut decided = Vec::new();
-    channel.poll_verdicts(0, |s, d| decided.push((s.0, d.verdict, d.replacement.map(<[u8]>::len))));
-    assert_eq!(decided, [(1, Verdict::Replace(0), Some(500)), (2, Verdict::Drop, None)]);
+    channel.poll_verdicts(0, |s, d| decided.push((s.0, d.cause, replaced(&d).map(<[u8]>::len))));
+    assert_eq!(decided, [(1, Cause::Single, Some(500)), (2, Cause::Invalid, None)]);
 }
 
 /// Says that RX frame `n` (number n + 1) goes on with the payload of TX frame `n`, of which the header says this.
 fn replace(raw: &Attached, n: u32, len: u32, flags: u16) {
     mock::transmit(raw, n, mock::Header { seq: n + 1, len, kind: Kind::REPLACEMENT, flags, of: n + 1 });
-    let verdict = Verdict::Replace(n as u16);
-    mock::answer(raw, n, Word { seq: Seq(n + 1), verdict, flags: Flags::default() }.emit());
+    mock::answer(raw, n, Word::replace(Seq(n + 1), n as u16).emit());
 }
 
 #[test]
@@ -199,8 +198,8 @@ fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
         }
         replace(&raw, n, len, if oneshot { FLAG_ONESHOT } else { 0 });
         let mut decided = Vec::new();
-        channel.poll_verdicts(0, |s, d| decided.push((s.0, d.cause, d.replacement.map(<[u8]>::len))));
-        let cause = if good { Cause::Single } else { Cause::Garbage };
+        channel.poll_verdicts(0, |s, d| decided.push((s.0, d.cause, replaced(&d).map(<[u8]>::len))));
+        let cause = if good { Cause::Single } else { Cause::Invalid };
         assert_eq!(decided, [(n + 1, cause, good.then_some(len as usize))], "{len} bytes");
         // Its descriptor is closed: it takes nobody's place.
         assert!(channel.check_peer());
@@ -224,23 +223,23 @@ fn a_poll_copies_so_much_of_replacements_and_leaves_the_rest_unread() {
                 replace(&raw, n, LONG, 0);
             }
         }
-        let drop = Word { seq: Seq(32), verdict: Verdict::Drop, flags: Flags::default() }.emit();
+        let drop = Word::new(Seq(32), Verdict::Drop).emit();
         if with_record {
             mock::record(&raw, 0, drop);
         } else {
-            mock::answer(&raw, 1, Word { seq: Seq(2), ..Word::parse(drop).unwrap() }.emit());
+            mock::answer(&raw, 1, Word::new(Seq(2), Verdict::Drop).emit());
         }
         let (mut replaced, mut dropped) = (BTreeSet::new(), Vec::new());
         for poll in 1..=8 {
             assert!(!channel.arm(), "there is something to poll for");
             channel.disarm();
-            channel.poll_verdicts(0, |seq, d| match d.replacement {
+            channel.poll_verdicts(0, |seq, d| match mock::replaced(&d) {
                 Some(bytes) => assert!(bytes.len() == LONG as usize && replaced.insert(seq.0)),
-                None => dropped.push((seq.0, d.verdict)),
+                None => dropped.push((seq.0, d.verdict == Verdict::Drop)),
             });
             assert_eq!(replaced.len(), (4 * poll).min(31));
         }
-        assert_eq!(dropped, [(2, Verdict::Drop)]);
+        assert_eq!(dropped, [(2, true)]);
         assert!(channel.arm());
         assert_eq!((channel.stats().violations, channel.stats().decided), (0, 32));
     }
@@ -271,7 +270,7 @@ fn each_announced_message_that_is_not_there_ends_a_poll_and_is_counted() {
         replace(&raw, n, 100, FLAG_ONESHOT);
     }
     for polls in 1..=4 {
-        assert_eq!(channel.poll_verdicts(0, |_, d| assert_eq!(d.cause, Cause::Garbage)), 1);
+        assert_eq!(channel.poll_verdicts(0, |_, d| assert_eq!(d.cause, Cause::Invalid)), 1);
         assert_eq!(channel.stats().violations, polls);
     }
 }
@@ -299,7 +298,7 @@ fn a_poll_takes_so_many_bytes_of_messages() {
 fn records_are_one_walk_through_the_window_however_many_they_are() {
     let mut pair = pair(Config { records: 32, held_max: 0, deadline: None, ..config() });
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
-    let word = |seq, verdict| Word { seq: Seq(seq), verdict, flags: Flags::default() }.emit();
+    let word = |seq, verdict: Verdict<'_>| Word::new(Seq(seq), verdict).emit();
     for n in 0..32 {
         channel.send(&[0; 100], &Meta::default()).unwrap();
         mock::answer(&raw, n, word(n + 1, Verdict::Hold));

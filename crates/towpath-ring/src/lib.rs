@@ -36,13 +36,13 @@ pub use client::worker::{Connection, Message, Reply, ServeError, Unsent, View, W
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced, Ticket};
 #[cfg(not(loom))]
-pub use engine::channel::{Channel, FrameOut, Full, POLL_BYTES, POLL_MESSAGES};
+pub use engine::channel::{Channel, FrameOut, POLL_BYTES, POLL_MESSAGES};
 #[cfg(not(loom))]
 pub use engine::dump::{Busy, Progress, Source};
 #[cfg(not(loom))]
 pub use engine::endpoint::{Allow, Config, Endpoint, Stats};
 #[cfg(not(loom))]
-pub use engine::fanout::{Fanout, Listener, Offer, Overload, Policy, Queue, QueueStats};
+pub use engine::fanout::{Enqueue, Fanout, Listener, Overload, Policy, Queue, QueueStats};
 #[cfg(not(loom))]
 pub use engine::peer_liveness::Death;
 #[cfg(not(loom))]
@@ -56,8 +56,6 @@ pub use engine::stats::ChannelStats;
 #[cfg(not(loom))]
 pub use engine::tx_ring::{TxFrame, TxPayload, TxSink};
 #[cfg(not(loom))]
-pub use engine::verdict_reader::{Cause, Decision};
-#[cfg(not(loom))]
 pub use handshake::attach::Options;
 #[cfg(not(loom))]
 pub use handshake::error::{AttachError, BindError, RecvError};
@@ -65,7 +63,9 @@ pub use handshake::error::{AttachError, BindError, RecvError};
 pub use lane::batch::{BUNDLE_MOST, Part};
 #[cfg(not(loom))]
 pub use lane::loss_record::{Gap, Loss};
-pub use lane::verdict::{Answer, Flags, Verdict};
+#[cfg(not(loom))]
+pub use lane::reserve_error::ReserveError;
+pub use lane::verdict::{Cause, Decision, Verdict};
 pub use shm::abi::{INLINE_BYTES, VERSION};
 pub use shm::geometry::{Geometry, GeometryError};
 pub use shm::header::{Credentials, Header, Kind, Layers, Meta};

@@ -17,7 +17,8 @@ use crate::shm::park::Fences;
 use crate::shm::region::{Access, Payload, Words};
 use crate::shm::sys;
 use crate::{
-    Channel, Config, Consumer, Credentials, FrameId, Full, Geometry, Kind, Limits, Meta, Seq, Verdict,
+    Channel, Config, Consumer, Credentials, Decision, FrameId, Geometry, Kind, Limits, Meta, ReserveError,
+    Seq, Verdict,
 };
 
 /// Most operations of one run.
@@ -108,6 +109,14 @@ pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
 
 pub(crate) fn hello() -> Hello {
     Hello { version: abi::VERSION, gaps: true, fences: Fences::Both, name: "mock".into() }
+}
+
+/// The payload of a replacement.
+pub(crate) fn replaced<'a>(decision: &Decision<'a>) -> Option<&'a [u8]> {
+    match decision.verdict {
+        Verdict::Replace(bytes) => Some(bytes),
+        _ => None,
+    }
 }
 
 /// Both ends of a channel, without an endpoint.
@@ -201,12 +210,7 @@ impl Ledger {
         channel.poll_verdicts(now, |seq, decision| {
             assert!(self.out.remove(&seq.0), "{seq} was decided twice or never published");
             assert_ne!(decision.verdict, Verdict::Hold);
-            assert_eq!(
-                decision.replacement.is_some(),
-                matches!(decision.verdict, Verdict::Replace(_)),
-                "a replacement without a payload"
-            );
-            assert!(decision.replacement.is_none_or(|r| r.len() <= REPLACEMENT_MAX as usize));
+            assert!(replaced(&decision).is_none_or(|bytes| bytes.len() <= REPLACEMENT_MAX as usize));
         });
         assert_eq!(channel.held() as usize, self.out.len());
         channel.poll_messages(|header, payload| {
@@ -219,8 +223,8 @@ impl Ledger {
         channel.drain_held(|seq| assert!(self.out.remove(&seq.0), "{seq} came back twice"));
         assert!(self.out.is_empty());
         let s = channel.stats();
-        assert_eq!(s.published, s.decided + s.overdue + s.garbage + s.drained);
-        assert_eq!(channel.send(&[1], &Meta::default()), Err(Full::Dead));
+        assert_eq!(s.published, s.decided + s.overdue + s.invalid + s.drained);
+        assert_eq!(channel.send(&[1], &Meta::default()), Err(ReserveError::Disconnected));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::lane::Place;
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
-use crate::lane::verdict::{Flags, Verdict, Word};
+use crate::lane::verdict::{Verdict, Word};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::{Credentials, Header, Kind, Layers, Meta};
 use crate::shm::park::{Fences, Ringer, Sleeper};
@@ -63,11 +63,11 @@ fn publish(producer: &mut Producer, shared: &Shared) -> Option<Seq> {
 }
 
 fn pass(seq: Seq) -> Word {
-    Word { seq, verdict: Verdict::Pass, flags: Flags::default() }
+    Word::new(seq, Verdict::Pass)
 }
 
 fn hold(seq: Seq) -> Word {
-    Word { seq, verdict: Verdict::Hold, flags: Flags::default() }
+    Word::new(seq, Verdict::Hold)
 }
 
 /// What the consumer sees is whole, and a frame is not written again before it is given back.
@@ -117,7 +117,7 @@ fn a_note_leads_to_the_frame() {
         consumer.release(&shared.theirs, first.at, hold(first.seq), 0, 0);
         let second = consumer.next(&shared.ours).unwrap().unwrap();
         consumer.release(&shared.theirs, second.at, pass(second.seq), 0, 0);
-        assert!(matches!(producer.entry(&shared.theirs, 0), Entry::Says(w) if w.verdict == Verdict::Hold));
+        assert!(matches!(producer.entry(&shared.theirs, 0), Entry::Says(w) if w.is_hold()));
         producer.frames.hold(0);
         assert!(matches!(producer.entry(&shared.theirs, 1), Entry::Says(_)));
         producer.frames.release(1);
@@ -154,7 +154,7 @@ fn a_record_comes_after_what_was_said_before_it() {
             let shared = shared.clone();
             thread::spawn(move || {
                 let mut writer = records::Writer::new(place);
-                let drop = Word { seq: Seq(1), verdict: Verdict::Drop, flags: Flags::default() };
+                let drop = Word::new(Seq(1), Verdict::Drop);
                 consumer().release(&shared.theirs, 0, drop, 0, 0);
                 for n in 2..=4 {
                     if !writer.is_full(&shared.ours) {
@@ -169,7 +169,10 @@ fn a_record_comes_after_what_was_said_before_it() {
             let count = reader.look(&shared.theirs).expect("no more than there can be");
             if expected == 2 && count > 0 {
                 let first = producer.entry(&shared.theirs, 0);
-                assert!(matches!(first, Entry::Says(w) if w.verdict == Verdict::Drop), "{first:?}");
+                assert!(
+                    matches!(first, Entry::Says(w) if w == Word::new(Seq(1), Verdict::Drop)),
+                    "{first:?}"
+                );
             }
             for _ in 0..count {
                 let (mark, word) = reader.peek(&shared.theirs);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::mock::{self, config};
 use crate::shm::seq::BEGIN;
-use crate::{Channel, Config, Consumer, Frame, Full, Kind, Meta, Seq, Verdict};
+use crate::{Channel, Config, Consumer, Frame, Kind, Meta, ReserveError, Seq, Verdict};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -45,7 +45,7 @@ struct World {
     /// Sent and not received.
     sent: VecDeque<Vec<u8>>,
     /// What there is to be said about a frame; nothing yet when it is not decided.
-    out: BTreeMap<u32, Option<Verdict>>,
+    out: BTreeMap<u32, Option<Verdict<'static>>>,
     said: VecDeque<Vec<u8>>,
     written: u8,
     now: u64,
@@ -87,8 +87,11 @@ impl World {
                         self.sent.push_back(bytes);
                     }
                     // Nothing at all has no memory of its own.
-                    Err(Full::TooLarge) => assert_eq!(len, 0),
-                    Err(why) => assert!(matches!(why, Full::Lent | Full::Held), "{why}"),
+                    Err(ReserveError::TooLarge) => assert_eq!(len, 0),
+                    Err(why) => assert!(
+                        matches!(why, ReserveError::RingFull | ReserveError::NoContiguousSpace),
+                        "{why}"
+                    ),
                 }
             }
             Op::Recv => self.receive(),
@@ -97,7 +100,7 @@ impl World {
                 let bytes = self.bytes(len);
                 match self.client.try_send(&bytes, &Meta { kind: Kind::MESSAGE, ..Meta::default() }) {
                     Ok(()) => self.said.push_back(bytes),
-                    Err(why) => assert_eq!(why, Full::Lent),
+                    Err(why) => assert_eq!(why, ReserveError::RingFull),
                 }
             }
             Op::Pass(i) if count > 0 => {
@@ -110,7 +113,7 @@ impl World {
                 let (seq, bytes) = (frame.seq(), self.bytes(len));
                 match self.client.try_replace(frame, &bytes) {
                     Ok(()) => {
-                        self.out.insert(seq.0, Some(Verdict::Replace(0)));
+                        self.out.insert(seq.0, Some(Verdict::Replace(&[])));
                     }
                     Err(not) => self.frames.push(not.frame),
                 }
@@ -147,9 +150,9 @@ impl World {
         let Self { channel, out, said, .. } = self;
         channel.poll_verdicts(self.now, |seq, decision| {
             let expected = out.remove(&seq.0).flatten().expect("a frame that was decided");
-            // Which frame a replacement is in is not known here.
+            // The payload is not compared.
             let said = match decision.verdict {
-                Verdict::Replace(_) => Verdict::Replace(0),
+                Verdict::Replace(_) => Verdict::Replace(&[]),
                 other => other,
             };
             assert_eq!(said, expected, "{seq}: {decision:?}");

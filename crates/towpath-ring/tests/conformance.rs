@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_ring::{
-    BindError, Busy, Config, Consumer, Credentials, Endpoint, Fanout, Full, Gap, Geometry, GeometryError,
-    Header, Kind, Loss, Meta, Offer, Options, Overload, Policy, Progress, Queue, Seq, Source, TxFrame,
+    BindError, Busy, Config, Consumer, Credentials, Endpoint, Enqueue, Fanout, Gap, Geometry, GeometryError,
+    Header, Kind, Loss, Meta, Options, Overload, Policy, Progress, Queue, ReserveError, Seq, Source, TxFrame,
     TxPayload, TxSink, Verdict,
 };
 use world::{World, assert_conserved, pair};
@@ -82,10 +82,10 @@ fn item_2_who_waits_for_room_need_not_wait_for_ever() {
             sent += 1;
         }
         client.set_send_timeout(Some(Duration::from_millis(5)));
-        assert_eq!(client.send(&[2; 1000], &Meta::default()), Err(Full::Lent));
+        assert_eq!(client.send(&[2; 1000], &Meta::default()), Err(ReserveError::RingFull));
         let frame = client.recv().expect("received").expect("a frame");
         let not = client.replace(frame, &[2; 1000]).expect_err("there is no room");
-        assert_eq!(not.why, Full::Lent);
+        assert_eq!(not.why, ReserveError::RingFull);
         assert_eq!(channel.poll_messages(|_, payload| assert_eq!(payload[0], 1)), sent);
         client.replace(not.frame, &[3; 1000]).expect("there is room");
         client.send(&[4; 1000], &Meta::default()).expect("there is room");
@@ -360,8 +360,8 @@ fn item_8_an_overrun_is_dropped_counted_and_told_once() {
             let (_world, channel, mut client) = world::pair_with(small(), options);
             let mut queue = Queue::new(Policy { overload: Overload::DropNewest, ..Policy::default() });
             queue.join(channel);
-            let fates: Vec<_> = (0..11).map(|n| queue.offer(&[n; 1000], &Meta::default(), 0)).collect();
-            assert_eq!(fates.iter().filter(|f| **f == Offer::Lost).count(), 3);
+            let fates: Vec<_> = (0..11).map(|n| queue.enqueue(&[n; 1000], &Meta::default(), 0)).collect();
+            assert_eq!(fates.iter().filter(|f| **f == Enqueue::Lost).count(), 3);
             assert_eq!((client.overrun(), client.overrun()), (3 * u64::from(gaps), 0));
             let mut told = Vec::new();
             for _ in 0..3 {
@@ -376,7 +376,10 @@ fn item_8_an_overrun_is_dropped_counted_and_told_once() {
             }
             let gap = Gap { count: 3, loss: Some(Loss::NoRoom) };
             assert_eq!(told, if gaps { vec![gap] } else { vec![] });
-            assert_eq!(queue.offer(&[1; 10], &Meta::default(), 0), Offer::Sent(0, Seq(9 + u32::from(gaps))));
+            assert_eq!(
+                queue.enqueue(&[1; 10], &Meta::default(), 0),
+                Enqueue::Sent(0, Seq(9 + u32::from(gaps)))
+            );
             assert_eq!(client.try_recv().expect("received").expect("a frame").header().lost, 3);
             let stats = queue.stats();
             assert_eq!((stats.offered, stats.sent, stats.lost), (12, 9, 3));
@@ -397,7 +400,7 @@ fn item_9_a_message_to_many_is_in_the_ring_of_each() {
             queue.join(channel);
             clients.push(client);
         }
-        assert_eq!(queue.offer(&[5; 1000], &Meta { group: 9, ..Meta::default() }, 0), Offer::SentTo(3));
+        assert_eq!(queue.enqueue(&[5; 1000], &Meta { group: 9, ..Meta::default() }, 0), Enqueue::SentTo(3));
         for client in &mut clients {
             let frame = client.try_recv().expect("received").expect("a frame");
             assert_eq!((client.payload(&frame), frame.header().group), (&[5; 1000][..], 9));
@@ -419,7 +422,7 @@ fn item_10_a_ring_is_visible_from_outside() {
         for len in [1000, 2000, 10] {
             channel.send(&vec![1; len], &Meta::default()).expect("room");
         }
-        assert_eq!(channel.send(&[1; 5000], &Meta::default()), Err(Full::Lent));
+        assert_eq!(channel.send(&[1; 5000], &Meta::default()), Err(ReserveError::RingFull));
         channel.lose(Loss::NoRoom);
         let frame = client.try_recv().expect("received").expect("a frame");
         client.hold(&frame);

@@ -5,8 +5,8 @@ mod world;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
-use towpath_ring::{Cause, Config, Consumer, Death, Full, Limits, Meta, Options, Verdict};
-use world::{PATIENCE, World, assert_conserved, consumer, message, send};
+use towpath_ring::{Cause, Config, Consumer, Death, Limits, Meta, Options, ReserveError, Verdict};
+use world::{PATIENCE, World, assert_conserved, bare, consumer, message, send};
 
 /// The client ends itself here, without a chance to tidy up.
 fn kill_9() -> ! {
@@ -61,7 +61,7 @@ fn a_client_may_die_at_any_step() {
             channel.drain_held(|seq| panic!("{name}: {seq} came back twice"));
             back.sort_unstable();
             assert_eq!(back, (1..=published as u32).collect::<Vec<_>>(), "{name}");
-            assert_eq!(channel.reserve(1).err(), Some(Full::Dead), "{name}");
+            assert_eq!(channel.reserve(1).err(), Some(ReserveError::Disconnected), "{name}");
             assert_conserved(&channel);
 
             let frame = neighbour.recv().expect("received").expect("a frame");
@@ -255,8 +255,9 @@ fn overdue_frames_get_the_default_verdict_and_late_answers_are_counted() {
         client.hold(&frames[1]);
         client.hold(&frames[2]); // beyond the quota
         let mut decided = Vec::new();
-        let mut note =
-            |seq: towpath_ring::Seq, d: towpath_ring::Decision<'_>| decided.push((seq.0, d.verdict, d.cause));
+        let mut note = |seq: towpath_ring::Seq, d: towpath_ring::Decision<'_>| {
+            decided.push((seq.0, bare(d.verdict), d.cause))
+        };
         assert_eq!(channel.poll_verdicts(0, &mut note), 0);
         assert_eq!((channel.stats().held, channel.stats().holds_refused), (1, 1));
         assert_eq!(channel.poll_verdicts(999_999, &mut note), 0);

@@ -2,7 +2,9 @@
 
 mod world;
 
-use towpath_ring::{Channel, Config, Consumer, Full, Gap, Geometry, Kind, Loss, Meta, Options, Verdict};
+use towpath_ring::{
+    Channel, Config, Consumer, Gap, Geometry, Kind, Loss, Meta, Options, ReserveError, Verdict,
+};
 use world::{assert_conserved, pair, pair_with};
 
 fn config() -> Config {
@@ -57,7 +59,7 @@ fn a_full_ring_is_not_filled_with_records_of_its_being_full() {
         for n in 0..8 {
             channel.send(&[n; 1000], &Meta::default()).expect("room");
         }
-        assert_eq!(channel.send(&[8; 1000], &Meta::default()), Err(Full::Lent));
+        assert_eq!(channel.send(&[8; 1000], &Meta::default()), Err(ReserveError::RingFull));
         channel.lose(Loss::NoRoom);
         // Told at once, although there is no frame that could say it.
         assert_eq!((client.overrun(), client.overrun()), (1, 0));

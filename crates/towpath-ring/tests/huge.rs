@@ -4,7 +4,7 @@ mod world;
 
 use std::fs;
 
-use towpath_ring::{Config, Consumer, Geometry, Meta};
+use towpath_ring::{Config, Consumer, Geometry, Meta, Verdict};
 use world::{assert_conserved, message, pair};
 
 const PAGES: &str = "/proc/sys/vm/nr_hugepages";
@@ -42,7 +42,7 @@ fn round(channel: &mut towpath_ring::Channel, client: &mut Consumer) {
         let frame = client.try_recv().expect("received").expect("a frame");
         assert!(client.payload(&frame) == bytes);
         client.replace(frame, &bytes).expect("replaced");
-        channel.poll_verdicts(0, |_, d| assert!(d.replacement == Some(&bytes[..])));
+        channel.poll_verdicts(0, |_, d| assert!(d.verdict == Verdict::Replace(&bytes)));
     }
     assert_conserved(channel);
 }

@@ -6,10 +6,10 @@ mod world;
 use std::thread;
 
 use towpath_ring::{
-    Answer, BindError, Cause, Config, Consumer, Death, Endpoint, Fanout, FrameId, Full, Geometry, Limits,
-    Meta, Offer, Options, Overload, Policy, Queue, Seq, Verdict,
+    BindError, Cause, Config, Consumer, Death, Decision, Endpoint, Enqueue, Fanout, FrameId, Geometry,
+    Limits, Meta, Options, Overload, Policy, Queue, ReserveError, Seq, Verdict,
 };
-use world::{World, assert_conserved, consumer, message, send, settle};
+use world::{World, assert_conserved, bare, consumer, message, replaced, send, settle};
 
 const MESSAGES: u32 = 4000;
 const LENGTHS: [usize; 4] = [10, 64, 900, 5000];
@@ -77,7 +77,7 @@ fn client_answers_by_lane() {
         next[lane as usize] += 1;
         let expected = message(seq.0 ^ lane << 16, LENGTHS[seq.0 as usize % LENGTHS.len()]);
         assert!(queue.payload(&frame) == expected, "frame {seq} of lane {lane} is damaged");
-        let answer = Answer::from(Verdict::Pass).mark(lane + 1, !0);
+        let answer = Decision::from(Verdict::Pass).with_mark(lane + 1, !0);
         if lane % 2 == 0 {
             queue.verdict(frame, answer);
         } else if seq.0 % 10 == 0 || seq.0 == MESSAGES {
@@ -105,7 +105,7 @@ fn inspectors_of_a_queue_have_packets_of_each_thread() {
             for n in 0..MESSAGES {
                 let meta = Meta { hash: n.wrapping_mul(0x9e37_79b9), ..Meta::default() };
                 let bytes = message(n, LENGTHS[n as usize % LENGTHS.len()]);
-                while !matches!(queue.offer(&bytes, &meta, 0), Offer::Sent(..)) {
+                while !matches!(queue.enqueue(&bytes, &meta, 0), Enqueue::Sent(..)) {
                     queue.listeners().for_each(|lane| settle(lane, |_, _| {}));
                 }
             }
@@ -206,7 +206,7 @@ fn what_a_client_says_goes_back_on_the_lane_of_the_frame() {
     for (n, lane) in lanes.iter_mut().enumerate() {
         let n = n as u8;
         let mut decided = Vec::new();
-        lane.poll_verdicts(0, |seq, d| decided.push((seq.0, d.verdict, d.replacement.map(<[u8]>::to_vec))));
+        lane.poll_verdicts(0, |seq, d| decided.push((seq.0, bare(d.verdict), replaced(d.verdict))));
         decided.sort_by_key(|row| row.0);
         assert_eq!(decided.len(), 3);
         assert_eq!(decided[0].2.as_deref(), Some(&[10 + n; 500][..]));
@@ -249,7 +249,7 @@ fn the_end_of_one_lane_is_the_end_of_all() {
                 }
             }
             assert_eq!(other.death(), Some(how));
-            assert_eq!(other.send(b"more", &Meta::default()), Err(Full::Dead));
+            assert_eq!(other.send(b"more", &Meta::default()), Err(ReserveError::Disconnected));
             let mut drained = 0;
             other.drain_held(|_| drained += 1);
             assert_eq!(drained, 3);

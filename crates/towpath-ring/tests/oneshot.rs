@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use towpath_ring::{Config, Full, Geometry, Kind, Meta, RecvError, Seq, Verdict};
+use towpath_ring::{Config, Geometry, Kind, Meta, RecvError, ReserveError, Seq, Verdict};
 use world::{PATIENCE, World, assert_conserved, consumer, message, pair, settle};
 
 /// Longer than any ring here.
@@ -34,7 +34,7 @@ fn notices_are_read_as_their_frames_are_received() {
         let bytes = message(1, LONG);
         let mut taken = Vec::new();
         for _ in 0..40 {
-            while channel.send(&bytes, &Meta::default()) != Err(Full::Lent) {}
+            while channel.send(&bytes, &Meta::default()) != Err(ReserveError::RingFull) {}
             let frame = client.try_recv().expect("received").expect("a frame");
             assert!(client.payload(&frame) == bytes);
             taken.push(frame);
@@ -115,7 +115,7 @@ fn client_that_does_not_listen() {
     // Who is not on a processor for all that time does not sleep: again.
     let mut tries = 0;
     while client.stats().sleeps == 0 {
-        assert_eq!(client.send(b"x", &meta), Err(Full::Lent));
+        assert_eq!(client.send(b"x", &meta), Err(ReserveError::RingFull));
         tries += 1;
         assert!(tries < 100, "it never sleeps");
     }
@@ -124,7 +124,7 @@ fn client_that_does_not_listen() {
     assert!(sleeps <= tries * (patience.as_millis() + 1), "{sleeps} sleeps in {tries}");
     drop(channel);
     client.set_send_timeout(Some(PATIENCE));
-    assert_eq!(client.send(b"x", &meta), Err(Full::Dead));
+    assert_eq!(client.send(b"x", &meta), Err(ReserveError::Disconnected));
 }
 
 /// In a process of its own, because it is the process that has no descriptor.

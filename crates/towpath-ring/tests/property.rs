@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use towpath_ring::{Channel, Config, Consumer, Frame, Geometry, Meta, Seq, Verdict};
 use world::{World, assert_conserved, message};
 
-const VERDICTS: [Verdict; 4] = [Verdict::Pass, Verdict::Drop, Verdict::Reject, Verdict::Repeat];
+const VERDICTS: [Verdict<'static>; 4] = [Verdict::Pass, Verdict::Drop, Verdict::Reject, Verdict::Repeat];
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -45,7 +45,7 @@ struct Known {
     len: usize,
     received: bool,
     held: bool,
-    said: Option<Verdict>,
+    said: Option<Verdict<'static>>,
     replacement: Option<Vec<u8>>,
 }
 
@@ -68,7 +68,7 @@ impl Oracle {
                 (Verdict::Replace(_), Verdict::Replace(_)) => {}
                 (said, verdict) => assert_eq!(said, verdict, "{seq}"),
             }
-            assert_eq!(decision.replacement, known.replacement.as_deref(), "{seq}");
+            assert_eq!(world::replaced(decision.verdict), known.replacement, "{seq}");
         });
         channel.poll_messages(|_, payload| {
             assert_eq!(lane, 0);
@@ -153,7 +153,7 @@ fn run(lanes: u32, ops: Vec<Op>) {
                 match client.try_replace(frame, &bytes) {
                     Ok(()) => {
                         let known = oracle.out.get_mut(&(lane, seq)).expect("it is out");
-                        known.said = Some(Verdict::Replace(0));
+                        known.said = Some(Verdict::Replace(&[]));
                         known.replacement = Some(bytes);
                     }
                     Err(not) => frames.push(not.frame),

@@ -2,7 +2,7 @@
 
 mod world;
 
-use towpath_ring::{Config, Credentials, Full, Kind, Layers, Loss, Meta, Options, Verdict};
+use towpath_ring::{Config, Credentials, Kind, Layers, Loss, Meta, Options, ReserveError, Verdict};
 use world::{assert_conserved, pair, pair_with};
 
 #[test]
@@ -89,8 +89,8 @@ fn a_full_ring_says_why() {
         for _ in 0..8 {
             channel.send(&[1; 1000], &Meta::default()).expect("room");
         }
-        assert_eq!(channel.reserve(1).err(), Some(Full::Lent));
-        assert_eq!(channel.reserve(8193).err(), Some(Full::TooLarge));
+        assert_eq!(channel.reserve(1).err(), Some(ReserveError::RingFull));
+        assert_eq!(channel.reserve(8193).err(), Some(ReserveError::TooLarge));
         let mut frames = Vec::new();
         client.recv_batch(&mut frames, 8).expect("received");
         client.hold(&frames[4]);
@@ -99,7 +99,7 @@ fn a_full_ring_says_why() {
         channel.poll_verdicts(0, |_, _| {});
         let out: Vec<_> = channel.frames().map(|f| (f.seq.0, f.first, f.frames, f.held)).collect();
         assert_eq!(out, [(5, 4, 1, true)]);
-        assert_eq!(channel.reserve(8192).err(), Some(Full::Held));
+        assert_eq!(channel.reserve(8192).err(), Some(ReserveError::NoContiguousSpace));
         // Too large for every gap: it comes in a memory of its own, through the same call.
         channel.send(&[9; 8000], &Meta::default()).expect("room");
         let frame = client.try_recv().expect("received").expect("a frame");

@@ -4,8 +4,8 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use towpath_ring::{Answer, Cause, Config, Flags, Frame, Full, Meta, Seq, Verdict};
-use world::{World, assert_conserved, consumer, message, send, settle};
+use towpath_ring::{Cause, Config, Decision, Frame, Meta, ReserveError, Seq, Verdict};
+use world::{World, assert_conserved, bare, consumer, message, replaced, send, settle};
 
 /// Lengths around every edge: inline, frame, several frames, a GSO packet, the largest that a bar names.
 const LENGTHS: [usize; 12] = [0, 1, 63, 64, 65, 1023, 1024, 1025, 1500, 9000, 65536, 256 * 1024];
@@ -17,8 +17,8 @@ fn every_size_arrives_and_every_verdict_returns() {
         let client = world.spawn("client_answers_by_number");
         let mut channel = world.accept();
         let mut decisions = BTreeMap::new();
-        let mut note = |seq: Seq, d: towpath_ring::Decision<'_>| {
-            let copy = (d.verdict, d.flags, d.mark, d.mask, d.replacement.map(<[u8]>::to_vec), d.cause);
+        let mut note = |seq: Seq, d: Decision<'_>| {
+            let copy = (bare(d.verdict), d.flow, d.mark, d.mask, replaced(d.verdict), d.cause);
             assert_eq!(decisions.insert(seq.0, copy), None, "{seq} was decided twice");
         };
         let count = 3000;
@@ -31,11 +31,11 @@ fn every_size_arrives_and_every_verdict_returns() {
         assert_eq!(channel.stats().decided, u64::from(count));
         assert_eq!(channel.stats().violations, 0);
         for n in 1..=count {
-            let (verdict, flags, mark, mask, replacement, cause) = decisions.remove(&n).expect("decided");
+            let (verdict, flow, mark, mask, replacement, cause) = decisions.remove(&n).expect("decided");
             assert_eq!(cause, Cause::Single);
             match (n % 7, verdict) {
-                (0, Verdict::Pass) => assert_eq!((flags, mark, mask), (Flags::MARK, n, 0xffff)),
-                (1, Verdict::Drop) => assert_eq!(flags, Flags::FLOW),
+                (0, Verdict::Pass) => assert_eq!((flow, mark, mask), (false, n, 0xffff)),
+                (1, Verdict::Drop) => assert_eq!((flow, mask), (true, 0)),
                 (2, Verdict::Reject) | (4, Verdict::Repeat) => {}
                 (3, Verdict::Queue(q)) => assert_eq!(u32::from(q), n),
                 (5 | 6, Verdict::Replace(_)) => {
@@ -61,8 +61,8 @@ fn client_answers_by_number() {
         assert_eq!(frame.header().len as usize, len);
         assert_eq!(frame.header().wire_len as usize, len);
         match n % 7 {
-            0 => queue.verdict(frame, Answer::from(Verdict::Pass).mark(n, 0xffff)),
-            1 => queue.verdict(frame, Answer::from(Verdict::Drop).flow()),
+            0 => queue.verdict(frame, Decision::from(Verdict::Pass).with_mark(n, 0xffff)),
+            1 => queue.verdict(frame, Decision::from(Verdict::Drop).for_flow()),
             2 => queue.verdict(frame, Verdict::Reject),
             3 => queue.verdict(frame, Verdict::Queue(n as u16)),
             4 => queue.verdict(frame, Verdict::Repeat),
@@ -81,8 +81,8 @@ fn a_batch_verdict_covers_what_has_none_of_its_own() {
         let client = world.spawn("client_answers_in_batches");
         let mut channel = world.accept();
         let mut decisions = BTreeMap::new();
-        let mut note = |seq: Seq, d: towpath_ring::Decision<'_>| {
-            assert_eq!(decisions.insert(seq.0, (d.verdict, d.cause)), None, "{seq} was decided twice");
+        let mut note = |seq: Seq, d: Decision<'_>| {
+            assert_eq!(decisions.insert(seq.0, (bare(d.verdict), d.cause)), None, "{seq} was decided twice");
         };
         for n in 1..=2000 {
             send(&mut channel, &message(n, 100), &mut note);
@@ -150,8 +150,8 @@ fn a_message_larger_than_the_ring_comes_through_the_same_call() {
         settle(&mut channel, |_, _| decided += 1);
         assert_eq!(decided, 60);
         assert_eq!(channel.stats().oneshots, 20);
-        assert_eq!(channel.send(&vec![0; (20 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
-        assert_eq!(channel.reserve(65 << 10).err(), Some(Full::TooLarge));
+        assert_eq!(channel.send(&vec![0; (20 << 20) + 1], &Meta::default()), Err(ReserveError::TooLarge));
+        assert_eq!(channel.reserve(65 << 10).err(), Some(ReserveError::TooLarge));
         assert_conserved(&channel);
         drop(channel);
         client.succeeds();
@@ -187,9 +187,9 @@ fn a_message_larger_than_the_ring_goes_to_the_engine_through_the_same_call() {
         }
         // And as the payload of a verdict.
         channel.send(&message(1, 100), &Meta::default()).expect("room");
-        let mut replaced = false;
-        settle(&mut channel, |_, d| replaced = d.replacement == Some(&message(7, 3 << 20)[..]));
-        assert!(replaced);
+        let mut was_replaced = false;
+        settle(&mut channel, |_, d| was_replaced = replaced(d.verdict) == Some(message(7, 3 << 20)));
+        assert!(was_replaced);
         let large = (1..=LARGE).filter(|n| large_to_engine(*n) > 16 << 10).count() as u64;
         assert_eq!((channel.stats().oneshots_in, channel.stats().violations), (large + 1, 0));
         assert_conserved(&channel);
@@ -211,11 +211,11 @@ fn client_sends_large_messages() {
     for n in 1..=LARGE {
         queue.send(&message(n, large_to_engine(n)), &Meta { mark: n, ..Meta::default() }).expect("sent");
     }
-    assert_eq!(queue.send(&vec![0; (5 << 20) + 1], &Meta::default()), Err(Full::TooLarge));
+    assert_eq!(queue.send(&vec![0; (5 << 20) + 1], &Meta::default()), Err(ReserveError::TooLarge));
     let frame = queue.recv().expect("received").expect("a frame");
     let payload = message(7, 3 << 20);
     let not = queue.replace(frame, &[&payload[..], b"x"].concat()).expect_err("larger than the engine takes");
-    let frame = (not.why == Full::TooLarge).then_some(not.frame).expect("too large");
+    let frame = (not.why == ReserveError::TooLarge).then_some(not.frame).expect("too large");
     queue.replace(frame, &payload).expect("replaced");
     assert!(queue.recv().expect("the end").is_none());
     assert!(queue.stats().oneshots > 1);
@@ -234,7 +234,7 @@ fn client_reads_large_messages() {
         for frame in batch.drain(..) {
             let n = frame.seq().0;
             assert!(queue.payload(&frame) == message(n, large(n)), "message {n} is damaged");
-            queue.verdict(frame, Answer::from(Verdict::Pass).mark(n, !0));
+            queue.verdict(frame, Decision::from(Verdict::Pass).with_mark(n, !0));
         }
     }
 }

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use thiserror::Error;
 use towpath_port::MAX_FRAME;
 use towpath_ring::{
-    self as ring, Cause, Config, Death, Decision, Endpoint, Flags, FrameOut, Full, Loss, Meta, Seq, Verdict,
+    self as ring, Cause, Config, Death, Decision, Endpoint, FrameOut, Loss, Meta, ReserveError, Seq, Verdict,
 };
 
 use towpath_engine::queue::{About, Answer, Channel, Detached, Outcome, Policy, Reply};
@@ -198,8 +198,8 @@ impl Inspector {
 }
 
 impl Channel for Inspector {
-    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, Full> {
-        self.channel.as_mut().ok_or(Full::Dead)?.send(frame, meta)
+    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
+        self.channel.as_mut().ok_or(ReserveError::Disconnected)?.send(frame, meta)
     }
 
     fn lose(&mut self, loss: Loss) {
@@ -322,21 +322,20 @@ impl Drop for Inspector {
 fn outcome(decision: Decision<'_>) -> Outcome<'_> {
     match decision.cause {
         Cause::Overdue => return Outcome::Overdue,
-        Cause::Garbage => return Outcome::Garbage,
+        Cause::Invalid => return Outcome::Garbage,
         Cause::Single | Cause::Cumulative => {}
     }
-    let answer = match (decision.verdict, decision.replacement) {
-        (Verdict::Pass, _) => Answer::Pass,
-        (Verdict::Drop | Verdict::Hold, _) => Answer::Drop,
-        (Verdict::Reject, _) => Answer::Reject,
-        (Verdict::Queue(number), _) => Answer::Queue(number),
-        (Verdict::Repeat, _) => Answer::Repeat,
-        (Verdict::Replace(_), Some(bytes)) if bytes.len() <= MAX_FRAME => Answer::Replace(bytes),
+    let answer = match decision.verdict {
+        Verdict::Pass => Answer::Pass,
+        Verdict::Drop | Verdict::Hold => Answer::Drop,
+        Verdict::Reject => Answer::Reject,
+        Verdict::Queue(number) => Answer::Queue(number),
+        Verdict::Repeat => Answer::Repeat,
+        Verdict::Replace(bytes) if bytes.len() <= MAX_FRAME => Answer::Replace(bytes),
         // No packet: nothing that a port could send.
-        (Verdict::Replace(_), _) => return Outcome::Garbage,
+        Verdict::Replace(_) => return Outcome::Garbage,
     };
-    let mark = if decision.flags.has(Flags::MARK) { (decision.mark, decision.mask) } else { (0, 0) };
-    Outcome::Answer(Reply { answer, mark, flow: decision.flags.has(Flags::FLOW) })
+    Outcome::Answer(Reply { answer, mark: (decision.mark, decision.mask), flow: decision.flow })
 }
 
 #[cfg(test)]

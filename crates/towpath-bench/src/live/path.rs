@@ -14,7 +14,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
 use towpath_port::generator::{Description, Generator};
 use towpath_port::{Burst, Frame, Port, Received};
-use towpath_ring::{Full, Loss, Seq};
+use towpath_ring::{Loss, ReserveError, Seq};
 use towpath_wire::Link;
 
 use super::middle::rules;
@@ -139,7 +139,7 @@ fn meta(frame: &Frame<'_>) -> Meta {
 }
 
 impl Channel for Inspector {
-    fn publish(&mut self, frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, Full> {
+    fn publish(&mut self, frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, ReserveError> {
         self.bytes += frame.len() as u64;
         self.published += 1;
         Ok(Seq(self.published - 1))

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, PacketSpec, Ports, state};
-use towpath_ring::{Full, Loss, Seq};
+use towpath_ring::{Loss, ReserveError, Seq};
 
 use super::*;
 use crate::queue::Channel;
@@ -41,10 +41,10 @@ impl Inspector {
 }
 
 impl Channel for Inspector {
-    fn publish(&mut self, _frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, Full> {
+    fn publish(&mut self, _frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, ReserveError> {
         let mut inside = self.0.borrow_mut();
         if inside.room > 0 && inside.published - inside.answered >= inside.room as u32 {
-            return Err(Full::Lent);
+            return Err(ReserveError::RingFull);
         }
         inside.published += 1;
         Ok(Seq(inside.published - 1))

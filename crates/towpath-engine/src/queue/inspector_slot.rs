@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use towpath_metrics::metrics;
-use towpath_ring::{self as ring, FrameOut, Full, Loss, Meta, Seq};
+use towpath_ring::{self as ring, FrameOut, Loss, Meta, ReserveError, Seq};
 
 use super::{Answer, Channel, Detached, Outcome, Policy, Reply};
 use crate::reorder::PacketId;
@@ -231,7 +231,7 @@ impl<C: Channel> InspectorSlot<C> {
 }
 
 impl<C: Channel> ring::Listener for InspectorSlot<C> {
-    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
         let seq = self.channel.publish(bytes, meta)?;
         if self.held.is_empty() {
             self.first = seq.0;

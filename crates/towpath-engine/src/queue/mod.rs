@@ -22,7 +22,8 @@ use rustix::fd::BorrowedFd;
 use towpath_gate::state::Flow;
 use towpath_metrics::metrics;
 use towpath_ring::{
-    self as ring, ChannelStats, Credentials, Fanout, FrameOut, Full, Geometry, Loss, Meta, Overload, Seq,
+    self as ring, ChannelStats, Credentials, Fanout, FrameOut, Geometry, Loss, Meta, Overload, ReserveError,
+    Seq,
 };
 use towpath_wire::Time;
 
@@ -39,7 +40,7 @@ pub trait Channel {
     ///
     /// # Errors
     /// There is no room for it now.
-    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, Full>;
+    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, ReserveError>;
 
     /// Counts a frame that was meant for the inspector, and tells it.
     fn lose(&mut self, loss: Loss);
@@ -99,7 +100,7 @@ pub trait Channel {
 
 /// The channel type of an engine without inspectors.
 impl Channel for Infallible {
-    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, Full> {
+    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, ReserveError> {
         match *self {}
     }
 
@@ -393,14 +394,14 @@ impl<C: Channel> Queue<C> {
         let number = self.number;
         let meta = Meta { group: number.into(), ..*meta };
         let fanout = self.policy.fanout;
-        match self.members.offer(frame, &meta, cpu) {
-            ring::Offer::Sent(index, _) => {
+        match self.members.enqueue(frame, &meta, cpu) {
+            ring::Enqueue::Sent(index, _) => {
                 if let Some(listener) = self.members.listeners().nth(index) {
                     listener.name_newest(id, now);
                 }
                 self.hold(1)
             }
-            ring::Offer::SentTo(copies) => {
+            ring::Enqueue::SentTo(copies) => {
                 let id = id.filter(|_| fanout == Fanout::Broadcast);
                 for listener in self.members.listeners() {
                     listener.name_newest(id, now);
@@ -412,17 +413,17 @@ impl<C: Channel> Queue<C> {
                 if id.is_some() { Enqueue::Held } else { Enqueue::Copied }
             }
             // A copy is not worth a place in the backlog.
-            ring::Offer::Block if self.stalled || self.has_backlog() && id.is_none() => {
+            ring::Enqueue::Blocked if self.stalled || self.has_backlog() && id.is_none() => {
                 self.lose_overload(&meta, cpu, self.policy.default)
             }
-            ring::Offer::Block | ring::Offer::Queued => Enqueue::Full,
-            ring::Offer::Lost | ring::Offer::Drop => self.count_overload(DefaultVerdict::Drop),
-            ring::Offer::Pass => self.count_overload(DefaultVerdict::Pass),
-            ring::Offer::Queue(number) => {
+            ring::Enqueue::Blocked | ring::Enqueue::Backlogged => Enqueue::Full,
+            ring::Enqueue::Verdict(ring::Verdict::Pass) => self.count_overload(DefaultVerdict::Pass),
+            ring::Enqueue::Verdict(ring::Verdict::Queue(number)) => {
                 self.stats.handed_on += 1;
                 Enqueue::Queue(number)
             }
-            ring::Offer::NoListener => {
+            ring::Enqueue::Lost | ring::Enqueue::Verdict(_) => self.count_overload(DefaultVerdict::Drop),
+            ring::Enqueue::NoListener => {
                 self.stats.no_listener += 1;
                 self.count_lost(self.policy.default)
             }
@@ -508,7 +509,7 @@ impl<C: Channel> Queue<C> {
     /// `now` is wall-clock time in nanoseconds.
     pub fn poll(&mut self, now: u64, mut each: impl FnMut(PacketId, Decided<'_>)) -> usize {
         let Self { members, policy, broadcasts, flows, stalled, stats, trouble, .. } = self;
-        let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Tap);
+        let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let alive = members.listeners().filter(|l| !ring::Listener::is_dead(*l)).count();
         let mut decided = 0;
         for listener in members.listeners() {

@@ -12,7 +12,7 @@ const FANOUTS: [(&str, Fanout); 6] = [
     ("cpu", Fanout::Cpu),
     ("least", Fanout::LeastLoaded),
     ("broadcast", Fanout::Broadcast),
-    ("tap", Fanout::Tap),
+    ("mirror", Fanout::Mirror),
 ];
 
 /// Which of several inspectors gets a packet.
@@ -20,10 +20,13 @@ const FANOUTS: [(&str, Fanout); 6] = [
 /// # Errors
 /// The words that there are.
 pub fn fanout(text: &str) -> Result<Fanout, String> {
+    if text == "tap" {
+        return Err("fanout `tap` is now called `mirror`".to_owned());
+    }
     let found = FANOUTS.iter().find(|(word, _)| *word == text);
     found
         .map(|(_, fanout)| *fanout)
-        .ok_or_else(|| format!("fanout `{text}` is not exclusive, flow, cpu, least, broadcast or tap"))
+        .ok_or_else(|| format!("fanout `{text}` is not exclusive, flow, cpu, least, broadcast or mirror"))
 }
 
 /// The word that [`fanout`] reads.

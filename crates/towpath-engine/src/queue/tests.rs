@@ -17,8 +17,8 @@ struct Fake {
 }
 
 impl Channel for Fake {
-    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, Full> {
-        self.room = self.room.checked_sub(1).ok_or(Full::Lent)?;
+    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, ReserveError> {
+        self.room = self.room.checked_sub(1).ok_or(ReserveError::RingFull)?;
         self.next = self.next.wrapping_add(1);
         Ok(Seq(self.next.wrapping_sub(1)))
     }
@@ -187,7 +187,7 @@ fn of_a_broadcast_the_strictest_verdict_counts_once_all_have_spoken() {
 
 #[test]
 fn nobody_waits_for_a_tap() {
-    let mut queue = queue(Policy { fanout: Fanout::Tap, ..POLICY }, [room(9), room(1)]);
+    let mut queue = queue(Policy { fanout: Fanout::Mirror, ..POLICY }, [room(9), room(1)]);
     let t = ids(2);
     assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Copied);
     assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Copied);

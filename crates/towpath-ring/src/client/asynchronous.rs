@@ -90,7 +90,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Config, Endpoint, Full, Meta, Verdict};
+    use crate::{Config, Endpoint, Meta, ReserveError, Verdict};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn frames_are_awaited_in_a_spawned_task() {
@@ -117,7 +117,7 @@ mod tests {
         let engine = tokio::task::spawn_blocking(move || {
             let mut decided = 0;
             for n in 0..20_000u32 {
-                while channel.send(&[n as u8; 100], &Meta::default()) == Err(Full::Lent) {
+                while channel.send(&[n as u8; 100], &Meta::default()) == Err(ReserveError::RingFull) {
                     let found = channel.poll_verdicts(0, |_, _| {});
                     decided += found;
                     if found == 0 {

@@ -7,14 +7,14 @@ use std::time::Duration;
 use super::rings::Rings;
 use super::{ConsumerStats, Frame, FrameId};
 use crate::client::tx_ring;
-use crate::engine::channel::Full;
 use crate::handshake::attach::Attached;
 use crate::handshake::error::RecvError;
 use crate::handshake::messages::{NOTICE, Notice};
 use crate::lane::consumer::Found;
-use crate::lane::verdict::Answer;
+use crate::lane::reserve_error::ReserveError;
+use crate::lane::verdict::Decision;
 use crate::shm::abi;
-use crate::shm::header::Meta;
+use crate::shm::header::{Kind, Meta};
 use crate::shm::park::{Answered, Ringer};
 use crate::shm::region::{Access, Payload, Words, in_huge_pages};
 use crate::shm::seq::Seq;
@@ -95,9 +95,9 @@ impl Lane {
     }
 
     #[inline]
-    pub(crate) fn answer(&mut self, frame: &Frame, answer: Answer) {
+    pub(crate) fn decide(&mut self, frame: &Frame, decision: Decision<'_>) {
         if self.has(frame) {
-            self.rings.answer(frame.id.seq, frame.at, answer);
+            self.rings.decide(frame.id.seq, frame.at, decision);
             self.unflushed = true;
         }
     }
@@ -109,17 +109,17 @@ impl Lane {
         }
     }
 
-    pub(crate) fn answer_upto(&mut self, upto: Seq, answer: Answer) {
-        self.unflushed |= self.rings.answer_upto(upto, answer);
+    pub(crate) fn decide_upto(&mut self, upto: Seq, decision: Decision<'_>) {
+        self.unflushed |= self.rings.decide_upto(upto, decision);
     }
 
     /// Decides about everything that was received.
-    pub(crate) fn answer_all(&mut self, answer: Answer) {
-        self.answer_upto(self.rings.rx.expected().back(1), answer);
+    pub(crate) fn decide_all(&mut self, decision: Decision<'_>) {
+        self.decide_upto(self.rings.rx.expected().back(1), decision);
     }
 
     /// Publishes a message for the engine; returns its first frame.
-    pub(crate) fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+    pub(crate) fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, ReserveError> {
         let Self { rings, socket, oneshot_max, .. } = self;
         let way = tx_ring::Way {
             own: &rings.memory.own,
@@ -133,13 +133,16 @@ impl Lane {
         Ok(at)
     }
 
-    /// Publishes a replacement; returns its first frame.
-    pub(crate) fn send_replacement(&mut self, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+    /// Publishes a replacement for `frame`'s payload and decides the frame.
+    pub(crate) fn replace(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), ReserveError> {
         // The engine would not take it, and count it against us.
         if payload.len() > self.replacement_max as usize {
-            return Err(Full::TooLarge);
+            return Err(ReserveError::TooLarge);
         }
-        self.send(payload, meta)
+        let meta = Meta { kind: Kind::REPLACEMENT, port: frame.id.seq.0, ..Meta::default() };
+        let at = self.send(payload, &meta)?;
+        self.rings.replace(frame.id.seq, frame.at, at);
+        Ok(())
     }
 
     /// Whether a frame towards the engine has come back that was not taken back yet.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::handshake::attach::{Attached, Options, attach};
 use crate::handshake::error::{AttachError, RecvError};
 use crate::lane::batch;
-use crate::lane::verdict::{Answer, Verdict};
+use crate::lane::verdict::{Decision, Verdict};
 use crate::shm::abi;
 use crate::shm::cpu;
 use crate::shm::header::Header;
@@ -200,14 +200,14 @@ impl Consumer {
 
     /// From now on a signal whose handler ran while this consumer slept ends the call that receives, with
     /// [`RecvError::System`] of [`ErrorKind::Interrupted`](std::io::ErrorKind::Interrupted), and the call that waits for room to send, with
-    /// [`Full::Interrupted`](crate::Full::Interrupted); nothing is lost, and it may be called again. Otherwise it sleeps on. For languages that have no other way to
+    /// [`ReserveError::Interrupted`](crate::ReserveError::Interrupted); nothing is lost, and it may be called again. Otherwise it sleeps on. For languages that have no other way to
     /// end a thread that waits.
     pub fn set_interruptible(&mut self, interruptible: bool) {
         self.interruptible = interruptible;
     }
 
     /// How long calls that send ([`replace`](Self::replace), [`send`](Self::send), [`reply`](Self::reply)) wait for room at most; then they
-    /// say [`Full::Lent`](crate::Full::Lent), and nothing was sent. `None`, as at first: for ever.
+    /// say [`ReserveError::RingFull`](crate::ReserveError::RingFull), and nothing was sent. `None`, as at first: for ever.
     pub fn set_send_timeout(&mut self, timeout: Option<Duration>) {
         self.send_timeout = timeout;
     }
@@ -306,8 +306,25 @@ impl Consumer {
 
     /// Decides about the frame and gives it back. ([`Verdict::Hold`] keeps it, but [`hold`](Self::hold) is what leaves
     /// you the frame to decide about later.)
-    pub fn verdict(&mut self, frame: Frame, answer: impl Into<Answer>) {
-        self.answer(&frame, answer.into());
+    ///
+    /// # Panics
+    /// For [`Verdict::Replace`]: [`replace`](Self::replace) sends the payload.
+    pub fn verdict(&mut self, frame: Frame, decision: impl Into<Decision<'static>>) {
+        let decision = decision.into();
+        match decision.verdict {
+            Verdict::Hold => self.hold(&frame),
+            Verdict::Replace(_) => not_a_replacement(),
+            _ => {
+                self.lane_mut(&frame).decide(&frame, decision);
+                self.unflushed = true;
+            }
+        }
+    }
+
+    /// Says that TX frame `frame` replaces the payload, whatever is in it.
+    #[cfg(test)]
+    pub(crate) fn replace_by(&mut self, of: Frame, frame: u16) {
+        self.lane_mut(&of).rings.replace(of.id.seq, of.at, frame);
     }
 
     /// Decides about every frame of a lane received up to `upto` that has no verdict of its own and is not held, in one
@@ -315,10 +332,10 @@ impl Consumer {
     ///
     /// # Panics
     /// When the answer is about one frame only: [`Verdict::Hold`] or [`Verdict::Replace`].
-    pub fn verdict_upto(&mut self, upto: FrameId, answer: impl Into<Answer>) {
-        let answer = about_many(answer.into());
+    pub fn verdict_upto(&mut self, upto: FrameId, decision: impl Into<Decision<'static>>) {
+        let decision = about_many(decision.into());
         if let Some(lane) = self.lanes.get_mut(upto.lane as usize) {
-            lane.answer_upto(upto.seq, answer);
+            lane.decide_upto(upto.seq, decision);
             self.unflushed = true;
         }
     }
@@ -328,9 +345,9 @@ impl Consumer {
     ///
     /// # Panics
     /// As [`verdict_upto`](Self::verdict_upto).
-    pub fn verdict_all(&mut self, answer: impl Into<Answer>) {
-        let answer = about_many(answer.into());
-        self.lanes.iter_mut().for_each(|lane| lane.answer_all(answer));
+    pub fn verdict_all(&mut self, decision: impl Into<Decision<'static>>) {
+        let decision = about_many(decision.into());
+        self.lanes.iter_mut().for_each(|lane| lane.decide_all(decision));
         self.unflushed = true;
     }
 
@@ -479,15 +496,6 @@ impl Consumer {
     fn lane_mut(&mut self, frame: &Frame) -> &mut Lane {
         &mut self.lanes[frame.id.lane as usize]
     }
-
-    #[inline]
-    fn answer(&mut self, frame: &Frame, answer: Answer) {
-        if answer.verdict == Verdict::Hold {
-            return self.hold(frame);
-        }
-        self.lane_mut(frame).answer(frame, answer);
-        self.unflushed = true;
-    }
 }
 
 #[cold]
@@ -496,12 +504,18 @@ fn given_back(frame: &Frame) -> ! {
     panic!("frame {} was given back", frame.id.seq)
 }
 
+#[cold]
+#[inline(never)]
+fn not_a_replacement() -> ! {
+    panic!("Verdict::Replace needs room in the ring: call Consumer::replace")
+}
+
 /// The answer, unless it is about one frame.
 #[inline]
-fn about_many(answer: Answer) -> Answer {
-    let one = matches!(answer.verdict, Verdict::Hold | Verdict::Replace(_));
-    assert!(!one, "{:?} is about one frame", answer.verdict);
-    answer
+fn about_many(decision: Decision<'_>) -> Decision<'_> {
+    let one = matches!(decision.verdict, Verdict::Hold | Verdict::Replace(_));
+    assert!(!one, "{:?} is about one frame", decision.verdict);
+    decision
 }
 
 impl AsFd for Consumer {

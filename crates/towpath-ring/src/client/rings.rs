@@ -7,7 +7,7 @@ use crate::handshake::attach::Memory;
 use crate::handshake::error::RecvError;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
 use crate::lane::records;
-use crate::lane::verdict::{Answer, Verdict, Word};
+use crate::lane::verdict::{Decision, Verdict, Word};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT};
 use crate::shm::region::{Payload, Use};
 use crate::shm::seq::Seq;
@@ -148,19 +148,25 @@ impl Rings {
 
     /// Decides about the message at `at`, which is ours, and gives it back.
     #[inline]
-    pub(crate) fn answer(&mut self, seq: Seq, at: u32, answer: Answer) {
-        self.write_entry(seq, at, answer);
+    pub(crate) fn decide(&mut self, seq: Seq, at: u32, decision: Decision<'_>) {
+        self.write_entry(at, Word::new(seq, decision), decision);
+        self.give_back(at);
+    }
+
+    /// Replaces the payload of the message at `at` by that of TX frame `frame`.
+    pub(crate) fn replace(&mut self, seq: Seq, at: u32, frame: u16) {
+        self.write_entry(at, Word::replace(seq, frame), Verdict::Replace(&[]).into());
         self.give_back(at);
     }
 
     /// Keeps the message at `at`, which is ours.
     pub(crate) fn hold(&mut self, seq: Seq, at: u32) {
-        self.write_entry(seq, at, Verdict::Hold.into());
+        self.write_entry(at, Word::new(seq, Verdict::Hold), Verdict::Hold.into());
         self.mine[at as usize].held = true;
     }
 
     /// Decides about everything received up to `upto` that is undecided; whether there may be something.
-    pub(crate) fn answer_upto(&mut self, upto: Seq, answer: Answer) -> bool {
+    pub(crate) fn decide_upto(&mut self, upto: Seq, decision: Decision<'_>) -> bool {
         let received = self.rx.expected().back(1);
         let upto = if received.is_before(upto) { received } else { upto };
         if !self.upto.is_before(upto) {
@@ -175,14 +181,14 @@ impl Rings {
                 continue;
             }
             if full {
-                self.write_entry(seq, at, answer);
+                self.write_entry(at, Word::new(seq, decision), decision);
             }
             self.give_back(at);
         }
         if !full {
             self.upto = upto;
-            let word = Word { seq: upto, verdict: answer.verdict, flags: answer.flags };
-            self.records.write(&self.memory.own, word, answer.mark, answer.mask);
+            let word = Word::new(upto, decision);
+            self.records.write(&self.memory.own, word, decision.mark, decision.mask);
         }
         true
     }
@@ -197,9 +203,8 @@ impl Rings {
     }
 
     #[inline]
-    fn write_entry(&self, seq: Seq, at: u32, answer: Answer) {
-        let word = Word { seq, verdict: answer.verdict, flags: answer.flags };
-        self.rx.release(&self.memory.own, at, word, answer.mark, answer.mask);
+    fn write_entry(&self, at: u32, word: Word, decision: Decision<'_>) {
+        self.rx.release(&self.memory.own, at, word, decision.mark, decision.mask);
     }
 
     #[inline]
@@ -285,7 +290,7 @@ mod tests {
             for at in out {
                 match rx.entry(theirs, at) {
                     Entry::Nothing => {}
-                    Entry::Says(word) if word.verdict == Verdict::Hold => rx.frames.hold(at),
+                    Entry::Says(word) if word.is_hold() => rx.frames.hold(at),
                     Entry::Says(_) => rx.frames.release(at),
                     other => panic!("{other:?} at {at}"),
                 }
@@ -340,12 +345,12 @@ mod tests {
                     w.client.hold(found.seq, found.at);
                     held = Some(found);
                 } else {
-                    w.client.answer(found.seq, found.at, Verdict::Pass.into());
+                    w.client.decide(found.seq, found.at, Verdict::Pass.into());
                 }
                 if n % 40 == 35
                     && let Some(found) = held.take()
                 {
-                    w.client.answer(found.seq, found.at, Verdict::Drop.into());
+                    w.client.decide(found.seq, found.at, Verdict::Drop.into());
                 }
                 w.reclaim();
             }
@@ -387,7 +392,7 @@ mod tests {
             assert!(w.send(&[1; 100]));
             let found = w.receive().expect("the message");
             assert_eq!(found.seq, Seq(n));
-            w.client.answer(found.seq, found.at, Verdict::Pass.into());
+            w.client.decide(found.seq, found.at, Verdict::Pass.into());
             w.reclaim();
         }
     }

@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use super::lane::Lane;
 use super::{Consumer, Frame};
-use crate::engine::channel::Full;
-use crate::lane::verdict::Verdict;
+use crate::lane::reserve_error::ReserveError;
 use crate::shm::header::{Kind, Meta};
 
 /// A replacement that could not be handed over; the frame is still there to be decided.
@@ -16,7 +15,7 @@ pub struct NotReplaced {
     /// The frame.
     pub frame: Frame,
     /// Why not.
-    pub why: Full,
+    pub why: ReserveError,
 }
 
 impl Consumer {
@@ -30,7 +29,7 @@ impl Consumer {
         let (mut frame, until) = (frame, self.send_until());
         loop {
             match self.try_replace(frame, payload) {
-                Err(NotReplaced { frame: again, why: Full::Lent }) => frame = again,
+                Err(NotReplaced { frame: again, why: ReserveError::RingFull }) => frame = again,
                 other => return other,
             }
             if let Err(why) = self.wait_for_room(frame.id.lane, until) {
@@ -47,17 +46,16 @@ impl Consumer {
     /// Lets the frame go on with another payload.
     ///
     /// # Errors
-    /// [`NotReplaced`] gives the frame back; with [`Full::Lent`](crate::Full::Lent) it is worth trying again.
+    /// [`NotReplaced`] gives the frame back; with [`ReserveError::RingFull`](crate::ReserveError::RingFull) it is worth trying again.
     pub fn try_replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
         if !self.has(&frame) {
             // Decided before, by verdict_upto: as for any verdict on such a frame, nothing happens. A TX frame that no
             // verdict names would be lost to the ring.
             return Ok(());
         }
-        let meta = Meta { kind: Kind::REPLACEMENT, port: frame.id.seq.0, ..Meta::default() };
-        match self.lane_mut(&frame).send_replacement(payload, &meta) {
-            Ok(at) => {
-                self.answer(&frame, Verdict::Replace(at).into());
+        match self.lane_mut(&frame).replace(&frame, payload) {
+            Ok(()) => {
+                self.unflushed = true;
                 Ok(())
             }
             Err(why) => Err(NotReplaced { frame, why }),
@@ -69,9 +67,9 @@ impl Consumer {
     /// theirs to say ([`crate::Config::messages`]).
     ///
     /// # Errors
-    /// [`Full`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone; or the wait was ended,
+    /// [`ReserveError`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone; or the wait was ended,
     /// as with [`replace`](Self::replace).
-    pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+    pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), ReserveError> {
         self.send_on(0, payload, meta)
     }
 
@@ -79,15 +77,15 @@ impl Consumer {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn reply(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+    pub fn reply(&mut self, frame: &Frame, payload: &[u8], meta: &Meta) -> Result<(), ReserveError> {
         self.send_on(frame.id.lane, payload, meta)
     }
 
-    fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+    fn send_on(&mut self, lane: u32, payload: &[u8], meta: &Meta) -> Result<(), ReserveError> {
         let until = self.send_until();
         loop {
             match self.lanes[lane as usize].send(payload, meta) {
-                Err(Full::Lent) => self.wait_for_room(lane, until)?,
+                Err(ReserveError::RingFull) => self.wait_for_room(lane, until)?,
                 other => {
                     self.unflushed = true;
                     return other.map(drop);
@@ -100,8 +98,8 @@ impl Consumer {
     /// [`flush`](Self::flush).
     ///
     /// # Errors
-    /// [`Full`]: there is no room now ([`Full::Lent`]), or never will be.
-    pub fn try_send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), Full> {
+    /// [`ReserveError`]: there is no room now ([`ReserveError::RingFull`]), or never will be.
+    pub fn try_send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), ReserveError> {
         self.unflushed = true;
         self.lanes[0].send(payload, meta).map(drop)
     }
@@ -111,7 +109,7 @@ impl Consumer {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn request(&mut self, group: u32, payload: &[u8]) -> Result<(), Full> {
+    pub fn request(&mut self, group: u32, payload: &[u8]) -> Result<(), ReserveError> {
         self.send(payload, &Meta { kind: Kind::REQUEST, group, ..Meta::default() })?;
         self.flush();
         Ok(())
@@ -124,11 +122,11 @@ impl Consumer {
     }
 
     /// Waits until the engine has given a TX frame of the lane back.
-    fn wait_for_room(&mut self, lane: u32, until: Option<Instant>) -> Result<(), Full> {
+    fn wait_for_room(&mut self, lane: u32, until: Option<Instant>) -> Result<(), ReserveError> {
         self.flush();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
-            return Err(Full::Lent);
+            return Err(ReserveError::RingFull);
         }
         let mut interrupted = false;
         let armed = self.sleeper.arm(self.lanes.iter().map(Lane::own_page));
@@ -139,8 +137,8 @@ impl Consumer {
             interrupted = waited.is_err_and(|error| error.kind() == ErrorKind::Interrupted);
         }
         if self.disarm().is_err() || self.is_ended() {
-            return Err(Full::Dead);
+            return Err(ReserveError::Disconnected);
         }
-        if interrupted && self.interruptible { Err(Full::Interrupted) } else { Ok(()) }
+        if interrupted && self.interruptible { Err(ReserveError::Interrupted) } else { Ok(()) }
     }
 }

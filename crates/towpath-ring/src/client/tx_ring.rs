@@ -2,11 +2,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::engine::channel::Full;
 use crate::handshake::messages::Notice;
 use crate::lane::frames::NoRoom;
 use crate::lane::producer::{Entry, Producer};
-use crate::lane::verdict::Verdict;
+use crate::lane::reserve_error::ReserveError;
 use crate::shm::abi::{INLINE_BYTES, Layout};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Meta};
 use crate::shm::region::{Payload, Words};
@@ -44,14 +43,16 @@ impl Outbox {
 
     /// Publishes a message; returns its first frame. What is larger than the ring, or than every gap in it, goes in a
     /// memory of its own.
-    pub(crate) fn send(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+    pub(crate) fn send(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, ReserveError> {
         let room = match self.tx.room(payload.len()).or_else(|_| {
             self.reclaim(way.theirs);
             self.tx.room(payload.len())
         }) {
             Ok(room) => room,
-            Err(NoRoom::TooLarge | NoRoom::Held) => return self.send_oneshot(way, payload, meta),
-            Err(NoRoom::Lent) => return Err(Full::Lent),
+            Err(NoRoom::TooLarge | NoRoom::NoContiguousSpace) => {
+                return self.send_oneshot(way, payload, meta);
+            }
+            Err(NoRoom::RingFull) => return Err(ReserveError::RingFull),
         };
         let inline = payload.len() <= INLINE_BYTES;
         let header = meta.header(payload.len(), if inline { FLAG_INLINE } else { 0 });
@@ -75,28 +76,28 @@ impl Outbox {
         self.tx.room(len).is_ok()
     }
 
-    fn send_oneshot(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, Full> {
+    fn send_oneshot(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, ReserveError> {
         let len = payload.len() as u64;
         if len > way.oneshot_max.min(u32::MAX.into()) {
-            return Err(Full::TooLarge);
+            return Err(ReserveError::TooLarge);
         }
         let frames = &self.tx.frames;
         self.under_way.retain(|seq| frames.find(*seq).is_some());
         if self.under_way.len() >= ONESHOTS {
-            return Err(Full::Lent);
+            return Err(ReserveError::RingFull);
         }
         let room = self.tx.room(0)?;
         let seq = self.tx.frames.next_seq();
         let refused = |e| {
             log::warn!("no memory for a message of {len} bytes: {e}");
-            Full::TooLarge
+            ReserveError::TooLarge
         };
         let fd = sys::frozen(payload).map_err(refused)?;
         // Sent before it is published: when the engine sees the header, the descriptor is there.
         match sys::send(way.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
-            Ok(Sent::Full) => return Err(Full::Lent),
-            Ok(Sent::Gone) => return Err(Full::Dead),
+            Ok(Sent::Full) => return Err(ReserveError::RingFull),
+            Ok(Sent::Gone) => return Err(ReserveError::Disconnected),
             Err(e) => return Err(refused(e)),
         }
         self.under_way.push(seq);
@@ -112,7 +113,7 @@ impl Outbox {
             if let Some(at) = self.tx.frames.find(seq) {
                 match self.tx.entry(theirs, at) {
                     // The engine passes it on from where it is: the frames behind it come back before it does.
-                    Entry::Says(word) if word.verdict == Verdict::Hold => self.tx.frames.hold(at),
+                    Entry::Says(word) if word.is_hold() => self.tx.frames.hold(at),
                     Entry::Says(_) => self.tx.frames.release(at),
                     _ => {}
                 }
@@ -122,7 +123,7 @@ impl Outbox {
         let mut held = 0;
         while let Some(&at) = self.tx.frames.aside().get(held) {
             match self.tx.entry(theirs, at) {
-                Entry::Says(word) if word.verdict != Verdict::Hold => self.tx.frames.release(at),
+                Entry::Says(word) if !word.is_hold() => self.tx.frames.release(at),
                 _ => held += 1,
             }
         }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::client::{Consumer, ConsumerStats, Frame, Ticket};
-use crate::engine::channel::Full;
 use crate::handshake::attach::Options;
 use crate::handshake::error::{AttachError, RecvError};
 use crate::lane::batch::{self, BUNDLE_MOST, Part};
+use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
 use crate::shm::header::{Kind, Meta};
 
@@ -173,14 +173,14 @@ pub enum ServeError {
     /// No message could be received.
     #[error(transparent)]
     Recv(#[from] RecvError),
-    /// An answer could not be sent: its message is done without, or when the wait for room was ended ([`Full::Interrupted`],
-    /// [`Full::Lent`]), the next call sends it.
+    /// An answer could not be sent: its message is done without, or when the wait for room was ended ([`ReserveError::Interrupted`],
+    /// [`ReserveError::RingFull`]), the next call sends it.
     #[error("an answer of {len} bytes: {why}")]
     Reply {
         /// Its length.
         len: usize,
         /// Why not.
-        why: Full,
+        why: ReserveError,
     },
 }
 
@@ -304,7 +304,7 @@ impl Worker {
         };
         let served =
             Turn { queue: &mut self.queue, reply: &mut self.reply, begun: &mut begun }.serve(count, work);
-        if let Err(ServeError::Recv(_) | ServeError::Reply { why: Full::Dead, .. }) = served {
+        if let Err(ServeError::Recv(_) | ServeError::Reply { why: ReserveError::Disconnected, .. }) = served {
             // The next call would fail with the same frame again, and so on.
             self.reply.clear();
         } else if begun.done >= count && self.reply.ends.is_empty() {
@@ -412,8 +412,8 @@ impl Worker {
     /// What was answered is not given to another worker when this one dies.
     ///
     /// # Errors
-    /// [`Full`]: the answer is larger than the multiplexor takes, or the multiplexor is gone.
-    pub fn reply(&mut self, message: &Message, bytes: &[u8]) -> Result<(), Full> {
+    /// [`ReserveError`]: the answer is larger than the multiplexor takes, or the multiplexor is gone.
+    pub fn reply(&mut self, message: &Message, bytes: &[u8]) -> Result<(), ReserveError> {
         let meta = Meta { kind: Kind::REPLY, port: message.frame.seq().0, ..Meta::default() };
         self.queue.reply(&message.frame, bytes, &meta)
     }
@@ -423,7 +423,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
-    pub fn forward(&mut self, connection: Connection, bytes: &[u8]) -> Result<(), Full> {
+    pub fn forward(&mut self, connection: Connection, bytes: &[u8]) -> Result<(), ReserveError> {
         let Connection { index: port, generation: group } = connection;
         self.queue.send(bytes, &Meta { kind: Kind::MESSAGE, port, group, ..Meta::default() })
     }
@@ -432,7 +432,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
-    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Full> {
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), ReserveError> {
         self.queue.send(bytes, &Meta { kind: Kind::MESSAGE, ..Meta::default() })
     }
 
@@ -527,9 +527,11 @@ impl Turn<'_> {
                 Meta { kind: Kind::REPLY, port: frame.seq().0, group, mark: count as u32, ..Meta::default() };
             let sent = self.queue.reply(frame, &bytes[..len], &meta);
             match sent {
-                Err(why @ (Full::Interrupted | Full::Lent)) => return Err(ServeError::Reply { len, why }),
+                Err(why @ (ReserveError::Interrupted | ReserveError::RingFull)) => {
+                    return Err(ServeError::Reply { len, why });
+                }
                 // Together with the last, which is the one that made it long; those before it are not lost with it.
-                Err(Full::TooLarge) if count > 1 => {
+                Err(ReserveError::TooLarge) if count > 1 => {
                     count -= 1;
                     continue;
                 }
@@ -553,7 +555,7 @@ impl Drop for Turn<'_> {
         if std::thread::panicking() {
             self.reply.bytes.truncate(self.reply.ends.last().map_or(0, |(end, _)| *end));
             // One that is too long is left out.
-            while let Err(ServeError::Reply { why: Full::TooLarge, .. }) = self.answer() {}
+            while let Err(ServeError::Reply { why: ReserveError::TooLarge, .. }) = self.answer() {}
             self.reply.clear();
         }
     }

@@ -11,14 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thiserror::Error;
-
 use crate::engine::control_rx::Inbox;
 use crate::engine::dump::Dump;
 use crate::engine::peer_liveness::{Death, Life};
 use crate::engine::rings::Rings;
 use crate::engine::stats::ChannelStats;
-use crate::lane::frames::NoRoom;
 use crate::lane::loss_record::Gaps;
 use crate::shm::abi;
 use crate::shm::cpu;
@@ -68,39 +65,6 @@ pub(crate) struct Demands {
     pub(crate) oneshot_max: u64,
     /// Whether messages from the client are wanted.
     pub(crate) messages: bool,
-}
-
-/// Why there is no frame for a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Full {
-    /// The message is larger than the ring ([`Channel::send`] sends such messages in a memory of their own), or larger
-    /// than [`Config::oneshot_max`](crate::Config::oneshot_max) or than the system has memory for; of a replacement, larger
-    /// than [`Config::replacement_max`](crate::Config::replacement_max).
-    #[error("the message is larger than the ring")]
-    TooLarge,
-    /// The client has not given enough frames back. Poll for verdicts, then try again.
-    #[error("the client has not given enough frames back")]
-    Lent,
-    /// Held frames leave no gap that is large enough.
-    #[error("frames that the client holds leave no gap that is large enough")]
-    Held,
-    /// The client is gone.
-    #[error("the client is gone")]
-    Dead,
-    /// To a client that waits for room: a signal's handler ran ([`Consumer::set_interruptible`](crate::Consumer::set_interruptible)).
-    /// Nothing was sent; it may try again.
-    #[error("a signal came while there was no room")]
-    Interrupted,
-}
-
-impl From<NoRoom> for Full {
-    fn from(why: NoRoom) -> Self {
-        match why {
-            NoRoom::TooLarge => Self::TooLarge,
-            NoRoom::Lent => Self::Lent,
-            NoRoom::Held => Self::Held,
-        }
-    }
 }
 
 /// One message that a client has not given back.
@@ -278,7 +242,7 @@ impl Channel {
     ///
     /// What [`poll_verdicts`](Self::poll_verdicts) has taken is not there to be waited for any more. When room is
     /// needed, try again after a poll that found something, and wait only after one that found nothing:
-    /// `while channel.send(..) == Err(Full::Lent) { if channel.poll_verdicts(..) == 0 { channel.wait(..)?; } }`.
+    /// `while channel.send(..) == Err(ReserveError::RingFull) { if channel.poll_verdicts(..) == 0 { channel.wait(..)?; } }`.
     ///
     /// # Errors
     /// When poll(2) fails.

@@ -4,8 +4,9 @@
 //! cd1df525), and the next step goes on where that one stopped. The last frame is DONE; it is marked when the data
 //! changed meanwhile. One dump per channel at a time.
 
-use crate::engine::channel::{Channel, Full};
+use crate::engine::channel::Channel;
 use crate::lane::loss_record::Loss;
+use crate::lane::reserve_error::ReserveError;
 use crate::shm::header::{FLAG_INLINE, FLAG_INTERRUPTED, Kind, Meta};
 
 /// EBUSY of errno(3).
@@ -84,11 +85,16 @@ impl Channel {
             match self.send(&dump.part, &meta) {
                 Ok(_) => dump.pending = false,
                 // It will never fit: the client learns from the gap record that a part is missing.
-                Err(Full::TooLarge) => {
+                Err(ReserveError::TooLarge) => {
                     self.lose(Loss::TooLarge);
                     dump.pending = false;
                 }
-                Err(Full::Lent | Full::Held | Full::Dead | Full::Interrupted) => {
+                Err(
+                    ReserveError::RingFull
+                    | ReserveError::NoContiguousSpace
+                    | ReserveError::Disconnected
+                    | ReserveError::Interrupted,
+                ) => {
                     dump.pending = true;
                     break;
                 }

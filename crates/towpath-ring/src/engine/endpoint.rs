@@ -61,7 +61,7 @@ pub struct Config {
     pub deadline: Option<Duration>,
     /// The verdict of frames that their client does not decide: overdue, left by the dead, or answered with garbage.
     /// The default is [`Verdict::Drop`] (fail closed).
-    pub default_verdict: Verdict,
+    pub default_verdict: Verdict<'static>,
     /// Most frames that a client may hold at a time; a hold beyond it is counted and not honoured, so that the ring
     /// comes to a stop at that frame.
     pub held_max: u32,

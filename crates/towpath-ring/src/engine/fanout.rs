@@ -5,8 +5,10 @@
 
 use std::collections::VecDeque;
 
-use crate::engine::channel::{Channel, Full};
+use crate::engine::channel::Channel;
 use crate::lane::loss_record::Loss;
+use crate::lane::reserve_error::ReserveError;
+use crate::lane::verdict::Verdict;
 use crate::shm::header::Meta;
 use crate::shm::seq::Seq;
 
@@ -26,7 +28,7 @@ pub enum Fanout {
     /// that listener's copy (counted, and told to it).
     Broadcast,
     /// Every listener that has room; nobody waits for them and nothing depends on what they say.
-    Tap,
+    Mirror,
 }
 
 /// What becomes of a frame whose listener has no room.
@@ -55,24 +57,20 @@ impl Overload {
 
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
+pub enum Enqueue {
     /// This listener (its place among [`Queue::listeners`] at present) has it, under this number.
     Sent(usize, Seq),
-    /// So many listeners have it ([`Fanout::Broadcast`], [`Fanout::Tap`]).
+    /// So many listeners have it ([`Fanout::Broadcast`], [`Fanout::Mirror`]).
     SentTo(usize),
     /// It waits in the backlog.
-    Queued,
+    Backlogged,
     /// No room, and the policy is to wait: offer it again.
-    Block,
+    Blocked,
     /// Lost by [`Overload::DropNewest`]; or larger than the listener can ever be sent ([`Loss::TooLarge`]), so that waiting
     /// for room would never end.
     Lost,
-    /// The policy is to let it pass.
-    Pass,
-    /// The policy is to drop it.
-    Drop,
-    /// The policy is to hand it to this queue.
-    Queue(u16),
+    /// The policy's verdict: [`Overload::Pass`], [`Overload::Drop`] or [`Overload::Queue`].
+    Verdict(Verdict<'static>),
     /// Nobody listens.
     NoListener,
 }
@@ -82,8 +80,8 @@ pub trait Listener {
     /// Publishes a frame.
     ///
     /// # Errors
-    /// [`Full`]: there is no room.
-    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full>;
+    /// [`ReserveError`]: there is no room.
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError>;
     /// Frames that are out.
     fn depth(&self) -> u32;
     /// Counts a loss and tells it with the next frame.
@@ -93,7 +91,7 @@ pub trait Listener {
 }
 
 impl Listener for Channel {
-    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+    fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
         self.send(bytes, meta)
     }
 
@@ -133,13 +131,13 @@ impl Default for Policy {
 /// What a queue has done. offered = sent + blocked + lost + passed + dropped + handed on + without listener + backlog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStats {
-    /// Frames offered; one that is offered again after [`Offer::Block`] counts again.
+    /// Frames offered; one that is offered again after [`Enqueue::Blocked`] counts again.
     pub offered: u64,
     /// Frames that a listener has, or several.
     pub sent: u64,
     /// Copies that a listener of a broadcast or a tap lost.
     pub copies_lost: u64,
-    /// Frames given back with [`Offer::Block`].
+    /// Frames given back with [`Enqueue::Blocked`].
     pub blocked: u64,
     /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`], or because they are too large.
     pub lost: u64,
@@ -212,15 +210,15 @@ impl<L: Listener> Queue<L> {
     }
 
     /// Offers a frame that came on `cpu`.
-    pub fn offer(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
+    pub fn enqueue(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Enqueue {
         self.flush();
         self.stats.offered += 1;
         if !self.members.iter().any(|m| !m.listener.is_dead()) {
             self.stats.no_listener += 1;
-            return Offer::NoListener;
+            return Enqueue::NoListener;
         }
-        if matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Tap) {
-            return self.offer_all(bytes, meta);
+        if matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Mirror) {
+            return self.enqueue_all(bytes, meta);
         }
         // What is in the backlog comes first.
         if self.backlog.is_empty()
@@ -242,7 +240,7 @@ impl<L: Listener> Queue<L> {
     }
 
     /// What became of the frame; none while it has to wait.
-    fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Offer> {
+    fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Enqueue> {
         let index = self.choose(meta, cpu)?;
         if !self.has_room(index) {
             return None;
@@ -250,26 +248,26 @@ impl<L: Listener> Queue<L> {
         match self.members[index].listener.send(bytes, meta) {
             Ok(seq) => {
                 self.stats.sent += 1;
-                Some(Offer::Sent(index, seq))
+                Some(Enqueue::Sent(index, seq))
             }
             // No room will ever be enough: behind it, nothing else would get through either.
-            Err(Full::TooLarge) if self.policy.overload.waits() => {
+            Err(ReserveError::TooLarge) if self.policy.overload.waits() => {
                 self.members[index].listener.lose(Loss::TooLarge);
                 self.stats.lost += 1;
-                Some(Offer::Lost)
+                Some(Enqueue::Lost)
             }
             Err(_) => None,
         }
     }
 
-    fn offer_all(&mut self, bytes: &[u8], meta: &Meta) -> Offer {
+    fn enqueue_all(&mut self, bytes: &[u8], meta: &Meta) -> Enqueue {
         // Of a broadcast that may block, all get it or none does yet.
         if self.policy.fanout == Fanout::Broadcast
             && self.policy.overload == Overload::Block
             && !(0..self.members.len()).all(|i| self.has_room(i) || self.members[i].listener.is_dead())
         {
             self.stats.blocked += 1;
-            return Offer::Block;
+            return Enqueue::Blocked;
         }
         let (mut sent, mut later) = (0, false);
         for index in 0..self.members.len() {
@@ -283,7 +281,7 @@ impl<L: Listener> Queue<L> {
                     sent += 1;
                     continue;
                 }
-                Some(Err(Full::TooLarge)) => Loss::TooLarge,
+                Some(Err(ReserveError::TooLarge)) => Loss::TooLarge,
                 Some(Err(_)) | None => Loss::NoRoom,
             };
             listener.lose(loss);
@@ -293,12 +291,12 @@ impl<L: Listener> Queue<L> {
         if sent == 0 && self.policy.fanout == Fanout::Broadcast {
             if !later && self.policy.overload.waits() {
                 self.stats.lost += 1;
-                return Offer::Lost;
+                return Enqueue::Lost;
             }
             return self.refuse();
         }
         self.stats.sent += 1;
-        Offer::SentTo(sent)
+        Enqueue::SentTo(sent)
     }
 
     fn choose(&self, meta: &Meta, cpu: u32) -> Option<usize> {
@@ -306,7 +304,7 @@ impl<L: Listener> Queue<L> {
         let suits = |hash: u32, i: usize| score(hash, self.members[i].id);
         let all = 0..self.members.len();
         match self.policy.fanout {
-            Fanout::Exclusive | Fanout::Broadcast | Fanout::Tap => all.into_iter().find(live),
+            Fanout::Exclusive | Fanout::Broadcast | Fanout::Mirror => all.into_iter().find(live),
             // Rendezvous hashing: the listener with the highest score for this flow; when it goes, only its flows move.
             Fanout::FlowHash => all.filter(live).max_by_key(|i| suits(meta.hash, *i)),
             Fanout::Cpu => {
@@ -330,7 +328,7 @@ impl<L: Listener> Queue<L> {
         !member.overloaded
     }
 
-    fn overloaded(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Offer {
+    fn overloaded(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Enqueue {
         let max = match self.policy.overload {
             Overload::DropOldest(max) if max > 0 => max,
             policy => {
@@ -354,7 +352,7 @@ impl<L: Listener> Queue<L> {
             self.lose(Loss::Oldest, &meta, cpu);
         }
         self.backlog.push_back((*meta, cpu, bytes.into()));
-        Offer::Queued
+        Enqueue::Backlogged
     }
 
     /// Tells the listener that would have had the frame that it is lost, when the caller decides so.
@@ -365,27 +363,27 @@ impl<L: Listener> Queue<L> {
     }
 
     /// The policies that leave the frame to the caller.
-    fn refuse(&mut self) -> Offer {
+    fn refuse(&mut self) -> Enqueue {
         match self.policy.overload {
             Overload::Block => {
                 self.stats.blocked += 1;
-                Offer::Block
+                Enqueue::Blocked
             }
             Overload::DropNewest | Overload::DropOldest(_) => {
                 self.stats.lost += 1;
-                Offer::Lost
+                Enqueue::Lost
             }
             Overload::Pass => {
                 self.stats.passed += 1;
-                Offer::Pass
+                Enqueue::Verdict(Verdict::Pass)
             }
             Overload::Drop => {
                 self.stats.dropped += 1;
-                Offer::Drop
+                Enqueue::Verdict(Verdict::Drop)
             }
             Overload::Queue(number) => {
                 self.stats.handed_on += 1;
-                Offer::Queue(number)
+                Enqueue::Verdict(Verdict::Queue(number))
             }
         }
     }
@@ -420,12 +418,12 @@ mod tests {
     }
 
     impl Listener for Double {
-        fn send(&mut self, bytes: &[u8], _: &Meta) -> Result<Seq, Full> {
+        fn send(&mut self, bytes: &[u8], _: &Meta) -> Result<Seq, ReserveError> {
             if bytes.len() > LARGEST {
-                return Err(Full::TooLarge);
+                return Err(ReserveError::TooLarge);
             }
             if self.out.len() == self.room {
-                return Err(Full::Lent);
+                return Err(ReserveError::RingFull);
             }
             self.out.push(bytes[0]);
             self.next += 1;
@@ -466,24 +464,29 @@ mod tests {
     fn what_becomes_of_the_third_frame_when_there_is_room_for_two() {
         // Policy, the third frame's fate, what the listener is told after the fourth, what it has after room for one more.
         for (overload, third, told, out) in [
-            (Overload::Block, Offer::Block, (0, None), vec![1, 2, 5]),
-            (Overload::DropNewest, Offer::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
-            (Overload::DropOldest(1), Offer::Queued, (1, Some(Loss::Oldest)), vec![1, 2, 4]),
-            (Overload::DropOldest(0), Offer::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
-            (Overload::Pass, Offer::Pass, (2, Some(Loss::Passed)), vec![1, 2, 5]),
-            (Overload::Drop, Offer::Drop, (2, Some(Loss::Dropped)), vec![1, 2, 5]),
-            (Overload::Queue(9), Offer::Queue(9), (2, Some(Loss::HandedOn)), vec![1, 2, 5]),
+            (Overload::Block, Enqueue::Blocked, (0, None), vec![1, 2, 5]),
+            (Overload::DropNewest, Enqueue::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
+            (Overload::DropOldest(1), Enqueue::Backlogged, (1, Some(Loss::Oldest)), vec![1, 2, 4]),
+            (Overload::DropOldest(0), Enqueue::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
+            (Overload::Pass, Enqueue::Verdict(Verdict::Pass), (2, Some(Loss::Passed)), vec![1, 2, 5]),
+            (Overload::Drop, Enqueue::Verdict(Verdict::Drop), (2, Some(Loss::Dropped)), vec![1, 2, 5]),
+            (
+                Overload::Queue(9),
+                Enqueue::Verdict(Verdict::Queue(9)),
+                (2, Some(Loss::HandedOn)),
+                vec![1, 2, 5],
+            ),
         ] {
             let mut q = queue(with(Fanout::Exclusive, overload), 1, 2);
             for n in [1, 2] {
-                assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(0, _)));
+                assert!(matches!(q.enqueue(&[n], &hash(0), 0), Enqueue::Sent(0, _)));
             }
-            assert_eq!(q.offer(&[3], &hash(0), 0), third, "{overload:?}");
-            q.offer(&[4], &hash(0), 0);
+            assert_eq!(q.enqueue(&[3], &hash(0), 0), third, "{overload:?}");
+            q.enqueue(&[4], &hash(0), 0);
             let listener = &mut q.members[0].listener;
             assert_eq!((listener.lost, listener.last), told, "{overload:?}");
             listener.room = 3;
-            q.offer(&[5], &hash(0), 0);
+            q.enqueue(&[5], &hash(0), 0);
             assert_eq!(q.members[0].listener.out, out, "{overload:?}");
         }
     }
@@ -494,26 +497,26 @@ mod tests {
         for fanout in [Fanout::Exclusive, Fanout::Broadcast] {
             // Policy, its fate, what the listener is told.
             for (overload, fate, told) in [
-                (Overload::Block, Offer::Lost, Loss::TooLarge),
-                (Overload::DropNewest, Offer::Lost, Loss::TooLarge),
-                (Overload::DropOldest(4), Offer::Lost, Loss::TooLarge),
-                (Overload::Pass, Offer::Pass, Loss::Passed),
-                (Overload::Drop, Offer::Drop, Loss::Dropped),
-                (Overload::Queue(9), Offer::Queue(9), Loss::HandedOn),
+                (Overload::Block, Enqueue::Lost, Loss::TooLarge),
+                (Overload::DropNewest, Enqueue::Lost, Loss::TooLarge),
+                (Overload::DropOldest(4), Enqueue::Lost, Loss::TooLarge),
+                (Overload::Pass, Enqueue::Verdict(Verdict::Pass), Loss::Passed),
+                (Overload::Drop, Enqueue::Verdict(Verdict::Drop), Loss::Dropped),
+                (Overload::Queue(9), Enqueue::Verdict(Verdict::Queue(9)), Loss::HandedOn),
             ] {
                 let told = if fanout == Fanout::Broadcast { Loss::TooLarge } else { told };
                 let mut q = queue(with(fanout, overload), 1, 2);
-                assert_eq!(q.offer(&all, &hash(0), 0), fate, "{overload:?}");
+                assert_eq!(q.enqueue(&all, &hash(0), 0), fate, "{overload:?}");
                 let listener = &q.members[0].listener;
                 assert_eq!((listener.lost, listener.last), (1, Some(told)), "{overload:?}");
-                assert_eq!(q.stats().lost, u64::from(fate == Offer::Lost));
+                assert_eq!(q.stats().lost, u64::from(fate == Enqueue::Lost));
             }
         }
         // In the backlog, with a frame behind it.
         let mut q = queue(with(Fanout::Exclusive, Overload::DropOldest(4)), 1, 1);
-        assert!(matches!(q.offer(&[1], &hash(0), 0), Offer::Sent(0, _)));
+        assert!(matches!(q.enqueue(&[1], &hash(0), 0), Enqueue::Sent(0, _)));
         for bytes in [&[2][..], &all, &[3]] {
-            assert_eq!(q.offer(bytes, &hash(0), 0), Offer::Queued);
+            assert_eq!(q.enqueue(bytes, &hash(0), 0), Enqueue::Backlogged);
         }
         q.members[0].listener.room = 9;
         q.flush();
@@ -526,14 +529,14 @@ mod tests {
         let policy = Policy { high: 4, low: 1, ..with(Fanout::Exclusive, Overload::Drop) };
         let mut q = queue(policy, 1, 100);
         for n in 0..4 {
-            assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::Sent(..)));
+            assert!(matches!(q.enqueue(&[n], &hash(0), 0), Enqueue::Sent(..)));
         }
         for depth in [4, 3, 2] {
             q.members[0].listener.out.truncate(depth);
-            assert_eq!(q.offer(&[9], &hash(0), 0), Offer::Drop, "at {depth}");
+            assert_eq!(q.enqueue(&[9], &hash(0), 0), Enqueue::Verdict(Verdict::Drop), "at {depth}");
         }
         q.members[0].listener.out.truncate(1);
-        assert!(matches!(q.offer(&[9], &hash(0), 0), Offer::Sent(..)));
+        assert!(matches!(q.enqueue(&[9], &hash(0), 0), Enqueue::Sent(..)));
         assert_eq!(q.stats().overloads, 1);
     }
 
@@ -543,8 +546,8 @@ mod tests {
         // Who a listener is, wherever it stands: its room.
         let join = |q: &mut Queue<Double>, who| q.join(Double { room: 10_000 + who, ..Double::default() });
         let flows = |q: &mut Queue<Double>| {
-            let mut at = |flow| match q.offer(&[0], &hash(flow), 0) {
-                Offer::Sent(i, _) => q.members[i].listener.room - 10_000,
+            let mut at = |flow| match q.enqueue(&[0], &hash(flow), 0) {
+                Enqueue::Sent(i, _) => q.members[i].listener.room - 10_000,
                 other => panic!("{other:?}"),
             };
             (0..1000).map(|h| at(h * 7919)).collect::<Vec<_>>()
@@ -579,33 +582,33 @@ mod tests {
     fn the_other_ways_of_choosing() {
         let mut q = queue(with(Fanout::Cpu, Overload::Drop), 3, 10);
         for cpu in 0..6 {
-            assert!(matches!(q.offer(&[0], &hash(0), cpu), Offer::Sent(i, _) if i == cpu as usize % 3));
+            assert!(matches!(q.enqueue(&[0], &hash(0), cpu), Enqueue::Sent(i, _) if i == cpu as usize % 3));
         }
         let mut q = queue(with(Fanout::LeastLoaded, Overload::Drop), 3, 10);
         for n in 0..9 {
-            q.offer(&[n], &hash(0), 0);
+            q.enqueue(&[n], &hash(0), 0);
         }
         assert!(q.listeners().all(|l| l.out.len() == 3));
         let mut q = queue(with(Fanout::Exclusive, Overload::Drop), 2, 10);
         q.members[0].listener.dead = true;
-        assert!(matches!(q.offer(&[0], &hash(0), 0), Offer::Sent(1, _)));
+        assert!(matches!(q.enqueue(&[0], &hash(0), 0), Enqueue::Sent(1, _)));
         assert_eq!(q.take_dead().len(), 1);
         q.members[0].listener.dead = true;
-        assert_eq!(q.offer(&[0], &hash(0), 0), Offer::NoListener);
+        assert_eq!(q.enqueue(&[0], &hash(0), 0), Enqueue::NoListener);
     }
 
     #[test]
     fn a_slow_listener_of_a_tap_slows_nobody() {
-        let mut q = queue(with(Fanout::Tap, Overload::Block), 2, 100);
+        let mut q = queue(with(Fanout::Mirror, Overload::Block), 2, 100);
         q.members[1].listener.room = 1;
         for n in 0..10 {
-            assert!(matches!(q.offer(&[n], &hash(0), 0), Offer::SentTo(1 | 2)));
+            assert!(matches!(q.enqueue(&[n], &hash(0), 0), Enqueue::SentTo(1 | 2)));
         }
         assert_eq!((q.members[0].listener.out.len(), q.members[0].listener.lost), (10, 0));
         assert_eq!((q.members[1].listener.out.len(), q.members[1].listener.lost), (1, 9));
         let mut q = queue(with(Fanout::Broadcast, Overload::Drop), 2, 1);
-        assert_eq!(q.offer(&[1], &hash(0), 0), Offer::SentTo(2));
-        assert_eq!(q.offer(&[2], &hash(0), 0), Offer::Drop);
+        assert_eq!(q.enqueue(&[1], &hash(0), 0), Enqueue::SentTo(2));
+        assert_eq!(q.enqueue(&[2], &hash(0), 0), Enqueue::Verdict(Verdict::Drop));
     }
 
     fn overload() -> impl Strategy<Value = Overload> {
@@ -626,7 +629,7 @@ mod tests {
             Fanout::Cpu,
             Fanout::LeastLoaded,
             Fanout::Broadcast,
-            Fanout::Tap,
+            Fanout::Mirror,
         ])
     }
 
@@ -642,7 +645,7 @@ mod tests {
                     0 => drop(q.members.get_mut(who).map(|m| m.listener.out.clear())),
                     1 if hash % 8 == 0 => drop(q.members.get_mut(who).map(|m| m.listener.dead = true)),
                     2 if hash % 4 == 0 => drop(q.take_dead()),
-                    _ => drop(q.offer(&[1; LARGEST + 1][..1 + hash as usize % (LARGEST + 1)], &Meta { hash, ..Meta::default() }, hash)),
+                    _ => drop(q.enqueue(&[1; LARGEST + 1][..1 + hash as usize % (LARGEST + 1)], &Meta { hash, ..Meta::default() }, hash)),
                 }
                 let s = q.stats();
                 prop_assert_eq!(s.offered, s.sent + s.blocked + s.lost + s.passed + s.dropped + s.handed_on

@@ -16,7 +16,7 @@ pub struct ChannelStats {
     /// Frames decided by default because they were overdue.
     pub overdue: u64,
     /// Frames decided by default because the client's answer had no meaning.
-    pub garbage: u64,
+    pub invalid: u64,
     /// Frames that came back undecided when the client was gone.
     pub drained: u64,
     /// Frames that are out and undecided now.

@@ -10,7 +10,7 @@
 
 use crate::engine::control_rx::Inbox;
 use crate::lane::consumer::{Consumer, Found, Nonsense};
-use crate::lane::verdict::{Flags, Verdict, Word};
+use crate::lane::verdict::{Verdict, Word};
 use crate::shm::abi::{self, Layout};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind};
 use crate::shm::region::{Payload, Use, Words};
@@ -176,7 +176,7 @@ impl Transmit {
         if elsewhere || len == 0 || offset + len > self.area || !wanted(&found.header) {
             return None;
         }
-        self.lane.release(own, found.at, word(found.seq, Verdict::Hold), 0, 0);
+        self.lane.release(own, found.at, Word::new(found.seq, Verdict::Hold), 0, 0);
         self.held += 1;
         Some(TxFrame { at: found.at, seq: found.seq, offset, len })
     }
@@ -184,7 +184,7 @@ impl Transmit {
     /// Gives a held message back to the client.
     pub(crate) fn give_back(&mut self, own: &Words, frame: &TxFrame) {
         self.held = self.held.saturating_sub(1);
-        self.lane.release(own, frame.at, word(frame.seq, Verdict::Pass), 0, 0);
+        self.lane.release(own, frame.at, Word::new(frame.seq, Verdict::Pass), 0, 0);
     }
 
     /// Whether there is a message, or nonsense in the place of one.
@@ -250,7 +250,7 @@ impl Transmit {
     ) -> Option<Vec<u8>> {
         let bytes = self.copy(theirs, inbox, found, most);
         let verdict = if bytes.is_some() { Verdict::Pass } else { Verdict::Drop };
-        self.lane.release(own, found.at, word(found.seq, verdict), 0, 0);
+        self.lane.release(own, found.at, Word::new(found.seq, verdict), 0, 0);
         bytes
     }
 
@@ -280,8 +280,4 @@ impl Transmit {
         }
         Some(bytes)
     }
-}
-
-const fn word(seq: Seq, verdict: Verdict) -> Word {
-    Word { seq, verdict, flags: Flags(0) }
 }

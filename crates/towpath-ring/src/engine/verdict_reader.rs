@@ -17,42 +17,12 @@ use crate::engine::tx_ring::{Budget, Transmit};
 use crate::lane::deadline::Deadline;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
-use crate::lane::verdict::{Flags, Verdict, Word};
+use crate::lane::verdict::{Cause, Decision, Verdict, Word};
 use crate::shm::abi::Layout;
 use crate::shm::region::Words;
 use crate::shm::seq::Seq;
 
 const MISSES: u32 = 64;
-
-/// What is to happen to a frame, with everything the client said about it. Copied: nothing in it can change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision<'a> {
-    /// What is to happen; never [`Verdict::Hold`].
-    pub verdict: Verdict,
-    /// Whether it is for the flow, and whether `mark` and `mask` are valid.
-    pub flags: Flags,
-    /// New bits of the mark, under `mask`.
-    pub mark: u32,
-    /// Which bits of the mark change.
-    pub mask: u32,
-    /// With [`Verdict::Replace`]: the payload that takes the place of the packet's.
-    pub replacement: Option<&'a [u8]>,
-    /// Who decided.
-    pub cause: Cause,
-}
-
-/// Who decided about a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// The client, about this frame.
-    Single,
-    /// The client, about everything up to some frame.
-    Cumulative,
-    /// Nobody, until it was overdue: the default verdict.
-    Overdue,
-    /// The client, in a way that has no meaning: the default verdict.
-    Garbage,
-}
 
 /// The parts of a channel that a poll works on.
 pub(crate) struct Lane<'a> {
@@ -66,7 +36,7 @@ pub(crate) struct Lane<'a> {
 
 #[derive(Debug)]
 pub(crate) struct Verdicts {
-    default: Verdict,
+    default: Verdict<'static>,
     held_max: u32,
     /// What is left of it, in a poll.
     budget: Budget,
@@ -132,14 +102,14 @@ impl Verdicts {
             }
         }
         self.budget.renew();
-        let before = lane.stats.decided + lane.stats.overdue + lane.stats.garbage;
+        let before = lane.stats.decided + lane.stats.overdue + lane.stats.invalid;
         self.take_records(&mut lane, f);
         self.take_entries(&mut lane, f);
         // What was left for the next poll may be in time.
         if !self.budget.is_spent() {
             self.expire(&mut lane, now, f);
         }
-        (lane.stats.decided + lane.stats.overdue + lane.stats.garbage - before) as usize
+        (lane.stats.decided + lane.stats.overdue + lane.stats.invalid - before) as usize
     }
 
     fn take_records(&mut self, lane: &mut Lane<'_>, f: &mut Emit<'_>) {
@@ -165,7 +135,7 @@ impl Verdicts {
         let inside = self.upto.is_before(upto) && upto.is_before(next);
         let word = match Word::parse(raw) {
             // A hold or another payload is about one frame.
-            Ok(word) if inside && !matches!(word.verdict, Verdict::Hold | Verdict::Replace(_)) => word,
+            Ok(word) if inside && !word.is_hold() && word.replacement().is_none() => word,
             _ => {
                 lane.stats.violations += 1;
                 return true;
@@ -189,14 +159,7 @@ impl Verdicts {
                 if self.budget.is_spent() {
                     return false;
                 }
-                let decision = Decision {
-                    verdict: word.verdict,
-                    flags: word.flags,
-                    mark: mark as u32,
-                    mask: (mark >> 32) as u32,
-                    replacement: None,
-                    cause: Cause::Cumulative,
-                };
+                let decision = word.decision((mark as u32, (mark >> 32) as u32), &[], Cause::Cumulative);
                 self.give_back(lane, at, decision, f);
             }
             seq = seq.next();
@@ -257,40 +220,32 @@ impl Verdicts {
                 lane.stats.violations += 1;
                 return false;
             }
-            Entry::Garbage => {
+            Entry::Invalid => {
                 lane.stats.violations += 1;
-                self.give_back(lane, at, self.by_default(Cause::Garbage), f);
+                self.give_back(lane, at, self.by_default(Cause::Invalid), f);
                 return true;
             }
             Entry::Says(word) => word,
         };
-        if word.verdict == Verdict::Hold {
+        if word.is_hold() {
             self.hold(lane, at);
             return false;
         }
-        let (mark, mask) = lane.rx.mark(lane.theirs, at);
-        let mut decision = Decision {
-            verdict: word.verdict,
-            flags: word.flags,
-            mark,
-            mask,
-            replacement: None,
-            cause: Cause::Single,
-        };
-        let Verdict::Replace(frame) = word.verdict else {
-            self.give_back(lane, at, decision, f);
+        let mark = if word.has_mark() { lane.rx.mark(lane.theirs, at) } else { (0, 0) };
+        let Some(frame) = word.replacement() else {
+            self.give_back(lane, at, word.decision(mark, &[], Cause::Single), f);
             return true;
         };
         // The copy is taken even when the verdict comes too late: it gives the TX frame back.
         let budget = &mut self.budget;
         let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, lane.inbox, frame, seq, budget);
-        if let Some(bytes) = &scratch {
-            decision.replacement = Some(bytes);
+        let decision = if let Some(bytes) = &scratch {
+            word.decision(mark, bytes, Cause::Single)
         } else {
             // One that we had no descriptor for is not the client's fault.
             lane.stats.violations += u64::from(!lane.inbox.take_short());
-            decision = self.by_default(Cause::Garbage);
-        }
+            self.by_default(Cause::Invalid)
+        };
         self.give_back(lane, at, decision, f);
         if let Some(bytes) = scratch {
             lane.transmit.put_back(bytes);
@@ -321,7 +276,7 @@ impl Verdicts {
         }
         match decision.cause {
             Cause::Single | Cause::Cumulative => lane.stats.decided += 1,
-            Cause::Garbage => lane.stats.garbage += 1,
+            Cause::Invalid => lane.stats.invalid += 1,
             Cause::Overdue => unreachable!("overdue frames do not come back"),
         }
         lane.stats.cumulative += u64::from(decision.cause == Cause::Cumulative);
@@ -364,7 +319,6 @@ impl Verdicts {
     }
 
     fn by_default(&self, cause: Cause) -> Decision<'static> {
-        let verdict = self.default;
-        Decision { verdict, flags: Flags::default(), mark: 0, mask: 0, replacement: None, cause }
+        Decision { cause, ..self.default.into() }
     }
 }

@@ -12,7 +12,8 @@
 //! | 8 | 4 | mark |
 //! | 12 | 4 | hash |
 
-use crate::engine::channel::{Channel, Full};
+use crate::engine::channel::Channel;
+use crate::lane::reserve_error::ReserveError;
 use crate::shm::abi;
 use crate::shm::header::{Kind, Meta};
 use crate::shm::seq::Seq;
@@ -91,7 +92,7 @@ impl Channel {
     /// `meta` are set here.
     ///
     /// # Errors
-    /// [`Full`]: there is no room.
+    /// [`ReserveError`]: there is no room.
     ///
     /// # Panics
     /// When there are more than [`BUNDLE_MOST`], or the iterator's clone gives others.
@@ -99,7 +100,7 @@ impl Channel {
         &mut self,
         parts: impl Iterator<Item = Part<'a>> + Clone,
         meta: &Meta,
-    ) -> Result<Seq, Full> {
+    ) -> Result<Seq, ReserveError> {
         let pieces = parts.clone().map(|part| part.bytes);
         self.send_bundle_of(parts, pieces, meta)
     }
@@ -107,7 +108,7 @@ impl Channel {
     /// The same where messages lie one behind the other: `pieces` are their bytes, in as few pieces as may be.
     ///
     /// # Errors
-    /// [`Full`]: there is no room.
+    /// [`ReserveError`]: there is no room.
     ///
     /// # Panics
     /// When there are more than [`BUNDLE_MOST`], or the pieces are not as many bytes as the messages.
@@ -116,7 +117,7 @@ impl Channel {
         parts: impl Iterator<Item = Part<'a>>,
         pieces: impl Iterator<Item = &'a [u8]>,
         meta: &Meta,
-    ) -> Result<Seq, Full> {
+    ) -> Result<Seq, ReserveError> {
         let (mut entries, mut count, mut bytes) = ([[0; ENTRY]; BUNDLE_MOST], 0, 0);
         for part in parts {
             assert!(count < BUNDLE_MOST, "more than {BUNDLE_MOST} messages in a frame");

@@ -64,9 +64,9 @@ pub(crate) enum NoRoom {
     /// Larger than the whole area.
     TooLarge,
     /// Messages that are out are in the way; they will come back.
-    Lent,
+    RingFull,
     /// Messages that are held leave no gap that is large enough.
-    Held,
+    NoContiguousSpace,
 }
 
 #[derive(Debug)]
@@ -183,7 +183,7 @@ impl Frames {
             return Err(NoRoom::TooLarge);
         }
         if !self.has_number() {
-            return Err(NoRoom::Lent);
+            return Err(NoRoom::RingFull);
         }
         let (mut at, mut ahead, mut gone) = (self.position, self.ahead, 0);
         loop {
@@ -196,11 +196,11 @@ impl Frames {
             }
             let blocking = &self.messages[ahead as usize];
             if matches!(blocking.state, State::Lent | State::Overdue) {
-                return Err(NoRoom::Lent);
+                return Err(NoRoom::RingFull);
             }
             gone += gap + blocking.frames;
             if gone >= all {
-                return Err(NoRoom::Held);
+                return Err(NoRoom::NoContiguousSpace);
             }
             at = self.forward(ahead, blocking.frames);
             ahead = blocking.next;
@@ -510,7 +510,7 @@ mod tests {
             frames.publish(room, 3);
             frames.release(room.at);
         }
-        assert_eq!(frames.room(7), Err(NoRoom::Held));
+        assert_eq!(frames.room(7), Err(NoRoom::NoContiguousSpace));
         assert_eq!(frames.room(9), Err(NoRoom::TooLarge));
     }
 }

@@ -26,6 +26,8 @@ pub(crate) mod frames;
 pub(crate) mod loss_record;
 pub(crate) mod producer;
 pub(crate) mod records;
+#[cfg(not(loom))]
+pub(crate) mod reserve_error;
 pub(crate) mod verdict;
 
 use crate::shm::geometry::Geometry;

@@ -2,7 +2,7 @@
 
 use super::Place;
 use super::frames::{Frames, NoRoom, Room};
-use crate::lane::verdict::{Verdict, Word};
+use crate::lane::verdict::Word;
 use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
@@ -18,7 +18,7 @@ pub(crate) enum Entry {
     /// A word with another number: it means nothing.
     Foreign,
     /// The right number and no verdict that has a meaning.
-    Garbage,
+    Invalid,
     Says(Word),
 }
 
@@ -118,7 +118,7 @@ impl Producer {
         if Word::seq_of(raw) != self.frames.seq_at(at) {
             return Entry::Foreign;
         }
-        Word::parse(raw).map_or(Entry::Garbage, Entry::Says)
+        Word::parse(raw).map_or(Entry::Invalid, Entry::Says)
     }
 
     /// Whether there is an unread word in the release entry of the message at `at`.
@@ -133,8 +133,7 @@ impl Producer {
     #[inline]
     pub(crate) fn says_hold(&self, at: u32) -> bool {
         let raw = self.seen[at as usize];
-        Word::seq_of(raw) == self.frames.seq_at(at)
-            && Word::parse(raw).is_ok_and(|word| word.verdict == Verdict::Hold)
+        Word::seq_of(raw) == self.frames.seq_at(at) && Word::parse(raw).is_ok_and(Word::is_hold)
     }
 
     /// The mark and mask beside the verdict of the message at `at`.

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use towpath_ring::{Channel, Config, Consumer, Decision, Endpoint, Kind, Meta, Options, Seq};
+use towpath_ring::{Channel, Config, Consumer, Decision, Endpoint, Kind, Meta, Options, Seq, Verdict};
 
 /// More than any of this takes; nothing waits for it to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -143,7 +143,7 @@ pub(crate) fn send(channel: &mut Channel, bytes: &[u8], mut f: impl FnMut(Seq, D
     loop {
         match channel.send(bytes, &Meta { kind: Kind::PACKET, ..Meta::default() }) {
             Ok(seq) => return Some(seq),
-            Err(towpath_ring::Full::Dead) => return None,
+            Err(towpath_ring::ReserveError::Disconnected) => return None,
             Err(_) => {}
         }
         assert!(Instant::now() < end, "the client gives nothing back: {:?}", channel.stats());
@@ -171,7 +171,7 @@ pub(crate) fn settle(channel: &mut Channel, mut f: impl FnMut(Seq, Decision<'_>)
 /// published = decided + defaulted + drained + out.
 pub(crate) fn assert_conserved(channel: &Channel) {
     let s = channel.stats();
-    assert_eq!(s.published, s.decided + s.overdue + s.garbage + s.drained + u64::from(s.out), "{s:?}");
+    assert_eq!(s.published, s.decided + s.overdue + s.invalid + s.drained + u64::from(s.out), "{s:?}");
 }
 
 pub(crate) fn consumer() -> Consumer {
@@ -181,4 +181,22 @@ pub(crate) fn consumer() -> Consumer {
 /// The bytes of message `n`: each differs from its neighbours in every place.
 pub(crate) fn message(n: u32, len: usize) -> Vec<u8> {
     (0..len).map(|i| (n as usize).wrapping_mul(31).wrapping_add(i.wrapping_mul(7) + i / 251) as u8).collect()
+}
+
+/// The verdict without the payload of a replacement.
+pub(crate) fn bare(verdict: Verdict<'_>) -> Verdict<'static> {
+    match verdict {
+        Verdict::Replace(_) => Verdict::Replace(&[]),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Drop => Verdict::Drop,
+        Verdict::Reject => Verdict::Reject,
+        Verdict::Queue(number) => Verdict::Queue(number),
+        Verdict::Repeat => Verdict::Repeat,
+        Verdict::Hold => Verdict::Hold,
+    }
+}
+
+/// The payload of a replacement.
+pub(crate) fn replaced(verdict: Verdict<'_>) -> Option<Vec<u8>> {
+    if let Verdict::Replace(bytes) = verdict { Some(bytes.to_vec()) } else { None }
 }

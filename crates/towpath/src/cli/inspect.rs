@@ -1,7 +1,7 @@
 //! `towpath inspect`: searches the payload of a queue's packets, and gives verdicts.
 
 use regex::bytes::Regex;
-use towpath_ring::{Answer, Consumer, Frame, Verdict};
+use towpath_ring::{Consumer, Decision, Frame, Verdict};
 
 use crate::args::{Inspect, PassOrDrop, exit};
 use crate::cli::{fail, say};
@@ -30,10 +30,7 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
         PassOrDrop::Drop => (Verdict::Drop, Verdict::Pass),
         PassOrDrop::Pass => (Verdict::Pass, Verdict::Drop),
     };
-    let mut matching = Answer::from(matching);
-    if args.flow {
-        matching = matching.flow();
-    }
+    let matching = Decision { flow: args.flow, ..matching.into() };
     let mut batch = Vec::with_capacity(BATCH);
     while consumer.recv_batch(&mut batch, BATCH).map_err(|error| error.to_string())? > 0 {
         for frame in batch.drain(..) {

@@ -117,7 +117,7 @@ impl From<ChannelSnapshot> for Ring {
             published: stats.published,
             bytes: stats.bytes,
             verdicts: Verdicts { decided: stats.decided, cumulative: stats.cumulative, ..verdicts },
-            defaults: Defaults { overdue: stats.overdue, garbage: stats.garbage, drained: stats.drained },
+            defaults: Defaults { overdue: stats.overdue, garbage: stats.invalid, drained: stats.drained },
             lost: Lost { other: stats.lost.saturating_sub(named), ..lost },
             full: stats.full,
             late: stats.late,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use towpath_mux::mux::{Batch, Ticket, View};
-use towpath_ring::{Channel, Full, Header, Kind, Layers, Meta, Part, Seq};
+use towpath_ring::{Channel, Header, Kind, Layers, Meta, Part, ReserveError, Seq};
 
 /// Messages up to so many bytes go to a worker together, in a frame of so many bytes of them.
 const SHORT: usize = 4 << 10;
@@ -100,7 +100,7 @@ pub(super) fn pass(waiting: &mut VecDeque<Batch>, mut count: usize) {
 }
 
 /// Publishes the first message of a run by itself.
-pub(super) fn send_first(channel: &mut Channel, run: &Batch, epoch: u64) -> Result<Seq, Full> {
+pub(super) fn send_first(channel: &mut Channel, run: &Batch, epoch: u64) -> Result<Seq, ReserveError> {
     let first = run.views().next().expect("a run that waits has messages");
     channel.send(first.bytes(), &meta(&first, epoch))
 }

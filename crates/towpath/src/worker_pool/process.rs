@@ -14,7 +14,8 @@ use towpath_mux::Time;
 use towpath_mux::io::Driver;
 use towpath_mux::mux::{Batch, Mux, Ticket, psock, worker};
 use towpath_ring::{
-    self as ring, Channel, Death, Endpoint, Full, Geometry, Kind, Meta, POLL_BYTES, POLL_MESSAGES, Seq,
+    self as ring, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, POLL_MESSAGES, ReserveError,
+    Seq,
 };
 
 use super::completions::{Answers, Completions, Unsent};
@@ -434,7 +435,7 @@ impl Process {
             {
                 Ok(seq) => self.notices.push_back(seq),
                 // It was counted.
-                Err(Full::TooLarge) => return false,
+                Err(ReserveError::TooLarge) => return false,
                 Err(_) => return true,
             }
             reported = true;
@@ -465,7 +466,7 @@ impl Process {
                     let meta = Meta { time: epoch, port, group, ..Meta::default() };
                     match channel.send_bundle_of(parts, pieces(&self.waiting, count), &meta) {
                         // No gap for all of them: the first alone, in a memory of its own if need be.
-                        Err(Full::Held | Full::TooLarge) => {
+                        Err(ReserveError::NoContiguousSpace | ReserveError::TooLarge) => {
                             count = 1;
                             send_first(channel, first, epoch)
                         }
@@ -489,7 +490,7 @@ impl Process {
                     }
                     self.working += count;
                 }
-                Err(Full::TooLarge) => {
+                Err(ReserveError::TooLarge) => {
                     log::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
                     completions.refused.push((id, ticket));
                 }

@@ -101,7 +101,7 @@ fn what_cannot_be_answered_is_done_and_all_else_is_answered() {
                 reply.extend(std::iter::repeat_n(b'r', if long { 4 << 20 } else { 1 }));
             });
             match served {
-                Err(ServeError::Reply { why: Full::TooLarge, .. }) => refused.push(seen.len()),
+                Err(ServeError::Reply { why: ReserveError::TooLarge, .. }) => refused.push(seen.len()),
                 ended => return (seen, refused, ended),
             }
         }
@@ -178,7 +178,7 @@ fn an_answer_that_found_no_room_in_time_is_sent_by_the_next_call() {
     let bundle = channel.send_bundle(parts(&["a", "b"]), &Meta::default()).unwrap().0;
     worker.queue().set_send_timeout(Some(Duration::from_millis(1)));
     let error = worker.serve(|message, reply| reply.extend_from_slice(message.bytes())).unwrap_err();
-    assert!(matches!(error, ServeError::Reply { len: 2, why: Full::Lent }), "{error}");
+    assert!(matches!(error, ServeError::Reply { len: 2, why: ReserveError::RingFull }), "{error}");
     while filled > 0 {
         filled -= channel.poll_messages(|_, bytes| assert_eq!(bytes, b"x"));
     }

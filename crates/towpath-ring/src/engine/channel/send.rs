@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{Channel, Full};
+use super::Channel;
 use crate::engine::peer_liveness::Death;
 use crate::engine::reservation::Slot;
 use crate::handshake::messages::Notice;
 use crate::lane::frames::Room;
 use crate::lane::loss_record::Loss;
+use crate::lane::reserve_error::ReserveError;
 use crate::shm::abi::{self, INLINE_BYTES};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Kind, Meta};
 use crate::shm::region::Use;
@@ -19,8 +20,8 @@ impl Channel {
     /// Room for a message of `len` bytes, to be filled and committed. Dropping the slot gives the room back unused.
     ///
     /// # Errors
-    /// [`Full`]: there is none.
-    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_>, Full> {
+    /// [`ReserveError`]: there is none.
+    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_>, ReserveError> {
         let room = self.room(len)?;
         Ok(Slot { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
     }
@@ -29,8 +30,8 @@ impl Channel {
     /// the ring, or than every gap between held frames, travels in a memory of its own; the client notices nothing.
     ///
     /// # Errors
-    /// [`Full`]: there is no room.
-    pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+    /// [`ReserveError`]: there is no room.
+    pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
         let room = match self.room(bytes.len()) {
             Ok(room) => room,
             Err(why) => return self.send_without_room(why, bytes, meta),
@@ -48,9 +49,9 @@ impl Channel {
     }
 
     #[inline]
-    pub(crate) fn room(&mut self, len: usize) -> Result<Room, Full> {
+    pub(crate) fn room(&mut self, len: usize) -> Result<Room, ReserveError> {
         if self.life.is_over() {
-            return Err(Full::Dead);
+            return Err(ReserveError::Disconnected);
         }
         if self.gaps.is_pending() {
             self.tell_gaps(self.rings.rx.geometry().frames_for(len));
@@ -61,49 +62,54 @@ impl Channel {
     }
 
     #[cold]
-    fn send_without_room(&mut self, why: Full, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
-        if !matches!(why, Full::TooLarge | Full::Held) {
+    fn send_without_room(
+        &mut self,
+        why: ReserveError,
+        bytes: &[u8],
+        meta: &Meta,
+    ) -> Result<Seq, ReserveError> {
+        if !matches!(why, ReserveError::TooLarge | ReserveError::NoContiguousSpace) {
             return Err(why);
         }
         let sent = self.send_oneshot(bytes, meta);
-        self.stats.oneshots_held += u64::from(why == Full::Held && sent.is_ok());
+        self.stats.oneshots_held += u64::from(why == ReserveError::NoContiguousSpace && sent.is_ok());
         sent
     }
 
-    fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, Full> {
+    fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
         if bytes.len() as u64 > self.demands.oneshot_max || bytes.is_empty() {
-            return Err(Full::TooLarge);
+            return Err(ReserveError::TooLarge);
         }
         let room = self.rings.rx.room(0)?;
         let fd = sys::frozen(bytes).map_err(|e| {
             log::warn!("no memory for a message of {} bytes: {e}", bytes.len());
-            Full::TooLarge
+            ReserveError::TooLarge
         })?;
         self.hand_over(&fd, bytes.len())?;
         Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
     }
 
     /// Sends the memory of the message that is published next.
-    fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), Full> {
+    fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), ReserveError> {
         let (seq, len) = (self.rings.rx.frames.next_seq(), len as u64);
         if len > self.demands.oneshot_max.min(u32::MAX.into()) {
-            return Err(Full::TooLarge);
+            return Err(ReserveError::TooLarge);
         }
         let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
         if under_way + len > self.demands.oneshot_max {
-            return Err(Full::Lent);
+            return Err(ReserveError::RingFull);
         }
         // Sent before it is published: when the client sees the header, the descriptor is there.
         match sys::send(self.life.socket(self.lane), &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
-            Ok(Sent::Full) => return Err(Full::Lent),
+            Ok(Sent::Full) => return Err(ReserveError::RingFull),
             Ok(Sent::Gone) => {
                 self.life.end(Death::Closed);
-                return Err(Full::Dead);
+                return Err(ReserveError::Disconnected);
             }
             Err(e) => {
                 log::warn!("a message of {len} bytes cannot be handed over: {e}");
-                return Err(Full::TooLarge);
+                return Err(ReserveError::TooLarge);
             }
         }
         self.oneshots.push((seq, len));
