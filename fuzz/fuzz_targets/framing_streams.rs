@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use towpath::streams::{Chunk, Limits, Streams};
-use towpath_wire::{self as wire, Link};
+use towpath_wire::{self as wire, LinkType};
 
 fuzz_target!(|input: &[u8]| {
     let mut streams = Streams::new(Limits { streams: 8, waiting: 64, waiting_total: 128 });
@@ -18,7 +18,7 @@ fuzz_target!(|input: &[u8]| {
         let length = usize::from(length % 48).min(behind.len());
         let bytes = segment(*ends, *flags, [*seq_high, *seq_low], &behind[..length]);
         rest = &behind[length..];
-        if let Ok(packet) = wire::parse(Link::Ip, &bytes, u32::from(*ends)) {
+        if let Ok(packet) = wire::parse(LinkType::RAW, &bytes, u32::from(*ends)) {
             streams.handle_packet(&packet, &mut out);
         }
     }

@@ -1,24 +1,22 @@
-//! A frame with a virtio_net_hdr that says anything: finished, made right again, cut.
+//! Random frames with a random virtio_net_hdr: checksum completion, recomputation, segmentation.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use towpath_port::{Frame, LinkType, Offload, checksum, segment};
+use towpath_wire::{LinkType, Offload, checksum, gso};
 
 fuzz_target!(|data: &[u8]| {
     let Some((header, rest)) = data.split_first_chunk::<10>() else { return };
     let Some((choice, bytes)) = rest.split_first() else { return };
     let link = if choice & 1 == 0 { LinkType::ETHERNET } else { LinkType::RAW };
-    let mut frame = Frame::new(bytes, link);
-    checksum::detect(frame);
-    segment::guess(frame, 1500);
+    checksum::detect(link, bytes);
+    gso::infer(link, bytes, 1500);
     let Some(offload) = Offload::parse(header) else { return };
-    frame.meta.offload = offload;
 
-    let (mut pieces, mut places) = (Vec::new(), Vec::new());
-    if segment::cut(frame, &mut pieces, &mut places) {
-        assert!(places.iter().all(|place| place.len() <= bytes.len() && place.end <= pieces.len()));
+    let (mut out, mut ranges) = (Vec::new(), Vec::new());
+    if gso::segment(link, bytes, offload, &mut out, &mut ranges) {
+        assert!(ranges.iter().all(|range| range.len() <= bytes.len() && range.end <= out.len()));
     } else {
-        assert!(pieces.is_empty() && places.is_empty());
+        assert!(out.is_empty() && ranges.is_empty());
     }
     let mut copy = bytes.to_vec();
     checksum::complete(&mut copy, offload);

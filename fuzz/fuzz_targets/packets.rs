@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use towpath_gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk};
-use towpath_wire::{self as wire, Addresses, Link, Packet, Time, edit};
+use towpath_wire::{self as wire, Addresses, LinkType, Packet, Time, edit};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 
@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
         rest = next;
         now = now + std::time::Duration::from_millis(u64::from(*pause) * 50);
         let wire_len = length as u32 + u32::from(kind >> 5);
-        let link = Link::ALL[usize::from(kind & 7 | kind >> 1 & 8) % Link::ALL.len()];
+        let link = LinkType::CANONICAL[usize::from(kind & 7 | kind >> 1 & 8) % LinkType::CANONICAL.len()];
         let Ok(packet) = wire::parse(link, frame, wire_len) else { continue };
         look(&packet);
         if let Ok(Some(inner)) = wire::tunnel::inner(&packet) {

@@ -10,7 +10,7 @@ use towpath_gate::state::{
     Ends, Flow, Hit, Install, Installed, Lookup, Name, Pages, RuleId, Segment, Settings, States,
 };
 use towpath_gate::{Dir, Gate, Ports, Step, Walk, Walker};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 /// Packets of a burst.
 pub(crate) const BURST: usize = 32;
@@ -272,7 +272,7 @@ impl Load {
         // A closure of its own: what is used once becomes part of where it is used.
         let packets = frames
             .burst(|| *first + random.below(*flows))
-            .map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32));
+            .map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32));
         let mut hits = [None; BURST];
         _ = states.lookup_burst(packets, Lookup::Any, *now, &mut hits);
         found(&hits)
@@ -341,7 +341,8 @@ impl RulesLoad {
         let Self { walker, frames, now } = self;
         *now = *now + Duration::from_micros(1);
         let burst = frames.burst(|| 0);
-        walker.prefetch(None, burst.clone().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
+        walker
+            .prefetch(None, burst.clone().map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32)));
         let mut passed = 0;
         for (at, frame) in burst.enumerate() {
             passed += u64::from(walker.try_pass(at, *now).is_some() || walked(walker, frame, *now));
@@ -354,7 +355,7 @@ impl RulesLoad {
 /// Takes a packet through the rules; whether it passes.
 #[inline(never)]
 fn walked(walker: &mut Walker, frame: &[u8], now: Time) -> bool {
-    let Ok(packet) = wire::parse(Link::Ethernet, frame, frame.len() as u32) else { return false };
+    let Ok(packet) = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32) else { return false };
     walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now) == Step::Pass
 }
 
@@ -364,7 +365,7 @@ fn found(hits: &[Option<Hit>]) -> u64 {
 
 #[inline(always)]
 pub(crate) fn parsed(frame: &[u8]) -> Option<(Flow, Segment)> {
-    wire::plain(Link::Ethernet, frame, frame.len() as u32)
+    wire::plain(LinkType::ETHERNET, frame, frame.len() as u32)
 }
 
 /// Bytes of a frame.

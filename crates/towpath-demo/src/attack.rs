@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getpeername, socket_with};
 use serde::Serialize;
-use towpath_port::{Frame, LinkType, Port, af_packet, checksum};
+use towpath_port::{Frame, LinkType, Port, af_packet};
+use towpath_wire::checksum;
 
 use super::network::{GREEDY, LIMIT, Network, SCANNER, SERVER, SERVER_MAC, SYN_LIFETIME, WEB};
 use super::{Failure, Stop, doing};

@@ -31,7 +31,7 @@ const ACK: u8 = 0x10;
 /// # Examples
 ///
 /// ```
-/// use towpath_wire::{Link, self as wire};
+/// use towpath_wire::{LinkType, self as wire};
 /// use towpath_engine::conversations::Conversations;
 ///
 /// let mut seen = Conversations::new();
@@ -39,7 +39,7 @@ const ACK: u8 = 0x10;
 ///     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4
 ///     0x10, 0x92, 0, 53, 0, 8, 0, 0, // UDP
 /// ];
-/// seen.observe(&wire::parse(Link::Ip, &query, 28).expect("well-formed"));
+/// seen.observe(&wire::parse(LinkType::RAW, &query, 28).expect("well-formed"));
 /// assert_eq!((seen.tcp(), seen.udp()), (0, 1));
 /// ```
 #[derive(Debug)]
@@ -214,7 +214,7 @@ impl Hasher for Same {
 
 #[cfg(test)]
 mod tests {
-    use towpath_wire::{self as wire, Link};
+    use towpath_wire::{self as wire, LinkType};
 
     use super::*;
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn observe(seen: &mut Conversations, bytes: &[u8]) {
-        seen.observe(&wire::parse(Link::Ip, bytes, 0).expect("well-formed"));
+        seen.observe(&wire::parse(LinkType::RAW, bytes, 0).expect("well-formed"));
     }
 
     const CLIENT: (u8, u16) = (1, 4242);

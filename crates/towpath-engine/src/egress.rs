@@ -9,8 +9,9 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::{PortId, Reject, ReplyLimiter};
-use towpath_port::{Burst, Frame, LinkType, Verdict, checksum};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_port::{Burst, Frame, Verdict};
+use towpath_wire::checksum;
+use towpath_wire::{self as wire, LinkType, Time};
 
 use crate::queue::Channel;
 use crate::router::{self, Fib, ForwardError, NeighborSnapshot, Resolution, Resolver};
@@ -153,7 +154,7 @@ impl TxQueue {
             bytes,
             wire_len: meta.wire_len,
             time_ns: meta.time,
-            link: LinkType(meta.link_type),
+            link: meta.link,
             interface: 0,
             meta: meta.port,
         };
@@ -318,7 +319,7 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
     fn takes(&mut self, frame: &[u8], meta: &Meta) -> bool {
         let Some(txq) = self.tx_queues.get_mut(meta.interface as usize) else { return true };
         let Some(own) = txq.fib.as_ref().and_then(|fib| fib.own) else { return true };
-        let takes = meta.link != Link::Ethernet || router::is_own(frame, own) || router::is_group(frame);
+        let takes = meta.link != LinkType::ETHERNET || router::is_own(frame, own) || router::is_group(frame);
         txq.lost.not_ours += u64::from(!takes);
         takes
     }
@@ -341,7 +342,7 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
                 return Ok(());
             }
             // What came for several hosts at once is for them: RFC 1812 section 5.3.4.
-            if meta.link == Link::Ethernet && !router::is_own(frame, own) {
+            if meta.link == LinkType::ETHERNET && !router::is_own(frame, own) {
                 txq.lost.not_ours += 1;
                 return Ok(());
             }
@@ -422,8 +423,7 @@ fn ours(port: u16, len: usize, now: u64) -> Meta {
     Meta {
         wire_len: len as u32,
         time: now,
-        link: Link::Ethernet,
-        link_type: LinkType::ETHERNET.0,
+        link: LinkType::ETHERNET,
         interface: port.into(),
         out: Some(PortId(port)),
         hop: None,
@@ -461,8 +461,7 @@ mod tests {
             let meta = Meta {
                 wire_len: frame.len() as u32,
                 time: 0,
-                link: Link::Ethernet,
-                link_type: LinkType::ETHERNET.0,
+                link: LinkType::ETHERNET,
                 interface,
                 out: Some(PortId(1)),
                 hop: None,

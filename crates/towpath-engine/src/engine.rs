@@ -44,7 +44,7 @@ use towpath_gate::Walker;
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Ends, Keepalive, States};
 use towpath_metrics::metrics;
-use towpath_wire::{Link, Time};
+use towpath_wire::{LinkType, Time};
 
 pub use self::introspect::{ChannelSnapshot, ConversationStats, FrameSnapshot, Introspect, QueueSnapshot};
 use self::introspect::{View, snapshots};
@@ -359,8 +359,7 @@ impl<E: PacketIo> Engine<E> {
         let meta = Meta {
             wire_len: scratch.len() as u32,
             time: 0,
-            link: Link::Ip,
-            link_type: towpath_port::LinkType::RAW.0,
+            link: LinkType::RAW,
             interface: u32::from(route.port.0),
             out: Some(route.port),
             hop: None,

@@ -6,7 +6,6 @@ pub mod conversations;
 pub mod egress;
 mod engine;
 pub mod flow_verdict;
-pub mod link;
 pub mod queue;
 pub mod reorder;
 pub mod router;

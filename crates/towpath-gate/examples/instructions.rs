@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Ends, Flow, Install, Installed, Lookup, Name, RuleId, Segment, Settings, States};
 use towpath_gate::{BURST, Dir, Gate, Ports, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 /// A step: its name, and what does it so often, with the work before and after it that the difference takes out.
 type Counted = (&'static str, fn(u32));
@@ -130,7 +130,7 @@ fn step(name: &str, times: &str) -> Result<(), Box<dyn Error>> {
 
 fn parse(times: u32) {
     let frame = frame(false, 0);
-    (0..times).for_each(|_| _ = black_box(wire::parse(Link::Ethernet, black_box(&frame), FRAME as u32)));
+    (0..times).for_each(|_| _ = black_box(wire::parse(LinkType::ETHERNET, black_box(&frame), FRAME as u32)));
 }
 
 fn parse_plain(times: u32) {
@@ -169,7 +169,8 @@ fn full_path(times: u32, six: bool) {
     for n in bursts(times) {
         let mut hits = [None; BURST];
         // A closure of its own, here and below: what is used once becomes part of where it is used.
-        let packets = burst(&frames, n).iter().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32));
+        let packets =
+            burst(&frames, n).iter().map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32));
         states.lookup_burst(packets, Lookup::Any, NOW, &mut hits);
         assert!(black_box(hits).iter().all(Option::is_some));
     }
@@ -184,12 +185,12 @@ fn passes(times: u32) {
     let mut gate = Gate::new(rules, Ports::new(), Settings::default(), 1);
     let (mut walker, frames) = (gate.walker().expect("a gate has a walker"), frames(false));
     for frame in &frames {
-        let packet = wire::parse(Link::Ethernet, frame, FRAME as u32).expect("the frames are right");
+        let packet = wire::parse(LinkType::ETHERNET, frame, FRAME as u32).expect("the frames are right");
         assert_eq!(walker.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW), Step::Pass);
     }
     for n in bursts(times) {
         let burst = burst(&frames, n);
-        walker.prefetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, FRAME as u32)));
+        walker.prefetch(None, burst.iter().map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32)));
         assert!((0..BURST).all(|at| black_box(walker.try_pass(at, NOW)).is_some()));
         walker.expire(NOW, 0);
     }
@@ -255,7 +256,7 @@ fn burst(frames: &[[u8; FRAME]], n: u32) -> &[[u8; FRAME]] {
 
 #[inline(always)]
 fn plain(frame: &[u8; FRAME]) -> Option<(Flow, Segment)> {
-    wire::plain(Link::Ethernet, frame, FRAME as u32)
+    wire::plain(LinkType::ETHERNET, frame, FRAME as u32)
 }
 
 /// A table with states of the first flows.

@@ -155,7 +155,7 @@ fn main() {
     let frames = packets(4096);
     let parsed: Vec<Packet<'_>> = frames
         .iter()
-        .filter_map(|frame| wire::parse(towpath_wire::Link::Ethernet, frame, frame.len() as u32).ok())
+        .filter_map(|frame| wire::parse(towpath_wire::LinkType::ETHERNET, frame, frame.len() as u32).ok())
         .collect();
     let counts: &[usize] = if asked("rules") { &[100, 1_000, 10_000, 100_000] } else { &[] };
     for &count in counts {

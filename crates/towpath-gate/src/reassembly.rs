@@ -252,7 +252,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use towpath_wire::Link;
+    use towpath_wire::LinkType;
 
     /// A UDP datagram and its fragments of at most `step` bytes.
     fn fragments(payload: &[u8], step: usize, id: u16) -> (Vec<u8>, Vec<Vec<u8>>) {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn add(reassembler: &mut Reassembler, frame: &[u8], secs: u64) -> Added {
-        let packet = wire::parse(Link::Ethernet, frame, 0).unwrap();
+        let packet = wire::parse(LinkType::ETHERNET, frame, 0).unwrap();
         reassembler.add(&packet, 1, Time::from_secs(secs))
     }
 
@@ -386,7 +386,7 @@ mod tests {
         let (whole, pieces) = fragments(&[1; 100], 24, 5);
         assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");
         let cut = &pieces[1][..pieces[1].len() - 4];
-        let packet = wire::parse(Link::Ethernet, cut, pieces[1].len() as u32).unwrap();
+        let packet = wire::parse(LinkType::ETHERNET, cut, pieces[1].len() as u32).unwrap();
         assert_eq!(reassembler.add(&packet, 1, Time::from_secs(1)).dropped, 1, "cut short by the capture");
         assert_eq!(reassembler.waiting(), 0);
     }

@@ -4,7 +4,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::state::{Kind, Refused};
 use towpath_gate::{Dir, DropReason, Gate, Ports, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 fn gate(text: &str) -> Gate {
     let ruleset = Ruleset::parse("t", text).ruleset.unwrap_or_else(|errors| panic!("{}", errors[0]));
@@ -31,7 +31,7 @@ fn walk_from(gate: &mut Gate, src: &str, src_port: u16, port: u16, millis: u64) 
         }
     }
     frame.extend(src_port.to_be_bytes().into_iter().chain(port.to_be_bytes()).chain([0, 8, 0, 0]));
-    let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+    let packet = wire::parse(LinkType::RAW, &frame, frame.len() as u32).unwrap();
     let now = Time::from_nanos(1_000_000_000_000 + millis * 1_000_000);
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
 }
@@ -122,7 +122,7 @@ fn rules_that_share_a_name_count_together() {
         // From another port, by way of a source that differs in nothing that is counted.
         let mut frame = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 192, 0, 2, 1, 0x20, 0];
         frame.extend(port.to_be_bytes().into_iter().chain([0, 8, 0, 0]));
-        let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+        let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
         gate.walk(&mut Walk::new(Dir::In, None, None), &packet, Time::from_secs(1000))
     };
     assert_eq!([other(1), other(3), other(2)], [LIMIT, LIMIT, Step::Pass]);

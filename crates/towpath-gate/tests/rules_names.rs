@@ -5,7 +5,7 @@ use std::fmt::Write;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const NOW: Time = Time::from_secs(1_000);
 
@@ -33,7 +33,7 @@ fn walk(gate: &mut Gate, back: bool) -> Step {
         frame[12..20].rotate_left(4);
         frame[20..24].rotate_left(2);
     }
-    let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+    let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW)
 }
 

@@ -3,7 +3,7 @@
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
 use towpath_gate::{Dir, DropReason, Gate, PacketSpec, Ports, RuleOutcome, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const NOW: Time = Time::from_secs(100);
 const DENY: Step = Step::Drop(DropReason::Deny);
@@ -19,7 +19,7 @@ fn frame(packet: &str) -> Vec<u8> {
 }
 
 fn walk(gate: &mut Gate, frame: &[u8]) -> Step {
-    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).unwrap();
+    let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).unwrap();
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW)
 }
 
@@ -64,7 +64,7 @@ fn errors_go_the_way_of_the_state() {
         let mut gate = gate(rules);
         assert_eq!(walk(&mut gate, &frame(first)), Step::Pass, "row {row}");
         let listed: Vec<_> = gate.states().list(NOW).collect();
-        let packet = wire::parse(Link::Ethernet, &error, error.len() as u32).unwrap();
+        let packet = wire::parse(LinkType::ETHERNET, &error, error.len() as u32).unwrap();
         let explained = gate.explain(&Walk::new(Dir::In, None, None), &packet, NOW);
         assert_eq!(explained.verdict, want, "row {row}");
         let related = explained

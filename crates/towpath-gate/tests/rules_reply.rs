@@ -3,14 +3,14 @@
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 use towpath_gate::{NoReply, PacketSpec, REPLIES_PER_SECOND, Reject, ReplyLimiter};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 fn frame(words: &str) -> Vec<u8> {
     PacketSpec::parse(words).unwrap_or_else(|error| panic!("{error}")).frame
 }
 
 fn reply_to(frame: &[u8], wire_len: u32, reject: Reject, me: &[&str]) -> Result<Vec<u8>, NoReply> {
-    let packet = wire::parse(Link::Ethernet, frame, wire_len).unwrap();
+    let packet = wire::parse(LinkType::ETHERNET, frame, wire_len).unwrap();
     let me: Vec<_> = me.iter().map(|ip| ip.parse().unwrap()).collect();
     let mut out = vec![0xaa; 7];
     reject.reply(&packet, &me, &mut out).map(|()| out)
@@ -81,13 +81,16 @@ fn resets() {
             let words = format!("tcp {from} > {to} {words} vlan 7");
             let bytes = reply(&words, Reject::Reset, &["203.0.113.1"]).unwrap();
             check_headers(&bytes, &frame(&words));
-            let back = wire::parse(Link::Ethernet, &bytes, bytes.len() as u32).unwrap();
+            let back = wire::parse(LinkType::ETHERNET, &bytes, bytes.len() as u32).unwrap();
             assert_eq!((back.tcp_seq, back.tcp_ack, back.tcp_flags), want, "{words}");
             assert_eq!((back.src_port, back.dst_port, back.vlan), (23, 40000, Some(7)), "{words}");
             // A reset is from whom the connection is with, whatever addresses the port has.
             assert_eq!(
                 Some(back.flow().unwrap()),
-                wire::parse(Link::Ethernet, &frame(&words), 999).unwrap().flow().map(|flow| flow.reversed())
+                wire::parse(LinkType::ETHERNET, &frame(&words), 999)
+                    .unwrap()
+                    .flow()
+                    .map(|flow| flow.reversed())
             );
         }
     }
@@ -126,7 +129,7 @@ fn unreachables_quote_the_packet() {
     assert_eq!(reply(words, Reject::Unreach { code: 1, mtu: 0 }, &[]), Err(NoReply::OtherFamily));
 
     // A router says how long a packet may be.
-    let packet = wire::parse(Link::Ethernet, &asked, asked.len() as u32).unwrap();
+    let packet = wire::parse(LinkType::ETHERNET, &asked, asked.len() as u32).unwrap();
     assert_eq!(Reject::too_big(&packet, 1400), Reject::TooBig { mtu: 1400 });
     let bytes = reply(words, Reject::TooBig { mtu: 1400 }, &[]).unwrap();
     check_headers(&bytes, &asked);
@@ -211,7 +214,7 @@ fn link_headers_are_turned_round() {
         assert_eq!(usize::from(u16::from_be_bytes([answer[at], answer[at + 1]])), answer.len() - at - 2);
         assert_eq!(answer[at + 2..at + 10], [0xaa, 0xaa, 3, 0, 0, 0, 8, 0]);
         assert_eq!(answer.len(), at + 10 + 40);
-        assert!(towpath_wire::checksum::fill(Link::Ethernet, &mut answer.clone(), answer.len() as u32));
+        assert!(towpath_wire::checksum::fill(LinkType::ETHERNET, &mut answer.clone(), answer.len() as u32));
     }
     // Cooked: a packet to this host, one to everybody, one to a group; the answer is sent by this host.
     let sll = [0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0, 8, 0];
@@ -220,7 +223,7 @@ fn link_headers_are_turned_round() {
         &[0, 4, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0][..],
         &[8, 0, 0, 0, 0, 0, 0, 3, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     ];
-    let headers = [(Link::Sll, &sll[..], 1, back[0]), (Link::Sll2, &sll2, 10, back[1])];
+    let headers = [(LinkType::LINUX_SLL, &sll[..], 1, back[0]), (LinkType::LINUX_SLL2, &sll2, 10, back[1])];
     for (link, header, kind, back) in headers {
         for (value, want) in [(0, Ok(back)), (1, Err(NoReply::ToMany)), (2, Err(NoReply::ToMany))] {
             let mut frame = header.to_vec();
@@ -270,7 +273,7 @@ proptest! {
             bytes[7] = 0;
             bytes[9] = proto;
         }
-        let Ok(packet) = wire::parse(Link::Ip, &bytes, whole as u32) else { return Ok(()) };
+        let Ok(packet) = wire::parse(LinkType::RAW, &bytes, whole as u32) else { return Ok(()) };
         let reject = match kind {
             0 => Reject::Reset,
             1 => Reject::Abort,
@@ -280,7 +283,7 @@ proptest! {
         };
         let mut out = Vec::new();
         if reject.reply(&packet, &[], &mut out).is_ok() {
-            let back = wire::parse(Link::Ip, &out, out.len() as u32).expect("well-formed");
+            let back = wire::parse(LinkType::RAW, &out, out.len() as u32).expect("well-formed");
             let most = if six { 1280 } else { 576 };
             prop_assert!(out.len() <= most);
             prop_assert_eq!(back.ip_len as usize, out.len());

@@ -6,7 +6,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::state::{Kind, Listed};
 use towpath_gate::{DEFAULT_DYNAMIC_RULE, Dir, Gate, Ports, Restored, SnapshotError, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const THEN: Time = Time::from_secs(1_000);
 const NOW: Time = Time::from_secs(9);
@@ -38,7 +38,7 @@ fn walk(gate: &mut Gate, back: bool, proto: u8, port: u16, fields: (u8, u32, u32
     }
     let mut frame = vec![0x45, 0, 0, 20 + upper.len() as u8, 0, 0, 0, 0, 64, proto, 0, 0];
     frame.extend(ends.into_iter().flatten().chain(upper));
-    let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+    let packet = wire::parse(LinkType::RAW, &frame, frame.len() as u32).unwrap();
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
 }
 

@@ -8,7 +8,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::rules::table::{Key, Value};
 use towpath_gate::state;
 use towpath_gate::{Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Walker};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const THREADS: usize = 3;
 const PACKETS: u32 = 30_000;
@@ -26,7 +26,7 @@ fn gate(text: &str) -> Gate {
 fn walk(walker: &mut Walker, n: u32, now: Time) -> Step {
     let [a, b, c, d] = (0x0a00_0000 + n).to_be_bytes();
     let frame = [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, a, b, c, d, 192, 0, 2, 1, 4, 0, 0, 53, 0, 8, 0, 0];
-    let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+    let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
     walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
 }
 

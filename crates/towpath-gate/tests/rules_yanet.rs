@@ -6,7 +6,7 @@ use std::path::Path;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::{Dir, Gate, Ports, Step, Walk};
-use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
+use towpath_wire::{self as wire, Addresses, LinkType, Packet, Time};
 
 /// The frames of a classic little-endian capture.
 fn frames(path: &Path) -> Vec<Vec<u8>> {
@@ -25,7 +25,7 @@ fn frames(path: &Path) -> Vec<Vec<u8>> {
 
 /// The packet without what their router changes: link header, TTL, IPv4 checksum.
 fn unchanged(frame: &[u8], sent: bool) -> Option<Vec<u8>> {
-    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).ok()?;
+    let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).ok()?;
     let end = packet.network + packet.ip_len as usize;
     let mut ip = frame[packet.network..end.min(frame.len())].to_vec();
     match packet.addresses {
@@ -48,7 +48,7 @@ fn passes(gate: &mut Gate, packet: &Packet<'_>, now: Time) -> bool {
 
 fn to_the_router(frame: &[u8]) -> bool {
     let own: [std::net::IpAddr; 2] = ["200.0.0.2".parse().unwrap(), "fe80::2".parse().unwrap()];
-    match wire::parse(Link::Ethernet, frame, frame.len() as u32).map(|packet| packet.addresses) {
+    match wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).map(|packet| packet.addresses) {
         Ok(Addresses::V4(_, dst)) => own.contains(&dst.into()),
         Ok(Addresses::V6(_, dst)) => own.contains(&dst.into()),
         _ => false,
@@ -94,7 +94,7 @@ fn run(case: &Path, wrong: &mut BTreeMap<String, String>) {
                 let passed: Vec<_> = sent
                     .iter()
                     .filter(|frame| {
-                        let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32);
+                        let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32);
                         packet.is_ok_and(|packet| passes(&mut gate, &packet, Time::from_secs(now)))
                     })
                     // Their router keeps what is sent to itself.

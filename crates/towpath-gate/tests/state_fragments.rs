@@ -3,7 +3,7 @@
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::{Dir, DropReason, Gate, GateSettings, Ports, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 /// A fragment of a UDP datagram from 10.0.0.1:4000 to 192.0.2.1:53, or of the same ports over IPv6.
 fn fragment(six: bool, id: u16, offset: u16, more: bool) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn fragment(six: bool, id: u16, offset: u16, more: bool) -> Vec<u8> {
 }
 
 fn walk(gate: &mut Gate, frame: &[u8], seconds: u64) -> Step {
-    let packet = wire::parse(Link::Ip, frame, frame.len() as u32).unwrap();
+    let packet = wire::parse(LinkType::RAW, frame, frame.len() as u32).unwrap();
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, Time::from_secs(seconds))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use towpath_gate::state::{
     Ends, EventKind, Flow, Install, Keepalive, Lookup, Name, Refused, RuleId, Segment, Settings, States, Top,
 };
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const START: Time = Time::from_secs(1_000);
 const TCP: u8 = 6;
@@ -88,13 +88,13 @@ fn a_keepalive_is_a_segment_that_is_one_behind() {
     for flow in [flow(1, TCP), flow6(1)] {
         let mut frame = vec![7; 3];
         Keepalive { flow, seq: 0x0102_0304, ack: 0x0506_0708 }.write(&mut frame);
-        let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+        let packet = wire::parse(LinkType::RAW, &frame, frame.len() as u32).unwrap();
         assert_eq!(packet.flow(), Some(flow));
         let fields =
             (packet.tcp_flags, packet.tcp_seq, packet.tcp_ack, packet.tcp_window, packet.tcp_data_len());
         assert_eq!(fields, (0x10, 0x0102_0304, 0x0506_0708, 0, Some(0)));
         let mut again = frame.clone();
-        assert!(wire::checksum::fill(Link::Ip, &mut again, frame.len() as u32));
+        assert!(wire::checksum::fill(LinkType::RAW, &mut again, frame.len() as u32));
         assert_eq!(frame, again, "its checksums are right");
     }
 }

@@ -3,7 +3,7 @@
 use towpath_gate::state::{
     Direction, Ends, Flow, Install, Lookup, Name, Quoted, RuleId, Segment, Settings, States,
 };
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const CLIENT: [u8; 4] = [10, 0, 0, 1];
 const SERVER: [u8; 4] = [192, 0, 2, 1];
@@ -39,7 +39,7 @@ fn icmp(kind: u8, quote: &[u8]) -> Vec<u8> {
 }
 
 fn quoted(packet: &[u8]) -> Option<Quoted> {
-    Quoted::of(&wire::parse(Link::Ip, packet, packet.len() as u32).unwrap())
+    Quoted::of(&wire::parse(LinkType::RAW, packet, packet.len() as u32).unwrap())
 }
 
 /// An IPv4 packet whose total length says that it went on after what is quoted.
@@ -76,8 +76,9 @@ fn which_errors_quote_what() {
     ];
     for (title, packet, want) in rows {
         // The last row's bytes are no good UDP, which is malformed: nothing is quoted either.
-        let is =
-            wire::parse(Link::Ip, &packet, packet.len() as u32).ok().and_then(|packet| Quoted::of(&packet));
+        let is = wire::parse(LinkType::RAW, &packet, packet.len() as u32)
+            .ok()
+            .and_then(|packet| Quoted::of(&packet));
         let is = is.map(|Quoted { flow, tcp_seq }| {
             assert_eq!(flow.ends, Ends::V4(CLIENT.into(), SERVER.into()), "{title}");
             (flow.proto, flow.src_port, flow.dst_port, tcp_seq)

@@ -8,7 +8,7 @@ use towpath_gate::state::{
     Ends, Flow, Install, Installed, Lookup, Name, Refused, RuleId, Segment, Settings, States,
 };
 use towpath_gate::{Dir, Gate, Ports, StatePolicy, Step, Walk};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 const NOW: Time = Time::from_secs(1_000);
 
@@ -342,7 +342,7 @@ fn walkers_wait_for_no_gate_that_has_no_packets() {
         for n in 0..1000 {
             let now = NOW + Duration::from_secs(15) * (n / 100);
             let frame = datagram(n);
-            let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+            let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
             let step = walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now);
             assert_eq!(step, Step::Pass, "{name}: {n}");
             walker.expire(now, 64);

@@ -4,10 +4,11 @@
 
 use std::iter;
 use std::time::Duration;
+use towpath_wire::checksum;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, checksum};
+use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State};
 
 /// How long a live wire may take to bring what was sent.
 const PATIENCE: Duration = Duration::from_secs(60);

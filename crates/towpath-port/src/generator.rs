@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use towpath_wire::checksum;
 
-use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, checksum, clock};
+use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, clock};
 
 /// Ethernet, IPv4 and the longest transport header here, TCP's.
 const HEADERS: usize = 14 + 20 + 20;
@@ -349,7 +350,6 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::headers;
 
     fn frames(description: &str) -> Vec<(u64, Vec<u8>)> {
         let mut port = Generator::new("gen0", description.parse().unwrap());
@@ -378,18 +378,20 @@ mod tests {
         for (at, (time_ns, bytes)) in frames.iter().enumerate() {
             assert_eq!(*time_ns, EPOCH_NS + at as u64 * 1_000_000);
             *sizes.entry(bytes.len()).or_insert(0) += 1;
-            let found = headers::locate(LinkType::ETHERNET, bytes).expect("an IP packet");
+            let found = towpath_wire::parse(LinkType::ETHERNET, bytes, 0).expect("an IP packet");
+            let end = 14 + found.ip_len as usize;
             assert_eq!(checksum::sum(&bytes[14..34], 0), 0xffff, "IPv4 checksum");
-            let sum = checksum::sum(&bytes[found.transport..found.end], found.pseudo(bytes));
-            assert_eq!(sum, 0xffff, "checksum of protocol {}", found.protocol);
+            let mut filled = bytes.clone();
+            assert!(checksum::fill(LinkType::ETHERNET, &mut filled, 0));
+            assert_eq!(&filled, bytes, "checksum of protocol {}", found.proto);
             let source: [u8; 4] = bytes[26..30].try_into().unwrap();
-            if found.is_tcp() {
+            if found.proto == 6 {
                 let seq = u32::from_be_bytes(bytes[38..42].try_into().unwrap());
                 let next = flows.entry(source).or_insert(0);
                 assert_eq!(seq, *next, "in sequence");
                 let syn = bytes[47] == 2;
                 assert_eq!(syn, *next == 0);
-                *next = if syn { 1 } else { seq + (found.end - 54) as u32 };
+                *next = if syn { 1 } else { seq + (end - 54) as u32 };
             } else {
                 flows.insert(source, 0);
             }

@@ -4,7 +4,7 @@
 //! privilege: [`pcap`] files in and out, [`Loopback`] for tests and for programs that bring their own packets, and a
 //! [`generator`] of traffic. These are live: [`af_packet`] for any interface, [`af_xdp`] for its queues before the network stack,
 //! [`tun`] for interfaces of one's own, [`nfqueue`] behind an existing iptables or nftables set-up. What their frames leave undone ([`Offload`]) every
-//! port puts right on the way out where its medium cannot; [`checksum`] and [`segment`] do it for whoever changes packets.
+//! port puts right on the way out where its medium cannot; [`towpath_wire::checksum`] and [`towpath_wire::gso`] do it for programs that change packets.
 //!
 //! ```no_run
 //! use towpath_port::{Burst, Port, Received, pcap};
@@ -25,15 +25,12 @@
 pub mod af_packet;
 pub mod af_xdp;
 mod burst;
-pub mod checksum;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
 mod error;
 pub mod generator;
-mod headers;
 mod interface;
-mod link;
 #[cfg(test)]
 mod live;
 mod loopback;
@@ -43,24 +40,20 @@ pub mod namespace;
 #[cfg(any(test, feature = "test-util"))]
 pub mod netns;
 pub mod nfqueue;
-mod offload;
 pub mod pcap;
 mod port;
-pub mod segment;
 mod stage;
 mod stats;
 mod sys;
 pub mod tun;
-mod tunnel;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;
-pub use link::{Header, LinkType};
 pub use loopback::Loopback;
 pub use meta::{Conntrack, Meta, Queued};
-pub use offload::{Checksum, Gso, GsoKind, Offload, Segmentation};
 pub use port::{Caps, Port, Received, State, Verdict};
 pub use stats::{Drops, Stats};
+pub use towpath_wire::{Checksum, Gso, GsoKind, LinkType, Offload, Segmentation};
 
 /// The longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.
 ///

@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
-use crate::offload::{Offload, VNET_HEADER};
-use crate::{Checksum, Error, Frame, Header, LinkType, MAX_FRAME, Segmentation, checksum, headers, segment};
+use towpath_wire::{VIRTIO_NET_HDR_LEN, checksum, gso};
+
+use crate::{Checksum, Error, Frame, LinkType, MAX_FRAME, Segmentation};
 
 /// Most pieces that are handed over at once.
 pub(crate) const BATCH: usize = 64;
@@ -30,7 +31,7 @@ pub(crate) struct Medium {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
     /// Its virtio_net_hdr, for a medium that has one.
-    pub(crate) vnet: [u8; VNET_HEADER],
+    pub(crate) vnet: [u8; VIRTIO_NET_HDR_LEN],
     bytes: Bytes<'a>,
 }
 
@@ -89,13 +90,14 @@ impl Stage {
         frames: &mut dyn Iterator<Item = Frame<'a>>,
         mut transmit: impl FnMut(&Self, &[Piece<'_>]) -> Result<(), Error>,
     ) -> Result<usize, Error> {
-        let empty = Piece { vnet: [0; VNET_HEADER], bytes: Bytes::Lent(&[]) };
+        let empty = Piece { vnet: [0; VIRTIO_NET_HDR_LEN], bytes: Bytes::Lent(&[]) };
         let mut pieces = [empty; BATCH];
         let (mut len, mut taken, mut refused) = (0, 0, None);
         for frame in frames {
             let staged = match self.prepare(medium, frame) {
                 Ok(Prepared::AsIs(frame)) => {
-                    pieces[len] = Piece { vnet: Offload::emit(frame), bytes: Bytes::Lent(frame.bytes) };
+                    pieces[len] =
+                        Piece { vnet: frame.meta.offload.emit(frame.bytes), bytes: Bytes::Lent(frame.bytes) };
                     len += 1;
                     0..0
                 }
@@ -132,15 +134,15 @@ impl Stage {
     }
 
     fn prepare<'a>(&mut self, medium: &Medium, frame: Frame<'a>) -> Result<Prepared<'a>, Refusal> {
-        let frame = relink(medium.link, frame)?;
-        let (bytes, offload) = (frame.bytes, frame.meta.offload);
+        let mut frame = relink(medium.link, frame)?;
+        let (link, bytes, offload) = (frame.link, frame.bytes, frame.meta.offload);
         if bytes.len() > MAX_FRAME {
             return Err(Refusal::TooLong { len: bytes.len(), max: MAX_FRAME });
         }
         if let Some(gso) = offload.gso {
-            let frame = segment::limit(frame, medium.max(bytes));
-            if medium.segmentation.takes(gso.kind) && offload.is_sendable() {
-                medium.fits(bytes, segment::longest(frame))?;
+            frame.meta.offload = gso::limit(link, bytes, offload, medium.max(bytes));
+            if medium.segmentation.takes(gso.kind) && offload.is_emittable() {
+                medium.fits(bytes, gso::max_segment_len(link, bytes, frame.meta.offload))?;
                 return Ok(Prepared::AsIs(frame));
             }
             return self.cut(medium, frame);
@@ -159,13 +161,13 @@ impl Stage {
 
     fn cut<'a>(&mut self, medium: &Medium, frame: Frame<'a>) -> Result<Prepared<'a>, Refusal> {
         let (bytes, first) = (self.bytes.len(), self.places.len());
-        let len = frame.bytes.len();
-        let result = if segment::cut(frame, &mut self.bytes, &mut self.places) {
+        let Frame { bytes: whole, link, meta, .. } = frame;
+        let result = if gso::segment(link, whole, meta.offload, &mut self.bytes, &mut self.places) {
             // The first is as long as any.
             let longest = &self.bytes[self.places[first].clone()];
             medium.fits(longest, longest.len())
         } else {
-            Err(Refusal::TooLong { len, max: medium.max_piece })
+            Err(Refusal::TooLong { len: whole.len(), max: medium.max_piece })
         };
         if result.is_err() {
             self.bytes.truncate(bytes);
@@ -212,14 +214,14 @@ impl Refusal {
 
 /// The frame with the link header that the medium needs: an Ethernet header can be taken off; none can be made up.
 fn relink(link: LinkType, frame: Frame<'_>) -> Result<Frame<'_>, Refusal> {
-    if frame.link.header() == link.header() {
+    if frame.link.canonical() == link.canonical() {
         return Ok(frame);
     }
     let refusal = Refusal::LinkType { link, frame: frame.link };
-    if (frame.link.header(), link.header()) != (Header::Ethernet, Header::Ip) {
+    if frame.link != LinkType::ETHERNET || !link.is_raw_ip() {
         return Err(refusal);
     }
-    let len = headers::ethernet(frame.bytes).ok_or(refusal)?;
+    let len = towpath_wire::ip_offset(frame.link, frame.bytes).ok_or(refusal)?;
     let mut frame = Frame { bytes: &frame.bytes[len..], link, ..frame };
     frame.meta.offload = frame.meta.offload.moved(-(len as isize));
     Ok(frame)

@@ -243,7 +243,8 @@ fn the_name_chooses_the_format() {
 /// A frame that a live port received with something left undone is in the file as a wire would have had it.
 #[test]
 fn what_was_left_undone_is_done_in_the_file() {
-    use towpath_port::{Checksum, Gso, GsoKind, Meta, Offload, checksum};
+    use towpath_port::{Checksum, Gso, GsoKind, Meta, Offload};
+    use towpath_wire::checksum;
     let udp = |payload: &[u8]| {
         let mut right = Vec::new();
         let builder =

@@ -1,180 +1,234 @@
-//! Checksums computed anew, for a packet whose bytes were put together by somebody who may not have done it: an
-//! inspector that changed a payload, or a reply that the engine makes.
+//! Internet checksums: compute, update after a change, complete a partial one, detect a partial one.
 //!
-//! The Internet checksum is RFC 1071's; the pseudo-headers are those of RFC 9293 (3.1), RFC 768 and RFC 8200 (8.1).
+//! The sum is the ones' complement sum of 16-bit words (RFC 1071). Pseudo headers are those of RFC 9293 (3.1), RFC 768 and
+//! RFC 8200 (8.1). A *partial* checksum holds the sum of the pseudo header only: a local host or a tunnel left the rest to
+//! its network card (`CHECKSUM_PARTIAL` of linux/skbuff.h).
+//!
+//! Invariant: no function writes outside checksum fields, and a frame that is too short for its description is unchanged.
+//!
+//! References: RFC 1071, RFC 1624 (incremental update), RFC 768 (a UDP checksum of 0 means none), RFC 8200 section 8.1.
 
-use super::{be16, proto};
-use crate::{Addresses, Fragment, Link, Packet};
+use crate::transport::Transport;
+use crate::{Checksum, Fragment, LinkType, Offload, proto};
 
-/// Puts the right checksums into a frame: IPv4 header, TCP, UDP, ICMP, ICMPv6.
+/// Computes and stores the checksums of a captured frame: IPv4 header, TCP, UDP, ICMP, ICMPv6.
 ///
-/// A UDP datagram over IPv4 without a checksum (0) keeps none. `wire_len` is as for [`super::parse`].
+/// A UDP checksum of 0 over IPv4 stays 0 (RFC 768: no checksum). `wire_len` is as for [`parse`](crate::parse).
 ///
-/// Returns whether every checksum of the packet is right now. It is false for a frame that is not IP or malformed, one
-/// whose upper layer is not all there (a fragment, a capture that was cut short), one whose last receiver is not known (a
-/// routing header of an unknown type), and for protocols with checksums that are not computed here (UDP-Lite, SCTP, DCCP);
-/// an IPv4 header is still put right.
+/// Returns true if every checksum of the packet is correct. Returns false for
+/// - a frame that is not IP or malformed;
+/// - a packet with an incomplete upper layer (a fragment, a capture that was cut short);
+/// - a packet whose last receiver is unknown (a routing header of an unknown type);
+/// - protocols whose checksums are not supported (UDP-Lite, SCTP, DCCP).
+///
+/// The IPv4 header checksum is filled in even then.
 ///
 /// # Examples
 ///
 /// ```
-/// use towpath_wire::{Link, checksum};
+/// use towpath_wire::{LinkType, checksum};
 ///
 /// // An ICMP echo request without its checksums.
 /// let mut frame = [
 ///     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 1, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, // IPv4
 ///     8, 0, 0, 0, 0, 1, 0, 1, // ICMP
 /// ];
-/// assert!(checksum::fill(Link::Ip, &mut frame, 28));
+/// assert!(checksum::fill(LinkType::RAW, &mut frame, 28));
 /// assert_eq!(frame[22..24], [0xf7, 0xfd]);
 /// ```
-pub fn fill(link: Link, frame: &mut [u8], wire_len: u32) -> bool {
-    let Ok(packet) = super::parse(link, frame, wire_len) else { return false };
-    let Packet { addresses, network, proto, fragment, transport, transport_len, ip_len, .. } = packet;
-    let v6 = match addresses {
-        Addresses::None => return false,
-        Addresses::V4(..) => {
-            fill_ip4(frame, network);
-            false
-        }
-        Addresses::V6(..) => true,
-    };
-    let end = transport + transport_len;
-    if fragment != Fragment::Whole || end < network + ip_len as usize {
+pub fn fill(link: LinkType, frame: &mut [u8], wire_len: u32) -> bool {
+    let Ok(packet) = crate::parse(link, frame, wire_len) else { return false };
+    let (addresses, network, whole) = (packet.addresses, packet.network, packet.fragment == Fragment::Whole);
+    let transport = Transport::of(&packet).filter(|_| whole);
+    if let crate::Addresses::V4(..) = addresses {
+        fill_ip4(frame, network);
+    }
+    let Some(transport) = transport else { return false };
+    let Some(offset) = transport.checksum_offset() else { return false };
+    let field = transport.start + offset;
+    let covered = transport.covered(frame);
+    if field + 2 > covered {
         return false;
     }
-    let Some(at) = place(proto, v6) else { return false };
-    let ends =
-        if v6 { ends6(&frame[..end], network, transport) } else { ends4(&frame[..transport], network) };
-    let Some((from, to)) = ends else { return false };
-    let width = if v6 { 16 } else { 4 };
-    let pseudo = sum(&frame[from..from + width]) + sum(&frame[to..to + width]);
-    // UDP has a length of its own (RFC 768), and options may follow (RFC 9868).
-    let transport_len = match frame[transport..end] {
-        [_, _, _, _, high, low, ..] if proto == proto::UDP && be16([high, low]) >= 8 => {
-            transport_len.min(be16([high, low]).into())
-        }
-        _ => transport_len,
-    };
-    let segment = &mut frame[transport..transport + transport_len];
-    let Some(field) = segment.get(at..at + 2) else { return false };
-    if proto == proto::UDP && !v6 && field == [0, 0] {
+    if transport.is_udp() && !transport.v6 && frame[field..field + 2] == [0, 0] {
         return true;
     }
-    segment[at..at + 2].fill(0);
-    let pseudo = if proto == proto::ICMP { 0 } else { pseudo + transport_len as u64 + u64::from(proto) };
-    let checksum = match !fold(pseudo + sum(segment)) {
+    let pseudo = transport.pseudo(frame);
+    frame[field..field + 2].fill(0);
+    let checksum = match !sum(&frame[transport.start..covered], pseudo) {
         // "If the computed checksum is zero, it is transmitted as all ones" (RFC 768).
-        0 if proto == proto::UDP => 0xffff,
+        0 if transport.proto == proto::UDP => 0xffff,
         checksum => checksum,
     };
-    segment[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
     true
 }
 
-/// Where the pseudo header's addresses are, source and destination, of the IPv4 packet at `network` whose header ends where `frame` does.
-///
-/// The destination is the last receiver's: with a source route that is not used up, the route's last (RFC 791, 3.1). `None` when
-/// the options do not say.
-fn ends4(frame: &[u8], network: usize) -> Option<(usize, usize)> {
-    let mut at = network + 20;
-    while let Some(&kind) = frame.get(at)
-        && kind != 0
-    {
-        let len = if kind == 1 { 1 } else { usize::from(*frame.get(at + 1)?) };
-        let option = frame.get(at..at + len).filter(|option| !option.is_empty())?;
-        // Loose and strict source route: type, length, a pointer from 1 to the next address, addresses.
-        if let [131 | 137, _, pointer, _, _, _, _, ..] = option
-            && usize::from(*pointer) < len
-        {
-            return Some((network + 12, at + len - 4));
-        }
-        at += len;
-    }
-    Some((network + 12, network + 16))
-}
-
-/// The same of an IPv6 packet whose upper layer begins at `transport`: its first sender's, and its last receiver's.
-///
-/// "At the originating node, that address will be in the last element of the Routing header; at the recipient(s), that address
-/// will be in the Destination Address field of the IPv6 header" (RFC 8200, 8.1). `None` for routing headers of unknown types.
-fn ends6(frame: &[u8], network: usize, transport: usize) -> Option<(usize, usize)> {
-    let (mut from, mut to) = (network + 8, network + 24);
-    let (mut next, mut at) = (*frame.get(network + 6)?, network + 40);
-    while at < transport {
-        let units = usize::from(*frame.get(at + 1)?);
-        let len = match next {
-            proto::FRAG => 8,
-            // In units of four bytes, two of them less (RFC 4302, 2.2).
-            proto::AH => (units + 2) * 4,
-            _ => (units + 1) * 8,
-        };
-        let header = frame.get(at..at + len)?;
-        match (next, header[2], header[3]) {
-            (proto::ROUTE, _, 0) => {}
-            // In the order that they are gone to (RFC 2460, 4.4; RFC 6275, 6.4).
-            (proto::ROUTE, 0 | 2, _) if len >= 24 => to = at + (len - 8) / 16 * 16 - 8,
-            // "The Segment List is encoded starting from the last segment" (RFC 8754, 2).
-            (proto::ROUTE, 4, _) if len >= 24 => to = at + 8,
-            (proto::ROUTE, ..) => return None,
-            (proto::DSTOPT, ..) => from = home(header).map_or(from, |home| at + home),
-            _ => {}
-        }
-        (next, at) = (header[0], at + len);
-    }
-    Some((from, to))
-}
-
-/// Where in these destination options the home address is: "the home address is used as the source" of a checksum (RFC 6275).
-fn home(header: &[u8]) -> Option<usize> {
-    let mut at = 2;
-    loop {
-        at += match header.get(at..)? {
-            // Pad1, and others with a length.
-            [0, ..] => 1,
-            [0xc9, 16, address @ ..] if address.len() >= 16 => return Some(at + 2),
-            [_, len, ..] => 2 + usize::from(*len),
-            _ => return None,
-        };
-    }
-}
-
-/// Where the checksum is in an upper layer's header.
-fn place(proto: u8, v6: bool) -> Option<usize> {
-    match (proto, v6) {
-        (proto::TCP, _) => Some(16),
-        (proto::UDP, _) => Some(6),
-        (proto::ICMP, false) | (proto::ICMP6, true) => Some(2),
-        _ => None,
-    }
-}
-
-/// Computes and stores the checksum of the IPv4 header at `network`.
-///
-/// # Panics
-///
-/// Panics if the frame does not contain the whole header.
+/// Computes and stores the checksum of the IPv4 header at `network`. A header that is not entirely in the frame is unchanged.
 pub fn fill_ip4(frame: &mut [u8], network: usize) {
-    // The parser has seen the whole header.
-    let len = usize::from(frame[network] & 0x0f) * 4;
-    let header = &mut frame[network..network + len];
+    let len = frame.get(network).map_or(0, |first| usize::from(first & 0x0f) * 4);
+    let Some(header) = frame.get_mut(network..network + len).filter(|header| header.len() >= 20) else {
+        return;
+    };
     header[10..12].fill(0);
-    let checksum = !fold(sum(header));
+    let checksum = !sum(header, 0);
     header[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// The sum of the 16-bit words, an odd byte at the end padded with zero.
-fn sum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<2>();
-    let whole: u64 = words.iter().map(|word| u64::from(be16(*word))).sum();
-    whole + rest.first().map_or(0, |last| u64::from(*last) << 8)
+/// Completes a [`Checksum::Partial`]: sums `frame` from `start` and stores the complement at `start + offset`.
+///
+/// Returns true if the field lies inside the frame. The frame is unchanged otherwise.
+///
+/// ```
+/// use towpath_wire::checksum;
+///
+/// // A transport header of 8 bytes. Its checksum field, at 6, holds the sum of the pseudo header, 0x0102.
+/// let mut frame = [0x12, 0x34, 0x00, 0x50, 0x00, 0x08, 0x01, 0x02];
+/// assert!(checksum::finish(&mut frame, 0, 6));
+/// assert_eq!(checksum::sum(&frame, 0x0102), 0xffff); // the receiver's check
+/// ```
+pub fn finish(frame: &mut [u8], start: usize, offset: usize) -> bool {
+    let Some(covered) = frame.get(start..) else { return false };
+    if covered.len() < offset.saturating_add(2) {
+        return false;
+    }
+    // RFC 768: "If the computed checksum is zero, it is transmitted as all ones". For other protocols the two are equal.
+    let value = match !sum(covered, 0) {
+        0 => 0xffff,
+        value => value,
+    };
+    let at = start + offset;
+    frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    true
 }
 
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
+/// The ones' complement sum of `bytes` as big-endian words, added to `initial`. An odd last byte is padded with zero.
+pub fn sum(bytes: &[u8], initial: u16) -> u16 {
+    // Summing multiples of 16 bits in native byte order gives the same sum with its bytes swapped (RFC 1071, 2.B). Eight
+    // independent accumulators let the compiler use vectors; 32-bit words in 64-bit accumulators cannot overflow below 128 GiB.
+    let mut accumulators = [0_u64; 8];
+    let mut chunks = bytes.chunks_exact(32);
+    for chunk in &mut chunks {
+        for (accumulator, word) in accumulators.iter_mut().zip(chunk.chunks_exact(4)) {
+            *accumulator += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+        }
     }
-    sum as u16
+    let mut total: u64 = accumulators.iter().map(|part| (part & 0xffff_ffff) + (part >> 32)).sum();
+    let mut pairs = chunks.remainder().chunks_exact(2);
+    for pair in &mut pairs {
+        total += u64::from(u16::from_ne_bytes([pair[0], pair[1]]));
+    }
+    if let [last] = pairs.remainder() {
+        total += u64::from(u16::from_ne_bytes([*last, 0]));
+    }
+    fold(u64::from(u16::from_be(fold(total))) + u64::from(initial))
+}
+
+/// The checksum after `old` bytes that it covers became `new`: equation 3 of RFC 1624, `HC' = ~(~HC + ~m + m')`.
+///
+/// Both begin at an even offset of the summed bytes and have the same length.
+///
+/// # Panics
+///
+/// Panics if the lengths differ.
+pub fn update(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
+    assert_eq!(old.len(), new.len(), "old and new bytes must have the same length");
+    !fold(u64::from(!checksum) + u64::from(!sum(old, 0)) + u64::from(sum(new, 0)))
+}
+
+/// Completes a partial checksum of a frame that is not to be segmented. Returns the remaining work.
+pub fn complete(frame: &mut [u8], offload: Offload) -> Offload {
+    match offload.checksum {
+        Checksum::Partial { start, offset } if offload.gso.is_none() => {
+            finish(frame, start.into(), offset.into());
+            Offload::default()
+        }
+        _ => offload,
+    }
+}
+
+/// Recomputes the checksums of a complete frame whose bytes were changed: the IPv4 header's, and that of TCP, UDP, ICMP and
+/// ICMPv6 in an unfragmented packet.
+///
+/// A UDP checksum of 0 over IPv4 stays 0 (RFC 768), and a checksum whose last receiver is unknown (a routing header of an
+/// unknown type) is unchanged. Returns the remaining work: none, or [`Checksum::Partial`] for a frame that is still to
+/// be segmented. A frame that is not IP or malformed is unchanged.
+pub fn renew(link: LinkType, frame: &mut [u8], mut offload: Offload) -> Offload {
+    let Some(transport) = Transport::parse(link, frame) else { return offload };
+    transport.fill_ip4(frame);
+    // The checksum of an inner packet comes first: the outer checksum covers it.
+    if let Checksum::Partial { start, offset } = offload.checksum
+        && usize::from(start) != transport.start
+    {
+        if offload.gso.is_some() {
+            return offload;
+        }
+        finish(&mut frame[..transport.end], start.into(), offset.into());
+        offload = Offload::default();
+    }
+    let Some(offset) = transport.checksum_offset().filter(|_| !transport.fragment) else {
+        return Offload { checksum: Checksum::Unverified, ..offload };
+    };
+    let field = transport.start + offset;
+    if field + 2 > transport.end {
+        return Offload { checksum: Checksum::Unverified, ..offload };
+    }
+    let partial = matches!(offload.checksum, Checksum::Partial { .. });
+    if transport.is_udp() && !transport.v6 && frame[field..field + 2] == [0, 0] && !partial {
+        return offload;
+    }
+    let pseudo = transport.pseudo(frame);
+    frame[field..field + 2].copy_from_slice(&pseudo.to_be_bytes());
+    if offload.gso.is_some() {
+        let checksum = Checksum::Partial { start: transport.start as u16, offset: offset as u16 };
+        return Offload { checksum, ..offload };
+    }
+    let covered = transport.covered(frame);
+    finish(&mut frame[..covered], transport.start, offset);
+    Offload::default()
+}
+
+/// Detects a partial TCP or UDP checksum, for media that do not report it (AF_XDP).
+///
+/// A checksum is partial if its field holds exactly the sum of the pseudo header, and is not correct by chance. Tunnels are
+/// searched, up to four packets deep.
+pub fn detect(link: LinkType, frame: &[u8]) -> Checksum {
+    let Some((transport, offset)) = find_partial(link, frame) else { return Checksum::Unverified };
+    let covered = &frame[transport.start..transport.covered(frame)];
+    if sum(covered, transport.pseudo(frame)) == 0xffff {
+        return Checksum::Unverified;
+    }
+    partial(&transport, offset)
+}
+
+/// Locates the partial checksum of a frame that has one, for media that report its existence only (NFQUEUE).
+///
+/// Completing a checksum that is correct by chance does not change it.
+pub fn locate(link: LinkType, frame: &[u8]) -> Checksum {
+    find_partial(link, frame).map_or(Checksum::Unverified, |(transport, offset)| partial(&transport, offset))
+}
+
+fn partial(transport: &Transport, offset: usize) -> Checksum {
+    let start = u16::try_from(transport.start);
+    start.map_or(Checksum::Unverified, |start| Checksum::Partial { start, offset: offset as u16 })
+}
+
+/// The outermost packet whose checksum field holds the sum of its pseudo header, and the offset of the field.
+fn find_partial(link: LinkType, frame: &[u8]) -> Option<(Transport, usize)> {
+    Transport::nested(link, frame).find_map(|transport| {
+        let offset = transport.checksum_offset().filter(|_| transport.is_tcp() || transport.is_udp())?;
+        let field = transport.start + offset;
+        let value = u16::from_be_bytes(*frame.get(field..transport.end)?.first_chunk()?);
+        let pseudo = transport.pseudo(frame);
+        (value == pseudo && value != 0 && !transport.fragment).then_some((transport, offset))
+    })
+}
+
+fn fold(mut total: u64) -> u16 {
+    while total >> 16 != 0 {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    total as u16
 }
 
 #[cfg(test)]
@@ -184,7 +238,17 @@ mod tests {
 
     use super::*;
 
-    /// A packet with right checksums, made by somebody else.
+    /// RFC 1071 literally: one word after the other.
+    fn slow(bytes: &[u8]) -> u16 {
+        let mut total = 0_u32;
+        for pair in bytes.chunks(2) {
+            total += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+            total = (total & 0xffff) + (total >> 16);
+        }
+        total as u16
+    }
+
+    /// A packet with correct checksums from another implementation.
     fn packet(kind: u8, payload: &[u8]) -> Vec<u8> {
         let v4 = || PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [192, 0, 2, 9], 64);
         let v6 = || PacketBuilder::ethernet2([2; 6], [4; 6]).ipv6([7; 16], [8; 16], 64);
@@ -203,28 +267,109 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_another_writer(kind: u8, payload in proptest::collection::vec(any::<u8>(), 0..200), noise: u16) {
-            let right = packet(kind, &payload);
-            let parsed = crate::parse(Link::Ethernet, &right, 0).unwrap();
-            let v6 = matches!(parsed.addresses, Addresses::V6(..));
-            let at = parsed.transport + place(parsed.proto, v6).unwrap();
-            let mut frame = right.clone();
-            // Never 0: a UDP datagram would be one without a checksum.
-            frame[at..at + 2].copy_from_slice(&(noise | 1).to_be_bytes());
-            if !v6 {
-                frame[24..26].copy_from_slice(&noise.to_be_bytes());
-            }
-            prop_assert!(fill(Link::Ethernet, &mut frame, 0));
-            prop_assert_eq!(frame, right);
+        fn sum_agrees_with_rfc_1071(bytes: Vec<u8>) {
+            prop_assert_eq!(sum(&bytes, 0), slow(&bytes));
         }
 
         #[test]
-        fn any_bytes_are_safe(mut frame in proptest::collection::vec(any::<u8>(), 0..120), wire_len in 0u32..200) {
-            fill(Link::Ip, &mut frame, wire_len);
+        fn update_agrees_with_a_new_sum(
+            mut bytes in prop::collection::vec(any::<u8>(), 8..100),
+            new: [u8; 4],
+        ) {
+            let before = !sum(&bytes, 0);
+            let updated = update(before, &bytes[2..6], &new);
+            bytes[2..6].copy_from_slice(&new);
+            // Ones' complement has two zeroes.
+            let zero = |value: u16| if value == 0xffff { 0 } else { value };
+            prop_assert_eq!(zero(updated), zero(!sum(&bytes, 0)));
+        }
+
+        #[test]
+        fn finish_rejects_fields_outside_the_frame(mut bytes: Vec<u8>, start: u16, offset: u16) {
+            let inside = usize::from(start) + usize::from(offset) + 2 <= bytes.len();
+            prop_assert_eq!(finish(&mut bytes, start.into(), offset.into()), inside);
+        }
+
+        #[test]
+        fn fill_and_renew_agree_with_etherparse(kind: u8, payload in proptest::collection::vec(any::<u8>(), 0..200), noise: u16) {
+            let right = packet(kind, &payload);
+            let parsed = Transport::parse(LinkType::ETHERNET, &right).unwrap();
+            let at = parsed.start + parsed.checksum_offset().unwrap();
+            let mut frame = right.clone();
+            // Not 0, which means no checksum in UDP.
+            frame[at..at + 2].copy_from_slice(&(noise | 1).to_be_bytes());
+            if !parsed.v6 {
+                frame[24..26].copy_from_slice(&noise.to_be_bytes());
+            }
+            let mut renewed = frame.clone();
+            prop_assert!(fill(LinkType::ETHERNET, &mut frame, 0));
+            prop_assert_eq!(&frame, &right);
+            prop_assert_eq!(renew(LinkType::ETHERNET, &mut renewed, Offload::default()), Offload::default());
+            prop_assert_eq!(renewed, right);
+        }
+
+        #[test]
+        fn random_bytes_do_not_panic(mut frame in proptest::collection::vec(any::<u8>(), 0..120), wire_len in 0u32..200) {
+            fill(LinkType::RAW, &mut frame, wire_len);
         }
     }
 
-    /// IPv6 with these headers between it and a UDP datagram.
+    /// An Ethernet frame in a UDP datagram to `port` without a checksum, after the tunnel header `header`.
+    fn tunnelled(port: u16, header: &[u8], inner: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let udp =
+            PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(999, port);
+        udp.write(&mut bytes, &[header, inner].concat()).unwrap();
+        bytes[40..42].fill(0);
+        bytes
+    }
+
+    /// A host with a tunnel leaves the inner checksum to its network card.
+    #[test]
+    fn partial_checksums_inside_tunnels() {
+        let mut right = Vec::new();
+        let tcp = PacketBuilder::ethernet2([2; 6], [4; 6])
+            .ipv4([10, 9, 0, 1], [10, 9, 0, 2], 64)
+            .tcp(1, 80, 7, 500);
+        tcp.write(&mut right, b"hello").unwrap();
+        let mut inner = right.clone();
+        let pseudo = Transport::parse(LinkType::ETHERNET, &inner).unwrap().pseudo(&inner);
+        inner[50..52].copy_from_slice(&pseudo.to_be_bytes());
+        let gre = {
+            let mut bytes = tunnelled(0, &[], &[]);
+            bytes.truncate(34);
+            // A key; IPv4.
+            bytes.extend([&[0x20, 0, 8, 0, 0, 0, 0, 1][..], &inner[14..]].concat());
+            (bytes[17], bytes[23]) = ((bytes.len() - 14) as u8, 47);
+            renew(LinkType::ETHERNET, &mut bytes, Offload::default());
+            bytes
+        };
+        let rows = [
+            ("none", 0, inner.clone()),
+            ("vxlan on Linux's old port", 50, tunnelled(8472, &[8, 0, 0, 0, 0, 0, 1, 0], &inner)),
+            ("vxlan", 50, tunnelled(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &inner)),
+            ("geneve", 54, tunnelled(6081, &[1, 0, 0x65, 0x58, 0, 0, 1, 0, 1, 2, 3, 0], &inner)),
+            ("gre", 28, gre),
+        ];
+        for (name, deeper, mut bytes) in rows {
+            let found = (detect(LinkType::ETHERNET, &bytes), locate(LinkType::ETHERNET, &bytes));
+            let expected = Checksum::Partial { start: 34 + deeper, offset: 16 };
+            assert_eq!(found, (expected, expected), "{name}");
+            let offload = Offload { checksum: expected, gso: None };
+            let mut renewed = bytes.clone();
+            assert_eq!(complete(&mut bytes, offload), Offload::default());
+            assert_eq!(bytes[bytes.len() - right.len() + 14..], right[14..], "{name}");
+            assert_eq!(renew(LinkType::ETHERNET, &mut renewed, offload), Offload::default());
+            assert_eq!(renewed, bytes, "{name}: outer headers");
+            assert_eq!(detect(LinkType::ETHERNET, &bytes), Checksum::Unverified, "{name}");
+        }
+        // A checksum that is neither partial nor correct is left alone.
+        inner[50] ^= 1;
+        let neither = tunnelled(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &inner);
+        assert_eq!(locate(LinkType::ETHERNET, &neither), Checksum::Unverified);
+    }
+
+    /// An IPv6 packet: extension headers, then a UDP datagram. `first` is the type of the first header.
     fn six(first: u8, headers: &[u8], udp: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0x60, 0, 0, 0, 0, (headers.len() + udp.len()) as u8, first, 64];
         bytes.extend([[1; 16], [2; 16]].concat());
@@ -233,12 +378,12 @@ mod tests {
 
     fn filled(mut bytes: Vec<u8>) -> (bool, Vec<u8>) {
         let len = bytes.len() as u32;
-        (fill(Link::Ip, &mut bytes, len), bytes)
+        (fill(LinkType::RAW, &mut bytes, len), bytes)
     }
 
-    /// The pseudo header has the first sender and the last receiver, which need not be in the IP header.
+    /// The pseudo header has the first sender and the last receiver.
     #[test]
-    fn who_is_in_the_pseudo_header() {
+    fn addresses_of_the_pseudo_header() {
         const UDP: u8 = proto::UDP;
         let udp = [0, 7, 0, 9, 0, 12, 0xab, 0xcd, b'b', b'y', b't', b'e'];
         let with = |from: [u8; 16], to: [u8; 16]| {
@@ -262,31 +407,27 @@ mod tests {
             ("segments, arrived",  proto::ROUTE,  routing(4, 0, &[two, away]),    with(one, two)),
             ("compressed",         proto::ROUTE,  routing(3, 1, &[away]),         None),
             ("a home address",     proto::DSTOPT, home,                           with(away, two)),
+            ("unknown",            proto::ROUTE,  routing(7, 1, &[away]),         None),
+            ("a first fragment",   proto::FRAG,   vec![UDP, 0, 0, 1, 0, 0, 0, 1], None),
             ("an atomic fragment", proto::FRAG,   vec![UDP, 0, 0, 0, 0, 0, 0, 1], with(one, two)),
         ];
         for (name, first, headers, expected) in rows {
             let (right, bytes) = filled(six(first, &headers, &udp));
+            let mut renewed = six(first, &headers, &udp);
+            renew(LinkType::RAW, &mut renewed, Offload::default());
+            assert_eq!(renewed, bytes, "{name}: fill and renew agree");
             let upper = bytes[bytes.len() - udp.len()..].to_vec();
             assert_eq!((right, upper), (expected.is_some(), expected.unwrap_or(udp.to_vec())), "{name}");
         }
-        // A strict source route of IPv4 that is not used up, and one that is.
+        // A strict source route of IPv4 with addresses left, and one without.
         for (pointer, to) in [(4, [9, 9, 9, 9]), (8, [2, 2, 2, 2])] {
             let ip = |to: [u8; 4], options: &[u8]| {
                 let header = 20 + options.len();
-                let mut bytes = vec![
-                    0x40 | (header / 4) as u8,
-                    0,
-                    0,
-                    (header + udp.len()) as u8,
-                    0,
-                    0,
-                    0,
-                    0,
-                    9,
-                    UDP,
-                    0,
-                    0,
-                ];
+                let mut bytes = [
+                    &[0x40 | (header / 4) as u8, 0, 0, (header + udp.len()) as u8][..],
+                    &[0, 0, 0, 0, 9, UDP, 0, 0],
+                ]
+                .concat();
                 bytes.extend([1, 1, 1, 1]);
                 bytes.extend(to);
                 bytes.extend(options);
@@ -298,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_datagram_in_its_packet_is_not_in_its_checksum() {
+    fn bytes_after_the_udp_length_are_not_covered() {
         let udp = [0, 7, 0, 9, 0, 12, 0xab, 0xcd, b'b', b'y', b't', b'e'];
         let (_, plain) = filled(six(proto::UDP, &[], &udp));
         let (right, surplus) = filled(six(proto::UDP, &[], &[&udp[..], b"more"].concat()));
@@ -307,16 +448,28 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_right_is_said() {
+    fn fill_returns_false_for_incomplete_packets() {
         let mut no_checksum = packet(1, b"x");
         no_checksum[40..42].fill(0);
         let before = no_checksum.clone();
-        assert!(fill(Link::Ethernet, &mut no_checksum, 0));
-        assert_eq!(no_checksum, before, "UDP over IPv4 without a checksum keeps none");
+        assert!(fill(LinkType::ETHERNET, &mut no_checksum, 0));
+        assert_eq!(no_checksum, before, "a UDP checksum of 0 stays 0");
 
         let whole = packet(0, b"payload");
         let mut cut = whole[..whole.len() - 3].to_vec();
-        assert!(!fill(Link::Ethernet, &mut cut, whole.len() as u32), "the capture was cut short");
-        assert!(!fill(Link::Ethernet, &mut [0; 60], 60), "not IP");
+        assert!(!fill(LinkType::ETHERNET, &mut cut, whole.len() as u32), "the capture was cut short");
+        assert!(!fill(LinkType::ETHERNET, &mut [0; 60], 60), "not IP");
+
+        // An IPv4 header of 60 bytes of which 20 were captured.
+        let mut options = [0x4f, 0, 0, 80, 0, 0, 0, 0, 9, 99, 0xab, 0xcd, 1, 1, 1, 1, 2, 2, 2, 2];
+        let before = options;
+        assert!(!fill(LinkType::RAW, &mut options, 80));
+        assert_eq!(options, before);
+    }
+
+    #[test]
+    fn example_of_rfc_1071() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(sum(&bytes, 0), 0xddf2);
     }
 }

@@ -24,16 +24,20 @@ mod flow;
 mod ip4;
 mod ip6;
 mod link;
+mod link_type;
 mod malformed;
+mod offload;
 mod packet;
 mod plain;
 mod time;
+mod transport;
 mod upper;
 mod view;
 
 pub mod checksum;
 pub mod edit;
 pub mod ext6;
+pub mod gso;
 pub mod tunnel;
 
 pub use ip4::{DF, MF, RF};
@@ -42,7 +46,9 @@ pub use plain::plain;
 pub use view::{Macs, OptionField, Options};
 
 pub use flow::{Ends, Flow, Segment};
-pub use packet::{Addresses, Fragment, Link, Packet};
+pub use link_type::LinkType;
+pub use offload::{Checksum, Gso, GsoKind, Offload, Segmentation, VIRTIO_NET_HDR_LEN};
+pub use packet::{Addresses, Fragment, Packet};
 pub use time::Time;
 
 /// Protocol numbers that the wire views know (IANA, Assigned Internet Protocol Numbers).
@@ -95,34 +101,34 @@ pub mod proto {
 /// # Examples
 ///
 /// ```
-/// use towpath_wire::{self as wire, Addresses, Link};
+/// use towpath_wire::{self as wire, Addresses, LinkType};
 ///
 /// // 192.0.2.1:53 > 198.51.100.2:4242, UDP, no payload, without a link header.
 /// let frame = [
 ///     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4
 ///     0, 53, 0x10, 0x92, 0, 8, 0, 0, // UDP
 /// ];
-/// let packet = wire::parse(Link::Ip, &frame, 28).expect("well-formed");
+/// let packet = wire::parse(LinkType::RAW, &frame, 28).expect("well-formed");
 /// assert_eq!(packet.addresses, Addresses::V4([192, 0, 2, 1].into(), [198, 51, 100, 2].into()));
 /// assert_eq!((packet.src_port, packet.dst_port), (53, 4242));
 ///
-/// let error = wire::parse(Link::Ip, &frame[..24], 24).unwrap_err();
+/// let error = wire::parse(LinkType::RAW, &frame[..24], 24).unwrap_err();
 /// assert_eq!(error, wire::Malformed::Ip4TotalLength);
 /// ```
 #[inline]
-pub fn parse(link: Link, frame: &[u8], wire_len: u32) -> Result<Packet<'_>, Malformed> {
+pub fn parse(link: LinkType, frame: &[u8], wire_len: u32) -> Result<Packet<'_>, Malformed> {
     let frame = Frame::new(frame, wire_len);
     // The common case runs straight through: each of the two makes its packet in one piece. Going by way of the
     // general `link::Header` costs twice the time, because it is put together in memory and read back.
     match (link, frame.bytes::<14>(0)) {
-        (Link::Ethernet, Some([.., 0x08, 0x00])) => ip4_packet(link, frame, link::Header::of_ip4(14)),
-        (Link::Ethernet, Some([.., 0x86, 0xdd])) => ip6_packet(link, frame, link::Header::of_ip6(14)),
+        (LinkType::ETHERNET, Some([.., 0x08, 0x00])) => ip4_packet(link, frame, link::Header::of_ip4(14)),
+        (LinkType::ETHERNET, Some([.., 0x86, 0xdd])) => ip6_packet(link, frame, link::Header::of_ip6(14)),
         _ => network(link, frame, link::parse(link, frame)?),
     }
 }
 
 /// Reads on from the network header.
-fn network<'a>(link: Link, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
+fn network<'a>(link: LinkType, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
     match header.network {
         link::Network::Ip4 => ip4_packet(link, frame, header),
         link::Network::Ip6 => ip6_packet(link, frame, header),
@@ -133,7 +139,7 @@ fn network<'a>(link: Link, frame: Frame<'a>, header: link::Header) -> Result<Pac
 }
 
 #[inline(always)]
-fn ip4_packet<'a>(link: Link, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
+fn ip4_packet<'a>(link: LinkType, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
     let ip = ip4::parse(frame, header.at)?;
     if let Some(upper) = upper::whole(frame, &ip.next) {
         return Ok(assemble(link, frame, header, ip4::addresses(frame, header.at), ip, upper));
@@ -143,7 +149,7 @@ fn ip4_packet<'a>(link: Link, frame: Frame<'a>, header: link::Header) -> Result<
 }
 
 #[inline(always)]
-fn ip6_packet<'a>(link: Link, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
+fn ip6_packet<'a>(link: LinkType, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
     let ip = ip6::parse(frame, header.at)?;
     if let Some(upper) = upper::whole(frame, &ip.next) {
         return Ok(assemble(link, frame, header, ip6::addresses(frame, header.at), ip, upper));
@@ -154,7 +160,7 @@ fn ip6_packet<'a>(link: Link, frame: Frame<'a>, header: link::Header) -> Result<
 
 #[inline(always)]
 fn assemble<'a>(
-    link: Link,
+    link: LinkType,
     frame: Frame<'a>,
     header: link::Header,
     addresses: Addresses,
@@ -188,6 +194,14 @@ fn assemble<'a>(
         icmp_code: upper.icmp_code,
         ext6: ip.next.ext6,
     }
+}
+
+/// Offset of the IP header in `frame`; `None` if the link header announces something else or is cut off.
+///
+/// The IP header is not read.
+pub fn ip_offset(link: LinkType, frame: &[u8]) -> Option<usize> {
+    let header = link::parse(link, Frame::new(frame, 0)).ok()?;
+    (header.network != link::Network::Other).then_some(header.at)
 }
 
 /// The bytes of a frame, and how many there were on the wire: at least as many.

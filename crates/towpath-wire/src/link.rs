@@ -1,7 +1,7 @@
-//! Link headers, down to the first byte of the network header.
+//! LinkType headers, down to the first byte of the network header.
 
 use super::{Frame, Malformed, be16};
-use crate::Link;
+use crate::LinkType;
 
 /// VLAN tags looked through in one frame; real networks use one, two, seldom three.
 const MAX_TAGS: usize = 16;
@@ -70,30 +70,30 @@ impl Header {
 }
 
 #[inline]
-pub(super) fn parse(link: Link, frame: Frame<'_>) -> Result<Header, Malformed> {
-    match link {
-        Link::Ethernet => ethernet(frame, 0),
-        Link::Ip => raw(frame, 0),
-        Link::Null => null(frame, 0),
-        Link::Sll => {
+pub(super) fn parse(link: LinkType, frame: Frame<'_>) -> Result<Header, Malformed> {
+    match link.canonical() {
+        LinkType::ETHERNET => ethernet(frame, 0),
+        LinkType::RAW => raw(frame, 0),
+        LinkType::NULL => null(frame, 0),
+        LinkType::LINUX_SLL => {
             let header: &[u8; 16] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
             sll(frame, be16([header[14], header[15]]), be16([header[2], header[3]]), 16)
         }
-        Link::Sll2 => {
+        LinkType::LINUX_SLL2 => {
             let header: &[u8; 20] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
             sll(frame, be16([header[0], header[1]]), be16([header[8], header[9]]), 20)
         }
-        Link::Ppp => ppp(frame, 0),
-        Link::PppEther => pppoe(frame),
-        Link::CiscoHdlc => cisco_hdlc(frame),
-        Link::FrameRelay => frame_relay(frame),
-        Link::Fddi => fddi(frame),
-        Link::Nflog => nflog(frame),
-        Link::Pflog => pflog(frame),
-        Link::Pktap => pktap(frame),
-        Link::Wlan => wlan(frame, 0, false),
-        Link::Radiotap => radiotap(frame),
-        Link::Other => Ok(Header::untyped(Network::Other, 0)),
+        LinkType::PPP => ppp(frame, 0),
+        LinkType::PPP_ETHER => pppoe(frame),
+        LinkType::C_HDLC => cisco_hdlc(frame),
+        LinkType::FRELAY => frame_relay(frame),
+        LinkType::FDDI => fddi(frame),
+        LinkType::NFLOG => nflog(frame),
+        LinkType::PFLOG => pflog(frame),
+        LinkType::PKTAP => pktap(frame),
+        LinkType::IEEE802_11 => wlan(frame, 0, false),
+        LinkType::IEEE802_11_RADIOTAP => radiotap(frame),
+        _ => Ok(Header::untyped(Network::Other, 0)),
     }
 }
 

@@ -3,66 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::proto;
-use crate::{Ends, Flow, Segment};
-
-/// How a frame begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
-    /// Ethernet II or 802.3, with any number of VLAN tags.
-    Ethernet,
-    /// The IP header is the first byte (LINKTYPE_RAW, IPV4, IPV6; TUN).
-    Ip,
-    /// BSD loopback: a 32-bit address family in either byte order (LINKTYPE_NULL, LOOP).
-    Null,
-    /// Linux cooked capture, version 1 (LINKTYPE_LINUX_SLL).
-    Sll,
-    /// Linux cooked capture, version 2 (LINKTYPE_LINUX_SLL2).
-    Sll2,
-    /// PPP, alone or in HDLC's framing, which may also be Cisco's (LINKTYPE_PPP, PPP_HDLC).
-    Ppp,
-    /// PPPoE without its Ethernet header (LINKTYPE_PPP_ETHER).
-    PppEther,
-    /// Cisco HDLC (LINKTYPE_C_HDLC).
-    CiscoHdlc,
-    /// Frame relay (LINKTYPE_FRELAY).
-    FrameRelay,
-    /// FDDI (LINKTYPE_FDDI).
-    Fddi,
-    /// What Linux's netfilter logs (LINKTYPE_NFLOG).
-    Nflog,
-    /// What BSD's pf logs (LINKTYPE_PFLOG).
-    Pflog,
-    /// Packets of several interfaces of macOS, each behind a header of its own (LINKTYPE_PKTAP).
-    Pktap,
-    /// 802.11 (LINKTYPE_IEEE802_11).
-    Wlan,
-    /// 802.11 behind what its receiver knew (LINKTYPE_IEEE802_11_RADIOTAP).
-    Radiotap,
-    /// A link header that Towpath does not know: the frame is layer 2 only.
-    Other,
-}
-
-impl Link {
-    /// Every one of them.
-    pub const ALL: [Self; 16] = [
-        Self::Ethernet,
-        Self::Ip,
-        Self::Null,
-        Self::Sll,
-        Self::Sll2,
-        Self::Other,
-        Self::Ppp,
-        Self::PppEther,
-        Self::CiscoHdlc,
-        Self::FrameRelay,
-        Self::Fddi,
-        Self::Nflog,
-        Self::Pflog,
-        Self::Pktap,
-        Self::Wlan,
-        Self::Radiotap,
-    ];
-}
+use crate::{Ends, Flow, LinkType, Segment};
 
 /// The addresses of the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,7 +39,7 @@ pub struct Packet<'a> {
     /// Bytes the frame had on the wire (at least `frame.len()`).
     pub wire_len: u32,
     /// How the frame begins.
-    pub link: Link,
+    pub link: LinkType,
     /// Outermost VLAN id (12 bits), if the frame is tagged.
     pub vlan: Option<u16>,
     /// The ethertype after all VLAN tags; 0 when the link has none.

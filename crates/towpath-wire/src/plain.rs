@@ -1,7 +1,7 @@
 //! Plain packets: what states need to know of them, and nothing else.
 
 use super::{Frame, be16, proto};
-use crate::Link;
+use crate::LinkType;
 use crate::{Ends, Flow, Segment};
 
 /// SYN (RFC 9293, 3.1).
@@ -15,25 +15,25 @@ const SYN: u8 = 0x02;
 /// about a packet but that it is not plain.
 ///
 /// ```
-/// use towpath_wire::{self as wire, Link};
+/// use towpath_wire::{self as wire, LinkType};
 ///
 /// let mut frame = [0; 42];
 /// frame[12..14].copy_from_slice(&[0x08, 0x00]);
 /// frame[14..24].copy_from_slice(&[0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17]);
 /// frame[34..40].copy_from_slice(&[0, 53, 0x10, 0x92, 0, 8]);
-/// let (flow, segment) = wire::plain(Link::Ethernet, &frame, 42).expect("plain");
+/// let (flow, segment) = wire::plain(LinkType::ETHERNET, &frame, 42).expect("plain");
 /// assert_eq!((flow.src_port, flow.dst_port, segment.bytes), (53, 4242, 28));
 ///
 /// frame[20] = 0x20; // the first of several fragments
-/// assert_eq!(wire::plain(Link::Ethernet, &frame, 42), None);
+/// assert_eq!(wire::plain(LinkType::ETHERNET, &frame, 42), None);
 /// ```
 #[inline(always)]
-pub fn plain(link: Link, frame: &[u8], wire_len: u32) -> Option<(Flow, Segment)> {
+pub fn plain(link: LinkType, frame: &[u8], wire_len: u32) -> Option<(Flow, Segment)> {
     // Lengths are checked once, so that the fields are read without: a packet's way is not much longer than this.
     let frame = Frame::new(frame, wire_len);
     match (link, frame.bytes::<ETHERNET>(0)?) {
-        (Link::Ethernet, [.., 0x08, 0x00]) => plain4(frame),
-        (Link::Ethernet, [.., 0x86, 0xdd]) => plain6(frame),
+        (LinkType::ETHERNET, [.., 0x08, 0x00]) => plain4(frame),
+        (LinkType::ETHERNET, [.., 0x86, 0xdd]) => plain6(frame),
         _ => None,
     }
 }
@@ -149,8 +149,8 @@ mod tests {
         /// What is plain is what the parser says.
         #[test]
         fn plain_is_what_parse_says((frame, wire_len) in frames()) {
-            let parsed = parse(Link::Ethernet, &frame, wire_len);
-            let plain = plain(Link::Ethernet, &frame, wire_len);
+            let parsed = parse(LinkType::ETHERNET, &frame, wire_len);
+            let plain = plain(LinkType::ETHERNET, &frame, wire_len);
             if let Some((flow, segment)) = plain {
                 let packet = parsed.unwrap();
                 prop_assert_eq!(packet.flow(), Some(flow));

@@ -11,12 +11,12 @@
 
 use super::link;
 use super::{Frame, Ip, Malformed, Next, be16, bytes, proto, upper};
-use crate::{Addresses, Fragment, Link, Packet};
+use crate::{Addresses, Fragment, LinkType, Packet};
 
 /// The packet that `packet` carries; `None` when it carries none that is known, or is a fragment.
 ///
 /// Its `frame` is the part of the outer frame from where it begins. One that is carried without a link header (MPLS, PPP)
-/// has link [`Link::Ip`]; one behind an EtherType alone, [`Link::Other`].
+/// has link [`LinkType::RAW`]; one behind an EtherType alone, [`LinkType::UNKNOWN`].
 ///
 /// # Errors
 ///
@@ -25,14 +25,14 @@ use crate::{Addresses, Fragment, Link, Packet};
 /// # Examples
 ///
 /// ```
-/// use towpath_wire::{self as wire, Link, tunnel};
+/// use towpath_wire::{self as wire, LinkType, tunnel};
 ///
 /// let frame = [
 ///     0x45, 0, 0, 48, 0, 0, 0, 0, 64, 4, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4, carrying IPv4
 ///     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, // that carries UDP
 ///     0, 53, 0x10, 0x92, 0, 8, 0, 0,
 /// ];
-/// let outer = wire::parse(Link::Ip, &frame, 48)?;
+/// let outer = wire::parse(LinkType::RAW, &frame, 48)?;
 /// let inner = tunnel::inner(&outer)?.expect("a tunnel");
 /// assert_eq!((inner.src_port, inner.dst_port), (53, 4242));
 /// assert!(tunnel::inner(&inner)?.is_none());
@@ -48,6 +48,12 @@ pub fn inner<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
     if may && packet.fragment == Fragment::Whole { carried(packet) } else { Ok(None) }
 }
 
+/// As [`inner`], for a frame on its way out of this host: also VXLAN on the port that Linux used before IANA assigned one.
+pub(crate) fn inner_of_sender<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
+    let vxlan = packet.proto == proto::UDP && packet.dst_port == VXLAN_LINUX;
+    if vxlan && packet.fragment == Fragment::Whole { carried(packet) } else { inner(packet) }
+}
+
 /// Protocols that carry packets (IANA, Assigned Internet Protocol Numbers).
 const IPIP: u8 = 4;
 const IPV6: u8 = 41;
@@ -61,6 +67,8 @@ const L2TP: u16 = 1701;
 const GTP_U: u16 = 2152;
 const TEREDO: u16 = 3544;
 const VXLAN: u16 = 4789;
+/// The default destination port of Linux's vxlan driver (drivers/net/vxlan).
+const VXLAN_LINUX: u16 = 8472;
 const VXLAN_GPE: u16 = 4790;
 const GENEVE: u16 = 6081;
 const UDP_PORTS: [u16; 6] = [VXLAN, GENEVE, GTP_U, TEREDO, L2TP, VXLAN_GPE];
@@ -120,10 +128,10 @@ fn carried<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
     };
     let (link, body, header) = match carried {
         None => return Ok(None),
-        Some(Carried::Ip(body)) => (Link::Ip, body, link::parse(Link::Ip, body)?),
-        Some(Carried::Ethernet(body)) => (Link::Ethernet, body, link::parse(Link::Ethernet, body)?),
-        Some(Carried::Wlan(body)) => (Link::Wlan, body, link::parse(Link::Wlan, body)?),
-        Some(Carried::EtherType(kind, body)) => (Link::Other, body, link::ethertype(body, kind, 0)?),
+        Some(Carried::Ip(body)) => (LinkType::RAW, body, link::parse(LinkType::RAW, body)?),
+        Some(Carried::Ethernet(body)) => (LinkType::ETHERNET, body, link::parse(LinkType::ETHERNET, body)?),
+        Some(Carried::Wlan(body)) => (LinkType::IEEE802_11, body, link::parse(LinkType::IEEE802_11, body)?),
+        Some(Carried::EtherType(kind, body)) => (LinkType::UNKNOWN, body, link::ethertype(body, kind, 0)?),
     };
     super::network(link, body, header).map(Some)
 }
@@ -269,10 +277,11 @@ fn nsh(body: Body<'_>) -> Option<Carried<'_>> {
 
 /// Tunnels in UDP; the destination is asked first, since the source port of most is only there to spread flows.
 fn in_udp<'a>(packet: &Packet<'a>, body: Body<'a>) -> Option<Carried<'a>> {
-    let port = if UDP_PORTS.contains(&packet.dst_port) { packet.dst_port } else { packet.src_port };
+    let known = packet.dst_port == VXLAN_LINUX || UDP_PORTS.contains(&packet.dst_port);
+    let port = if known { packet.dst_port } else { packet.src_port };
     match port {
         // The flag that says that there is a network identifier.
-        VXLAN if body.head::<1>()?[0] & 0x08 != 0 => Some(Carried::Ethernet(body.skip(8)?)),
+        VXLAN | VXLAN_LINUX if body.head::<1>()?[0] & 0x08 != 0 => Some(Carried::Ethernet(body.skip(8)?)),
         VXLAN_GPE => {
             let [_, _, _, next] = body.head()?;
             let body = body.skip(8)?;

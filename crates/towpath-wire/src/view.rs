@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{DF, MF, RF, be16, bytes, ip6, proto};
-use crate::{Addresses, Fragment, Link, Packet};
+use crate::{Addresses, Fragment, LinkType, Packet};
 
 /// The addresses of an Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ impl<'a> Iterator for Options<'a> {
 impl<'a> Packet<'a> {
     /// The Ethernet addresses; `None` on other links.
     pub fn macs(&self) -> Option<Macs> {
-        if self.link != Link::Ethernet {
+        if self.link != LinkType::ETHERNET {
             return None;
         }
         let [d0, d1, d2, d3, d4, d5, src @ ..] = *bytes::<12>(self.frame, 0)?;

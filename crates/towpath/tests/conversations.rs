@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use towpath_engine::conversations::Conversations;
-use towpath_engine::link::link;
 use towpath_port::{Burst, Port, Received, pcap};
 use towpath_wire::{self as wire, Fragment, Malformed, proto};
 
@@ -148,7 +147,7 @@ fn replay(path: &Path) -> Seen {
     let mut burst = Burst::new(256);
     while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {
         for frame in burst.iter() {
-            let packet = match wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+            let packet = match wire::parse(frame.link, frame.bytes, frame.wire_len) {
                 Ok(packet) => packet,
                 Err(reason) => {
                     *seen.malformed.entry(reason).or_default() += 1;

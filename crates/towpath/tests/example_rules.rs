@@ -11,7 +11,7 @@ use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::{Dir, DropReason, Gate, PortId, Ports, Route, Routes, Step, Walk};
 use towpath_port::{Burst, Port, Received, pcap};
-use towpath_wire::{self as wire, Addresses, Link, Packet, Time};
+use towpath_wire::{self as wire, Addresses, LinkType, Packet, Time};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -189,7 +189,7 @@ fn every_packet_is_decided_as_ipfw_would_and_by_the_same_rule() {
         let (frames, expected) = (example.frames(), example.expected());
         assert_eq!(frames.len(), expected.len(), "{}: a line for each packet", example.name);
         for (index, ((time, frame), (expected, what))) in frames.iter().zip(&expected).enumerate() {
-            let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).expect(what);
+            let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).expect(what);
             let got = stops(&mut gate, &world, &packet, *time);
             if got != *expected {
                 let number = index + 1;
@@ -209,7 +209,7 @@ fn every_rule_decides_about_some_packets_and_not_about_others() {
         let (mut gate, world) = example.gate();
         let frames = example.frames();
         for (time, frame) in &frames {
-            let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).unwrap();
+            let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).unwrap();
             stops(&mut gate, &world, &packet, *time);
         }
         for rule in gate.show() {

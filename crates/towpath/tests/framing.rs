@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use towpath::streams::{Chunk, Limits, Streams};
-use towpath_engine::link::link;
 use towpath_mux::Time;
 use towpath_mux::assembler::{self, Assembler, Event};
 use towpath_mux::framing::{Framing, State};
@@ -44,7 +43,7 @@ fn reassemble(capture: &Path) -> BTreeMap<Key, Bytes> {
     };
     while port.receive(&mut burst).expect("readable") != Received::End {
         for frame in burst.iter() {
-            if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+            if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
                 streams.handle_packet(&packet, &mut take);
             }
         }

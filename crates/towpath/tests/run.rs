@@ -342,7 +342,8 @@ fn a_router_answers_what_it_cannot_pass_on() {
             (pcap::Reader::open(path(name)).unwrap(), Burst::new(64), Vec::new());
         while reader.receive(&mut burst).unwrap() == Received::Frames {
             for frame in burst.iter() {
-                let packet = wire::parse(towpath_wire::Link::Ethernet, frame.bytes, frame.wire_len).unwrap();
+                let packet =
+                    wire::parse(towpath_wire::LinkType::ETHERNET, frame.bytes, frame.wire_len).unwrap();
                 let hops =
                     frame.bytes[packet.network + if frame.bytes[packet.network] >> 4 == 6 { 7 } else { 8 }];
                 seen.push((packet.proto, hops, packet.icmp_type, packet.icmp_code));

@@ -7,7 +7,6 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use towpath_engine::link::link;
 use towpath_gate::state::{Ends, Install, Lookup, Name, RuleId, Segment, Settings, States, Tracking};
 use towpath_port::{Burst, Port, Received, pcap};
 use towpath_wire::{self as wire, Fragment, Packet, Time, proto, tunnel};
@@ -209,7 +208,7 @@ fn for_each_segment(path: &Path, mut segment: impl FnMut(&Packet<'_>, Time)) {
     let mut burst = Burst::new(256);
     while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {
         for frame in burst.iter() {
-            let mut next = wire::parse(link(frame.link), frame.bytes, frame.wire_len).ok();
+            let mut next = wire::parse(frame.link, frame.bytes, frame.wire_len).ok();
             while let Some(packet) = next {
                 if packet.proto == proto::TCP && packet.fragment != Fragment::Later {
                     segment(&packet, Time::from_nanos(frame.time_ns));

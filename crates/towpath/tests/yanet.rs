@@ -17,7 +17,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use towpath_port::{Burst, Frame, Port, Received, pcap};
-use towpath_wire::{self as wire, Addresses, Link};
+use towpath_wire::{self as wire, Addresses, LinkType};
 
 /// Steps that say nothing about a gate: the word, and why.
 const WITHOUT_MEANING: [(&str, &str); 3] = [
@@ -224,7 +224,7 @@ struct Kept {
 
 /// The IP packet without TTL and IPv4 header checksum.
 fn kept(frame: &[u8]) -> Option<Kept> {
-    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).ok()?;
+    let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).ok()?;
     let end = packet.network + packet.ip_len as usize;
     let mut bytes = frame[packet.network..end.min(frame.len())].to_vec();
     let to = match packet.addresses {

@@ -15,7 +15,7 @@ use towpath_gate::{Gate, state};
 use towpath_port::generator::{Description, Generator};
 use towpath_port::{Burst, Frame, Port, Received};
 use towpath_ring::{Loss, ReserveError, Seq};
-use towpath_wire::Link;
+use towpath_wire::LinkType;
 
 use super::middle::rules;
 
@@ -128,8 +128,7 @@ fn meta(frame: &Frame<'_>) -> Meta {
     Meta {
         wire_len: frame.wire_len,
         time: frame.time_ns,
-        link: Link::Ethernet,
-        link_type: frame.link.0,
+        link: LinkType::ETHERNET,
         interface: 0,
         out: None,
         hop: None,

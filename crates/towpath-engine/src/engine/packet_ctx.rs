@@ -413,7 +413,7 @@ pub(super) fn label(meta: &Meta, ctx: &PacketCtx) -> ring::Meta {
         mark: ctx.walk.mark(),
         port: ctx.arrival.0.into(),
         hash: ctx.hash,
-        layers: Layers { link: meta.link_type, ..ctx.layers },
+        layers: Layers { link: meta.link.0, ..ctx.layers },
         ..ring::Meta::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use towpath_gate::PortId;
-use towpath_wire::Link;
+use towpath_wire::LinkType;
 
 use super::Introspect;
 use crate::queue::Channel;
@@ -76,9 +76,7 @@ pub struct Meta {
     /// Capture time, nanoseconds since the epoch.
     pub time: u64,
     /// How the frame begins.
-    pub link: Link,
-    /// Link type, pcap's number.
-    pub link_type: u16,
+    pub link: LinkType,
     /// The interface that it burst from: of the capture, or the number of the live port.
     pub interface: u32,
     /// The port that it leaves by; none before it has passed, and for one that goes nowhere.

@@ -414,7 +414,7 @@ fn change(edits: Edits, stored: &mut Held<Meta>, burst: Option<&Arc<Burst>>) {
 #[cfg(test)]
 mod tests {
     use towpath_port::Queued;
-    use towpath_wire::Link;
+    use towpath_wire::LinkType;
 
     use super::*;
 
@@ -432,8 +432,7 @@ mod tests {
             let meta = Meta {
                 wire_len: 100,
                 time: 0,
-                link: Link::Ip,
-                link_type: 101,
+                link: LinkType::RAW,
                 interface: 0,
                 out: None,
                 hop: None,

@@ -115,8 +115,7 @@ impl World {
         let meta = |frame: &[u8]| Meta {
             wire_len: frame.len() as u32,
             time: 0,
-            link: Link::Ethernet,
-            link_type: towpath_port::LinkType::ETHERNET.0,
+            link: LinkType::ETHERNET,
             interface: 0,
             out: None,
             hop: None,

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use towpath_wire::{self as wire, Addresses, Link, proto};
+use towpath_wire::{self as wire, Addresses, LinkType, proto};
 
 use super::{
     ADVERTISEMENT, ETHERNET, IPV6, MESSAGE, OVERRIDE, ROUTER, SOLICITATION, SOLICITED, SOURCE_LINK_ADDRESS,
@@ -41,7 +41,7 @@ fn answer_arp(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8
 }
 
 fn answer_solicitation(frame: &[u8], own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> Option<()> {
-    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).ok()?;
+    let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).ok()?;
     let Addresses::V6(from, to) = packet.addresses else { return None };
     let (hops, message) = (frame.get(ETHERNET + 7)?, packet.transport.checked_sub(ETHERNET + IPV6)?);
     // "Upon receipt of a valid Neighbor Solicitation": section 7.1.1 says which. The hop limit tells that it comes from this link.

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_wire::{self as wire, Addresses, Link, proto};
+use towpath_wire::{self as wire, Addresses, LinkType, proto};
 
 use super::neighbor_table::{Answer, Request};
 use super::{
@@ -82,7 +82,7 @@ fn read_arp(frame: &[u8], own: [u8; 6], addresses: &[IpAddr]) -> Option<Answer> 
 }
 
 fn read_advertisement(frame: &[u8], addresses: &[IpAddr]) -> Option<Answer> {
-    let packet = wire::parse(Link::Ethernet, frame, frame.len() as u32).ok()?;
+    let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).ok()?;
     let Addresses::V6(from, to) = packet.addresses else { return None };
     let message = packet.transport.checked_sub(ETHERNET + IPV6)?;
     // "The IP Hop Limit field has a value of 255, i.e., the packet could not possibly have been forwarded by a router."

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
-use towpath_port::{Caps, Checksum, Frame, GsoKind, LinkType, checksum, segment};
+use towpath_port::{Caps, Checksum, GsoKind};
 use towpath_wire::{self as wire, Addresses, Packet};
+use towpath_wire::{checksum, gso};
 
 use crate::Meta;
 
@@ -130,8 +131,8 @@ impl Fib {
         if let Checksum::Partial { start, .. } = &mut meta.port.offload.checksum {
             *start = *start + ETHERNET as u16 - network as u16;
         }
-        meta.link = towpath_wire::Link::Ethernet;
-        meta.link_type = LinkType::ETHERNET.0;
+        meta.link = towpath_wire::LinkType::ETHERNET;
+
         meta.wire_len = out.len() as u32;
         Ok(Forwarded { ask: next.err(), fragment })
     }
@@ -158,10 +159,7 @@ fn needs_fragmentation(
     let long = match gso.map(|gso| gso.kind) {
         // Whoever cuts it makes its segments as short as the link needs them.
         Some(GsoKind::Tcp4 | GsoKind::Tcp6) => false,
-        Some(GsoKind::Udp) => {
-            let whole = Frame { meta: meta.port, ..Frame::new(frame, LinkType(meta.link_type)) };
-            segment::longest(whole) - network > mtu
-        }
+        Some(GsoKind::Udp) => gso::max_segment_len(meta.link, frame, meta.port.offload) - network > mtu,
         None => packet.ip_len as usize > mtu,
     };
     match packet.addresses {
@@ -305,18 +303,17 @@ fn contains(net: IpAddr, len: u8, address: IpAddr) -> bool {
 mod tests {
     use proptest::prelude::*;
     use towpath_port::{Gso, Offload};
-    use towpath_wire::Link;
+    use towpath_wire::LinkType;
 
     use super::*;
 
     const MTU: usize = 1500;
 
-    fn meta(link: Link, len: usize) -> Meta {
+    fn meta(link: LinkType, len: usize) -> Meta {
         Meta {
             wire_len: len as u32,
             time: 0,
             link,
-            link_type: 101,
             interface: 0,
             out: None,
             hop: None,
@@ -346,12 +343,12 @@ mod tests {
         let mut out = Vec::new();
         for ttl in 2..=255 {
             let ip = packet(ttl);
-            hops.forward(&ip, &mut meta(Link::Ip, ip.len()), MTU, &mut out).unwrap();
+            hops.forward(&ip, &mut meta(LinkType::RAW, ip.len()), MTU, &mut out).unwrap();
             assert_eq!((out[8], sum(&out[..20])), (ttl - 1, 0xffff), "{ttl}");
         }
         let ip = packet(1);
         assert_eq!(
-            hops.forward(&ip, &mut meta(Link::Ip, ip.len()), MTU, &mut out),
+            hops.forward(&ip, &mut meta(LinkType::RAW, ip.len()), MTU, &mut out),
             Err(ForwardError::Expired)
         );
     }
@@ -387,11 +384,11 @@ mod tests {
         let routes = [route("0.0.0.0", 0, 1), route("10.9.0.0", 16, 2), other];
         let hops = Fib::new(&routes, 3, Some([6; 6]));
         let (ip, mut out) = (packet(9), Vec::new());
-        let mut meta = meta(Link::Ip, ip.len());
+        let mut meta = meta(LinkType::RAW, ip.len());
         meta.port.offload.checksum = Checksum::Partial { start: 20, offset: 6 };
         hops.forward(&ip, &mut meta, MTU, &mut out).unwrap();
         assert_eq!(out[..14], [2, 0, 0, 0, 0, 2, 6, 6, 6, 6, 6, 6, 8, 0]);
-        assert_eq!((meta.link, meta.wire_len), (Link::Ethernet, 42));
+        assert_eq!((meta.link, meta.wire_len), (LinkType::ETHERNET, 42));
         assert_eq!(meta.port.offload.checksum, Checksum::Partial { start: 34, offset: 6 });
         let asked = |to: &str| hops_asked(to);
         #[rustfmt::skip]
@@ -406,7 +403,7 @@ mod tests {
         assert_eq!(hops.forward(&ip, &mut meta, MTU, &mut out), Err(ForwardError::NoHop));
         // Other routes count where there is none, however long their prefixes.
         for (these, expected) in [(&routes[..1], 1), (&routes[2..], 2)] {
-            (meta.link, meta.wire_len) = (Link::Ip, ip.len() as u32);
+            (meta.link, meta.wire_len) = (LinkType::RAW, ip.len() as u32);
             let hops = Fib::new(these, 3, Some([6; 6])).or(&routes, 3);
             hops.forward(&ip, &mut meta, MTU, &mut out).unwrap();
             assert_eq!(out[5], expected);
@@ -518,7 +515,7 @@ mod tests {
             ("datagrams that do not", udp(0x4000), gso(GsoKind::Udp),   1487, told),
         ];
         for (name, ip, gso, mtu, expected) in rows {
-            let mut meta = meta(Link::Ip, ip.len());
+            let mut meta = meta(LinkType::RAW, ip.len());
             let start = if ip[0] == 0x60 { 40 } else { 20 };
             meta.port.offload = Offload { checksum: Checksum::Partial { start, offset: 6 }, gso };
             let forwarded = hops.forward(&ip, &mut meta, mtu, &mut Vec::new());

@@ -251,7 +251,7 @@ impl Asking {
 
 #[cfg(test)]
 mod tests {
-    use towpath_wire::Link;
+    use towpath_wire::LinkType;
 
     use super::*;
 
@@ -263,8 +263,7 @@ mod tests {
         Meta {
             wire_len: 60,
             time: 0,
-            link: Link::Ethernet,
-            link_type: 1,
+            link: LinkType::ETHERNET,
             interface: 0,
             out: None,
             hop: None,

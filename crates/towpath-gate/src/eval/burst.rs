@@ -24,7 +24,7 @@ impl Walker {
     ///
     /// ```
     /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
-    /// use towpath_wire::{self as wire, Link, Time};
+    /// use towpath_wire::{self as wire, LinkType, Time};
     /// use towpath_gate::rules::Ruleset;
     /// use towpath_gate::state;
     ///
@@ -38,18 +38,18 @@ impl Walker {
     /// # frame[34..40].copy_from_slice(&[4, 0, 0, 53, 0, 8]);
     /// let (burst, now) = ([&frame[..]; 3], Time::from_secs(1));
     ///
-    /// walker.prefetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// walker.prefetch(None, burst.iter().map(|frame| wire::plain(LinkType::ETHERNET, frame, 42)));
     /// let steps = burst.iter().enumerate().map(|(at, frame)| {
     ///     if walker.try_pass(at, now).is_some() {
     ///         return Step::Pass;
     ///     }
-    ///     let packet = wire::parse(Link::Ethernet, frame, 42).unwrap();
+    ///     let packet = wire::parse(LinkType::ETHERNET, frame, 42).unwrap();
     ///     walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
     /// });
     /// assert!(steps.eq([Step::Pass; 3]));
     ///
     /// // Now there is a state, and no rule has to be tried.
-    /// walker.prefetch(None, burst.iter().map(|frame| wire::plain(Link::Ethernet, frame, 42)));
+    /// walker.prefetch(None, burst.iter().map(|frame| wire::plain(LinkType::ETHERNET, frame, 42)));
     /// assert_eq!([0, 1, 2].map(|at| walker.try_pass(at, now)), [Some(200); 3]);
     /// assert_eq!(gate.show()[1].packets, 6);
     /// ```

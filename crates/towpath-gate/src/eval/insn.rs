@@ -9,7 +9,7 @@ use crate::rules::address::{Net4, Net6, Set4};
 use crate::rules::option::{Flags, LookupKey, LookupMask, MacMask};
 use crate::rules::ports::Ranges;
 use crate::rules::table::{FlowFields, FlowKey, Kind, Table, Value};
-use towpath_wire::{Addresses, Fragment, Link, Packet, proto};
+use towpath_wire::{Addresses, Fragment, LinkType, Packet, proto};
 
 /// One instruction. A block of instructions joined by `or` holds when one of them does.
 #[derive(Debug)]
@@ -210,9 +210,9 @@ impl Op {
                 icmp6 && types[usize::from(p.icmp_type) / 64] >> (p.icmp_type % 64) & 1 == 1
             }
             Self::Frag(flags) => frag(p, *flags),
-            Self::Layer2 => p.link == Link::Ethernet,
+            Self::Layer2 => p.link == LinkType::ETHERNET,
             Self::Mac(macs) => p.macs().is_some_and(|m| macs.0.contains(m.dst) && macs.1.contains(m.src)),
-            Self::MacType(types) => p.link != Link::Ip && types.contains(p.ethertype),
+            Self::MacType(types) => !p.link.is_raw_ip() && types.contains(p.ethertype),
             Self::IpOptions(flags) => is_ip4(p) && flags.holds(ip_options(p)),
             Self::IpLen(ranges) => ranges.contains(u16::try_from(p.ip_len).unwrap_or(u16::MAX)),
             Self::IpId(ranges) => p.ip_id().is_some_and(|id| ranges.contains(id)),

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use towpath_gate::{Dir, Gate, Ports, Step, Walk};
-//! use towpath_wire::Link;
+//! use towpath_wire::LinkType;
 //! use towpath_gate::rules::Ruleset;
 //! use towpath_gate::state;
 //! use towpath_wire::{Time, self as wire};
@@ -15,7 +15,7 @@
 //! # let frame = [
 //! #     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 4, 0, 0, 53, 0, 8, 0, 0,
 //! # ];
-//! let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+//! let packet = wire::parse(LinkType::RAW, &frame, frame.len() as u32).unwrap();
 //! let mut walk = Walk::new(Dir::In, Some(cap0), None);
 //! assert_eq!(gate.walk(&mut walk, &packet, Time::from_secs(1)), Step::Pass);
 //! assert_eq!(gate.show()[0].packets, 1);

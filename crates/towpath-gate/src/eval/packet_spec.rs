@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::walk::Dir;
 use crate::rules::protocol::Protocol;
 use crate::state::{Ends, Flow};
-use towpath_wire::{Link, proto};
+use towpath_wire::{LinkType, proto};
 
 /// A packet made from words: an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,8 +109,8 @@ impl PacketSpec {
     }
 
     /// How the frame begins.
-    pub fn link(&self) -> Link {
-        Link::Ethernet
+    pub fn link(&self) -> LinkType {
+        LinkType::ETHERNET
     }
 }
 

@@ -16,7 +16,7 @@ use super::{DEFAULT_DYNAMIC_RULE, Gate};
 use crate::rules::option::Test;
 use crate::rules::{Rule, Ruleset};
 use crate::state::{Cursor, Kind, Listed, RuleId};
-use towpath_wire::{self as wire, Link, Packet, Time};
+use towpath_wire::{self as wire, LinkType, Packet, Time};
 
 /// Walks of one call that re-checks states, which takes some milliseconds; and how many states it looks at at least, however many
 /// ways they may have come.
@@ -373,7 +373,7 @@ impl Gate {
     fn maker(&self, state: &Listed, ways: &[Walk]) -> Option<RuleId> {
         let mut other = None;
         for frame in first_packets(&state.flow) {
-            let Ok(packet) = wire::parse(Link::Ethernet, &frame, frame.len() as u32) else { continue };
+            let Ok(packet) = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32) else { continue };
             for way in ways {
                 let mut walk = way.with_tenant(state.flow.tenant);
                 // No states: the rules alone are asked.

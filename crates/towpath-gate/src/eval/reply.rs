@@ -19,7 +19,7 @@ use std::time::Duration;
 use crc::{CRC_32_ISCSI, Crc};
 
 use super::walk::Reject;
-use towpath_wire::{Addresses, Fragment, Link, Packet, Time, checksum, proto};
+use towpath_wire::{Addresses, Fragment, LinkType, Packet, Time, checksum, proto};
 
 /// Why a rejected packet is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -278,8 +278,8 @@ fn forbidden(packet: &Packet<'_>) -> Option<NoReply> {
 /// PACKET_MULTICAST).
 fn cooked_to_many(packet: &Packet<'_>) -> bool {
     let kind = match packet.link {
-        Link::Sll => packet.frame.get(..2).map(|kind| u16::from_be_bytes([kind[0], kind[1]])),
-        Link::Sll2 => packet.frame.get(10).map(|kind| u16::from(*kind)),
+        LinkType::LINUX_SLL => packet.frame.get(..2).map(|kind| u16::from_be_bytes([kind[0], kind[1]])),
+        LinkType::LINUX_SLL2 => packet.frame.get(10).map(|kind| u16::from(*kind)),
         _ => None,
     };
     matches!(kind, Some(1 | 2))
@@ -301,10 +301,10 @@ fn single6(src: Ipv6Addr, dst: Ipv6Addr) -> bool {
 /// The link header of the answer.
 fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), NoReply> {
     let header = packet.frame.get(..packet.network).ok_or(NoReply::Cut)?;
-    match packet.link {
-        Link::Ip => {}
-        Link::Null | Link::Ppp => out.extend(header),
-        Link::Ethernet => {
+    match packet.link.canonical() {
+        LinkType::RAW => {}
+        LinkType::NULL | LinkType::PPP => out.extend(header),
+        LinkType::ETHERNET => {
             let macs = packet.macs().ok_or(NoReply::Cut)?;
             // Addresses, tags of four bytes, type; or a length and what follows it.
             length_field(header)?;
@@ -312,12 +312,13 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), NoReply> {
             out.extend(macs.dst);
             out.extend(&header[12..]);
         }
-        Link::Sll | Link::Sll2 => {
+        LinkType::LINUX_SLL | LinkType::LINUX_SLL2 => {
             out.extend(header);
             // Where the kind of packet, the length of its sender's address, and that are. The sender is this host, whose
             // address the capture does not tell.
-            let (kind, length, address) = if packet.link == Link::Sll { (1, 5, 6) } else { (10, 11, 12) };
-            if out.len() < address + 8 || packet.link == Link::Sll && out.len() < 16 {
+            let (kind, length, address) =
+                if packet.link == LinkType::LINUX_SLL { (1, 5, 6) } else { (10, 11, 12) };
+            if out.len() < address + 8 || packet.link == LinkType::LINUX_SLL && out.len() < 16 {
                 return Err(NoReply::Link);
             }
             out[kind] = SLL_OUTGOING;
@@ -325,16 +326,7 @@ fn link(packet: &Packet<'_>, out: &mut Vec<u8>) -> Result<(), NoReply> {
             out[address..address + 8].fill(0);
         }
         // Of others it is not known, or nothing is ever sent there: a log is read only.
-        Link::PppEther
-        | Link::CiscoHdlc
-        | Link::FrameRelay
-        | Link::Fddi
-        | Link::Nflog
-        | Link::Pflog
-        | Link::Pktap
-        | Link::Wlan
-        | Link::Radiotap
-        | Link::Other => return Err(NoReply::Link),
+        _ => return Err(NoReply::Link),
     }
     Ok(())
 }
@@ -384,7 +376,7 @@ fn finish(packet: &Packet<'_>, out: &mut [u8]) {
     };
     // At most 1280 bytes, so it fits.
     out[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
-    if packet.link == Link::Ethernet
+    if packet.link == LinkType::ETHERNET
         && let Ok(Some(at)) = length_field(&out[..packet.network])
     {
         let behind = (out.len() - at - 2) as u16;

@@ -29,7 +29,7 @@ pub(super) struct Shared {
 ///
 /// ```
 /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
-/// use towpath_wire::{self as wire, Link, Time};
+/// use towpath_wire::{self as wire, LinkType, Time};
 /// use towpath_gate::rules::Ruleset;
 /// use towpath_gate::state;
 ///
@@ -43,7 +43,7 @@ pub(super) struct Shared {
 /// std::thread::scope(|scope| {
 ///     for walker in &mut walkers {
 ///         scope.spawn(|| {
-///             let packet = wire::parse(Link::Ip, &frame, frame.len() as u32).unwrap();
+///             let packet = wire::parse(LinkType::RAW, &frame, frame.len() as u32).unwrap();
 ///             let mut walk = Walk::new(Dir::In, None, None);
 ///             assert_eq!(walker.walk(&mut walk, &packet, Time::from_secs(1)), Step::Pass);
 ///         });

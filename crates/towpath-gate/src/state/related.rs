@@ -5,7 +5,7 @@
 //! nor counts in it: anybody on the way could send it.
 
 use crate::state::Flow;
-use towpath_wire::{self as wire, Addresses, Fragment, Link, Packet, proto};
+use towpath_wire::{self as wire, Addresses, Fragment, LinkType, Packet, proto};
 
 /// What an ICMP error says about the packet that it quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Quoted {
             return None;
         }
         // A quote is a packet cut short: all of it that is not there was on the wire once.
-        let quote = wire::parse(Link::Ip, packet.payload(), u32::from(u16::MAX) + 40).ok()?;
+        let quote = wire::parse(LinkType::RAW, packet.payload(), u32::from(u16::MAX) + 40).ok()?;
         if quote.fragment == Fragment::Later || !sent_by_receiver(&quote, packet) {
             return None;
         }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::ring::Lease;
-use crate::offload::{Offload, VNET_HEADER};
+use towpath_wire::{Offload, VIRTIO_NET_HDR_LEN};
+
 use crate::{Burst, Frame, LinkType, Meta, Stats};
 
 /// Bytes of `struct tpacket3_hdr`.
@@ -37,12 +38,12 @@ pub(super) fn receive(
     let mac = at + usize::from(half(&header, 24));
     let next = at + word(&header, 0) as usize;
     let mut range = mac..mac + snaplen;
-    if lease.bytes(range.clone()).is_none() || mac < at + HEADER + VNET_HEADER {
+    if lease.bytes(range.clone()).is_none() || mac < at + HEADER + VIRTIO_NET_HDR_LEN {
         return None;
     }
     let status = word(&header, 20);
     // A kind of segmentation may have no name here.
-    let offload = Offload::parse(lease.bytes(mac - VNET_HEADER..mac)?.first_chunk()?);
+    let offload = Offload::parse(lease.bytes(mac - VIRTIO_NET_HDR_LEN..mac)?.first_chunk()?);
     let Some(mut offload) = offload.filter(|_| snaplen as u32 == wire_len) else {
         stats.dropped.rx_invalid += 1;
         return Some(next);

@@ -277,12 +277,11 @@ fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
             let frame = burst.frame(0);
             assert_eq!(frame.meta.offload.checksum, Checksum::Partial { start: 34, offset: 6 });
             let mut bytes = frame.bytes.to_vec();
-            crate::checksum::complete(&mut bytes, frame.meta.offload);
+            towpath_wire::checksum::complete(&mut bytes, frame.meta.offload);
             let mut renewed = frame.bytes.to_vec();
-            crate::checksum::renew(LinkType::ETHERNET, &mut renewed, frame.meta.offload);
+            towpath_wire::checksum::renew(LinkType::ETHERNET, &mut renewed, frame.meta.offload);
             assert_eq!(bytes, renewed);
-            let pseudo = crate::headers::locate(LinkType::ETHERNET, &bytes).unwrap().pseudo(&bytes);
-            assert_eq!(crate::checksum::sum(&bytes[34..], pseudo), 0xffff);
+            assert_eq!(udp_sum(&bytes), 0xffff);
         }
     });
 }
@@ -317,10 +316,8 @@ fn datagrams_keep_their_lengths() {
                 while lens.len() < count as usize {
                     next(&mut sink, &mut burst);
                     for frame in burst.iter() {
-                        let headers = crate::headers::locate(LinkType::ETHERNET, frame.bytes).unwrap();
-                        let covered = &frame.bytes[headers.transport..headers.end];
-                        assert_eq!(crate::checksum::sum(covered, headers.pseudo(frame.bytes)), 0xffff);
-                        lens.push(covered.len() - 8);
+                        assert_eq!(udp_sum(frame.bytes), 0xffff);
+                        lens.push(frame.bytes.len() - 42);
                     }
                 }
                 assert_eq!(lens, vec![size as usize; count as usize]);
@@ -346,4 +343,11 @@ fn what_a_socket_that_failed_did_not_take_is_counted() {
     });
     assert!(matches!(failed, Err(Error::Io { .. })));
     assert_eq!((stats.sent, stats.dropped.tx_refused), (0, 5));
+}
+
+/// The sum over an Ethernet frame's UDP datagram and its pseudo header: 0xffff if the checksum is correct.
+fn udp_sum(frame: &[u8]) -> u16 {
+    let len = (frame.len() - 34) as u16;
+    let fixed = towpath_wire::checksum::sum(&len.to_be_bytes(), 17);
+    towpath_wire::checksum::sum(&frame[34..], towpath_wire::checksum::sum(&frame[26..34], fixed))
 }

@@ -29,9 +29,10 @@ use crate::burst::{Lent, NEAR};
 use crate::clock;
 use crate::interface::Interface;
 use crate::stage::{Medium, Stage};
+use towpath_wire::{checksum, gso};
+
 use crate::{
-    Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Segmentation, State, Stats, checksum,
-    segment, sys,
+    Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Segmentation, State, Stats, sys,
 };
 
 pub use config::{After, Config, Mode};
@@ -283,14 +284,14 @@ impl Socket {
         if !self.config.find_partial {
             return Some(Offload::default());
         }
-        let frame = Frame::new(bytes, LinkType::ETHERNET);
+        let link = LinkType::ETHERNET;
         let mtu = self.interface.mtu as usize;
         let long = bytes.len() > self.interface.max_frame();
-        if long && segment::is_uncut(frame, mtu) {
+        if long && gso::is_unsegmented_udp(link, bytes, mtu) {
             return None;
         }
-        let gso = if long { segment::guess(frame, mtu) } else { None };
-        Some(Offload { checksum: checksum::detect(frame), gso })
+        let gso = if long { gso::infer(link, bytes, mtu) } else { None };
+        Some(Offload { checksum: checksum::detect(link, bytes), gso })
     }
 
     /// Descriptors of the frame that begins at `ahead`, of `count` that there are; none when its end is not there yet.

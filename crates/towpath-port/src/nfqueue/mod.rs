@@ -28,9 +28,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use towpath_wire::{checksum, gso};
+
 use crate::{
-    Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, Verdict, checksum,
-    clock, segment, sys,
+    Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, Verdict, clock, sys,
 };
 use message::{Message, Packet, Requests};
 use replies::Replies;
@@ -418,10 +419,10 @@ fn is_whole(bytes: &[u8]) -> bool {
 fn offload(frame: Frame<'_>, info: u32) -> Offload {
     let info = info as i32;
     let checksum = match info {
-        info if info & libc::NFQA_SKB_CSUMNOTREADY != 0 => checksum::unfinished(frame),
+        info if info & libc::NFQA_SKB_CSUMNOTREADY != 0 => checksum::locate(frame.link, frame.bytes),
         _ => Checksum::Unverified,
     };
-    let gso = if info & libc::NFQA_SKB_GSO != 0 { segment::guess(frame, MTU) } else { None };
+    let gso = if info & libc::NFQA_SKB_GSO != 0 { gso::infer(frame.link, frame.bytes, MTU) } else { None };
     Offload { checksum, gso }
 }
 

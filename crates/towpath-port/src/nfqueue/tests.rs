@@ -1,5 +1,6 @@
 use std::net::IpAddr;
 use std::process::Command;
+use towpath_wire::checksum;
 
 use super::*;
 use crate::conformance::{self, Shape, Wire};

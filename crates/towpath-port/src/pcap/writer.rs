@@ -5,10 +5,9 @@ use std::path::Path;
 
 use super::blocks::{Blocks, Options, words};
 use super::classic;
-use crate::{
-    Burst, Caps, Checksum, Error, Frame, LinkType, MAX_FRAME, Meta, Offload, Port, Received, Stats, checksum,
-    segment,
-};
+use towpath_wire::{checksum, gso};
+
+use crate::{Burst, Caps, Checksum, Error, Frame, LinkType, MAX_FRAME, Meta, Offload, Port, Received, Stats};
 
 /// A capture file as a port that only sends.
 ///
@@ -151,7 +150,7 @@ impl Writer {
         }
         let (mut bytes, mut places) = (std::mem::take(&mut self.stage), Vec::new());
         bytes.clear();
-        if !segment::cut(frame, &mut bytes, &mut places) {
+        if !gso::segment(frame.link, frame.bytes, offload, &mut bytes, &mut places) {
             bytes.extend_from_slice(frame.bytes);
             checksum::complete(&mut bytes, Offload { gso: None, ..offload });
             places.push(0..bytes.len());

@@ -20,9 +20,9 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::interface::Interface;
-use crate::offload::{Offload, VNET_HEADER};
 use crate::stage::{Medium, Stage};
 use crate::{Burst, Caps, Error, Frame, Meta, Port, Received, Segmentation, State, Stats, sys};
+use towpath_wire::{Offload, VIRTIO_NET_HDR_LEN};
 
 pub use config::{Config, Kind};
 
@@ -114,7 +114,7 @@ impl Device {
     }
 
     fn header(&self) -> usize {
-        if self.config.vnet_hdr { VNET_HEADER } else { 0 }
+        if self.config.vnet_hdr { VIRTIO_NET_HDR_LEN } else { 0 }
     }
 
     fn segmentation(&self) -> Segmentation {
@@ -254,7 +254,7 @@ fn write(
     device: &OwnedFd,
     config: &Config,
     stats: &mut Stats,
-    vnet: &[u8; VNET_HEADER],
+    vnet: &[u8; VIRTIO_NET_HDR_LEN],
     bytes: &[u8],
 ) -> Result<(), Error> {
     loop {

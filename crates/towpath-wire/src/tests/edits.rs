@@ -39,7 +39,7 @@ fn dscp() {
     assert!(edit::set_dscp(&mut bytes, 0, 46));
     // Traffic class 0xfb had ECN 3; the flow label stays.
     assert_eq!(bytes[..4], [0x6b, 0xba, 0xbc, 0xde]);
-    assert_eq!(packet_of(Link::Ip, &bytes).tos(), 46 << 2 | 3);
+    assert_eq!(packet_of(LinkType::RAW, &bytes).tos(), 46 << 2 | 3);
 
     for short in ["", "45", "60000000", "00000000"] {
         let mut bytes = frame(short);
@@ -106,6 +106,6 @@ proptest! {
         prop_assert_eq!(edit::clamp_mss(&mut bytes, 20, 28, clamp), clamp < mss);
         prop_assert_eq!(checksum(&[&bytes[..20]]), 0);
         prop_assert_eq!(tcp_checksum(&bytes[12..20], &bytes[20..]), 0);
-        prop_assert_eq!(packet_of(Link::Ip, &bytes).tcp_mss(), Some(clamp.min(mss)));
+        prop_assert_eq!(packet_of(LinkType::RAW, &bytes).tcp_mss(), Some(clamp.min(mss)));
     }
 }

@@ -72,7 +72,7 @@ fn brief(packet: &Packet<'_>) -> String {
     text
 }
 
-fn said(link: Link, frame: &[u8], wire_len: u32) -> String {
+fn said(link: LinkType, frame: &[u8], wire_len: u32) -> String {
     match parse(link, frame, wire_len) {
         Ok(packet) => {
             assert!(packet.network <= frame.len() && packet.transport <= frame.len());
@@ -83,12 +83,12 @@ fn said(link: Link, frame: &[u8], wire_len: u32) -> String {
     }
 }
 
-fn packet_of(link: Link, frame: &[u8]) -> Packet<'_> {
+fn packet_of(link: LinkType, frame: &[u8]) -> Packet<'_> {
     parse(link, frame, frame.len() as u32).expect("well-formed")
 }
 
 #[track_caller]
-fn check(link: Link, rows: &[(&str, &str)]) {
+fn check(link: LinkType, rows: &[(&str, &str)]) {
     for (row, expected) in rows {
         let frame = frame(row);
         assert_eq!(said(link, &frame, frame.len() as u32), *expected, "{row}");
@@ -100,138 +100,169 @@ const UDP6: &str = "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=48";
 
 #[test]
 fn links() {
-    use Link::*;
-    let rows: &[(Link, &str, String)] = &[
-        (Ethernet, "MACS 0800 IP4", format!("{UDP4} up=8@34")),
-        (Ethernet, "MACS 86dd IP6", format!("{UDP6} up=8@54")),
+    let rows: &[(LinkType, &str, String)] = &[
+        (LinkType::ETHERNET, "MACS 0800 IP4", format!("{UDP4} up=8@34")),
+        (LinkType::ETHERNET, "MACS 86dd IP6", format!("{UDP6} up=8@54")),
         // Padding of the link is not the packet's.
-        (Ethernet, "MACS 0800 IP4 0000000000000000", format!("{UDP4} up=8@34")),
-        (Ethernet, "MACS 8100 2005 0800 IP4", format!("{UDP4} up=8@38 vlan=5")),
-        (Ethernet, "MACS 8100 0000 86dd IP6", format!("{UDP6} up=8@58 vlan=0")),
-        (Ethernet, "MACS 88a8 0007 8100 2005 0800 IP4", format!("{UDP4} up=8@42 vlan=7")),
-        (Ethernet, "MACS 9100 0fff 88a8 0001 8100 2005 0800 IP4", format!("{UDP4} up=8@46 vlan=4095")),
-        (Ethernet, "MACS 0806 0001", "none type=0806 at=14".into()),
-        (Ethernet, "MACS 8100 0009 88cc", "none type=88cc at=18 vlan=9".into()),
-        (Ethernet, "MACS 8864 1100 0001 0000 0021 IP4", "none type=8864 at=14".into()),
-        (Ethernet, "MACS 8847 00010140 IP4", "none type=8847 at=14".into()),
-        // 802.3: spanning tree, SNAP with IP, SNAP of another organisation, LLC with IP, SNAP with a tag.
-        (Ethernet, "MACS 0003 424203", "none type=0000 at=14".into()),
-        (Ethernet, "MACS 0024 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@42")),
-        (Ethernet, "MACS 0024 aaaa03 00000c 2000 00", "none type=0000 at=14".into()),
-        (Ethernet, "MACS 001f 060603 IP4", format!("{UDP4} up=8@37")),
-        (Ethernet, "MACS 0024 aaaa03 000000 8100 0003 0800 IP4", format!("{UDP4} up=8@46 vlan=3")),
-        (Ethernet, "MACS 0000", "none type=0000 at=14".into()),
-        (Ethernet, "MACS", "malformed: link header cut off".into()),
-        (Ethernet, "MACS 8100 0001 08", "malformed: link header cut off".into()),
-        (Ip, "IP4", format!("{UDP4} up=8@20")),
-        (Ip, "IP6", format!("{UDP6} up=8@40")),
-        (Ip, "00", "malformed: wrong IP version".into()),
-        (Ip, "", "malformed: link header cut off".into()),
-        (Null, "00000002 IP4", format!("{UDP4} up=8@24")),
-        (Null, "02000000 IP4", format!("{UDP4} up=8@24")),
-        (Null, "0000000a IP6", format!("{UDP6} up=8@44")),
-        (Null, "18000000 IP6", format!("{UDP6} up=8@44")),
-        (Null, "0000001c IP6", format!("{UDP6} up=8@44")),
-        (Null, "1e000000 IP6", format!("{UDP6} up=8@44")),
-        (Null, "00000007 ff", "none type=0000 at=4".into()),
-        (Null, "000000", "malformed: link header cut off".into()),
-        (Sll, "0000 0001 0006 020000000001 0000 0800 IP4", format!("{UDP4} up=8@36")),
-        (Sll, "0000 0001 0006 020000000001 0000 86dd IP6", format!("{UDP6} up=8@56")),
-        (Sll, "0000 0001 0006 020000000001 0000 8100 0005 0800 IP4", format!("{UDP4} up=8@40 vlan=5")),
-        (Sll, "0000 0001 0006 020000000001 0000 0004 424203", "none type=0000 at=16".into()),
-        // Of a netlink device the field is a family: 0x0800 is none, and it is not IP either.
-        (Sll, "0000 0338 0006 020000000001 0000 0800 IP4", "none type=0000 at=16".into()),
-        (Sll, "0000 0001 0006 020000000001 0000 08", "malformed: link header cut off".into()),
-        (Sll2, "0800 0000 00000002 0001 00 06 0200000000010000 IP4", format!("{UDP4} up=8@40")),
-        (Sll2, "86dd 0000 00000002 0001 00 06 0200000000010000 IP6", format!("{UDP6} up=8@60")),
-        (Sll2, "0800 0000 00000002 0338 00 06 0200000000010000 IP4", "none type=0000 at=20".into()),
-        // With address and control and without, with a protocol of two bytes and of one, and Cisco's.
-        (Ppp, "ff03 0021 IP4", format!("{UDP4} up=8@24")),
-        (Ppp, "0021 IP4", format!("{UDP4} up=8@22")),
-        (Ppp, "21 IP4", format!("{UDP4} up=8@21")),
-        (Ppp, "ff03 57 IP6", format!("{UDP6} up=8@43")),
-        (Ppp, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
-        (Ppp, "ff03 0281 00010140 IP4", "none type=8847 at=4".into()),
-        (Ppp, "ff03 c021 0101", "none type=0000 at=4".into()),
-        (Ppp, "ff03 00", "malformed: link header cut off".into()),
-        (Ppp, "", "malformed: link header cut off".into()),
-        (PppEther, "1100 0001 001e 0021 IP4", format!("{UDP4} up=8@28")),
-        (PppEther, "1109 0000 0004 01010000", "none type=0000 at=0".into()),
-        (CiscoHdlc, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
-        (CiscoHdlc, "0f00 86dd IP6", format!("{UDP6} up=8@44")),
-        (CiscoHdlc, "8f00 8035 00000002", "none type=8035 at=4".into()),
-        // An address of two bytes and one of four; RFC 2427's ways and Cisco's.
-        (FrameRelay, "1861 0800 IP4", format!("{UDP4} up=8@24")),
-        (FrameRelay, "1861 03cc IP4", format!("{UDP4} up=8@24")),
-        (FrameRelay, "18606061 038e IP6", format!("{UDP6} up=8@46")),
-        (FrameRelay, "1861 0380 000000 0800 IP4", format!("{UDP4} up=8@29")),
-        (FrameRelay, "1861 0300 80 000000 0800 IP4", format!("{UDP4} up=8@30")),
-        (FrameRelay, "1861 0308 00", "none type=0000 at=2".into()),
-        (FrameRelay, "18606060 6061 0800", "none type=0000 at=0".into()),
-        (FrameRelay, "1861 08", "malformed: link header cut off".into()),
-        (Fddi, "50 MACS aaaa03 000000 0800 IP4", format!("{UDP4} up=8@41")),
-        (Fddi, "4f MACS 0000", "none type=0000 at=13".into()),
-        // A prefix, and the packet; in both byte orders.
-        (Nflog, "0200 002a 0600 0a00 61 00 0000 2000 0900 IP4", format!("{UDP4} up=8@36")),
-        (Nflog, "0a00 002a 0006 000a 61 00 0000 0034 0009 IP6", format!("{UDP6} up=8@56")),
-        (Nflog, "0200 002a 0800 1280 ffffffff 2000 0900 IP4", format!("{UDP4} up=8@36")),
-        (Nflog, "0a00 002a 0008 8012 ffffffff 0034 0009 IP6", format!("{UDP6} up=8@56")),
-        (Nflog, "0700 0000 0800 0900 ffffffff", "none type=0000 at=8".into()),
-        (Nflog, "0200 0000 0800 0a00 61626300", "none type=0000 at=0".into()),
-        (Nflog, "0200 0000 0200 0a00 61626300", "malformed: link header cut off".into()),
-        (Pflog, "06 02 0000 6c6f 0000 IP4", format!("{UDP4} up=8@28")),
-        (Pflog, "08 18 0000 6c6f3000 IP6", format!("{UDP6} up=8@48")),
-        (Pflog, "08 07 0000 6c6f3000 ffff", "none type=0000 at=0".into()),
-        (Pktap, "10000000 01000000 01000000 656e3000 MACS 0800 IP4", format!("{UDP4} up=8@50")),
-        (Pktap, "0c000000 01000000 00000000 02000000 IP4", format!("{UDP4} up=8@36")),
-        (Pktap, "0c000000 01000000 0c000000 IP6", format!("{UDP6} up=8@52")),
-        (Pktap, "0c000000 01000000 69000000 ffff", "none type=0000 at=12".into()),
-        (Pktap, "0c000000 00000000 01000000 ffff", "none type=0000 at=0".into()),
-        (Pktap, "ff000000 01000000 01000000 ffff", "none type=0000 at=0".into()),
-        // From a station, between two access points, with quality of service, and with the field behind that.
-        (Wlan, "0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@52")),
+        (LinkType::ETHERNET, "MACS 0800 IP4 0000000000000000", format!("{UDP4} up=8@34")),
+        (LinkType::ETHERNET, "MACS 8100 2005 0800 IP4", format!("{UDP4} up=8@38 vlan=5")),
+        (LinkType::ETHERNET, "MACS 8100 0000 86dd IP6", format!("{UDP6} up=8@58 vlan=0")),
+        (LinkType::ETHERNET, "MACS 88a8 0007 8100 2005 0800 IP4", format!("{UDP4} up=8@42 vlan=7")),
         (
-            Wlan,
+            LinkType::ETHERNET,
+            "MACS 9100 0fff 88a8 0001 8100 2005 0800 IP4",
+            format!("{UDP4} up=8@46 vlan=4095"),
+        ),
+        (LinkType::ETHERNET, "MACS 0806 0001", "none type=0806 at=14".into()),
+        (LinkType::ETHERNET, "MACS 8100 0009 88cc", "none type=88cc at=18 vlan=9".into()),
+        (LinkType::ETHERNET, "MACS 8864 1100 0001 0000 0021 IP4", "none type=8864 at=14".into()),
+        (LinkType::ETHERNET, "MACS 8847 00010140 IP4", "none type=8847 at=14".into()),
+        // 802.3: spanning tree, SNAP with IP, SNAP of another organisation, LLC with IP, SNAP with a tag.
+        (LinkType::ETHERNET, "MACS 0003 424203", "none type=0000 at=14".into()),
+        (LinkType::ETHERNET, "MACS 0024 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@42")),
+        (LinkType::ETHERNET, "MACS 0024 aaaa03 00000c 2000 00", "none type=0000 at=14".into()),
+        (LinkType::ETHERNET, "MACS 001f 060603 IP4", format!("{UDP4} up=8@37")),
+        (LinkType::ETHERNET, "MACS 0024 aaaa03 000000 8100 0003 0800 IP4", format!("{UDP4} up=8@46 vlan=3")),
+        (LinkType::ETHERNET, "MACS 0000", "none type=0000 at=14".into()),
+        (LinkType::ETHERNET, "MACS", "malformed: link header cut off".into()),
+        (LinkType::ETHERNET, "MACS 8100 0001 08", "malformed: link header cut off".into()),
+        (LinkType::RAW, "IP4", format!("{UDP4} up=8@20")),
+        (LinkType::RAW, "IP6", format!("{UDP6} up=8@40")),
+        (LinkType::RAW, "00", "malformed: wrong IP version".into()),
+        (LinkType::RAW, "", "malformed: link header cut off".into()),
+        (LinkType::NULL, "00000002 IP4", format!("{UDP4} up=8@24")),
+        (LinkType::NULL, "02000000 IP4", format!("{UDP4} up=8@24")),
+        (LinkType::NULL, "0000000a IP6", format!("{UDP6} up=8@44")),
+        (LinkType::NULL, "18000000 IP6", format!("{UDP6} up=8@44")),
+        (LinkType::NULL, "0000001c IP6", format!("{UDP6} up=8@44")),
+        (LinkType::NULL, "1e000000 IP6", format!("{UDP6} up=8@44")),
+        (LinkType::NULL, "00000007 ff", "none type=0000 at=4".into()),
+        (LinkType::NULL, "000000", "malformed: link header cut off".into()),
+        (LinkType::LINUX_SLL, "0000 0001 0006 020000000001 0000 0800 IP4", format!("{UDP4} up=8@36")),
+        (LinkType::LINUX_SLL, "0000 0001 0006 020000000001 0000 86dd IP6", format!("{UDP6} up=8@56")),
+        (
+            LinkType::LINUX_SLL,
+            "0000 0001 0006 020000000001 0000 8100 0005 0800 IP4",
+            format!("{UDP4} up=8@40 vlan=5"),
+        ),
+        (LinkType::LINUX_SLL, "0000 0001 0006 020000000001 0000 0004 424203", "none type=0000 at=16".into()),
+        // Of a netlink device the field is a family: 0x0800 is none, and it is not IP either.
+        (LinkType::LINUX_SLL, "0000 0338 0006 020000000001 0000 0800 IP4", "none type=0000 at=16".into()),
+        (LinkType::LINUX_SLL, "0000 0001 0006 020000000001 0000 08", "malformed: link header cut off".into()),
+        (
+            LinkType::LINUX_SLL2,
+            "0800 0000 00000002 0001 00 06 0200000000010000 IP4",
+            format!("{UDP4} up=8@40"),
+        ),
+        (
+            LinkType::LINUX_SLL2,
+            "86dd 0000 00000002 0001 00 06 0200000000010000 IP6",
+            format!("{UDP6} up=8@60"),
+        ),
+        (
+            LinkType::LINUX_SLL2,
+            "0800 0000 00000002 0338 00 06 0200000000010000 IP4",
+            "none type=0000 at=20".into(),
+        ),
+        // With address and control and without, with a protocol of two bytes and of one, and Cisco's.
+        (LinkType::PPP, "ff03 0021 IP4", format!("{UDP4} up=8@24")),
+        (LinkType::PPP, "0021 IP4", format!("{UDP4} up=8@22")),
+        (LinkType::PPP, "21 IP4", format!("{UDP4} up=8@21")),
+        (LinkType::PPP, "ff03 57 IP6", format!("{UDP6} up=8@43")),
+        (LinkType::PPP, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
+        (LinkType::PPP, "ff03 0281 00010140 IP4", "none type=8847 at=4".into()),
+        (LinkType::PPP, "ff03 c021 0101", "none type=0000 at=4".into()),
+        (LinkType::PPP, "ff03 00", "malformed: link header cut off".into()),
+        (LinkType::PPP, "", "malformed: link header cut off".into()),
+        (LinkType::PPP_ETHER, "1100 0001 001e 0021 IP4", format!("{UDP4} up=8@28")),
+        (LinkType::PPP_ETHER, "1109 0000 0004 01010000", "none type=0000 at=0".into()),
+        (LinkType::C_HDLC, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
+        (LinkType::C_HDLC, "0f00 86dd IP6", format!("{UDP6} up=8@44")),
+        (LinkType::C_HDLC, "8f00 8035 00000002", "none type=8035 at=4".into()),
+        // An address of two bytes and one of four; RFC 2427's ways and Cisco's.
+        (LinkType::FRELAY, "1861 0800 IP4", format!("{UDP4} up=8@24")),
+        (LinkType::FRELAY, "1861 03cc IP4", format!("{UDP4} up=8@24")),
+        (LinkType::FRELAY, "18606061 038e IP6", format!("{UDP6} up=8@46")),
+        (LinkType::FRELAY, "1861 0380 000000 0800 IP4", format!("{UDP4} up=8@29")),
+        (LinkType::FRELAY, "1861 0300 80 000000 0800 IP4", format!("{UDP4} up=8@30")),
+        (LinkType::FRELAY, "1861 0308 00", "none type=0000 at=2".into()),
+        (LinkType::FRELAY, "18606060 6061 0800", "none type=0000 at=0".into()),
+        (LinkType::FRELAY, "1861 08", "malformed: link header cut off".into()),
+        (LinkType::FDDI, "50 MACS aaaa03 000000 0800 IP4", format!("{UDP4} up=8@41")),
+        (LinkType::FDDI, "4f MACS 0000", "none type=0000 at=13".into()),
+        // A prefix, and the packet; in both byte orders.
+        (LinkType::NFLOG, "0200 002a 0600 0a00 61 00 0000 2000 0900 IP4", format!("{UDP4} up=8@36")),
+        (LinkType::NFLOG, "0a00 002a 0006 000a 61 00 0000 0034 0009 IP6", format!("{UDP6} up=8@56")),
+        (LinkType::NFLOG, "0200 002a 0800 1280 ffffffff 2000 0900 IP4", format!("{UDP4} up=8@36")),
+        (LinkType::NFLOG, "0a00 002a 0008 8012 ffffffff 0034 0009 IP6", format!("{UDP6} up=8@56")),
+        (LinkType::NFLOG, "0700 0000 0800 0900 ffffffff", "none type=0000 at=8".into()),
+        (LinkType::NFLOG, "0200 0000 0800 0a00 61626300", "none type=0000 at=0".into()),
+        (LinkType::NFLOG, "0200 0000 0200 0a00 61626300", "malformed: link header cut off".into()),
+        (LinkType::PFLOG, "06 02 0000 6c6f 0000 IP4", format!("{UDP4} up=8@28")),
+        (LinkType::PFLOG, "08 18 0000 6c6f3000 IP6", format!("{UDP6} up=8@48")),
+        (LinkType::PFLOG, "08 07 0000 6c6f3000 ffff", "none type=0000 at=0".into()),
+        (LinkType::PKTAP, "10000000 01000000 01000000 656e3000 MACS 0800 IP4", format!("{UDP4} up=8@50")),
+        (LinkType::PKTAP, "0c000000 01000000 00000000 02000000 IP4", format!("{UDP4} up=8@36")),
+        (LinkType::PKTAP, "0c000000 01000000 0c000000 IP6", format!("{UDP6} up=8@52")),
+        (LinkType::PKTAP, "0c000000 01000000 69000000 ffff", "none type=0000 at=12".into()),
+        (LinkType::PKTAP, "0c000000 00000000 01000000 ffff", "none type=0000 at=0".into()),
+        (LinkType::PKTAP, "ff000000 01000000 01000000 ffff", "none type=0000 at=0".into()),
+        // From a station, between two access points, with quality of service, and with the field behind that.
+        (
+            LinkType::IEEE802_11,
+            "0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@52"),
+        ),
+        (
+            LinkType::IEEE802_11,
             "0803 0000 020000000001 MACS 0000 020000000004 aaaa03 000000 86dd IP6",
             format!("{UDP6} up=8@78"),
         ),
-        (Wlan, "8801 0000 020000000001 MACS 0000 0000 aaaa03 000000 0800 IP4", format!("{UDP4} up=8@54")),
         (
-            Wlan,
+            LinkType::IEEE802_11,
+            "8801 0000 020000000001 MACS 0000 0000 aaaa03 000000 0800 IP4",
+            format!("{UDP4} up=8@54"),
+        ),
+        (
+            LinkType::IEEE802_11,
             "8881 0000 020000000001 MACS 0000 0000 00000000 aaaa03 000000 0800 IP4",
             format!("{UDP4} up=8@58"),
         ),
         // The first of an aggregate.
         (
-            Wlan,
+            LinkType::IEEE802_11,
             "8802 0000 020000000001 MACS 0000 8000 MACS 0024 aaaa03 000000 0800 IP4",
             format!("{UDP4} up=8@68"),
         ),
         // A beacon, no data, encrypted, a later fragment.
-        (Wlan, "8000 0000", "none type=0000 at=0".into()),
-        (Wlan, "4801 0000 020000000001 MACS 0000", "none type=0000 at=0".into()),
-        (Wlan, "0841 0000 020000000001 MACS 0000 aaaa03", "none type=0000 at=0".into()),
-        (Wlan, "8801 0000 020000000001 MACS 0000 8000 ffff", "malformed: link header cut off".into()),
-        (Wlan, "0801 0000 020000000001 MACS 0100 ffff", "none type=0000 at=0".into()),
-        (Wlan, "0801 0000 020000000001", "malformed: link header cut off".into()),
+        (LinkType::IEEE802_11, "8000 0000", "none type=0000 at=0".into()),
+        (LinkType::IEEE802_11, "4801 0000 020000000001 MACS 0000", "none type=0000 at=0".into()),
+        (LinkType::IEEE802_11, "0841 0000 020000000001 MACS 0000 aaaa03", "none type=0000 at=0".into()),
         (
-            Radiotap,
+            LinkType::IEEE802_11,
+            "8801 0000 020000000001 MACS 0000 8000 ffff",
+            "malformed: link header cut off".into(),
+        ),
+        (LinkType::IEEE802_11, "0801 0000 020000000001 MACS 0100 ffff", "none type=0000 at=0".into()),
+        (LinkType::IEEE802_11, "0801 0000 020000000001", "malformed: link header cut off".into()),
+        (
+            LinkType::IEEE802_11_RADIOTAP,
             "0000 0800 00000000 0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4",
             format!("{UDP4} up=8@60"),
         ),
         (
-            Radiotap,
+            LinkType::IEEE802_11_RADIOTAP,
             "0000 1100 03000000 0000000000000000 20 8801 0000 020000000001 MACS 0000 0000 ffff aaaa03 000000 0800 IP4",
             format!("{UDP4} up=8@73"),
         ),
         (
-            Radiotap,
+            LinkType::IEEE802_11_RADIOTAP,
             "0000 0d00 02000080 00000000 20 8801 0000 020000000001 MACS 0000 0000 ffff aaaa03 000000 0800 IP4",
             format!("{UDP4} up=8@69"),
         ),
-        (Radiotap, "0000 0800 00000080", "malformed: link header cut off".into()),
-        (Other, "4500", "none type=0000 at=0".into()),
-        (Other, "", "none type=0000 at=0".into()),
+        (LinkType::IEEE802_11_RADIOTAP, "0000 0800 00000080", "malformed: link header cut off".into()),
+        (LinkType::UNKNOWN, "4500", "none type=0000 at=0".into()),
+        (LinkType::UNKNOWN, "", "none type=0000 at=0".into()),
     ];
     for (link, row, expected) in rows {
         let frame = frame(row);
@@ -242,14 +273,14 @@ fn links() {
 #[test]
 fn vlan_tags_are_bounded() {
     let tagged = |tags: usize| frame(&format!("MACS {} 0800 IP4", "8100 0001 ".repeat(tags)));
-    assert_eq!(said(Link::Ethernet, &tagged(16), 0), format!("{UDP4} up=8@98 vlan=1"));
-    assert_eq!(said(Link::Ethernet, &tagged(17), 0), "malformed: too many VLAN tags");
+    assert_eq!(said(LinkType::ETHERNET, &tagged(16), 0), format!("{UDP4} up=8@98 vlan=1"));
+    assert_eq!(said(LinkType::ETHERNET, &tagged(17), 0), "malformed: too many VLAN tags");
 }
 
 #[test]
 fn ip4() {
     check(
-        Link::Ip,
+        LinkType::RAW,
         &[
             (
                 "4500 0028 0000 4000 4006 0000 ADDR4 TCP",
@@ -321,7 +352,7 @@ fn ip4() {
         ],
     );
     check(
-        Link::Ethernet,
+        LinkType::ETHERNET,
         &[
             ("MACS 0800 IP6", "malformed: wrong IP version"),
             ("MACS 86dd IP4 000000000000000000000000", "malformed: wrong IP version"),
@@ -332,7 +363,7 @@ fn ip4() {
 #[test]
 fn ip6() {
     check(
-        Link::Ip,
+        LinkType::RAW,
         &[
             (
                 "60000000 0014 06 40 ADDR6 TCP",
@@ -448,10 +479,10 @@ fn ip6_extensions_are_bounded() {
         ))
     };
     assert_eq!(
-        said(Link::Ip, &chain(16), 0),
+        said(LinkType::RAW, &chain(16), 0),
         "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=176 up=8@168 ext=20"
     );
-    assert_eq!(said(Link::Ip, &chain(17), 0), "malformed: too many IPv6 extension headers");
+    assert_eq!(said(LinkType::RAW, &chain(17), 0), "malformed: too many IPv6 extension headers");
 }
 
 #[test]
@@ -466,7 +497,7 @@ fn jumbograms() {
         let mut frame = frame(row);
         frame.resize(frame.len() + 70_000, 0);
         assert_eq!(
-            said(Link::Ip, &frame, 0),
+            said(LinkType::RAW, &frame, 0),
             format!("v6 17 2001:db8::1.4242 > 2001:db8::2.53 {expected}"),
             "{row}"
         );
@@ -476,7 +507,7 @@ fn jumbograms() {
 #[test]
 fn upper_layers() {
     check(
-        Link::Ip,
+        LinkType::RAW,
         &[
             ("4500 0027 0000 0000 4006 0000 ADDR4 TCP", "malformed: upper-layer header cut off"),
             ("4500 001b 0000 0000 4011 0000 ADDR4 UDP", "malformed: upper-layer header cut off"),
@@ -541,7 +572,7 @@ fn upper_layers() {
 #[test]
 fn cut_short_by_the_capture() {
     let whole = frame("MACS 0800 4500 002b 0000 4000 4006 0000 ADDR4 TCP ffffff");
-    let cut = |kept: usize| said(Link::Ethernet, &whole[..kept], whole.len() as u32);
+    let cut = |kept: usize| said(LinkType::ETHERNET, &whole[..kept], whole.len() as u32);
     for kept in 0..38 {
         assert_eq!(cut(kept), "malformed: cut short by the capture", "{kept} bytes");
     }
@@ -556,15 +587,19 @@ fn cut_short_by_the_capture() {
     // Options of which nobody knows whether one says the packet's length.
     let jumbo = frame("60000000 0000 00 40 ADDR6 1100 c204 00011180 1092 0035 0000 0000");
     for kept in 40..48 {
-        assert_eq!(said(Link::Ip, &jumbo[..kept], 70_056), "malformed: cut short by the capture", "{kept}");
+        assert_eq!(
+            said(LinkType::RAW, &jumbo[..kept], 70_056),
+            "malformed: cut short by the capture",
+            "{kept}"
+        );
     }
 
     // No ports to lose.
     let ospf = frame("4600 0020 0000 0000 4059 0000 ADDR4 94040000 ffffffffffffffff");
-    assert_eq!(said(Link::Ip, &ospf[..20], 32), "v4 89 192.0.2.1:0 > 198.51.100.2:0 len=32 up=0@20");
+    assert_eq!(said(LinkType::RAW, &ospf[..20], 32), "v4 89 192.0.2.1:0 > 198.51.100.2:0 len=32 up=0@20");
     // A lie that shows is a lie.
     let lie = frame("4500 002b 0000 4000 4006 0000 ADDR4 1092 0050 00000001 00000000 40");
-    assert_eq!(said(Link::Ip, &lie, 43), "malformed: TCP data offset too short or beyond the segment");
+    assert_eq!(said(LinkType::RAW, &lie, 43), "malformed: TCP data offset too short or beyond the segment");
 }
 
 #[test]

@@ -89,7 +89,7 @@ proptest! {
         let frame = story.frame();
         prop_assume!(frame.len() > 60);
         let other = SlicedPacket::from_ethernet(&frame).expect("etherparse reads what it wrote");
-        let packet = packet_of(Link::Ethernet, &frame);
+        let packet = packet_of(LinkType::ETHERNET, &frame);
 
         match other.net {
             Some(NetSlice::Ipv4(ip)) => {

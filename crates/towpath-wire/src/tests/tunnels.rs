@@ -3,7 +3,7 @@
 use super::*;
 
 /// The layers inside of the outer packet, `|` between them; `malformed: ...` ends them.
-fn layers(link: Link, frame: &[u8]) -> String {
+fn layers(link: LinkType, frame: &[u8]) -> String {
     let mut layer = parse(link, frame, 0).expect("the outer packet is well-formed");
     let mut said = Vec::new();
     loop {
@@ -91,7 +91,7 @@ const IN_IP: &[(&str, &str, &str)] = &[
 #[test]
 fn in_ip() {
     for (protocol, payload, expected) in IN_IP {
-        assert_eq!(layers(Link::Ip, &over_ip4(protocol, payload)), *expected, "{protocol} {payload}");
+        assert_eq!(layers(LinkType::RAW, &over_ip4(protocol, payload)), *expected, "{protocol} {payload}");
     }
 }
 
@@ -130,7 +130,7 @@ const IN_UDP: &[(u16, &str, &str)] = &[
 #[test]
 fn in_udp() {
     for (port, payload, expected) in IN_UDP {
-        assert_eq!(layers(Link::Ip, &over_udp(*port, payload)), *expected, "{port} {payload}");
+        assert_eq!(layers(LinkType::RAW, &over_udp(*port, payload)), *expected, "{port} {payload}");
     }
 }
 
@@ -162,7 +162,7 @@ const IN_ETHERNET: &[(&str, &str)] = &[
 #[test]
 fn in_ethernet() {
     for (row, expected) in IN_ETHERNET {
-        assert_eq!(layers(Link::Ethernet, &frame(row)), *expected, "{row}");
+        assert_eq!(layers(LinkType::ETHERNET, &frame(row)), *expected, "{row}");
     }
 }
 
@@ -170,15 +170,15 @@ fn in_ethernet() {
 fn fragments_carry_nothing() {
     let mut fragment = over_ip4("04", "IP4");
     fragment[6] = 0x20;
-    assert_eq!(layers(Link::Ip, &fragment), "");
+    assert_eq!(layers(LinkType::RAW, &fragment), "");
 }
 
 /// Every row, cut at every length, once as a short frame and once as a short capture.
 #[test]
 fn cut_anywhere() {
-    let in_ip = IN_IP.iter().map(|(protocol, payload, _)| (Link::Ip, over_ip4(protocol, payload)));
-    let in_udp = IN_UDP.iter().map(|(port, payload, _)| (Link::Ip, over_udp(*port, payload)));
-    let in_ethernet = IN_ETHERNET.iter().map(|(row, _)| (Link::Ethernet, frame(row)));
+    let in_ip = IN_IP.iter().map(|(protocol, payload, _)| (LinkType::RAW, over_ip4(protocol, payload)));
+    let in_udp = IN_UDP.iter().map(|(port, payload, _)| (LinkType::RAW, over_udp(*port, payload)));
+    let in_ethernet = IN_ETHERNET.iter().map(|(row, _)| (LinkType::ETHERNET, frame(row)));
     for (link, whole) in in_ip.chain(in_udp).chain(in_ethernet) {
         for kept in 0..=whole.len() {
             for wire_len in [kept, whole.len()] {

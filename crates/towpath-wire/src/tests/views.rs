@@ -8,7 +8,7 @@ fn views() {
         "MACS 0800 4664 0036 1234 4000 3f06 0000 ADDR4 94040000 \
          1092 0050 00000001 00000002 7018 faf0 0000 0000 0204 05b4 01 01 04 02 ffff",
     );
-    let packet = packet_of(Link::Ethernet, &bytes);
+    let packet = packet_of(LinkType::ETHERNET, &bytes);
     assert_eq!(packet.macs(), Some(Macs { dst: [2, 0, 0, 0, 0, 2], src: [2, 0, 0, 0, 0, 1] }));
     assert_eq!((packet.tos(), packet.ttl(), packet.ip_id()), (0x64, 63, Some(0x1234)));
     assert_eq!(packet.ipoff_flags(), DF);
@@ -23,19 +23,19 @@ fn views() {
     assert_eq!((flow.proto, flow.src_port, flow.dst_port), (6, 4242, 80));
 
     let bytes = frame("6b9abcde 0010 2c 3f ADDR6 1100 0009 00000007 ffffffffffffffff");
-    let packet = packet_of(Link::Ip, &bytes);
+    let packet = packet_of(LinkType::RAW, &bytes);
     assert_eq!((packet.tos(), packet.ttl(), packet.flow_label()), (0xb9, 63, Some(0xabcde)));
     assert_eq!((packet.ipoff_flags(), packet.ip_id(), packet.macs()), (MF, None, None));
     assert_eq!(packet.payload(), [0xff; 8]);
     assert_eq!(packet.ip_options().count() + packet.tcp_options().count(), 0);
 
     let bytes = frame("4500 001c 0000 0000 4001 0000 ADDR4 0800 0000 beef 0001");
-    assert_eq!(packet_of(Link::Ip, &bytes).icmp_echo_id(), Some(0xbeef));
+    assert_eq!(packet_of(LinkType::RAW, &bytes).icmp_echo_id(), Some(0xbeef));
     let bytes = frame("4500 001c 0000 0000 4001 0000 ADDR4 0301 0000 beef 0001");
-    assert_eq!(packet_of(Link::Ip, &bytes).icmp_echo_id(), None);
+    assert_eq!(packet_of(LinkType::RAW, &bytes).icmp_echo_id(), None);
 
     let bytes = frame("MACS 0806 0001");
-    let packet = packet_of(Link::Ethernet, &bytes);
+    let packet = packet_of(LinkType::ETHERNET, &bytes);
     assert_eq!((packet.tos(), packet.ttl(), packet.flow(), packet.payload()), (0, 0, None, &[0u8, 1][..]));
 }
 
@@ -53,7 +53,7 @@ fn identifications_of_fragments() {
         ("IP4", None),
     ];
     for (row, expected) in rows {
-        assert_eq!(packet_of(Link::Ip, &frame(row)).fragment_id(), expected, "{row}");
+        assert_eq!(packet_of(LinkType::RAW, &frame(row)).fragment_id(), expected, "{row}");
     }
 }
 
@@ -71,7 +71,7 @@ fn payloads() {
     ];
     for (row, expected) in rows {
         let bytes = frame(row);
-        assert_eq!(packet_of(Link::Ip, &bytes).payload(), frame(expected), "{row}");
+        assert_eq!(packet_of(LinkType::RAW, &bytes).payload(), frame(expected), "{row}");
     }
 }
 

@@ -5,9 +5,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use towpath_engine::capture_clock::{CaptureClock, JUDGES};
-use towpath_engine::link::link;
-use towpath_port::{Burst, Error, Frame, LinkType, Port, Received, pcap};
-use towpath_wire::{Link, Time};
+use towpath_port::{Burst, Error, Frame, Port, Received, pcap};
+use towpath_wire::{LinkType, Time};
 
 use crate::cli::warn;
 
@@ -38,7 +37,7 @@ impl Captured {
         stamps.clear();
         for frame in burst.iter() {
             stamps.push(frame.time_ns);
-            if link(frame.link) == Link::Other {
+            if !frame.link.is_supported() {
                 *unread.entry(frame.link).or_default() += 1;
             }
         }

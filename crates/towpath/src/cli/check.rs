@@ -12,7 +12,6 @@ use crate::args::{Check, exit};
 use crate::cli::captured::{Captured, NOT_IP};
 use crate::cli::wiring::{Wrong, go, read};
 use crate::cli::{answer, fail, say, warn};
-use towpath_engine::link::link;
 
 /// How often what has ended is taken away, by the captures' time.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
@@ -174,7 +173,7 @@ fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
                 gate.expire(now, usize::MAX);
                 expired = now;
             }
-            if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+            if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
                 let walk = Walk::new(Dir::In, Some(arrivals.port(&packet)), None);
                 go(&mut gate, walk, &packet, now);
             }

@@ -17,7 +17,6 @@ use crate::args::exit;
 use crate::cli::captured::{Captured, NOT_IP};
 use crate::cli::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
 use crate::cli::{answer, fail};
-use towpath_engine::link::link;
 
 /// Say what the rules do with one packet, rule by rule, and why
 ///
@@ -149,7 +148,7 @@ fn before(
         }
         left -= 1;
         last = now;
-        if let Ok(packet) = wire::parse(link(frame.link), frame.bytes, frame.wire_len) {
+        if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
             go(gate, Walk::new(Dir::In, Some(topology.port(&packet)), None), &packet, now);
         }
         ControlFlow::Continue(())
@@ -165,7 +164,7 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
     let mut seen = 0;
     let read = captured.read(capture, |frame, now| {
         seen += 1;
-        let parsed = wire::parse(link(frame.link), frame.bytes, frame.wire_len);
+        let parsed = wire::parse(frame.link, frame.bytes, frame.wire_len);
         let walk = |packet: &Packet<'_>| Walk::new(Dir::In, Some(topology.port(packet)), None);
         match parsed {
             Ok(packet) if seen < number => {

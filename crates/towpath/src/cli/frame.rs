@@ -20,7 +20,6 @@ use towpath_wire::{self as wire, Addresses, Fragment};
 use crate::args::exit;
 use crate::cli::captured::Captured;
 use crate::cli::{fail, warn};
-use towpath_engine::link::link;
 
 /// Bytes of a message that are shown.
 const SHOWN: usize = 16;
@@ -112,7 +111,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
     let mut captured = Captured::default();
     for path in &args.captures {
         let read = captured.read(path, |frame, now| {
-            let link = link(frame.link);
+            let link = frame.link;
             let Ok(packet) = wire::parse(link, frame.bytes, frame.wire_len) else {
                 malformed += 1;
                 return ControlFlow::<()>::Continue(());

@@ -20,7 +20,7 @@ use towpath_engine::queue::{DefaultVerdict, Policy, Queue};
 use towpath_engine::{Engine, Introspect, Meta, PacketIo};
 use towpath_gate::{PortId, Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
-use towpath_port::{Burst, Frame, LinkType, Port, Received};
+use towpath_port::{Burst, Frame, Port, Received};
 use towpath_ring::Overload;
 use towpath_wire::Time;
 
@@ -29,7 +29,6 @@ use crate::cli::captured::{BURST, Captured, NOT_IP};
 use crate::cli::ending::Ending;
 use crate::cli::wiring::{Wrong, rules};
 use crate::cli::{answer, fail, say, warn};
-use towpath_engine::link::link;
 
 /// Bursts between the thread that reads a slow capture and the engine.
 const BURSTS: usize = 4;
@@ -257,8 +256,7 @@ fn meta(frame: &Frame<'_>) -> Meta {
     Meta {
         wire_len: frame.wire_len,
         time: frame.time_ns,
-        link: link(frame.link),
-        link_type: frame.link.0,
+        link: frame.link,
         interface: frame.interface,
         out: None,
         hop: None,
@@ -512,7 +510,7 @@ fn captured<'a>(bytes: &'a [u8], meta: &Meta) -> Frame<'a> {
         bytes,
         wire_len: meta.wire_len,
         time_ns: meta.time,
-        link: LinkType(meta.link_type),
+        link: meta.link,
         interface: meta.interface,
         meta: Default::default(),
     }

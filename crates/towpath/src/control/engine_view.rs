@@ -191,7 +191,7 @@ impl TraceSink for TraceBuffer {
             seq: packet.number as u32,
             time: packet.meta.time,
             wire_len: packet.meta.wire_len,
-            link: packet.meta.link_type,
+            link: packet.meta.link.0,
             port: packet.arrival,
             queue: 0,
             bytes: packet.bytes.into(),

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
 
-use towpath_port::LinkType;
 use towpath_port::pcap::{Blocks, Options};
+use towpath_wire::LinkType;
 
 use super::protocol::{Answer, Code, End, Frame, PCAPNG, REQUEST_MAX, Request, emit, frame, parse_request};
 use super::query::Response;

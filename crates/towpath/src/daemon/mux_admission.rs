@@ -21,7 +21,7 @@ use std::time::Instant;
 use towpath_gate::state::{Ends, Flow, Lookup, Segment};
 use towpath_gate::{Dir, NoReply, PortId, Reject, Step, Walk, Walker};
 use towpath_mux::io::{Admission, Admit, Peer};
-use towpath_wire::{self as wire, Link, Time};
+use towpath_wire::{self as wire, LinkType, Time};
 
 use crate::ruleset_manager::Clock;
 use towpath_engine::queue::DefaultVerdict;
@@ -176,7 +176,7 @@ impl Inside {
     /// What the rules say about the connection's SYN.
     fn ask(&mut self, peer: &Peer, now: Time) -> Admit {
         let frame = syn(peer);
-        let Ok(packet) = wire::parse(Link::Ip, &frame, frame.len() as u32) else { return Admit::Deny };
+        let Ok(packet) = wire::parse(LinkType::RAW, &frame, frame.len() as u32) else { return Admit::Deny };
         let mut walk = Walk::new(Dir::In, Some(self.port), None);
         for _ in 0..DETOURS {
             match self.walker.walk(&mut walk, &packet, now) {

@@ -20,7 +20,6 @@ use crate::inspector::Inspector;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
 use towpath_engine::egress::{PortIo, QueryServer, TxItem, TxQueue};
-use towpath_engine::link::link;
 use towpath_engine::router::{self, Fib};
 use towpath_engine::{Engine, Introspect, Meta};
 
@@ -529,8 +528,7 @@ fn meta(frame: &Frame<'_>, port: usize) -> Meta {
     Meta {
         wire_len: frame.wire_len,
         time: frame.time_ns,
-        link: link(frame.link),
-        link_type: frame.link.0,
+        link: frame.link,
         interface: port as u32,
         out: None,
         hop: None,

@@ -4,7 +4,7 @@ use super::*;
 use towpath_gate::state;
 use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
 use towpath_gate::{Dir, DropReason, Ports, Step, Walk};
-use towpath_wire::{self as wire, Link};
+use towpath_wire::{self as wire, LinkType};
 
 fn book(rules: &str) -> RulesetManager {
     let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
@@ -21,7 +21,7 @@ fn walk(book: &RulesetManager) -> Step {
 fn walk_from(book: &RulesetManager, [high, low]: [u8; 2], port: u8) -> Step {
     let frame =
         [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, high, low, 10, 0, 0, 2, 4, 0, 0, port, 0, 8, 0, 0];
-    let packet = wire::parse(Link::Ip, &frame, 28).unwrap();
+    let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
     let mut walk = Walk::new(Dir::In, None, None);
     book.book().gate.walk(&mut walk, &packet, Time::from_secs(1))
 }

@@ -169,7 +169,7 @@ impl Streams {
     ///
     /// ```
     /// use towpath::streams::{Chunk, Limits, Streams};
-    /// use towpath_wire::{Link, self as wire};
+    /// use towpath_wire::{LinkType, self as wire};
     ///
     /// let mut segment = vec![
     ///     0x45, 0, 0, 42, 0, 0, 0, 0, 64, 6, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, // IPv4
@@ -178,7 +178,7 @@ impl Streams {
     /// segment.extend(b"hi");
     /// let mut streams = Streams::new(Limits::default());
     /// let mut bytes = Vec::new();
-    /// streams.handle_packet(&wire::parse(Link::Ip, &segment, 42).expect("well-formed"), &mut |way, chunk| {
+    /// streams.handle_packet(&wire::parse(LinkType::RAW, &segment, 42).expect("well-formed"), &mut |way, chunk| {
     ///     assert_eq!((way.stream, way.dst.port(), way.midstream), (0, 80, true));
     ///     if let Chunk::Data(data) = chunk {
     ///         bytes.extend_from_slice(data);

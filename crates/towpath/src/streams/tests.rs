@@ -1,7 +1,7 @@
 //! Packet stories as rows, and any disorder against the stream that was sent.
 
 use proptest::prelude::*;
-use towpath_wire::{self as wire, Link};
+use towpath_wire::{self as wire, LinkType};
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn story(limits: Limits, rows: &[Row]) -> (Vec<String>, Counters) {
     let mut told = Vec::new();
     for (from, flags, seq, payload) in rows {
         let bytes = segment(*from, *flags, *seq, 1, payload.as_bytes());
-        let packet = wire::parse(Link::Ip, &bytes, 0).expect("well-formed");
+        let packet = wire::parse(LinkType::RAW, &bytes, 0).expect("well-formed");
         streams.handle_packet(&packet, &mut |way, chunk| told.push(tell(way, chunk)));
     }
     streams.handle_end(&mut |way, chunk| told.push(tell(way, chunk)));
@@ -214,7 +214,7 @@ fn streams_are_bounded() {
     for port in 0..20u16 {
         let mut bytes = segment(0, ACK, 100, 1, b"a");
         bytes[20..22].copy_from_slice(&(1000 + port).to_be_bytes());
-        let packet = wire::parse(Link::Ip, &bytes, 0).expect("well-formed");
+        let packet = wire::parse(LinkType::RAW, &bytes, 0).expect("well-formed");
         streams.handle_packet(&packet, &mut |_, chunk| {
             forgotten += u64::from(chunk == Chunk::End(Ending::Forgotten))
         });
@@ -230,9 +230,9 @@ fn what_the_capture_cut_off_is_a_gap() {
     let next = segment(0, ACK, 106, 1, b"gh");
     let mut streams = Streams::new(Limits::default());
     let mut told = Vec::new();
-    let cut = wire::parse(Link::Ip, &bytes[..42], bytes.len() as u32).expect("well-formed");
+    let cut = wire::parse(LinkType::RAW, &bytes[..42], bytes.len() as u32).expect("well-formed");
     streams.handle_packet(&cut, &mut |way, chunk| told.push(tell(way, chunk)));
-    streams.handle_packet(&wire::parse(Link::Ip, &next, 0).expect("well-formed"), &mut |way, chunk| {
+    streams.handle_packet(&wire::parse(LinkType::RAW, &next, 0).expect("well-formed"), &mut |way, chunk| {
         told.push(tell(way, chunk));
     });
     streams.handle_end(&mut |way, chunk| told.push(tell(way, chunk)));
@@ -269,12 +269,12 @@ proptest! {
             }
         };
         let syn = segment(0, SYN, isn, 0, b"");
-        streams.handle_packet(&wire::parse(Link::Ip, &syn, 0).expect("well-formed"), &mut out);
+        streams.handle_packet(&wire::parse(LinkType::RAW, &syn, 0).expect("well-formed"), &mut out);
         for (start, end) in &pieces {
             covered[*start..*end].fill(true);
             let seq = isn.wrapping_add(1 + *start as u32);
             let bytes = segment(0, ACK, seq, 1, &sent[*start..*end]);
-            streams.handle_packet(&wire::parse(Link::Ip, &bytes, 0).expect("well-formed"), &mut out);
+            streams.handle_packet(&wire::parse(LinkType::RAW, &bytes, 0).expect("well-formed"), &mut out);
         }
         streams.handle_end(&mut out);
         let last = covered.iter().rposition(|covered| *covered).map_or(0, |last| last + 1);

@@ -14,7 +14,7 @@ use super::{AddressFamily, States, TCP};
 use crate::state::table::key::{FlowKey, Key};
 use crate::state::tcp::{ACK, ACK_FWD, ACK_REV, SYN};
 use crate::state::{Direction, Ends, Flow, KEEPALIVE_PERIOD};
-use towpath_wire::{Link, Time, checksum};
+use towpath_wire::{LinkType, Time, checksum};
 
 /// States that end sooner than this are asked for; ipfw has it as a hidden constant.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
@@ -62,7 +62,7 @@ impl Keepalive {
         out.extend(self.ack.to_be_bytes());
         out.extend([0x50, ACK, 0, 0, 0, 0, 0, 0]);
         let len = out.len() as u32;
-        let right = checksum::fill(Link::Ip, out, len);
+        let right = checksum::fill(LinkType::RAW, out, len);
         debug_assert!(right, "a packet made here is whole");
     }
 
