@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
-use towpath_port::{Caps, Checksum, GsoKind};
+use towpath_port::{Caps, Checksum, GsoKind, LinkType};
 use towpath_wire::{self as wire, Addresses, Packet};
 use towpath_wire::{checksum, gso};
 
