@@ -69,6 +69,6 @@ fn a_second_signal_waits_for_no_inspector() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{said}");
         assert!(said.contains("told to end again"), "{said}");
-        assert!(said.contains("inspectors still had packets after"), "{said}");
+        assert!(said.contains("inspectors still held packets after"), "{said}");
     });
 }

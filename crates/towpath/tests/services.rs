@@ -160,7 +160,7 @@ fn rules_decide_who_is_served() {
 
     // Without their rule the connections end.
     assert!(engine.ctl("delete 100").status.success());
-    engine.until("is not let in any more by the rules");
+    engine.until("the rules no longer admit this peer");
     for stream in [&mut second, &mut third] {
         let mut end = [0];
         assert!(stream.read(&mut end).map_or(true, |read| read == 0), "it goes on without its rule");

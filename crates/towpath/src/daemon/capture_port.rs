@@ -1,9 +1,9 @@
-//! A port of two captures: packets come from one, and what leaves goes to the other.
+//! A port made of two capture files: it receives from one and sends to the other.
 
 use towpath_port::pcap::{Reader, Writer};
 use towpath_port::{Burst, Caps, Error, Frame, Port, Received, Stats};
 
-/// See the module's text.
+/// The `pcap` driver's port.
 pub(super) struct CapturePort {
     reader: Option<Reader>,
     writer: Option<Writer>,
@@ -16,7 +16,7 @@ impl CapturePort {
 }
 
 impl Drop for CapturePort {
-    /// A capture into which nothing went has a header from now on: of which link type it is was not known before.
+    /// Finishes the output. A capture without packets gets its header here: the link type was unknown before.
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take()
             && let Err(error) = writer.finish()

@@ -1,34 +1,34 @@
-//! Huge pages for the states: whether the kernel has any for those who ask for them (madvise(2), MADV_HUGEPAGE).
+//! Huge pages for the state table: checks whether the kernel grants them on request (madvise(2), MADV_HUGEPAGE).
 
 use std::io;
 
 use towpath_gate::state::Pages;
 
-/// What the kernel does with those who ask; the word in brackets is in force (Linux, admin-guide/mm/transhuge).
+/// The kernel's policy; the word in brackets is in force (Linux, admin-guide/mm/transhuge).
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// The pages that the states are in: huge ones when they are wanted and there are any. The log says what it came to.
+/// Selects the pages of the state table: huge pages if they are wanted and available. Logs the outcome.
 pub(super) fn states(wanted: bool) -> Pages {
     if !wanted {
         return Pages::Base;
     }
     match why_none(std::fs::read_to_string(ENABLED)) {
         None => {
-            log::info!("hugepages: the states are in huge pages, as far as the kernel has some free");
+            log::info!("hugepages: the state table uses huge pages where the kernel has free ones");
             Pages::Huge
         }
         Some(why) => {
-            log::warn!("hugepages: {why}: the states are in ordinary pages");
+            log::warn!("hugepages: {why}; the state table uses normal pages");
             Pages::Base
         }
     }
 }
 
-/// Why there are none, from the contents of [`ENABLED`].
+/// Returns why huge pages are unavailable, from the contents of [`ENABLED`].
 fn why_none(enabled: io::Result<String>) -> Option<String> {
     match enabled {
         Ok(words) if words.contains("[always]") || words.contains("[madvise]") => None,
-        Ok(_) => Some(format!("{ENABLED} does not say `madvise` (write it there, as root)")),
+        Ok(_) => Some(format!("{ENABLED} is not `madvise` or `always`; run: echo madvise > {ENABLED}")),
         Err(error) => Some(format!("the kernel has no transparent huge pages ({ENABLED}: {error})")),
     }
 }
@@ -38,12 +38,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_none_is_told_why() {
+    fn missing_huge_pages_have_a_reason() {
         let rows = [
             (Ok("always [madvise] never"), None),
             (Ok("[always] madvise never"), None),
-            (Ok("always madvise [never]"), Some("does not say `madvise`")),
-            (Ok(""), Some("does not say `madvise`")),
+            (Ok("always madvise [never]"), Some("is not `madvise`")),
+            (Ok(""), Some("is not `madvise`")),
             (Err(io::ErrorKind::NotFound), Some("no transparent huge pages")),
         ];
         for (enabled, expected) in rows {

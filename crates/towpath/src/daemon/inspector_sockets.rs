@@ -1,4 +1,4 @@
-//! Where inspectors attach, and the processes that the engine starts itself.
+//! The sockets where inspectors attach, and the inspector processes that the engine starts.
 
 use std::fs::Permissions;
 use std::io;
@@ -18,27 +18,27 @@ use crate::config;
 use crate::control::AcceptBackoff;
 use crate::inspector::Error;
 
-/// How long a process that ended waits before it is started again: at first, and at most.
+/// Restart delay of an inspector process: initial and maximum.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A process that has run for so long did not end because of how it was started.
+/// A process that ran at least this long resets its restart delay.
 const SETTLED: Duration = Duration::from_secs(60);
 
-/// The socket of one queue.
+/// The attach socket of one queue.
 pub(super) struct Socket {
     pub(super) queue: u16,
     path: PathBuf,
     endpoint: Endpoint,
     pause: AcceptBackoff,
-    /// What each user may have there; for how many threads it is.
+    /// Limits for each user, and the number of engine threads.
     limits: Limits,
     threads: usize,
-    kids: Vec<InspectorChild>,
-    /// Holds the socket when the configuration names none.
+    children: Vec<InspectorChild>,
+    /// Holds the socket if the configuration names no path.
     _directory: Option<TempDir>,
 }
 
-/// A process that the engine keeps running.
+/// An inspector process that the engine keeps running.
 struct InspectorChild {
     words: Vec<String>,
     child: Option<Child>,
@@ -47,7 +47,7 @@ struct InspectorChild {
 }
 
 impl Socket {
-    /// Makes the socket of a queue. No process is started yet.
+    /// Creates the socket of a queue. Starts no process.
     pub(super) fn bind(queue: &config::Queue, threads: usize) -> Result<Self, Error> {
         let number = queue.number;
         let system = |source| Error::System { queue: number, source };
@@ -55,7 +55,7 @@ impl Socket {
         let (path, directory) = match &inspectors.socket {
             Some(path) => (path.clone(), None),
             None => {
-                // tempdir gives it mode 0700.
+                // tempfile creates the directory with mode 0700.
                 let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
                 (directory.path().join(format!("queue-{number}.sock")), Some(directory))
             }
@@ -66,9 +66,9 @@ impl Socket {
             allow: allow(&inspectors.users),
             lanes: threads as u32,
             deadline: Some(Duration::from_nanos(queue.policy.deadline)),
-            // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
+            // One invalid word marks a broken or hostile inspector: it is detached and its further words are ignored.
             violations_max: 0,
-            // What a port can carry.
+            // The largest frame of a port.
             replacement_max: MAX_FRAME as u32,
             limits,
             ..Config::default()
@@ -76,52 +76,53 @@ impl Socket {
         let endpoint =
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
         open(&path, inspectors).map_err(system)?;
-        let kids = wanted(inspectors).map(InspectorChild::new).collect();
+        let children = wanted(inspectors).map(InspectorChild::new).collect();
         let pause = AcceptBackoff::of(format_args!("queue {number}"));
-        Ok(Self { queue: number, path, endpoint, pause, limits, threads, kids, _directory: directory })
+        Ok(Self { queue: number, path, endpoint, pause, limits, threads, children, _directory: directory })
     }
 
-    /// What these want beyond what each user may have, which is said once: when the engine starts.
+    /// Checks the inspectors of the configuration against the per-user limits, which are fixed at startup. Returns the reason if they
+    /// do not fit.
     pub(super) fn lacks(&self, inspectors: &config::Inspectors) -> Option<String> {
         let (wanted, most) = (inspectors.wanted(), self.limits.channels_per_user);
         if wanted > most {
-            return Some(format!("{wanted} inspectors are to be started, and one user may have {most}"));
+            return Some(format!("{wanted} inspectors are configured, but one user may attach {most}"));
         }
         let (wanted, most) = (inspectors.rings(self.threads), self.limits.bytes_per_user);
         (wanted > most).then(|| {
             let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
             format!(
-                "its inspectors take {:.1} MiB, and one user may have {:.1} (`memory`, or as much as there was without it at the start)",
+                "its inspectors need {:.1} MiB, but one user may use {:.1} MiB (`memory`, or the default at startup)",
                 mib(wanted),
                 mib(most),
             )
         })
     }
 
-    /// Has these processes from now on: those that are there already go on, the others are ended, or started by
-    /// [`Socket::look_after`]. Whom it lets in from now on is said there, too.
+    /// Replaces the wanted inspector processes and the allowed users. Processes that stay keep running; removed ones are stopped; new
+    /// ones are started by [`Socket::look_after`].
     pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
         self.endpoint.set_allow(allow(&inspectors.users));
         if let Err(error) = open(&self.path, inspectors) {
             log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
         }
-        let mut before = std::mem::take(&mut self.kids);
+        let mut before = std::mem::take(&mut self.children);
         for words in wanted(inspectors) {
-            let there = before.iter().position(|kid| kid.words == *words);
-            self.kids.push(there.map_or_else(|| InspectorChild::new(words), |at| before.swap_remove(at)));
+            let there = before.iter().position(|child| child.words == *words);
+            self.children.push(there.map_or_else(|| InspectorChild::new(words), |at| before.swap_remove(at)));
         }
     }
 
     /// Starts every process for the first time.
     pub(super) fn start(&mut self) -> Result<usize, Error> {
-        for kid in &mut self.kids {
-            let program = kid.words[0].clone();
-            kid.start(&self.path).map_err(|source| Error::Start { queue: self.queue, program, source })?;
+        for child in &mut self.children {
+            let program = child.words[0].clone();
+            child.start(&self.path).map_err(|source| Error::Start { queue: self.queue, program, source })?;
         }
-        Ok(self.kids.len())
+        Ok(self.children.len())
     }
 
-    /// Who has attached by now.
+    /// Accepts one attached inspector.
     pub(super) fn accept(&mut self) -> Option<Channel> {
         if self.pause.is_on() {
             return None;
@@ -132,46 +133,46 @@ impl Socket {
         })
     }
 
-    /// Whether [`accept`](Self::accept) takes nobody for a while, so that there is no use in waiting for who comes.
+    /// Returns true while [`accept`](Self::accept) pauses after errors; polling the socket is useless meanwhile.
     pub(super) fn is_paused(&mut self) -> bool {
         self.pause.is_on()
     }
 
-    /// Starts processes again that have ended, each after its pause. With `first`, one that has ended is an error.
+    /// Restarts processes that have ended, each after its delay. With `first`, an ended process is an error.
     pub(super) fn look_after(&mut self, first: bool) -> Result<(), Error> {
-        for kid in &mut self.kids {
-            let Some(child) = &mut kid.child else {
-                if kid.started.elapsed() >= kid.pause
-                    && let Err(error) = kid.start(&self.path)
+        for child in &mut self.children {
+            let Some(child) = &mut child.child else {
+                if child.started.elapsed() >= child.pause
+                    && let Err(error) = child.start(&self.path)
                 {
-                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, kid.words[0]);
-                    kid.wait_longer();
+                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, child.words[0]);
+                    child.wait_longer();
                 }
                 continue;
             };
             let Ok(Some(status)) = child.try_wait() else { continue };
-            let program = kid.words[0].clone();
+            let program = child.words[0].clone();
             if first {
                 return Err(Error::Ended { queue: self.queue, program, status });
             }
-            if kid.started.elapsed() >= SETTLED {
-                kid.pause = Duration::ZERO;
+            if child.started.elapsed() >= SETTLED {
+                child.pause = Duration::ZERO;
             }
-            kid.wait_longer();
-            let seconds = kid.pause.as_secs();
+            child.wait_longer();
+            let seconds = child.pause.as_secs();
             log::warn!(
-                "queue {}: `{program}` has ended ({status}); it is started again in {seconds} s",
+                "queue {}: `{program}` ended ({status}); restart in {seconds} s",
                 self.queue
             );
         }
         Ok(())
     }
 
-    /// Gives the processes so long to end, then ends them.
+    /// Waits up to `patience` for the processes to end, then kills them.
     pub(super) fn stop(mut self, patience: Duration) {
         let start = Instant::now();
-        for kid in &mut self.kids {
-            let Some(child) = &mut kid.child else { continue };
+        for child in &mut self.children {
+            let Some(child) = &mut child.child else { continue };
             while start.elapsed() < patience && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -185,7 +186,7 @@ impl AsFd for Socket {
     }
 }
 
-/// Who may attach: those who are named, root and the engine's user.
+/// The users that may attach: the configured ones, root, and the engine's user.
 fn allow(named: &config::Users) -> Allow {
     let mut users = vec![rustix::process::geteuid().as_raw(), 0];
     users.extend(&named.ids);
@@ -194,13 +195,13 @@ fn allow(named: &config::Users) -> Allow {
     Allow::UsersAndGroups(users, named.groups.clone())
 }
 
-/// Who may attach is asked of the kernel; the file only has to let them try.
+/// Access is checked with SO_PEERCRED; the file's mode only has to permit connecting.
 fn open(path: &Path, inspectors: &config::Inspectors) -> io::Result<()> {
     let open = if inspectors.users.is_empty() { 0o600 } else { 0o666 };
     std::fs::set_permissions(path, Permissions::from_mode(inspectors.mode.unwrap_or(open)))
 }
 
-/// The command of each process that there shall be.
+/// The command of each wanted process.
 fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = &[String]> {
     inspectors.commands.iter().flat_map(|words| std::iter::repeat_n(&words[..], inspectors.workers))
 }
@@ -222,7 +223,7 @@ impl InspectorChild {
             .env("TOWPATH_SOCKET", socket)
             .stdin(Stdio::null())
             .stdout(io::stderr())
-            // A terminal's interrupt is for the engine, whose drain waits for what inspectors have.
+            // SIGINT of a terminal is for the engine, which drains what inspectors hold.
             .process_group(0)
             .spawn()?;
         self.child = Some(child);
@@ -237,7 +238,7 @@ impl InspectorChild {
 }
 
 impl Drop for InspectorChild {
-    /// Nobody looks after it any more: it shall not outlive the engine, however that ends.
+    /// An inspector must not outlive the engine.
     fn drop(&mut self) {
         let Some(child) = &mut self.child else { return };
         let _ = child.kill();

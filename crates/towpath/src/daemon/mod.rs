@@ -1,14 +1,14 @@
-//! The engine between live ports.
+//! `towpath run`: the packet engine on live ports, supervised.
 //!
 //! ```text
-//! supervisor (the main thread)          worker (a thread for packets)
-//! signals, sockets where inspectors   -->  commands: join, stop
-//! attach, processes that it started        ports -> Engine -> Outside -> ports
+//! supervisor (the main thread)            worker (one thread per engine)
+//! signals, files, inspectors' sockets,    ports -> Engine -> PortIo -> ports
+//! child processes                   -->   commands: join, queue, routes, drain
 //! ```
 //!
-//! A [`Worker`] has its ports, its engine, its inspectors' channels and its muxes to itself: its loop takes no lock that
-//! anybody keeps, and waits for nobody. It sleeps only when nothing came for a while, on everything that may bring something: the ports, the
-//! inspectors' doorbells, its eventfd. What needs a lookup, a file or a process is the [`Supervisor`]'s work.
+//! A [`Worker`] owns its ports, its engine, its inspectors' channels and its muxes. Its loop waits for no other thread. It sleeps
+//! only after a while without work, and is woken by its ports, its inspectors' doorbells and its eventfd. The
+//! [`Supervisor`] does everything that needs a lookup, a file or a process.
 
 mod capture_port;
 mod huge_pages;
@@ -29,8 +29,8 @@ pub use self::privilege::Capabilities;
 pub use self::supervisor::{Ended, Failure, Supervisor};
 pub use self::worker::Worker;
 
-/// Makes the directory of a socket, when only that is missing: /run begins empty with every boot. Where it cannot be made,
-/// the socket cannot either, and says so.
+/// Creates the directory of a socket if only the last component is missing: /run is empty after boot. If this fails, binding
+/// the socket reports the error.
 fn make_directory_of(path: &std::path::Path) {
     if let Some(directory) = path.parent()
         && !directory.exists()

@@ -1,15 +1,15 @@
-//! The gate's word about the peers of a mux.
+//! Admission of a mux's peers by the gate's rules.
 //!
-//! What: a connection that a mux accepted walks the rules as its SYN would have: `tcp`, `setup`, `in`, received by the mux's
-//! name. What passes and made a state (`keep-state`, `limit`) has it as long as the connection lives: the state is kept
-//! established however silent the connection is, and goes with it.
+//! Purpose: an accepted connection is evaluated as its SYN would be: `tcp`, `setup`, `in`, `recv` with the mux's name. A state
+//! made by the evaluation (`keep-state`, `limit`) is kept established as long as the connection lives, even while it is silent,
+//! and is removed with the connection.
 //!
-//! Invariant: a connection in `standing` has passed and was not closed; what it has of states goes when it leaves there.
-//! Races: the thread that serves the mux comes and goes, the supervisor's tends, some connections at a time: one lock, which
-//! nobody holds for long, nor while a peer could make him wait. Rules change meanwhile as for packets: the walker takes them over.
+//! Invariant: a connection in `admitted` has passed and is not closed; leaving `admitted` removes its states.
+//! Races: the thread that serves the mux adds and removes connections while the supervisor refreshes some at a time. One lock
+//! serialises them. No holder waits for a peer. Rule changes reach the walker as they do for packets.
 //!
-//! Not supported: inspectors see packets, and a connection is none. A rule that hands it to a queue is that of a queue
-//! nobody serves: `unserved` decides; a copy (`tee`) is left out.
+//! Not supported: inspection is per packet; connections are not inspected. A rule that sends the connection to a queue is
+//! treated as a queue without an inspector: `unserved` decides. A copy (`tee`) is left out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,21 +26,21 @@ use towpath_wire::{self as wire, LinkType, Time};
 use crate::ruleset_manager::Clock;
 use towpath_engine::queue::DefaultVerdict;
 
-/// TCP's number (IANA), and flags (RFC 9293 section 3.1).
+/// Protocol number of TCP (IANA), and its flags (RFC 9293 section 3.1).
 const TCP: u8 = 6;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-/// States that are looked at for expiry each time: where there are no ports, nobody else does.
+/// Upper bound of states checked for expiry in each call. Without ports no other thread checks them.
 const EXPIRE: usize = 16_384;
 
-/// Connections that are looked after before whoever waits at the door has a turn: some 0.1 ms.
+/// Connections refreshed while holding the lock once: about 0.1 ms.
 const PIECE: usize = 256;
 
-/// Steps of one walk that hand the connection to somebody, before it is denied.
+/// Upper bound of walk steps that name a queue; beyond it the connection is denied.
 const DETOURS: usize = 16;
 
-/// See the module's text.
+/// Admission of one mux's peers; see the module documentation.
 pub(super) struct MuxAdmission {
     name: String,
     inside: Mutex<Inside>,
@@ -49,28 +49,28 @@ pub(super) struct MuxAdmission {
 struct Inside {
     walker: Walker,
     port: PortId,
-    /// The beginning of the clock that all states live by, and the clock for who looks at them.
+    /// Start of the clock that the states use, and the clock shared with readers of the states.
     start: Instant,
     clock: Clock,
-    /// What becomes of a connection that a rule hands to an inspector.
+    /// The verdict for a connection that a rule sends to an inspector.
     unserved: DefaultVerdict,
-    /// Connections that passed, and whether they are asked about every time: they have a state, or were refused since and are not
-    /// closed yet (one that still shakes hands cannot be).
-    standing: HashMap<Peer, bool>,
+    /// Admitted connections. The value is true for those that are evaluated again in every refresh: connections with a state, and
+    /// refused connections that are not closed yet (a connection in its TLS handshake cannot be closed).
+    admitted: HashMap<Peer, bool>,
     log: SyncSender<String>,
-    /// Lines of `log` rules that nobody took, since it was told.
+    /// Lines of `log` rules that the full log channel did not take, since the last report.
     unlogged: u64,
 }
 
-/// What became of connections when they were looked after.
+/// Result of a refresh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Refreshed {
-    /// Their rules are gone, and those that there are now would not let them in.
+    /// Connections whose rule is gone and that the current rules refuse.
     pub(super) refused: Vec<Peer>,
 }
 
 impl MuxAdmission {
-    /// The door of the mux whose connections are received by `port`.
+    /// Creates the admission of a mux whose connections are received by `port`.
     pub(super) fn new(
         name: &str,
         walker: Walker,
@@ -80,48 +80,48 @@ impl MuxAdmission {
         log: SyncSender<String>,
     ) -> Self {
         let inside =
-            Inside { walker, port, start, clock, unserved, standing: HashMap::new(), log, unlogged: 0 };
+            Inside { walker, port, start, clock, unserved, admitted: HashMap::new(), log, unlogged: 0 };
         Self { name: name.to_owned(), inside: Mutex::new(inside) }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
-        // What is in there is whole after every step.
+        // Each operation leaves the contents consistent, so a poisoned lock is usable.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What becomes of connections that a rule hands to an inspector, from now on.
+    /// Sets the verdict for connections that a rule sends to an inspector.
     pub(super) fn set_unserved(&self, unserved: DefaultVerdict) {
         self.inside().unserved = unserved;
     }
 
-    /// Keeps the states of connections that are silent. With `again`, because rules have changed, connections without a
-    /// state are asked about again, too. To be called every second or so.
+    /// Keeps the states of silent connections alive. With `again` (the rules have changed), connections without a state are
+    /// evaluated again, too. Call it about once a second.
     pub(super) fn refresh(&self, again: bool) -> Refreshed {
         let (unlogged, peers) = {
             let mut inside = self.inside();
-            let peers: Vec<Peer> = inside.standing.keys().copied().collect();
+            let peers: Vec<Peer> = inside.admitted.keys().copied().collect();
             (std::mem::take(&mut inside.unlogged), peers)
         };
         if unlogged > 0 {
-            log::warn!("mux {}: {unlogged} lines of log rules were left out", self.name);
+            log::warn!("mux {}: {unlogged} lines of log rules were dropped: the log is too slow", self.name);
         }
         let mut refreshed = Refreshed::default();
         for peers in peers.chunks(PIECE) {
             let mut inside = self.inside();
             let now = inside.now();
             for peer in peers {
-                // It may have gone since.
-                let Some(&state) = inside.standing.get(peer) else { continue };
+                // The connection may have closed since.
+                let Some(&state) = inside.admitted.get(peer) else { continue };
                 if state && inside.refresh(peer, now) || !state && !again {
                     continue;
                 }
-                match inside.ask(peer, now) {
+                match inside.evaluate(peer, now) {
                     Admit::Pass => {
                         let state = inside.establish(peer, now);
-                        inside.standing.insert(*peer, state);
+                        inside.admitted.insert(*peer, state);
                     }
                     Admit::Deny | Admit::Reset => {
-                        inside.standing.insert(*peer, true);
+                        inside.admitted.insert(*peer, true);
                         refreshed.refused.push(*peer);
                     }
                 }
@@ -146,10 +146,10 @@ impl Admission for MuxAdmission {
     fn admit(&self, peer: &Peer, _: towpath_mux::Time) -> Admit {
         let mut inside = self.inside();
         let now = inside.now();
-        let admit = inside.ask(peer, now);
+        let admit = inside.evaluate(peer, now);
         if admit == Admit::Pass {
             let state = inside.establish(peer, now);
-            inside.standing.insert(*peer, state);
+            inside.admitted.insert(*peer, state);
         }
         inside.tell();
         inside.walker.idle();
@@ -158,7 +158,7 @@ impl Admission for MuxAdmission {
 
     fn closed(&self, peer: &Peer, _: towpath_mux::Time) {
         let mut inside = self.inside();
-        if inside.standing.remove(peer) == Some(true) {
+        if inside.admitted.remove(peer) == Some(true) {
             let now = inside.now();
             inside.walker.states_mut().remove_flow(&flow(peer), now);
             inside.walker.idle();
@@ -173,15 +173,15 @@ impl Inside {
         now
     }
 
-    /// What the rules say about the connection's SYN.
-    fn ask(&mut self, peer: &Peer, now: Time) -> Admit {
+    /// Evaluates the connection's SYN.
+    fn evaluate(&mut self, peer: &Peer, now: Time) -> Admit {
         let frame = syn(peer);
         let Ok(packet) = wire::parse(LinkType::RAW, &frame, frame.len() as u32) else { return Admit::Deny };
         let mut walk = Walk::new(Dir::In, Some(self.port), None);
         for _ in 0..DETOURS {
             match self.walker.walk(&mut walk, &packet, now) {
                 Step::Pass | Step::Forward(..) => return Admit::Pass,
-                // A connection of this machine with itself: nothing would be sent to it, but it can be reset.
+                // The loopback interface: a reply packet would not be sent, but the connection can be reset.
                 Step::Reject(Reject::Reset | Reject::NoReply(NoReply::Source)) => return Admit::Reset,
                 Step::Drop(_) | Step::Reject(_) | Step::Reassemble => return Admit::Deny,
                 Step::Tee(_) => {}
@@ -195,7 +195,7 @@ impl Inside {
         Admit::Deny
     }
 
-    /// The kernel has shaken hands already: the state that the walk made, if it made one, learns of it.
+    /// Marks the state that the walk made as established: the kernel has completed the handshake.
     fn establish(&mut self, peer: &Peer, now: Time) -> bool {
         let flow = flow(peer);
         let answer = Segment { tcp_flags: SYN | ACK, tcp_ack: 1, tcp_window: u16::MAX, ..Segment::default() };
@@ -203,7 +203,7 @@ impl Inside {
         states.renew(&flow.reversed(), Lookup::Any, &answer, now) && self.refresh(peer, now)
     }
 
-    /// Both sides are there. False when the connection has no state any more.
+    /// Refreshes the state as established in both directions. Returns false if the connection has no state.
     fn refresh(&mut self, peer: &Peer, now: Time) -> bool {
         let flow = flow(peer);
         let there =
@@ -213,7 +213,7 @@ impl Inside {
             && states.renew(&flow.reversed(), Lookup::Any, &there, now)
     }
 
-    /// Hands the lines of `log` rules over. Nobody waits for who prints them.
+    /// Sends the lines of `log` rules to the supervisor without blocking.
     fn tell(&mut self) {
         let Self { walker, log, unlogged, .. } = self;
         while let Some(logged) = walker.log().take() {
@@ -225,25 +225,25 @@ impl Inside {
     }
 }
 
-/// The connection as the gate knows it, from its peer to us.
+/// The connection's flow as the gate sees it, from the peer to the mux.
 fn flow(peer: &Peer) -> Flow {
     let (from, to) = (peer.remote.ip().to_canonical(), peer.local.ip().to_canonical());
     let ends = match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => Ends::V4(from, to),
-        (from, to) => Ends::V6(six(from), six(to), 0),
+        (from, to) => Ends::V6(to_v6(from), to_v6(to), 0),
     };
     Flow { ends, proto: TCP, src_port: peer.remote.port(), dst_port: peer.local.port(), tenant: 0 }
 }
 
-fn six(address: IpAddr) -> std::net::Ipv6Addr {
+fn to_v6(address: IpAddr) -> std::net::Ipv6Addr {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
         IpAddr::V6(address) => address,
     }
 }
 
-/// A connection's SYN as the rules see it: an IP packet with a TCP header and nothing in it. The checksums are left out:
-/// the kernel has seen the real one.
+/// The connection's SYN as an IP packet with a TCP header and no payload. Checksums are zero: the kernel has verified the
+/// real ones.
 fn syn(peer: &Peer) -> Vec<u8> {
     let mut frame = match flow(peer).ends {
         Ends::V4(from, to) => {
@@ -285,15 +285,15 @@ mod tests {
 
     const ZERO: towpath_mux::Time = towpath_mux::Time::from_nanos(0);
 
-    fn door(rules: &str) -> (Gate, MuxAdmission) {
+    fn admission(rules: &str) -> (Gate, MuxAdmission) {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut ports = Ports::new();
         let port = ports.add("web", Vec::new());
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
         let walker = gate.walker().unwrap();
         let time = (Instant::now(), Clock::default());
-        let door = MuxAdmission::new("web", walker, port, time, DefaultVerdict::Drop, sync_channel(9).0);
-        (gate, door)
+        let admission = MuxAdmission::new("web", walker, port, time, DefaultVerdict::Drop, sync_channel(9).0);
+        (gate, admission)
     }
 
     fn peer(remote: &str, port: u16) -> Peer {
@@ -325,28 +325,28 @@ mod tests {
             ("inspect 1 ip from any to any", "10.0.0.1", Admit::Deny),
         ];
         for (rule, remote, expected) in rows {
-            let (_gate, door) = door(&format!("add {rule}\n"));
-            assert_eq!(door.admit(&peer(remote, 4000), ZERO), expected, "{rule} from {remote}");
+            let (_gate, admission) = admission(&format!("add {rule}\n"));
+            assert_eq!(admission.admit(&peer(remote, 4000), ZERO), expected, "{rule} from {remote}");
         }
     }
 
     #[test]
     fn a_limit_counts_connections_that_live() {
         for remote in ["10.0.0.1", "2001:db8::9"] {
-            let (gate, door) = door("add allow tcp from any to any 80 setup limit src-addr 2\n");
-            let admit = |port| door.admit(&peer(remote, port), ZERO);
+            let (gate, admission) = admission("add allow tcp from any to any 80 setup limit src-addr 2\n");
+            let admit = |port| admission.admit(&peer(remote, port), ZERO);
             assert_eq!([admit(1), admit(2), admit(3)], [Admit::Pass, Admit::Pass, Admit::Deny]);
             assert_eq!(gate.states().len(), 2);
-            // Established, whichever segments the rules never saw.
+            // The state is established although the rules saw no further segment.
             let listed: Vec<_> = gate.states().list(Time::default()).collect();
             assert!(
                 listed.iter().filter(|line| line.packets[0] > 0).all(|line| line.seconds() > 200),
                 "{listed:?}"
             );
-            door.closed(&peer(remote, 1), ZERO);
+            admission.closed(&peer(remote, 1), ZERO);
             assert_eq!((gate.states().len(), admit(3)), (1, Admit::Pass));
-            door.closed(&peer(remote, 2), ZERO);
-            door.closed(&peer(remote, 3), ZERO);
+            admission.closed(&peer(remote, 2), ZERO);
+            admission.closed(&peer(remote, 3), ZERO);
             assert_eq!(gate.states().len(), 0);
         }
     }
@@ -355,33 +355,33 @@ mod tests {
     fn states_stay_until_their_connections_go_or_their_rules_do() {
         let rules =
             "add 100 allow tcp from 10.0.0.0/8 to any setup keep-state\nadd 200 allow tcp from any to any\n";
-        let (mut gate, door) = door(rules);
+        let (mut gate, admission) = admission(rules);
         let (with, without) = (peer("10.0.0.1", 1), peer("11.0.0.1", 1));
-        assert_eq!([&with, &without].map(|peer| door.admit(peer, ZERO)), [Admit::Pass; 2]);
-        assert_eq!((door.refresh(false), gate.states().len()), (Refreshed::default(), 1));
+        assert_eq!([&with, &without].map(|peer| admission.admit(peer, ZERO)), [Admit::Pass; 2]);
+        assert_eq!((admission.refresh(false), gate.states().len()), (Refreshed::default(), 1));
         let mut reload = |rules: &str| {
             let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
             gate.reload(ruleset, StatePolicy::Delete, Time::default());
             gate.states().list(Time::default()).count()
         };
         assert_eq!(reload("add 200 allow tcp from any to any\n"), 0);
-        assert_eq!(door.refresh(true).refused, []);
+        assert_eq!(admission.refresh(true).refused, []);
         assert_eq!(reload("add 200 allow tcp from 10.0.0.0/8 to any\n"), 0);
-        assert_eq!(door.refresh(false).refused, [], "nobody asks about what has no state");
-        assert_eq!(door.refresh(true).refused, [without]);
-        assert_eq!(door.refresh(false).refused, [without], "it was not closed yet");
-        door.closed(&without, ZERO);
-        assert_eq!(door.refresh(true).refused, []);
+        assert_eq!(admission.refresh(false).refused, [], "a connection without a state is not evaluated again");
+        assert_eq!(admission.refresh(true).refused, [without]);
+        assert_eq!(admission.refresh(false).refused, [without], "it was not closed yet");
+        admission.closed(&without, ZERO);
+        assert_eq!(admission.refresh(true).refused, []);
     }
 
     #[test]
     fn what_becomes_of_the_unserved_can_change() {
-        let (_gate, door) = door("add inspect 1 tcp from any to any\n");
+        let (_gate, admission) = admission("add inspect 1 tcp from any to any\n");
         let peer = peer("10.0.0.1", 1);
-        assert_eq!(door.admit(&peer, ZERO), Admit::Deny);
-        door.set_unserved(DefaultVerdict::Pass);
-        assert_eq!((door.admit(&peer, ZERO), door.refresh(true).refused), (Admit::Pass, vec![]));
-        door.set_unserved(DefaultVerdict::Drop);
-        assert_eq!(door.refresh(true).refused, [peer]);
+        assert_eq!(admission.admit(&peer, ZERO), Admit::Deny);
+        admission.set_unserved(DefaultVerdict::Pass);
+        assert_eq!((admission.admit(&peer, ZERO), admission.refresh(true).refused), (Admit::Pass, vec![]));
+        admission.set_unserved(DefaultVerdict::Drop);
+        assert_eq!(admission.refresh(true).refused, [peer]);
     }
 }

@@ -1,8 +1,8 @@
-//! A mux of the configuration: its listeners, its workers and who serves it.
+//! A configured mux: its listeners, its workers, and the thread that serves it.
 //!
-//! It listens before capabilities are given up (a port below 1024 needs one), and accepts when its workers have attached. A
-//! thread of the engine serves it between its packets (`muxes.rs`), or one that has nothing but its sockets and rings. The rules are
-//! asked at its [`MuxAdmission`].
+//! The mux listens before capabilities are dropped (a port below 1024 needs one) and accepts once its workers have attached.
+//! Either an engine thread serves it between packet bursts (`muxes.rs`), or a thread that serves only this mux. The rules
+//! admit its peers through [`MuxAdmission`].
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -24,35 +24,35 @@ use crate::eventfd::EventFd;
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
-/// Channels of a mux's workers are numbered behind this, times its place: inspectors have the numbers below.
+/// Channel numbers of a mux's workers begin at this number times the mux's position plus one. Inspectors use lower numbers.
 const CHANNELS: u32 = 1_000_000;
 
-/// A mux that listens, and does not accept yet.
+/// A mux that listens and does not accept yet.
 pub(super) struct Listening {
-    /// Of the Unix sockets among where it listens. They go before these are closed: then a successor may have put its own there.
+    /// The files of Unix listeners. They are removed before the listeners close: afterwards a successor may have bound the path.
     unix: Vec<SocketFile>,
     server: Server,
     config: Mux,
 }
 
-/// A mux that runs.
+/// A running mux.
 pub(super) struct Service {
     name: String,
-    door: Arc<MuxAdmission>,
+    admission: Arc<MuxAdmission>,
     server: Server,
     control: PoolControl,
-    /// Who serves it, until it has ended.
+    /// The thread or engine that serves the mux, until it has ended.
     runs: Option<Runs>,
-    /// Whether it ended well, once it has ended.
+    /// Whether the mux ended without an error; `None` while it runs.
     ended: Option<bool>,
 }
 
-/// Who serves a mux.
+/// Where a mux is served.
 #[derive(Debug)]
 enum Runs {
-    /// A thread of its own.
+    /// A thread that serves only this mux.
     Own(JoinHandle<Result<Outcome, worker_pool::Error>>),
-    /// One of the engine's, which gives it back.
+    /// An engine thread, which returns the mux when it ends.
     Engine(Receiver<Gone>),
 }
 
@@ -86,22 +86,22 @@ impl Listening {
         Ok(Self { unix, server, config: config.clone() })
     }
 
-    /// Starts its workers, and when they have attached, or it is `stopped` meanwhile, its thread; or gives back what is for a thread of
-    /// the `engine`. `place` is its place among the muxes.
+    /// Starts the workers and waits until they have attached or `stopped` is set. Then starts the mux's thread, or returns the part
+    /// that an engine thread serves if `engine` is set. `place` is the position among the muxes.
     pub(super) fn start(
         self,
         place: usize,
-        door: MuxAdmission,
+        admission: MuxAdmission,
         inbox: Option<QueryInbox>,
         engine: bool,
         done: EventFd,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
-        // In this order, as they are dropped in the other.
+        // Fields are dropped in the reverse order.
         let Self { config, server, unix } = self;
         let Mux { name, .. } = config;
-        let door = Arc::new(door);
-        server.set_admission(Arc::clone(&door) as Arc<_>);
+        let admission = Arc::new(admission);
+        server.set_admission(Arc::clone(&admission) as Arc<_>);
         let front = worker_pool::Config {
             command: config.worker,
             workers: NonZeroUsize::new(config.workers).unwrap_or(NonZeroUsize::MIN),
@@ -129,27 +129,27 @@ impl Listening {
             let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
             (Runs::Own(thread), None)
         };
-        Ok((Service { name, door, server, control, runs: Some(runs), ended: None }, served))
+        Ok((Service { name, admission, server, control, runs: Some(runs), ended: None }, served))
     }
 }
 
 impl Service {
-    /// What becomes of connections that a rule hands to an inspector, from now on.
+    /// Sets the verdict for connections that a rule sends to an inspector.
     pub(super) fn set_unserved(&self, unserved: DefaultVerdict) {
-        self.door.set_unserved(unserved);
+        self.admission.set_unserved(unserved);
     }
 
-    /// Keeps the states of its connections, and ends those that the rules would not let in any more. `again`: they have
+    /// Keeps the states of the mux's connections alive and closes connections that the rules refuse. `again`: the rules have
     /// changed.
     pub(super) fn refresh(&self, again: bool) {
-        for peer in self.door.refresh(again).refused {
+        for peer in self.admission.refresh(again).refused {
             if self.server.close_peer(&peer) {
-                log::info!("mux {}: {} is not let in any more by the rules: closed", self.name, peer.remote);
+                log::info!("mux {}: {} the rules no longer admit this peer: closed", self.name, peer.remote);
             }
         }
     }
 
-    /// Whether it has ended, and if so whether it ended well. Why it did not is logged.
+    /// Returns whether the mux ended without an error, or `None` while it runs. The error is logged.
     pub(super) fn ended(&mut self) -> Option<bool> {
         match self.runs.take() {
             Some(Runs::Own(thread)) if thread.is_finished() => self.settle(thread.join().ok()),
@@ -163,17 +163,17 @@ impl Service {
         self.ended
     }
 
-    /// The mux's name.
+    /// Name of the mux.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Nothing more is accepted or read; what was is answered.
+    /// Stops accepting and reading. Messages that were read are answered.
     pub(super) fn drain(&self) {
         self.control.end();
     }
 
-    /// Waits for its end. Whether it ended well.
+    /// Waits for the end. Returns whether the mux ended without an error.
     pub(super) fn join(mut self) -> bool {
         match self.runs.take() {
             Some(Runs::Own(thread)) => self.settle(thread.join().ok()),
@@ -183,11 +183,11 @@ impl Service {
         self.ended == Some(true)
     }
 
-    /// What it came to; nothing when its thread panicked.
+    /// Logs the outcome; `None` if its thread panicked.
     fn settle(&mut self, outcome: Option<Result<Outcome, worker_pool::Error>>) {
         self.ended = Some(match outcome {
             Some(Ok(Outcome { drained, cut, totals, restarts })) => {
-                let left = format!("; ended before everything was drained; {cut} connections were not done");
+                let left = format!("; ended before the drain was complete; {cut} connections were cut");
                 log::info!(
                     "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
                      started again{}",
@@ -213,7 +213,7 @@ impl Service {
     }
 }
 
-/// Ends a mux that an engine's thread has given back.
+/// Ends a mux that an engine thread has returned.
 fn end((front, gone): Gone) -> Result<Outcome, worker_pool::Error> {
     gone.map(|drained| front.end(drained))
 }

@@ -1,11 +1,11 @@
-//! The muxes of a thread that has packets: each has a turn between two bursts.
+//! The muxes of an engine thread: each runs between two packet bursts.
 //!
-//! What: a turn of a mux is bounded ([`WorkerPool::step`]), and so is a burst. While both have something to do, packets have as
-//! long as the muxes had: half of the time is for either. While the muxes have nothing to do, packets go by without a
-//! look at them for [`LOOK`], so a packet does not pay for a system call of theirs.
+//! Purpose: a turn of a mux is bounded ([`WorkerPool::step`]), and so is a burst. While both have work, packets get as much time
+//! as the muxes used: half each. While the muxes are idle they are polled every [`LOOK`], so that packets do not pay for the
+//! muxes' system calls.
 //!
-//! Invariant: muxes are stepped whenever no packet came; a mux that was not busy is stepped again before its thread sleeps, and is
-//! armed then: whatever brings it work wakes the thread.
+//! Invariant: muxes are stepped whenever no packet arrived. A mux that was idle is stepped again and armed before its thread
+//! sleeps, so that new work wakes the thread.
 
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::Sender;
@@ -16,30 +16,30 @@ use rustix::fd::AsFd;
 use crate::eventfd::EventFd;
 use crate::worker_pool::{self, Step, WorkerPool};
 
-/// How long packets go by without a look at muxes that have nothing to do.
+/// Interval between two polls of idle muxes while packets arrive.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// A mux on an engine's thread.
+/// A mux served by an engine thread.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) front: WorkerPool,
-    /// Who waits for its end has it then, and whether it was drained.
+    /// Receives the mux when it has ended, and whether it was drained.
     pub(super) end: Sender<Gone>,
-    /// Rung then.
+    /// Signalled when the mux has ended.
     pub(super) done: EventFd,
 }
 
-/// A mux that is over, or has failed.
+/// A mux that has ended or failed.
 pub(super) type Gone = (WorkerPool, Result<bool, worker_pool::Error>);
 
-/// See the module's text.
+/// The muxes of one engine thread; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Muxes {
     served: Vec<Served>,
     share: Share,
 }
 
-/// Whose turn it is while packets come.
+/// Division of time between packets and muxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     due: Instant,
@@ -50,17 +50,17 @@ impl Muxes {
         Self { served: Vec::new(), share: Share { due: Instant::now() } }
     }
 
-    /// One more.
+    /// Adds a mux.
     pub(super) fn serve(&mut self, served: Served) {
         self.served.push(served);
     }
 
-    /// Whether there are none (any more).
+    /// Returns true if no mux is left.
     pub(super) fn is_empty(&self) -> bool {
         self.served.is_empty()
     }
 
-    /// A turn of each, if it is theirs; `packets` have come since they were asked last. Whether there was something to do.
+    /// Steps each mux whose turn it is. `packets`: packets arrived since the last call. Returns whether any mux had work.
     pub(super) fn turn(&mut self, packets: bool) -> bool {
         if self.served.is_empty() {
             return false;
@@ -82,7 +82,7 @@ impl Muxes {
                 Err(error) => Err(error),
             };
             let Served { front, end, done } = self.served.remove(at);
-            // Who has gone does not want to know.
+            // The receiver may be gone.
             let _ = end.send((front, gone));
             done.signal();
         }
@@ -90,13 +90,13 @@ impl Muxes {
         busy
     }
 
-    /// Has everything that brings work make a descriptor readable; for how long they can be left alone otherwise. Nothing
-    /// when one of them has something to do.
+    /// Arms every source of work to make a descriptor readable. Returns how long the muxes may be left alone, or `None` if one of
+    /// them has work.
     pub(super) fn arm(&mut self) -> Option<Duration> {
         self.served.iter_mut().try_fold(Duration::MAX, |least, served| Some(least.min(served.front.arm()?)))
     }
 
-    /// What wakes who sleeps.
+    /// The descriptors that wake the thread.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.served.iter().map(|served| served.front.as_fd())
     }
@@ -107,7 +107,7 @@ impl Share {
         now >= self.due
     }
 
-    /// The muxes had a turn.
+    /// Records a turn of the muxes from `begun` to `now`.
     fn record(&mut self, begun: Instant, now: Instant, busy: bool) {
         self.due = now + if busy { now.saturating_duration_since(begun) } else { LOOK };
     }
@@ -117,7 +117,7 @@ impl Share {
 mod tests {
     use super::*;
 
-    /// A thread on which bursts take `burst` and turns of muxes `turn`, both without end: what either has of a second.
+    /// Simulates a second of a saturated thread: bursts take `burst`, turns of muxes `turn`. Returns the time each side got.
     fn shares(burst: Duration, turn: Duration, busy: bool) -> (Duration, Duration) {
         let start = Instant::now();
         let (mut now, mut share) = (start, Share { due: start });
@@ -136,19 +136,19 @@ mod tests {
     }
 
     #[test]
-    fn neither_packets_nor_messages_starve() {
+    fn packets_and_messages_share_the_thread() {
         let us = Duration::from_micros;
         for (burst, turn) in [(1, 1000), (100, 1000), (200, 200), (999, 1000), (1000, 100), (1000, 1)] {
             let (packets, messages) = shares(us(burst), us(turn), true);
-            // Packets have half of it at least, however long a turn of the muxes is.
+            // Packets get at least half, however long a mux's turn is.
             assert!(packets + us(burst) >= messages, "{burst} {turn}: {packets:?} {messages:?}");
-            // The muxes have a turn after each burst, or half of the time but for what a burst takes beyond its share.
+            // Muxes get a turn after each burst, or half of the time less what one burst takes beyond its share.
             let bursts = packets.as_micros() as u64 / burst;
             let fair = us(bursts * turn)
                 .min(packets.saturating_sub(us(burst) * (messages.as_micros() as u32 / turn as u32)));
             assert!(messages + us(turn) >= fair, "{burst} {turn}: {packets:?} {messages:?}");
         }
-        // Muxes that have nothing to do cost packets little.
+        // Idle muxes cost packets little.
         let (packets, messages) = shares(us(1), us(2), false);
         assert!(messages * 20 < packets, "{packets:?} {messages:?}");
     }

@@ -1,10 +1,10 @@
-//! A port under the name that the configuration gives it.
+//! Wraps a port under its configured name.
 
 use std::os::fd::BorrowedFd;
 
 use towpath_port::{Burst, Caps, Error, Frame, Port, Received, State, Stats, Verdict};
 
-/// See the module's text.
+/// A port and its configured name.
 pub(super) struct NamedPort<P> {
     name: String,
     port: P,

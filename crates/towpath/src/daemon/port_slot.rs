@@ -6,16 +6,17 @@ use super::capture_port::CapturePort;
 use super::named_port::NamedPort;
 use crate::config::{self, Driver};
 
-/// Opens a port, once for each thread.
+/// Opens a port once for each engine thread.
 ///
 /// # Errors
-/// Why it cannot be had, and what to do.
+///
+/// The driver's error, with the remedy.
 pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Port>>, Error> {
     let name = &port.name;
     match &port.driver {
         Driver::AfPacket { interface, offload } => {
-            // The two directions of a connection go to the same place in every group, and so to the same thread. The group is ours
-            // alone: two engines on one interface shall not share packets by accident.
+            // PACKET_FANOUT hashes both directions of a connection to the same thread. The group id includes the process id, so that
+            // two engines on one interface do not share packets by accident.
             let mut fanout = (threads > 1).then_some(af_packet::Fanout::HashAlone);
             let socket = |thread| {
                 let config = af_packet::Config {
@@ -44,8 +45,8 @@ pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Po
                     let config = af_xdp::Config { multi_buffer: false, ..config };
                     let sockets = af_xdp::Socket::open_queues(&config, threads as u32)?;
                     log::warn!(
-                        "{name}: this kernel or `{interface}` has no frames of several buffers; hosts on this machine \
-                         must cut their segments themselves: `ethtool -K DEV tso off gso off` there"
+                        "{name}: this kernel or `{interface}` does not support multi-buffer XDP; hosts on this machine \
+                         must not offload segmentation: run `ethtool -K DEV tso off gso off` there"
                     );
                     sockets
                 }
@@ -64,7 +65,7 @@ pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Po
         }
         driver @ (Driver::Nfqueue { .. } | Driver::Pcap { .. }) if threads > 1 => Err(Error::Config {
             name: name.clone(),
-            what: format!("{} ports have one thread: set [engine] threads = 1", driver.word()),
+            what: format!("{} ports support one thread only: set [engine] threads = 1", driver.word()),
         }),
         &Driver::Nfqueue { queue, fail_open, copy_range, gso } => {
             let config =
@@ -72,7 +73,7 @@ pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Po
             let queue = nfqueue::Queue::open(config)?;
             if !queue.caps().send {
                 log::warn!(
-                    "{name}: without CAP_NET_RAW packets that a rule rejects are dropped without an answer"
+                    "{name}: without CAP_NET_RAW a reject drops the packet and sends no reply"
                 );
             }
             Ok(vec![named(name, queue)])

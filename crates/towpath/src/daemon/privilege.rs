@@ -1,4 +1,4 @@
-//! Which capabilities a configuration needs, and giving up all others.
+//! Capabilities: which ones a configuration needs, and dropping all others.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use rustix::thread::{
 
 use crate::config::{Config, Driver};
 
-/// Capabilities (capabilities(7)) of the calling thread, and of the threads that it starts.
+/// A set of capabilities (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(CapabilitySet);
 
 impl Capabilities {
-    /// Those that the ports of a configuration need, also to be opened again.
+    /// The capabilities that the configured ports need, including for reopening an interface.
     pub fn needed(config: &Config) -> Self {
         let mut set = CapabilitySet::empty();
         for port in &config.ports {
@@ -30,33 +30,34 @@ impl Capabilities {
         Self(set)
     }
 
-    /// Gives up all others, for this thread, the threads and the processes that it starts. Returns what is left.
+    /// Drops all other capabilities of this thread and of threads and processes that it starts. Returns the remaining set.
     ///
     /// # Errors
-    /// When the system refuses it.
+    ///
+    /// The error of capset(2) or prctl(2).
     pub fn keep(self) -> std::io::Result<Self> {
         let had = capabilities(None)?.permitted;
         if had.contains(CapabilitySet::SETPCAP) {
             for capability in CapabilitySet::all().iter().filter(|capability| !self.0.contains(*capability)) {
-                // A capability that this kernel does not know yet is not there to be given up.
+                // A capability unknown to this kernel cannot be dropped.
                 let _ = remove_capability_from_bounding_set(capability);
             }
         }
         let left = had & self.0;
         let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
         set_capabilities(None, sets)?;
-        // A process of the same user may otherwise read and write our memory through ptrace(2).
+        // Otherwise a process of the same user can read and write this process's memory through ptrace(2).
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
         Ok(Self(left))
     }
 
-    /// Those of `other` that are not here.
+    /// The capabilities of `other` that are missing here.
     #[must_use]
     pub fn missing(self, other: Self) -> Self {
         Self(other.0 - self.0)
     }
 
-    /// Whether there is none.
+    /// Returns true if the set is empty.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }

@@ -1,14 +1,14 @@
-//! Several that may have something to be done, each in its turn, and not all of it at once.
+//! Round robin over sources of work, with a bound for each turn.
 
-/// Whose turn it is.
+/// Position in the rotation.
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin {
     next: usize,
 }
 
 impl RoundRobin {
-    /// Does what there is to be done, one thing for each of `all` in turn, from where it stopped the last time; `most` things, or fewer
-    /// when none of them has anything. `one` says whether it had.
+    /// Offers each element of `all` one unit of work in turn, from where the last call stopped, until `most` units are done or no
+    /// element has work. `one` does a unit and returns whether there was one.
     pub(super) fn turn<T>(&mut self, all: &mut [T], most: usize, mut one: impl FnMut(&mut T) -> bool) {
         let (mut done, mut idle) = (0, 0);
         while done < most && idle < all.len() {
@@ -27,8 +27,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_always_has_something_keeps_nobody_waiting() {
-        // What each has, and what was done for it.
+    fn a_saturated_source_does_not_starve_others() {
+        // (units left, units done) of each element.
         let mut all = [(usize::MAX, 0), (1, 0), (0, 0), (3, 0)];
         let one = |(left, done): &mut (usize, usize)| {
             let has = *left > 0;
@@ -41,7 +41,7 @@ mod tests {
         assert_eq!(all.map(|(_, done)| done), [2, 1, 0, 1]);
         round.turn(&mut all, 4, one);
         assert_eq!(all.map(|(_, done)| done), [4, 1, 0, 3]);
-        // Others have gone, and it goes on with who is left; with nobody there is nothing to do.
+        // Elements may be removed between turns; without elements the call returns at once.
         round.turn(&mut all[..1], 4, one);
         assert_eq!(all[0].1, 8);
         round.turn(&mut [], 4, one);

@@ -1,16 +1,16 @@
-//! Signals as something to read: a pipe for those that stop the engine, one for the one that has it read its files again.
+//! Signals as readable pipes: one for signals that stop the engine, one for SIGHUP, which reloads.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// A pipe that becomes readable when the engine is to stop.
+/// Returns a pipe that becomes readable when the engine must stop.
 pub(super) fn stops() -> io::Result<UnixStream> {
     told_by(&[SIGTERM, SIGINT])
 }
 
-/// A pipe that becomes readable when the engine is to read its files again.
+/// Returns a pipe that becomes readable when the engine must reload.
 pub(super) fn reloads() -> io::Result<UnixStream> {
     told_by(&[SIGHUP])
 }
@@ -24,7 +24,7 @@ fn told_by(signals: &[i32]) -> io::Result<UnixStream> {
     Ok(pipe)
 }
 
-/// Whether there was a signal since this was asked.
+/// Returns whether a signal arrived since the last call.
 pub(super) fn heard(pipe: &mut UnixStream) -> bool {
     let mut bytes = [0; 64];
     let mut any = false;

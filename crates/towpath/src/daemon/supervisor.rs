@@ -1,4 +1,4 @@
-//! The main thread of `towpath run`: what needs a file, a lookup, a process or a signal.
+//! The supervisor: the main thread of `towpath run`, which handles files, name lookups, processes and signals.
 
 mod reload;
 mod ruleset;
@@ -32,83 +32,83 @@ use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::worker_pool;
 
-/// How long the supervisor sleeps at most.
+/// Longest sleep of the supervisor.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Lines of `log` rules that may wait to be printed.
+/// Bound of the channel for lines of `log` rules.
 const LOG_LINES: usize = 1024;
 
-/// States that are looked at for keepalives each tick, if there are so many; and how long looking at all of them takes at most, a
-/// little less than the five seconds of a round.
+/// Fewest states checked for keepalives in each tick, and the time in which all states are checked: slightly less than the five
+/// seconds that ipfw specifies.
 const KEEPALIVE_MIN: usize = 65_536;
 const KEEPALIVE_ROUND: Duration = Duration::from_millis(4500);
 
-/// How long a start or an end waits for a re-check.
+/// Bound of a re-check at startup and shutdown.
 const RECHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long others have the rules between two steps of a re-check.
+/// Pause between two steps of a re-check, in which other threads can take the rules.
 const RECHECK_PAUSE: Duration = Duration::from_millis(1);
 
-/// Clients that attach before signals, states and threads have their turn again. Each costs milliseconds, and one that comes again and again
-/// is always there; who waits is still there in the next turn.
+/// Inspectors accepted in one turn. An attach takes milliseconds, and a client may reconnect in a loop: the bound keeps signals,
+/// states and threads served. Pending connections wait for the next turn.
 const ACCEPTS_PER_TURN: usize = 8;
 
-/// How often the connections of muxes are looked after.
+/// Interval at which the states of mux connections are refreshed.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Why an engine could not be started.
+/// Why the daemon could not start or failed.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// A port cannot be had.
+    /// A port cannot be opened.
     #[error(transparent)]
     Port(#[from] towpath_port::Error),
-    /// There is no control socket.
+    /// The control socket cannot be bound.
     #[error("control: {0}")]
     Control(#[from] BindError),
-    /// There is no ring for dumps.
-    #[error("control: the ring for dumps, beside the control socket: {0}; choose another path for that")]
+    /// The socket for dumps cannot be bound.
+    #[error("control: the dump socket beside the control socket: {0}; choose another path for the control socket")]
     Dumps(io::Error),
     /// A mux cannot listen.
     #[error("mux {0}: {1}")]
     Mux(String, String),
-    /// A mux's workers could not be started, or did not attach.
+    /// The workers of a mux could not be started or did not attach.
     #[error("mux {0}: {1}")]
     Workers(String, worker_pool::Error),
-    /// An inspector could not be started, did not attach, or its socket cannot be had.
+    /// An inspector could not be started or did not attach, or its socket cannot be bound.
     #[error(transparent)]
     Inspector(#[from] inspector::Error),
-    /// A thread has panicked, or ended with an error: the others were drained.
-    #[error("{0} has failed; everything else was drained and has ended")]
+    /// A thread panicked or ended with an error. The others were drained.
+    #[error("{0} failed; all other threads were drained and stopped")]
     Thread(String),
     /// The states cannot be saved.
     #[error("states: {}: {source}", file.display())]
     States {
-        /// Where.
+        /// The file.
         file: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
 }
 
-/// How an engine ended.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// What it did.
+    /// The report of all workers.
     pub report: Report,
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub struct Supervisor {
     config: Config,
     workers: Vec<WorkerHandle>,
-    /// Rung when a worker has ended.
+    /// Signalled when a worker has ended.
     done: EventFd,
     log: Receiver<String>,
     sockets: Vec<Socket>,
-    /// Which of them is looked at next.
+    /// Order in which `sockets` are accepted from.
     round: RoundRobin,
     channels: u32,
     stop: UnixStream,
@@ -116,22 +116,22 @@ pub struct Supervisor {
     kept: Capabilities,
     ruleset: Arc<RulesetManager>,
     services: Vec<Service>,
-    /// When the connections of muxes were looked after last, and the rules' version then.
+    /// Time and rules version of the last refresh of mux connections.
     refreshed: (Instant, u64),
-    /// When keepalives were sent last.
+    /// Time of the last keepalive check.
     kept_alive: Instant,
-    /// What was last said of the states.
+    /// The last logged fill level of the state table.
     nearly_full: bool,
-    /// States are to be re-checked.
+    /// A re-check of the states is in progress.
     rechecking: bool,
     _server: Option<Server>,
     _dumps: Option<Dumps>,
 }
 
-/// A worker, as the supervisor has it.
+/// The supervisor's handle of a worker.
 struct WorkerHandle {
     thread: Option<JoinHandle<Report>>,
-    /// What it came to, once it has ended.
+    /// Its result, once it has ended.
     ended: Option<thread::Result<Report>>,
     commands: Sender<WorkerCommand>,
     bell: EventFd,
@@ -139,12 +139,12 @@ struct WorkerHandle {
 
 impl WorkerHandle {
     fn say(&self, command: WorkerCommand) {
-        // A worker that has ended is noticed in the loop.
+        // The main loop detects a worker that has ended.
         let _ = self.commands.send(command);
         self.bell.signal();
     }
 
-    /// Whether it has ended, and if so whether it ended well.
+    /// Returns whether it ended without a panic, or `None` while it runs.
     fn ended(&mut self) -> Option<bool> {
         if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
             self.ended = Some(thread.join());
@@ -152,17 +152,18 @@ impl WorkerHandle {
         self.ended.as_ref().map(Result::is_ok)
     }
 
-    /// Waits for its end. Nothing when it has panicked.
+    /// Joins the thread. Returns `None` if it panicked.
     fn join(self) -> Option<Report> {
         self.ended.or_else(|| self.thread.map(JoinHandle::join))?.ok()
     }
 }
 
 impl Supervisor {
-    /// Runs until a signal stops it, or nothing will come any more.
+    /// Runs until a signal arrives or all sources have ended.
     ///
     /// # Errors
-    /// A thread has failed.
+    ///
+    /// [`Failure::Thread`] if a thread failed.
     pub fn run(mut self) -> Result<Ended, Failure> {
         loop {
             self.wait();
@@ -185,21 +186,21 @@ impl Supervisor {
             }
             self.accept_inspectors();
             for socket in &mut self.sockets {
-                // Only the first start fails the engine.
+                // An error is fatal at startup only.
                 let _ = socket.look_after(false);
             }
         }
         self.end(States::Saved)
     }
 
-    /// Whether all threads have ended, and whether one of them did not end well.
+    /// Returns whether all threads have ended, and whether one of them failed.
     fn look_at_threads(&mut self) -> (bool, bool) {
         let Self { workers, services, .. } = self;
         let ends = workers.iter_mut().map(WorkerHandle::ended).chain(services.iter_mut().map(Service::ended));
         ends.fold((true, false), |(all, failed), end| (all && end.is_some(), failed || end == Some(false)))
     }
 
-    /// Whether a signal waits that stops it; [`Supervisor::run`] takes it.
+    /// Returns whether a stop signal is pending. [`Supervisor::run`] consumes it.
     fn is_stopped(&self) -> bool {
         is_signalled(&self.stop)
     }
@@ -213,14 +214,14 @@ impl Supervisor {
             peer.uid,
             channel.name()
         );
-        // A lane for each worker.
+        // One lane for each worker.
         let lanes = if self.workers.len() > 1 { channel.split() } else { vec![channel] };
         for (worker, lane) in self.workers.iter().zip(lanes) {
             worker.say(WorkerCommand::Join(queue, self.channels, Box::new(Inspector::attached(lane))));
         }
     }
 
-    /// Takes in who has attached, some at a time.
+    /// Accepts attached inspectors, a bounded number in each turn.
     fn accept_inspectors(&mut self) {
         let (mut sockets, mut round) = (std::mem::take(&mut self.sockets), std::mem::take(&mut self.round));
         round.turn(&mut sockets, ACCEPTS_PER_TURN, |socket| {
@@ -232,7 +233,7 @@ impl Supervisor {
         (self.sockets, self.round) = (sockets, round);
     }
 
-    /// Sleeps until something comes, and no longer than a tick; or re-checks states meanwhile, if there are some to be.
+    /// Sleeps until an event or the next tick. Re-checks states meanwhile if a re-check is in progress.
     fn wait(&mut self) {
         let begun = Instant::now();
         while self.rechecking {
@@ -244,7 +245,7 @@ impl Supervisor {
         self.idle_wait(TICK);
     }
 
-    /// Sleeps until something comes, so long at most. Whether it came.
+    /// Sleeps until an event or `timeout`. Returns whether there was an event.
     fn idle_wait(&mut self, timeout: Duration) -> bool {
         let paused: Vec<bool> = self.sockets.iter_mut().map(Socket::is_paused).collect();
         let mut fds: Vec<PollFd<'_>> = vec![
@@ -257,13 +258,13 @@ impl Supervisor {
         idle_wait(&mut fds, timeout)
     }
 
-    /// Goes on with a re-check, and says what it came to.
+    /// Continues the re-check and logs its result at the end.
     fn recheck_some(&mut self) {
         self.rechecking = self.ruleset.recheck_some();
         if !self.rechecking {
             let Rechecks { looked, dropped, .. } = self.ruleset.rechecks();
             log::info!(
-                "re-checked: {looked} states, {dropped} of them dropped, which the rules would not make now"
+                "re-checked {looked} states: {dropped} dropped because the rules would not create them now"
             );
         }
     }
@@ -272,7 +273,7 @@ impl Supervisor {
         self.log.try_iter().take(LOG_LINES).for_each(|line| log::info!("{line}"));
     }
 
-    /// Says when the table of states becomes nearly full, and when it no longer is.
+    /// Logs when the state table becomes nearly full and when it no longer is.
     fn tell_gauge(&mut self) {
         let Gauge { states, unreplied, states_max, nearly_full, .. } = self.ruleset.gauge();
         if nearly_full == self.nearly_full {
@@ -281,20 +282,20 @@ impl Supervisor {
         self.nearly_full = nearly_full;
         match nearly_full {
             true => log::warn!(
-                "states are nearly full: {states} of dyn_max {states_max}, {unreplied} of them never replied to"
+                "the state table is nearly full: {states} of dyn_max {states_max}, {unreplied} of them without a reply"
             ),
-            false => log::info!("states are no longer nearly full: {states} of dyn_max {states_max}"),
+            false => log::info!("the state table is no longer nearly full: {states} of dyn_max {states_max}"),
         }
     }
 
-    /// Sends keepalives, where there are routes to send them by. All states are looked at within five seconds.
+    /// Sends keepalives if routes are configured. Every state is checked once in five seconds.
     fn keep_alive(&mut self) {
         let since = self.kept_alive.elapsed();
         if self.config.routes.is_empty() || since < TICK {
             return;
         }
         self.kept_alive = Instant::now();
-        // A tick that comes late has more to look at.
+        // A late tick checks more states.
         let part = since.as_secs_f64() / KEEPALIVE_ROUND.as_secs_f64();
         let due = self.ruleset.keepalives(KEEPALIVE_MIN, part);
         if !due.is_empty() {
@@ -302,7 +303,7 @@ impl Supervisor {
         }
     }
 
-    /// Looks after the connections of muxes: every second, and when rules have changed.
+    /// Refreshes the states of mux connections: every second, and when the rules have changed.
     fn refresh(&mut self) {
         let version = self.ruleset.version();
         let (last, before) = self.refreshed;
@@ -314,7 +315,7 @@ impl Supervisor {
     }
 }
 
-/// What becomes of the file of states at the end: a start that has failed leaves it as it was.
+/// Whether the shutdown saves the states. A failed start leaves the file unchanged.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum States {
     Saved,
@@ -325,10 +326,10 @@ fn is_signalled(stop: &UnixStream) -> bool {
     idle_wait(&mut [PollFd::new(stop, PollFlags::IN)], Duration::ZERO)
 }
 
-/// Whether something came.
+/// Polls `fds`. Returns whether one is ready.
 fn idle_wait(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // Interrupted by a signal, or woken: the caller looks in any case.
+    // Interrupted or woken: the caller checks all sources in any case.
     poll(fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
@@ -339,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_panicked_is_noticed() {
+    fn a_panicked_thread_is_detected() {
         let rows: [(fn() -> Report, bool); 2] = [(Report::default, true), (|| panic!("on purpose"), false)];
         for (body, well) in rows {
             let (commands, _taken) = channel();

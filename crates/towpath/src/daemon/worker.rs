@@ -1,7 +1,7 @@
-//! A thread that has packets: its ports, its engine, its inspectors' channels.
+//! An engine thread: its ports, its engine, its inspectors' channels and its muxes.
 //!
-//! One turn: every port is received from once, what came is handled, and each port gets what leaves by it; then the muxes have theirs
-//! (`muxes.rs`). When a turn brought nothing, the worker looks for a while, then sleeps on everything that may bring something.
+//! One turn receives a burst from every port, processes it, and sends what leaves by each port; then the muxes run (`muxes.rs`).
+//! After a turn without work the worker polls for a while, then sleeps on every descriptor that can bring work.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -23,24 +23,24 @@ use towpath_engine::egress::{PortIo, QueryServer, TxItem, TxQueue};
 use towpath_engine::router::{self, Fib};
 use towpath_engine::{Engine, Introspect, Meta};
 
-/// How often ports are looked at, and how long a worker sleeps at most.
+/// Interval between two checks of the ports, and the longest sleep.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Turns between two looks at the time while packets come.
+/// Turns between two clock reads while packets arrive.
 const TURNS: u32 = 256;
 
-/// How often a port that has no room is offered the rest of a burst again.
+/// Attempts to send the rest of a burst to a port whose transmit queue is full.
 const TRIES: usize = 16;
 
-/// The engine's surroundings in a worker.
+/// The packet IO of a worker's engine.
 pub(super) type Io = PortIo<Inspector, Queries>;
 
-/// The worker's control queries.
+/// Serves the control queries of this worker.
 pub(super) struct Queries(pub(super) Option<QueryInbox>);
 
 impl Queries {
-    /// What is told about the ports.
-    fn set_ports(&mut self, ports: Vec<records::Port>) {
+    /// The last published records of the ports.
+    fn set_ports(&mut self, ports: Vec<rows::Port>) {
         if let Some(inbox) = &mut self.0 {
             inbox.set_ports(ports);
         }
@@ -53,44 +53,44 @@ impl QueryServer for Queries {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub struct Worker {
     engine: Engine<Io>,
     ports: Vec<Live>,
-    /// Shared with the engine while that handles it, and with nobody else.
+    /// Shared with the engine while it processes the burst; unique between turns.
     burst: Arc<Burst>,
     muxes: Muxes,
     commands: Receiver<WorkerCommand>,
     bell: EventFd,
     wait: Wait,
     drain: Duration,
-    /// Lines of `log` rules go there.
+    /// Receives the lines of `log` rules.
     log: SyncSender<String>,
     unlogged: u64,
-    /// The time, for who looks at the states.
+    /// The clock, published for readers of the states.
     clock: Clock,
 }
 
-/// A port and what became of it.
+/// A port and its state.
 struct Live {
     port: Box<dyn Port>,
-    /// The driver's word.
+    /// Name of the driver.
     driver: &'static str,
     state: State,
-    /// Nothing will come any more.
+    /// The port has reached its end: it will deliver no more frames.
     ended: bool,
     /// Errors so far.
     errors: u64,
-    /// Frames that were too long to be received, as far as it was said.
+    /// Oversized frames reported so far.
     too_long: u64,
-    /// The same of datagrams that were not cut.
+    /// Unsegmented datagrams reported so far.
     uncut: u64,
 }
 
-/// What a worker is made of.
+/// The parts of a worker.
 pub(super) struct Parts {
     pub(super) engine: Engine<Io>,
-    /// The ports, and their drivers' words.
+    /// The ports with the names of their drivers.
     pub(super) ports: Vec<(Box<dyn Port>, &'static str)>,
     pub(super) burst: usize,
     pub(super) commands: Receiver<WorkerCommand>,
@@ -124,7 +124,7 @@ impl Worker {
         }
     }
 
-    /// Runs until it is told to drain, or nothing will come any more.
+    /// Runs until the supervisor says drain or every source has ended.
     pub fn run(mut self) -> Report {
         let mut quiet: Option<Instant> = None;
         let mut turns = 0;
@@ -145,7 +145,7 @@ impl Worker {
                     looked = now;
                     self.look_at_ports();
                     self.show_ports();
-                    // Inspectors that are gone are noticed while nobody sleeps, too.
+                    // Detects dead inspectors when the worker does not sleep.
                     self.engine.disarm();
                 }
                 if came {
@@ -168,12 +168,12 @@ impl Worker {
         self.finish()
     }
 
-    /// Whether nothing will come any more.
+    /// Returns true if no source can deliver any more.
     fn is_over(&self) -> bool {
         self.muxes.is_empty() && self.ports.iter().all(|live| live.ended)
     }
 
-    /// Receives from every port once, and sends what leaves. Returns whether anything came.
+    /// Receives once from every port, processes, and sends. Returns whether any packet arrived.
     fn turn(&mut self) -> bool {
         let mut came = false;
         for at in 0..self.ports.len() {
@@ -181,7 +181,7 @@ impl Worker {
             if live.ended || live.state == State::Gone {
                 continue;
             }
-            let burst = Arc::get_mut(&mut self.burst).expect("nobody else has it between two turns");
+            let burst = Arc::get_mut(&mut self.burst).expect("the burst is unshared between turns");
             match live.port.receive(burst) {
                 Ok(Received::Nothing) => continue,
                 Ok(Received::End) => live.ended = true,
@@ -194,7 +194,7 @@ impl Worker {
             came = true;
             let Ok(()) = self.engine.process_burst_borrowed(&self.burst, |frame| meta(frame, at));
             self.transmit();
-            Arc::get_mut(&mut self.burst).expect("the engine is done with it").clear();
+            Arc::get_mut(&mut self.burst).expect("the engine has released the burst").clear();
         }
         if came {
             self.tell();
@@ -202,14 +202,14 @@ impl Worker {
         came
     }
 
-    /// Collects what inspectors have decided, while nothing comes.
+    /// Collects inspectors' verdicts while no packet arrives.
     fn idle(&mut self) {
         let Ok(()) = self.engine.idle();
         self.transmit();
         self.tell();
     }
 
-    /// Gives each port what leaves by it.
+    /// Sends what leaves by each port.
     fn transmit(&mut self) {
         let Self { engine, ports, burst, .. } = self;
         engine.io_mut().look_after_neighbors();
@@ -224,7 +224,7 @@ impl Worker {
         }
     }
 
-    /// Says what time it is, and hands the tx_queues of `log` rules over. Nobody waits for who prints them.
+    /// Publishes the clock and passes on the lines of `log` rules without blocking.
     fn tell(&mut self) {
         self.clock.set(self.engine.clock());
         let Self { engine, log, unlogged, .. } = self;
@@ -237,7 +237,7 @@ impl Worker {
         }
     }
 
-    /// Carries out what the supervisor said. False when it is to drain.
+    /// Executes pending commands. Returns false after `Drain`.
     fn take_commands(&mut self) -> bool {
         while let Ok(command) = self.commands.try_recv() {
             match command {
@@ -257,7 +257,7 @@ impl Worker {
         true
     }
 
-    /// Takes what a reload has changed.
+    /// Applies a change of a reload.
     fn change(&mut self, command: WorkerCommand) {
         match command {
             WorkerCommand::Queue(number, policy) => self.engine.set_queue(number, policy),
@@ -281,14 +281,14 @@ impl Worker {
         }
     }
 
-    /// Packets that come before everybody has attached wait in the kernel.
+    /// Until the start is complete, arriving packets stay in the kernel's queues.
     fn wait_for_the_start(&mut self) {
         loop {
             match self.commands.recv() {
                 Ok(WorkerCommand::Begin) => return,
                 Ok(WorkerCommand::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
                 Ok(WorkerCommand::Serve(served)) => self.muxes.serve(*served),
-                // Who would say so is gone: the start has failed.
+                // The supervisor is gone: the start has failed.
                 Ok(WorkerCommand::Drain) | Err(_) => {
                     self.ports.iter_mut().for_each(|live| live.ended = true);
                     return;
@@ -300,14 +300,14 @@ impl Worker {
 
     fn join(&mut self, queue: u16, channel: u32, inspector: Inspector) {
         if self.engine.join(queue, channel, inspector).is_err() {
-            log::warn!("queue {queue}: there is no such queue; its inspector was let go");
+            log::warn!("queue {queue}: no such queue; its inspector was detached");
         }
     }
 
-    /// Sleeps until something comes. Returns whether a port has an error.
+    /// Sleeps until there is work. Returns whether a port reported an error.
     fn sleep(&mut self) -> bool {
         let mut trouble = false;
-        // Nothing that the rules let go of waits for this thread while it sleeps.
+        // A sleeping worker must not delay the release of retired rules.
         self.engine.walker_mut().idle();
         let armed = self.engine.arm();
         if let Some(patience) = self.muxes.arm()
@@ -327,7 +327,7 @@ impl Worker {
             fds.push(PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN));
             fds.extend(self.muxes.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(self.engine.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            // Interrupted by a signal, or woken: the caller looks again in any case.
+            // Interrupted or woken: the caller checks all sources in any case.
             let _ = poll(&mut fds, Some(&timeout));
             trouble = fds[..ports].iter().any(|fd| fd.revents().intersects(PollFlags::ERR | PollFlags::HUP));
         }
@@ -336,7 +336,7 @@ impl Worker {
         trouble
     }
 
-    /// Whether each interface is there; one that has come back is taken up again.
+    /// Checks the interface of each port and reopens one that has come back.
     fn look_at_ports(&mut self) {
         for (at, live) in self.ports.iter_mut().enumerate() {
             let before = live.state;
@@ -353,7 +353,7 @@ impl Worker {
                 Ok(state) => live.state = state,
                 Err(error) => live.warn(&error),
             }
-            // It may have been changed.
+            // The MTU may have changed.
             self.engine.io_mut().tx_queues[at].mtu = router::mtu(&live.port.caps());
             let name = live.port.name();
             match (before, live.state) {
@@ -368,7 +368,7 @@ impl Worker {
         }
     }
 
-    /// Tells those who look what the ports have done.
+    /// Publishes the records of the ports.
     fn show_ports(&mut self) {
         let Self { engine, ports, .. } = self;
         let io = engine.io_mut();
@@ -397,15 +397,15 @@ impl Worker {
         engine.io_mut().queries_mut().set_ports(rows);
     }
 
-    /// Whether it was told to end once more. Whatever else is said now comes too late.
+    /// Returns whether a second drain command arrived. Other commands are too late and ignored.
     fn is_hurried(&self) -> bool {
         self.commands.try_iter().any(|command| matches!(command, WorkerCommand::Drain))
     }
 
-    /// Waits for what inspectors have, so long and no longer.
+    /// Waits for packets that inspectors hold, up to the drain timeout.
     fn finish(mut self) -> Report {
         let start = Instant::now();
-        // What comes from now on wakes nobody who would not take it.
+        // From here on new packets do not wake the thread.
         self.ports.iter_mut().for_each(|live| live.ended = true);
         while !self.engine.is_drained() && start.elapsed() < self.drain && !self.is_hurried() {
             self.idle();
@@ -419,14 +419,14 @@ impl Worker {
         self.transmit();
         if left {
             let waited = start.elapsed().as_secs_f64();
-            log::warn!("inspectors still had packets after {waited:.1} s: {dropped} were dropped");
+            log::warn!("inspectors still held packets after {waited:.1} s: {dropped} were dropped");
         }
         for live in &mut self.ports {
             if let Err(error) = live.port.flush() {
                 live.warn(&error);
             }
         }
-        // Their connections have a time of their own to be done.
+        // The muxes have their own drain timeout.
         while !self.muxes.is_empty() {
             if !self.muxes.turn(false) && !self.muxes.is_empty() {
                 self.sleep();
@@ -434,7 +434,7 @@ impl Worker {
             self.idle();
         }
         if self.unlogged > 0 {
-            log::warn!("{} tx_queues of log rules were left out", self.unlogged);
+            log::warn!("{} lines of log rules were dropped: the log is too slow", self.unlogged);
         }
         Report::of(&mut self.engine)
     }
@@ -465,7 +465,7 @@ impl Live {
                     }
                 }
                 Err(error) => {
-                    // A port that fails counts what it did not send; otherwise those before the frame that was pulled last are.
+                    // On an error the port has counted the unsent frames; otherwise all frames before the last pulled one were sent.
                     lost.refused += u64::from(!matches!(error, towpath_port::Error::Io { .. }));
                     done += pulled.max(1);
                     self.warn(&error);
@@ -491,31 +491,31 @@ impl Live {
         }
     }
 
-    /// A connection of which no full segment arrives stalls, and nothing else says why.
+    /// Warns about oversized frames: a connection whose full-sized segments are lost stalls without any other sign.
     fn tell_too_long(&mut self, too_long: u64) {
         if too_long > self.too_long * 2 {
             self.too_long = too_long;
             log::warn!(
-                "{}: frames longer than a buffer cannot be received ({too_long} so far): set multi-buffer = true, or \
+                "{}: frames longer than a receive buffer are dropped ({too_long} so far): set multi-buffer = true, or \
                  `ethtool -K DEV tso off gso off gro off` at the hosts that send them",
                 self.port.name()
             );
         }
     }
 
-    /// Who sends datagrams that way does not do without it, and sees only that none arrives.
+    /// Warns about unsegmented datagrams: the sender keeps sending them, and none arrives.
     fn tell_uncut(&mut self, uncut: u64) {
         if uncut > self.uncut * 2 {
             self.uncut = uncut;
             log::warn!(
-                "{}: datagrams that are not cut cannot be received ({uncut} frames of them so far): use af_packet, or \
+                "{}: unsegmented UDP datagrams are dropped ({uncut} frames so far): use af_packet, or \
                  `ethtool -K DEV tx-udp-segmentation off` at the hosts that send them",
                 self.port.name()
             );
         }
     }
 
-    /// Says what is wrong: the first time, and then ever more rarely.
+    /// Logs an error: the first one, and then ever more rarely.
     fn warn(&mut self, error: &towpath_port::Error) {
         self.errors += 1;
         if self.errors.is_power_of_two() {

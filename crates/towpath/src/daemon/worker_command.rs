@@ -1,4 +1,4 @@
-//! What the supervisor tells a worker, and how it wakes it.
+//! Commands from the supervisor to a worker, and the eventfd that wakes it.
 
 use std::sync::mpsc::Sender;
 
@@ -9,27 +9,27 @@ use crate::config::{Engine, Route};
 use crate::inspector::Inspector;
 use towpath_engine::queue::{DefaultVerdict, Policy};
 
-/// What the supervisor tells a worker.
+/// A command from the supervisor to a worker.
 #[derive(Debug)]
 pub(super) enum WorkerCommand {
-    /// An inspector has attached to a queue; the number names its channel.
+    /// Attaches an inspector to a queue. The number identifies its channel.
     Join(u16, u32, Box<Inspector>),
-    /// A mux, to be served between the packets.
+    /// Serves a mux between packet bursts.
     Serve(Box<Served>),
-    /// Everybody who was to be there at the start has attached: packets are received from now on.
+    /// Starts receiving: all inspectors and workers of the configuration have attached.
     Begin,
-    /// Segments for silent connections, to be sent by their routes.
+    /// Sends keepalive segments of idle connections by their routes.
     Keepalives(Vec<Keepalive>),
-    /// There is this queue, with this policy's default verdict from now on.
+    /// Sets the policy of a queue, which is created if it is new.
     Queue(u16, Policy),
-    /// What becomes of packets for queues that are not configured.
+    /// Sets the verdict for packets of queues that are not configured.
     Unserved(DefaultVerdict),
-    /// What goes whereto, of the ports that are routed to; and by other routes, where there is none.
+    /// Replaces the routes. The second list has the fallback routes of ports without an entry in the first.
     Routes(Vec<Route>, Vec<Route>),
-    /// Most packets at a time, what to do when nothing comes, how long to wait for inspectors at the end.
+    /// Sets burst size, wait policy and drain timeout.
     Pace(Engine),
-    /// To be let go of when everything that was said before is done.
+    /// Drops the sender once all earlier commands are done.
     Settle(Sender<()>),
-    /// Nothing more is received; what inspectors have is waited for.
+    /// Stops receiving and waits for packets that inspectors hold.
     Drain,
 }

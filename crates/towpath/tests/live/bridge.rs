@@ -75,7 +75,7 @@ fn rules_are_reloaded_under_traffic() {
         let config = BRIDGE.replace("[port.lan]", "[port.lan]\ninterface = \"other\"");
         std::fs::write(files.path().join("t.toml"), config).unwrap();
         engine.signal(Signal::HUP);
-        assert!(says("not reloaded: ").ends_with("[port.lan] cannot change while it runs: restart"));
+        assert!(says("not reloaded: ").ends_with("[port.lan] cannot change at run time: restart the engine"));
         arrived(transfer(&left, &right, 9001));
         engine.signal(Signal::TERM);
         assert!(engine.child.wait().unwrap().success());

@@ -1,4 +1,4 @@
-//! Another configuration and other rules, while packets come: all of it is taken, or nothing.
+//! Reload of configuration and rules while packets flow: all of it is applied, or nothing.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::config::{self, Config};
 use crate::snapshot::Saving;
 use towpath_engine::queue::DefaultVerdict;
 
-/// How long threads have to do what a reload asks of them.
+/// Time that threads have to apply a step of a reload.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Supervisor {
-    /// Reads the configuration and the rules again. All of it is taken, or nothing.
+    /// Reads configuration and rules again and applies all of it or nothing.
     pub(super) fn reload(&mut self) {
         match self.read_again() {
             Ok((config, ruleset, bound)) => {
                 self.prepare(&config);
                 if self.rechecking {
                     log::info!(
-                        "reloaded again before all states were re-checked: all of them are, by these rules"
+                        "reloaded before the previous re-check was complete: all states are re-checked against the new rules"
                     );
                 }
                 let settings = settings(&config);
@@ -39,7 +39,7 @@ impl Supervisor {
                 );
                 self.rechecking = self.ruleset.rechecks().running;
                 self.change(config, bound);
-                // When all of it is so: who reads this line may attach by the new words at once.
+                // Log after everything is applied: readers of this line may use the new configuration at once.
                 log::info!(
                     "reloaded: {} rules added, {} removed, {} kept; {} states dropped",
                     diff.added.len(),
@@ -56,8 +56,8 @@ impl Supervisor {
         }
     }
 
-    /// Has the threads do whatever other rules may ask of them, before the first packet meets these; what is not asked of them
-    /// any more goes on until [`change`](Self::change). So no packet is dropped for what is there by the one or the other.
+    /// Sends the threads what the new rules may need before the first packet meets them. What the new rules no longer need stays until
+    /// [`change`](Self::change). Thus no packet is dropped because of the order of changes.
     fn prepare(&self, config: &Config) {
         let Self { config: before, services, .. } = self;
         for queue in &config.queues {
@@ -79,16 +79,16 @@ impl Supervisor {
         self.workers.iter().for_each(|worker| worker.say(command()));
     }
 
-    /// Waits until the threads have done what was said, and not for long: one that ends does nothing of it.
+    /// Waits until the threads have executed the commands, up to the timeout; a thread that ends does not.
     fn settle(&self) {
         let (done, settled) = channel();
         self.say(&|| WorkerCommand::Settle(done.clone()));
         drop(done);
-        // Nothing ever comes: it is over when the last of them has let go.
+        // No message ever arrives: the call returns when the last sender is dropped.
         let _ = settled.recv_timeout(SETTLE_TIMEOUT);
     }
 
-    /// Takes what else can change while it runs.
+    /// Applies the changes that do not depend on the rules.
     fn change(&mut self, config: Config, bound: Vec<Socket>) {
         let before = std::mem::replace(&mut self.config, config);
         let Self { config, workers, sockets, services, .. } = self;
@@ -120,7 +120,7 @@ impl Supervisor {
         }
     }
 
-    /// The files as they are now, and the sockets of queues that are new.
+    /// Reads the files and binds the sockets of new queues.
     fn read_again(&self) -> Result<(Config, Ruleset, Vec<Socket>), Vec<String>> {
         let lines = |found: Vec<Diagnostic>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut config = Config::read(&self.config.file).map_err(lines)?;
@@ -130,15 +130,15 @@ impl Supervisor {
             let missing = self.kept.missing(Capabilities::needed(&config));
             let why = match missing.is_empty() {
                 true => String::new(),
-                false => format!(" ({missing} was given up)"),
+                false => format!(" ({missing} was dropped at startup)"),
             };
-            let line = |what| format!("{what} cannot change while it runs{why}: restart");
+            let line = |what| format!("{what} cannot change at run time{why}: restart the engine");
             return Err(fixed.iter().map(line).collect());
         }
         let cramped = |queue: &config::Queue| {
             let socket = self.sockets.iter().find(|socket| socket.queue == queue.number)?;
             let why = socket.lacks(&queue.inspectors)?;
-            Some(format!("queue {}: {why}, which cannot change while it runs: restart", queue.number))
+            Some(format!("queue {}: {why}, which cannot change at run time: restart the engine", queue.number))
         };
         let cramped: Vec<String> = config.queues.iter().filter_map(cramped).collect();
         if !cramped.is_empty() {
@@ -157,7 +157,7 @@ impl Supervisor {
     }
 }
 
-/// Whether a queue is new, or lets pass what nobody decides where it did not: then it comes before the rules.
+/// Returns true if the queue is new or its default verdict changes from drop to pass: such a change precedes the new rules.
 fn lenient(before: &Config, queue: &config::Queue) -> bool {
     let old = before.queues.iter().find(|old| old.number == queue.number);
     let verdict = queue.policy.default;

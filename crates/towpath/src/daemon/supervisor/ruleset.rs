@@ -1,4 +1,4 @@
-//! What a configuration comes to in the gate: its ports, routes and settings.
+//! Builds the gate of a configuration: its ports, routes and settings.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::settings::Settings;
 use towpath_engine::{ForwardMode, Topology};
 
-/// A gate, how its ports hang together, and those of the muxes with their names. A port's number is its place in the
+/// Builds the gate, the topology of its ports, and the ports of the muxes with their names. A port's number is its position in the
 /// configuration; ports of VLANs follow, then those of muxes.
 pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(PortId, String)>) {
     let mut ports = Ports::new();
@@ -22,7 +22,7 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(
         }
     }
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
-    // Unpredictable: nobody can make states collide from outside.
+    // A random hash key: hash collisions of states cannot be provoked from outside.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     let pages = huge_pages::states(config.engine.hugepages);
     let mut gate = Gate::with_pages(ruleset.clone(), ports, state::Settings::default(), seed, pages);
@@ -31,12 +31,12 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(
     (gate, topology, muxes)
 }
 
-/// The routes. A port's number is its place.
+/// The routes. A port's number is its position.
 pub(super) fn routes(config: &Config) -> Routes {
     let mut routes = Routes::new();
     for route in &config.routes {
         let port = PortId(route.port as u16);
-        // Where a gateway is named, or it is the default route, what lies behind is no port's own net.
+        // With a gateway, or as the default route, the network is not directly connected.
         let connected = route.via.is_none() && route.len > 0;
         routes.add(route.net, route.len, towpath_gate::Route { port, connected });
     }

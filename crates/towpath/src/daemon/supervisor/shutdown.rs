@@ -1,4 +1,4 @@
-//! How an engine ends: what it has is waited for, and no longer than that is wanted; then its states are kept.
+//! Shutdown: waits for what inspectors and workers hold, up to the drain timeout, then saves the states.
 
 use std::time::{Duration, Instant};
 
@@ -10,34 +10,34 @@ use super::{
 use crate::inspector::EXIT_TIMEOUT;
 use crate::snapshot::Saving;
 
-/// How often threads are looked at that end.
+/// Interval between two checks of ending threads.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Supervisor {
-    /// Tells all threads that nothing more is to be received.
+    /// Tells all threads to stop receiving.
     pub(super) fn drain(&self) {
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Drain));
         self.services.iter().for_each(Service::drain);
     }
 
-    /// Waits for all threads to end. A signal that comes meanwhile, the second one, tells them to wait for nothing.
+    /// Waits for all threads to end. A second signal ends the wait.
     pub(super) fn outlast(&mut self) {
         let mut hurried = false;
         while !self.look_at_threads().0 {
             if heard(&mut self.stop) && !hurried {
                 hurried = true;
-                log::warn!("told to end again: nothing is waited for any more");
+                log::warn!("second stop signal: the engine stops without waiting for inspectors");
                 self.drain();
             }
             self.print_log();
             let stop = PollFd::new(&self.stop, PollFlags::IN);
             idle_wait(&mut [stop, PollFd::new(&self.done, PollFlags::IN)], LOOK);
-            // The others ring it, too; and who has rung has not quite ended.
+            // Every ending thread signals `done`, shortly before it has ended.
             self.done.clear();
         }
     }
 
-    /// Waits for all threads and processes.
+    /// Joins all threads and stops all processes.
     pub(super) fn end(mut self, states: States) -> Result<Ended, Failure> {
         let mut report = Report::default();
         let mut failed = None;
@@ -61,13 +61,13 @@ impl Supervisor {
         }
         report.rules = self.ruleset.rules();
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
-            // The next engine takes what is saved for what these rules would make, unless it is told that they were not all asked. Whoever
-            // waits for this end may not wait for long, and all states are lost when he does not.
+            // The file marks states whose re-check is incomplete, and the next engine re-checks them. The time is bounded: a service
+            // manager that kills a slow engine would lose all states.
             let (begun, most) = (Instant::now(), RECHECK_TIMEOUT.min(self.config.engine.drain));
             self.ruleset.recheck_until(|| begun.elapsed() >= most || heard(&mut self.stop));
             if self.ruleset.rechecks().running {
                 log::info!(
-                    "{}: the next engine re-checks the states that were not re-checked yet",
+                    "{}: the re-check of the states is incomplete; the next engine repeats it",
                     path.display()
                 );
             }

@@ -1,7 +1,6 @@
-//! How an engine starts.
+//! Startup of the daemon.
 //!
-//! The command matters: ports and sockets are opened, then every capability that is not needed any more is given
-//! up, then threads and processes begin.
+//! Order: open ports and sockets, drop the capabilities that are no longer needed, start threads and processes.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -46,13 +45,14 @@ use towpath_engine::router::{self, Fib};
 use towpath_engine::router::{Directory, Resolver};
 
 impl Supervisor {
-    /// Opens everything, gives up what is not needed, and starts.
+    /// Opens ports and sockets, drops capabilities, and starts threads and processes.
     ///
     /// # Errors
-    /// What cannot be had.
+    ///
+    /// The first resource that is unavailable.
     pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
         let signals = |error| Failure::System("signals", error);
-        // From the first moment on: who has written to the files does not know how far the start is.
+        // Before the files are read: a SIGHUP that follows a change of the files must not be lost.
         let hup = reloads().map_err(signals)?;
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
@@ -60,7 +60,7 @@ impl Supervisor {
             let (opened, word) = (port_slot::open(port, threads)?, port.driver.word());
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
         }
-        // Before the first thing that would stay behind; a port goes with its process, and opening one may take long.
+        // Before the first resource that outlives the process. Ports end with the process, and opening one may take long.
         let stop = stops().map_err(signals)?;
         if let Some(control) = &config.control {
             super::super::make_directory_of(&control.socket);
@@ -76,17 +76,17 @@ impl Supervisor {
         let saved = config.states.as_deref().map(snapshot::read);
         let kept = Capabilities::needed(&config)
             .keep()
-            .map_err(|error| Failure::System("capabilities cannot be given up", error))?;
+            .map_err(|error| Failure::System("cannot drop capabilities", error))?;
         log::info!("capabilities kept: {kept}");
         if let Some(path) = &config.states {
-            // As it will be at the end: better now than when all states are lost by it.
+            // Tests the file as the shutdown will write it: an error now is better than lost states then.
             Saving::create(path).map_err(|source| Failure::States { file: path.clone(), source })?;
         }
 
         let (mut gate, topology, mux_ports) = gate(&config, &ruleset);
         let mut walkers: Vec<_> = (0..threads + config.muxes.len()).map_while(|_| gate.walker()).collect();
         if walkers.len() < threads + config.muxes.len() {
-            let error = io::Error::other("there are too many; together they can be 63");
+            let error = io::Error::other("too many; at most 63 together");
             return Err(Failure::System("threads and muxes", error));
         }
         let mux_walkers = walkers.split_off(threads);
@@ -149,12 +149,12 @@ impl Supervisor {
             let thread = Some(spawn(number, parts, cpu, done.clone())?);
             workers.push(WorkerHandle { thread, ended: None, commands, bell });
         }
-        let doors = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
-        let doors: Vec<_> = doors
+        let admissions = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
+        let admissions: Vec<_> = admissions
             .map(|(((listening, walker), port), inbox)| {
                 let ((port, name), time) = (port, (start, ruleset.clock()));
-                let door = MuxAdmission::new(&name, walker, port, time, config.unserved, log.clone());
-                (listening, door, inbox)
+                let admission = MuxAdmission::new(&name, walker, port, time, config.unserved, log.clone());
+                (listening, admission, inbox)
             })
             .collect();
         let refreshed = (Instant::now(), ruleset.version());
@@ -179,8 +179,8 @@ impl Supervisor {
             _server: server,
             _dumps: dumps,
         };
-        if let Err(failure) = supervisor.attach(sockets, doors, &mux_threads) {
-            // Threads that wait for the start, and who waits for these, would be left behind.
+        if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
+            // The threads wait for `Begin`: end them.
             supervisor.sockets.clear();
             supervisor.drain();
             let _ = supervisor.end(States::Left);
@@ -192,23 +192,24 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Starts the processes of queues and muxes, waits until they have attached, and begins; unless it is told to stop meanwhile.
+    /// Starts the processes of queues and muxes, waits until they have attached, and tells the workers to begin. A stop signal
+    /// ends the wait.
     fn attach(
         &mut self,
         mut sockets: Vec<Socket>,
-        doors: Vec<(mux_service::Listening, MuxAdmission, Option<QueryInbox>)>,
+        admissions: Vec<(mux_service::Listening, MuxAdmission, Option<QueryInbox>)>,
         mux_threads: &[Option<usize>],
     ) -> Result<(), Failure> {
         let started = self.start_inspectors(&mut sockets);
         self.sockets = sockets;
         started?;
         let (mut served, mut failed) = (Vec::new(), None);
-        for (place, ((listening, door, inbox), thread)) in doors.into_iter().zip(mux_threads).enumerate() {
+        for (place, ((listening, admission, inbox), thread)) in admissions.into_iter().zip(mux_threads).enumerate() {
             if self.is_stopped() {
                 break;
             }
             let done = self.done.clone();
-            match listening.start(place, door, inbox, thread.is_some(), done, &|| self.is_stopped()) {
+            match listening.start(place, admission, inbox, thread.is_some(), done, &|| self.is_stopped()) {
                 Ok((service, mux)) => {
                     served.extend(thread.zip(mux));
                     self.services.push(service);
@@ -219,7 +220,7 @@ impl Supervisor {
                 }
             }
         }
-        // Those that have attached end with this thread if another one does not.
+        // Muxes whose workers have attached are served even if another mux failed: the drain that follows ends them.
         for (thread, mux) in served {
             self.workers[thread].say(WorkerCommand::Serve(Box::new(mux)));
         }
@@ -233,7 +234,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts the processes of the configuration, and waits until all have attached.
+    /// Starts the configured inspector processes and waits until all have attached.
     fn start_inspectors(&mut self, sockets: &mut [Socket]) -> Result<(), Failure> {
         for socket in sockets {
             let mut missing = socket.start()?;
@@ -251,7 +252,7 @@ impl Supervisor {
                 }
                 if missing > 0 {
                     let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
-                    // One that takes nobody for a while stays readable.
+                    // A paused socket stays readable.
                     if !socket.is_paused() {
                         fds.push(PollFd::new(socket, PollFlags::IN));
                     }
@@ -263,8 +264,8 @@ impl Supervisor {
     }
 }
 
-/// Takes the states that an engine before this one has left. What cannot be read is no reason to stand still: connections
-/// meet the rules again then.
+/// Restores the states that a previous engine saved. An unreadable file is logged and ignored: connections are then evaluated by
+/// the rules again.
 fn restore(
     ruleset: &RulesetManager,
     path: &Path,
@@ -278,15 +279,15 @@ fn restore(
         Ok(Some(saved)) => match ruleset.restore(&saved, ruleset.clock().now()) {
             Ok(restored) => {
                 log::info!("{file}: {}", snapshot::told(restored));
-                // The rules have changed meanwhile, or changed when there was no time any more: it is as if they were reloaded.
+                // The rules differ from those of the saved states, or the last re-check was incomplete: treat it as a reload.
                 if (restored.companion > 0 || restored.unchecked) && policy != StatePolicy::Keep {
                     ruleset.recheck();
-                    // No packet comes yet. What is left after a while is re-checked beside them.
+                    // No packet is received yet. After the timeout the re-check continues beside packets.
                     let begun = Instant::now();
                     ruleset.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
                     let Rechecks { dropped, running, .. } = ruleset.rechecks();
-                    let more = if running { ", and there are more to be re-checked" } else { "" };
-                    log::info!("{file}: {dropped} states dropped, which the rules would not make now{more}");
+                    let more = if running { "; the re-check continues" } else { "" };
+                    log::info!("{file}: {dropped} states dropped because the rules would not create them now{more}");
                 }
             }
             Err(error) => log::warn!("{file}: no states restored: {error}"),
@@ -295,7 +296,7 @@ fn restore(
     }
 }
 
-/// What leaves by each port of a thread.
+/// The transmit queues of a thread, one for each port.
 fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<TxQueue> {
     let tx = |(at, (port, _)): (usize, &(Box<dyn Port>, _))| {
         let caps = port.caps();
@@ -318,7 +319,7 @@ fn spawn(
             let mut set = rustix::thread::CpuSet::new();
             set.set(cpu);
             if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-                log::warn!("the engine cannot stay on processor {cpu}: {error}");
+                log::warn!("cannot pin the engine to CPU {cpu}: {error}");
             }
         }
         let report = Worker::new(parts).run();
@@ -326,5 +327,5 @@ fn spawn(
         report
     };
     let thread = thread::Builder::new().name(format!("engine-{number}"));
-    thread.spawn(body).map_err(|error| Failure::System("no thread", error))
+    thread.spawn(body).map_err(|error| Failure::System("thread", error))
 }
