@@ -41,7 +41,7 @@ pub(super) struct Socket {
 /// An inspector process that the engine keeps running.
 struct InspectorChild {
     words: Vec<String>,
-    child: Option<Child>,
+    process: Option<Child>,
     started: Instant,
     pause: Duration,
 }
@@ -115,9 +115,9 @@ impl Socket {
 
     /// Starts every process for the first time.
     pub(super) fn start(&mut self) -> Result<usize, Error> {
-        for child in &mut self.children {
-            let program = child.words[0].clone();
-            child.start(&self.path).map_err(|source| Error::Start { queue: self.queue, program, source })?;
+        for inspector in &mut self.children {
+            let program = inspector.words[0].clone();
+            inspector.start(&self.path).map_err(|source| Error::Start { queue: self.queue, program, source })?;
         }
         Ok(self.children.len())
     }
@@ -140,26 +140,26 @@ impl Socket {
 
     /// Restarts processes that have ended, each after its delay. With `first`, an ended process is an error.
     pub(super) fn look_after(&mut self, first: bool) -> Result<(), Error> {
-        for child in &mut self.children {
-            let Some(child) = &mut child.child else {
-                if child.started.elapsed() >= child.pause
-                    && let Err(error) = child.start(&self.path)
+        for inspector in &mut self.children {
+            let Some(child) = &mut inspector.process else {
+                if inspector.started.elapsed() >= inspector.pause
+                    && let Err(error) = inspector.start(&self.path)
                 {
-                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, child.words[0]);
-                    child.wait_longer();
+                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.words[0]);
+                    inspector.wait_longer();
                 }
                 continue;
             };
             let Ok(Some(status)) = child.try_wait() else { continue };
-            let program = child.words[0].clone();
+            let program = inspector.words[0].clone();
             if first {
                 return Err(Error::Ended { queue: self.queue, program, status });
             }
-            if child.started.elapsed() >= SETTLED {
-                child.pause = Duration::ZERO;
+            if inspector.started.elapsed() >= SETTLED {
+                inspector.pause = Duration::ZERO;
             }
-            child.wait_longer();
-            let seconds = child.pause.as_secs();
+            inspector.wait_longer();
+            let seconds = inspector.pause.as_secs();
             log::warn!(
                 "queue {}: `{program}` ended ({status}); restart in {seconds} s",
                 self.queue
@@ -171,8 +171,8 @@ impl Socket {
     /// Waits up to `patience` for the processes to end, then kills them.
     pub(super) fn stop(mut self, patience: Duration) {
         let start = Instant::now();
-        for child in &mut self.children {
-            let Some(child) = &mut child.child else { continue };
+        for inspector in &mut self.children {
+            let Some(child) = &mut inspector.process else { continue };
             while start.elapsed() < patience && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -208,7 +208,7 @@ fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = &[String]> {
 
 impl InspectorChild {
     fn new(words: &[String]) -> Self {
-        Self { words: words.to_vec(), child: None, started: Instant::now(), pause: Duration::ZERO }
+        Self { words: words.to_vec(), process: None, started: Instant::now(), pause: Duration::ZERO }
     }
 
     fn start(&mut self, socket: &std::path::Path) -> io::Result<()> {
@@ -226,12 +226,12 @@ impl InspectorChild {
             // SIGINT of a terminal is for the engine, which drains what inspectors hold.
             .process_group(0)
             .spawn()?;
-        self.child = Some(child);
+        self.process = Some(child);
         Ok(())
     }
 
     fn wait_longer(&mut self) {
-        self.child = None;
+        self.process = None;
         self.started = Instant::now();
         self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
     }
@@ -240,7 +240,7 @@ impl InspectorChild {
 impl Drop for InspectorChild {
     /// An inspector must not outlive the engine.
     fn drop(&mut self) {
-        let Some(child) = &mut self.child else { return };
+        let Some(child) = &mut self.process else { return };
         let _ = child.kill();
         let _ = child.wait();
     }

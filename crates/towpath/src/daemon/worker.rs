@@ -40,7 +40,7 @@ pub(super) struct Queries(pub(super) Option<QueryInbox>);
 
 impl Queries {
     /// The last published records of the ports.
-    fn set_ports(&mut self, ports: Vec<rows::Port>) {
+    fn set_ports(&mut self, ports: Vec<records::Port>) {
         if let Some(inbox) = &mut self.0 {
             inbox.set_ports(ports);
         }
