@@ -117,7 +117,11 @@ impl Socket {
     pub(super) fn start(&mut self) -> Result<usize, Error> {
         for inspector in &mut self.children {
             let program = inspector.words[0].clone();
-            inspector.start(&self.path).map_err(|source| Error::Start { queue: self.queue, program, source })?;
+            inspector.start(&self.path).map_err(|source| Error::Start {
+                queue: self.queue,
+                program,
+                source,
+            })?;
         }
         Ok(self.children.len())
     }
@@ -160,10 +164,7 @@ impl Socket {
             }
             inspector.wait_longer();
             let seconds = inspector.pause.as_secs();
-            log::warn!(
-                "queue {}: `{program}` ended ({status}); restart in {seconds} s",
-                self.queue
-            );
+            log::warn!("queue {}: `{program}` ended ({status}); restart in {seconds} s", self.queue);
         }
         Ok(())
     }

@@ -367,7 +367,11 @@ mod tests {
         assert_eq!(reload("add 200 allow tcp from any to any\n"), 0);
         assert_eq!(admission.refresh(true).refused, []);
         assert_eq!(reload("add 200 allow tcp from 10.0.0.0/8 to any\n"), 0);
-        assert_eq!(admission.refresh(false).refused, [], "a connection without a state is not evaluated again");
+        assert_eq!(
+            admission.refresh(false).refused,
+            [],
+            "a connection without a state is not evaluated again"
+        );
         assert_eq!(admission.refresh(true).refused, [without]);
         assert_eq!(admission.refresh(false).refused, [without], "it was not closed yet");
         admission.closed(&without, ZERO);

@@ -72,9 +72,7 @@ pub(super) fn open(port: &config::Port, threads: usize) -> Result<Vec<Box<dyn Po
                 nfqueue::Config { fail_open, copy_range, gso, replies: true, ..nfqueue::Config::new(queue) };
             let queue = nfqueue::Queue::open(config)?;
             if !queue.caps().send {
-                log::warn!(
-                    "{name}: without CAP_NET_RAW a reject drops the packet and sends no reply"
-                );
+                log::warn!("{name}: without CAP_NET_RAW a reject drops the packet and sends no reply");
             }
             Ok(vec![named(name, queue)])
         }

@@ -66,7 +66,9 @@ pub enum Failure {
     #[error("control: {0}")]
     Control(#[from] BindError),
     /// The socket for dumps cannot be bound.
-    #[error("control: the dump socket beside the control socket: {0}; choose another path for the control socket")]
+    #[error(
+        "control: the dump socket beside the control socket: {0}; choose another path for the control socket"
+    )]
     Dumps(io::Error),
     /// A mux cannot listen.
     #[error("mux {0}: {1}")]

@@ -138,7 +138,10 @@ impl Supervisor {
         let cramped = |queue: &config::Queue| {
             let socket = self.sockets.iter().find(|socket| socket.queue == queue.number)?;
             let why = socket.lacks(&queue.inspectors)?;
-            Some(format!("queue {}: {why}, which cannot change at run time: restart the engine", queue.number))
+            Some(format!(
+                "queue {}: {why}, which cannot change at run time: restart the engine",
+                queue.number
+            ))
         };
         let cramped: Vec<String> = config.queues.iter().filter_map(cramped).collect();
         if !cramped.is_empty() {

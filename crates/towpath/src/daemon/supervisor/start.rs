@@ -204,7 +204,9 @@ impl Supervisor {
         self.sockets = sockets;
         started?;
         let (mut served, mut failed) = (Vec::new(), None);
-        for (place, ((listening, admission, inbox), thread)) in admissions.into_iter().zip(mux_threads).enumerate() {
+        for (place, ((listening, admission, inbox), thread)) in
+            admissions.into_iter().zip(mux_threads).enumerate()
+        {
             if self.is_stopped() {
                 break;
             }
@@ -287,7 +289,9 @@ fn restore(
                     ruleset.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
                     let Rechecks { dropped, running, .. } = ruleset.rechecks();
                     let more = if running { "; the re-check continues" } else { "" };
-                    log::info!("{file}: {dropped} states dropped because the rules would not create them now{more}");
+                    log::info!(
+                        "{file}: {dropped} states dropped because the rules would not create them now{more}"
+                    );
                 }
             }
             Err(error) => log::warn!("{file}: no states restored: {error}"),
