@@ -106,28 +106,29 @@ fn write(parts: &[Part], machine: &str) -> String {
     let lost = missed(parts).count();
     let mut page = format!(
         "# Numbers\n\n\
-         Every bar that could be measured, beside its peer in the same run, in turns. {all} bars: {} hold, {lost} are missed; why is said below.\n\n\
+         Each row was measured in turns with its peer, in the same run. Of {all} targets, {} hold and {lost} are missed; the reasons are \
+         [below](#missed-targets-and-the-reasons).\n\n\
          Machine: {machine}\n\n\
          ```text\n\
          cargo build --release -p towpath -p towpath-bench\n\
          target/release/towpath-bench all --dir DIR                     # as root, on a quiet machine\n\
          target/release/towpath-bench numbers DIR/*.json > docs/book/src/numbers.md\n\
-         target/release/towpath-bench numbers --readme README.md        # the few that README.md quotes\n\
+         target/release/towpath-bench numbers --readme README.md        # the rows that README.md quotes\n\
          ```\n\n\
-         Ratio is ours over the peer's; what it must reach or stay under is the bar. Where a bar is a fixed figure, that stands \
-         in the peer's place. What each row is, and what its peer is: [the bench's README](../../../crates/towpath-bench/README.md).\n",
+         *Ratio* is ours over the peer's. *Bar* is the target. A fixed target stands in the peer's column. \
+         Each row and its peer are described in [the bench's README](../../../crates/towpath-bench/README.md).\n",
         all - lost
     );
     for part in parts {
         table(&mut page, part);
     }
     if lost > 0 {
-        page.push_str("\n## What is missed, and why\n\n| bar | ratio | wanted | why |\n|---|---|---|---|\n");
+        page.push_str("\n## Missed targets, and the reasons\n\n");
     }
     for row in missed(parts) {
         let why = reason(&row.name).unwrap_or("not known yet");
         // Writing to a String cannot fail.
-        let _ = writeln!(page, "| {} | {} | {} | {why} |", row.name, row.ratio(), row.bar());
+        let _ = writeln!(page, "- **{}** ({}, target {}): {why}", row.name, row.ratio(), row.bar());
     }
     page
 }
@@ -237,7 +238,7 @@ fn quoted(readme: &str, page: &Path) -> Result<String> {
         let _ = writeln!(block, "| {words} | {ours} | {peer}: {rest}");
     }
     block.push_str(
-        "\nEvery bar, the machine, and what is missed and why: [docs/book/src/numbers.md](docs/book/src/numbers.md).\n",
+        "\nAll measurements, the machine, and the missed targets with their reasons: [Numbers](docs/book/src/numbers.md).\n",
     );
     Ok(format!("{}{block}{}", &readme[..begin], &readme[end..]))
 }
@@ -296,9 +297,9 @@ mod tests {
             {"name": "nothing to divide", "ours": 0, "peer": 0, "unit": "each", "ratio": null, "better": "lower", "bar": 0, "holds": false}
         ]"#;
         let text = page(&[file("ring.json", bars)]).unwrap();
-        assert!(text.contains("2 bars: 1 hold, 1 are missed"), "{text}");
+        assert!(text.contains("Of 2 targets, 1 hold and 1 are missed"), "{text}");
         assert!(text.contains("| fast | 12.0 M/s | 580 k/s | 20.7 x | ≥ 8 | holds |"), "{text}");
-        assert!(text.contains("| nothing to divide | - | ≤ 0 | not known yet |"), "{text}");
+        assert!(text.contains("- **nothing to divide** (-, target ≤ 0): not known yet"), "{text}");
         let command = format!("`target/release/towpath-bench ring --json --reps {REPS}`");
         assert!(text.contains(&command), "{text}");
         assert!(text.contains("\nNot measured: round trip 64 B"), "{text}");

@@ -94,10 +94,11 @@ pub(crate) fn section() -> Result<String> {
     let alone = rows.iter().filter(|row| row.ours.away <= STEADY).count();
     let of = KEPT.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or("several runs");
     let mut page = format!(
-        "\n## How steady they are\n\n\
-         The rows of live traffic in whole runs, one after the other ({of}): the least, the median and the most that a run gave. A row is steady when \
-         its ratio is in every run within {:.0}% of its median. {} rows: {steady} are steady, {} are not; ours by itself was as near in {alone}. \
-         `target/release/towpath-bench spread RUN.json...`, each from `towpath-bench live --json`.\n\n\
+        "\n## Variation between runs\n\n\
+         Whole runs of the live rows, one after the other ({of}): the minimum, median and maximum of each figure, and the largest distance from \
+         the median (*away*). A row is steady when its ratio is within {:.0}% of its median in every run. Of {} rows, {steady} are steady and {} \
+         are not; the absolute figures are in {alone}. `target/release/towpath-bench spread RUN.json...` compares runs of \
+         `towpath-bench live --json`.\n\n\
          | what | runs | ours | away | peer's | away | ratio | away | |\n|---|---|---|---|---|---|---|---|---|\n",
         STEADY * 100.0,
         rows.len(),
